@@ -1,0 +1,1 @@
+"""Measure kernels, links, storage and whole training steps: Case -> Measurement -> Profile."""

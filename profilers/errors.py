@@ -1,0 +1,35 @@
+"""What can go wrong while measuring, as a tree.
+
+ProfilerError
+├── ProfileUnreadableError     a stored profile is missing, damaged or of another schema version
+├── UnknownNameError           a suite or operation that does not exist
+├── MissingLibraryError        torch (or another optional package) is needed and absent
+└── RankError                  a rank died, hung or disagrees with its peers
+"""
+
+
+class ProfilerError(Exception):
+    """Anything a user of the profilers can meet; the message is one line with a way out."""
+
+    exit_code = 2
+    """What the command line returns: 2 unusable input, 3 environment."""
+
+
+class ProfileUnreadableError(ProfilerError):
+    """A stored profile cannot be trusted as it lies on disk."""
+
+
+class UnknownNameError(ProfilerError):
+    """The name is not in the registry; the message lists the names that are."""
+
+
+class MissingLibraryError(ProfilerError):
+    """An optional library is needed for this; the message holds the command that adds it."""
+
+    exit_code = 3
+
+
+class RankError(ProfilerError):
+    """A rank of the measuring job failed; the message names it."""
+
+    exit_code = 3

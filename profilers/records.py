@@ -1,0 +1,220 @@
+"""The values of a profile: what was asked (Case), what was seen (Measurement), where (Machine).
+
+Units are SI throughout. A `Measurement` keeps every timed repeat; medians are derived, not stored.
+"""
+
+import statistics
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class Record(BaseModel):
+    """Base of everything that is stored: immutable, and strict about its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Source(StrEnum):
+    """Where a number comes from."""
+
+    MEASURED = "measured"
+    """Timed on the machine that the profile describes."""
+    IMPORTED = "imported"
+    """Taken from somebody else's measurement of the same kind of device."""
+    DATASHEET = "datasheet"
+    """Derived from published peak rates."""
+
+
+class Status(StrEnum):
+    """How a measurement ended."""
+
+    OK = "ok"
+    """Timed; `times_s` holds at least one repeat."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The device could not hold the operands."""
+    FAILED = "failed"
+    """The kernel raised; `error` says what."""
+
+
+Direction = Literal["forward", "backward", ""]
+"""Which half of training an operation belongs to; empty where there is no such half."""
+
+AXES: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("m", "n", "k"),
+    "grouped_gemm": ("experts", "tokens", "largest", "hidden", "ffn"),
+    "attention": ("batch", "sequence", "heads", "kv_heads", "head_dim"),
+    "memory_bound": ("rows", "width"),
+    "optimizer": ("parameters",),
+    "copy": ("bytes",),
+    "collective": ("bytes", "ranks", "stride", "world"),
+    "storage": ("bytes",),
+    "step": ("layers", "microbatches"),
+}
+"""The integer columns of each operation's table.
+
+gemm          y[m, n] = x[m, k] w[n, k]^T through autograd; backward is both gradient products
+grouped_gemm  the SwiGLU expert FFN: gate and up, product, down; `tokens` rows over `experts`, the
+              fullest expert holding `largest` of them
+attention     causal scaled-dot-product attention with grouped queries
+memory_bound  `kind` names it (see profilers/kernels/memory_bound.py)
+optimizer     one AdamW step over `parameters` elements
+copy          `kind`: device, host_to_device, device_to_host
+collective    `kind` names it; `bytes` is the message as NCCL's tests count it, per rank; groups of
+              `ranks` processes `stride` apart in a job of `world`, all groups at once; the time of
+              a repeat is that of the slowest rank
+storage       `kind`: write, read
+step          `kind` names the part of the reference training step
+"""
+
+
+class Case(Record):
+    """One thing to measure: an operation at one size."""
+
+    operation: str
+    """A key of `AXES`."""
+    kind: str = ""
+    """Variant within the operation, e.g. `rms_norm` or `all_to_all`."""
+    dtype: str = ""
+    """`bf16`, `fp32`, ... or empty where it does not matter."""
+    direction: Direction = ""
+    axes: dict[str, int]
+    """Size along each axis of the operation."""
+
+    @model_validator(mode="after")
+    def _axes_match(self) -> "Case":
+        if self.operation not in AXES:
+            raise ValueError(f"operation {self.operation!r} is not one of {', '.join(AXES)}")
+        expected = AXES[self.operation]
+        if tuple(sorted(self.axes)) != tuple(sorted(expected)):
+            raise ValueError(f"{self.operation} needs the axes {expected}, got {tuple(self.axes)}")
+        negative = [name for name, size in self.axes.items() if size < 0]
+        if negative:
+            raise ValueError(f"{self.operation}: axis {negative[0]} is negative")
+        return self
+
+    @property
+    def id(self) -> str:
+        """Stable name, e.g. `gemm/bf16/forward/m1024-n256-k256`."""
+        sizes = "-".join(f"{axis}{self.axes[axis]}" for axis in AXES[self.operation])
+        parts = (self.operation, self.kind, self.dtype, self.direction, sizes)
+        return "/".join(part for part in parts if part)
+
+
+class Measurement(Record):
+    """Repeated timings of one case on one rank."""
+
+    case: Case
+    status: Status = Status.OK
+    error: str = ""
+    """One line, empty when the status is ok."""
+    source: Source = Source.MEASURED
+    rank: int = 0
+    """The rank that timed it; collectives are reduced over ranks and stored once, as rank 0."""
+    times_s: tuple[Seconds, ...] = ()
+    """One entry per timed repeat, warm-ups excluded."""
+
+    @model_validator(mode="after")
+    def _payload_agrees(self) -> "Measurement":
+        if (self.status is Status.OK) != bool(self.times_s):
+            raise ValueError(f"status {self.status} with {len(self.times_s)} repeats")
+        return self
+
+    @property
+    def median_s(self) -> float:
+        """Median of the repeats, in seconds."""
+        return statistics.median(self.times_s)
+
+
+class Machine(Record):
+    """What identifies the machine; without it a number is worthless."""
+
+    hostname: str
+    device: str
+    """Marketing name of the accelerator, or of the processor when there is none."""
+    device_kind: Literal["cpu", "cuda"]
+    num_devices: int
+    """Accelerators on this node, or processor cores usable by this process."""
+    memory_bytes_per_device: int
+    cores: int
+    host_memory_bytes: int
+    nodes: int = 1
+    world: int
+    """Ranks that took part in the measurement."""
+    threads_per_rank: int
+    oversubscribed: bool
+    """More ranks than cores (or accelerators): latencies are then not those of a real cluster."""
+    driver: str = ""
+    libraries: dict[str, str]
+    """Version by name: python, torch, cuda, nccl, ..."""
+    clocks: dict[str, float] = {}
+    """Hertz by name, where they can be read."""
+    topology: str = ""
+    """What the links are, in the vendor's words."""
+
+    def differences(self, other: "Machine") -> tuple[str, ...]:
+        """Name what makes the two machines not comparable, one entry per differing fact."""
+        facts = ("device", "device_kind", "memory_bytes_per_device", "threads_per_rank", "driver")
+        found = [
+            f"{fact}: {getattr(self, fact)!r} here, {getattr(other, fact)!r} there"
+            for fact in facts
+            if getattr(self, fact) != getattr(other, fact)
+        ]
+        for library in sorted(self.libraries.keys() & other.libraries.keys()):
+            mine, theirs = self.libraries[library], other.libraries[library]
+            if mine != theirs:
+                found.append(f"{library}: {mine!r} here, {theirs!r} there")
+        return tuple(found)
+
+
+class TableInfo(Record):
+    """How one table of the profile was measured."""
+
+    rows: int
+    complete: bool
+    """False while a run is under way or after it was interrupted."""
+    seconds: Seconds
+    """Wall time spent on it."""
+    note: str = ""
+    """What a reader must know, e.g. that the time budget cut it short."""
+
+
+class ProfileHeader(Record):
+    """`profile.json`."""
+
+    schema_version: int = SCHEMA_VERSION
+    moetune_version: str
+    created: str
+    """ISO 8601, UTC."""
+    machine: Machine
+    tables: dict[str, TableInfo]
+    """By operation; the rows lie beside, in `<operation>.parquet`."""
+
+    @field_validator("schema_version")
+    @classmethod
+    def _known_version(cls, value: Any) -> Any:
+        if value != SCHEMA_VERSION:
+            raise ValueError(f"schema_version {value} is not {SCHEMA_VERSION}")
+        return value
+
+
+class Profile(Record):
+    """A stored profile, read into memory."""
+
+    header: ProfileHeader
+    measurements: tuple[Measurement, ...]
+
+    def table(self, operation: str) -> tuple[Measurement, ...]:
+        """Every successful row of one operation, in stored order."""
+        return tuple(
+            row
+            for row in self.measurements
+            if row.case.operation == operation and row.status is Status.OK
+        )

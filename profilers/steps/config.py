@@ -1,0 +1,235 @@
+"""What a reference training step is told (StepConfig) and what it reports (StepReport).
+
+Both are JSON files: the launcher writes `step.json`, every rank reads it, rank 0 writes the report.
+
+Ranks follow Megatron's order, tensor fastest, then data, then pipeline:
+
+    rank = pipeline_rank * (data * tensor) + data_rank * tensor + tensor_rank
+
+Inside a pipeline stage the expert-parallel groups are blocks of `expert` consecutive ranks
+(parallel folding: expert may exceed data), and data * tensor / expert such blocks hold the same
+experts. Expert tensor parallelism is 1.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from profilers.records import Record, Seconds
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Count = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=0)]
+
+
+class LayerKind(StrEnum):
+    """What follows attention in a layer."""
+
+    DENSE = "dense"
+    """A SwiGLU feed-forward network."""
+    MOE = "moe"
+    """A router, routed SwiGLU experts and, where configured, a shared expert."""
+
+
+class Recompute(StrEnum):
+    """What is computed again in the backward pass instead of being kept."""
+
+    NONE = "none"
+    """Nothing; every activation is kept."""
+    SELECTIVE = "selective"
+    """Dispatch, experts and combine, chunk by chunk (MemFine)."""
+    FULL = "full"
+    """The whole layer; inside it the experts chunk by chunk when there is more than one chunk."""
+
+
+class ModelShape(Record):
+    """The transformer to train: GQA attention, SwiGLU, RMS norms, rotary positions, no biases."""
+
+    hidden_size: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    vocab_size: Count
+    layers: Annotated[tuple[LayerKind, ...], Field(min_length=1)]
+    dense_ffn_size: Size = 0
+    num_experts: Size = 0
+    top_k: Size = 0
+    moe_ffn_size: Size = 0
+    """Width of one routed expert."""
+    shared_ffn_size: Size = 0
+    """Width of the shared expert; 0 means none."""
+    tie_embeddings: bool = False
+    norm_epsilon: Annotated[float, Field(gt=0.0)] = 1e-5
+    rope_theta: Annotated[float, Field(gt=0.0)] = 10_000.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ModelShape":
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} % num_kv_heads {self.num_kv_heads} != 0")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} must be even for rotary positions")
+        if LayerKind.DENSE in self.layers and not self.dense_ffn_size:
+            raise ValueError("dense layers need dense_ffn_size")
+        if LayerKind.MOE in self.layers:
+            if not (self.num_experts and self.moe_ffn_size):
+                raise ValueError("moe layers need num_experts and moe_ffn_size")
+            if not 1 <= self.top_k <= self.num_experts:
+                raise ValueError(f"top_k {self.top_k} is not in 1..{self.num_experts}")
+        return self
+
+
+class Parallelism(Record):
+    """Degrees of parallelism and how the data-parallel state is sharded."""
+
+    tensor: Count = 1
+    pipeline: Count = 1
+    virtual_pipeline: Count = 1
+    """Model chunks per pipeline rank; above 1 the schedule is interleaved 1F1B."""
+    data: Count = 1
+    expert: Count = 1
+    zero_stage: Literal[0, 1, 3] = 0
+    """0: gradients all-reduced. 1: gradients reduce-scattered once a step, optimizer sharded,
+    parameters gathered once a step. 3: parameters sharded too, gathered layer by layer."""
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job."""
+        return self.tensor * self.pipeline * self.data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Parallelism":
+        inside = self.tensor * self.data
+        if inside % self.expert:
+            raise ValueError(f"expert {self.expert} does not divide tensor * data = {inside}")
+        if self.virtual_pipeline > 1 and self.pipeline == 1:
+            raise ValueError("virtual_pipeline above 1 needs pipeline above 1")
+        if self.zero_stage == 3 and self.pipeline > 1:
+            raise ValueError("zero_stage 3 needs pipeline 1")
+        return self
+
+
+class Stage(Record):
+    """One model chunk of the pipeline, in execution order."""
+
+    num_layers: Size
+    recompute: Recompute = Recompute.NONE
+    chunks: Count = 1
+    """MemFine chunks of every MoE layer of the stage; ignored when `max_chunk_tokens` is set."""
+    max_chunk_tokens: Annotated[int, Field(ge=1)] | None = None
+    """MemFine's s'_max: the received token copies one rank can hold at once. When set, every MoE
+    layer picks at run time the smallest power of two of chunks that keeps each rank of the
+    expert group under it, at most `max_chunks`."""
+    max_chunks: Count = 8
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Stage":
+        if self.recompute is Recompute.NONE and (self.chunks > 1 or self.max_chunk_tokens):
+            raise ValueError("chunks need recompute: selective or full")
+        return self
+
+
+class Routing(Record):
+    """How tokens find their experts."""
+
+    mode: Literal["learned", "forced"] = "learned"
+    """`forced` reproduces `load_ratio` exactly (up to rounding, per sequence)."""
+    load_ratio: tuple[tuple[float, ...], ...] = ()
+    """[MoE layers][experts]: share of the token copies; rows sum to 1. Empty means uniform."""
+    balancing: Literal["none", "aux_loss", "loss_free"] = "aux_loss"
+    """Sequence-wise auxiliary loss, or DeepSeek-V3's bias updated once a step."""
+    coefficient: Annotated[float, Field(ge=0.0)] = 1e-2
+    """Weight of the auxiliary loss, or step of the bias."""
+
+
+class StepConfig(Record):
+    """Everything a rank needs to run the reference step."""
+
+    schema_version: Literal[1] = 1
+    model: ModelShape
+    parallelism: Parallelism
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    """`pipeline * virtual_pipeline` entries in execution order; rank p runs stages p, p + P, ..."""
+    sequence_length: Count
+    global_batch_size: Count
+    """Sequences per optimizer step."""
+    micro_batch_size: Count
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Of compute; parameters, gradients and optimizer state are kept in fp32."""
+    routing: Routing = Routing()
+    learning_rate: Annotated[float, Field(ge=0.0)] = 1e-3
+    steps: Count = 8
+    """Timed steps."""
+    warmup_steps: Size = 2
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches per pipeline and step."""
+        return self.global_batch_size // (self.micro_batch_size * self.parallelism.data)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "StepConfig":
+        degrees = self.parallelism
+        expected = degrees.pipeline * degrees.virtual_pipeline
+        if len(self.stages) != expected:
+            raise ValueError(f"{len(self.stages)} stages, pipeline * virtual is {expected}")
+        total = sum(stage.num_layers for stage in self.stages)
+        if total != len(self.model.layers):
+            raise ValueError(f"stages hold {total} layers, the model has {len(self.model.layers)}")
+        divisor = self.micro_batch_size * degrees.data
+        if self.global_batch_size % divisor:
+            raise ValueError(f"global_batch_size {self.global_batch_size} % {divisor} != 0")
+        if self.sequence_length % degrees.tensor:
+            raise ValueError("sequence_length must be divisible by tensor (sequence parallelism)")
+        if self.model.num_heads % degrees.tensor or self.model.num_kv_heads % degrees.tensor:
+            raise ValueError("tensor must divide num_heads and num_kv_heads")
+        if self.model.num_experts and self.model.num_experts % degrees.expert:
+            raise ValueError(f"expert must divide num_experts {self.model.num_experts}")
+        if degrees.virtual_pipeline > 1 and self.num_microbatches % degrees.pipeline:
+            raise ValueError("interleaved 1F1B needs num_microbatches divisible by pipeline")
+        moe_layers = sum(kind is LayerKind.MOE for kind in self.model.layers)
+        loads = self.routing.load_ratio
+        if loads and (
+            len(loads) != moe_layers or any(len(row) != self.model.num_experts for row in loads)
+        ):
+            raise ValueError(f"load_ratio must be [{moe_layers}][{self.model.num_experts}]")
+        return self
+
+
+class RankMemory(Record):
+    """Bytes held by one rank."""
+
+    rank: int
+    parameters: Size
+    """Parameter bytes the rank owns at rest (its shards)."""
+    gradients: Size
+    """Largest gradient bytes during a step."""
+    optimizer: Size
+    """AdamW moments."""
+    activations: Size
+    """Largest live sum of distinct storages saved for backward; parameters are not counted."""
+    allocator_peak: Size | None = None
+    """Peak of the device allocator; absent on a CPU."""
+
+
+class StepReport(Record):
+    """What rank 0 writes when all steps are done."""
+
+    schema_version: Literal[1] = 1
+    device: str
+    libraries: dict[str, str]
+    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
+    """Wall time of each timed step, the slowest rank's."""
+    losses: tuple[float, ...]
+    """Global mean cross-entropy of each timed step, before its update."""
+    tokens_per_step: int
+    memory: tuple[RankMemory, ...]
+    """One entry per rank."""
+    loads: tuple[tuple[tuple[int, ...], ...], ...]
+    """[timed steps][MoE layers][experts]: token copies of the global batch."""
+    chunks_used: tuple[tuple[int, ...], ...]
+    """[timed steps][MoE layers]: largest chunk count used in the step."""

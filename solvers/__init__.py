@@ -1,0 +1,1 @@
+"""Pure combinatorial mathematics: Problem -> Claim -> Outcome. Knows no GPU, file or model."""

@@ -1,0 +1,22 @@
+"""What can go wrong while solving, as a tree.
+
+SolverError
+├── UnknownSolverError      a name that is not in the registry
+└── RejectedClaimError      a backend claimed something that the independent checker refutes
+"""
+
+
+class SolverError(Exception):
+    """Anything a user of the solvers can meet; the message is one line with a way out."""
+
+    exit_code = 2
+
+
+class UnknownSolverError(SolverError):
+    """The name is not in the registry; the message lists the names that are."""
+
+
+class RejectedClaimError(SolverError):
+    """A backend's claim failed its check: a defect of the backend, never of the input."""
+
+    exit_code = 3

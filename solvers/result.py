@@ -1,0 +1,70 @@
+"""What a backend says (Claim) and what survives the check (Outcome).
+
+A backend only claims. The registry's `solve_*` hands the claim to the family's checker, which
+shares no code with any backend, recomputes the objective and the bound's sign, and only then makes
+an `Outcome`. Objectives are minimised throughout.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+S = TypeVar("S")
+
+
+class Status(StrEnum):
+    """How far a solve got."""
+
+    OPTIMAL = "optimal"
+    """Proven: the bound equals the objective up to the tolerance."""
+    FEASIBLE = "feasible"
+    """A checked solution whose optimality is not proven; the bound says how far it can be."""
+    INFEASIBLE = "infeasible"
+    """Proven: no solution exists."""
+    UNKNOWN = "unknown"
+    """Out of time before a solution or a proof was found."""
+
+    @property
+    def has_solution(self) -> bool:
+        """Whether a solution must accompany this status."""
+        return self in (Status.OPTIMAL, Status.FEASIBLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim(Generic[S]):
+    """What a backend says about a problem; nobody believes it before the check."""
+
+    status: Status
+    solution: S | None
+    bound: float
+    """Lower bound on the objective; `-inf` when nothing was proven, `inf` when infeasible."""
+
+    def __post_init__(self) -> None:
+        if self.status.has_solution != (self.solution is not None):
+            raise ValueError(f"status {self.status} and solution {self.solution!r} disagree")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Generic[S]):
+    """A claim that passed the independent checker."""
+
+    status: Status
+    solution: S | None
+    objective: float
+    """Recomputed by the checker; `inf` without a solution."""
+    bound: float
+    solve_s: float
+    method: str
+
+    def __post_init__(self) -> None:
+        if self.status.has_solution != (self.solution is not None):
+            raise ValueError(f"status {self.status} and solution {self.solution!r} disagree")
+
+    @property
+    def gap_ratio(self) -> float:
+        """(objective - bound) / objective, 0 when proven optimal, 1 when nothing is known."""
+        if not self.status.has_solution:
+            return 1.0
+        if self.objective <= 0.0:
+            return 0.0
+        return min(1.0, max(0.0, (self.objective - self.bound) / self.objective))

@@ -1,0 +1,45 @@
+"""What a user of the product can meet, as a tree.
+
+TunerError
+├── SpecError              the spec, a model config or another input file is unusable
+├── UnknownTargetError     an emit target that does not exist
+├── OutsideProfileError    a cost was asked for that no measurement supports
+├── PlanUnreadableError    a stored plan or trial record is missing or damaged
+├── OutputError            a directory or file cannot be written
+└── EnvironmentMissingError   a program or library that is needed is absent
+"""
+
+
+class TunerError(Exception):
+    """One line for the user: the value, the rule and the way out."""
+
+    exit_code = 2
+    """What the command line returns: 2 unusable input, 3 environment."""
+
+
+class SpecError(TunerError):
+    """An input file names something impossible; the message starts with the field's path."""
+
+
+class UnknownTargetError(TunerError):
+    """The emit target is not in the registry; the message lists those that are."""
+
+
+class OutsideProfileError(TunerError):
+    """No measurement of the operation exists, so no number can be given."""
+
+
+class PlanUnreadableError(TunerError):
+    """A stored plan or trial record cannot be trusted as it lies on disk."""
+
+
+class OutputError(TunerError):
+    """The output cannot be written where the user asked for it."""
+
+    exit_code = 3
+
+
+class EnvironmentMissingError(TunerError):
+    """Something outside the project is missing; the message holds the command that adds it."""
+
+    exit_code = 3
