@@ -1,0 +1,163 @@
+"""A transformer as the planner sees it: widths, layers, attention, experts.
+
+`ModelSpec` holds what decides parameters, operations and bytes, and nothing that only decides the
+arithmetic's result. tuner/spec/huggingface/ reads it from a `config.json`; tuner/spec/accounting.py
+counts on it.
+
+Not covered: encoders, vision towers, attention kinds other than GQA and MLA.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from profilers.records import Record
+from profilers.steps.config import LayerKind
+
+LARGEST_SIZE = 2**31
+"""Widths and counts above this are refused: no tensor dimension is that large."""
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+Size = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
+
+
+class QkNorm(StrEnum):
+    """Where queries and keys are normalised before the rotation."""
+
+    NONE = "none"
+    """Nowhere."""
+    HEAD = "head"
+    """Per head: one weight of head_dim for queries, one for keys (Qwen3, GLM-4.5)."""
+    FULL = "full"
+    """Over all heads at once: weights as wide as the projections (OLMoE)."""
+
+
+class Attention(Record):
+    """One attention block; every layer of a model has the same."""
+
+    kind: Literal["gqa", "mla"]
+    num_heads: Count
+    num_kv_heads: Count
+    """For MLA the heads after up-projection, equal to num_heads."""
+    head_dim: Count
+    """Width of one query head; for MLA qk_nope_head_dim + qk_rope_head_dim."""
+    qkv_bias: bool = False
+    """For MLA: biases on the two down-projections."""
+    output_bias: bool = False
+    qk_norm: QkNorm = QkNorm.NONE
+    has_sinks: bool = False
+    """One learned logit per head that takes part in the softmax (gpt-oss)."""
+    sliding_window: Count | None = None
+    """Tokens that a windowed layer looks back on; `ModelSpec.windowed` says which layers."""
+    q_lora_rank: Count | None = None
+    """MLA: width of the compressed query; None when queries are projected in one step."""
+    kv_lora_rank: Size = 0
+    """MLA: width of the compressed keys and values."""
+    qk_nope_head_dim: Size = 0
+    qk_rope_head_dim: Size = 0
+    v_head_dim: Size = 0
+    """MLA: width of one value head; for GQA it is head_dim and this is 0."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Attention":
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} % num_kv_heads {self.num_kv_heads} != 0")
+        if self.kind == "mla":
+            if not (self.kv_lora_rank and self.v_head_dim and self.qk_rope_head_dim):
+                raise ValueError("mla needs kv_lora_rank, qk_rope_head_dim and v_head_dim")
+            if self.head_dim != self.qk_nope_head_dim + self.qk_rope_head_dim:
+                raise ValueError("mla head_dim must be qk_nope_head_dim + qk_rope_head_dim")
+        return self
+
+    @property
+    def value_head_dim(self) -> int:
+        """Width of one value head, whatever the kind."""
+        return self.v_head_dim if self.kind == "mla" else self.head_dim
+
+
+class Moe(Record):
+    """What follows attention in a MoE layer."""
+
+    num_experts: Count
+    top_k: Count
+    expert_ffn_size: Count
+    """Width of one routed expert."""
+    shared_ffn_size: Size = 0
+    """Total width of the shared experts; 0 means none."""
+    shared_expert_gate: bool = False
+    """A learned sigmoid gate on the shared expert's output (Qwen2-MoE)."""
+    router_bias: bool = False
+    """A learned bias on the router's logits."""
+    expert_bias: bool = False
+    """Biases on the projections of routed experts."""
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalise_top_k: bool = True
+    """Whether the chosen experts' weights are scaled to sum to one."""
+    score_correction_bias: bool = False
+    """A bias that shifts the choice of experts but no output; a buffer, not a parameter."""
+    num_groups: Count = 1
+    """Groups that experts are divided into for group-limited routing."""
+    groups_per_token: Count = 1
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Moe":
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k {self.top_k} exceeds num_experts {self.num_experts}")
+        if self.num_experts % self.num_groups:
+            raise ValueError(
+                f"num_groups {self.num_groups} does not divide num_experts {self.num_experts}"
+            )
+        if self.groups_per_token > self.num_groups:
+            raise ValueError(
+                f"groups_per_token {self.groups_per_token} exceeds num_groups {self.num_groups}"
+            )
+        return self
+
+
+class ModelSpec(Record):
+    """A decoder-only transformer."""
+
+    name: str
+    """What reports call it: the folder of its config, or its model type."""
+    architecture: str
+    """The class that transformers would build, e.g. `MixtralForCausalLM`."""
+    hidden_size: Count
+    num_layers: Count
+    """Multi-token-prediction layers are not among them."""
+    vocab_size: Count
+    tie_word_embeddings: bool
+    """The head uses the embedding's weights."""
+    norm_epsilon: Annotated[float, Field(gt=0.0, lt=1.0, allow_inf_nan=False)]
+    rope_theta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    max_position: Count
+    attention: Attention
+    dense_ffn_size: Size
+    """Width of the feed-forward network of dense layers; 0 when there are none."""
+    ffn_is_gated: bool = True
+    """Three matrices (SwiGLU) rather than two."""
+    ffn_bias: bool = False
+    """Biases on the projections of dense feed-forward networks."""
+    layers: Annotated[tuple[LayerKind, ...], Field(min_length=1)]
+    windowed: tuple[bool, ...]
+    """Per layer: whether attention is limited to `attention.sliding_window`."""
+    moe: Moe | None
+    mtp_num_layers: Size = 0
+    """Multi-token-prediction layers after the last; each repeats the last layer's kind."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ModelSpec":
+        if not len(self.layers) == len(self.windowed) == self.num_layers:
+            raise ValueError(f"layers and windowed must have num_layers {self.num_layers} entries")
+        if LayerKind.MOE in self.layers and self.moe is None:
+            raise ValueError("moe layers need moe")
+        if LayerKind.DENSE in self.layers and not self.dense_ffn_size:
+            raise ValueError("dense layers need dense_ffn_size")
+        if any(self.windowed) and self.attention.sliding_window is None:
+            raise ValueError("windowed layers need attention.sliding_window")
+        return self
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with routed experts."""
+        return self.layers.count(LayerKind.MOE)
