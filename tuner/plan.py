@@ -1,0 +1,271 @@
+"""What is decided, what it is predicted to do, and how sure we are: the values behind `plan.json`.
+
+    Plan          the decision with its prediction, certificate, runner-ups and provenance
+    VerifiedPlan  a plan with what its trials measured, or with the reason why nothing was measured
+
+Emitters accept `VerifiedPlan` only. Every prediction carries its error band beside it, as
+`<name>_band: [low, high]`. Names of decisions are Megatron-LM's.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from profilers.records import Record, Seconds
+from profilers.steps.config import Count, Recompute, Size
+from tuner.spec.cluster import Cluster
+from tuner.spec.goal import TrainGoal
+from tuner.spec.model import ModelSpec
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Band = tuple[float, float]
+
+
+class TrainDecision(Record):
+    """One launchable training configuration.
+
+    World = TP * CP * DP * PP = ETP * EP * EDP * PP (Megatron's parallel folding).
+    """
+
+    tensor_model_parallel_size: Count
+    pipeline_model_parallel_size: Count
+    virtual_pipeline_model_parallel_size: Count
+    context_parallel_size: Count
+    data_parallel_size: Count
+    expert_model_parallel_size: Count
+    expert_tensor_parallel_size: Count
+    expert_data_parallel_size: Count
+    sequence_parallel: bool
+    micro_batch_size: Count
+    zero_stage: Literal[0, 1, 2, 3]
+    dispatcher: Literal["alltoall"] = "alltoall"
+    a2a_overlap: bool = False
+    recompute: Recompute
+    """The strongest level used on any stage; see `stage_recompute`."""
+    recompute_modules: tuple[str, ...] = ()
+    """Megatron's names of what selective recompute covers, e.g. `moe`."""
+    stage_recompute: Annotated[tuple[Recompute, ...], Field(min_length=1)]
+    """Level of each stage, in execution order."""
+    chunks: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """MemFine chunks of the MoE layers of each stage, in execution order."""
+    pipeline_layout: Annotated[tuple[Size, ...], Field(min_length=1)]
+    """Transformer layers of each stage, in execution order; stage s runs on pipeline rank s % PP."""
+    mtp_num_layers: Size = 0
+    fp8_recipe: str = ""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the decision asks for."""
+        return (
+            self.tensor_model_parallel_size
+            * self.context_parallel_size
+            * self.data_parallel_size
+            * self.pipeline_model_parallel_size
+        )
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages, counting every model chunk of interleaving."""
+        return self.pipeline_model_parallel_size * self.virtual_pipeline_model_parallel_size
+
+    def num_microbatches(self, global_batch_size: int) -> int:
+        """Micro-batches per pipeline in one optimizer step."""
+        return global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TrainDecision":
+        per_stage = {len(self.stage_recompute), len(self.chunks), len(self.pipeline_layout)}
+        if per_stage != {self.num_stages}:
+            raise ValueError(f"{self.num_stages} stages, but lists of {sorted(per_stage)} entries")
+        experts = (
+            self.expert_tensor_parallel_size
+            * self.expert_model_parallel_size
+            * self.expert_data_parallel_size
+            * self.pipeline_model_parallel_size
+        )
+        if experts != self.num_devices:
+            raise ValueError(f"ETP*EP*EDP*PP = {experts}, TP*CP*DP*PP = {self.num_devices}")
+        return self
+
+
+class StagePrediction(Record):
+    """What one pipeline stage costs: seconds per micro-batch, bytes on its fullest device."""
+
+    layers: Size
+    forward_s: Seconds
+    backward_s: Seconds
+    """Recomputation included."""
+    parameter_bytes: Size
+    gradient_bytes: Size
+    optimizer_bytes: Size
+    activation_bytes: Size
+    """Largest live sum of what is saved for backward."""
+    other_bytes: Size
+    """Communication buffers and gathered parameters."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return (
+            self.parameter_bytes
+            + self.gradient_bytes
+            + self.optimizer_bytes
+            + self.activation_bytes
+            + self.other_bytes
+        )
+
+
+class TrainPrediction(Record):
+    """What the model expects of a decision."""
+
+    step_time_s: Seconds
+    step_time_s_band: Band
+    tokens_per_s_per_device: float
+    tokens_per_s_per_device_band: Band
+    peak_memory_bytes: tuple[Size, ...]
+    """Per stage, the fullest device."""
+    peak_memory_bytes_band: tuple[Band, ...]
+    breakdown_s: dict[str, float]
+    """Seconds of a step by cause; they add up to `step_time_s`."""
+    stages: tuple[StagePrediction, ...]
+
+
+class Alternative(Record):
+    """A runner-up, and why it lost."""
+
+    decision: TrainDecision
+    predicted: TrainPrediction
+    within_band: bool
+    """The error bands overlap: the model cannot tell it from the chosen one."""
+    lost_by: str
+    """The cost that made the difference, in words."""
+
+
+class Space(Record):
+    """Where every candidate of the search went; the three add up to the whole space."""
+
+    priced: Size
+    """Solved to the end."""
+    bounded: Size
+    """Dropped because a lower bound proved them worse than the kept ones."""
+    illegal: Size
+    """Break a rule of the model, the cluster, the batch or the target."""
+
+
+class Certificate(Record):
+    """What is proven about the choice, under the model."""
+
+    status: Literal["optimal", "feasible", "infeasible", "unknown"]
+    objective: float | None
+    """Predicted seconds per step of the decision; absent without one."""
+    bound: float | None
+    """No legal candidate is faster than this, under the model."""
+    gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    space: Space
+    within_band: Size
+    """Alternatives that the model cannot tell from the chosen one."""
+    solve_s: Seconds
+    method: str
+
+
+class Relaxation(Record):
+    """A limit that stands in the way, and how far it must move."""
+
+    limit: str
+    """E.g. `memory_per_device`."""
+    change: str
+    """In words, with numbers."""
+    decision: TrainDecision | None = None
+    predicted: TrainPrediction | None = None
+
+
+class Unlaunchable(Record):
+    """What a missing feature of a target costs."""
+
+    target: str
+    feature: str
+    gain_ratio: float
+    """Share of the step time that the feature would save, predicted."""
+
+
+class Provenance(Record):
+    """What the plan rests on."""
+
+    moetune_version: str
+    spec_sha256: str
+    profile_sha256: dict[str, str]
+    """By pool."""
+    profile_source: dict[str, str]
+    """By pool: `measured`, `imported` or `datasheet`."""
+    extrapolated: tuple[str, ...]
+    """Operations priced outside the measured range."""
+    notes: tuple[str, ...] = ()
+    """What the reader must know, e.g. that routing was assumed balanced."""
+
+
+class Plan(Record):
+    """`plan.json`."""
+
+    schema_version: Literal[1] = 1
+    model: ModelSpec
+    cluster: Cluster
+    goal: TrainGoal
+    emit: tuple[str, ...]
+    decision: TrainDecision | None
+    predicted: TrainPrediction | None
+    certificate: Certificate
+    binding_constraint: str
+    """What keeps the plan from being faster, or from existing."""
+    alternatives: tuple[Alternative, ...]
+    unlaunchable: tuple[Unlaunchable, ...] = ()
+    relaxations: tuple[Relaxation, ...] = ()
+    load_ratio: tuple[tuple[float, ...], ...] = ()
+    """[MoE layers][experts] that the plan was priced with; empty means balanced."""
+    provenance: Provenance
+    files: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _payload_agrees(self) -> "Plan":
+        found = self.certificate.status in ("optimal", "feasible")
+        if found != (self.decision is not None) or found != (self.predicted is not None):
+            raise ValueError(f"status {self.certificate.status} disagrees with the decision")
+        return self
+
+
+class TrialSummary(Record):
+    """One trial as an emitted file or a report needs it."""
+
+    decision: TrainDecision
+    status: Literal["ok", "out_of_memory", "timeout", "crashed"]
+    predicted_step_s: float
+    measured_step_s: float | None
+
+
+class VerifiedPlan(Record):
+    """A plan with the evidence for it: trials, or a stated reason for their absence."""
+
+    plan: Plan
+    decision: TrainDecision
+    """What to launch: the measured winner, or the plan's own choice when nothing was measured."""
+    trials: tuple[TrialSummary, ...] = ()
+    waived: str = ""
+    """Why nothing was measured; printed at the top of every emitted file."""
+
+    @model_validator(mode="after")
+    def _evidence(self) -> "VerifiedPlan":
+        if bool(self.trials) == bool(self.waived):
+            raise ValueError("a verified plan has trials or a waiver, and not both")
+        return self
+
+    @classmethod
+    def waive(cls, plan: Plan, *, reason: str) -> "VerifiedPlan":
+        """Accept a plan without measuring it.
+
+        Raises:
+            ValueError: the plan has no decision to launch, or no reason is given.
+        """
+        if plan.decision is None or not reason:
+            raise ValueError("only a feasible plan can be waived, and only with a reason")
+        return cls(plan=plan, decision=plan.decision, waived=reason)
