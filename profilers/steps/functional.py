@@ -1,0 +1,120 @@
+"""The memory-bound operations of the reference step, as plain functions that can be timed alone.
+
+What each keeps for the backward pass is part of its contract, because the memory model counts it.
+
+Letters: B sequences, S tokens of a sequence, H hidden size, N heads, D head size, T tokens,
+K experts per token, M = T * K token copies, F width of a feed-forward network.
+
+Not covered: fused device kernels; these are the operations as PyTorch runs them eagerly.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
+    """Scale the last axis of x[..., H] to unit root mean square, times weight[H].
+
+    Keeps x and one fp32 scale per row.
+    """
+    return _RmsNorm.apply(x, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]  # torch
+
+
+def rotary_tables(
+    sequence_length: int, *, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Build cosine and sine of every position's angles, each [S, 1, D] in `dtype`."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim
+    position = torch.arange(sequence_length, dtype=torch.float64, device=device)
+    angle = torch.outer(position, theta**-exponent)
+    both_halves = torch.cat((angle, angle), dim=-1).unsqueeze(1)
+    return both_halves.cos().to(dtype), both_halves.sin().to(dtype)
+
+
+def rotary(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate x[B, S, N, D] by its positions' angles, tables [S, 1, D].
+
+    Keeps the two tables, which are no activations.
+    """
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """Multiply silu(gate) by up: [..., 2F] -> [..., F], the gate in the first half.
+
+    Keeps its input only.
+    """
+    return _SwiGlu.apply(gate_up)  # type: ignore[no-any-return, no-untyped-call]  # torch's stub
+
+
+def expert_order(experts_TK: Tensor) -> Tensor:
+    """Order the M = T * K copies by expert, ties by token: the copy (token * K + choice) [M]."""
+    return experts_TK.flatten().argsort(stable=True)
+
+
+def permute(x_TH: Tensor, order_M: Tensor, *, top_k: int) -> Tensor:
+    """Lay the token copies out in `order`: [T, H] -> [M, H].
+
+    Keeps M indices of 8 bytes.
+    """
+    return x_TH.index_select(0, order_M.div(top_k, rounding_mode="floor"))
+
+
+def unpermute(y_MH: Tensor, order_M: Tensor, weight_TK: Tensor) -> Tensor:
+    """Undo `permute` and sum each token's copies by weight: [M, H], [T, K] -> [T, H].
+
+    Keeps the copies in token order [M, H], the weights in their dtype, and M indices of 8 bytes.
+    """
+    num_tokens, top_k = weight_TK.shape
+    place = torch.empty_like(order_M)
+    place[order_M] = torch.arange(len(order_M), device=order_M.device)
+    y_TKH = y_MH.index_select(0, place).view(num_tokens, top_k, -1)
+    return (y_TKH * weight_TK.to(y_MH.dtype).unsqueeze(-1)).sum(dim=1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class _RmsNorm(torch.autograd.Function):
+    """Written out so that the backward keeps x and the scale, not every intermediate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = _wide(x)
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).to(x.dtype) * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normed = _wide(x) * scale
+        wide = _wide(grad)
+        grad_weight = (wide * normed).flatten(0, -2).sum(dim=0)
+        inner = wide * weight
+        grad_x = scale * (inner - normed * (inner * normed).mean(dim=-1, keepdim=True))
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+
+
+class _SwiGlu(torch.autograd.Function):
+    """Written out so that the backward keeps the input and computes silu again."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad_gate_up = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
+        torch.mul(grad, torch.nn.functional.silu(gate), out=grad_up)
+        grad_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        return grad_gate_up

@@ -1,0 +1,82 @@
+"""Every hand-written derivative against finite differences, every layout against a plain loop."""
+
+import torch
+
+from profilers.steps.experts import expert_ffn
+from profilers.steps.functional import (
+    expert_order,
+    permute,
+    rms_norm,
+    rotary,
+    rotary_tables,
+    swiglu,
+    unpermute,
+)
+
+FP64 = torch.float64
+
+
+def _leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=FP64, requires_grad=True)
+
+
+def test_the_norm_is_that_of_pytorch_and_its_gradient_is_right() -> None:
+    x, weight = _leaf(3, 5), _leaf(5)
+    theirs = torch.nn.functional.rms_norm(x, (5,), weight, 1e-5)
+    torch.testing.assert_close(rms_norm(x, weight, epsilon=1e-5), theirs)
+    assert torch.autograd.gradcheck(lambda a, b: rms_norm(a, b, epsilon=1e-5), (x, weight))
+
+
+def test_swiglu_keeps_only_its_input_and_its_gradient_is_right() -> None:
+    gate_up = _leaf(3, 8)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.data_ptr()) or tensor,  # type: ignore[func-returns-value]
+        lambda tensor: tensor,
+    ):
+        product = swiglu(gate_up)
+    assert kept == [gate_up.data_ptr()]
+    torch.testing.assert_close(product, torch.nn.functional.silu(gate_up[:, :4]) * gate_up[:, 4:])
+    assert torch.autograd.gradcheck(swiglu, (gate_up,))
+
+
+def test_rotary_positions_make_scores_depend_on_the_distance_only() -> None:
+    device = torch.device("cpu")
+    cosine, sine = rotary_tables(9, head_dim=6, theta=100.0, dtype=FP64, device=device)
+    query = rotary(torch.randn(6, dtype=FP64).expand(1, 9, 1, 6), cosine, sine)
+    key = rotary(torch.randn(6, dtype=FP64).expand(1, 9, 1, 6), cosine, sine)
+    score = query[0, :, 0] @ key[0, :, 0].T
+    for distance in range(4):
+        diagonal = score.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+
+
+def test_unpermute_undoes_permute_and_sums_by_weight() -> None:
+    x, weight = _leaf(7, 4), _leaf(7, 2)
+    experts = torch.tensor([[0, 2], [2, 1], [0, 1], [1, 2], [2, 0], [0, 2], [1, 0]])
+    order = expert_order(experts)
+    assert experts.flatten()[order].tolist() == sorted(experts.flatten().tolist())
+
+    def there_and_back(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return unpermute(permute(x, order, top_k=2), order, weight)
+
+    torch.testing.assert_close(there_and_back(x, weight), x * weight.sum(dim=1, keepdim=True))
+    assert torch.autograd.gradcheck(there_and_back, (x, weight))
+
+
+def test_experts_equal_a_loop_even_when_some_have_no_tokens() -> None:
+    counts = (3, 0, 2, 1)
+    x, gate_up, down = _leaf(6, 4), _leaf(4, 10, 4), _leaf(4, 4, 5)
+    expected = []
+    for expert, (start, end) in enumerate(((0, 3), (3, 3), (3, 5), (5, 6))):
+        gate, up = (x[start:end] @ gate_up[expert].T).chunk(2, dim=-1)
+        expected.append((torch.nn.functional.silu(gate) * up) @ down[expert].T)
+    torch.testing.assert_close(expert_ffn(x, counts, gate_up, down), torch.cat(expected))
+    assert torch.autograd.gradcheck(lambda a, b, c: expert_ffn(a, counts, b, c), (x, gate_up, down))
+
+
+def test_experts_without_any_token_give_zero_gradients() -> None:
+    x, gate_up, down = _leaf(0, 4), _leaf(2, 10, 4), _leaf(2, 4, 5)
+    torch.autograd.backward(expert_ffn(x, (0, 0), gate_up, down).sum())
+    assert gate_up.grad is not None
+    assert not gate_up.grad.any()
