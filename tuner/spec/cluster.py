@@ -1,0 +1,101 @@
+"""The machines of a spec: pools of alike devices and the links between pools."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from profilers.records import Record
+from tuner.spec.fields import Bytes, BytesPerSecond, Count, FilePath, Name, Number, Seconds
+
+
+class Pool(Record):
+    """One kind of machine, several times over."""
+
+    name: Name
+    """What links and reports call it."""
+    profile: FilePath | None = None
+    """Folder of a stored profile that was measured on such a machine."""
+    device: Name | None = None
+    """Name of a device description that ships with the product, to plan from the datasheet."""
+    nodes: Count = 1
+    """Machines in the pool."""
+    devices_per_node: Count
+    """Accelerators of one machine; processes that it runs where there is none."""
+    scale_up_domain: Count | None = None
+    """Devices that reach each other over NVLink-class links; `devices_per_node` when absent."""
+    nics_per_node: Count | None = None
+    """Network cards of one machine; `devices_per_node` when absent."""
+    nic: BytesPerSecond | None = None
+    """Bandwidth of one network card, bytes per second; from the profile when absent."""
+    oversubscription: Annotated[Number, Field(ge=1.0)] = 1.0
+    """How many times less the network carries between machines than the cards could send."""
+    price_per_device_hour: Annotated[Number, Field(ge=0.0)] | None = None
+    """In the user's currency."""
+    memory_per_device: Bytes | None = None
+    """Bytes of one device; overrides what the profile says, as a budget of one's own."""
+    usable_memory_ratio: Annotated[Number, Field(le=1.0)] = 0.95
+    """Share of a device's memory that a plan may use."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.profile is None and self.device is None:
+            raise ValueError("a pool needs 'profile' (measured) or 'device' (datasheet)")
+        if self.domain > self.num_devices:
+            raise ValueError(
+                f"scale_up_domain {self.domain} exceeds the pool's {self.num_devices} devices"
+            )
+        return self
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole pool."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def domain(self) -> int:
+        """Devices of one scale-up domain, the default filled in."""
+        return self.scale_up_domain or self.devices_per_node
+
+    @property
+    def nics(self) -> int:
+        """Network cards of one machine, the default filled in."""
+        return self.nics_per_node or self.devices_per_node
+
+
+class Link(Record):
+    """What joins two pools."""
+
+    between: tuple[Name, Name]
+    """Names of the two pools."""
+    bandwidth: BytesPerSecond
+    """Bytes per second, each direction."""
+    latency: Seconds
+    """Seconds, one way."""
+
+
+class Cluster(Record):
+    """Everything that a plan may use."""
+
+    pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
+    """One entry per kind of machine."""
+    links: tuple[Link, ...] = ()
+    """Between pools; inside a pool the profile and the pool's own fields say it."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [pool.name for pool in self.pools]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two pools are named {twice[0]!r}; give each its own name")
+        for link in self.links:
+            unknown = [name for name in link.between if name not in names]
+            if unknown:
+                raise ValueError(f"links: no pool is named {unknown[0]!r}; pools: {names}")
+            if link.between[0] == link.between[1]:
+                raise ValueError(f"links: {link.between[0]!r} is linked to itself")
+        return self
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all pools."""
+        return sum(pool.num_devices for pool in self.pools)

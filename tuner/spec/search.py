@@ -1,0 +1,59 @@
+"""Limits on what may be chosen: for each named decision the values that stay allowed.
+
+A decision that is absent is limited only by what is legal. A single value may be written without
+brackets.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from profilers.records import Record
+from profilers.steps.config import Recompute
+from tuner.spec.fields import Count
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) or value is None else (value,)
+
+
+def _whole_stage(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is not a stage")  # noqa: TRY004 - pydantic reports no other kind
+    return value
+
+
+Counts = Annotated[tuple[Count, ...], Field(min_length=1), BeforeValidator(_as_list)]
+Stages = Annotated[
+    tuple[Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole_stage)], ...],
+    Field(min_length=1),
+    BeforeValidator(_as_list),
+]
+Recomputes = Annotated[tuple[Recompute, ...], Field(min_length=1), BeforeValidator(_as_list)]
+
+
+class Search(Record):
+    """Allowed values by decision, in Megatron's names; None leaves the decision free."""
+
+    tensor_model_parallel_size: Counts | None = None
+    """Ranks that share each dense matrix."""
+    pipeline_model_parallel_size: Counts | None = None
+    """Stages that the layers are cut into."""
+    virtual_pipeline_model_parallel_size: Counts | None = None
+    """Model chunks per pipeline rank; 1 is the plain schedule."""
+    context_parallel_size: Counts | None = None
+    """Ranks that share each sequence."""
+    data_parallel_size: Counts | None = None
+    """Replicas of the dense layers."""
+    expert_model_parallel_size: Counts | None = None
+    """Ranks that the experts are spread over."""
+    expert_tensor_parallel_size: Counts | None = None
+    """Ranks that share each expert's matrices."""
+    micro_batch_size: Counts | None = None
+    """Sequences of one forward pass on one replica."""
+    zero_stage: Stages | None = None
+    """How much of the training state is sharded over the data-parallel ranks."""
+    recompute: Recomputes | None = None
+    """What is computed again in the backward pass."""
+    chunks: Counts | None = None
+    """Pieces that MemFine cuts an expert layer's tokens into."""

@@ -1,0 +1,57 @@
+"""A spec: as it is written (SpecFile) and as it is planned on (Spec, everything loaded)."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from profilers.records import Record
+from tuner.spec.cluster import Cluster
+from tuner.spec.fields import FilePath, Name
+from tuner.spec.goal import TrainGoal
+from tuner.spec.model import ModelSpec
+from tuner.spec.routing import RoutingRecord
+from tuner.spec.search import Search
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Targets = Annotated[tuple[Name, ...], Field(min_length=1)]
+
+
+class SpecFile(Record):
+    """The YAML file; paths are relative to it."""
+
+    schema_version: Literal[1]
+    model: FilePath
+    """An unmodified Hugging Face `config.json`, or the folder that holds it."""
+    cluster: Cluster
+    goal: TrainGoal
+    search: Search = Search()
+    emit: Targets = ("reference",)
+    """Names of the targets to write launch files for; they also limit what is searched."""
+
+
+class Spec(Record):
+    """A spec with its model and recorded routing loaded."""
+
+    path: Path
+    """The file it was read from."""
+    model_path: Path
+    model: ModelSpec
+    cluster: Cluster
+    goal: TrainGoal
+    routing: RoutingRecord | None = None
+    """What `goal.routing` names; None plans on balanced experts."""
+    search: Search = Search()
+    emit: Targets = ("reference",)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all pools."""
+        return self.cluster.num_devices
+
+
+def spec_json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the YAML file."""
+    return SpecFile.model_json_schema()

@@ -1,0 +1,178 @@
+"""Human units in, SI numbers out, and back again; nowhere else does a 2**30 or 1e12 stand.
+
+Two families that look alike are kept apart: memory counts in powers of two (`GiB`), vendors and
+networks in powers of ten (`GB/s` is 1e9 bytes a second, `Gbit/s` an eighth of that). Unit names
+are case-sensitive, because `Gb` and `GB` are not the same; a near miss is answered with the name
+that was meant.
+
+Not covered: bare numbers. A size, duration or rate without unit is refused, never guessed.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from typing import Final
+
+_PREFIXES: Final[Mapping[str, float]] = {
+    "": 1.0,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+}
+_BINARY: Final[Mapping[str, int]] = {
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "Pi": 2**50,
+}
+
+_BYTES: Final[Mapping[str, float]] = {
+    **{f"{prefix}B": factor for prefix, factor in _PREFIXES.items()},
+    "KB": 1e3,
+    **{f"{prefix}B": float(factor) for prefix, factor in _BINARY.items()},
+}
+_BYTES_PER_S: Final[Mapping[str, float]] = {
+    **{f"{prefix}bit/s": factor / 8 for prefix, factor in _PREFIXES.items()},
+    **{f"{unit}/s": factor for unit, factor in _BYTES.items()},
+}
+_SECONDS: Final[Mapping[str, float]] = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+_SPELT_OUT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("m", "mins", "minute", "minutes"), "min"),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("day", "days"), "d"),
+    **{f"{prefix.lower()}bps": f"{prefix}bit/s" for prefix in _PREFIXES},
+    **{f"{prefix.lower()}b": f"{prefix}B" for prefix in _PREFIXES},
+}
+"""Names that other programs use, in lower case; suggested, not accepted."""
+_PER_S: Final[Mapping[str, float]] = {"/s": 1.0, "/min": 1 / 60.0, "/h": 1 / 3600.0}
+
+_QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*?|)\s*")
+_LONGEST_QUANTITY: Final = 64
+"""Characters; longer texts are no quantity and would only fill the message."""
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as `80GiB` or `600MB`, in bytes.
+
+    Raises:
+        ValueError: no number, no known unit, negative, or not finite.
+    """
+    return round(_parse(text, _BYTES, example="80GiB"))
+
+
+def parse_seconds(text: str) -> float:
+    """Read a duration such as `10min`, `50us` or `50000h`, in seconds.
+
+    Raises:
+        ValueError: no number, no known unit, negative, or not finite.
+    """
+    return _parse(text, _SECONDS, example="10min")
+
+
+def parse_bytes_per_s(text: str) -> float:
+    """Read a bandwidth such as `400Gbit/s` or `450GB/s`, in bytes per second.
+
+    Raises:
+        ValueError: no number, no known unit, negative, or not finite.
+    """
+    return _parse(text, _BYTES_PER_S, example="400Gbit/s")
+
+
+def parse_per_s(text: str) -> float:
+    """Read a rate of events such as `20/s`, per second.
+
+    Raises:
+        ValueError: no number, no known unit, negative, or not finite.
+    """
+    return _parse(text, _PER_S, example="20/s")
+
+
+def _parse(text: str, factors: Mapping[str, float], *, example: str) -> float:
+    shown = text if len(text) <= _LONGEST_QUANTITY else text[: _LONGEST_QUANTITY - 3] + "..."
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_QUANTITY else None
+    if match is None:
+        raise ValueError(f"{shown!r} is not a number with a unit, such as {example!r}")
+    number, unit = match.groups()
+    if not unit:
+        raise ValueError(f"{shown!r} has no unit; write it like {example!r}")
+    if unit not in factors:
+        raise ValueError(f"{shown!r}: unknown unit {unit!r}; {_nearest(unit, factors)}")
+    value = float(number) * factors[unit]
+    if value < 0:
+        raise ValueError(f"{shown!r} must not be negative")
+    if not math.isfinite(value):
+        raise ValueError(f"{shown!r} is too large")
+    return value
+
+
+def _nearest(unit: str, factors: Mapping[str, float]) -> str:
+    """Name the unit that was most likely meant, or all of them."""
+    spelt_out = _SPELT_OUT.get(unit.lower())
+    if spelt_out in factors:
+        return f"did you mean {spelt_out!r}?"
+    by_lower = {name.lower(): name for name in reversed(list(factors))}
+    near = difflib.get_close_matches(unit.lower(), list(by_lower), n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {by_lower[near[0]]!r}?"
+    return f"known: {', '.join(factors)}"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Write a size in bytes with a power-of-two unit, e.g. `79.1 GiB`."""
+    return _scaled(size_bytes, {"B": 1.0, **{f"{p}B": float(f) for p, f in _BINARY.items()}})
+
+
+def format_bytes_per_s(rate_bytes_per_s: float) -> str:
+    """Write a bandwidth in bytes per second with a power-of-ten unit, e.g. `450 GB/s`."""
+    return _scaled(rate_bytes_per_s, {f"{p}B/s": f for p, f in _PREFIXES.items()})
+
+
+def format_flop_per_s(rate_flop_per_s: float) -> str:
+    """Write an arithmetic rate in operations per second, e.g. `989 TFLOP/s`."""
+    return _scaled(rate_flop_per_s, {f"{p}FLOP/s": f for p, f in _PREFIXES.items()})
+
+
+def format_s(time_s: float) -> str:
+    """Write a duration in seconds with the unit that suits its size, e.g. `3.20 ms`."""
+    return _scaled(time_s, _SECONDS)
+
+
+def format_count(count: float) -> str:
+    """Write a count with the suffixes of parameter counts, e.g. `46.7B`; below 1000 as it is."""
+    if abs(count) < 1e3:
+        return f"{count:g}"
+    return _scaled(count, {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}).replace(" ", "")
+
+
+def format_ratio(ratio: float) -> str:
+    """Write a share in [0, 1] as percent, e.g. `25.3 %`."""
+    return f"{100.0 * ratio:.1f} %"
+
+
+def _scaled(value: float, factors: Mapping[str, float]) -> str:
+    """Write `value` to three significant digits in the largest unit that it reaches."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        unit = next((name for name, factor in factors.items() if factor == 1.0), "")
+        return f"0 {unit}".rstrip()
+    names = sorted(factors, key=lambda name: factors[name])
+    # Compare after rounding, so that 999.9 MB/s is written 1.00 GB/s and not 1000 MB/s.
+    reached = [name for name in names if abs(value) / factors[name] >= 0.9995]
+    largest = reached[-1] if reached else names[0]
+    scaled = value / factors[largest]
+    digits = max(0, 2 - math.floor(math.log10(abs(scaled)) + 1e-12))
+    return f"{scaled:.{min(digits, 2)}f} {largest}"
