@@ -154,7 +154,7 @@ class Machine(Record):
     driver: str = ""
     libraries: dict[str, str]
     """Version by name: python, torch, cuda, nccl, ..."""
-    clocks: dict[str, float] = {}
+    clocks: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
     """Hertz by name, where they can be read."""
     topology: str = ""
     """What the links are, in the vendor's words."""

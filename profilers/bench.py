@@ -1,0 +1,56 @@
+"""What a suite offers to the session: benches, one for each table that it fills.
+
+A suite is a function from the `Setting` to its benches. The session decides which case comes next
+and how long it may take; a bench only knows how to list its default cases and to measure one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from profilers.records import Case, Measurement
+from profilers.team import Team
+from profilers.timing import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where and how a suite measures."""
+
+    device: str
+    """As torch names it: `cpu`, `cuda:0`."""
+    dtypes: tuple[str, ...]
+    """Types of the matrix operations; memory-bound ones add fp32."""
+    team: Team
+    clock: Clock
+    directory: Path
+    """Where storage is measured."""
+
+
+class Bench(Protocol):
+    """One table in the making."""
+
+    @property
+    def operation(self) -> str:
+        """The table's name, a key of `AXES`."""
+
+    @property
+    def weight(self) -> float:
+        """Its share of the time, relative to the other tables'."""
+
+    @property
+    def refined_axes(self) -> tuple[str, ...]:
+        """Axes along which points may be added between the measured ones."""
+
+    def cases(self) -> Sequence[Case]:
+        """The default grid; directions that come together are listed once, as forward."""
+
+    def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
+        """Measure one case on this rank, together with the others; called by every rank.
+
+        A case that fails or does not fit is a row too, with its status.
+        """
+
+
+Suite = Callable[[Setting], Sequence[Bench]]

@@ -1,0 +1,92 @@
+"""The accelerator, or the processor when there is none, as the kernels see it.
+
+Covers CUDA devices and processors. One rank drives one accelerator.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import psutil
+import torch
+
+from profilers.errors import RankError
+from profilers.timing import Clock, HostClock
+
+DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""fp16 is left out: processors compute it a hundred times slower than either."""
+
+
+class DeviceClock:
+    """Events in the current CUDA stream; read only when all of them have passed."""
+
+    def now_s(self) -> float:
+        return HostClock().now_s()
+
+    def mark(self) -> object:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
+        event.record()
+        return event
+
+    def between_s(self, pairs: Sequence[tuple[object, object]]) -> tuple[float, ...]:
+        torch.cuda.synchronize()
+        return tuple(
+            first.elapsed_time(last) * 1e-3
+            for first, last in pairs
+            if isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event)
+        )
+
+
+def pick_device(kind: str, *, local_rank: int) -> torch.device:
+    """Choose and prepare the device of this rank; `kind` is auto, cpu or cuda.
+
+    A rank on a processor is pinned to one thread: with more, any other load on the machine makes
+    small products a hundred times slower.
+
+    Raises:
+        RankError: there are fewer accelerators than ranks on this node.
+    """
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        torch.set_num_threads(1)
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise RankError(
+            f"local rank {local_rank} has no accelerator of its own ({count} visible); "
+            "start at most one rank per accelerator, or measure with device cpu"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock to time kernels of this device with."""
+    return DeviceClock() if device.type == "cuda" else HostClock()
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Size of the last cache of an accelerator; 0 on a processor, whose caches are left warm."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def free_bytes(device: torch.device, *, local_world: int) -> int:
+    """Memory that one rank may use now without taking another's."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return int(psutil.virtual_memory().available) // local_world
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the device, or the host's allocator, had no room."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give cached blocks back, so that one large case does not make the next one fail."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,1 @@
+"""Kernels of one device, timed as training uses them."""

@@ -1,0 +1,34 @@
+"""Copies of contiguous bytes: within the device, and across to and from pinned host memory."""
+
+from collections.abc import Sequence
+
+import torch
+
+from profilers.kernels.autograd import Prepared
+from profilers.records import Case
+
+CPU_BYTES = tuple(2**power for power in (12, 16, 20, 24, 26))
+CUDA_BYTES = tuple(2**power for power in (12, 16, 20, 24, 28, 30))
+
+
+def cases(device: torch.device, _dtypes: Sequence[str]) -> tuple[Case, ...]:
+    """Sizes of every kind there is: across to the host only where the device is not the host."""
+    on_cuda = device.type == "cuda"
+    kinds = ("device", "host_to_device", "device_to_host") if on_cuda else ("device",)
+    return tuple(
+        Case(operation="copy", kind=kind, axes={"bytes": size})
+        for kind in kinds
+        for size in (CUDA_BYTES if on_cuda else CPU_BYTES)
+    )
+
+
+def prepare(case: Case, device: torch.device) -> Prepared:
+    """Allocate source and target; both are written once, so that their pages exist."""
+    size = case.axes["bytes"]
+    here = torch.randint(256, (size,), dtype=torch.uint8, device=device)
+    if case.kind == "device":
+        source, target = here, torch.empty_like(here).fill_(1)
+    else:
+        host = torch.randint(256, (size,), dtype=torch.uint8).pin_memory()
+        source, target = (host, here) if case.kind == "host_to_device" else (here, host)
+    return Prepared(forward=lambda: target.copy_(source, non_blocking=True), backward=None)

@@ -1,0 +1,156 @@
+"""The kernel benches: which file measures which table, and how a kernel that fails is recorded.
+
+All ranks measure the same kernel at the same time, each on its own operands, because ranks of one
+node share memory bandwidth and power; every rank's row is kept.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
+
+import numpy as np
+import torch
+
+from profilers.bench import Setting
+from profilers.devices import free_bytes, is_out_of_memory, release_memory
+from profilers.kernels.autograd import Prepared
+from profilers.records import Case, Direction, Measurement, Status
+from profilers.timing import Clock, measure, measure_fresh
+from profilers.work import work
+
+KERNELS: Final[Mapping[str, str]] = {
+    "gemm": "profilers.kernels.gemm",
+    "grouped_gemm": "profilers.kernels.grouped_gemm",
+    "attention": "profilers.kernels.attention",
+    "memory_bound": "profilers.kernels.memory_bound",
+    "optimizer": "profilers.kernels.optimizer",
+    "copy": "profilers.kernels.copies",
+}
+"""Table to the module that offers `cases` and `prepare` for it."""
+
+WEIGHTS: Final[Mapping[str, float]] = {
+    "gemm": 3.0,
+    "grouped_gemm": 3.0,
+    "attention": 1.5,
+    "memory_bound": 3.0,
+    "optimizer": 0.5,
+    "copy": 0.5,
+}
+
+REFINED_AXES: Final[Mapping[str, tuple[str, ...]]] = {
+    "gemm": ("m",),
+    "grouped_gemm": ("tokens",),
+    "attention": ("sequence",),
+    "memory_bound": ("rows",),
+    "optimizer": ("parameters",),
+    "copy": ("bytes",),
+}
+
+LIVE_COPIES = 4.0
+"""Forward traffic times this bounds the memory alive in a backward pass."""
+
+
+def benches(setting: Setting) -> tuple["KernelBench", ...]:
+    """Every kernel table, matrix products first."""
+    return tuple(KernelBench(operation=name, setting=setting) for name in KERNELS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelBench:
+    """One table of kernel times."""
+
+    operation: str
+    setting: Setting
+
+    @property
+    def weight(self) -> float:
+        return WEIGHTS[self.operation]
+
+    @property
+    def refined_axes(self) -> tuple[str, ...]:
+        return REFINED_AXES[self.operation]
+
+    def cases(self) -> Sequence[Case]:
+        device = torch.device(self.setting.device)
+        dtypes = self.setting.dtypes
+        if self.operation == "memory_bound":
+            dtypes = tuple(dict.fromkeys((*dtypes, "fp32")))
+        cases: tuple[Case, ...] = import_module(KERNELS[self.operation]).cases(device, dtypes)
+        return cases
+
+    def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
+        device = torch.device(self.setting.device)
+        prepare = import_module(KERNELS[self.operation]).prepare
+        self.setting.team.barrier()
+        rows = measure_kernel(
+            case,
+            prepare=lambda: prepare(case, device),
+            clock=self.setting.clock,
+            budget_s=budget_s,
+            free_bytes=free_bytes(device, local_world=self.setting.team.local_world),
+            rank=self.setting.team.rank,
+        )
+        release_memory(device)
+        return rows
+
+
+def measure_kernel(
+    case: Case,
+    *,
+    prepare: Callable[[], Prepared],
+    clock: Clock,
+    budget_s: float,
+    free_bytes: int,
+    rank: int,
+) -> tuple[Measurement, ...]:
+    """Time both directions of a case; what fails is recorded and never raised.
+
+    A case that clearly does not fit is not tried: a host that overcommits memory would kill the
+    process instead of refusing.
+    """
+    directions: tuple[Direction, ...] = ("forward", "backward") if case.direction else ("",)
+    needed = live_bytes(case)
+    if needed > free_bytes:
+        error = f"needs about {needed:.3g} bytes, {free_bytes:.3g} are free"
+        return tuple(
+            _ended(case, direction, status=Status.OUT_OF_MEMORY, error=error, rank=rank)
+            for direction in directions
+        )
+    rows: list[Measurement] = []
+    try:
+        prepared = prepare()
+        share_s = budget_s / len(directions)
+        for direction in directions:
+            fresh = prepared.backward if direction == "backward" else None
+            times_s = (
+                measure(prepared.forward, clock=clock, budget_s=share_s)
+                if fresh is None
+                else measure_fresh(fresh, clock=clock, budget_s=share_s)
+            )
+            rows.append(Measurement(case=_turned(case, direction), rank=rank, times_s=times_s))
+    except Exception as error:  # a failing kernel becomes a row
+        status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.FAILED
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        rows += [
+            _ended(case, direction, status=status, error=line, rank=rank)
+            for direction in directions[len(rows) :]
+        ]
+    return tuple(rows)
+
+
+def live_bytes(case: Case) -> float:
+    """Estimate the memory that measuring a case holds at its fullest."""
+    axes = {axis: np.array([float(size)]) for axis, size in case.axes.items()}
+    traffic = work(case.operation, kind=case.kind, dtype=case.dtype, direction="forward", axes=axes)
+    return LIVE_COPIES * float(traffic.bytes[0])
+
+
+def _turned(case: Case, direction: Direction) -> Case:
+    return case.model_copy(update={"direction": direction})
+
+
+def _ended(
+    case: Case, direction: Direction, *, status: Status, error: str, rank: int
+) -> Measurement:
+    return Measurement(case=_turned(case, direction), status=status, error=error, rank=rank)

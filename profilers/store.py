@@ -1,0 +1,124 @@
+"""A profile on disk: a directory of `profile.json` and one `<operation>.parquet` per table.
+
+Every file is written beside its place and then renamed over it, so that a reader meets the old file
+or the new one, never half of one. A table is written before the header that counts it; a crash in
+between leaves a file that the header does not yet list, and readers ignore it.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from profilers.errors import ProfileUnreadableError
+from profilers.records import AXES, Measurement, Profile, ProfileHeader
+
+HEADER_NAME = "profile.json"
+MAX_HEADER_BYTES = 2**20
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a stored profile; tables whose measurement was interrupted hold no rows.
+
+    Raises:
+        ProfileUnreadableError: anything in it is missing, damaged or of another schema version.
+    """
+    from profilers.tables import read_parquet
+
+    header = read_header(path)
+    rows: list[Measurement] = []
+    for operation, info in header.tables.items():
+        if info.complete:
+            file = path / f"{operation}.parquet"
+            rows += read_parquet(file, operation=operation, expected_rows=info.rows)
+    return Profile(header=header, measurements=tuple(rows))
+
+
+def read_header(path: Path) -> ProfileHeader:
+    """Read `profile.json` alone: what was measured, where, and how completely.
+
+    Raises:
+        ProfileUnreadableError: it is missing, damaged or of another schema version.
+    """
+    from profilers.tables import first_problem
+
+    file = path / HEADER_NAME
+    try:
+        header = ProfileHeader.model_validate_json(_bounded_bytes(path), strict=True)
+    except ValidationError as error:
+        raise ProfileUnreadableError(
+            f"{file}: {first_problem(error)}; it was edited, damaged or written by another release"
+        ) from error
+    if unknown := sorted(header.tables.keys() - AXES.keys()):
+        raise ProfileUnreadableError(
+            f"{file}: table {unknown[0]!r} is not one of {', '.join(AXES)}"
+        )
+    return header
+
+
+def holds_profile(path: Path) -> bool:
+    """Whether there is a header to read, readable or not."""
+    return os.path.lexists(path / HEADER_NAME)
+
+
+def write_header(path: Path, header: ProfileHeader) -> None:
+    """Replace `profile.json`, atomically."""
+    text = header.model_dump_json(indent=2) + "\n"
+
+    def write(file: Path) -> None:
+        with file.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    _replace(path / HEADER_NAME, write)
+
+
+def write_table(path: Path, rows: Sequence[Measurement], *, operation: str) -> None:
+    """Replace the table of one operation, atomically."""
+    from profilers.tables import write_parquet
+
+    if strangers := {row.case.operation for row in rows} - {operation}:
+        raise ValueError(f"rows of {sorted(strangers)} do not belong in table {operation!r}")
+    _replace(
+        path / f"{operation}.parquet",
+        lambda file: write_parquet(file, rows, operation=operation),
+    )
+
+
+def _bounded_bytes(path: Path) -> bytes:
+    file = path / HEADER_NAME
+    try:
+        if not path.is_dir():
+            reason = "is not a directory" if os.path.lexists(path) else "does not exist"
+            raise ProfileUnreadableError(f"{path} {reason}; a profile is a directory")
+        if not os.path.lexists(file):
+            raise ProfileUnreadableError(f"{path} holds no {HEADER_NAME}; `moetune profile -o` it")
+        size = file.stat().st_size
+        if not file.is_file() or size > MAX_HEADER_BYTES:
+            raise ProfileUnreadableError(
+                f"{file}: {size} bytes; it must be a regular file of at most {MAX_HEADER_BYTES}"
+            )
+        return file.read_bytes()
+    except OSError as error:
+        raise ProfileUnreadableError(f"{file}: {error.strerror}") from error
+
+
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        temporary.chmod(0o644)
+        write(temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

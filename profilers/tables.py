@@ -1,0 +1,136 @@
+"""Rows of one operation as a Parquet file; the only owner of pyarrow among the profilers.
+
+Columns: kind, dtype, direction, one int64 per axis of the operation, status, error, source, rank,
+times_s (list of double). A file is data: nothing in it is ever executed, and every row passes the
+same validation as a row that was just measured.
+
+Not covered: where the file lies and whether it agrees with the header; see profilers/store.py.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from profilers.errors import ProfileUnreadableError
+from profilers.records import AXES, Case, Measurement
+
+MAX_FILE_BYTES = 256 * 2**20
+MAX_UNPACKED_BYTES = 1024 * 2**20
+MAX_ROWS = 2_000_000
+
+
+def write_parquet(path: Path, rows: Sequence[Measurement], *, operation: str) -> None:
+    """Write the rows of one operation and force them to the disk."""
+    table = pa.Table.from_pylist([_flat(row) for row in rows], schema=_schema(operation))
+    with path.open("wb") as file:
+        pq.write_table(table, file, compression="zstd")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_parquet(path: Path, *, operation: str, expected_rows: int) -> tuple[Measurement, ...]:
+    """Read the rows back, in stored order.
+
+    Raises:
+        ProfileUnreadableError: the file is missing, damaged, too large, or not such a table.
+    """
+    try:
+        table = _table(path, operation=operation, expected_rows=expected_rows)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ProfileUnreadableError(f"{path}: {_one_line(error)}; measure it again") from error
+    rows = []
+    for number, flat in enumerate(table.to_pylist()):
+        try:
+            rows.append(_measurement(flat, operation=operation))
+        except ValidationError as error:
+            reason = first_problem(error)
+            raise ProfileUnreadableError(f"{path}: row {number}: {reason}") from error
+    return tuple(rows)
+
+
+def first_problem(error: ValidationError) -> str:
+    """Say in one line what the first of pydantic's complaints is."""
+    problem = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in problem["loc"])
+    reason = _one_line(problem["msg"].removeprefix("Value error, "))
+    return f"{place}: {reason}" if place else reason
+
+
+def _table(path: Path, *, operation: str, expected_rows: int) -> pa.Table:
+    size = path.stat().st_size
+    if not path.is_file():
+        raise ValueError("is not a regular file")
+    if size > MAX_FILE_BYTES:
+        raise ValueError(f"{size} bytes, a table may have {MAX_FILE_BYTES}")
+    with pq.ParquetFile(path) as file:
+        meta = file.metadata
+        unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+        if meta.num_rows != expected_rows:
+            raise ValueError(f"{meta.num_rows} rows, profile.json says {expected_rows}")
+        if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
+            raise ValueError(f"{meta.num_rows} rows of {unpacked} bytes are too many")
+        wanted = _schema(operation)
+        found = file.schema_arrow
+        if missing := [name for name in wanted.names if name not in found.names]:
+            raise ValueError(f"column {missing[0]!r} is missing")
+        if surplus := [name for name in found.names if name not in wanted.names]:
+            raise ValueError(f"column {surplus[0]!r} does not belong there")
+        for field in wanted:
+            if found.field(field.name).type != field.type:
+                kind = found.field(field.name).type
+                raise ValueError(f"column {field.name!r} is {kind}, must be {field.type}")
+        return file.read()
+
+
+def _schema(operation: str) -> pa.Schema:
+    texts = [(name, pa.string()) for name in ("kind", "dtype", "direction")]
+    axes = [(axis, pa.int64()) for axis in AXES[operation]]
+    ends = [(name, pa.string()) for name in ("status", "error", "source")]
+    return pa.schema(
+        [*texts, *axes, *ends, ("rank", pa.int64()), ("times_s", pa.list_(pa.float64()))]
+    )
+
+
+def _flat(row: Measurement) -> dict[str, Any]:
+    case = row.case
+    return {
+        "kind": case.kind,
+        "dtype": case.dtype,
+        "direction": case.direction,
+        **case.axes,
+        "status": row.status.value,
+        "error": row.error,
+        "source": row.source.value,
+        "rank": row.rank,
+        "times_s": list(row.times_s),
+    }
+
+
+def _measurement(flat: dict[str, Any], *, operation: str) -> Measurement:
+    case = {
+        "operation": operation,
+        "kind": flat["kind"],
+        "dtype": flat["dtype"],
+        "direction": flat["direction"],
+        "axes": {axis: flat[axis] for axis in AXES[operation]},
+    }
+    return Measurement.model_validate(
+        {
+            "case": Case.model_validate(case),
+            "status": flat["status"],
+            "error": flat["error"],
+            "source": flat["source"],
+            "rank": flat["rank"],
+            "times_s": flat["times_s"],
+        }
+    )
+
+
+def _one_line(problem: object) -> str:
+    text = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+    return " ".join(text.split())[:200]

@@ -1,0 +1,142 @@
+"""Time one callable: warm-up, repeats until the median is settled or the budget is spent.
+
+A repeat is the stretch between two marks of a `Clock`. The clock is passed in: a processor's marks
+are readings of a monotonic counter, an accelerator's are events in its stream, read only once the
+whole batch of repeats is queued, so that waiting for the device never enters a repeat.
+
+The median's relative standard error is judged from the interquartile range: for normal noise the
+standard deviation is IQR / 1.349 and the median's standard error 1.2533 standard deviations over
+the root of the number of repeats.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+SHORT_S = 50e-6
+"""Below this a run is looped inside one repeat: the marks themselves would be seen."""
+LOOPED_S = 200e-6
+"""How long a looped repeat lasts at least."""
+MAX_WARMUPS = 3
+MAX_LOOPS = 1000
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def now_s(self) -> float:
+        """Read the host's clock, to keep to a budget."""
+
+    def mark(self) -> object:
+        """Mark the present point on the device."""
+
+    def between_s(self, pairs: Sequence[tuple[object, object]]) -> tuple[float, ...]:
+        """Wait until all marks are passed; seconds between each pair."""
+
+
+class HostClock:
+    """The processor's monotonic counter."""
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def mark(self) -> object:
+        return time.perf_counter()
+
+    def between_s(self, pairs: Sequence[tuple[object, object]]) -> tuple[float, ...]:
+        return tuple(float(last) - float(first) for first, last in pairs)  # type: ignore[arg-type]  # marks are our own floats
+
+
+def measure(
+    run: Callable[[], object],
+    *,
+    clock: Clock,
+    budget_s: float,
+    min_repeats: int = 5,
+    max_repeats: int = 50,
+    target_spread: float = 0.02,
+) -> tuple[float, ...]:
+    """Time `run`; one entry per repeat, in seconds.
+
+    At least `min_repeats` are taken whatever the budget, warm-ups come on top.
+    """
+    return measure_fresh(
+        lambda: run,
+        clock=clock,
+        budget_s=budget_s,
+        min_repeats=min_repeats,
+        max_repeats=max_repeats,
+        target_spread=target_spread,
+    )
+
+
+def measure_fresh(
+    fresh: Callable[[], Callable[[], object]],
+    *,
+    clock: Clock,
+    budget_s: float,
+    min_repeats: int = 5,
+    max_repeats: int = 50,
+    target_spread: float = 0.02,
+) -> tuple[float, ...]:
+    """Time what `fresh` returns; `fresh` itself, called before every run, is not timed.
+
+    A backward pass is such a thing: each one consumes the graph of a forward of its own.
+    """
+    start_s = clock.now_s()
+    warm_s = _warm_up(fresh, clock=clock)
+    loops = loops_per_repeat(warm_s)
+    times_s: list[float] = []
+    while len(times_s) < max_repeats:
+        batch = min(min_repeats, max_repeats - len(times_s))
+        times_s += _repeats(fresh, clock=clock, count=batch, loops=loops)
+        settled = spread_of_median(times_s) <= target_spread
+        if settled or clock.now_s() - start_s >= budget_s:
+            break
+    return tuple(times_s)
+
+
+def loops_per_repeat(run_s: float) -> int:
+    """How many runs one repeat holds, so that its marks do not count."""
+    if run_s >= SHORT_S:
+        return 1
+    return min(MAX_LOOPS, math.ceil(LOOPED_S / max(run_s, LOOPED_S / MAX_LOOPS)))
+
+
+def spread_of_median(times_s: Sequence[float]) -> float:
+    """Relative standard error of the median; infinite when it cannot be judged."""
+    if len(times_s) < 2:
+        return math.inf
+    median_s = statistics.median(times_s)
+    if median_s <= 0.0:
+        return math.inf
+    lower_s, _, upper_s = statistics.quantiles(times_s, n=4, method="inclusive")
+    deviation_s = (upper_s - lower_s) / 1.349
+    return 1.2533 * deviation_s / math.sqrt(len(times_s)) / median_s
+
+
+def _warm_up(fresh: Callable[[], Callable[[], object]], *, clock: Clock) -> float:
+    """Run until two runs in a row are within a factor 2; the last one's seconds."""
+    (last_s,) = _repeats(fresh, clock=clock, count=1, loops=1)
+    for _ in range(MAX_WARMUPS - 1):
+        (now_s,) = _repeats(fresh, clock=clock, count=1, loops=1)
+        alike = last_s <= 2.0 * now_s and now_s <= 2.0 * last_s
+        last_s = now_s
+        if alike:
+            break
+    return last_s
+
+
+def _repeats(
+    fresh: Callable[[], Callable[[], object]], *, clock: Clock, count: int, loops: int
+) -> tuple[float, ...]:
+    pairs = []
+    for _ in range(count):
+        runs = [fresh() for _ in range(loops)]
+        first = clock.mark()
+        for run in runs:
+            run()
+        pairs.append((first, clock.mark()))
+    return tuple(seconds / loops for seconds in clock.between_s(pairs))
