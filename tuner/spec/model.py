@@ -15,8 +15,10 @@ from pydantic import Field, model_validator
 from profilers.records import Record
 from profilers.steps.config import LayerKind
 
-LARGEST_SIZE = 2**31
-"""Widths and counts above this are refused: no tensor dimension is that large."""
+LARGEST_SIZE = 2**24
+"""Widths and counts above this are refused as slips of the keyboard."""
+MOST_LAYERS = 10_000
+LONGEST_POSITION = 2**31
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Size = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
@@ -48,7 +50,7 @@ class Attention(Record):
     qk_norm: QkNorm = QkNorm.NONE
     has_sinks: bool = False
     """One learned logit per head that takes part in the softmax (gpt-oss)."""
-    sliding_window: Count | None = None
+    sliding_window: Annotated[int, Field(ge=1, le=LONGEST_POSITION)] | None = None
     """Tokens that a windowed layer looks back on; `ModelSpec.windowed` says which layers."""
     q_lora_rank: Count | None = None
     """MLA: width of the compressed query; None when queries are projected in one step."""
@@ -123,21 +125,21 @@ class ModelSpec(Record):
     architecture: str
     """The class that transformers would build, e.g. `MixtralForCausalLM`."""
     hidden_size: Count
-    num_layers: Count
+    num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     """Multi-token-prediction layers are not among them."""
     vocab_size: Count
     tie_word_embeddings: bool
     """The head uses the embedding's weights."""
     norm_epsilon: Annotated[float, Field(gt=0.0, lt=1.0, allow_inf_nan=False)]
     rope_theta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-    max_position: Count
+    max_position: Annotated[int, Field(ge=1, le=LONGEST_POSITION)]
     attention: Attention
     dense_ffn_size: Size
     """Width of the feed-forward network of dense layers; 0 when there are none."""
     ffn_is_gated: bool = True
     """Three matrices (SwiGLU) rather than two."""
     ffn_bias: bool = False
-    """Biases on the projections of dense feed-forward networks."""
+    """Biases on the projections of dense and shared feed-forward networks."""
     layers: Annotated[tuple[LayerKind, ...], Field(min_length=1)]
     windowed: tuple[bool, ...]
     """Per layer: whether attention is limited to `attention.sliding_window`."""

@@ -1,0 +1,341 @@
+"""One reader per architecture, from the fields of its `config.json` to a `ModelSpec`.
+
+The readers follow the model classes of transformers 5.23: a field that only some classes honour is
+read only for those, and an absent field takes the class's default where published configs leave it
+out. Widths and counts have no default: a config without them is refused.
+
+Fields that decide neither parameters, operations nor bytes (dropout, initialisation, rotary
+scaling, token ids, quantization of the checkpoint) are ignored.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from profilers.steps.config import LayerKind
+from tuner.spec.huggingface import parts
+from tuner.spec.huggingface.fields import ConfigFields
+from tuner.spec.model import LONGEST_POSITION, Attention, ModelSpec, Moe, QkNorm
+
+Reader = Callable[[ConfigFields, str, str], ModelSpec]
+"""(fields, architecture, name) -> ModelSpec."""
+
+
+def _model(
+    fields: ConfigFields,
+    *,
+    architecture: str,
+    name: str,
+    attention: Attention,
+    layers: tuple[LayerKind, ...],
+    moe: Moe | None,
+    dense_ffn_size: int = 0,
+    windowed: tuple[bool, ...] = (),
+    default_rope_theta: float = 10_000.0,
+    **more: Any,
+) -> ModelSpec:
+    """Add what every architecture spells alike."""
+    return ModelSpec(
+        name=name,
+        architecture=architecture,
+        hidden_size=fields.size("hidden_size"),
+        num_layers=len(layers),
+        vocab_size=fields.size("vocab_size"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
+        norm_epsilon=fields.number("rms_norm_eps", below=1.0),
+        rope_theta=parts.rope_theta(fields, default=default_rope_theta),
+        max_position=fields.size("max_position_embeddings", most=LONGEST_POSITION),
+        attention=attention,
+        dense_ffn_size=dense_ffn_size if LayerKind.DENSE in layers else 0,
+        layers=layers,
+        windowed=windowed or (False,) * len(layers),
+        moe=moe if LayerKind.MOE in layers else None,
+        **more,
+    )
+
+
+def _mixtral(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    num_layers = parts.num_layers(fields)
+    window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
+    return _model(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.gqa(fields, sliding_window=window),
+        layers=(LayerKind.MOE,) * num_layers,
+        windowed=(window is not None,) * num_layers,
+        moe=parts.moe(
+            fields, experts="num_local_experts", width="intermediate_size", normalise=True
+        ),
+        default_rope_theta=1_000_000.0,
+    )
+
+
+def _qwen3_moe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    layers = parts.sparse_steps(fields)
+    window = parts.used_window(fields)
+    bias = fields.flag("attention_bias", default=False)
+    return _model(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.gqa(
+            fields,
+            qkv_bias=bias,
+            output_bias=bias,
+            qk_norm=QkNorm.HEAD,
+            sliding_window=window,
+        ),
+        layers=layers,
+        windowed=(window is not None,) * len(layers),
+        dense_ffn_size=parts.dense_ffn_size(fields, layers),
+        moe=parts.moe(
+            fields,
+            experts="num_experts",
+            width="moe_intermediate_size",
+            normalise=fields.flag("norm_topk_prob", default=False),
+        ),
+    )
+
+
+def _qwen2_moe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    layers = parts.sparse_steps(fields)
+    window = parts.used_window(fields)
+    last = fields.size("max_window_layers", default=28, least=0)
+    alternating = [window is not None and i % 2 == 0 and i < last for i in range(len(layers))]
+    return _model(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.gqa(
+            fields,
+            qkv_bias=fields.flag("qkv_bias", default=True),
+            sliding_window=window,
+        ),
+        layers=layers,
+        windowed=parts.windowed(fields, default=alternating, window=window),
+        dense_ffn_size=parts.dense_ffn_size(fields, layers),
+        moe=parts.moe(
+            fields,
+            experts="num_experts",
+            width="moe_intermediate_size",
+            normalise=fields.flag("norm_topk_prob", default=False),
+            shared_ffn_size=fields.size("shared_expert_intermediate_size"),
+            shared_expert_gate=True,
+        ),
+    )
+
+
+def _olmoe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    bias = fields.flag("attention_bias", default=False)
+    attention = parts.gqa(
+        fields,
+        kv_heads_default_to_heads=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=QkNorm.FULL,
+    )
+    if attention.head_dim * attention.num_heads != fields.size("hidden_size"):
+        raise fields.refusal(
+            "head_dim", f"{attention.head_dim} is not hidden_size / num_attention_heads"
+        )
+    return _model(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=attention,
+        layers=(LayerKind.MOE,) * parts.num_layers(fields),
+        moe=parts.moe(
+            fields,
+            experts="num_experts",
+            width="intermediate_size",
+            normalise=fields.flag("norm_topk_prob", default=False),
+        ),
+    )
+
+
+def _deepseek_v2(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    layers = parts.leading_dense(fields)
+    grouped = fields.text("topk_method", default="greedy") == "group_limited_greedy"
+    return _model(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.mla(fields),
+        layers=layers,
+        dense_ffn_size=parts.dense_ffn_size(fields, layers),
+        ffn_bias=fields.flag("mlp_bias", default=False),
+        moe=parts.moe(
+            fields,
+            experts="n_routed_experts",
+            width="moe_intermediate_size",
+            normalise=fields.flag("norm_topk_prob", default=False),
+            shared_ffn_size=parts.shared_ffn_size(fields),
+            **(parts.groups(fields) if grouped else {}),
+        ),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
+    )
+
+
+def _deepseek_v3(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    layers = parts.leading_dense(fields)
+    return _model(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.mla(fields),
+        layers=layers,
+        dense_ffn_size=parts.dense_ffn_size(fields, layers),
+        moe=parts.moe(
+            fields,
+            experts="n_routed_experts",
+            width="moe_intermediate_size",
+            normalise=fields.flag("norm_topk_prob", default=True),
+            shared_ffn_size=parts.shared_ffn_size(fields),
+            scoring="sigmoid",
+            score_correction_bias=True,
+            **parts.groups(fields),
+        ),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
+    )
+
+
+def _glm4_moe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    layers = parts.leading_dense(fields)
+    return _model(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.gqa(
+            fields,
+            qkv_bias=fields.flag("attention_bias", default=False),
+            qk_norm=QkNorm.HEAD if fields.flag("use_qk_norm", default=False) else QkNorm.NONE,
+        ),
+        layers=layers,
+        dense_ffn_size=parts.dense_ffn_size(fields, layers),
+        moe=parts.moe(
+            fields,
+            experts="n_routed_experts",
+            width="moe_intermediate_size",
+            normalise=fields.flag("norm_topk_prob", default=True),
+            shared_ffn_size=parts.shared_ffn_size(fields),
+            scoring="sigmoid",
+            score_correction_bias=True,
+            **parts.groups(fields),
+        ),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
+    )
+
+
+def _gpt_oss(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    num_layers = parts.num_layers(fields)
+    window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
+    bias = fields.flag("attention_bias", default=True)
+    return _model(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.gqa(
+            fields,
+            head_dim_is_required=True,
+            qkv_bias=bias,
+            output_bias=bias,
+            has_sinks=True,
+            sliding_window=window,
+        ),
+        layers=(LayerKind.MOE,) * num_layers,
+        windowed=parts.windowed(
+            fields, default=[i % 2 == 0 for i in range(num_layers)], window=window
+        ),
+        moe=parts.moe(
+            fields,
+            experts="num_local_experts",
+            width="intermediate_size",
+            normalise=True,
+            router_bias=True,
+            expert_bias=True,
+        ),
+        default_rope_theta=150_000.0,
+    )
+
+
+def _llama(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    bias = fields.flag("attention_bias", default=False)
+    return _dense(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.gqa(
+            fields, kv_heads_default_to_heads=True, qkv_bias=bias, output_bias=bias
+        ),
+        ffn_bias=fields.flag("mlp_bias", default=False),
+    )
+
+
+def _mistral(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
+    if "sliding_window" not in fields.values:
+        window = 4096
+    return _dense(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.gqa(fields, sliding_window=window),
+        windowed=(window is not None,) * parts.num_layers(fields),
+    )
+
+
+def _qwen2(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    window = parts.used_window(fields)
+    return _dense(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.gqa(fields, qkv_bias=True, sliding_window=window),
+        windowed=parts.upper_windowed(fields, window=window),
+    )
+
+
+def _qwen3(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+    window = parts.used_window(fields)
+    bias = fields.flag("attention_bias", default=False)
+    return _dense(
+        fields,
+        architecture=architecture,
+        name=name,
+        attention=parts.gqa(
+            fields,
+            head_dim_is_required=True,
+            qkv_bias=bias,
+            output_bias=bias,
+            qk_norm=QkNorm.HEAD,
+            sliding_window=window,
+        ),
+        windowed=parts.upper_windowed(fields, window=window),
+    )
+
+
+def _dense(fields: ConfigFields, **more: Any) -> ModelSpec:
+    return _model(
+        fields,
+        layers=(LayerKind.DENSE,) * parts.num_layers(fields),
+        dense_ffn_size=fields.size("intermediate_size"),
+        moe=None,
+        **more,
+    )
+
+
+ARCHITECTURES: Final[Mapping[str, Reader]] = {
+    "DeepseekV2ForCausalLM": _deepseek_v2,
+    "DeepseekV3ForCausalLM": _deepseek_v3,
+    "Glm4MoeForCausalLM": _glm4_moe,
+    "GptOssForCausalLM": _gpt_oss,
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "MixtralForCausalLM": _mixtral,
+    "OlmoeForCausalLM": _olmoe,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen2MoeForCausalLM": _qwen2_moe,
+    "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+}
+"""By the name that `architectures` holds. Kimi-K2 calls itself DeepseekV3ForCausalLM."""

@@ -1,0 +1,183 @@
+"""The parts of a config that architectures share: attention, experts, layer kinds, windows."""
+
+from typing import Any
+
+from profilers.steps.config import LayerKind
+from tuner.spec.files import shown_value
+from tuner.spec.huggingface.fields import ConfigFields
+from tuner.spec.model import LONGEST_POSITION, MOST_LAYERS, Attention, Moe
+
+
+def num_layers(fields: ConfigFields) -> int:
+    """Read how many layers there are, multi-token prediction apart."""
+    return fields.size("num_hidden_layers", most=MOST_LAYERS)
+
+
+def gqa(
+    fields: ConfigFields,
+    *,
+    kv_heads_default_to_heads: bool = False,
+    head_dim_is_required: bool = False,
+    **more: Any,
+) -> Attention:
+    """Read grouped-query attention; `head_dim` defaults to hidden_size / num_attention_heads."""
+    num_heads = fields.size("num_attention_heads")
+    # A null counts as "as many as heads" in every class, an absent field only in some.
+    kv_default: int | None = num_heads
+    if "num_key_value_heads" not in fields.values and not kv_heads_default_to_heads:
+        kv_default = None
+    num_kv_heads = fields.size("num_key_value_heads", default=kv_default)
+    if num_heads % num_kv_heads:
+        raise fields.refusal(
+            "num_key_value_heads",
+            f"{num_kv_heads} does not divide num_attention_heads {num_heads}",
+        )
+    if not fields.has("head_dim") and not head_dim_is_required:
+        hidden_size = fields.size("hidden_size")
+        if hidden_size % num_heads:
+            raise fields.refusal(
+                "num_attention_heads",
+                f"{num_heads} does not divide hidden_size {hidden_size}, and head_dim is absent",
+            )
+        head_dim = hidden_size // num_heads
+    else:
+        head_dim = fields.size("head_dim")
+    return Attention(
+        kind="gqa", num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, **more
+    )
+
+
+def mla(fields: ConfigFields) -> Attention:
+    """Read multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+    num_heads = fields.size("num_attention_heads")
+    num_kv_heads = fields.size("num_key_value_heads", default=num_heads)
+    if num_kv_heads != num_heads:
+        raise fields.refusal(
+            "num_key_value_heads",
+            f"{num_kv_heads} differs from num_attention_heads {num_heads}; latent attention has"
+            " one key and value per head",
+        )
+    nope, rope = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
+    bias = fields.flag("attention_bias", default=False)
+    if "q_lora_rank" not in fields.values:
+        raise fields.refusal("q_lora_rank", "missing; null means uncompressed queries")
+    return Attention(
+        kind="mla",
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=nope + rope,
+        qkv_bias=bias,
+        output_bias=bias,
+        q_lora_rank=fields.optional_size("q_lora_rank"),
+        kv_lora_rank=fields.size("kv_lora_rank"),
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        v_head_dim=fields.size("v_head_dim"),
+    )
+
+
+def moe(fields: ConfigFields, *, experts: str, width: str, normalise: bool, **more: Any) -> Moe:
+    """Read the routed experts; `experts` and `width` are the names of the architecture's fields."""
+    num_experts = fields.size(experts)
+    top_k = fields.size("num_experts_per_tok")
+    if top_k > num_experts:
+        raise fields.refusal("num_experts_per_tok", f"{top_k} exceeds {experts} {num_experts}")
+    num_groups, groups_per_token = more.get("num_groups", 1), more.get("groups_per_token", 1)
+    if num_experts % num_groups:
+        raise fields.refusal("n_group", f"{num_groups} does not divide {experts} {num_experts}")
+    if groups_per_token > num_groups:
+        raise fields.refusal("topk_group", f"{groups_per_token} exceeds n_group {num_groups}")
+    reachable = groups_per_token * (num_experts // num_groups)
+    if top_k > reachable:
+        raise fields.refusal(
+            "num_experts_per_tok", f"{top_k} exceeds the {reachable} experts of topk_group groups"
+        )
+    return Moe(
+        num_experts=num_experts,
+        top_k=top_k,
+        expert_ffn_size=fields.size(width),
+        normalise_top_k=normalise,
+        **more,
+    )
+
+
+def groups(fields: ConfigFields) -> dict[str, int]:
+    """Read the groups of group-limited routing."""
+    return {
+        "num_groups": fields.size("n_group", default=1),
+        "groups_per_token": fields.size("topk_group", default=1),
+    }
+
+
+def shared_ffn_size(fields: ConfigFields) -> int:
+    """Read the total width of DeepSeek-style shared experts."""
+    return fields.size("n_shared_experts", default=0, least=0) * fields.size(
+        "moe_intermediate_size"
+    )
+
+
+def leading_dense(fields: ConfigFields) -> tuple[LayerKind, ...]:
+    """Read the layer kinds of a model whose first layers are dense and all others MoE."""
+    frequency = fields.size("moe_layer_freq", default=1)
+    if frequency != 1:
+        raise fields.refusal("moe_layer_freq", f"{frequency} is not supported; only 1 is")
+    total = num_layers(fields)
+    dense = min(total, fields.size("first_k_dense_replace", least=0))
+    return (LayerKind.DENSE,) * dense + (LayerKind.MOE,) * (total - dense)
+
+
+def sparse_steps(fields: ConfigFields) -> tuple[LayerKind, ...]:
+    """Read the layer kinds of a model in which every n-th layer is MoE, with exceptions."""
+    step = fields.size("decoder_sparse_step", default=1)
+    exceptions = fields.list_of("mlp_only_layers", int) or []
+    return tuple(
+        LayerKind.MOE if (i + 1) % step == 0 and i not in exceptions else LayerKind.DENSE
+        for i in range(num_layers(fields))
+    )
+
+
+def dense_ffn_size(fields: ConfigFields, layers: tuple[LayerKind, ...]) -> int:
+    """Read the width of dense layers, which a model without them need not state."""
+    return fields.size("intermediate_size") if LayerKind.DENSE in layers else 0
+
+
+def used_window(fields: ConfigFields) -> int | None:
+    """Read the sliding window, which counts only when `use_sliding_window` is set."""
+    if not fields.flag("use_sliding_window", default=False):
+        return None
+    return fields.size("sliding_window", default=4096, most=LONGEST_POSITION)
+
+
+def upper_windowed(fields: ConfigFields, *, window: int | None) -> tuple[bool, ...]:
+    """Say which layers are windowed where, unless stated, those from `max_window_layers` on are."""
+    first = fields.size("max_window_layers", default=28, least=0)
+    return windowed(fields, default=[i >= first for i in range(num_layers(fields))], window=window)
+
+
+def windowed(fields: ConfigFields, *, default: list[bool], window: int | None) -> tuple[bool, ...]:
+    """Say which layers are windowed, from `layer_types` where it is stated."""
+    kinds = fields.list_of("layer_types", str)
+    if kinds is None:
+        return tuple(window is not None and choice for choice in default)
+    if len(kinds) != len(default):
+        raise fields.refusal(
+            "layer_types", f"{len(kinds)} entries for num_hidden_layers {len(default)}"
+        )
+    for position, kind in enumerate(kinds):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise fields.refusal(
+                f"layer_types[{position}]",
+                f"{shown_value(kind)} is neither 'full_attention' nor 'sliding_attention'",
+            )
+    if "sliding_attention" in kinds and window is None:
+        raise fields.refusal("sliding_window", "missing, and layer_types asks for it")
+    return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def rope_theta(fields: ConfigFields, *, default: float) -> float:
+    """Read the rotary base from the top level or, newer style, from `rope_parameters`."""
+    nested = fields.values.get("rope_parameters")
+    if not fields.has("rope_theta") and isinstance(nested, dict):
+        inner = ConfigFields(values=nested, source=f"{fields.source}: rope_parameters")
+        return inner.number("rope_theta", default=default)
+    return fields.number("rope_theta", default=default)

@@ -1,0 +1,69 @@
+"""From the path of a Hugging Face `config.json` to a `ModelSpec`."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tuner.errors import SpecError
+from tuner.spec.files import one_line, read_small_text, shown_path, shown_value
+from tuner.spec.huggingface.architectures import ARCHITECTURES
+from tuner.spec.huggingface.fields import ConfigFields
+from tuner.spec.model import ModelSpec
+
+
+def read_model(path: Path) -> ModelSpec:
+    """Read an unmodified `config.json`, named by its path or by its folder.
+
+    Raises:
+        SpecError: unreadable, no JSON object, an unknown architecture, or a field that is missing
+            or impossible; one line that names file and field.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    source = shown_path(file)
+    fields = ConfigFields(values=_json_object(file, source), source=source)
+    architecture = _architecture(fields)
+    name = _name(file, fields)
+    try:
+        return ARCHITECTURES[architecture](fields, architecture, name)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SpecError(one_line(f"{source}: {where}: {first['msg']}")) from error
+
+
+def _json_object(file: Path, source: str) -> dict[str, Any]:
+    text = read_small_text(file, what="model config")
+    try:
+        values = json.loads(text)
+    except RecursionError as error:
+        raise SpecError(f"{source}: nested too deeply for a model config") from error
+    except ValueError as error:
+        raise SpecError(one_line(f"{source}: not valid JSON: {error}")) from error
+    if not isinstance(values, dict):
+        raise SpecError(f"{source}: {shown_value(values)} at the top, where an object belongs")
+    return values
+
+
+def _architecture(fields: ConfigFields) -> str:
+    names = fields.list_of("architectures", str)
+    known = f"known: {', '.join(ARCHITECTURES)}"
+    if not names:
+        raise fields.refusal("architectures", f"missing; {known}")
+    if names[0] not in ARCHITECTURES:
+        near = difflib.get_close_matches(names[0], ARCHITECTURES, n=1, cutoff=0.9)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise fields.refusal(
+            "architectures", f"{shown_value(names[0])} is not supported; {hint}{known}"
+        )
+    return str(names[0])
+
+
+def _name(file: Path, fields: ConfigFields) -> str:
+    """Name the model by its folder, by its file where that is telling, or by its type."""
+    if file.name != "config.json":
+        return file.stem
+    fallback = fields.text("model_type", default="") or str(fields.values["architectures"][0])
+    return file.resolve().parent.name or fallback
