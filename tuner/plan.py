@@ -199,6 +199,8 @@ class Provenance(Record):
     """By pool."""
     profile_source: dict[str, str]
     """By pool: `measured`, `imported` or `datasheet`."""
+    device_kind: dict[str, Literal["cpu", "cuda"]] = Field(default_factory=dict)
+    """By pool; a pool that is not named has accelerators."""
     extrapolated: tuple[str, ...]
     """Operations priced outside the measured range."""
     notes: tuple[str, ...] = ()
