@@ -91,6 +91,12 @@ Count = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_whole)]
 Number = Annotated[float, Field(gt=0.0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 """A positive finite number."""
 
+
+def one_or_many(value: Any) -> Any:
+    """Let a single value be written without brackets."""
+    return value if isinstance(value, list | tuple | dict) or value is None else (value,)
+
+
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 """A name that the user chose."""
 

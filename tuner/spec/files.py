@@ -1,5 +1,6 @@
 """Reading small text files that a user named, with one-line refusals."""
 
+import json
 import stat
 from pathlib import Path
 from typing import Any, Final
@@ -7,7 +8,7 @@ from typing import Any, Final
 from tuner.errors import SpecError
 
 LARGEST_FILE_BYTES: Final = 1_000_000
-"""Specs, model configs and routing records are small; a larger file is something else."""
+"""Specs and model configs are small; a larger file is something else."""
 
 _LONGEST_SHOWN: Final = 60
 
@@ -37,8 +38,8 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def read_small_text(path: Path, *, what: str) -> str:
-    """Read a UTF-8 text file (a byte-order mark is dropped) of at most 1 MB.
+def read_small_text(path: Path, *, what: str, most_bytes: int = LARGEST_FILE_BYTES) -> str:
+    """Read a UTF-8 text file (a byte-order mark is dropped) of a bounded size.
 
     Raises:
         SpecError: the path is no readable regular file, too large, or not UTF-8.
@@ -48,15 +49,36 @@ def read_small_text(path: Path, *, what: str) -> str:
         if not stat.S_ISREG(path.stat().st_mode):
             raise SpecError(f"{shown}: not a file; name the file that holds the {what}")
         with path.open("rb") as file:
-            content = file.read(LARGEST_FILE_BYTES + 1)
+            content = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise SpecError(f"{shown}: cannot read the {what}: {reason}") from error
-    if len(content) > LARGEST_FILE_BYTES:
-        raise SpecError(f"{shown}: larger than {LARGEST_FILE_BYTES} bytes, so it is not a {what}")
+    if len(content) > most_bytes:
+        raise SpecError(f"{shown}: larger than {most_bytes} bytes, so it is not a {what}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError(
             f"{shown}: not UTF-8 text (byte {error.start}), so it is not a {what}"
         ) from error
+
+
+def read_json_object(
+    path: Path, *, what: str, most_bytes: int = LARGEST_FILE_BYTES
+) -> dict[str, Any]:
+    """Read a JSON file that holds an object; of duplicate keys the last one counts.
+
+    Raises:
+        SpecError: unreadable, not JSON, nested too deeply, or not an object.
+    """
+    shown = shown_path(path)
+    text = read_small_text(path, what=what, most_bytes=most_bytes)
+    try:
+        values = json.loads(text)
+    except RecursionError as error:
+        raise SpecError(f"{shown}: nested too deeply for a {what}") from error
+    except ValueError as error:
+        raise SpecError(one_line(f"{shown}: not valid JSON: {error}")) from error
+    if not isinstance(values, dict):
+        raise SpecError(f"{shown}: {shown_value(values)} at the top, where an object belongs")
+    return values

@@ -10,11 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from profilers.records import Record
 from profilers.steps.config import Recompute
-from tuner.spec.fields import Count
-
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, list | tuple) or value is None else (value,)
+from tuner.spec.fields import Count, one_or_many
 
 
 def _whole_stage(value: Any) -> Any:
@@ -23,13 +19,13 @@ def _whole_stage(value: Any) -> Any:
     return value
 
 
-Counts = Annotated[tuple[Count, ...], Field(min_length=1), BeforeValidator(_as_list)]
+Counts = Annotated[tuple[Count, ...], Field(min_length=1), BeforeValidator(one_or_many)]
 Stages = Annotated[
     tuple[Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole_stage)], ...],
     Field(min_length=1),
-    BeforeValidator(_as_list),
+    BeforeValidator(one_or_many),
 ]
-Recomputes = Annotated[tuple[Recompute, ...], Field(min_length=1), BeforeValidator(_as_list)]
+Recomputes = Annotated[tuple[Recompute, ...], Field(min_length=1), BeforeValidator(one_or_many)]
 
 
 class Search(Record):

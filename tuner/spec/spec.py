@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from profilers.records import Record
 from tuner.spec.cluster import Cluster
-from tuner.spec.fields import FilePath, Name
+from tuner.spec.fields import FilePath, Name, one_or_many
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord
@@ -16,7 +16,7 @@ from tuner.spec.search import Search
 SCHEMA_VERSION = 1
 # 1: first release.
 
-Targets = Annotated[tuple[Name, ...], Field(min_length=1)]
+Targets = Annotated[tuple[Name, ...], Field(min_length=1), BeforeValidator(one_or_many)]
 
 
 class SpecFile(Record):

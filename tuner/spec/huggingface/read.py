@@ -1,14 +1,12 @@
 """From the path of a Hugging Face `config.json` to a `ModelSpec`."""
 
 import difflib
-import json
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from tuner.errors import SpecError
-from tuner.spec.files import one_line, read_small_text, shown_path, shown_value
+from tuner.spec.files import one_line, read_json_object, shown_path, shown_value
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.fields import ConfigFields
 from tuner.spec.model import ModelSpec
@@ -23,7 +21,7 @@ def read_model(path: Path) -> ModelSpec:
     """
     file = path / "config.json" if path.is_dir() else path
     source = shown_path(file)
-    fields = ConfigFields(values=_json_object(file, source), source=source)
+    fields = ConfigFields(values=read_json_object(file, what="model config"), source=source)
     architecture = _architecture(fields)
     name = _name(file, fields)
     try:
@@ -32,19 +30,6 @@ def read_model(path: Path) -> ModelSpec:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SpecError(one_line(f"{source}: {where}: {first['msg']}")) from error
-
-
-def _json_object(file: Path, source: str) -> dict[str, Any]:
-    text = read_small_text(file, what="model config")
-    try:
-        values = json.loads(text)
-    except RecursionError as error:
-        raise SpecError(f"{source}: nested too deeply for a model config") from error
-    except ValueError as error:
-        raise SpecError(one_line(f"{source}: not valid JSON: {error}")) from error
-    if not isinstance(values, dict):
-        raise SpecError(f"{source}: {shown_value(values)} at the top, where an object belongs")
-    return values
 
 
 def _architecture(fields: ConfigFields) -> str:

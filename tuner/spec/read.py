@@ -1,0 +1,83 @@
+"""From the path of a spec file to a `Spec`, with its model and recorded routing loaded."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from profilers.steps.config import LayerKind
+from tuner.errors import SpecError
+from tuner.spec.complaint import complaint
+from tuner.spec.fields import SpecFolder
+from tuner.spec.files import read_small_text, shown_path, shown_value
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+from tuner.spec.routing import RoutingRecord, read_routing
+from tuner.spec.spec import Spec, SpecFile
+from tuner.spec.yaml_text import parse_yaml
+
+SUPPORTED_GOALS: Final = ("train",)
+PLANNED_GOALS: Final = ("serve", "place")
+"""Named by the file format, answered by a later version."""
+
+
+def read_spec(path: Path) -> Spec:
+    """Read a spec file and what it names.
+
+    Raises:
+        SpecError: one line: the file, the field's path, its value, the rule.
+    """
+    source = shown_path(path)
+    raw = parse_yaml(read_small_text(path, what="spec"), source=source)
+    if not isinstance(raw, dict):
+        found = "nothing" if raw is None else shown_value(raw)
+        raise SpecError(f"{source}: {found} at the top, where the keys of a spec belong")
+    _check_goal_kind(raw, source)
+    try:
+        file = SpecFile.model_validate(raw, context=SpecFolder(folder=path.parent))
+    except ValidationError as error:
+        raise SpecError(f"{source}: {complaint(error, model=SpecFile)}") from error
+    model = read_model(file.model)
+    wanted = file.goal.routing
+    routing = None if wanted is None else read_routing(wanted.path)
+    if routing is not None:
+        _check_routing(routing, model, source)
+    return Spec(
+        path=path,
+        model_path=file.model,
+        model=model,
+        cluster=file.cluster,
+        goal=file.goal,
+        routing=routing,
+        search=file.search,
+        emit=file.emit,
+    )
+
+
+def _check_goal_kind(raw: dict[str, Any], source: str) -> None:
+    """Answer the goals of a later version by name, before their fields look unknown."""
+    goal = raw.get("goal")
+    kind = goal.get("kind") if isinstance(goal, dict) else None
+    if kind in PLANNED_GOALS:
+        raise SpecError(
+            f"{source}: goal.kind: {kind!r} is not supported by this version;"
+            f" supported: {', '.join(SUPPORTED_GOALS)}"
+        )
+
+
+def _check_routing(routing: RoutingRecord, model: ModelSpec, source: str) -> None:
+    where = f"{source}: goal.routing.path"
+    if model.moe is None:
+        raise SpecError(f"{where}: {model.name} has no experts; leave routing out")
+    if routing.num_experts != model.moe.num_experts:
+        raise SpecError(
+            f"{where}: recorded with {routing.num_experts} experts, but {model.name} has"
+            f" {model.moe.num_experts}"
+        )
+    if routing.top_k not in (None, model.moe.top_k):
+        raise SpecError(
+            f"{where}: recorded with top_k {routing.top_k}, but {model.name} has {model.moe.top_k}"
+        )
+    for layer in routing.layer_ids:
+        if layer >= model.num_layers or model.layers[layer] is not LayerKind.MOE:
+            raise SpecError(f"{where}: layer {layer} is not a MoE layer of {model.name}")
