@@ -1,0 +1,102 @@
+"""Run the reference step: `torchrun --nproc-per-node N -m profilers.steps CONFIG --report REPORT`.
+
+Works without torchrun for one rank. Exit codes: 0 done, 2 unusable configuration or number of
+ranks, 77 out of memory, 1 any other error (with its traceback); a run past its deadline is killed
+by SIGALRM.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+
+from profilers.errors import RankError
+from profilers.steps.config import StepConfig
+from profilers.steps.run import refusal, run, start
+
+OUT_OF_MEMORY_EXIT = 77
+CPU_OUT_OF_MEMORY = "can't allocate memory"
+"""What PyTorch's CPU allocator says; it raises a plain RuntimeError."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the configuration on this rank and return its exit code."""
+    options = _parse(arguments)
+    if options.deadline is not None:
+        # The default action ends the process even inside a collective that never returns.
+        signal.setitimer(signal.ITIMER_REAL, options.deadline)
+    try:
+        config = StepConfig.model_validate_json(options.config.read_text(encoding="utf-8"))
+    except OSError as error:
+        return _refuse(f"{options.config}: {error.strerror}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "configuration"
+        return _refuse(f"{options.config}: {field}: {first['msg']}")
+    reason = refusal(config)
+    if reason is not None:
+        return _refuse(f"{options.config}: {reason}")
+    try:
+        _run_and_report(config, options.report)
+    except RankError as error:
+        return _refuse(str(error))
+    except torch.OutOfMemoryError as error:
+        return _out_of_memory(error)
+    except RuntimeError as error:
+        if CPU_OUT_OF_MEMORY not in str(error):
+            raise
+        return _out_of_memory(error)
+    return 0
+
+
+def _run_and_report(config: StepConfig, report: Path) -> None:
+    device = _device(config)
+    layout = start(config, device=device)
+    result = run(config, layout)
+    if layout.rank == 0:
+        partial = report.with_name(f".{report.name}.partial")
+        partial.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(report)
+    dist.destroy_process_group()
+
+
+def _device(config: StepConfig) -> torch.device:
+    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def _refuse(reason: str) -> int:
+    print(f"profilers.steps: {reason}", file=sys.stderr)  # noqa: T201 - a command's one line
+    return 2
+
+
+def _out_of_memory(error: RuntimeError) -> int:
+    rank = os.environ.get("RANK", "0")
+    line = str(error).splitlines()[0]
+    print(f"profilers.steps: rank {rank} is out of memory: {line}", file=sys.stderr)  # noqa: T201
+    return OUT_OF_MEMORY_EXIT
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="profilers.steps", description=__doc__)
+    parser.add_argument("config", type=Path, help="step configuration, JSON")
+    parser.add_argument("--report", type=Path, required=True, help="where rank 0 writes")
+    parser.add_argument("--deadline", type=float, help="seconds after which the rank is killed")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    # A rank that failed must not wait for its peers while the interpreter shuts down.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code) if code else sys.exit(0)

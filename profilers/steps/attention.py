@@ -1,0 +1,76 @@
+"""Grouped-query attention with rotary positions, its heads split over tensor ranks.
+
+Letters: B sequences, S tokens, T tensor ranks, H hidden, A query heads, G key-value heads of this
+rank, D head size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from profilers.steps.collectives import gather_sequence, scatter_sequence
+from profilers.steps.config import StepConfig
+from profilers.steps.functional import rotary, rotary_tables
+from profilers.steps.layout import Layout
+from profilers.steps.weights import normal, parameter, shard
+
+
+class Attention(nn.Module):
+    """[B, S / T, H] -> [B, S / T, H]; the residual is the caller's."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, config: StepConfig, layout: Layout, *, name: str) -> None:
+        super().__init__()
+        model, ranks = config.model, layout.degrees.tensor
+        self._heads = model.num_heads // ranks
+        self._kv_heads = model.num_kv_heads // ranks
+        self._head_dim = model.head_dim
+        self._group = layout.tensor_group
+        parts = []
+        for part, heads in (
+            ("q", model.num_heads),
+            ("k", model.num_kv_heads),
+            ("v", model.num_kv_heads),
+        ):
+            full = normal(
+                f"{name}.{part}", (heads * model.head_dim, model.hidden_size), seed=config.seed
+            )
+            parts.append(shard(full, axis=0, rank=layout.tensor_rank, ranks=ranks))
+        self.qkv = parameter(torch.cat(parts), layout.device)
+        full = normal(
+            f"{name}.output",
+            (model.hidden_size, model.num_heads * model.head_dim),
+            seed=config.seed,
+            gain=(2 * len(model.layers)) ** -0.5,
+        )
+        self.output = parameter(
+            shard(full, axis=1, rank=layout.tensor_rank, ranks=ranks), layout.device
+        )
+        cosine, sine = rotary_tables(
+            config.sequence_length,
+            head_dim=model.head_dim,
+            theta=model.rope_theta,
+            dtype=torch.bfloat16 if config.precision == "bf16" else torch.float32,
+            device=layout.device,
+        )
+        self.register_buffer("cosine", cosine, persistent=False)
+        self.register_buffer("sine", sine, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = gather_sequence(x, self._group)
+        batch, sequence, _ = x.shape
+        qkv = nn.functional.linear(x, self.qkv).view(batch, sequence, -1, self._head_dim)
+        rotated = self._heads + self._kv_heads
+        query_key = rotary(qkv[:, :, :rotated], self.cosine, self.sine)
+        # Copied, so that it does not keep the storage of all of qkv alive until the backward.
+        value = qkv[:, :, rotated:].contiguous()
+        mixed = nn.functional.scaled_dot_product_attention(
+            query_key[:, :, : self._heads].transpose(1, 2),
+            query_key[:, :, self._heads :].transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self._heads != self._kv_heads,
+        )
+        y = nn.functional.linear(mixed.transpose(1, 2).flatten(2), self.output)
+        return scatter_sequence(y, self._group)

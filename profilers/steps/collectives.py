@@ -1,0 +1,108 @@
+"""The step's own collectives with their gradients; FSDP and the pipeline bring theirs.
+
+PyTorch's differentiable all-gather is refused by gloo, hence these few lines. A group of one rank
+communicates nothing.
+
+Letters: B sequences, S tokens of a sequence, P ranks of the group, M rows, H columns.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# PyTorch renamed these two and warns on the old names; older releases have only those.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Collect the shards of every sequence: [B, S / P, H] -> [B, S, H]; backward scatters sums."""
+    return x if group.size() == 1 else _Gather.apply(x, group)  # type: ignore[no-untyped-call]  # torch
+
+
+def scatter_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum over the ranks and keep this rank's shard: [B, S, H] -> [B, S / P, H]."""
+    return x if group.size() == 1 else _Scatter.apply(x, group)  # type: ignore[no-untyped-call]  # torch
+
+
+def all_to_all_rows(
+    x: Tensor, group: dist.ProcessGroup, *, send: list[int], receive: list[int]
+) -> Tensor:
+    """Send `send[p]` consecutive rows to rank p: [sum(send), H] -> [sum(receive), H]."""
+    if group.size() == 1:
+        return x
+    return _AllToAll.apply(x, group, send, receive)  # type: ignore[no-any-return, no-untyped-call]  # torch
+
+
+def exchange_counts(counts_PN: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Tell every rank how many rows it will get: row p goes to rank p, and comes from it [P, N]."""
+    if group.size() == 1:
+        return counts_PN
+    received = torch.empty_like(counts_PN)
+    dist.all_to_all_single(received, counts_PN.contiguous(), group=group)
+    return received
+
+
+def _gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    batch, shard, hidden = x.shape
+    parts = x.new_empty(group.size() * batch, shard, hidden)
+    _all_gather(parts, x.contiguous(), group=group)
+    return parts.view(-1, batch, shard, hidden).transpose(0, 1).reshape(batch, -1, hidden)
+
+
+def _scattered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    batch, sequence, hidden = x.shape
+    shard = sequence // group.size()
+    parts = x.view(batch, -1, shard, hidden).transpose(0, 1).contiguous()
+    own = x.new_empty(batch, shard, hidden)
+    _reduce_scatter(own, parts.view(-1, shard, hidden), group=group)
+    return own
+
+
+def _exchanged(x: Tensor, group: dist.ProcessGroup, send: list[int], receive: list[int]) -> Tensor:
+    received = x.new_empty(sum(receive), x.shape[1])
+    dist.all_to_all_single(
+        received,
+        x.contiguous(),
+        output_split_sizes=receive,
+        input_split_sizes=send,
+        group=group,
+    )
+    return received
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _scattered(grad.contiguous(), ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _scattered(x.contiguous(), group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _gathered(grad, ctx.group), None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, group: dist.ProcessGroup, send: list[int], receive: list[int]
+    ) -> Tensor:
+        ctx.group, ctx.send, ctx.receive = group, send, receive
+        return _exchanged(x, group, send, receive)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchanged(grad, ctx.group, ctx.receive, ctx.send), None, None, None

@@ -1,0 +1,40 @@
+"""The dense SwiGLU feed-forward network, also used as shared expert, split over tensor ranks.
+
+Letters: B sequences, S tokens, T tensor ranks, H hidden, F width of the whole network.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from profilers.steps.collectives import gather_sequence, scatter_sequence
+from profilers.steps.config import StepConfig
+from profilers.steps.functional import swiglu
+from profilers.steps.layout import Layout
+from profilers.steps.weights import normal, parameter, shard
+
+
+class FeedForward(nn.Module):
+    """[B, S / T, H] -> [B, S / T, H]; the residual is the caller's."""
+
+    def __init__(self, config: StepConfig, layout: Layout, *, width: int, name: str) -> None:
+        super().__init__()
+        hidden, ranks, rank = config.model.hidden_size, layout.degrees.tensor, layout.tensor_rank
+        self._group = layout.tensor_group
+        halves = [
+            shard(
+                normal(f"{name}.{half}", (width, hidden), seed=config.seed),
+                axis=0,
+                rank=rank,
+                ranks=ranks,
+            )
+            for half in ("gate", "up")
+        ]
+        self.gate_up = parameter(torch.cat(halves), layout.device)
+        gain = (2 * len(config.model.layers)) ** -0.5
+        full = normal(f"{name}.down", (hidden, width), seed=config.seed, gain=gain)
+        self.down = parameter(shard(full, axis=1, rank=rank, ranks=ranks), layout.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = gather_sequence(x, self._group)
+        y = nn.functional.linear(swiglu(nn.functional.linear(x, self.gate_up)), self.down)
+        return scatter_sequence(y, self._group)

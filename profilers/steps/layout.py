@@ -1,0 +1,114 @@
+"""Which ranks stand where: coordinates, process groups and the meshes of data parallelism.
+
+Rank order is that of profilers/steps/config.py. Three scopes sum gradients inside a pipeline stage
+of D data and T tensor ranks with expert degree X:
+
+    stage     D * T ranks       what tensor parallelism replicates: norms, router, embedding, head
+    data      D ranks           what tensor parallelism splits: attention, dense and shared FFN
+    replica   D * T / X ranks   experts, among the ranks that hold the same ones
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from profilers.steps.config import Parallelism
+
+Ranks = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """This rank's place in the job."""
+
+    degrees: Parallelism
+    rank: int
+    device: torch.device
+    tensor_group: dist.ProcessGroup
+    pipeline_group: dist.ProcessGroup
+    expert_group: dist.ProcessGroup
+    stage_mesh: DeviceMesh
+    data_mesh: DeviceMesh
+    replica_mesh: DeviceMesh
+
+    @property
+    def tensor_rank(self) -> int:
+        """Place among the ranks that share a sequence."""
+        return self.rank % self.degrees.tensor
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of the global batch."""
+        return self.rank // self.degrees.tensor % self.degrees.data
+
+    @property
+    def pipeline_rank(self) -> int:
+        """Which pipeline stage."""
+        return self.rank // (self.degrees.tensor * self.degrees.data)
+
+    @property
+    def expert_rank(self) -> int:
+        """Which block of the experts."""
+        return self.rank % (self.degrees.tensor * self.degrees.data) % self.degrees.expert
+
+
+def groups_of(degrees: Parallelism) -> dict[str, Ranks]:
+    """List the ranks of every group by kind; each kind covers every rank exactly once."""
+    tensor, data, expert = degrees.tensor, degrees.data, degrees.expert
+    inside = tensor * data
+    starts = range(0, degrees.world, inside)
+    return {
+        "solo": [[rank] for rank in range(degrees.world)],
+        "tensor": [list(range(first, first + tensor)) for first in range(0, degrees.world, tensor)],
+        "pipeline": [list(range(first, degrees.world, inside)) for first in range(inside)],
+        "stage": [list(range(start, start + inside)) for start in starts],
+        "data": [
+            list(range(start + first, start + inside, tensor))
+            for start in starts
+            for first in range(tensor)
+        ],
+        "expert": [list(range(first, first + expert)) for first in range(0, degrees.world, expert)],
+        "replica": [
+            list(range(start + first, start + inside, expert))
+            for start in starts
+            for first in range(expert)
+        ],
+    }
+
+
+def join(degrees: Parallelism, *, device: torch.device, timeout: timedelta) -> Layout:
+    """Create the groups of this rank; every rank of the job must call it, in the same order."""
+    created: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
+    groups: dict[str, dist.ProcessGroup] = {}
+    for kind, ranks in groups_of(degrees).items():
+        key = tuple(tuple(group) for group in ranks)
+        if key not in created:
+            created[key], _ = dist.new_subgroups_by_enumeration(ranks, timeout=timeout)  # type: ignore[no-untyped-call]  # torch
+        groups[kind] = created[key]
+
+    def mesh(kind: str) -> DeviceMesh:
+        """Replicated and not sharded for zero_stage 0, sharded otherwise."""
+        if degrees.zero_stage:
+            return DeviceMesh.from_group(groups[kind], device.type)
+        ranks = dist.get_process_group_ranks(groups[kind])
+        return DeviceMesh.from_group(
+            [groups[kind], groups["solo"]],
+            device.type,
+            mesh=[[rank] for rank in ranks],
+            mesh_dim_names=(kind, "solo"),
+        )
+
+    return Layout(
+        degrees=degrees,
+        rank=dist.get_rank(),
+        device=device,
+        tensor_group=groups["tensor"],
+        pipeline_group=groups["pipeline"],
+        expert_group=groups["expert"],
+        stage_mesh=mesh("stage"),
+        data_mesh=mesh("data"),
+        replica_mesh=mesh("replica"),
+    )

@@ -1,0 +1,177 @@
+"""The Mixture-of-Experts layer: router, dispatch, experts, combine, in MemFine's chunks.
+
+MemFine (arXiv 2511.21431): the tokens of a rank are cut into c contiguous chunks; each is
+dispatched, computed and combined in turn and, in the backward pass, computed again, so that at most
+one chunk's expert activations are held. c is fixed, or picked at run time as the smallest power of
+two that keeps the copies which any rank of the expert group holds at once under a threshold.
+The paper leaves open how ranks agree; here they take the largest count of the group, because a rank
+that exchanges fewer chunks than its peers would leave them waiting for ever.
+
+Letters: T tokens of this rank, H hidden size, K experts per token, E experts, P expert ranks,
+M copies sent, R copies received.
+
+Not covered: capacity limits and dropped tokens; expert tensor parallelism.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from profilers.steps.collectives import all_to_all_rows, exchange_counts
+from profilers.steps.config import Recompute, Stage, StepConfig
+from profilers.steps.experts import expert_ffn
+from profilers.steps.feed_forward import FeedForward
+from profilers.steps.functional import (
+    expert_order,
+    inverse_order,
+    permute,
+    reorder,
+    unpermute,
+)
+from profilers.steps.instruments import Instruments
+from profilers.steps.layout import Layout
+from profilers.steps.recompute import recomputed
+from profilers.steps.routing import Router
+from profilers.steps.weights import normal, parameter
+
+
+class Moe(nn.Module):
+    """x[B, S', H] -> [B, S', H]: routed experts plus, where configured, the shared expert."""
+
+    def __init__(
+        self,
+        config: StepConfig,
+        layout: Layout,
+        instruments: Instruments,
+        *,
+        stage: Stage,
+        moe_layer: int,
+        name: str,
+    ) -> None:
+        super().__init__()
+        self.router = Router(
+            config, layout, instruments, moe_layer=moe_layer, name=f"{name}.router"
+        )
+        self.routed = RoutedExperts(
+            config, layout, instruments, stage=stage, moe_layer=moe_layer, name=name
+        )
+        width = config.model.shared_ffn_size
+        self.shared = (
+            FeedForward(config, layout, width=width, name=f"{name}.shared") if width else None
+        )
+
+    def forward(self, x: Tensor, forced: Tensor | None, *, is_first_pass: bool) -> Tensor:
+        experts_TK, weight_TK = self.router(x, forced, is_first_pass=is_first_pass)
+        y: Tensor = self.routed(x.flatten(0, 1), experts_TK, weight_TK).view_as(x)
+        if self.shared is not None:
+            y = y + self.shared(x)
+        return y
+
+
+class RoutedExperts(nn.Module):
+    """The experts of this rank and the exchange of tokens: x[T, H], [T, K], [T, K] -> [T, H]."""
+
+    def __init__(
+        self,
+        config: StepConfig,
+        layout: Layout,
+        instruments: Instruments,
+        *,
+        stage: Stage,
+        moe_layer: int,
+        name: str,
+    ) -> None:
+        super().__init__()
+        model = config.model
+        local = model.num_experts // layout.degrees.expert
+        gain = (2 * len(model.layers)) ** -0.5
+        gate_up, down = [], []
+        for expert in range(layout.expert_rank * local, (layout.expert_rank + 1) * local):
+            shape = (2 * model.moe_ffn_size, model.hidden_size)
+            gate_up.append(normal(f"{name}.{expert}.gate_up", shape, seed=config.seed))
+            gated = normal(
+                f"{name}.{expert}.down", (shape[1], shape[0] // 2), seed=config.seed, gain=gain
+            )
+            down.append(gated)
+        self.gate_up = parameter(torch.stack(gate_up), layout.device)
+        self.down = parameter(torch.stack(down), layout.device)
+        self._num_experts = model.num_experts
+        self._group = layout.expert_group
+        self._instruments = instruments
+        self._stage = stage
+        self._moe_layer = moe_layer
+
+    def forward(self, x_TH: Tensor, experts_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        chunks = self._num_chunks(experts_TK)
+        self._instruments.note_chunks(self._moe_layer, chunks)
+        recompute = self._stage.recompute
+        if recompute is Recompute.NONE or (recompute is Recompute.FULL and chunks == 1):
+            return self._exchange_and_compute(x_TH, experts_TK, weight_TK)
+        sizes = even_parts(len(x_TH), parts=chunks)
+        parts = zip(
+            torch.split_with_sizes(x_TH, sizes),
+            torch.split_with_sizes(experts_TK, sizes),
+            torch.split_with_sizes(weight_TK, sizes),
+            strict=True,
+        )
+        return torch.cat(
+            [
+                recomputed(self._exchange_and_compute, *part, instruments=self._instruments)
+                for part in parts
+            ]
+        )
+
+    def _exchange_and_compute(self, x_TH: Tensor, experts_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        order_M = expert_order(experts_TK)
+        rows = permute(x_TH, order_M, top_k=experts_TK.shape[1])
+        sent_PE = self._copies(experts_TK)
+        received_PE = exchange_counts(sent_PE, self._group)
+        send, receive, counts = (
+            sent_PE.sum(dim=1).tolist(),
+            received_PE.sum(dim=1).tolist(),
+            received_PE.sum(dim=0).tolist(),
+        )
+        rows = all_to_all_rows(rows, self._group, send=send, receive=receive)
+        if min(received_PE.shape) == 1:
+            # One source or one expert: the rows already lie by expert.
+            rows = expert_ffn(rows, counts, self.gate_up, self.down)
+        else:
+            by_expert_R = _expert_of_row(received_PE).argsort(stable=True)
+            by_source_R = inverse_order(by_expert_R)
+            rows = reorder(rows, by_expert_R, by_source_R)
+            rows = expert_ffn(rows, counts, self.gate_up, self.down)
+            rows = reorder(rows, by_source_R, by_expert_R)
+        rows = all_to_all_rows(rows, self._group, send=receive, receive=send)
+        return unpermute(rows, order_M, weight_TK)
+
+    def _copies(self, experts_TK: Tensor) -> Tensor:
+        copies_E = experts_TK.flatten().bincount(minlength=self._num_experts)
+        return copies_E.view(self._group.size(), -1)
+
+    def _num_chunks(self, experts_TK: Tensor) -> int:
+        limit = self._stage.max_chunk_tokens
+        if limit is None:
+            return self._stage.chunks
+        received = exchange_counts(self._copies(experts_TK), self._group).sum()
+        if self._group.size() > 1:
+            dist.all_reduce(received, op=dist.ReduceOp.MAX, group=self._group)
+        return chunks_needed(int(received), limit=limit, most=self._stage.max_chunks)
+
+
+def chunks_needed(received: int, *, limit: int, most: int) -> int:
+    """Pick the smallest power of two of chunks that holds `limit` copies each, at most `most`."""
+    needed = max(1, math.ceil(received / limit))
+    return int(min(2 ** (needed - 1).bit_length(), most))
+
+
+def even_parts(total: int, *, parts: int) -> list[int]:
+    """Cut a total into contiguous parts that differ by one at most, larger ones first."""
+    return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+def _expert_of_row(received_PE: Tensor) -> Tensor:
+    sources, experts = received_PE.shape
+    expert = torch.arange(experts, device=received_PE.device).repeat(sources)
+    return expert.repeat_interleave(received_PE.flatten())

@@ -1,0 +1,113 @@
+"""Data parallelism by FSDP2: which parameters are summed over which ranks, and where they lie.
+
+zero_stage 0 replicates parameters and all-reduces gradients (a mesh of N x 1), 1 shards optimizer
+state and gradients and gathers parameters once a step, 3 gathers them unit by unit. Gradients are
+sums, never means: the loss is already a share of the global mean.
+
+Units: one per layer over the stage's ranks; inside it the routed experts over the ranks that hold
+the same ones; and, with tensor parallelism, what is split by it over the data ranks.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from profilers.steps.config import StepConfig
+from profilers.steps.layout import Layout
+from profilers.steps.model import Layer, StageModel
+from profilers.steps.moe import Moe
+
+
+def shard_stage(module: StageModel, config: StepConfig, layout: Layout) -> None:
+    """Apply FSDP2 to a model chunk, in place."""
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if config.precision == "bf16" else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    reshard = layout.degrees.zero_stage == 3
+    replicas = layout.replica_mesh.size()
+
+    def evenly(weight: nn.Parameter) -> Shard:
+        """Shard experts along the width where there are fewer of them than replicas."""
+        split = len(weight) % replicas != 0 and weight.shape[1] % replicas == 0
+        return Shard(1 if split else 0)
+
+    def unit(part: nn.Module, mesh: Any, placement: Any = None) -> None:
+        fully_shard(
+            part,
+            mesh=mesh,
+            reshard_after_forward=reshard and part is not module,
+            mp_policy=policy,
+            shard_placement_fn=placement,
+        )
+
+    for layer in module.layers:
+        assert isinstance(layer, Layer)
+        split_parts: list[nn.Module] = [layer.attention]
+        if isinstance(layer.ffn, Moe):
+            unit(layer.ffn.routed, layout.replica_mesh, evenly)
+            if layer.ffn.shared is not None:
+                split_parts.append(layer.ffn.shared)
+        else:
+            split_parts.append(layer.ffn)
+        if layout.degrees.tensor > 1:
+            for part in split_parts:
+                unit(part, layout.data_mesh)
+        unit(layer, layout.stage_mesh)
+    unit(module, layout.stage_mesh)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+
+
+def local_shards(module: nn.Module) -> list[nn.Parameter]:
+    """Alias this rank's shards as plain parameters, for an optimizer that knows no meshes."""
+    return [nn.Parameter(_local(weight.detach())) for weight in module.parameters()]
+
+
+def local_gradients(module: nn.Module) -> list[Tensor | None]:
+    """This rank's shards of the gradients, in the order of `local_shards`."""
+    return [None if weight.grad is None else _local(weight.grad) for weight in module.parameters()]
+
+
+def weights_now(module: nn.Module) -> Iterator[Tensor]:
+    """Every tensor that is a parameter or constant table right now: shards, gathered or cast."""
+    for weight in module.parameters():
+        yield _local(weight.detach())
+    yield from module.buffers()
+    for held in _held_by_fsdp(module):
+        gathered = getattr(held, "_unsharded_param", None)
+        if gathered is not None:
+            yield gathered.detach()
+
+
+def gradients_now(module: nn.Module) -> Iterator[Tensor]:
+    """Every gradient tensor held right now: shards, and what is not yet reduced."""
+    for held in _held_by_fsdp(module):
+        gathered = getattr(held, "_unsharded_param", None)
+        for gradient in (
+            held.sharded_param.grad,
+            held.unsharded_accumulated_grad,
+            None if gathered is None else gathered.grad,
+        ):
+            if gradient is not None:
+                yield _local(gradient)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _held_by_fsdp(module: nn.Module) -> Iterator[Any]:
+    """FSDP2's private records; gradients awaiting reduction are visible nowhere else."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            state = part._get_fsdp_state()
+            for group in state._fsdp_param_groups:
+                yield from group.fsdp_params

@@ -1,0 +1,29 @@
+"""Initial weights that do not depend on the parallel layout.
+
+Each full tensor (each expert's, for experts) comes from a generator seeded by the run's seed and
+the parameter's name; a rank keeps its slice.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+STANDARD_DEVIATION = 0.02
+
+
+def normal(name: str, shape: tuple[int, ...], *, seed: int, gain: float = 1.0) -> Tensor:
+    """Draw the full tensor of this name, fp32, on the CPU."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest))
+    return torch.randn(shape, generator=generator).mul_(STANDARD_DEVIATION * gain)
+
+
+def shard(full: Tensor, *, axis: int, rank: int, ranks: int) -> Tensor:
+    """Keep this rank's equal part along an axis."""
+    return full.chunk(ranks, dim=axis)[rank]
+
+
+def parameter(values: Tensor, device: torch.device) -> nn.Parameter:
+    """Put values, which may be a view of something larger, on the device as a parameter."""
+    return nn.Parameter(values.to(device, copy=True).contiguous())
