@@ -1,0 +1,1 @@
+"""Writes launch files: one module per target, pure functions from a verified plan to text."""

@@ -1,0 +1,75 @@
+"""What stands at the top of every emitted file: what was chosen, how sure we are, what to expect.
+
+A plan that nobody measured says so first, with the reason that was given.
+"""
+
+from tuner.plan import TrainDecision, TrainPrediction, VerifiedPlan
+from tuner.units import format_bytes, format_s
+
+
+def statement(verified: VerifiedPlan) -> tuple[str, ...]:
+    """Return the lines that say what the file starts and what supports it."""
+    return (
+        f"Written by moetune {verified.plan.provenance.moetune_version} for the model "
+        f"{verified.plan.model.name}.",
+        *_evidence(verified),
+        *_expectation(verified),
+        *_degrees(verified.decision),
+    )
+
+
+def prediction(verified: VerifiedPlan) -> TrainPrediction | None:
+    """Return what the plan predicts of the decision to launch; None when it never priced it."""
+    plan = verified.plan
+    if plan.decision == verified.decision:
+        return plan.predicted
+    return next(
+        (other.predicted for other in plan.alternatives if other.decision == verified.decision),
+        None,
+    )
+
+
+def _evidence(verified: VerifiedPlan) -> tuple[str, ...]:
+    if verified.waived:
+        return (f"NOT VERIFIED: {verified.waived}",)
+    measured = [trial.measured_step_s for trial in verified.trials if trial.status == "ok"]
+    own = next(
+        (
+            trial.measured_step_s
+            for trial in verified.trials
+            if trial.decision == verified.decision and trial.measured_step_s is not None
+        ),
+        None,
+    )
+    launched = f"Verified by {len(verified.trials)} launches of the reference training step"
+    if own is None:
+        return (f"{launched}, {len(measured)} of them ran; this configuration was not among them.",)
+    return (f"{launched}; this configuration took {format_s(own)} a step.",)
+
+
+def _expectation(verified: VerifiedPlan) -> tuple[str, ...]:
+    predicted = prediction(verified)
+    if predicted is None:
+        return ()
+    low, high = predicted.step_time_s_band
+    memory = ", ".join(format_bytes(size) for size in predicted.peak_memory_bytes)
+    return (
+        f"Expected: {format_s(predicted.step_time_s)} a step "
+        f"(between {format_s(low)} and {format_s(high)}), "
+        f"{predicted.tokens_per_s_per_device:.4g} tokens/s per device.",
+        f"Expected peak memory of each stage's fullest device: {memory}.",
+    )
+
+
+def _degrees(decision: TrainDecision) -> tuple[str, ...]:
+    return (
+        f"{decision.num_devices} devices: "
+        f"TP {decision.tensor_model_parallel_size}, "
+        f"PP {decision.pipeline_model_parallel_size} "
+        f"x {decision.virtual_pipeline_model_parallel_size} chunks, "
+        f"CP {decision.context_parallel_size}, "
+        f"DP {decision.data_parallel_size}, "
+        f"EP {decision.expert_model_parallel_size}, "
+        f"ETP {decision.expert_tensor_parallel_size}, "
+        f"EDP {decision.expert_data_parallel_size}.",
+    )

@@ -1,0 +1,39 @@
+"""An emitted file as a value, and how untrusted text enters one.
+
+Emitters return text and touch no disk. Whatever comes from a user (a model's name, a path, the
+reason of a waiver) passes through `comment` when it is for people, through `shlex.quote` when a
+shell reads it, and through `label` where a scheduler allows only a few characters.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmittedFile:
+    """One file of a target's folder."""
+
+    path: PurePosixPath
+    """Relative to the folder of the target."""
+    text: str
+    executable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.path.is_absolute() or ".." in self.path.parts:
+            raise ValueError(f"{self.path} leaves the folder of its target")
+
+
+def comment(lines: Iterable[str], *, prefix: str = "# ") -> str:
+    """Return the lines as comments; nothing in them can end a comment or move a cursor."""
+    return "".join(f"{prefix}{_printable(line)}".rstrip() + "\n" for line in lines)
+
+
+def label(text: str) -> str:
+    """Return the text as a scheduler's job name: ASCII letters, digits, dot, dash, underscore."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")[:64] or "model"
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,55 @@
+"""Every launch target by the name users type, and the one function that runs its emitter.
+
+An emitter is `emit(verified) -> tuple[EmittedFile, ...]`, pure.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final, Protocol, cast
+
+from tuner.emit.files import EmittedFile
+from tuner.plan import VerifiedPlan
+from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs, refusals
+
+EMITTERS: Final[Mapping[str, str]] = {
+    "reference": "tuner.emit.reference:emit",
+    "torchrun": "tuner.emit.reference:emit",
+    "megatron-lm": "tuner.emit.megatron_lm:emit",
+    "megatron-lm-0.16": "tuner.emit.megatron_lm:emit",
+    "slurm": "tuner.emit.slurm:emit",
+}
+
+
+class Emitter(Protocol):
+    """What a line of the table names."""
+
+    def __call__(self, verified: VerifiedPlan) -> tuple[EmittedFile, ...]: ...
+
+
+def emit(target: str, verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the files of one target, relative to its own folder.
+
+    Raises:
+        UnknownTargetError: no target has this name.
+        ValueError: the target cannot express the decision; it was searched for another one.
+    """
+    capabilities = TARGETS[target] if target in WRAPPERS else intersection((target,))
+    plan = verified.plan
+    broken = refusals(capabilities, model=plan.model, decision=verified.decision)
+    if target not in WRAPPERS and plan.goal.precision not in capabilities.precisions:
+        broken += (f"{target}: has no precision {plan.goal.precision}",)
+    if broken:
+        raise ValueError("; ".join(broken))
+    module, name = EMITTERS[target].split(":")
+    return cast(Emitter, getattr(import_module(module), name))(verified)
+
+
+def emit_all(verified: VerifiedPlan) -> dict[str, tuple[EmittedFile, ...]]:
+    """Return the files of every target of the plan, by target; a wrapper brings its program.
+
+    Raises:
+        UnknownTargetError: the plan names a target that does not exist.
+    """
+    named = verified.plan.emit
+    targets = dict.fromkeys((*programs(named), *named))
+    return {target: emit(target, verified) for target in targets}

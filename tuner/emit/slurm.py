@@ -1,0 +1,66 @@
+"""Emits `job.sbatch`: a Slurm job that starts the plan's program on every node of the allocation.
+
+The program is the first one that the plan emits; its `run.sh` lies in the folder beside this one.
+Slurm copies a batch script away before it runs, so the job looks for that folder from where it was
+submitted.
+"""
+
+from pathlib import PurePosixPath
+
+from tuner.emit.evidence import statement
+from tuner.emit.files import EmittedFile, comment, label
+from tuner.launch.shape import LaunchShape, launch_shape
+from tuner.plan import VerifiedPlan
+from tuner.spec.capabilities import programs
+
+
+def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the batch script, sized for exactly the devices of the decision."""
+    shape = launch_shape(verified.plan, verified.decision)
+    program = programs(verified.plan.emit)[0]
+    text = (
+        "#!/usr/bin/env bash\n"
+        + _directives(shape, name=f"moetune-{label(verified.plan.model.name)}")
+        + comment(
+            (
+                *statement(verified),
+                "",
+                "Submit it from this folder: sbatch job.sbatch [arguments of the program]",
+                "Account, partition and time limit are yours: sbatch --partition=... job.sbatch",
+            )
+        )
+        + _body(shape, program=program)
+    )
+    return (EmittedFile(path=PurePosixPath("job.sbatch"), text=text, executable=True),)
+
+
+def _directives(shape: LaunchShape, *, name: str) -> str:
+    devices = (
+        f"#SBATCH --cpus-per-task={shape.devices_per_node}\n"
+        if shape.device_kind == "cpu"
+        else f"#SBATCH --gpus-per-node={shape.devices_per_node}\n"
+    )
+    return (
+        f"#SBATCH --job-name={name}\n"
+        f"#SBATCH --nodes={shape.nodes}\n"
+        "#SBATCH --ntasks-per-node=1\n" + devices + "#SBATCH --output=%x-%j.out\n"
+    )
+
+
+def _body(shape: LaunchShape, *, program: str) -> str:
+    return f"""\
+set -euo pipefail
+cd -- "${{SLURM_SUBMIT_DIR:-.}}"
+if [[ ! -f ../{program}/run.sh ]]; then
+  echo "../{program}/run.sh is missing: submit this job from the folder it was written to" >&2
+  exit 2
+fi
+
+export NNODES={shape.nodes}
+export NPROC_PER_NODE={shape.devices_per_node}
+MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+# Jobs that share a node need different ports.
+export MASTER_ADDR MASTER_PORT="${{MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}}"
+
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 bash ../{program}/run.sh "$@"
+"""

@@ -1,0 +1,92 @@
+"""Writes results to disk: a file appears whole or not at all.
+
+A file is written beside its final place, flushed to the disk, and renamed over it. A new directory is
+filled under a temporary name and renamed as a whole; one that exists already is updated file by file,
+so a reader meets old or new files and never half of one. Whatever a failure or Ctrl-C leaves
+unfinished is removed.
+
+Not covered: two writers of one directory at a time; the last one wins, file by file.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from tuner.errors import OutputError
+
+
+def write_directory(
+    directory: Path, files: Mapping[str, str | bytes], *, executable: Collection[str] = ()
+) -> None:
+    """Write the files, by path relative to `directory`, all or none when it does not exist yet.
+
+    Raises:
+        OutputError: the disk is full or read-only, or the place is not ours to write to.
+    """
+    if directory.exists():
+        write_files(directory, files, executable=executable)
+        return
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    try:
+        write_files(unfinished, files, executable=executable)
+        unfinished.chmod(0o777 & ~_umask())
+        unfinished.rename(directory)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_files(
+    directory: Path, files: Mapping[str, str | bytes], *, executable: Collection[str] = ()
+) -> None:
+    """Write each file atomically, by path relative to `directory`, which is made when absent.
+
+    Raises:
+        OutputError: the disk is full or read-only, or the place is not ours to write to.
+        ValueError: a path leaves the directory.
+    """
+    for name, content in files.items():
+        path = directory / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name!r} leaves {directory}")
+        data = content.encode() if isinstance(content, str) else content
+        try:
+            _write(path, data, mode=0o777 if name in executable else 0o666)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+
+def _write(path: Path, data: bytes, *, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(unfinished).chmod(mode & ~_umask())
+        Path(unfinished).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(unfinished).unlink()
+        raise
+
+
+def _umask() -> int:
+    # The mask can only be read by setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    reason = error.strerror or str(error)
+    return OutputError(f"cannot write {str(path)!r}: {reason}; choose another place with -o")
