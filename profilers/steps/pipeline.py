@@ -106,15 +106,16 @@ def _stage(config: StepConfig, layout: Layout, module: StageModel, *, index: int
     shard = (config.micro_batch_size, config.sequence_length // layout.degrees.tensor)
     hidden = (*shard, config.model.hidden_size)
     is_first, is_last = index == 0, index == total - 1
-    meta = partial(torch.empty, device="meta")
+    tokens = torch.empty(shard, dtype=torch.int64, device="meta")
+    # What requires a gradient here is what the stages send back to each other.
+    passed = torch.empty(hidden, dtype=dtype, device="meta", requires_grad=True)
+    logits = torch.empty((*shard, config.model.vocab_size), dtype=dtype, device="meta")
     return PipelineStage(
         module,
         index,
         total,
         layout.device,
-        input_args=meta(*shard, dtype=torch.int64) if is_first else meta(*hidden, dtype=dtype),
-        output_args=meta(*shard, config.model.vocab_size, dtype=dtype)
-        if is_last
-        else meta(*hidden, dtype=dtype),
+        input_args=tokens if is_first else passed,
+        output_args=logits.requires_grad_() if is_last else passed,
         group=layout.pipeline_group,
     )
