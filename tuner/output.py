@@ -1,8 +1,8 @@
 """Writes results to disk: a file appears whole or not at all.
 
-A file is written beside its final place, flushed to the disk, and renamed over it. A new directory is
-filled under a temporary name and renamed as a whole; one that exists already is updated file by file,
-so a reader meets old or new files and never half of one. Whatever a failure or Ctrl-C leaves
+A file is written beside its final place, flushed to the disk, and renamed over it. A new directory
+is filled under a temporary name and renamed as a whole; one that exists already is updated file by
+file, so a reader meets old or new files and never half of one. What a failure or Ctrl-C leaves
 unfinished is removed.
 
 Not covered: two writers of one directory at a time; the last one wins, file by file.
@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from tuner.errors import OutputError
@@ -29,13 +29,15 @@ def write_directory(
     if directory.exists():
         write_files(directory, files, executable=executable)
         return
+    _stay_inside(files)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     except OSError as error:
         raise _unwritable(directory, error) from error
     try:
-        write_files(unfinished, files, executable=executable)
+        for name, content in files.items():
+            _write(unfinished / name, content, executable=name in executable)
         unfinished.chmod(0o777 & ~_umask())
         unfinished.rename(directory)
     except OSError as error:
@@ -53,18 +55,22 @@ def write_files(
         OutputError: the disk is full or read-only, or the place is not ours to write to.
         ValueError: a path leaves the directory.
     """
+    _stay_inside(files)
     for name, content in files.items():
-        path = directory / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"{name!r} leaves {directory}")
-        data = content.encode() if isinstance(content, str) else content
         try:
-            _write(path, data, mode=0o777 if name in executable else 0o666)
+            _write(directory / name, content, executable=name in executable)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise _unwritable(directory / name, error) from error
 
 
-def _write(path: Path, data: bytes, *, mode: int) -> None:
+def _stay_inside(names: Iterable[str]) -> None:
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name!r} leaves its directory")
+
+
+def _write(path: Path, content: str | bytes, *, executable: bool) -> None:
+    data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -72,7 +78,7 @@ def _write(path: Path, data: bytes, *, mode: int) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(unfinished).chmod(mode & ~_umask())
+        Path(unfinished).chmod((0o777 if executable else 0o666) & ~_umask())
         Path(unfinished).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
