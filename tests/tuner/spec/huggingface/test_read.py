@@ -1,0 +1,236 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.steps.config import LayerKind
+from tuner.errors import SpecError
+from tuner.spec.huggingface.architectures import ARCHITECTURES
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import QkNorm
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
+
+
+def written(folder: Path, changes: dict[str, Any], *, base: str = "tiny-moe") -> Path:
+    config = json.loads((MODELS / base / "config.json").read_text()) | changes
+    file = folder / "config.json"
+    file.write_text(json.dumps(config))
+    return file
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(SpecError) as error:
+        read_model(path)
+    message = str(error.value)
+    assert len(message.splitlines()) == 1
+    assert len(message) < 700
+    return message
+
+
+def test_reads_the_folder_or_the_file() -> None:
+    assert read_model(MODELS / "tiny-moe") == read_model(MODELS / "tiny-moe" / "config.json")
+
+
+def test_names_the_model_by_its_folder_or_its_file(tmp_path: Path) -> None:
+    assert read_model(MODELS / "glm-4.5").name == "glm-4.5"
+    other = written(tmp_path, {}).rename(tmp_path / "my model.json")
+    assert read_model(other).name == "my model"
+
+
+def test_reads_what_decides_deepseek_v3() -> None:
+    model = read_model(MODELS / "deepseek-v3")
+    assert model.layers == (LayerKind.DENSE,) * 3 + (LayerKind.MOE,) * 58
+    assert model.attention.kind == "mla"
+    assert model.attention.head_dim == 192
+    assert model.attention.q_lora_rank == 1536
+    assert model.mtp_num_layers == 1
+    assert model.moe is not None
+    assert (model.moe.num_groups, model.moe.groups_per_token) == (8, 4)
+    assert model.moe.scoring == "sigmoid"
+    assert model.moe.score_correction_bias
+
+
+def test_reads_kimi_k2_as_the_architecture_that_it_names() -> None:
+    model = read_model(MODELS / "kimi-k2")
+    assert model.architecture == "DeepseekV3ForCausalLM"
+    assert model.moe is not None
+    assert model.moe.num_experts == 384
+    assert model.mtp_num_layers == 0
+
+
+def test_reads_what_decides_gpt_oss() -> None:
+    model = read_model(MODELS / "gpt-oss-20b")
+    assert model.windowed == (True, False) * 12
+    assert model.attention.sliding_window == 128
+    assert model.attention.has_sinks
+    assert model.moe is not None
+    assert model.moe.router_bias
+    assert model.moe.expert_bias
+
+
+def test_query_and_key_norms_follow_the_architecture() -> None:
+    assert read_model(MODELS / "olmoe-1b-7b").attention.qk_norm is QkNorm.FULL
+    assert read_model(MODELS / "qwen3-30b-a3b").attention.qk_norm is QkNorm.HEAD
+    assert read_model(MODELS / "glm-4.5").attention.qk_norm is QkNorm.HEAD
+    assert read_model(MODELS / "glm-4.5-air").attention.qk_norm is QkNorm.NONE
+
+
+def test_dense_layers_among_qwen_experts_follow_step_and_exceptions(tmp_path: Path) -> None:
+    changes = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    model = read_model(written(tmp_path, changes, base="qwen3-30b-a3b"))
+    dense, moe = LayerKind.DENSE, LayerKind.MOE
+    assert model.layers == (dense, moe, dense, dense, dense, moe)
+    assert model.dense_ffn_size == 6144
+
+
+def test_reads_the_rotary_base_in_its_newer_place(tmp_path: Path) -> None:
+    changes = {"rope_theta": None, "rope_parameters": {"rope_theta": 12345.0}}
+    assert read_model(written(tmp_path, changes)).rope_theta == 12345.0
+
+
+def test_an_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, {"architectures": ["FalconForCausalLM"]}))
+    assert "config.json: architectures: 'FalconForCausalLM' is not supported" in message
+    assert all(name in message for name in ARCHITECTURES)
+
+
+def test_a_misspelt_architecture_is_answered_with_the_near_one(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, {"architectures": ["MixtralForCausaLM"]}))
+    assert "did you mean 'MixtralForCausalLM'?" in message
+
+
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("field", NEEDED)
+def test_a_missing_field_is_named(name: str, field: str, tmp_path: Path) -> None:
+    config = json.loads((MODELS / name / "config.json").read_text())
+    del config[field]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    assert refusal(file) == f"{file}: {field}: missing, and the architecture needs it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": 0}, "hidden_size: 0 is not in 1..16777216"),
+        ({"hidden_size": -256}, "hidden_size: -256 is not in"),
+        ({"hidden_size": 10**30}, "hidden_size: 1000000000000000000000000000000 is not in"),
+        ({"hidden_size": 10**400}, "hidden_size: a number of more than 30 digits is not in"),
+        ({"hidden_size": True}, "hidden_size: true is not a whole number"),
+        ({"hidden_size": 256.0}, "hidden_size: 256.0 is not a whole number"),
+        ({"hidden_size": "256"}, "hidden_size: '256' is not a whole number"),
+        ({"hidden_size": [256]}, "hidden_size: a list of 1 is not a whole number"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers: 1000000 is not in 1..10000"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok: 9 exceeds num_local_experts 8"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan must be finite, above 0 and below 1"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps: inf must be finite"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: 0 must be finite, above 0"),
+        ({"rms_norm_eps": True}, "rms_norm_eps: true is not a number"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: 'no' is neither true nor false"),
+        ({"head_dim": None, "num_attention_heads": 24}, "num_attention_heads: 24 does not divide"),
+        ({"architectures": "MixtralForCausalLM"}, "architectures: 'MixtralForCausalLM' is not a"),
+        ({"architectures": []}, "architectures: missing; known: "),
+        ({"architectures": [7]}, "architectures[0]: 7 is not of type str"),
+        ({"rope_theta": 10**400}, "rope_theta: a number of more than 30 digits must be finite"),
+    ],
+)
+def test_nonsense_is_refused_by_field_value_and_rule(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path, changes)
+    assert refusal(file).startswith(f"{file}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "said"),
+    [
+        ("deepseek-v3", {"n_group": 7}, "n_group: 7 does not divide n_routed_experts 256"),
+        ("deepseek-v3", {"topk_group": 9}, "topk_group: 9 exceeds n_group 8"),
+        ("deepseek-v3", {"num_key_value_heads": 8}, "num_key_value_heads: 8 differs"),
+        ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq: 2 is not supported"),
+        ("gpt-oss-20b", {"layer_types": ["full_attention"]}, "layer_types: 1 entries for"),
+        ("gpt-oss-20b", {"layer_types": ["linear"] * 24}, "layer_types[0]: 'linear' is neither"),
+        ("gpt-oss-20b", {"sliding_window": None}, "sliding_window: missing"),
+        ("olmoe-1b-7b", {"head_dim": 64}, "head_dim: 64 is not hidden_size"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": ["a"]}, "mlp_only_layers[0]: 'a' is not of type int"),
+    ],
+)
+def test_nonsense_of_one_architecture_is_refused(
+    base: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path, changes, base=base)
+    assert refusal(file).startswith(f"{file}: {said}")
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    assert "cannot read the model config: No such file" in refusal(tmp_path / "config.json")
+    assert "cannot read the model config: No such file" in refusal(tmp_path)
+
+
+def test_a_device_is_not_read() -> None:
+    assert "not a file" in refusal(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"[]", "a list of 0 at the top, where an object belongs"),
+        (b"null", "null at the top"),
+        (bytes(range(256)), "not UTF-8 text"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"a": ' * 100_000, "nested too deeply"),
+        (b" " * 1_000_001, "larger than 1000000 bytes"),
+    ],
+)
+def test_what_is_no_json_object_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    assert said in refusal(file)
+
+
+def test_a_byte_order_mark_and_duplicate_keys_do_no_harm(tmp_path: Path) -> None:
+    text = (MODELS / "tiny-moe" / "config.json").read_text()
+    file = tmp_path / "config.json"
+    file.write_text("\ufeff" + text.replace("{", '{"hidden_size": 7,', 1), encoding="utf-8")
+    assert read_model(file).hidden_size == 256
+
+
+def test_a_path_with_a_newline_stays_on_one_line(tmp_path: Path) -> None:
+    assert "a\\nb" in refusal(tmp_path / "a\nb")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+
+
+@pytest.mark.parametrize("base", ["tiny-moe", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b"])
+def test_any_value_in_any_field_is_read_or_refused_in_one_line(base: str, tmp_path: Path) -> None:
+    fields = sorted(json.loads((MODELS / base / "config.json").read_text()))
+
+    @given(field=st.sampled_from(fields), value=JSON)
+    @settings(deadline=None, max_examples=150)
+    def holds(field: str, value: Any) -> None:
+        file = written(tmp_path, {field: value}, base=base)
+        try:
+            read_model(file)
+        except SpecError as error:
+            lines = str(error).splitlines()
+        else:
+            lines = ["read"]
+        assert len(lines) == 1
+
+    holds()

@@ -1,0 +1,285 @@
+"""Counts against transformers on the meta device, and formulas worked by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.steps.config import LayerKind
+from tuner.spec.accounting import (
+    active_parameters,
+    attended_tokens,
+    attention_core_flop_per_token,
+    attention_parameters,
+    embedding_parameters,
+    ffn_parameters,
+    forward_flop_per_token,
+    head_parameters,
+    kv_bytes_per_token,
+    layer_norm_parameters,
+    layer_parameters,
+    mtp_parameters,
+    num_parameters,
+    one_expert_parameters,
+    router_parameters,
+    shared_expert_parameters,
+    training_flop_per_token,
+)
+from tuner.spec.huggingface.architectures import ARCHITECTURES
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
+
+Reference = Callable[[dict[str, Any]], int]
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """Count the parameters that transformers builds, without allocating any."""
+    import torch
+    import transformers
+
+    def count(config: dict[str, Any]) -> int:
+        model_class = getattr(transformers, config["architectures"][0])
+        with torch.device("meta"):
+            model = model_class(model_class.config_class.from_dict(dict(config)))
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    return count
+
+
+def shipped(name: str) -> ModelSpec:
+    return read_model(MODELS / name)
+
+
+def test_every_promised_model_is_shipped() -> None:
+    assert {"mixtral-8x7b", "deepseek-v3", "kimi-k2", "gpt-oss-120b", "glm-4.5", "tiny-moe"} <= set(
+        NAMES
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_counts_the_parameters_that_transformers_builds(name: str, reference: Reference) -> None:
+    config = json.loads((MODELS / name / "config.json").read_text())
+    assert num_parameters(shipped(name)) == reference(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("mixtral-8x7b", 46_702_792_704),
+        ("deepseek-v3", 671_026_404_352),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("llama-3.1-8b", 8_030_261_248),
+    ],
+)
+def test_counts_the_published_totals(name: str, published: int) -> None:
+    assert num_parameters(shipped(name)) == published
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("mixtral-8x7b", 12.9),
+        ("mixtral-8x22b", 39.2),
+        ("qwen3-30b-a3b", 3.35),
+        ("deepseek-v3", 37.6),
+        ("olmoe-1b-7b", 1.28),
+        ("kimi-k2", 32.9),
+    ],
+)
+def test_active_parameters_match_the_model_cards(name: str, billions: float) -> None:
+    assert active_parameters(shipped(name)) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_counts_the_eleven_and_a_half_billion_of_deepseek_v3s_prediction_layer() -> None:
+    model = shipped("deepseek-v3")
+    # Its README states 11.5B unique parameters; one MoE layer is 11.5B, the projection 0.1B.
+    assert mtp_parameters(model) == layer_parameters(model, LayerKind.MOE) + 2 * 7168**2 + 3 * 7168
+    assert mtp_parameters(model) / 1e9 == pytest.approx(11.6, rel=0.005)
+    assert mtp_parameters(shipped("kimi-k2")) == 0
+
+
+# --- generated configs -----------------------------------------------------------------------
+
+
+def widths(least: int = 1, most: int = 24) -> st.SearchStrategy[int]:
+    return st.integers(min_value=least, max_value=most)
+
+
+@st.composite
+def configs(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
+    """Draw a small config with every flag of the architecture free."""
+    num_kv_heads = draw(widths(most=3))
+    num_heads = num_kv_heads * draw(widths(most=3))
+    head_dim = 2 * draw(widths(most=4))
+    num_layers = draw(widths(most=3))
+    num_experts = 2 * draw(widths(most=4))
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "hidden_size": num_heads * head_dim,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": draw(widths(least=4, most=64)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "intermediate_size": draw(widths()),
+        "moe_intermediate_size": draw(widths()),
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "num_experts_per_tok": 1,
+        "num_experts": num_experts,
+        "num_local_experts": num_experts,
+        "n_routed_experts": num_experts,
+        "n_shared_experts": draw(widths(most=3)),
+        "shared_expert_intermediate_size": draw(widths()),
+        "first_k_dense_replace": draw(st.integers(min_value=0, max_value=4)),
+        "decoder_sparse_step": draw(widths(most=3)),
+        "mlp_only_layers": draw(st.lists(st.integers(0, 3), unique=True, max_size=2)),
+        "attention_bias": draw(st.booleans()),
+        "mlp_bias": draw(st.booleans()),
+        "qkv_bias": draw(st.booleans()),
+        "use_qk_norm": draw(st.booleans()),
+        "n_group": 2,
+        "topk_group": 1,
+        "pad_token_id": None,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    if architecture.startswith("Deepseek"):
+        del config["head_dim"]
+        config |= {
+            "num_key_value_heads": num_heads,
+            "q_lora_rank": draw(st.none() | widths()),
+            "kv_lora_rank": draw(widths()),
+            "qk_nope_head_dim": draw(widths()),
+            "qk_rope_head_dim": head_dim,
+            "v_head_dim": draw(widths()),
+        }
+    if architecture == "OlmoeForCausalLM":
+        del config["head_dim"]
+    # A flag that the config class does not know must not matter to either side.
+    return config
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_counts_generated_configs_as_transformers_does(
+    architecture: str, reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp(architecture)
+
+    @given(configs(architecture))
+    @settings(deadline=None, max_examples=15)
+    def agree(config: dict[str, Any]) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(config))
+        assert num_parameters(read_model(file)) == reference(config)
+
+    agree()
+
+
+# --- worked by hand --------------------------------------------------------------------------
+
+
+def test_the_tiny_model_adds_up_by_hand() -> None:
+    model = shipped("tiny-moe")
+    # h 256, 8 heads and 4 kv heads of 32: queries and output 256 x 256, keys and values 256 x 128.
+    assert attention_parameters(model) == 2 * 256 * 256 + 2 * 256 * 128
+    assert one_expert_parameters(model) == 3 * 256 * 512
+    assert router_parameters(model) == 256 * 8
+    assert shared_expert_parameters(model) == 0
+    assert layer_norm_parameters(model) == 512
+    assert embedding_parameters(model) == head_parameters(model) == 256 * 256
+    layer = attention_parameters(model) + 8 * one_expert_parameters(model) + 2048 + 512
+    assert layer_parameters(model, LayerKind.MOE) == layer
+    assert num_parameters(model) == 4 * layer + 2 * 65536 + 256
+
+
+def test_mla_projections_add_up_by_hand() -> None:
+    # DeepSeek-V3: h 7168, 128 heads, ranks 1536 and 512, widths 128 + 64 and 128.
+    queries = 7168 * 1536 + 1536 + 1536 * 128 * 192
+    keys_values = 7168 * (512 + 64) + 512 + 512 * 128 * (128 + 128)
+    output = 128 * 128 * 7168
+    assert attention_parameters(shipped("deepseek-v3")) == queries + keys_values + output
+
+
+def test_dense_layers_have_no_experts() -> None:
+    model = shipped("llama-3.1-8b")
+    assert ffn_parameters(model) == 3 * 4096 * 14336
+    with pytest.raises(ValueError, match="has no experts"):
+        one_expert_parameters(model)
+    assert active_parameters(model) == num_parameters(model)
+
+
+def test_a_tied_head_counts_once() -> None:
+    untied = shipped("tiny-moe")
+    tied = untied.model_copy(update={"tie_word_embeddings": True})
+    assert num_parameters(untied) - num_parameters(tied) == embedding_parameters(untied)
+
+
+def test_causal_attention_sees_half_the_sequence_and_windows_less() -> None:
+    # Positions 1..4 see 1, 2, 3, 4 tokens; behind a window of 2 they see 1, 2, 2, 2.
+    assert attended_tokens(sequence_length=4, window=None) == 10 / 4
+    assert attended_tokens(sequence_length=4, window=2) == 7 / 4
+    assert attended_tokens(sequence_length=4, window=4) == 10 / 4
+    assert attended_tokens(sequence_length=4, window=9) == 10 / 4
+
+
+@given(sequence_length=st.integers(1, 5000), window=st.integers(1, 5000))
+@settings(deadline=None, max_examples=100)
+def test_attended_tokens_equal_the_sum_over_positions(sequence_length: int, window: int) -> None:
+    exact = sum(min(position, window) for position in range(1, sequence_length + 1))
+    assert attended_tokens(sequence_length=sequence_length, window=window) == pytest.approx(
+        exact / sequence_length
+    )
+
+
+def test_forward_flop_are_twice_the_active_matrices_plus_attention() -> None:
+    model = shipped("tiny-moe")
+    flop = forward_flop_per_token(model, sequence_length=128)
+    # Norms (9 of 256) and the embedding are no matrix products.
+    matrices = active_parameters(model) - 9 * 256 - embedding_parameters(model)
+    assert flop.total - flop.attention_core == 2 * matrices
+    # 4 layers, 8 heads, scores and values of width 32 over 64.5 tokens.
+    assert flop.attention_core == 4 * 2 * 8 * 64 * 64.5
+    assert training_flop_per_token(model, sequence_length=128) == 3 * flop.total
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_flop_follow_active_parameters_on_every_model(name: str) -> None:
+    model = shipped(name)
+    flop = forward_flop_per_token(model, sequence_length=1)
+    matrices = active_parameters(model) - embedding_parameters(model)
+    # Norms, biases and sinks are the small difference.
+    assert (flop.total - flop.attention_core) / (2 * matrices) == pytest.approx(1.0, abs=0.005)
+
+
+def test_windowed_layers_attend_to_less() -> None:
+    model = shipped("gpt-oss-20b")
+    full = attention_core_flop_per_token(model, sequence_length=4096)
+    windowed = attention_core_flop_per_token(model, sequence_length=4096, windowed=True)
+    assert windowed < full / 10
+    flop = forward_flop_per_token(model, sequence_length=4096)
+    assert flop.attention_core == pytest.approx(12 * full + 12 * windowed)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_token"),
+    [
+        # 32 layers x 2 x 8 heads x 128 x 2 bytes.
+        ("mixtral-8x7b", 131_072),
+        ("llama-3.1-70b", 327_680),
+        # 61 layers x (512 + 64) x 2 bytes.
+        ("deepseek-v3", 70_272),
+    ],
+)
+def test_kv_cache_bytes_of_one_token(name: str, bytes_per_token: int) -> None:
+    assert kv_bytes_per_token(shipped(name), bytes_per_element=2) == bytes_per_token

@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import SpecError
+from tuner.spec.goal import Phase
+from tuner.spec.routing import read_routing
+
+RECORD: dict[str, Any] = {
+    "model": "tiny",
+    "domain": "c4",
+    "num_logical_experts": 4,
+    "top_k": 2,
+    "layer_ids": [0, 3],
+    "tokens": 50,
+    "logical_count": [[10, 20, 30, 40], [25, 25, 50, 0]],
+}
+
+
+def written(folder: Path, changes: dict[str, Any]) -> Path:
+    file = folder / "routing.json"
+    file.write_text(json.dumps(RECORD | changes))
+    return file
+
+
+def test_counts_become_shares_of_their_layer(tmp_path: Path) -> None:
+    record = read_routing(written(tmp_path, {}))
+    assert record.name == "tiny c4"
+    assert record.layer_ids == (0, 3)
+    assert record.load_ratios == ((0.1, 0.2, 0.3, 0.4), (0.25, 0.25, 0.5, 0.0))
+    assert record.of_phase(Phase.EARLY) == record.load_ratios
+
+
+def test_phases_average_the_first_quarter_or_the_second_half_of_the_passes(tmp_path: Path) -> None:
+    # Eight passes over one layer of two experts; expert 0 takes 8, 7, ... 1 of 10 tokens.
+    passes = [[[8 - i, 2 + i]] for i in range(8)]
+    changes = {
+        "num_logical_experts": 2,
+        "layer_ids": [0],
+        "logical_count": [[36, 44]],
+        "passes": passes,
+    }
+    record = read_routing(written(tmp_path, changes))
+    assert record.of_phase(Phase.EARLY)[0] == pytest.approx((0.75, 0.25))
+    assert record.of_phase(Phase.STEADY)[0] == pytest.approx((0.25, 0.75))
+
+
+@given(
+    st.lists(
+        st.lists(st.integers(0, 10**12), min_size=4, max_size=4).filter(any), min_size=2, max_size=2
+    )
+)
+@settings(deadline=None, max_examples=50)
+def test_every_row_sums_to_one(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[list[int]]
+) -> None:
+    record = read_routing(written(tmp_path_factory.mktemp("routing"), {"logical_count": counts}))
+    assert [sum(row) for row in record.load_ratios] == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_logical_experts": None}, "num_logical_experts: missing"),
+        ({"num_logical_experts": 4.0}, "num_logical_experts: 4.0 is not a whole number"),
+        ({"num_logical_experts": 3}, "logical_count[0]: a list of 4, expected 3 counts"),
+        ({"top_k": 0}, "top_k: 0 is not a whole number in"),
+        ({"layer_ids": [0]}, "logical_count: a list of 2, expected 1 rows of layers"),
+        ({"layer_ids": [3, 0]}, "layer_ids[1]: 0 after 3; layers must ascend"),
+        ({"layer_ids": [0, -1]}, "layer_ids[1]: -1 is not a layer index"),
+        ({"layer_ids": []}, "layer_ids: a list of 0 is not a list of layers"),
+        ({"logical_count": None}, "logical_count: null, expected 2 rows"),
+        ({"logical_count": [[1, 2, -3, 4], [1, 1, 1, 1]]}, "logical_count[0][2]: -3 is not in"),
+        (
+            {"logical_count": [[1, 2, float("nan"), 4], [1, 1, 1, 1]]},
+            "logical_count[0][2]: nan is not in",
+        ),
+        ({"logical_count": [[1, 2, True, 4], [1, 1, 1, 1]]}, "logical_count[0][2]: true is not a"),
+        ({"logical_count": [[1, 2, 3, 4], [0, 0, 0, 0]]}, "logical_count[1]: every count is zero"),
+        ({"passes": 7}, "passes: 7 is not a list"),
+        ({"passes": [[[1, 1, 1, 1]]]}, "passes[0]: a list of 1, expected 2 rows"),
+    ],
+)
+def test_a_bad_record_is_refused_by_field_and_value(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path, changes)
+    with pytest.raises(SpecError) as error:
+        read_routing(file)
+    assert str(error.value).startswith(f"{file}: {said}")
+    assert len(str(error.value).splitlines()) == 1

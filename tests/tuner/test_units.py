@@ -1,0 +1,163 @@
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.units import (
+    format_bytes,
+    format_bytes_per_s,
+    format_count,
+    format_flop_per_s,
+    format_ratio,
+    format_s,
+    parse_bytes,
+    parse_bytes_per_s,
+    parse_per_s,
+    parse_seconds,
+)
+
+
+def test_vendor_gigabytes_are_powers_of_ten_and_memory_gibibytes_powers_of_two() -> None:
+    assert parse_bytes("1GB") == 1_000_000_000
+    assert parse_bytes("1GiB") == 1_073_741_824
+    assert parse_bytes_per_s("450GB/s") == 450e9
+
+
+def test_network_rates_count_bits() -> None:
+    assert parse_bytes_per_s("400Gbit/s") == 50e9
+    assert parse_bytes_per_s("8bit/s") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("10min", 600.0),
+        ("50us", 50e-6),
+        ("50000h", 180_000_000.0),
+        ("2s", 2.0),
+        (" 1.5 d ", 129_600.0),
+        ("0s", 0.0),
+        ("1e3ms", 1.0),
+    ],
+)
+def test_reads_durations(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_reads_rates_of_events() -> None:
+    assert parse_per_s("20/s") == 20.0
+    assert parse_per_s("60/min") == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("10mn", "min"), ("10 Min", "min"), ("3 hours", "h"), ("5sec", "s"), ("5m", "min")],
+)
+def test_suggests_the_duration_unit_that_was_meant(text: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown unit .*; did you mean '{meant}'") as error:
+        parse_seconds(text)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_unit_names_itself_and_its_neighbour() -> None:
+    with pytest.raises(ValueError, match="unknown unit") as error:
+        parse_seconds("10mn")
+    assert str(error.value) == "'10mn': unknown unit 'mn'; did you mean 'min'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("400Gbps", "Gbit/s"), ("400gbit/s", "Gbit/s"), ("80GB", "GB/s"), ("3 mb/s", "MB/s")],
+)
+def test_suggests_the_bandwidth_unit_that_was_meant(text: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+        parse_bytes_per_s(text)
+
+
+def test_lists_the_units_when_none_is_near() -> None:
+    with pytest.raises(ValueError, match="known: B, kB, MB"):
+        parse_bytes("7 parsecs")
+
+
+@pytest.mark.parametrize("text", ["-5GB", "-0.1GiB"])
+def test_refuses_negative_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "five GB", "1,5GB", "1 2GB", "nan GB", "inf GB", "0x1fB"]
+)
+def test_refuses_what_is_no_number(text: str) -> None:
+    with pytest.raises(ValueError, match="unit"):
+        parse_bytes(text)
+
+
+def test_refuses_a_number_without_unit() -> None:
+    with pytest.raises(ValueError, match="has no unit; write it like '80GiB'"):
+        parse_bytes("80")
+
+
+def test_refuses_numbers_beyond_floating_point() -> None:
+    with pytest.raises(ValueError, match="too large"):
+        parse_bytes("1e999GB")
+
+
+def test_cuts_long_texts_in_the_message() -> None:
+    with pytest.raises(ValueError, match="unit") as error:
+        parse_bytes("9" * 100_000)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (format_bytes(0), "0 B"),
+        (format_bytes(2**30), "1.00 GiB"),
+        (format_bytes(85e9), "79.2 GiB"),
+        (format_bytes_per_s(450e9), "450 GB/s"),
+        (format_bytes_per_s(999.97e6), "1.00 GB/s"),
+        (format_flop_per_s(989e12), "989 TFLOP/s"),
+        (format_s(0.0032), "3.20 ms"),
+        (format_s(7300), "2.03 h"),
+        (format_s(0.0), "0 s"),
+        (format_s(math.inf), "inf"),
+        (format_count(46_702_792_704), "46.7B"),
+        (format_count(8), "8"),
+        (format_ratio(0.253), "25.3 %"),
+    ],
+)
+def test_writes_three_digits_in_a_fitting_unit(written: str, expected: str) -> None:
+    assert written == expected
+
+
+@given(st.floats(min_value=1e-9, max_value=1e9))
+@settings(deadline=None, max_examples=200)
+def test_a_written_duration_reads_back_within_its_digits(time_s: float) -> None:
+    assert parse_seconds(format_s(time_s)) == pytest.approx(time_s, rel=0.0051)
+
+
+@given(st.integers(min_value=1, max_value=2**53))
+@settings(deadline=None, max_examples=200)
+def test_a_written_size_reads_back_within_its_digits(size_bytes: int) -> None:
+    assert parse_bytes(format_bytes(size_bytes)) == pytest.approx(size_bytes, rel=0.0051, abs=1)
+
+
+def answer(parse: Callable[[str], float], text: str) -> float | str:
+    try:
+        return parse(text)
+    except ValueError as error:
+        return str(error)
+
+
+@given(st.text(max_size=40))
+@settings(deadline=None, max_examples=300)
+def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
+    for parse in (parse_bytes, parse_seconds, parse_bytes_per_s, parse_per_s):
+        found = answer(parse, text)
+        if isinstance(found, str):
+            assert len(found.splitlines()) == 1
+        else:
+            assert 0 <= found < math.inf
