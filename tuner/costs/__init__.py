@@ -1,0 +1,1 @@
+"""From measured curves to seconds and bytes of a training configuration."""

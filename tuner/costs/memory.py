@@ -1,0 +1,185 @@
+"""Bytes of one rank: what stays, what is kept for the backward pass, what recomputation adds.
+
+Activations are counted as profilers/steps/memory.py meters them: distinct storages saved by
+autograd. With D bytes per element, n tokens of this rank, N = n T of its T tensor ranks, M = n k
+token copies sent, R copies received, per layer and micro-batch:
+
+    attention     n H D + 4 n               input and scale of the norm
+                  N H D                     input of qkv
+                  N (A + 2 G) d D / T       queries, keys, values
+                  N (A d D + 4 A) / T       output and log-sum-exp of the core
+    before FFN    n H D + 4 n + n H D       norm, its output
+    router        4 n E + 4 n k + 4 n       probabilities, weights before and after scaling
+    experts       R (H + 3 F) D             rows, gate and up, product
+                  M H D + M e + 16 M        copies in token order, weights, two index lists
+                  16 R                      where rows are sorted by expert again
+    dense FFN     N (H + 3 F / T) D         as one expert; the norm's output is its input if T = 1
+    head          n H D + 4 n + n H D + 4 n V + 8 n   norm, its output, fp32 log-probabilities, targets
+
+H hidden, A query heads, G key-value heads, d head size, E experts, k per token, F width, V
+vocabulary. The expert ids of forced routing are one list of 8 k bytes per token of the whole step,
+per MoE layer, however many micro-batches are in flight.
+
+Not covered: temporaries, the allocator's waste, graphs' private pools.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from profilers.steps.config import LayerKind, Recompute
+from tuner.costs.update import GRADIENT_BYTES, Unit
+from tuner.costs.workload import Degrees, Workload
+
+ID_BYTES = 8
+"""Token ids, expert ids and row indices are 64-bit integers."""
+
+SCALE_BYTES = 4
+"""Norm scales, log-sum-exp, router probabilities and losses are fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Bytes of parameters on one rank, and of what belongs to them."""
+
+    parameters: int
+    """fp32, as owned at rest."""
+    gradients: int
+    """fp32, before they are reduced."""
+    optimizer: int
+    """Two fp32 moments of what the rank owns."""
+    gathered: int
+    """Copies in the compute type, where they are not the parameters themselves."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.gradients + self.optimizer + self.gathered
+
+
+def state_of(units: Sequence[Unit], work: Workload, degrees: Degrees) -> State:
+    """Add up the state of some units; under zero_stage 3 gathered copies live one unit at a time."""
+    owned = sum(unit.sharded(degrees) for unit in units)
+    whole = sum(unit.parameters for unit in units)
+    copied = whole if work.element_bytes != GRADIENT_BYTES or degrees.zero_stage else 0
+    sharded_throughout = degrees.zero_stage == 3
+    return State(
+        parameters=GRADIENT_BYTES * owned,
+        gradients=GRADIENT_BYTES * (owned if sharded_throughout else whole),
+        optimizer=2 * GRADIENT_BYTES * owned,
+        gathered=0 if sharded_throughout else work.element_bytes * copied,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerActivations:
+    """Bytes of one layer on one rank."""
+
+    saved: int
+    """Kept per micro-batch in flight."""
+    transient: int
+    """On top while the layer is computed again."""
+
+
+def layer_activations(
+    work: Workload,
+    degrees: Degrees,
+    *,
+    layer: int,
+    recompute: Recompute,
+    chunks: int,
+    expert_rank: int | None = None,
+) -> LayerActivations:
+    """Count one layer's activations on an expert rank; on the fullest one when none is named."""
+    if work.model.layers[layer] is LayerKind.DENSE:
+        whole = _attention(work, degrees) + _norm(work, degrees) + _dense(work, degrees)
+        if recompute is Recompute.FULL:
+            kept = _hidden(work, degrees)
+            return LayerActivations(saved=kept, transient=whole - kept)
+        return LayerActivations(saved=whole, transient=0)
+    outside = _attention(work, degrees) + _norm(work, degrees) + _router(work, degrees)
+    inside = _experts(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
+    if recompute is Recompute.NONE:
+        return LayerActivations(saved=outside + inside, transient=0)
+    if recompute is Recompute.SELECTIVE:
+        return LayerActivations(saved=outside, transient=inside)
+    kept = _hidden(work, degrees)
+    return LayerActivations(saved=kept, transient=outside - kept + inside)
+
+
+def forced_ids_bytes(work: Workload, degrees: Degrees) -> int:
+    """Expert ids that one MoE layer keeps for the whole step when routing is forced."""
+    if work.model.moe is None:
+        return 0
+    tokens = work.global_batch_size // degrees.data * work.sequence_length // degrees.tensor
+    return tokens * work.model.moe.top_k * ID_BYTES
+
+
+def token_ids_bytes(work: Workload, degrees: Degrees) -> int:
+    """Token ids of the whole step on this rank, kept by the embedding; as many targets by the loss."""
+    sequences = work.global_batch_size // degrees.data
+    return sequences * work.sequence_length // degrees.tensor * ID_BYTES
+
+
+def head_saved(work: Workload, degrees: Degrees) -> int:
+    """Norm, its output and fp32 log-probabilities; released before any layer's backward."""
+    logits = work.tokens(degrees) * work.model.vocab_size * SCALE_BYTES
+    return _norm(work, degrees) + _hidden(work, degrees) + logits
+
+
+def _hidden(work: Workload, degrees: Degrees) -> int:
+    return work.tokens(degrees) * work.model.hidden_size * work.element_bytes
+
+
+def _norm(work: Workload, degrees: Degrees) -> int:
+    return _hidden(work, degrees) + work.tokens(degrees) * SCALE_BYTES
+
+
+def _attention(work: Workload, degrees: Degrees) -> int:
+    attention = work.model.attention
+    tokens = work.tokens(degrees) * degrees.tensor
+    heads = attention.num_heads // degrees.tensor
+    kv_heads = attention.num_kv_heads // degrees.tensor
+    widths = (heads + 2 * kv_heads) * attention.head_dim + heads * attention.value_head_dim
+    core = tokens * (widths * work.element_bytes + heads * SCALE_BYTES)
+    gathered = _hidden(work, degrees) * degrees.tensor
+    return _norm(work, degrees) + gathered + core
+
+
+def _dense(work: Workload, degrees: Degrees) -> int:
+    return _hidden(work, degrees) * degrees.tensor + _swiglu(
+        work, degrees, width=work.model.dense_ffn_size
+    )
+
+
+def _swiglu(work: Workload, degrees: Degrees, *, width: int) -> int:
+    tokens = work.tokens(degrees) * degrees.tensor
+    return tokens * 3 * width // degrees.tensor * work.element_bytes
+
+
+def _router(work: Workload, degrees: Degrees) -> int:
+    moe = work.model.moe
+    assert moe is not None
+    n = work.tokens(degrees)
+    kept = _hidden(work, degrees) + n * (moe.num_experts + moe.top_k + 1) * SCALE_BYTES
+    kept += n * moe.top_k * SCALE_BYTES
+    if moe.shared_ffn_size:
+        kept += _swiglu(work, degrees, width=moe.shared_ffn_size)
+        kept += _hidden(work, degrees) * degrees.tensor if degrees.tensor > 1 else 0
+    return kept
+
+
+def _experts(
+    work: Workload, degrees: Degrees, *, layer: int, chunks: int, expert_rank: int | None
+) -> int:
+    moe, index = work.model.moe, work.moe_index[layer]
+    assert moe is not None
+    assert index is not None
+    copies = -(-work.tokens(degrees) // chunks) * moe.top_k
+    by_rank = [sum(counts) for counts in work.received(degrees, index)]
+    received = -(-(max(by_rank) if expert_rank is None else by_rank[expert_rank]) // chunks)
+    hidden, ffn, width = work.model.hidden_size, moe.expert_ffn_size, work.element_bytes
+    sorted_again = degrees.expert > 1 and degrees.expert < moe.num_experts
+    return (
+        received * ((hidden + 3 * ffn) * width + (2 * ID_BYTES if sorted_again else 0))
+        + copies * (hidden * width + width + 2 * ID_BYTES)
+    )

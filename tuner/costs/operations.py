@@ -1,0 +1,288 @@
+"""Every operation of a layer's forward and backward pass on one rank, with its size.
+
+This list is the cost model of the reference step: what is priced, what `moetune profile --for`
+measures, and what profilers/steps executes are the same operations. The engine's own list is in the
+docstrings of profilers/steps; a test holds the two together by running a step.
+
+Letters as in tuner/costs/workload.py; n tokens of a rank, N = n * tensor tokens of its group.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from profilers.records import Case
+from profilers.steps.config import LayerKind
+from tuner.costs.workload import Degrees, Workload
+
+
+FP32_KINDS = frozenset({"router", "cross_entropy"})
+"""Memory-bound operations that compute in fp32 whatever the precision of the rest."""
+
+
+class Part(StrEnum):
+    """What a second is spent on."""
+
+    ATTENTION = "attention"
+    """Norm, projections, rotation, attention core and residual."""
+    FFN = "ffn"
+    """Dense feed-forward networks and shared experts."""
+    ROUTER = "router"
+    """Norm before the experts, router, choice of experts."""
+    EXPERTS = "experts"
+    """Permutation, expert products, combination."""
+    EMBEDDING = "embedding"
+    """Token embedding."""
+    HEAD = "head"
+    """Final norm, logits and loss."""
+    TENSOR_COMMUNICATION = "tensor_communication"
+    """All-gathers and reduce-scatters along the sequence."""
+    EXPERT_COMMUNICATION = "expert_communication"
+    """Counts, dispatch and combine between expert-parallel ranks."""
+    PIPELINE_COMMUNICATION = "pipeline_communication"
+    """Activations and their gradients between stages."""
+    DATA_COMMUNICATION = "data_communication"
+    """Gradients and parameters between data-parallel ranks."""
+    OPTIMIZER = "optimizer"
+    """The update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One operation of a micro-batch: what runs forward and what runs backward because of it."""
+
+    part: Part
+    forward: tuple[Case, ...] = ()
+    backward: tuple[Case, ...] = ()
+    times: int = 1
+
+
+def attention_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+    """List the attention block: norm, qkv, rotation, core, output, residual."""
+    model, attention = work.model, work.model.attention
+    n = work.tokens(degrees)
+    gathered = n * degrees.tensor
+    heads = attention.num_heads // degrees.tensor
+    kv_heads = max(1, attention.num_kv_heads // degrees.tensor)
+    width = attention.head_dim
+    hidden = model.hidden_size
+    part = Part.ATTENTION
+    return (
+        _memory_bound(work, part, "rms_norm", rows=n, width=hidden),
+        *_sequence_gather(work, degrees),
+        _gemm(work, part, m=gathered, n=(heads + 2 * kv_heads) * width, k=hidden),
+        _memory_bound(work, part, "rotary", rows=gathered, width=(heads + kv_heads) * width),
+        _both(
+            work,
+            part,
+            "attention",
+            batch=degrees.micro_batch_size,
+            sequence=work.sequence_length,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=width,
+        ),
+        _gemm(work, part, m=gathered, n=hidden, k=heads * attention.value_head_dim),
+        *_sequence_scatter(work, degrees),
+        _memory_bound(work, part, "residual_add", rows=n, width=hidden),
+    )
+
+
+def dense_ffn_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+    """List a dense layer's second half: norm, SwiGLU network, residual."""
+    n, hidden = work.tokens(degrees), work.model.hidden_size
+    return (
+        _memory_bound(work, Part.FFN, "rms_norm", rows=n, width=hidden),
+        *_swiglu_calls(work, degrees, ffn=work.model.dense_ffn_size),
+        _memory_bound(work, Part.FFN, "residual_add", rows=n, width=hidden),
+    )
+
+
+def router_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+    """List what a MoE layer does outside of its chunks: norm, router, shared expert, residual."""
+    moe = work.model.moe
+    if moe is None:
+        return ()
+    n, hidden = work.tokens(degrees), work.model.hidden_size
+    shared = _swiglu_calls(work, degrees, ffn=moe.shared_ffn_size) if moe.shared_ffn_size else ()
+    return (
+        _memory_bound(work, Part.ROUTER, "rms_norm", rows=n, width=hidden),
+        _gemm(work, Part.ROUTER, m=n, n=moe.num_experts, k=hidden),
+        _memory_bound(work, Part.ROUTER, "router", rows=n, width=moe.num_experts),
+        *shared,
+        _memory_bound(work, Part.ROUTER, "residual_add", rows=n, width=hidden),
+    )
+
+
+def expert_calls(
+    work: Workload, degrees: Degrees, *, moe_layer: int, chunks: int
+) -> tuple[Call, ...]:
+    """List dispatch, experts and combine of one MoE layer on its busiest rank, in `chunks` chunks.
+
+    Chunks split a rank's own tokens, so each is a `chunks`-th of every count.
+    """
+    moe = work.model.moe
+    if moe is None:
+        return ()
+    hidden = work.model.hidden_size
+    n = -(-work.tokens(degrees) // chunks)
+    copies = n * moe.top_k
+    received = work.received(degrees, moe_layer)
+    busiest = max(received, key=lambda counts: (sum(counts), max(counts)))
+    rows = -(-sum(busiest) // chunks)
+    part = Part.EXPERTS
+    calls = [
+        _memory_bound(work, part, "permute", rows=copies, width=hidden),
+        _both(
+            work,
+            part,
+            "grouped_gemm",
+            experts=len(busiest),
+            tokens=rows,
+            largest=max(-(-rows // len(busiest)), min(rows, -(-max(busiest) // chunks))),
+            hidden=hidden,
+            ffn=moe.expert_ffn_size,
+        ),
+        _memory_bound(work, part, "unpermute", rows=copies, width=hidden),
+    ]
+    if degrees.expert > 1:
+        calls += _dispatch_calls(work, degrees, copies=copies, rows=rows)
+    return tuple(
+        Call(part=call.part, forward=call.forward, backward=call.backward, times=chunks)
+        for call in calls
+    )
+
+
+def embedding_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+    """List the token embedding of the first stage."""
+    n = work.tokens(degrees)
+    return (
+        _memory_bound(work, Part.EMBEDDING, "embedding", rows=n, width=work.model.hidden_size),
+    )
+
+
+def head_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+    """List the last stage's norm, logits and loss."""
+    n, model = work.tokens(degrees), work.model
+    return (
+        _memory_bound(work, Part.HEAD, "rms_norm", rows=n, width=model.hidden_size),
+        _gemm(work, Part.HEAD, m=n, n=model.vocab_size, k=model.hidden_size),
+        _memory_bound(work, Part.HEAD, "cross_entropy", rows=n, width=model.vocab_size),
+    )
+
+
+def boundary_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+    """List what one stage sends to the next, and receives back as a gradient."""
+    if degrees.pipeline == 1:
+        return ()
+    size = work.tokens(degrees) * work.model.hidden_size * work.element_bytes
+    send = collective(
+        "send_recv", num_bytes=size, ranks=2, stride=degrees.ranks_per_stage, world=degrees.world
+    )
+    return (Call(part=Part.PIPELINE_COMMUNICATION, forward=(send,), backward=(send,)),)
+
+
+def layer_calls(
+    work: Workload, degrees: Degrees, *, layer: int, chunks: int
+) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
+    """List a layer's calls as (outside the chunks, inside the chunks)."""
+    attention = attention_calls(work, degrees)
+    if work.model.layers[layer] is LayerKind.DENSE:
+        return attention + dense_ffn_calls(work, degrees), ()
+    index = work.moe_index[layer]
+    assert index is not None
+    inside = expert_calls(work, degrees, moe_layer=index, chunks=chunks)
+    return attention + router_calls(work, degrees), inside
+
+
+def cases(calls: Iterable[Call]) -> Iterator[Case]:
+    """Yield every case that the calls are priced by."""
+    for call in calls:
+        yield from call.forward
+        yield from call.backward
+
+
+def collective(kind: str, *, num_bytes: int, ranks: int, stride: int, world: int) -> Case:
+    """Name one collective, bytes as in profilers/links (NCCL's tests)."""
+    axes = {"bytes": num_bytes, "ranks": ranks, "stride": stride, "world": world}
+    return Case(operation="collective", kind=kind, axes=axes)
+
+
+def _swiglu_calls(work: Workload, degrees: Degrees, *, ffn: int) -> tuple[Call, ...]:
+    gathered = work.tokens(degrees) * degrees.tensor
+    hidden, local = work.model.hidden_size, ffn // degrees.tensor
+    return (
+        *_sequence_gather(work, degrees),
+        _gemm(work, Part.FFN, m=gathered, n=2 * local, k=hidden),
+        _memory_bound(work, Part.FFN, "swiglu", rows=gathered, width=local),
+        _gemm(work, Part.FFN, m=gathered, n=hidden, k=local),
+        *_sequence_scatter(work, degrees),
+    )
+
+
+def _dispatch_calls(work: Workload, degrees: Degrees, *, copies: int, rows: int) -> list[Call]:
+    hidden, ranks, world = work.model.hidden_size, degrees.expert, degrees.world
+    part = Part.EXPERT_COMMUNICATION
+    moe = work.model.moe
+    assert moe is not None
+    counts = collective(
+        "all_to_all", num_bytes=8 * moe.num_experts, ranks=ranks, stride=1, world=world
+    )
+    payload = collective(
+        "all_to_all",
+        num_bytes=max(copies, rows) * hidden * work.element_bytes,
+        ranks=ranks,
+        stride=1,
+        world=world,
+    )
+    # Rows arrive by source rank and must lie by expert: one more permutation each way.
+    reorder = _memory_bound(work, Part.EXPERTS, "permute", rows=rows, width=hidden)
+    return [
+        Call(part=part, forward=(counts, payload, payload), backward=(payload, payload)),
+        reorder,
+        reorder,
+    ]
+
+
+def _sequence_gather(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+    return _sequence_collective(work, degrees, forward="all_gather", backward="reduce_scatter")
+
+
+def _sequence_scatter(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+    return _sequence_collective(work, degrees, forward="reduce_scatter", backward="all_gather")
+
+
+def _sequence_collective(
+    work: Workload, degrees: Degrees, *, forward: str, backward: str
+) -> tuple[Call, ...]:
+    if degrees.tensor == 1:
+        return ()
+    tokens = work.tokens(degrees) * degrees.tensor
+    size = tokens * work.model.hidden_size * work.element_bytes
+    there, back = (
+        collective(kind, num_bytes=size, ranks=degrees.tensor, stride=1, world=degrees.world)
+        for kind in (forward, backward)
+    )
+    return (Call(part=Part.TENSOR_COMMUNICATION, forward=(there,), backward=(back,)),)
+
+
+def _gemm(work: Workload, part: Part, *, m: int, n: int, k: int) -> Call:
+    return _both(work, part, "gemm", m=m, n=n, k=k)
+
+
+def _memory_bound(work: Workload, part: Part, kind: str, *, rows: int, width: int) -> Call:
+    return _both(work, part, "memory_bound", kind=kind, rows=rows, width=width)
+
+
+def _both(work: Workload, part: Part, operation: str, *, kind: str = "", **axes: int) -> Call:
+    forward, backward = (
+        Case(
+            operation=operation,
+            kind=kind,
+            dtype="fp32" if kind in FP32_KINDS else work.precision,
+            direction=direction,
+            axes=axes,
+        )
+        for direction in ("forward", "backward")
+    )
+    return Call(part=part, forward=(forward,), backward=(backward,))

@@ -1,0 +1,73 @@
+"""How far the model was off on an engine and device, as two factors and a band.
+
+A residual multiplies the predicted computation and the predicted communication, each by one factor
+for all sizes and layouts; nothing is ever fitted per configuration. The band is the relative error
+within which nine of ten predictions of unseen configurations fell.
+
+The factors that ship are in `SHIPPED`, each with the runs it comes from. An engine and device that
+nobody compared gets factors of one and a wide band, and says so.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from profilers.records import Record
+from tuner.costs.layer_time import PartSeconds
+from tuner.costs.operations import Part
+
+COMMUNICATION: Final = frozenset(
+    {
+        Part.TENSOR_COMMUNICATION,
+        Part.EXPERT_COMMUNICATION,
+        Part.PIPELINE_COMMUNICATION,
+        Part.DATA_COMMUNICATION,
+    }
+)
+
+Factor = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class Residual(Record):
+    """Correction of one engine release on one kind of device."""
+
+    engine: str
+    release: str
+    device_kind: Literal["cpu", "cuda"]
+    computation: Factor = 1.0
+    communication: Factor = 1.0
+    band_ratio: Annotated[float, Field(gt=0.0, le=10.0)]
+    """Nine of ten predictions lie within measured * (1 +- band_ratio)."""
+    origin: str
+    """Where the numbers come from."""
+    num_runs: Annotated[int, Field(ge=0)]
+
+    def factor(self, part: Part) -> float:
+        """What the prediction of a part is multiplied by."""
+        return self.communication if part in COMMUNICATION else self.computation
+
+    def applied(self, seconds: PartSeconds) -> PartSeconds:
+        """Correct every part."""
+        return {part: value * self.factor(part) for part, value in seconds.items()}
+
+
+UNKNOWN_BAND: Final = 0.5
+"""Where nothing was ever compared."""
+
+SHIPPED: Final[Mapping[tuple[str, str], Residual]] = {}
+
+
+def residual_for(engine: str, device_kind: Literal["cpu", "cuda"]) -> Residual:
+    """Look the shipped residual up; factors of one and a wide band when there is none."""
+    known = SHIPPED.get((engine, device_kind))
+    if known is not None:
+        return known
+    return Residual(
+        engine=engine,
+        release="",
+        device_kind=device_kind,
+        band_ratio=UNKNOWN_BAND,
+        origin="no run of this engine on this kind of device was compared yet",
+        num_runs=0,
+    )

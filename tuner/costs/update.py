@@ -1,0 +1,191 @@
+"""What the data-parallel state costs: gathering parameters, summing gradients, the optimizer step.
+
+FSDP2 works on units: of each layer one for its dense parameters and one for its experts; embedding
+and head are units too. Per unit of P parameters on this rank, G ranks summing its gradients:
+
+    every step          parameters fp32 -> compute type; AdamW on P / (G if sharded else 1)
+    zero_stage 0        all-reduce 4 P once a step
+    zero_stage 1        reduce-scatter 4 P and all-gather e P once a step (e: compute bytes)
+    zero_stage 3        all-gather e P twice, reduce-scatter 4 P, every micro-batch
+    every micro-batch   gradients added up in fp32
+
+No overlap is assumed: gloo's collectives block, and what a GPU hides is part of the residual.
+Source: torch.distributed.fsdp.fully_shard as profilers/steps uses it.
+"""
+
+from dataclasses import dataclass
+
+from profilers.records import Case
+from profilers.steps.config import LayerKind
+from tuner.costs.kernel_table import KernelTable
+from tuner.costs.layer_time import PartSeconds, added
+from tuner.costs.operations import Part, collective
+from tuner.costs.workload import Degrees, Workload
+from tuner.spec.accounting import (
+    attention_weights,
+    embedding_parameters,
+    final_norm_parameters,
+    head_parameters,
+    layer_norm_parameters,
+    one_expert_parameters,
+    router_parameters,
+)
+from tuner.spec.model import ModelSpec
+
+GRADIENT_BYTES = 4
+"""Gradients are summed in fp32."""
+
+CAST_WIDTH = 1024
+"""Row width at which conversions are looked up; only rows * width matters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Parameters that are gathered and reduced together."""
+
+    parameters: int
+    """On one rank before any sharding over data parallelism."""
+    ranks: int
+    """Ranks that sum its gradients."""
+    stride: int
+    """Distance between them."""
+
+    def sharded(self, degrees: Degrees) -> int:
+        """Parameters that one rank owns at rest."""
+        return -(-self.parameters // self.ranks) if degrees.zero_stage else self.parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateTime:
+    """Seconds once a step, and seconds every micro-batch."""
+
+    once_s: PartSeconds
+    every_microbatch_s: PartSeconds
+
+
+def layer_units(work: Workload, degrees: Degrees, *, layer: int) -> tuple[Unit, ...]:
+    """Cut one layer's parameters into the scopes that sum their gradients."""
+    model = work.model
+    replicated = layer_norm_parameters(model)
+    split = attention_weights(model) // degrees.tensor
+    experts = 0
+    if model.layers[layer] is LayerKind.DENSE:
+        split += _swiglu_weights(model, model.dense_ffn_size) // degrees.tensor
+    elif model.moe is not None:
+        replicated += router_parameters(model)
+        split += _swiglu_weights(model, model.moe.shared_ffn_size) // degrees.tensor
+        experts = model.moe.num_experts // degrees.expert * one_expert_parameters(model)
+    return (*_dense_units(degrees, replicated=replicated, split=split), *_expert_unit(degrees, experts))
+
+
+def embedding_units(work: Workload, degrees: Degrees) -> tuple[Unit, ...]:
+    """The token embedding, replicated over tensor ranks."""
+    return _dense_units(degrees, replicated=embedding_parameters(work.model), split=0)
+
+
+def head_units(work: Workload, degrees: Degrees) -> tuple[Unit, ...]:
+    """The final norm and the head, replicated over tensor ranks."""
+    parameters = final_norm_parameters(work.model) + head_parameters(work.model)
+    return _dense_units(degrees, replicated=parameters, split=0)
+
+
+def update_time(
+    units: tuple[Unit, ...], work: Workload, degrees: Degrees, table: KernelTable
+) -> UpdateTime:
+    """Price what a group of units costs per step and per micro-batch."""
+    once: list[PartSeconds] = []
+    every: list[PartSeconds] = []
+    for unit in units:
+        gather = _gathering(unit, work, degrees, table)
+        reduce = _reducing(unit, degrees, table)
+        if degrees.zero_stage == 3:
+            every += [gather, gather, reduce]
+        else:
+            once += [gather, reduce]
+        every.append({Part.DATA_COMMUNICATION: _cast_s(unit.parameters, table)})
+        once.append({Part.OPTIMIZER: _optimizer_s(unit.sharded(degrees), table)})
+    return UpdateTime(once_s=added(once), every_microbatch_s=added(every))
+
+
+def update_cases(units: tuple[Unit, ...], work: Workload, degrees: Degrees) -> tuple[Case, ...]:
+    """List every case that `update_time` looks up."""
+    cases: list[Case] = []
+    for unit in units:
+        cases += [_cast_case(unit.parameters), _optimizer_case(unit.sharded(degrees))]
+        cases += _gather_cases(unit, work, degrees) + _reduce_cases(unit, degrees)
+    return tuple(cases)
+
+
+def _swiglu_weights(model: ModelSpec, width: int) -> int:
+    return 3 * model.hidden_size * width
+
+
+def _dense_units(degrees: Degrees, *, replicated: int, split: int) -> tuple[Unit, ...]:
+    """Without tensor parallelism both scopes are the same ranks, and one unit."""
+    if degrees.tensor == 1:
+        return (Unit(parameters=replicated + split, ranks=degrees.data, stride=1),)
+    everyone = Unit(parameters=replicated, ranks=degrees.ranks_per_stage, stride=1)
+    data = Unit(parameters=split, ranks=degrees.data, stride=degrees.tensor)
+    return (everyone, data) if split else (everyone,)
+
+
+def _expert_unit(degrees: Degrees, parameters: int) -> tuple[Unit, ...]:
+    if not parameters:
+        return ()
+    return (Unit(parameters=parameters, ranks=degrees.expert_data, stride=degrees.expert),)
+
+
+def _gathering(unit: Unit, work: Workload, degrees: Degrees, table: KernelTable) -> PartSeconds:
+    seconds = sum(table.seconds(case) for case in _gather_cases(unit, work, degrees))
+    return {Part.DATA_COMMUNICATION: seconds + _cast_s(unit.parameters, table)}
+
+
+def _reducing(unit: Unit, degrees: Degrees, table: KernelTable) -> PartSeconds:
+    seconds = sum(table.seconds(case) for case in _reduce_cases(unit, degrees))
+    return {Part.DATA_COMMUNICATION: seconds}
+
+
+def _gather_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
+    if unit.ranks == 1 or not degrees.zero_stage:
+        return []
+    num_bytes = unit.parameters * work.element_bytes
+    return [_unit_collective("all_gather", unit, degrees, num_bytes=num_bytes)]
+
+
+def _reduce_cases(unit: Unit, degrees: Degrees) -> list[Case]:
+    if unit.ranks == 1:
+        return []
+    kind = "reduce_scatter" if degrees.zero_stage else "all_reduce"
+    num_bytes = unit.parameters * GRADIENT_BYTES
+    return [_unit_collective(kind, unit, degrees, num_bytes=num_bytes)]
+
+
+def _unit_collective(kind: str, unit: Unit, degrees: Degrees, *, num_bytes: int) -> Case:
+    return collective(
+        kind, num_bytes=num_bytes, ranks=unit.ranks, stride=unit.stride, world=degrees.world
+    )
+
+
+def _cast_s(parameters: int, table: KernelTable) -> float:
+    return table.seconds(_cast_case(parameters))
+
+
+def _cast_case(parameters: int) -> Case:
+    rows = max(1, -(-parameters // CAST_WIDTH))
+    return Case(
+        operation="memory_bound",
+        kind="cast",
+        dtype="bf16",
+        direction="forward",
+        axes={"rows": rows, "width": CAST_WIDTH},
+    )
+
+
+def _optimizer_s(parameters: int, table: KernelTable) -> float:
+    return table.seconds(_optimizer_case(parameters))
+
+
+def _optimizer_case(parameters: int) -> Case:
+    return Case(
+        operation="optimizer", kind="adamw", dtype="fp32", axes={"parameters": max(1, parameters)}
+    )

@@ -1,0 +1,112 @@
+"""What is to be priced: a model on a batch, cut by degrees of parallelism, with its expert loads.
+
+Letters: E experts, L MoE layers.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from profilers.steps.config import LayerKind
+from profilers.steps.loads import forced_copies
+from tuner.spec.model import ModelSpec
+
+ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
+"""Bytes of one element by precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """How a step is cut over devices; the ranks of a stage are data * tensor, tensor fastest."""
+
+    tensor: int
+    pipeline: int
+    virtual_pipeline: int
+    data: int
+    expert: int
+    micro_batch_size: int
+    zero_stage: int
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Devices that share the layers of one stage."""
+        return self.tensor * self.data
+
+    @property
+    def expert_data(self) -> int:
+        """Devices of a stage that hold the same experts."""
+        return self.ranks_per_stage // self.expert
+
+    @property
+    def world(self) -> int:
+        """Devices in all."""
+        return self.ranks_per_stage * self.pipeline
+
+    @property
+    def num_stages(self) -> int:
+        """Stages in execution order, model chunks of interleaving counted."""
+        return self.pipeline * self.virtual_pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model, a batch and the loads of its experts."""
+
+    model: ModelSpec
+    sequence_length: int
+    global_batch_size: int
+    precision: str
+    load_ratio: tuple[tuple[float, ...], ...] = ()
+    """[L][E], rows sum to 1; empty means balanced."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one activation element."""
+        return ELEMENT_BYTES[self.precision]
+
+    @cached_property
+    def copies_LE(self) -> tuple[tuple[int, ...], ...]:
+        """Token copies of one sequence that each expert of each MoE layer receives."""
+        moe = self.model.moe
+        if moe is None:
+            return ()
+        uniform = (1.0 / moe.num_experts,) * moe.num_experts
+        rows = self.load_ratio or (uniform,) * self.model.num_moe_layers
+        by_row = {
+            row: forced_copies(row, tokens=self.sequence_length, top_k=moe.top_k)
+            for row in set(rows)
+        }
+        return tuple(by_row[row] for row in rows)
+
+    @cached_property
+    def moe_index(self) -> tuple[int | None, ...]:
+        """For each layer, its place among the MoE layers."""
+        found = -1
+        indices: list[int | None] = []
+        for kind in self.model.layers:
+            found += kind is LayerKind.MOE
+            indices.append(found if kind is LayerKind.MOE else None)
+        return tuple(indices)
+
+    def num_microbatches(self, degrees: Degrees) -> int:
+        """Micro-batches per pipeline and step."""
+        return self.global_batch_size // (degrees.micro_batch_size * degrees.data)
+
+    def tokens(self, degrees: Degrees) -> int:
+        """Tokens of a micro-batch that one rank holds between blocks (sequence parallelism)."""
+        return degrees.micro_batch_size * self.sequence_length // degrees.tensor
+
+    def received(self, degrees: Degrees, moe_layer: int) -> tuple[tuple[int, ...], ...]:
+        """Token copies of one micro-batch by [expert rank][local expert] of one MoE layer.
+
+        The loads are exact per sequence; a group smaller than the tensor-parallel one holds parts
+        of sequences, for which the copies are spread evenly.
+        """
+        moe = self.model.moe
+        if moe is None:
+            raise ValueError("a model without experts receives no copies")
+        local = moe.num_experts // degrees.expert
+        sequences = degrees.expert * degrees.micro_batch_size / degrees.tensor
+        counts = [round(count * sequences) for count in self.copies_LE[moe_layer]]
+        return tuple(
+            tuple(counts[rank * local : (rank + 1) * local]) for rank in range(degrees.expert)
+        )

@@ -1,0 +1,1 @@
+"""From costs to problems that solvers understand, and back to decisions."""

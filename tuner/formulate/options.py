@@ -1,0 +1,49 @@
+"""The ways to run a layer: how much is computed again, and in how many chunks.
+
+`none` keeps everything. `selective/cN` computes dispatch, experts and combine again in N chunks
+(MemFine). `full/cN` computes the whole layer again, inside it the experts in N chunks; above one
+chunk the experts then run forward three times.
+"""
+
+from dataclasses import dataclass
+
+from profilers.steps.config import Recompute
+from tuner.spec.capabilities import Capabilities
+from tuner.spec.search import Search
+
+MEMFINE_CHUNKS = (1, 2, 4, 8)
+"""The bins of the paper (arXiv 2511.21431, section 6)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to run every layer of a stage."""
+
+    recompute: Recompute
+    chunks: int
+
+    @property
+    def name(self) -> str:
+        """E.g. `selective/c4`."""
+        if self.recompute is Recompute.NONE:
+            return "none"
+        return f"{self.recompute.value}/c{self.chunks}"
+
+
+def options(*, has_experts: bool, capabilities: Capabilities, search: Search) -> tuple[Option, ...]:
+    """List the ways that the target can launch and the user allows, in a fixed order."""
+    levels = [
+        level
+        for level in Recompute
+        if level in capabilities.recompute
+        and (search.recompute is None or level in search.recompute)
+        and (has_experts or level is not Recompute.SELECTIVE)
+    ]
+    largest = capabilities.largest_chunks if has_experts else 1
+    chunks = sorted({count for count in search.chunks or MEMFINE_CHUNKS if count <= largest})
+    return tuple(
+        Option(recompute=level, chunks=count)
+        for level in levels
+        for count in chunks
+        if count == 1 or level in capabilities.chunks_need
+    )

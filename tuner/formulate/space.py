@@ -1,0 +1,147 @@
+"""Every combination of degrees that could be launched, and why the others cannot.
+
+The space is the product of all divisors of the device count for the tensor, pipeline and expert
+degrees (the data degree follows), of all model-chunk counts, power-of-two micro-batches and ZeRO
+stages. Each combination is either legal or breaks one rule, which is counted; nothing is dropped
+in silence.
+
+Not covered: context parallelism and expert tensor parallelism above 1, pools of unlike devices.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from profilers.steps.config import LayerKind
+from tuner.costs.workload import Degrees, Workload
+from tuner.spec.capabilities import Capabilities
+from tuner.spec.search import Search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enumeration:
+    """The legal combinations in a fixed order, and the illegal ones counted by rule."""
+
+    legal: tuple[Degrees, ...]
+    illegal: Mapping[str, int]
+
+    @property
+    def num_illegal(self) -> int:
+        """Combinations that break a rule."""
+        return sum(self.illegal.values())
+
+
+def enumerate_degrees(
+    work: Workload, *, num_devices: int, capabilities: Capabilities, search: Search
+) -> Enumeration:
+    """Sort the whole space into legal combinations and counted refusals."""
+    legal: list[Degrees] = []
+    illegal: Counter[str] = Counter()
+    for degrees in _all_degrees(work, num_devices):
+        rule = next(_broken_rules(work, degrees, capabilities, search), None)
+        if rule is None:
+            legal.append(degrees)
+        else:
+            illegal[rule] += 1
+    return Enumeration(legal=tuple(legal), illegal=dict(sorted(illegal.items())))
+
+
+def _all_degrees(work: Workload, num_devices: int) -> Iterator[Degrees]:
+    sizes = _divisors(num_devices)
+    micro_batches = _powers_of_two(work.global_batch_size)
+    chunks = range(1, work.model.num_layers + 1)
+    for tensor, pipeline in product(sizes, sizes):
+        if num_devices % (tensor * pipeline):
+            continue
+        data = num_devices // (tensor * pipeline)
+        for expert, virtual, micro_batch, zero in product(
+            _divisors(tensor * data),
+            [v for v in chunks if pipeline * v <= work.model.num_layers] if pipeline > 1 else [1],
+            micro_batches,
+            (0, 1, 2, 3),
+        ):
+            yield Degrees(
+                tensor=tensor,
+                pipeline=pipeline,
+                virtual_pipeline=virtual,
+                data=data,
+                expert=expert,
+                micro_batch_size=micro_batch,
+                zero_stage=zero,
+            )
+
+
+def _broken_rules(
+    work: Workload, degrees: Degrees, capabilities: Capabilities, search: Search
+) -> Iterator[str]:
+    yield from _broken_by_model(work, degrees)
+    yield from _broken_by_batch(work, degrees)
+    yield from _broken_by_target(degrees, capabilities)
+    yield from _broken_by_search(degrees, search)
+
+
+def _broken_by_model(work: Workload, degrees: Degrees) -> Iterator[str]:
+    model, tensor = work.model, degrees.tensor
+    if model.attention.num_heads % tensor or model.attention.num_kv_heads % tensor:
+        yield "tensor_model_parallel_size does not divide the attention heads"
+    if LayerKind.DENSE in model.layers and model.dense_ffn_size % tensor:
+        yield "tensor_model_parallel_size does not divide the feed-forward width"
+    if model.moe is not None and model.moe.shared_ffn_size % tensor:
+        yield "tensor_model_parallel_size does not divide the shared expert's width"
+    if work.sequence_length % tensor:
+        yield "tensor_model_parallel_size does not divide the sequence"
+    if model.moe is None and degrees.expert > 1:
+        yield "expert_model_parallel_size above 1 in a model without experts"
+    if model.moe is not None and model.moe.num_experts % degrees.expert:
+        yield "expert_model_parallel_size does not divide the experts"
+    if degrees.num_stages > model.num_layers:
+        yield "more pipeline stages than layers"
+    if model.tie_word_embeddings and degrees.pipeline > 1:
+        yield "tied embeddings keep the first and the last layer on one stage"
+
+
+def _broken_by_batch(work: Workload, degrees: Degrees) -> Iterator[str]:
+    if work.global_batch_size % (degrees.micro_batch_size * degrees.data):
+        yield "micro_batch_size * data_parallel_size does not divide global_batch_size"
+    elif degrees.virtual_pipeline > 1 and work.num_microbatches(degrees) % degrees.pipeline:
+        yield "interleaving needs micro-batches divisible by pipeline_model_parallel_size"
+
+
+def _broken_by_target(degrees: Degrees, capabilities: Capabilities) -> Iterator[str]:
+    if degrees.zero_stage not in capabilities.zero_stages:
+        yield "the target has no such zero_stage"
+    if degrees.pipeline > 1 and degrees.zero_stage not in capabilities.zero_stages_with_pipeline:
+        yield "the target has no such zero_stage with pipeline parallelism"
+    if degrees.zero_stage and degrees.ranks_per_stage == 1:
+        yield "zero_stage above 0 without data parallelism shards nothing"
+    if degrees.virtual_pipeline > 1 and not capabilities.virtual_pipeline:
+        yield "the target has no interleaved schedule"
+    if degrees.expert > degrees.data and not capabilities.expert_folding:
+        yield "the target has no parallel folding"
+
+
+def _broken_by_search(degrees: Degrees, search: Search) -> Iterator[str]:
+    chosen: Mapping[str, int] = {
+        "tensor_model_parallel_size": degrees.tensor,
+        "pipeline_model_parallel_size": degrees.pipeline,
+        "virtual_pipeline_model_parallel_size": degrees.virtual_pipeline,
+        "context_parallel_size": 1,
+        "data_parallel_size": degrees.data,
+        "expert_model_parallel_size": degrees.expert,
+        "expert_tensor_parallel_size": 1,
+        "micro_batch_size": degrees.micro_batch_size,
+        "zero_stage": degrees.zero_stage,
+    }
+    for name, value in chosen.items():
+        allowed: Sequence[int] | None = getattr(search, name)
+        if allowed is not None and value not in allowed:
+            yield f"search.{name} leaves it out"
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent <= limit]
