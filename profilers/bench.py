@@ -46,6 +46,9 @@ class Bench(Protocol):
     def cases(self) -> Sequence[Case]:
         """The default grid; directions that come together are listed once, as forward."""
 
+    def note(self) -> str:
+        """What a reader of the table must know; often nothing."""
+
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         """Measure one case on this rank, together with the others; called by every rank.
 

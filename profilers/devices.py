@@ -90,3 +90,8 @@ def release_memory(device: torch.device) -> None:
     """Give cached blocks back, so that one large case does not make the next one fail."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def count_accelerators() -> int:
+    """How many there are on this node."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

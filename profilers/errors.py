@@ -2,9 +2,12 @@
 
 ProfilerError
 ├── ProfileUnreadableError     a stored profile is missing, damaged or of another schema version
+├── ProfileUnwritableError     the directory, or the disk below it, does not take the profile
+├── MachineMismatchError       two profiles, or a profile and this machine, are not comparable
 ├── UnknownNameError           a suite or operation that does not exist
 ├── MissingLibraryError        torch (or another optional package) is needed and absent
 └── RankError                  a rank died, hung or disagrees with its peers
+    └── LostPeersError         this rank is well, but others no longer answer
 """
 
 
@@ -17,6 +20,14 @@ class ProfilerError(Exception):
 
 class ProfileUnreadableError(ProfilerError):
     """A stored profile cannot be trusted as it lies on disk."""
+
+
+class ProfileUnwritableError(ProfilerError):
+    """The profile cannot be written where it should lie."""
+
+
+class MachineMismatchError(ProfilerError):
+    """The machines differ; the message names how."""
 
 
 class UnknownNameError(ProfilerError):
@@ -33,3 +44,7 @@ class RankError(ProfilerError):
     """A rank of the measuring job failed; the message names it."""
 
     exit_code = 3
+
+
+class LostPeersError(RankError):
+    """The other ranks no longer answer; one of them is to blame."""

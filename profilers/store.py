@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from profilers.errors import ProfileUnreadableError
+from profilers.errors import ProfileUnreadableError, ProfileUnwritableError
 from profilers.records import AXES, Measurement, Profile, ProfileHeader
 
 HEADER_NAME = "profile.json"
@@ -107,7 +107,16 @@ def _bounded_bytes(path: Path) -> bytes:
 
 
 def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace_or_raise(target, write)
+    except OSError as error:
+        raise ProfileUnwritableError(
+            f"{target} cannot be written: {error.strerror}; choose another directory"
+        ) from error
+
+
+def _replace_or_raise(target: Path, write: Callable[[Path], None]) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
     temporary = Path(name)

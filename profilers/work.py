@@ -12,6 +12,7 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     copy             0                                 twice the bytes within a device, once across
     collective       0                                 the message times its bus factor
     storage          0                                 the bytes
+    step             0                                 layers x micro-batches, in place of bytes
 
 The causal half is what attention's 2 B A S^2 D counts; its backward forms five products where the
 forward formed two (Dao, FlashAttention-2, 2023). These are a base to which measured points add what
@@ -109,4 +110,6 @@ def _moved(
         return axes["bytes"] * factor.get(kind, share)
     if operation == "storage":
         return axes["bytes"]
-    raise ValueError(f"the work of operation {operation!r} is not described by its axes")
+    if operation == "step":
+        return axes["layers"] * axes["microbatches"]
+    raise ValueError(f"the work of operation {operation!r} is not described")

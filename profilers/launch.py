@@ -1,0 +1,181 @@
+"""Start ranks on this host and see to it that none of them outlives the measurement.
+
+Each rank is `python -P -m profilers.worker` in a session of its own, so that it can be killed with
+everything it started. Ranks report over a pipe each, one JSON object a line; a rank that ends
+early, says that it failed, or says nothing for `SILENCE_S` ends the run, and its name and reason
+are raised. Tables that were complete by then stay. Should this process be killed outright, the
+workers notice that their parent changed and leave (profilers/worker.py).
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from profilers.errors import RankError
+from profilers.job import Job
+from profilers.progress import Progress, ProgressEvent
+
+SILENCE_S = 120.0
+POLL_S = 0.2
+GRACE_S = 2.0
+"""Between asking a rank to leave and killing it; and for the other ranks to tell their side."""
+
+
+def run_workers(job: Job, *, ranks: int, progress: Progress, silence_s: float = SILENCE_S) -> None:
+    """Run a job on ranks of this host and wait for it.
+
+    Raises:
+        RankError: a rank failed, died or fell silent.
+    """
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+        job_file = Path(scratch) / "job.json"
+        job_file.write_text(job.model_dump_json(), encoding="utf-8")
+        with _started(Path(scratch), ranks=ranks) as workers:
+            _follow(workers, progress=progress, silence_s=silence_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Worker:
+    """One rank: its process, and what it has said."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    pipe: int
+    errors: Path
+    heard_s: float
+    unread: bytes = b""
+    ended: bool = False
+    failure: dict[str, Any] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Read what has arrived; the end of the pipe is noted."""
+        data = os.read(self.pipe, 65536)
+        self.ended = not data
+        self.heard_s = time.monotonic()
+        *whole, self.unread = (self.unread + data).split(b"\n")
+        for line in whole:
+            yield json.loads(line)
+
+    def last_words(self) -> str:
+        """The last line of its error output."""
+        text = self.errors.read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1][:200] if lines else "no message"
+
+
+@contextmanager
+def _started(scratch: Path, *, ranks: int) -> Iterator[list[_Worker]]:
+    workers: list[_Worker] = []
+    try:
+        # One by one: those that run must be known when starting the next one fails.
+        for rank in range(ranks):
+            workers.append(_start(scratch, rank=rank, ranks=ranks))  # noqa: PERF401  # see above
+        yield workers
+    finally:
+        _end(workers)
+
+
+def _start(scratch: Path, *, rank: int, ranks: int) -> _Worker:
+    read_end, write_end = os.pipe()
+    errors = scratch / f"rank{rank}.err"
+    arguments = [str(scratch), f"{rank}", f"{ranks}", f"{write_end}", f"{os.getpid()}"]
+    try:
+        with errors.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "profilers.worker", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                pass_fds=(write_end,),
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    return _Worker(
+        rank=rank, process=process, pipe=read_end, errors=errors, heard_s=time.monotonic()
+    )
+
+
+def _follow(workers: list[_Worker], *, progress: Progress, silence_s: float) -> None:
+    """Pass on what the ranks say until all have ended well."""
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.pipe, selectors.EVENT_READ, worker)
+        failed_s: float | None = None
+        while selector.get_map():
+            for ready, _ in selector.select(timeout=POLL_S):
+                worker = ready.data
+                _hear(worker, progress=progress)
+                if worker.ended:
+                    selector.unregister(worker.pipe)
+                    if worker.process.wait() and not worker.failure:
+                        worker.failure = _death(worker)
+            now_s = time.monotonic()
+            if failed_s is None and any(worker.failure for worker in workers):
+                failed_s = now_s
+            if failed_s is not None and now_s - failed_s > GRACE_S:
+                break
+            _require_talk(workers, now_s=now_s, silence_s=silence_s)
+    failures = [worker.failure | {"rank": worker.rank} for worker in workers if worker.failure]
+    if failures:
+        # Whoever merely lost a peer is not the one to blame.
+        first = min(failures, key=lambda failure: (failure["lost_peers"], failure["rank"]))
+        raise RankError(f"rank {first['rank']} failed: {first['error']}; complete tables are kept")
+
+
+def _hear(worker: _Worker, *, progress: Progress) -> None:
+    for message in worker.lines():
+        if "error" in message:
+            worker.failure = message
+        elif message:
+            progress(ProgressEvent.model_validate(message))
+
+
+def _death(worker: _Worker) -> dict[str, Any]:
+    code = worker.process.returncode
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return {"error": f"died with {how} ({worker.last_words()})", "lost_peers": False}
+
+
+def _require_talk(workers: list[_Worker], *, now_s: float, silence_s: float) -> None:
+    running = [worker for worker in workers if not worker.ended]
+    silent = [worker for worker in running if now_s - worker.heard_s > silence_s]
+    if silent and len(silent) == len(running):
+        quietest = min(silent, key=lambda worker: worker.heard_s)
+        raise RankError(
+            f"rank {quietest.rank} made no progress for {silence_s:.0f} s and was killed; "
+            "complete tables are kept"
+        )
+
+
+def _end(workers: list[_Worker]) -> None:
+    """Ask every session to leave, then kill what is left of it."""
+    for worker in workers:
+        _signal(worker, signal.SIGTERM)
+    deadline_s = time.monotonic() + GRACE_S
+    for worker in workers:
+        with suppress(subprocess.TimeoutExpired):
+            worker.process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
+        _signal(worker, signal.SIGKILL)
+        worker.process.wait()
+        os.close(worker.pipe)
+
+
+def _signal(worker: _Worker, number: signal.Signals) -> None:
+    if worker.process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, number)

@@ -1,0 +1,124 @@
+"""The bench of collectives: every kind over every group shape, timed by its slowest rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from profilers.bench import Setting
+from profilers.devices import is_out_of_memory
+from profilers.links.collectives import BUILDERS, Run, prepare
+from profilers.links.groups import Shape, shapes
+from profilers.links.team import ConnectedTeam
+from profilers.records import Case, Measurement, Status
+from profilers.team import Team
+from profilers.timing import Clock, measure
+
+CPU_BYTES = tuple(2**power for power in (10, 13, 16, 18, 20, 22, 24, 26))
+CUDA_BYTES = tuple(2**power for power in (10, 14, 17, 20, 22, 24, 26, 28, 30))
+
+
+def benches(setting: Setting) -> tuple["LinkBench", ...]:
+    """The one table of collectives; with a single rank there is nothing in it."""
+    return (LinkBench(setting=setting),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkBench:
+    """The table of collectives."""
+
+    setting: Setting
+    operation: str = "collective"
+    weight: float = 4.0
+    refined_axes: tuple[str, ...] = ("bytes",)
+
+    def note(self) -> str:
+        return "one rank has no links" if self.setting.team.world == 1 else ""
+
+    def cases(self) -> Sequence[Case]:
+        world = self.setting.team.world
+        sizes = CUDA_BYTES if self.setting.device.startswith("cuda") else CPU_BYTES
+        return tuple(
+            Case(
+                operation="collective",
+                kind=kind,
+                axes={
+                    "bytes": size,
+                    "ranks": shape.ranks,
+                    "stride": shape.stride,
+                    "world": world,
+                },
+            )
+            for shape in shapes(world)
+            for kind in kinds_of(shape, world=world)
+            for size in sizes
+        )
+
+    def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
+        team = self.setting.team
+        if not isinstance(team, ConnectedTeam):
+            return (_ended(case, status=Status.FAILED, error="one rank has no links"),)
+        if case.axes["world"] != team.world:
+            error = f"a job of {team.world} ranks cannot measure one of {case.axes['world']}"
+            return _once(team, _ended(case, status=Status.FAILED, error=error))
+        try:
+            run, error, status = self._prepared(case, team), "", Status.OK
+        except (RuntimeError, MemoryError, ValueError) as problem:
+            status = Status.OUT_OF_MEMORY if is_out_of_memory(problem) else Status.FAILED
+            run, error = _nothing, " ".join(str(problem).split())[:200]
+        # A collective needs everyone: one rank that cannot take part keeps all others out of it.
+        (anybody_failed,) = team.slowest_s([float(status is not Status.OK)])
+        if anybody_failed:
+            status = Status.FAILED if status is Status.OK else status
+            return _once(team, _ended(case, status=status, error=error or "a peer failed"))
+        clock = TeamClock(team=team, clock=self.setting.clock)
+        times_s = measure(run, clock=clock, budget_s=budget_s)
+        return _once(team, Measurement(case=case, times_s=times_s))
+
+    def _prepared(self, case: Case, team: ConnectedTeam) -> Run:
+        shape = Shape(ranks=case.axes["ranks"], stride=case.axes["stride"])
+        group = team.group(shape)
+        device = torch.device(self.setting.device)
+        return prepare(case.kind, size=case.axes["bytes"], group=group, device=device)
+
+
+class TeamClock:
+    """A clock on which every repeat takes as long as on the slowest rank.
+
+    It reads the same on every rank, the time spent included, so whoever decides by it (how often
+    to repeat, when to stop) decides alike everywhere.
+    """
+
+    def __init__(self, *, team: Team, clock: Clock) -> None:
+        self._team = team
+        self._clock = clock
+        self._spent_s = 0.0
+
+    def now_s(self) -> float:
+        return self._spent_s
+
+    def mark(self) -> object:
+        return self._clock.mark()
+
+    def between_s(self, pairs: Sequence[tuple[object, object]]) -> tuple[float, ...]:
+        slowest_s = self._team.slowest_s(self._clock.between_s(pairs))
+        self._spent_s += sum(slowest_s)
+        return slowest_s
+
+
+def kinds_of(shape: Shape, *, world: int) -> tuple[str, ...]:
+    """Kinds worth measuring: sending is the same over any ring, so only over the smallest."""
+    smallest = min(other.ranks for other in shapes(world))
+    return tuple(kind for kind in BUILDERS if kind != "send_recv" or shape.ranks == smallest)
+
+
+def _once(team: Team, row: Measurement) -> tuple[Measurement, ...]:
+    return (row,) if team.rank == 0 else ()
+
+
+def _ended(case: Case, *, status: Status, error: str) -> Measurement:
+    return Measurement(case=case, status=status, error=error)
+
+
+def _nothing() -> None:
+    """What a rank runs that could not prepare: never called."""

@@ -1,0 +1,82 @@
+"""The team over torch.distributed: gloo between processors, NCCL between accelerators.
+
+What the ranks tell each other besides the timed messages (decisions, rows, times) goes through a
+gloo group of its own, so that it never queues behind a collective on the device.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, TCPStore
+
+from profilers.links.groups import Shape, members
+from profilers.ranks import RankInfo
+
+T = TypeVar("T")
+
+PATIENCE_S = 180.0
+"""How long a rank waits for its peers; longer than its parent waits for a word of it."""
+
+
+class ConnectedTeam:
+    """Ranks that reached each other; close it when done."""
+
+    def __init__(self, info: RankInfo, *, device: torch.device, rendezvous: Path | None) -> None:
+        self.rank = info.rank
+        self.world = info.world
+        self.local_world = info.local_world
+        store: TCPStore | FileStore
+        if rendezvous is None:
+            store = TCPStore(
+                info.master_address,
+                info.master_port,
+                world_size=info.world,
+                is_master=info.rank == 0 and not info.store_is_served,
+                timeout=timedelta(seconds=PATIENCE_S),
+            )
+        else:
+            store = FileStore(str(rendezvous), info.world)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=info.rank,
+            world_size=info.world,
+            timeout=timedelta(seconds=PATIENCE_S),
+        )
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
+        self._groups: dict[Shape, dist.ProcessGroup] = {}
+
+    def barrier(self) -> None:
+        dist.barrier(group=self._control)
+
+    def decided(self, value: T) -> T:
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def gathered(self, value: T) -> tuple[T, ...]:
+        boxes: list[T | None] | None = [None] * self.world if self.rank == 0 else None
+        dist.gather_object(value, boxes, dst=0, group=self._control)
+        return tuple(box for box in boxes or () if box is not None)
+
+    def slowest_s(self, times_s: Sequence[float]) -> tuple[float, ...]:
+        times = torch.tensor(times_s, dtype=torch.float64)
+        dist.all_reduce(times, op=dist.ReduceOp.MAX, group=self._control)
+        return tuple(times.tolist())
+
+    def group(self, shape: Shape) -> dist.ProcessGroup:
+        """This rank's group of a shape; made on first use, by all ranks together."""
+        if shape not in self._groups:
+            for ranks in members(shape, world=self.world):
+                made = dist.new_group(list(ranks), timeout=timedelta(seconds=PATIENCE_S))
+                if self.rank in ranks:
+                    self._groups[shape] = made
+        return self._groups[shape]
+
+    def close(self) -> None:
+        """Leave; the peers are not waited for."""
+        dist.destroy_process_group()

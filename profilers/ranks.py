@@ -1,0 +1,157 @@
+"""How this process was started: alone, or as one rank of many, and by which launcher.
+
+A pure function of the environment. In order of precedence:
+
+    torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    mpirun     OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, or PMI_RANK, PMI_SIZE
+    srun       SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_NTASKS_PER_NODE
+
+Under srun rank 0 runs on the first node of the list, which is where the others meet; under mpirun
+on several nodes MASTER_ADDR must be given. A port is derived from the job's number when
+none is given, so that jobs on one node do not meet each other's.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from profilers.errors import RankError
+
+LOOPBACK = "127.0.0.1"
+FIRST_PORT = 20_000
+NUM_PORTS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """Which rank this process is, and where the ranks meet."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    master_address: str = LOOPBACK
+    master_port: int = FIRST_PORT
+    store_is_served: bool = False
+    """The launcher keeps the store at that port; rank 0 must not open it again."""
+
+    def __post_init__(self) -> None:
+        for here, count in ((self.rank, self.world), (self.local_rank, self.local_world)):
+            if not 0 <= here < count:
+                raise RankError(
+                    f"rank {here} of {count} does not exist; check the launcher's environment"
+                )
+
+
+def from_environment(environment: Mapping[str, str]) -> RankInfo:
+    """Tell how this process was started.
+
+    Raises:
+        RankError: the launcher's variables are incomplete or contradict each other.
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return _torchrun(environment)
+    if "OMPI_COMM_WORLD_RANK" in environment:
+        return _mpirun(environment, rank="OMPI_COMM_WORLD_RANK", world="OMPI_COMM_WORLD_SIZE")
+    if "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment:
+        return _srun(environment)
+    if "PMI_RANK" in environment:
+        return _mpirun(environment, rank="PMI_RANK", world="PMI_SIZE")
+    return RankInfo()
+
+
+def first_host(nodelist: str) -> str:
+    """First host of a Slurm list: `gpu[07-09,12],login` -> `gpu07`."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist.strip())
+    if match is None:
+        raise RankError(f"SLURM_JOB_NODELIST {nodelist!r} names no host; set MASTER_ADDR")
+    prefix, number, suffix = match.groups()
+    return prefix + (number or "") + (suffix or "")
+
+
+def _torchrun(environment: Mapping[str, str]) -> RankInfo:
+    world = _count(environment, "WORLD_SIZE")
+    return RankInfo(
+        rank=_count(environment, "RANK"),
+        world=world,
+        local_rank=_count(environment, "LOCAL_RANK", default=0),
+        local_world=_count(environment, "LOCAL_WORLD_SIZE", default=world),
+        master_address=environment.get("MASTER_ADDR", LOOPBACK),
+        master_port=_port(environment, job=""),
+        store_is_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _mpirun(environment: Mapping[str, str], *, rank: str, world: str) -> RankInfo:
+    ranks = _count(environment, world)
+    local = "OMPI_COMM_WORLD_LOCAL" if rank.startswith("OMPI") else "MPI_LOCAL"
+    here = _count(environment, rank)
+    local_world = _count(
+        environment,
+        f"{local}_SIZE" if local.startswith("OMPI") else "MPI_LOCALNRANKS",
+        default=ranks,
+    )
+    local_rank = _count(
+        environment,
+        f"{local}_RANK" if local.startswith("OMPI") else "MPI_LOCALRANKID",
+        default=here % local_world,
+    )
+    if local_world < ranks and "MASTER_ADDR" not in environment:
+        raise RankError(
+            "mpirun on several nodes does not say where rank 0 runs; pass -x MASTER_ADDR=<host>"
+        )
+    return RankInfo(
+        rank=here,
+        world=ranks,
+        local_rank=local_rank,
+        local_world=local_world,
+        master_address=environment.get("MASTER_ADDR", LOOPBACK),
+        master_port=_port(environment, job=environment.get("PMIX_NAMESPACE", "")),
+    )
+
+
+def _srun(environment: Mapping[str, str]) -> RankInfo:
+    world = _count(environment, "SLURM_NTASKS")
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    several = _count(environment, "SLURM_STEP_NUM_NODES", default=1) > 1
+    address = first_host(nodes) if several else LOOPBACK
+    local_rank = _count(environment, "SLURM_LOCALID")
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", str(world))
+    local_world = max(_tasks_here(tasks, node=_count(environment, "SLURM_NODEID", default=0)), 1)
+    return RankInfo(
+        rank=_count(environment, "SLURM_PROCID"),
+        world=world,
+        local_rank=local_rank,
+        local_world=local_world,
+        master_address=environment.get("MASTER_ADDR", address),
+        master_port=_port(environment, job=environment.get("SLURM_JOB_ID", "")),
+    )
+
+
+def _tasks_here(tasks_per_node: str, *, node: int) -> int:
+    """Read Slurm's run-length list, e.g. `4(x2),1`: tasks on the node of this index."""
+    counts: list[int] = []
+    for part in tasks_per_node.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise RankError(f"SLURM_STEP_TASKS_PER_NODE {tasks_per_node!r} is not a task list")
+        counts += [int(match.group(1))] * int(match.group(2) or 1)
+    if node >= len(counts):
+        raise RankError(f"node {node} is not in SLURM_STEP_TASKS_PER_NODE {tasks_per_node!r}")
+    return counts[node]
+
+
+def _port(environment: Mapping[str, str], *, job: str) -> int:
+    if "MASTER_PORT" in environment:
+        return _count(environment, "MASTER_PORT")
+    digits = "".join(re.findall(r"\d", job))[-9:]
+    return FIRST_PORT + int(digits or "0") % NUM_PORTS
+
+
+def _count(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not re.fullmatch(r"\d{1,9}", text):
+        raise RankError(f"{name} is {text!r}, must be a count; start it again with one launcher")
+    return int(text)

@@ -1,0 +1,118 @@
+"""Measure a profile: alone, as one of the ranks that a launcher started, or with ranks of our own.
+
+This is what `moetune profile` calls. It imports torch only when something is really measured.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from profilers.errors import MissingLibraryError, ProfilerError, ProfileUnwritableError
+from profilers.job import Job
+from profilers.launch import run_workers
+from profilers.progress import Progress, silent
+from profilers.ranks import from_environment
+from profilers.records import Case, ProfileHeader
+from profilers.registry import SUITES, load_suite
+from profilers.store import read_header
+
+
+def measure_profile(
+    out: Path,
+    *,
+    suites: Sequence[str] = tuple(SUITES),
+    budget_s: float = 60.0,
+    ranks: int | None = None,
+    resume: bool = False,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    dtypes: Sequence[str] = (),
+    extra_cases: Sequence[Case] = (),
+    storage_directory: Path | None = None,
+    progress: Progress = silent,
+    environment: Mapping[str, str] = os.environ,
+) -> ProfileHeader | None:
+    """Measure the suites into `out` within about `budget_s` seconds.
+
+    Args:
+        out: directory of the profile; a profile that lies there is replaced unless resumed.
+        suites: names from `registry.SUITES`, measured in this order.
+        budget_s: wall time to aim at, the start of ranks included.
+        ranks: how many processes to start here; None means one for each accelerator, or one.
+            Ranks that a launcher started are taken as they are.
+        resume: keep the tables that are complete and measure the rest.
+        device: where kernels run; auto takes an accelerator when there is one.
+        dtypes: types of the matrix operations; empty means the device's usual ones.
+        extra_cases: exact sizes to measure before the default grid.
+        storage_directory: where checkpoints would go; None means `out`.
+        progress: told about every case, on the first rank's host.
+        environment: says how this process was started.
+
+    Returns:
+        The header of the profile; None on ranks other than the first.
+
+    Raises:
+        ProfilerError: no torch, no such suite, an unwritable directory, another machine's profile,
+            or a rank that failed.
+    """
+    if budget_s <= 0.0 or (ranks is not None and ranks < 1):
+        raise ProfilerError(f"budget {budget_s} s and ranks {ranks} must be positive")
+    require_torch()
+    for name in suites:
+        load_suite(name)
+    _require_writable(out)
+    job = Job(
+        out=str(out.absolute()),
+        suites=tuple(dict.fromkeys(suites)),
+        deadline_s=time.perf_counter() + budget_s,
+        resume=resume,
+        device=device,
+        dtypes=tuple(dtypes),
+        extra_cases=tuple(extra_cases),
+        storage_directory=str(storage_directory.absolute()) if storage_directory else "",
+    )
+    info = from_environment(environment)
+    wanted = _default_ranks(device) if ranks is None else ranks
+    if info.world == 1 and wanted > 1:
+        run_workers(job, ranks=wanted, progress=progress)
+        return read_header(out)
+
+    from profilers.conduct import conduct
+
+    return conduct(job, info=info, rendezvous=None, progress=progress, alive=_nobody_watches)
+
+
+def require_torch() -> None:
+    """Refuse to go on without PyTorch.
+
+    Raises:
+        MissingLibraryError: it is not installed.
+    """
+    if find_spec("torch") is None:
+        raise MissingLibraryError("moetune profile needs PyTorch: pip install 'moetune[torch]'")
+
+
+def _default_ranks(device: str) -> int:
+    if device == "cpu":
+        return 1
+
+    from profilers.devices import count_accelerators
+
+    return max(1, count_accelerators())
+
+
+def _require_writable(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProfileUnwritableError(
+            f"{out} cannot be made: {error.strerror}; choose another directory"
+        ) from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise ProfileUnwritableError(f"{out} cannot be written; choose another directory")
+
+
+def _nobody_watches() -> None:
+    """Ranks that a launcher started are watched by the launcher."""

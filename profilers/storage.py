@@ -1,0 +1,118 @@
+"""How fast a directory takes a checkpoint and gives it back.
+
+A write ends when the file is on the disk (fsync). Before a read the page cache is asked to forget
+the file; where the system cannot do that, the table's note says so. All ranks write and read files
+of their own at the same time. The file is always removed, and a disk without room for all ranks is
+recorded as a failure instead of being filled.
+"""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from profilers.bench import Setting
+from profilers.records import Case, Measurement, Status
+from profilers.timing import HostClock, measure
+
+SIZES = tuple(2**power for power in (20, 23, 26, 28))
+BLOCK_BYTES = 2**23
+SPARE_RATIO = 1.1
+"""Room that must be left beyond what is written."""
+
+
+def benches(setting: Setting) -> tuple["StorageBench", ...]:
+    """The one table of storage."""
+    return (StorageBench(setting=setting),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageBench:
+    """The table of writes and reads."""
+
+    setting: Setting
+    operation: str = "storage"
+    weight: float = 1.0
+    refined_axes: tuple[str, ...] = ()
+
+    def note(self) -> str:
+        return "" if can_drop_cache() else "reads may come from the page cache"
+
+    def cases(self) -> Sequence[Case]:
+        return tuple(
+            Case(operation="storage", kind=kind, axes={"bytes": size})
+            for size in SIZES
+            for kind in ("write", "read")
+        )
+
+    def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
+        team = self.setting.team
+        team.barrier()
+        size = case.axes["bytes"]
+        try:
+            directory = self.setting.directory
+            _require_room(directory, size=size * team.local_world)
+            times_s = _times_s(case.kind, directory=directory, size=size, budget_s=budget_s)
+        except (OSError, ValueError) as error:
+            line = (error.strerror if isinstance(error, OSError) else "") or str(error)
+            return (Measurement(case=case, status=Status.FAILED, error=line[:200], rank=team.rank),)
+        finally:
+            team.barrier()
+        return (Measurement(case=case, rank=team.rank, times_s=times_s),)
+
+
+def can_drop_cache() -> bool:
+    """Whether the system can be asked to forget a file's pages."""
+    return hasattr(os, "posix_fadvise")
+
+
+def _require_room(directory: Path, *, size: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < SPARE_RATIO * size:
+        raise OSError(errno.ENOSPC, f"{size} bytes do not fit into {free} free")
+
+
+def _times_s(kind: str, *, directory: Path, size: int, budget_s: float) -> tuple[float, ...]:
+    if kind not in ("write", "read"):
+        raise ValueError(f"kind {kind!r} is not one of write, read")
+    handle, name = tempfile.mkstemp(dir=directory, prefix=".moetune-storage-")
+    block = os.urandom(min(size, BLOCK_BYTES))
+    try:
+        if kind == "write":
+            return measure(
+                lambda: _write(handle, block, size=size),
+                clock=HostClock(),
+                budget_s=budget_s,
+                min_repeats=3,
+            )
+        _write(handle, block, size=size)
+        return measure(
+            lambda: _read(handle, size=size), clock=HostClock(), budget_s=budget_s, min_repeats=3
+        )
+    finally:
+        os.close(handle)
+        Path(name).unlink(missing_ok=True)
+
+
+def _write(handle: int, block: bytes, *, size: int) -> None:
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.ftruncate(handle, 0)
+    left = size
+    while left:
+        left -= os.write(handle, block[: min(left, len(block))])
+    os.fsync(handle)
+
+
+def _read(handle: int, *, size: int) -> None:
+    if can_drop_cache():
+        os.posix_fadvise(handle, 0, size, os.POSIX_FADV_DONTNEED)
+    os.lseek(handle, 0, os.SEEK_SET)
+    left = size
+    while left:
+        got = len(os.read(handle, min(left, BLOCK_BYTES)))
+        if not got:
+            raise OSError(errno.EIO, "the file ended early")
+        left -= got
