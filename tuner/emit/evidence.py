@@ -3,6 +3,8 @@
 A plan that nobody measured says so first, with the reason that was given.
 """
 
+from collections.abc import Iterable
+
 from tuner.plan import TrainDecision, TrainPrediction, VerifiedPlan
 from tuner.units import format_bytes, format_s
 
@@ -32,7 +34,7 @@ def prediction(verified: VerifiedPlan) -> TrainPrediction | None:
 def _evidence(verified: VerifiedPlan) -> tuple[str, ...]:
     if verified.waived:
         return (f"NOT VERIFIED: {verified.waived}",)
-    measured = [trial.measured_step_s for trial in verified.trials if trial.status == "ok"]
+    measured = sum(trial.status == "ok" for trial in verified.trials)
     own = next(
         (
             trial.measured_step_s
@@ -41,9 +43,9 @@ def _evidence(verified: VerifiedPlan) -> tuple[str, ...]:
         ),
         None,
     )
-    launched = f"Verified by {len(verified.trials)} launches of the reference training step"
+    launched = f"Verified by launching the reference training step; trials: {len(verified.trials)}"
     if own is None:
-        return (f"{launched}, {len(measured)} of them ran; this configuration was not among them.",)
+        return (f"{launched}, of which {measured} ran; this configuration was not among them.",)
     return (f"{launched}; this configuration took {format_s(own)} a step.",)
 
 
@@ -57,7 +59,7 @@ def _expectation(verified: VerifiedPlan) -> tuple[str, ...]:
         f"Expected: {format_s(predicted.step_time_s)} a step "
         f"(between {format_s(low)} and {format_s(high)}), "
         f"{predicted.tokens_per_s_per_device:.4g} tokens/s per device.",
-        f"Expected peak memory of each stage's fullest device: {memory}.",
+        f"Expected peak memory by pipeline rank, the fullest device: {memory}.",
     )
 
 
@@ -65,11 +67,19 @@ def _degrees(decision: TrainDecision) -> tuple[str, ...]:
     return (
         f"{decision.num_devices} devices: "
         f"TP {decision.tensor_model_parallel_size}, "
-        f"PP {decision.pipeline_model_parallel_size} "
-        f"x {decision.virtual_pipeline_model_parallel_size} chunks, "
+        f"PP {decision.pipeline_model_parallel_size}, "
+        f"VPP {decision.virtual_pipeline_model_parallel_size}, "
         f"CP {decision.context_parallel_size}, "
         f"DP {decision.data_parallel_size}, "
         f"EP {decision.expert_model_parallel_size}, "
         f"ETP {decision.expert_tensor_parallel_size}, "
-        f"EDP {decision.expert_data_parallel_size}.",
+        f"EDP {decision.expert_data_parallel_size}; "
+        f"ZeRO stage {decision.zero_stage}, micro-batch {decision.micro_batch_size}.",
+        f"By stage: layers {_joined(decision.pipeline_layout)}; "
+        f"recompute {_joined(decision.stage_recompute)}; "
+        f"chunks of each MoE layer {_joined(decision.chunks)}.",
     )
+
+
+def _joined(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))

@@ -30,7 +30,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         + comment((*said, "", *ENVIRONMENT_NOTE, "  PYTHON                   the interpreter"))
         + preamble(shape)
         + 'exec "${LAUNCHER[@]}" --no-python "${PYTHON:-python}" -P -m profilers.steps \\\n'
-        + '  step.json --report "${REPORT:-report.json}" "$@"\n'
+        + '  step.json "--report=${REPORT:-report.json}" "$@"\n'
     )
     return (
         EmittedFile(path=PurePosixPath("run.sh"), text=script, executable=True),

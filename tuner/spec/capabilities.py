@@ -308,7 +308,7 @@ def _kinds(model: ModelSpec, decision: Decision) -> Iterator[tuple[LayerKind, ..
 
 def _model(target: Capabilities, model: ModelSpec) -> Iterator[str]:
     for feature in sorted(features(model) & target.unsupported):
-        yield f"cannot build {feature} ({model.architecture})"
+        yield f"no arguments are written for {feature} ({model.architecture})"
 
 
 def _degrees(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:

@@ -1,0 +1,238 @@
+"""What every emitter must do, parametrised over the table of emitters."""
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tuner.emit.registry import EMITTERS, emit, emit_all
+from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.errors import UnknownTargetError
+from tuner.spec.capabilities import TARGETS
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+
+GOLDEN = Path(__file__).parent / "golden"
+UPDATE = "MOETUNE_UPDATE_GOLDEN"
+"""Set it to rewrite the golden files, then read the difference before it is committed."""
+
+HOSTILE = (
+    "plain name",
+    'it\'s "quoted"',
+    "$(touch injected)",
+    "`touch injected`",
+    "line\ntouch injected\n#SBATCH --nodes=99",
+    "carriage\rtouch injected",
+    "separator\u2028touch injected",
+    "-rf --report=/injected",
+    "'; touch injected; '",
+    "\x1b[2J",
+)
+
+DECISIONS = {
+    "two stages on 16": {},
+    "one device": {
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 1,
+        "expert_model_parallel_size": 1,
+        "stage_recompute": ("selective",),
+        "chunks": (1,),
+        "pipeline_layout": (32,),
+    },
+    "tensor 4, experts folded over tensor ranks": {
+        "tensor_model_parallel_size": 4,
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 2,
+        "expert_model_parallel_size": 8,
+        "sequence_parallel": True,
+        "stage_recompute": ("full",),
+        "chunks": (1,),
+        "pipeline_layout": (32,),
+    },
+    "3 devices, not a whole node": {
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 3,
+        "expert_model_parallel_size": 1,
+        "expert_data_parallel_size": 3,
+        "stage_recompute": ("none",),
+        "chunks": (1,),
+        "pipeline_layout": (32,),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def mixtral() -> ModelSpec:
+    return read_model(Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json")
+
+
+def _without_chunks(target: str) -> dict[str, object]:
+    return {"chunks": (1, 1)} if TARGETS[target].largest_chunks == 1 else {}
+
+
+def test_the_table_and_the_manifests_name_the_same_targets() -> None:
+    assert set(EMITTERS) == set(TARGETS)
+
+
+def test_an_unknown_target_is_answered_with_the_known_ones(mixtral: ModelSpec) -> None:
+    verified = sample_verified(mixtral, sample_decision(), emit=("megatron",))
+    with pytest.raises(UnknownTargetError, match=r"'megatron'.*reference.*megatron-lm"):
+        emit_all(verified)
+
+
+@pytest.mark.parametrize("target", EMITTERS)
+def test_emitted_files_equal_the_golden_ones(target: str, mixtral: ModelSpec) -> None:
+    decision = sample_decision(**_without_chunks(target))
+    files = emit(target, sample_verified(mixtral, decision, emit=(target,)))
+    for file in files:
+        path = GOLDEN / target / file.path
+        if UPDATE in os.environ:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.text, encoding="utf-8")
+        assert file.text == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 to accept {path}"
+
+
+@pytest.mark.parametrize("target", EMITTERS)
+def test_emitting_twice_gives_the_same_bytes(target: str, mixtral: ModelSpec) -> None:
+    verified = sample_verified(mixtral, sample_decision(**_without_chunks(target)), emit=(target,))
+    assert emit(target, verified) == emit(target, verified)
+
+
+@pytest.mark.parametrize("target", EMITTERS)
+def test_every_file_says_that_nothing_was_measured(target: str, mixtral: ModelSpec) -> None:
+    verified = sample_verified(
+        mixtral,
+        sample_decision(**_without_chunks(target)),
+        emit=(target,),
+        waived="moetune plan does not launch",
+    )
+    files = {str(file.path): file.text for file in emit(target, verified)}
+    for name, text in files.items():
+        # JSON has no comments; the README beside it speaks for it.
+        assert "NOT VERIFIED: moetune plan does not launch" in (
+            files["README.txt"] if name == "step.json" else text
+        )
+
+
+@pytest.mark.parametrize("target", EMITTERS)
+def test_every_file_says_what_was_measured(target: str, mixtral: ModelSpec) -> None:
+    verified = sample_verified(mixtral, sample_decision(**_without_chunks(target)), emit=(target,))
+    texts = [file.text for file in emit(target, verified) if file.path.suffix != ".json"]
+    assert all("this configuration took 2.10 s a step" in text for text in texts)
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+@pytest.mark.parametrize("devices_per_node", [1, 4, 8])
+@pytest.mark.parametrize("target", EMITTERS)
+def test_the_devices_asked_for_are_those_of_the_plan(
+    target: str, devices_per_node: int, name: str, mixtral: ModelSpec, tmp_path: Path
+) -> None:
+    decision = sample_decision(**{**DECISIONS[name], **_chunks_of(target, name)})
+    verified = sample_verified(mixtral, decision, emit=(target,), devices_per_node=devices_per_node)
+    for each, files in emit_all(verified).items():
+        write_emitted(tmp_path / each, files)
+    asked = _devices_asked(tmp_path, target=target)
+    assert asked == decision.num_devices
+
+
+def _chunks_of(target: str, name: str) -> dict[str, object]:
+    return _without_chunks(target) if name == "two stages on 16" else {}
+
+
+def _devices_asked(launch: Path, *, target: str) -> int:
+    """Return nodes times processes, as Slurm's directives or the call of torchrun say."""
+    recorders = Recorders(launch / "recorders")
+    if target == "slurm":
+        text = (launch / "slurm" / "job.sbatch").read_text()
+        directives = dict(
+            line.removeprefix("#SBATCH --").split("=", 1)
+            for line in text.splitlines()
+            if line.startswith("#SBATCH")
+        )
+        return int(directives["nodes"]) * int(directives["gpus-per-node"])
+    environment = {"MASTER_ADDR": "head", "MEGATRON_LM": "/megatron"}
+    ran = recorders.run(launch / target / "run.sh", cwd=launch, **environment)
+    assert ran.code == 0, ran.stderr
+    options = dict(
+        word.split("=", 1)
+        for word in ran.only("torchrun")
+        if word.startswith("--n") and "=" in word
+    )
+    return int(options["--nnodes"]) * int(options["--nproc-per-node"])
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("target", ["reference", "megatron-lm", "slurm"])
+def test_hostile_names_and_paths_come_out_harmless(
+    target: str, hostile: str, mixtral: ModelSpec, tmp_path: Path
+) -> None:
+    verified = sample_verified(
+        mixtral.model_copy(update={"name": hostile}),
+        sample_decision(),
+        emit=(target,),
+        devices_per_node=16,
+        waived=hostile,
+    )
+    launch = tmp_path / f"out {hostile.replace('/', '_')}" / "launch"
+    for each, files in emit_all(verified).items():
+        write_emitted(launch / each, files)
+    recorders = Recorders(tmp_path / "recorders")
+    script = launch / target / ("job.sbatch" if target == "slurm" else "run.sh")
+    ran = recorders.run(
+        script,
+        hostile,
+        cwd=script.parent,
+        MEGATRON_LM=hostile,
+        REPORT=hostile,
+        PYTHON=hostile,
+        SLURM_JOB_ID="7",
+        SLURM_JOB_NODELIST=hostile,
+        SLURM_SUBMIT_DIR=str(script.parent),
+    )
+    assert ran.code == 0, ran.stderr
+    assert ran.only("torchrun")[-1] == hostile
+    assert not list(tmp_path.rglob("injected"))
+    if target == "slurm":
+        lines = script.read_text().splitlines()
+        nodes = [line for line in lines if line.startswith("#SBATCH --nodes")]
+        assert nodes == ["#SBATCH --nodes=1"]
+
+
+@pytest.mark.parametrize("target", ["reference", "megatron-lm"])
+def test_a_script_refuses_another_number_of_devices(
+    target: str, mixtral: ModelSpec, tmp_path: Path
+) -> None:
+    write_emitted(
+        tmp_path / target, emit(target, sample_verified(mixtral, sample_decision(), emit=(target,)))
+    )
+    recorders = Recorders(tmp_path / "recorders")
+    for nodes, processes in (("2", "4"), ("x", "8"), ("", "-1"), ("2;touch injected", "8")):
+        ran = recorders.run(
+            tmp_path / target / "run.sh",
+            cwd=tmp_path,
+            NNODES=nodes,
+            NPROC_PER_NODE=processes,
+            MASTER_ADDR="head",
+            MEGATRON_LM="/megatron",
+        )
+        assert ran.code == 2
+        assert ran.calls == ()
+        assert len(ran.stderr.splitlines()) == 1
+    assert not list(tmp_path.rglob("injected"))
+
+
+def test_several_nodes_need_the_name_of_the_first(mixtral: ModelSpec, tmp_path: Path) -> None:
+    verified = sample_verified(mixtral, sample_decision())
+    write_emitted(tmp_path, emit("reference", verified))
+    recorders = Recorders(tmp_path / "recorders")
+    ran = recorders.run(tmp_path / "run.sh", cwd=tmp_path)
+    assert ran.code != 0
+    assert "MASTER_ADDR" in ran.stderr
+    ran = recorders.run(
+        tmp_path / "run.sh", cwd=tmp_path, MASTER_ADDR="head", SLURM_NODEID="1", MASTER_PORT="123"
+    )
+    assert shlex.join(ran.only("torchrun")[:6]) == (
+        "--nnodes=2 --nproc-per-node=8 --node-rank=1 --rdzv-backend=static "
+        "--master-addr=head --master-port=123"
+    )

@@ -1,0 +1,64 @@
+from pathlib import Path
+
+from tuner.emit.registry import emit, emit_all
+from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.spec.huggingface.read import read_model
+
+MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"
+
+
+def _directives(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH --")]
+    # Slurm stops reading directives at the first command.
+    first_command = next(i for i, line in enumerate(text.splitlines()) if line[:1] not in "#")
+    assert all(text.splitlines().index(line) < first_command for line in lines)
+    return dict(line.removeprefix("#SBATCH --").split("=", 1) for line in lines)
+
+
+def test_processors_are_asked_for_where_there_are_no_accelerators() -> None:
+    verified = sample_verified(
+        read_model(MIXTRAL), sample_decision(), emit=("slurm",), device_kind="cpu"
+    )
+    (job,) = emit("slurm", verified)
+    directives = _directives(job.text)
+    assert "gpus-per-node" not in directives
+    assert int(directives["nodes"]) * int(directives["cpus-per-task"]) == 16
+    assert directives["ntasks-per-node"] == "1"
+
+
+def test_the_job_starts_the_first_program_of_the_plan(tmp_path: Path) -> None:
+    emitted = ("slurm", "megatron-lm", "reference")
+    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=emitted)
+    for target, files in emit_all(verified).items():
+        write_emitted(tmp_path / target, files)
+    ran = Recorders(tmp_path / "recorders").run(
+        tmp_path / "slurm" / "job.sbatch",
+        "--train-iters",
+        "10",
+        cwd=tmp_path / "slurm",
+        MEGATRON_LM="/megatron",
+        SLURM_JOB_ID="50001",
+        SLURM_JOB_NODELIST="node[1-2]",
+        SLURM_NODEID="1",
+    )
+    assert ran.code == 0, ran.stderr
+    argv = ran.only("torchrun")
+    assert "--master-addr=first-node" in argv
+    # Worked by hand: 20000 + 50001 % 20000.
+    assert "--master-port=30001" in argv
+    assert "--node-rank=1" in argv
+    assert "/megatron/pretrain_gpt.py" in argv
+    assert argv[-2:] == ["--train-iters", "10"]
+
+
+def test_a_wrapper_alone_brings_the_reference_step() -> None:
+    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
+    assert list(emit_all(verified)) == ["reference", "slurm"]
+
+
+def test_a_job_submitted_from_elsewhere_says_where_it_belongs(tmp_path: Path) -> None:
+    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
+    write_emitted(tmp_path, emit("slurm", verified))
+    ran = Recorders(tmp_path / "recorders").run(tmp_path / "job.sbatch", cwd=tmp_path)
+    assert ran.code == 2
+    assert "submit this job from the folder" in ran.stderr

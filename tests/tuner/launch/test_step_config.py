@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+
+from profilers.steps.config import Recompute, StepConfig
+from tuner.emit.testing import sample_decision, sample_verified
+from tuner.launch.shape import launch_shape
+from tuner.launch.step_config import step_config
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ModelSpec:
+    return read_model(Path(__file__).parents[3] / "examples/models/tiny-moe/config.json")
+
+
+def test_the_configuration_says_what_the_plan_decided(tiny: ModelSpec) -> None:
+    decision = sample_decision(
+        pipeline_layout=(1, 3), stage_recompute=("none", "selective"), chunks=(1, 8)
+    )
+    plan = sample_verified(tiny, decision).plan
+    config = step_config(plan, decision, steps=5, warmup_steps=1)
+    assert config.parallelism.world == decision.num_devices
+    assert [stage.num_layers for stage in config.stages] == [1, 3]
+    assert [stage.recompute for stage in config.stages] == [Recompute.NONE, Recompute.SELECTIVE]
+    assert [stage.chunks for stage in config.stages] == [1, 8]
+    assert config.num_microbatches == decision.num_microbatches(plan.goal.global_batch_size)
+    assert (config.steps, config.warmup_steps) == (5, 1)
+    assert config.model.num_experts == 8
+    assert config.routing.mode == "forced"
+    assert StepConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_routing_reproduces_the_loads_that_were_priced(tiny: ModelSpec) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2))
+    loads = ((0.5, *(0.5 / 7,) * 7),) * 4
+    plan = sample_verified(tiny, decision).plan.model_copy(update={"load_ratio": loads})
+    assert step_config(plan, decision, steps=1, warmup_steps=0).routing.load_ratio == loads
+
+
+def test_the_reference_step_has_no_zero_stage_2(tiny: ModelSpec) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2), zero_stage=2)
+    plan = sample_verified(tiny, decision).plan
+    with pytest.raises(ValueError, match="zero_stage 2"):
+        step_config(plan, decision, steps=1, warmup_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("devices_per_node", "nodes", "per_node"),
+    # 16 devices: whole nodes where they fit, else the largest divisor (5 per node -> 4 used).
+    [(8, 2, 8), (32, 1, 16), (5, 4, 4), (1, 16, 1), (3, 8, 2)],
+)
+def test_a_job_takes_as_few_nodes_as_equal_nodes_allow(
+    tiny: ModelSpec, devices_per_node: int, nodes: int, per_node: int
+) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2))
+    plan = sample_verified(tiny, decision, devices_per_node=devices_per_node).plan
+    shape = launch_shape(plan, decision)
+    assert (shape.nodes, shape.devices_per_node) == (nodes, per_node)
+    assert shape.num_devices == decision.num_devices
+
+
+def test_a_pool_without_accelerators_runs_on_processors(tiny: ModelSpec) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2))
+    on_cpu = sample_verified(tiny, decision, device_kind="cpu").plan
+    assert step_config(on_cpu, decision, steps=1, warmup_steps=0).device == "cpu"
+    assert launch_shape(sample_verified(tiny, decision).plan, decision).device_kind == "cuda"

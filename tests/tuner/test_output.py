@@ -1,0 +1,89 @@
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import OutputError
+from tuner.output import write_directory, write_files
+
+
+def _left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*"))
+
+
+def test_files_appear_with_their_content_and_mode(tmp_path: Path) -> None:
+    out = tmp_path / "plan"
+    write_directory(
+        out, {"plan.json": "{}\n", "launch/run.sh": b"#!/bin/sh\n"}, executable=["launch/run.sh"]
+    )
+    assert (out / "plan.json").read_text() == "{}\n"
+    assert os.access(out / "launch" / "run.sh", os.X_OK)
+    assert not os.access(out / "plan.json", os.X_OK)
+    assert _left(tmp_path) == ["launch", "plan", "plan.json", "run.sh"]
+
+
+def test_an_existing_directory_keeps_its_other_files(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("kept")
+    (tmp_path / "old").write_text("old")
+    write_directory(tmp_path, {"old": "new"})
+    assert (tmp_path / "kept").read_text() == "kept"
+    assert (tmp_path / "old").read_text() == "new"
+
+
+def test_a_directory_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+
+    def full_disk_at_second(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full_disk_at_second)
+    with pytest.raises(OutputError, match="No space left on device") as raised:
+        write_directory(tmp_path / "plan", {"a": "a", "b": "b"})
+    assert "\n" not in str(raised.value)
+    assert "plan'" in str(raised.value)
+    assert _left(tmp_path) == []
+
+
+def test_a_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plan.json").write_text("old")
+
+    def full_disk(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_files(tmp_path, {"plan.json": "new"})
+    assert (tmp_path / "plan.json").read_text() == "old"
+    assert _left(tmp_path) == ["plan.json"]
+
+
+def test_ctrl_c_leaves_no_unfinished_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_directory(tmp_path / "plan", {"a": "a"})
+    with pytest.raises(KeyboardInterrupt):
+        write_files(tmp_path, {"a": "a"})
+    assert _left(tmp_path) == []
+
+
+@pytest.mark.parametrize("write", [write_files, write_directory])
+def test_a_file_in_the_way_is_one_line(write: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="choose another place with -o"):
+        write(tmp_path / "file" / "plan", {"a": "a"})
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/a", "b/../../a"])
+def test_a_name_that_leaves_the_directory_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leaves its directory"):
+        write_directory(tmp_path / "plan", {name: ""})
+    assert _left(tmp_path) == []
