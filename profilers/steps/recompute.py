@@ -20,11 +20,11 @@ def recomputed(
 
     At least one argument must require a gradient, or the function's parameters would get none.
     """
+    if not torch.is_grad_enabled():
+        # Inside the first call of an outer recomputation: nothing is kept anyway.
+        return function(*arguments)
 
     def metered(*again: Tensor | None) -> Tensor:
-        # Without gradients nothing is saved: this is then the first call, and there is no graph.
-        if not torch.is_grad_enabled():
-            return function(*again)
         with instruments.recording():
             return function(*again)
 

@@ -1,0 +1,130 @@
+"""Run many configurations in one job and keep what tests compare: losses, gradients, loads.
+
+    torchrun --nproc-per-node N -m profilers.steps.testing CASES.json RESULTS.pt
+
+CASES maps a name to a step configuration; rank 0 writes {name: Observed as a dict}. Starting a job
+costs seconds, so layouts share one. Gradients are put together again under names that do not
+depend on the layout, such as `layers.1.ffn.routed.gate_up`.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from profilers.steps.config import StepConfig
+from profilers.steps.layout import Layout, join
+from profilers.steps.model import StageModel
+from profilers.steps.run import start
+from profilers.steps.training import Training
+
+Piece = tuple[str, int, int, Tensor]
+"""(name, axis to join along, place along it, values)."""
+
+
+def observe(config: StepConfig, layout: Layout) -> dict[str, Any]:
+    """Train `config.steps` steps: losses, loads and chunks of each, gradients of the first."""
+    training = Training(config, layout)
+    losses, loads, chunks = [], [], []
+    gradients: dict[str, Tensor] = {}
+    for step in range(config.steps):
+        training.prepare(step)
+        loss = training.compute_gradients().double()
+        if step == 0:
+            gradients = whole_gradients(config, layout, training)
+        training.update()
+        load_LE, chunks_L = training.settle()
+        dist.all_reduce(loss)
+        losses.append(loss.item())
+        loads.append(load_LE.tolist())
+        chunks.append(chunks_L.tolist())
+    meter = training.metered(config.steps)
+    peaks: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(peaks, meter.peak_bytes)
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "loads": loads,
+        "chunks": chunks,
+        "activation_bytes": peaks,
+    }
+
+
+def whole_gradients(config: StepConfig, layout: Layout, training: Training) -> dict[str, Tensor]:
+    """Join the gradients of all ranks; every rank gets them all."""
+    own = list(_pieces(config, layout, training))
+    everyone: list[list[Piece]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, own)
+    pieces: dict[str, dict[int, Tensor]] = {}
+    axes: dict[str, int] = {}
+    for name, axis, place, values in (piece for rank in everyone for piece in rank):
+        pieces.setdefault(name, {})[place] = values
+        axes[name] = axis
+    return {
+        name: torch.cat([parts[place] for place in sorted(parts)], dim=axes[name])
+        for name, parts in pieces.items()
+    }
+
+
+def _pieces(config: StepConfig, layout: Layout, training: Training) -> Iterator[Piece]:
+    for chunk, module in enumerate(training.modules):
+        stage = chunk * layout.degrees.pipeline + layout.pipeline_rank
+        first = sum(before.num_layers for before in config.stages[:stage])
+        assert isinstance(module, StageModel)
+        for name, weight in module.named_parameters():
+            gradient = weight.grad
+            assert isinstance(gradient, DTensor), name
+            head, _, rest = name.partition(".")
+            if head == "layers":
+                layer, _, rest = rest.partition(".")
+                name = f"layers.{first + int(layer)}.{rest}"
+            yield from _split(config, layout, name, gradient.full_tensor())
+
+
+def _split(config: StepConfig, layout: Layout, name: str, values: Tensor) -> Iterator[Piece]:
+    leaf = name.rpartition(".")[2]
+    if ".routed." in name:
+        yield name, 0, layout.expert_rank, values
+    elif leaf == "qkv":
+        kv_rows = config.model.num_kv_heads * config.model.head_dim // layout.degrees.tensor
+        sizes = [len(values) - 2 * kv_rows, kv_rows, kv_rows]
+        for part, rows in zip("qkv", torch.split_with_sizes(values, sizes), strict=True):
+            yield f"{name}.{part}", 0, layout.tensor_rank, rows
+    elif leaf == "gate_up":
+        for part, rows in zip(("gate", "up"), values.chunk(2), strict=True):
+            yield f"{name}.{part}", 0, layout.tensor_rank, rows
+    elif leaf in ("down", "output"):
+        yield name, 1, layout.tensor_rank, values
+    else:
+        yield name, 0, 0, values
+
+
+def main(cases: Path, results: Path) -> None:
+    """Run every case on the ranks of this job."""
+    torch.set_num_threads(1)
+    configs = {
+        name: StepConfig.model_validate(fields)
+        for name, fields in json.loads(cases.read_text(encoding="utf-8")).items()
+    }
+    observed = {}
+    device = torch.device("cpu")
+    for name, config in configs.items():
+        if dist.is_initialized():
+            layout = join(config.parallelism, device=device, timeout=timedelta(seconds=60))
+        else:
+            layout = start(config, device=device)
+        observed[name] = observe(config, layout)
+    if dist.get_rank() == 0:
+        torch.save(observed, results)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,107 @@
+"""Configurations of a tiny model, and one job per number of ranks that runs them all."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Fields = dict[str, Any]
+Observed = dict[str, dict[str, Any]]
+
+
+def tiny(
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    virtual: int = 1,
+    data: int = 1,
+    expert: int = 1,
+    zero: int = 1,
+    stage: Mapping[str, Any] | None = None,
+    **changed: Any,
+) -> Fields:
+    """One dense and three MoE layers; any top-level field can be changed."""
+    chunks = pipeline * virtual
+    fields: Fields = {
+        "model": {
+            "hidden_size": 32,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 8,
+            "vocab_size": 256,
+            "layers": ["dense", "moe", "moe", "moe"],
+            "dense_ffn_size": 48,
+            "num_experts": 8,
+            "top_k": 2,
+            "moe_ffn_size": 16,
+            "shared_ffn_size": 16,
+        },
+        "parallelism": {
+            "tensor": tensor,
+            "pipeline": pipeline,
+            "virtual_pipeline": virtual,
+            "data": data,
+            "expert": expert,
+            "zero_stage": zero,
+        },
+        "stages": [{"num_layers": 4 // chunks, **(stage or {})} for _ in range(chunks)],
+        "sequence_length": 32,
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "precision": "fp32",
+        "steps": 3,
+        "warmup_steps": 1,
+        "device": "cpu",
+    }
+    return fields | changed
+
+
+def launch(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
+    """Start a module on some ranks; plain Python for one, which needs no launcher."""
+    starter = ["-m"]
+    if ranks > 1:
+        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        starter.append("-m")
+    return subprocess.run(
+        [sys.executable, *starter, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=_environment(),
+    )
+
+
+def observe_all(directory: Path, cases: Mapping[str, Fields], *, ranks: int) -> Observed:
+    """Run the cases in one job of so many ranks."""
+    written, results = directory / f"cases{ranks}.json", directory / f"results{ranks}.pt"
+    written.write_text(json.dumps(dict(cases)), encoding="utf-8")
+    done = launch("profilers.steps.testing", str(written), str(results), ranks=ranks)
+    assert done.returncode == 0, done.stderr[-4000:]
+    observed: Observed = torch.load(results, weights_only=True)
+    return observed
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Callable[..., Fields]:
+    return tiny
+
+
+@pytest.fixture(scope="session")
+def start_ranks() -> Callable[..., subprocess.CompletedProcess[str]]:
+    return launch
+
+
+@pytest.fixture(scope="session")
+def observe_cases() -> Callable[..., Observed]:
+    return observe_all
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}

@@ -1,0 +1,112 @@
+"""The program as it is started: its report, and what it says when it cannot run."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profilers.steps.config import StepReport
+
+Fields = dict[str, Any]
+Start = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_config(tmp_path: Path, start_ranks: Start) -> Start:
+    def started(fields: Fields, *options: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+        config = tmp_path / "step.json"
+        config.write_text(json.dumps(fields), encoding="utf-8")
+        report = str(tmp_path / "report.json")
+        return start_ranks(
+            "profilers.steps", str(config), "--report", report, *options, ranks=ranks
+        )
+
+    return started
+
+
+def test_the_report_holds_every_timed_step_and_the_loss_falls(
+    tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
+) -> None:
+    fields = tiny_config(steps=20, precision="bf16", learning_rate=1e-2)
+    done = run_config(fields)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    report = StepReport.model_validate_json((tmp_path / "report.json").read_text("utf-8"))
+    assert len(report.step_s) == len(report.losses) == len(report.loads) == 20
+    assert report.losses[-1] < 0.8 * report.losses[0]
+    (memory,) = report.memory
+    # Two moments of four bytes per parameter of four bytes.
+    assert memory.optimizer == 2 * memory.parameters
+    assert memory.gradients >= memory.parameters
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["report.json", "step.json"]
+
+
+def test_sharding_divides_what_a_rank_owns(
+    tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
+) -> None:
+    done = run_config(tiny_config(data=2, zero=3, steps=2), ranks=2)
+    assert done.returncode == 0, done.stderr
+    report = StepReport.model_validate_json((tmp_path / "report.json").read_text("utf-8"))
+    model = 2 * 256 * 32 + 32  # embedding, head, last norm
+    model += 4 * (2 * 32 + 8 * 8 * 32 + 32 * 32)  # norms, qkv, output
+    model += 3 * 48 * 32 + 3 * (8 * 32 + 8 * 3 * 16 * 32 + 3 * 16 * 32)  # dense; router, experts
+    assert [memory.parameters for memory in report.memory] == [model * 4 // 2] * 2
+
+
+def test_a_wrong_number_of_ranks_is_one_line(
+    tiny_config: Callable[..., Fields], run_config: Start
+) -> None:
+    done = run_config(tiny_config(data=2))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "1 ranks were started, the configuration needs 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"sequence_length": 0}, "sequence_length: Input should be greater than or equal to 1"),
+        ({"sequence_lenght": 8}, "sequence_lenght: Extra inputs are not permitted"),
+        ({"global_batch_size": 7}, "global_batch_size 7"),
+    ],
+)
+def test_a_malformed_configuration_is_one_line(
+    tiny_config: Callable[..., Fields], run_config: Start, changed: Fields, said: str
+) -> None:
+    done = run_config(tiny_config(**changed))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+
+
+def test_tied_ends_of_a_pipeline_are_refused(
+    tiny_config: Callable[..., Fields], run_config: Start
+) -> None:
+    fields = tiny_config(pipeline=2)
+    fields["model"]["tie_embeddings"] = True
+    done = run_config(fields)
+    assert done.returncode == 2
+    assert "tie_embeddings needs pipeline 1" in done.stderr
+
+
+def test_running_out_of_memory_has_an_exit_code_of_its_own(
+    tiny_config: Callable[..., Fields], run_config: Start
+) -> None:
+    fields = tiny_config()
+    # An attention projection of 2^50 bytes, which no machine of today has.
+    fields["model"] |= {"hidden_size": 2**24, "num_heads": 2**18, "num_kv_heads": 2**18}
+    done = run_config(fields)
+    assert done.returncode == 77
+    assert len(done.stderr.splitlines()) == 1
+    assert "out of memory" in done.stderr
+
+
+def test_a_run_past_its_deadline_is_killed(
+    tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
+) -> None:
+    done = run_config(tiny_config(steps=100_000), "--deadline", "4")
+    assert done.returncode == -14
+    assert not (tmp_path / "report.json").exists()
