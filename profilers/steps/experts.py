@@ -35,7 +35,7 @@ def expert_ffn(x_sorted: Tensor, counts: Sequence[int], gate_up: Tensor, down: T
 
 
 def _grouped_linear(x_MI: Tensor, counts: Sequence[int], weight_EOI: Tensor) -> Tensor:
-    if x_MI.is_cuda and x_MI.dtype is torch.bfloat16:
+    if x_MI.is_cuda and x_MI.dtype is torch.bfloat16 and len(x_MI):
         ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32)
         offsets = ends.to(x_MI.device, non_blocking=True)
         return torch.nn.functional.grouped_mm(x_MI, weight_EOI.transpose(1, 2), offs=offsets)

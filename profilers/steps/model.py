@@ -6,7 +6,7 @@ Letters: B sequences of a micro-batch, S' tokens of a sequence on this tensor ra
 V vocabulary, K experts per token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -115,27 +115,27 @@ class StageModel(nn.Module):
             if is_last and not model.tie_embeddings
             else None
         )
-        self._batch = config.micro_batch_size
         self._microbatch = 0
-        self._forced: Mapping[int, Tensor] = {}
+        self._forced: Mapping[int, Sequence[Tensor]] = {}
 
-    def begin_step(self, forced: Mapping[int, Tensor]) -> None:
+    def begin_step(self, forced: Mapping[int, Sequence[Tensor]]) -> None:
         """Count micro-batches from 0 again; `forced` maps an MoE layer to its experts.
 
-        Each is [sequences of this rank, S', K], micro-batch after micro-batch.
+        One tensor [B, S', K] per micro-batch, each with a storage of its own, so that the meter
+        counts only what a micro-batch keeps.
         """
         self._microbatch = 0
         self._forced = forced
 
     def forward(self, x: Tensor) -> Tensor:
-        start = self._microbatch * self._batch
+        microbatch = self._microbatch
         self._microbatch += 1
         if self.embedding is not None:
             x = nn.functional.embedding(x, self.embedding)
         for layer in self.layers:
             assert isinstance(layer, Layer)
             forced = self._forced.get(-1 if layer.moe_layer is None else layer.moe_layer)
-            x = layer(x, None if forced is None else forced[start : start + self._batch])
+            x = layer(x, None if forced is None else forced[microbatch])
         if self.norm is None:
             return x
         head = self.embedding if self.head is None else self.head

@@ -128,11 +128,10 @@ class RoutedExperts(nn.Module):
         rows = permute(x_TH, order_M, top_k=experts_TK.shape[1])
         sent_PE = self._copies(experts_TK)
         received_PE = exchange_counts(sent_PE, self._group)
-        send, receive, counts = (
-            sent_PE.sum(dim=1).tolist(),
-            received_PE.sum(dim=1).tolist(),
-            received_PE.sum(dim=0).tolist(),
-        )
+        # Copied to the host at once: on a device each copy waits for all work before it.
+        sent, received = torch.stack((sent_PE, received_PE)).tolist()
+        send, receive = [sum(row) for row in sent], [sum(row) for row in received]
+        counts = [sum(column) for column in zip(*received, strict=True)]
         rows = all_to_all_rows(rows, self._group, send=send, receive=receive)
         if min(received_PE.shape) == 1:
             # One source or one expert: the rows already lie by expert.

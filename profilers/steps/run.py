@@ -70,8 +70,9 @@ def start(config: StepConfig, *, device: torch.device) -> Layout:
     """
     degrees = config.parallelism
     backend = "nccl" if device.type == "cuda" else "gloo"
+    bound = device if device.type == "cuda" else None
     if dist.is_torchelastic_launched():
-        dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
+        dist.init_process_group(backend, timeout=GROUP_TIMEOUT, device_id=bound)
     else:
         store = torch._C._distributed_c10d.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=GROUP_TIMEOUT)

@@ -147,7 +147,7 @@ class Training:
         own = torch.from_numpy(values).chunk(ranks, dim=1)[self._layout.tensor_rank]
         return own.contiguous().to(self._layout.device)
 
-    def _forced(self, step: int, moe_layer: int, sequences: Sequence[int]) -> Tensor:
+    def _forced(self, step: int, moe_layer: int, sequences: Sequence[int]) -> list[Tensor]:
         config = self._config
         experts, top_k = config.model.num_experts, config.model.top_k
         rows = config.routing.load_ratio or ((1.0 / experts,) * experts,) * self._moe_layers
@@ -156,7 +156,11 @@ class Training:
             forced_experts(copies, top_k=top_k, seed=(config.seed, step, sequence, moe_layer))
             for sequence in sequences
         ]
-        return self._on_device(np.stack(assigned))
+        batch = config.micro_batch_size
+        return [
+            self._on_device(np.stack(assigned[start : start + batch]))
+            for start in range(0, len(assigned), batch)
+        ]
 
 
 def _moe_layers_of(module: StageModel) -> list[int]:
