@@ -2,6 +2,7 @@
 
 SolverError
 ├── UnknownSolverError      a name that is not in the registry
+├── BackendFailedError      a backend's program is missing or broke down
 └── RejectedClaimError      a backend claimed something that the independent checker refutes
 """
 
@@ -14,6 +15,12 @@ class SolverError(Exception):
 
 class UnknownSolverError(SolverError):
     """The name is not in the registry; the message lists the names that are."""
+
+
+class BackendFailedError(SolverError):
+    """A backend's program is missing or broke down; the message names another method."""
+
+    exit_code = 3
 
 
 class RejectedClaimError(SolverError):

@@ -1,0 +1,140 @@
+"""Run the CBC program on a model file and read what it really proved.
+
+PuLP's own status calls an incumbent at the time limit "Optimal" and keeps no bound, so the program
+is run here, on a model that PuLP wrote:
+
+- the first line of the solution file names the outcome, the log holds the lower bound;
+- files live in a private directory that is gone afterwards, whatever happens;
+- the process is gone afterwards too, whatever happens, an interrupt included;
+- arguments go as a list and files by relative name, so no path needs quoting.
+
+CBC's printed objective ignores a constant term: models must not have one. Numbers are CBC's, within
+its tolerances (1e-7 on constraints, 1e-5 absolute on improvements of the objective): scale the
+model so that this is small, and check the values exactly.
+"""
+
+import math
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from solvers.errors import BackendFailedError
+from solvers.result import Status
+
+GRACE_S = 10.0
+"""CBC looks at its clock between rounds; this long after the limit it is ended from outside."""
+
+STATUS_OF_FIRST_WORDS: Mapping[str, Status] = {
+    "Optimal": Status.OPTIMAL,
+    "Infeasible": Status.INFEASIBLE,
+    "Integer infeasible": Status.INFEASIBLE,
+    "Stopped on time (no integer solution": Status.UNKNOWN,
+    "Stopped on time - objective value": Status.FEASIBLE,
+}
+"""First words of the solution file; anything else proves nothing and is UNKNOWN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CbcAnswer:
+    """What one run of CBC found, in the units of the model."""
+
+    status: Status
+    bound: float
+    """Proven lower bound on the objective, `-inf` when none was printed."""
+    value_of_column: Mapping[str, float]
+    """By the names in the model file; columns that are absent are 0."""
+
+
+def run_cbc(
+    *,
+    executable: str,
+    write_model: Callable[[Path], object],
+    time_limit_s: float,
+    threads: int,
+) -> CbcAnswer:
+    """Minimise the MPS model that `write_model` puts at the path it is given.
+
+    Raises:
+        BackendFailedError: CBC cannot be started, or ends without a solution file.
+    """
+    with tempfile.TemporaryDirectory(prefix="moetune-cbc-") as name:
+        directory = Path(name)
+        write_model(directory / "model.mps")
+        ended = _run(executable, directory, time_limit_s, threads)
+        log = (directory / "log.txt").read_text(errors="replace")
+        if not ended:
+            return CbcAnswer(status=Status.UNKNOWN, bound=-math.inf, value_of_column={})
+        solution = directory / "solution.txt"
+        if not solution.exists():
+            last_line = (log.strip() or "no output").splitlines()[-1]
+            raise BackendFailedError(
+                f"CBC wrote no solution ({last_line}); choose another method, e.g. 'exact'"
+            )
+        return read_answer(solution.read_text(), log)
+
+
+def read_answer(solution: str, log: str) -> CbcAnswer:
+    """Judge a run by its solution file and its log."""
+    first_line, _, rest = solution.partition("\n")
+    status = next(
+        (status for words, status in STATUS_OF_FIRST_WORDS.items() if first_line.startswith(words)),
+        Status.UNKNOWN,
+    )
+    if status is Status.OPTIMAL and "Stopped on" in log:
+        status = Status.FEASIBLE
+    if status is Status.INFEASIBLE:
+        return CbcAnswer(status=status, bound=math.inf, value_of_column={})
+    bound = _printed(log, "Lower bound")
+    if status is Status.OPTIMAL:
+        bound = float(first_line.split()[-1])
+    values = _values(rest) if status.has_solution else {}
+    return CbcAnswer(status=status, bound=bound, value_of_column=values)
+
+
+def _run(executable: str, directory: Path, time_limit_s: float, threads: int) -> bool:
+    """Whether CBC ended by itself."""
+    arguments = ["model.mps", "-sec", f"{time_limit_s:.3f}", "-timeMode", "elapsed"]
+    arguments += ["-threads", str(threads)] if threads > 1 else []
+    arguments += ["-solve", "-solution", "solution.txt"]
+    with (directory / "log.txt").open("wb") as log:
+        try:
+            process = subprocess.Popen(
+                [executable, *arguments],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            raise BackendFailedError(
+                f"CBC cannot be started ({error}); choose another method, e.g. 'exact'"
+            ) from error
+        try:
+            process.wait(timeout=time_limit_s + GRACE_S)
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            process.kill()
+            process.wait()
+    return True
+
+
+def _printed(log: str, label: str) -> float:
+    """The last number printed after a label, lowered by what its rounding can hide."""
+    found = re.findall(rf"^{label}:\s+(-?[\d.]+(?:e[+-]?\d+)?)\s*$", log, flags=re.MULTILINE)
+    if not found:
+        return -math.inf
+    decimals = len(found[-1].partition(".")[2])
+    return float(found[-1]) - 0.5 * 10.0**-decimals
+
+
+def _values(rows: str) -> dict[str, float]:
+    """Columns of a solution file: index, name, value, reduced cost; `**` marks a broken row."""
+    values = {}
+    for row in rows.splitlines():
+        words = row.replace("**", " ").split()
+        values[words[1]] = float(words[2])
+    return values

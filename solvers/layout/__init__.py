@@ -1,0 +1,1 @@
+"""Layers -> pipeline stages, with what each stage recomputes, under a memory limit per device."""

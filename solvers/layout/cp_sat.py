@@ -1,0 +1,222 @@
+"""The program of `milp.py` over stage patterns in integers, solved by OR-Tools' CP-SAT.
+
+Order of runs and exclusivity are clauses instead of rows; memory is exact, because bytes are
+integers. Times become integer multiples of a unit, rounded *down*, so that the solver's bound,
+times the unit, is a valid lower bound on the true step time. The unit is chosen so that all
+rounding together moves the objective by less than 1e-7 of its least possible value; only where that
+would overflow 64 bits is it coarser, and the claim's bound says so.
+
+Proves optimality (within that rounding) and infeasibility (exactly). One thread and a fixed seed
+give the same answer every time, unless the time limit ends the search. An interrupt stops the
+search and is raised again.
+
+Letters: R runs, O options, S stages, D devices, N patterns of one stage.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+from ortools.sat.python import cp_model
+
+from solvers.errors import BackendFailedError
+from solvers.layout.patterns import (
+    StagePatterns,
+    layout_of_choice,
+    least_objective_s,
+    patterns_of_stages,
+)
+from solvers.layout.problem import LARGEST_BYTES, Layout, LayoutProblem
+from solvers.result import Claim, Status
+
+ROUNDING_TOLERANCE = 1e-7
+LARGEST_SUM = 2**60
+SEED = 0
+
+STATUS_OF_CP_SAT: Mapping[int, Status] = {
+    cp_model.OPTIMAL: Status.OPTIMAL,
+    cp_model.FEASIBLE: Status.FEASIBLE,
+    cp_model.INFEASIBLE: Status.INFEASIBLE,
+    cp_model.UNKNOWN: Status.UNKNOWN,
+}
+"""Anything else means that the model was refused."""
+
+Columns = list[list[cp_model.IntVar]]
+
+
+def solve(problem: LayoutProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Layout]:
+    """Return CP-SAT's best layout with a proven lower bound on the step time."""
+    patterns = patterns_of_stages(problem)
+    if not all(len(stage) for stage in patterns):
+        return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
+    model, x_SN = _model_of_layouts(problem, patterns)
+    if problem.stages_per_device > 1:
+        _limit_memory(model, problem, patterns, x_SN, extra=0)
+    unit_s = _unit_s(problem, patterns)
+    _minimise_time(model, problem, patterns, x_SN, unit_s)
+    claim = _run(model, patterns, x_SN, time_limit_s=time_limit_s, threads=threads)
+    in_seconds = claim.bound * unit_s / problem.stages_per_device
+    return dataclasses.replace(claim, bound=max(in_seconds, least_objective_s(problem)))
+
+
+def least_extra_bytes(
+    problem: LayoutProblem, *, time_limit_s: float, threads: int = 1
+) -> Claim[Layout]:
+    """Return the layout that oversteps every memory limit least; objective and bound in bytes."""
+    unlimited = np.full(problem.num_devices, LARGEST_BYTES)
+    patterns = patterns_of_stages(dataclasses.replace(problem, memory_limit_bytes_D=unlimited))
+    model, x_SN = _model_of_layouts(problem, patterns)
+    extra = model.new_int_var(0, LARGEST_BYTES, "extra")
+    _limit_memory(model, problem, patterns, x_SN, extra=extra)
+    model.minimize(extra)
+    return _run(model, patterns, x_SN, time_limit_s=time_limit_s, threads=threads)
+
+
+def _model_of_layouts(
+    problem: LayoutProblem, patterns: tuple[StagePatterns, ...]
+) -> tuple[cp_model.CpModel, Columns]:
+    """Every layer placed, runs in order, one option where that is asked; limits are not in it."""
+    model = cp_model.CpModel()
+    x_SN = [
+        [model.new_bool_var(f"x{stage}_{n}") for n in range(len(of_stage))]
+        for stage, of_stage in enumerate(patterns)
+    ]
+    for x_N in x_SN:
+        model.add_exactly_one(x_N)
+    for run, length in enumerate(problem.run_lengths):
+        counts = [
+            _dot(of_stage.layers_NR[:, run], x_N)
+            for of_stage, x_N in zip(patterns, x_SN, strict=True)
+        ]
+        model.add(cp_model.LinearExpr.sum(counts) == length)
+    _keep_runs_in_order(model, problem, patterns, x_SN)
+    if problem.uniform_option:
+        _share_one_option(model, problem, patterns, x_SN)
+    return model, x_SN
+
+
+def _keep_runs_in_order(
+    model: cp_model.CpModel,
+    problem: LayoutProblem,
+    patterns: tuple[StagePatterns, ...],
+    x_SN: Columns,
+) -> None:
+    for run in range(problem.num_runs - 1):
+        done_S = [model.new_bool_var(f"d{run}_{s}") for s in range(problem.num_stages)]
+        for before, after in itertools.pairwise(done_S):
+            model.add_implication(before, after)
+        for stage, (of_stage, x_N) in enumerate(zip(patterns, x_SN, strict=True)):
+            holds_NR = of_stage.layers_NR > 0
+            for n in np.flatnonzero(holds_NR[:, run + 1]):
+                model.add_implication(x_N[n], done_S[stage])
+            for n in np.flatnonzero(holds_NR[:, run] & (stage > 0)):
+                model.add_implication(x_N[n], ~done_S[stage - 1])
+
+
+def _share_one_option(
+    model: cp_model.CpModel,
+    problem: LayoutProblem,
+    patterns: tuple[StagePatterns, ...],
+    x_SN: Columns,
+) -> None:
+    global_O = [model.new_bool_var(f"g{option}") for option in range(problem.num_options)]
+    model.add_exactly_one(global_O)
+    for of_stage, x_N in zip(patterns, x_SN, strict=True):
+        for x, option in zip(x_N, of_stage.option_N, strict=True):
+            model.add_implication(x, global_O[option])
+
+
+def _limit_memory(
+    model: cp_model.CpModel,
+    problem: LayoutProblem,
+    patterns: tuple[StagePatterns, ...],
+    x_SN: Columns,
+    *,
+    extra: cp_model.LinearExprT,
+) -> None:
+    for device, limit in enumerate(problem.memory_limit_bytes_D.tolist()):
+        stages = problem.stages_of_device(device)
+        transient = model.new_int_var(0, LARGEST_BYTES, f"t{device}")
+        held = cp_model.LinearExpr.sum([_dot(patterns[s].held_bytes_N, x_SN[s]) for s in stages])
+        model.add(held + transient <= limit + extra)
+        for s in stages:
+            model.add(_dot(patterns[s].transient_bytes_N, x_SN[s]) <= transient)
+
+
+def _minimise_time(
+    model: cp_model.CpModel,
+    problem: LayoutProblem,
+    patterns: tuple[StagePatterns, ...],
+    x_SN: Columns,
+    unit_s: float,
+) -> None:
+    """Minimise v / unit times the objective: (m v - 1) peak + the sum over the stages."""
+    time_S = [
+        _dot(np.floor(of_stage.time_s_N / unit_s).astype(np.int64), x_N)
+        for of_stage, x_N in zip(patterns, x_SN, strict=True)
+    ]
+    weight = problem.num_microbatches * problem.stages_per_device - 1
+    peak = model.new_int_var(0, LARGEST_SUM // max(weight, 1), "peak")
+    for device in range(problem.num_devices):
+        stages = problem.stages_of_device(device)
+        model.add(cp_model.LinearExpr.sum([time_S[s] for s in stages]) <= peak)
+    model.minimize(weight * peak + cp_model.LinearExpr.sum(time_S))
+
+
+def _unit_s(problem: LayoutProblem, patterns: tuple[StagePatterns, ...]) -> float:
+    """The finest resolution that the tolerance needs and 64-bit sums allow, in seconds."""
+    per_device = problem.stages_per_device
+    weight = problem.num_microbatches * per_device
+    roundings = (weight * per_device + problem.num_stages) / per_device
+    fine_s = ROUNDING_TOLERANCE * least_objective_s(problem) / roundings
+    largest_s = weight * sum(float(of_stage.time_s_N.sum()) for of_stage in patterns)
+    return max(fine_s, largest_s / LARGEST_SUM) or 1.0
+
+
+def _run(
+    model: cp_model.CpModel,
+    patterns: tuple[StagePatterns, ...],
+    x_SN: Columns,
+    *,
+    time_limit_s: float,
+    threads: int,
+) -> Claim[Layout]:
+    """Solve; the claim's bound is in the model's own units.
+
+    Raises:
+        BackendFailedError: CP-SAT refuses the model.
+    """
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.num_workers = threads
+    solver.parameters.random_seed = SEED
+    # Left alone, CP-SAT takes Ctrl-C for "stop and report": nobody would learn of the interrupt.
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        search = pool.submit(solver.solve, model)
+        try:
+            code = search.result()
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise
+    status = STATUS_OF_CP_SAT.get(code)
+    if status is None:
+        raise BackendFailedError(
+            f"CP-SAT refused the model ({solver.status_name(code)}); choose another method, "
+            "e.g. 'exact'"
+        )
+    if status is Status.INFEASIBLE:
+        return Claim(status=status, solution=None, bound=math.inf)
+    if not status.has_solution:
+        return Claim(status=status, solution=None, bound=solver.best_objective_bound)
+    chosen = [[solver.boolean_value(x) for x in x_N].index(True) for x_N in x_SN]
+    layout = layout_of_choice(patterns, chosen)
+    return Claim(status=status, solution=layout, bound=solver.best_objective_bound)
+
+
+def _dot(weights_N: npt.NDArray[np.int64], x_N: list[cp_model.IntVar]) -> cp_model.LinearExpr:
+    return cp_model.LinearExpr.weighted_sum(x_N, weights_N.tolist())

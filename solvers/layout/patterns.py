@@ -1,0 +1,130 @@
+"""Everything one stage can be: the columns that the integer programs choose from.
+
+A pattern is how many layers of each run a stage holds and under which option. Identical layers make
+most intervals the same pattern, so there are few: the integer programs pick one pattern per stage,
+count layers, and keep the runs in order. Patterns that do not fit a device alone are never made,
+nor are those that another pattern with the same layers beats in time and in memory.
+
+Letters: R runs, O options, C distinct contents, N patterns of one stage.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.layout.problem import Bytes, Layout, LayoutProblem, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagePatterns:
+    """The patterns of one stage, row by row."""
+
+    layers_NR: npt.NDArray[np.int64]
+    option_N: npt.NDArray[np.int64]
+    time_s_N: Seconds
+    held_bytes_N: Bytes
+    transient_bytes_N: Bytes
+
+    def __len__(self) -> int:
+        return len(self.option_N)
+
+
+def patterns_of_stages(problem: LayoutProblem) -> tuple[StagePatterns, ...]:
+    """Tabulate the patterns of every stage, in execution order."""
+    return tuple(
+        _patterns_of_stage(problem, stage, layers_CR)
+        for stage, layers_CR in enumerate(_contents_of_stages(problem))
+    )
+
+
+def layout_of_choice(patterns: tuple[StagePatterns, ...], chosen: list[int]) -> Layout:
+    """The layout in which stage s is pattern chosen[s]."""
+    picked = list(zip(patterns, chosen, strict=True))
+    return Layout(
+        layers_SR=tuple(tuple(stage.layers_NR[n].tolist()) for stage, n in picked),
+        option_S=tuple(int(stage.option_N[n]) for stage, n in picked),
+    )
+
+
+def overflow_bytes(
+    problem: LayoutProblem, patterns: tuple[StagePatterns, ...], chosen: list[int]
+) -> int:
+    """How far the fullest device is above its limit, in bytes; not positive when all fit."""
+    overflows = []
+    for device, limit in enumerate(problem.memory_limit_bytes_D):
+        stages = problem.stages_of_device(device)
+        held = sum(int(patterns[s].held_bytes_N[chosen[s]]) for s in stages)
+        transient = max(int(patterns[s].transient_bytes_N[chosen[s]]) for s in stages)
+        overflows.append(held + transient - int(limit))
+    return max(overflows)
+
+
+def least_objective_s(problem: LayoutProblem) -> float:
+    """A lower bound in seconds: every layer under its fastest option, devices perfectly even."""
+    total_s = float(problem.time_s_RO.min(axis=1) @ np.array(problem.run_lengths))
+    total_s += float(problem.fixed_time_s_S.sum())
+    per_device = problem.stages_per_device
+    weight_of_peak = problem.num_microbatches - 1 / per_device
+    return weight_of_peak * total_s / problem.num_devices + total_s / per_device
+
+
+def _contents_of_stages(problem: LayoutProblem) -> list[npt.NDArray[np.int64]]:
+    """The distinct layer counts [C, R] that each stage may hold."""
+    run_of_layer = np.repeat(np.arange(problem.num_runs), problem.run_lengths)
+    before_BR = np.zeros((problem.num_layers + 1, problem.num_runs), dtype=np.int64)
+    before_BR[1:] = np.cumsum(run_of_layer[:, None] == np.arange(problem.num_runs), axis=0)
+    if problem.fixed_layout is not None:
+        ends = np.cumsum((0, *problem.fixed_layout))
+        return list(np.diff(before_BR[ends], axis=0)[:, None, :])
+    start, stop = np.triu_indices(len(before_BR), k=problem.min_layers_per_stage)
+    contents_CR = np.unique(before_BR[stop] - before_BR[start], axis=0)
+    return [contents_CR] * problem.num_stages
+
+
+def _patterns_of_stage(
+    problem: LayoutProblem, stage: int, layers_CR: npt.NDArray[np.int64]
+) -> StagePatterns:
+    in_flight = problem.in_flight_S[stage]
+    alone_bytes = problem.fixed_bytes_S[stage] + in_flight * problem.fixed_saved_bytes_S[stage]
+    static_bytes_C1 = (layers_CR @ problem.static_bytes_R)[:, None]
+    held_CO = alone_bytes + static_bytes_C1 + in_flight * (layers_CR @ problem.saved_bytes_RO)
+    transient_CO = ((layers_CR > 0)[..., None] * problem.transient_bytes_RO).max(axis=1)
+    time_s_CO = problem.fixed_time_s_S[stage] + layers_CR @ problem.time_s_RO
+    limit = problem.memory_limit_bytes_D[problem.device_of_stage[stage]]
+    kept_CO = held_CO + transient_CO <= limit
+    if not problem.uniform_option:
+        kept_CO &= ~_beaten_CO(problem, kept_CO, time_s_CO, held_CO, transient_CO)
+    content_N, option_N = np.nonzero(kept_CO)
+    return StagePatterns(
+        layers_NR=layers_CR[content_N],
+        option_N=option_N.astype(np.int64),
+        time_s_N=time_s_CO[kept_CO],
+        held_bytes_N=held_CO[kept_CO],
+        transient_bytes_N=transient_CO[kept_CO],
+    )
+
+
+def _beaten_CO(
+    problem: LayoutProblem,
+    fits_CO: npt.NDArray[np.bool_],
+    time_s_CO: Seconds,
+    held_CO: Bytes,
+    transient_CO: Bytes,
+) -> npt.NDArray[np.bool_]:
+    """Where another option that fits is nowhere worse; the first of equals is kept.
+
+    A stage with a device to itself competes with nobody for memory: only time counts then.
+    """
+    beaten_CO = np.zeros_like(fits_CO)
+    memory_counts = problem.stages_per_device > 1
+    for other in range(problem.num_options):
+        others = np.s_[:, other : other + 1]
+        no_worse = fits_CO[others] & (time_s_CO[others] <= time_s_CO)
+        better = time_s_CO[others] < time_s_CO
+        if memory_counts:
+            no_worse &= (held_CO[others] <= held_CO) & (transient_CO[others] <= transient_CO)
+            better |= (held_CO[others] < held_CO) | (transient_CO[others] < transient_CO)
+        earlier = other < np.arange(problem.num_options)
+        beaten_CO |= no_worse & (better | earlier)
+    return beaten_CO

@@ -1,0 +1,143 @@
+"""The nearest problem that has a solution: how many more bytes every device would need.
+
+When no layout fits, the least uniform addition to the memory limits that lets one fit is
+
+    extra = min over layouts and options of max over devices of (memory - limit), at least 0
+
+One stage per device: a bottleneck path over interval tables, exact. A fixed layout: the leanest
+options of each device, exact. Otherwise CP-SAT minimises the addition; where its time runs out,
+`bound_bytes` says how much less might do. The layout is the leanest, not the fastest: solve again
+with `with_extra_memory` for the plan.
+
+Letters: O options, S stages, D devices, A and B cut points 0..L.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.errors import RejectedClaimError, SolverError
+from solvers.layout import check
+from solvers.layout.fixed_cuts import (
+    fronts_by_cap,
+    layout_of_devices,
+    option_sets,
+    stage_costs,
+)
+from solvers.layout.intervals import (
+    allowed_AB,
+    bottleneck_path,
+    interval_tables,
+    layout_of_cuts,
+    memory_bytes_ABO,
+)
+from solvers.layout.problem import LARGEST_BYTES, Layout, LayoutProblem
+
+NEVER = 2 * LARGEST_BYTES
+"""Overflow of an interval that the stage may not hold: above every real one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation:
+    """What would have to give, checked."""
+
+    extra_bytes: int
+    """Added to the limit of every device; 0 when the problem has a solution as it is."""
+    bound_bytes: int
+    """No smaller addition can do; equal to `extra_bytes` when that is proven."""
+    device: int
+    """The device whose limit is overstepped most."""
+    layout: Layout
+    """A layout that fits then."""
+
+
+def nearest_relaxation(
+    problem: LayoutProblem, *, time_limit_s: float, threads: int = 1
+) -> Relaxation:
+    """Find the smallest addition to every device's memory under which a layout fits.
+
+    Raises:
+        SolverError: the time ran out before any layout was found (stages that share devices only).
+    """
+    bound: int | None = None
+    if problem.stages_per_device == 1:
+        layout = _leanest_cuts(problem)
+    elif problem.fixed_layout is not None:
+        layout = _leanest_options(problem)
+    else:
+        layout, bound = _leanest_by_search(problem, time_limit_s, threads)
+    overflow_D = [
+        needed - int(limit)
+        for needed, limit in zip(
+            check.memory_bytes_D(problem, layout), problem.memory_limit_bytes_D, strict=True
+        )
+    ]
+    extra = max(0, *overflow_D)
+    broken = check.violations(with_extra_memory(problem, extra_bytes=extra), layout)
+    if broken:
+        raise RejectedClaimError(f"the relaxed layout is not allowed: {broken[0]}")
+    return Relaxation(
+        extra_bytes=extra,
+        bound_bytes=extra if bound is None else min(bound, extra),
+        device=overflow_D.index(max(overflow_D)),
+        layout=layout,
+    )
+
+
+def with_extra_memory(problem: LayoutProblem, *, extra_bytes: int) -> LayoutProblem:
+    """The same problem on devices that hold this much more."""
+    limits = problem.memory_limit_bytes_D + extra_bytes
+    return dataclasses.replace(problem, memory_limit_bytes_D=limits)
+
+
+def _leanest_cuts(problem: LayoutProblem) -> Layout:
+    """With one stage per device; a uniform option is tried option by option."""
+    tables = interval_tables(problem)
+    shape = (problem.num_stages, *tables.static_bytes_AB.shape)
+    candidates = []
+    for options in option_sets(problem):
+        over_SAB, option_SAB = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        for stage, device in enumerate(problem.device_of_stage):
+            needed_ABO = memory_bytes_ABO(problem, tables, stage=stage)[:, :, options]
+            over_AB = needed_ABO.min(axis=2) - problem.memory_limit_bytes_D[device]
+            over_SAB[stage] = np.where(allowed_AB(problem, stage=stage), over_AB, NEVER)
+            option_SAB[stage] = np.asarray(options)[needed_ABO.argmin(axis=2)]
+        peak, cuts = bottleneck_path(over_SAB, never=NEVER)
+        candidates.append((peak, layout_of_cuts(tables, option_SAB, cuts)))
+    return min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _leanest_options(problem: LayoutProblem) -> Layout:
+    """With the cuts given; a uniform option is the one whose fullest device is least full."""
+    costs = stage_costs(problem)
+    limit_D = problem.memory_limit_bytes_D.tolist()
+    candidates = []
+    for options in option_sets(problem):
+        leanest_D = [
+            min(
+                (
+                    (int(front.bytes_N[0]) + cap - limit, front.option_NV[0].tolist())
+                    for cap, front in fronts_by_cap(
+                        costs, problem.stages_of_device(device), options
+                    )
+                ),
+            )
+            for device, limit in enumerate(limit_D)
+        ]
+        layout = layout_of_devices(problem, costs, [option_V for _, option_V in leanest_D])
+        candidates.append((max(over for over, _ in leanest_D), layout))
+    return min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _leanest_by_search(
+    problem: LayoutProblem, time_limit_s: float, threads: int
+) -> tuple[Layout, int]:
+    from solvers.layout import cp_sat  # OR-Tools is loaded only where it is needed.
+
+    claim = cp_sat.least_extra_bytes(problem, time_limit_s=time_limit_s, threads=threads)
+    if claim.solution is None:
+        raise SolverError(
+            f"no layout found in {time_limit_s} s for any memory; allow the solver more time"
+        )
+    return claim.solution, int(claim.bound)
