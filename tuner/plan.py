@@ -51,7 +51,7 @@ class TrainDecision(Record):
     chunks: Annotated[tuple[Count, ...], Field(min_length=1)]
     """MemFine chunks of the MoE layers of each stage, in execution order."""
     pipeline_layout: Annotated[tuple[Size, ...], Field(min_length=1)]
-    """Transformer layers of each stage, in execution order; stage s runs on pipeline rank s % PP."""
+    """Transformer layers of each stage in execution order; stage s runs on pipeline rank s % PP."""
     mtp_num_layers: Size = 0
     fp8_recipe: str = ""
 
@@ -125,10 +125,14 @@ class TrainPrediction(Record):
     tokens_per_s_per_device: float
     tokens_per_s_per_device_band: Band
     peak_memory_bytes: tuple[Size, ...]
-    """Per stage, the fullest device."""
+    """Per pipeline rank, the fullest device."""
     peak_memory_bytes_band: tuple[Band, ...]
+    activation_bytes: tuple[Size, ...]
+    """Per pipeline rank, the fullest device: largest live sum of what is saved for backward."""
     breakdown_s: dict[str, float]
     """Seconds of a step by cause; they add up to `step_time_s`."""
+    communication_s: Seconds
+    """What of `step_time_s` is spent in collectives, waiting in the bubble included."""
     stages: tuple[StagePrediction, ...]
 
 
@@ -144,7 +148,7 @@ class Alternative(Record):
 
 
 class Space(Record):
-    """Where every candidate of the search went; the three add up to the whole space."""
+    """Where every candidate of the search went; the parts add up to the whole space."""
 
     priced: Size
     """Solved to the end."""
@@ -152,6 +156,8 @@ class Space(Record):
     """Dropped because a lower bound proved them worse than the kept ones."""
     illegal: Size
     """Break a rule of the model, the cluster, the batch or the target."""
+    open: Size = 0
+    """Left without a verdict because time ran out."""
 
 
 class Certificate(Record):

@@ -65,8 +65,7 @@ def layer_time(
 ) -> PassTime:
     """Price one layer of one micro-batch on its busiest rank."""
     outside, inside = (
-        call_time(calls, table)
-        for calls in layer_calls(work, degrees, layer=layer, chunks=chunks)
+        call_time(calls, table) for calls in layer_calls(work, degrees, layer=layer, chunks=chunks)
     )
     again: tuple[PartSeconds, ...] = ()
     if recompute is Recompute.SELECTIVE:
@@ -95,9 +94,7 @@ def scaled(seconds: PartSeconds, factor: float) -> PartSeconds:
     return {part: value * factor for part, value in seconds.items()}
 
 
-def _by_part(
-    pairs: Iterable[tuple[Call, tuple[Case, ...]]], table: KernelTable
-) -> PartSeconds:
+def _by_part(pairs: Iterable[tuple[Call, tuple[Case, ...]]], table: KernelTable) -> PartSeconds:
     total: dict[Part, float] = {}
     for call, cases in pairs:
         for case in cases:

@@ -13,8 +13,8 @@ token copies sent, R copies received, per layer and micro-batch:
     experts       R (H + 3 F) D             rows, gate and up, product
                   M H D + M e + 16 M        copies in token order, weights, two index lists
                   16 R                      where rows are sorted by expert again
-    dense FFN     N (H + 3 F / T) D         as one expert; the norm's output is its input if T = 1
-    head          n H D + 4 n + n H D + 4 n V + 8 n   norm, its output, fp32 log-probabilities, targets
+    dense FFN     N (H + 3 F / T) D         as one expert
+    head          2 n H D + 4 n + 4 n V     norm, its output, fp32 log-probabilities
 
 H hidden, A query heads, G key-value heads, d head size, E experts, k per token, F width, V
 vocabulary. The expert ids of forced routing are one list of 8 k bytes per token of the whole step,
@@ -57,7 +57,7 @@ class State:
 
 
 def state_of(units: Sequence[Unit], work: Workload, degrees: Degrees) -> State:
-    """Add up the state of some units; under zero_stage 3 gathered copies live one unit at a time."""
+    """Add up the state of some units; zero_stage 3 gathers one unit at a time, not counted here."""
     owned = sum(unit.sharded(degrees) for unit in units)
     whole = sum(unit.parameters for unit in units)
     copied = whole if work.element_bytes != GRADIENT_BYTES or degrees.zero_stage else 0
@@ -115,7 +115,7 @@ def forced_ids_bytes(work: Workload, degrees: Degrees) -> int:
 
 
 def token_ids_bytes(work: Workload, degrees: Degrees) -> int:
-    """Token ids of the whole step on this rank, kept by the embedding; as many targets by the loss."""
+    """Token ids of the whole step on this rank; the loss keeps as many targets."""
     sequences = work.global_batch_size // degrees.data
     return sequences * work.sequence_length // degrees.tensor * ID_BYTES
 
@@ -179,7 +179,6 @@ def _experts(
     received = -(-(max(by_rank) if expert_rank is None else by_rank[expert_rank]) // chunks)
     hidden, ffn, width = work.model.hidden_size, moe.expert_ffn_size, work.element_bytes
     sorted_again = degrees.expert > 1 and degrees.expert < moe.num_experts
-    return (
-        received * ((hidden + 3 * ffn) * width + (2 * ID_BYTES if sorted_again else 0))
-        + copies * (hidden * width + width + 2 * ID_BYTES)
-    )
+    return received * (
+        (hidden + 3 * ffn) * width + (2 * ID_BYTES if sorted_again else 0)
+    ) + copies * (hidden * width + width + 2 * ID_BYTES)

@@ -15,7 +15,6 @@ from profilers.records import Case
 from profilers.steps.config import LayerKind
 from tuner.costs.workload import Degrees, Workload
 
-
 FP32_KINDS = frozenset({"router", "cross_entropy"})
 """Memory-bound operations that compute in fp32 whatever the precision of the rest."""
 
@@ -156,9 +155,7 @@ def expert_calls(
 def embedding_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
     """List the token embedding of the first stage."""
     n = work.tokens(degrees)
-    return (
-        _memory_bound(work, Part.EMBEDDING, "embedding", rows=n, width=work.model.hidden_size),
-    )
+    return (_memory_bound(work, Part.EMBEDDING, "embedding", rows=n, width=work.model.hidden_size),)
 
 
 def head_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:

@@ -75,7 +75,10 @@ def layer_units(work: Workload, degrees: Degrees, *, layer: int) -> tuple[Unit, 
         replicated += router_parameters(model)
         split += _swiglu_weights(model, model.moe.shared_ffn_size) // degrees.tensor
         experts = model.moe.num_experts // degrees.expert * one_expert_parameters(model)
-    return (*_dense_units(degrees, replicated=replicated, split=split), *_expert_unit(degrees, experts))
+    return (
+        *_dense_units(degrees, replicated=replicated, split=split),
+        *_expert_unit(degrees, experts),
+    )
 
 
 def embedding_units(work: Workload, degrees: Degrees) -> tuple[Unit, ...]:

@@ -5,10 +5,13 @@ Letters: E experts, L MoE layers.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from profilers.steps.config import LayerKind
 from profilers.steps.loads import forced_copies
 from tuner.spec.model import ModelSpec
+
+ZeroStage = Literal[0, 1, 2, 3]
 
 ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 """Bytes of one element by precision."""
@@ -24,7 +27,7 @@ class Degrees:
     data: int
     expert: int
     micro_batch_size: int
-    zero_stage: int
+    zero_stage: ZeroStage
 
     @property
     def ranks_per_stage(self) -> int:

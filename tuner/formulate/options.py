@@ -8,6 +8,7 @@ chunk the experts then run forward three times.
 from dataclasses import dataclass
 
 from profilers.steps.config import Recompute
+from tuner.errors import SpecError
 from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
 
@@ -31,7 +32,11 @@ class Option:
 
 
 def options(*, has_experts: bool, capabilities: Capabilities, search: Search) -> tuple[Option, ...]:
-    """List the ways that the target can launch and the user allows, in a fixed order."""
+    """List the ways that the target can launch and the user allows, in a fixed order.
+
+    Raises:
+        SpecError: none is left.
+    """
     levels = [
         level
         for level in Recompute
@@ -41,9 +46,16 @@ def options(*, has_experts: bool, capabilities: Capabilities, search: Search) ->
     ]
     largest = capabilities.largest_chunks if has_experts else 1
     chunks = sorted({count for count in search.chunks or MEMFINE_CHUNKS if count <= largest})
-    return tuple(
+    found = tuple(
         Option(recompute=level, chunks=count)
         for level in levels
         for count in chunks
         if count == 1 or level in capabilities.chunks_need
     )
+    if not found:
+        names = ", ".join(capabilities.names)
+        raise SpecError(
+            f"search: no way to run a layer is left by recompute {search.recompute} and "
+            f"chunks {search.chunks} on {names}; chunks above 1 need recompute, 1 always works"
+        )
+    return found

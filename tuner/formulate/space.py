@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from profilers.steps.config import LayerKind
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.workload import Degrees, Workload, ZeroStage
 from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
 
@@ -51,6 +51,7 @@ def _all_degrees(work: Workload, num_devices: int) -> Iterator[Degrees]:
     sizes = _divisors(num_devices)
     micro_batches = _powers_of_two(work.global_batch_size)
     chunks = range(1, work.model.num_layers + 1)
+    zero_stages: tuple[ZeroStage, ...] = (0, 1, 2, 3)
     for tensor, pipeline in product(sizes, sizes):
         if num_devices % (tensor * pipeline):
             continue
@@ -59,7 +60,7 @@ def _all_degrees(work: Workload, num_devices: int) -> Iterator[Degrees]:
             _divisors(tensor * data),
             [v for v in chunks if pipeline * v <= work.model.num_layers] if pipeline > 1 else [1],
             micro_batches,
-            (0, 1, 2, 3),
+            zero_stages,
         ):
             yield Degrees(
                 tensor=tensor,

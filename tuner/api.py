@@ -1,0 +1,177 @@
+"""The product as functions: what the command line calls and a notebook can call too.
+
+Reading and clocks happen here; nothing here writes.
+"""
+
+import hashlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from profilers.records import Case, Profile
+from profilers.store import read_profile
+from tuner.costs.kernel_table import KernelTable
+from tuner.costs.residuals import residual_for
+from tuner.errors import SpecError
+from tuner.formulate.pricing import Machine
+from tuner.plan import Plan, Provenance
+from tuner.planner.planning import make_plan
+from tuner.planner.search import Settings
+from tuner.planner.shapes import cases_for
+from tuner.spec.cluster import Pool
+from tuner.spec.features import ModelFeature, features
+from tuner.spec.read import read_spec
+from tuner.spec.spec import Spec
+
+REFERENCE = "reference"
+"""The engine whose operations the cost model lists."""
+
+
+def version() -> str:
+    """Version of the installed distribution."""
+    return importlib.metadata.version("moetune")
+
+
+def wanted_cases(spec_path: Path) -> tuple[Case, ...]:
+    """List the sizes that planning a spec will ask prices of.
+
+    Raises:
+        SpecError: the spec is unusable.
+    """
+    spec = read_spec(spec_path)
+    refuse_unpriced(spec)
+    return cases_for(spec)
+
+
+def plan(
+    spec_path: Path,
+    *,
+    profiles: Sequence[Path] = (),
+    top: int = 5,
+    time_limit_s: float = 60.0,
+    method: str = "milp",
+    clock: Callable[[], float] = time.perf_counter,
+) -> Plan:
+    """Plan the training run that a spec describes.
+
+    Args:
+        spec_path: the YAML file.
+        profiles: stored profiles, matched to pools by device; without them the spec's own.
+        top: how many decisions to return at least.
+        time_limit_s: for the search and each further question that is asked as one.
+        method: layout solver, see solvers/registry.py.
+        clock: for the time limit and the reported solve time.
+
+    Raises:
+        SpecError: the spec is unusable, or asks for what this version cannot price.
+        ProfileUnreadableError: a profile is missing or damaged.
+        OutsideProfileError: the profile lacks an operation that the model needs.
+    """
+    spec = read_spec(spec_path)
+    refuse_unpriced(spec)
+    pool = spec.cluster.pools[0]
+    profile_path, profile = _profile_of(pool, profiles)
+    machine = machine_of(pool, profile)
+    settings = Settings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)
+    provenance = Provenance(
+        moetune_version=version(),
+        spec_sha256=_sha256(spec_path),
+        profile_sha256={pool.name: _folder_sha256(profile_path)},
+        profile_source={pool.name: _source(profile)},
+        device_kind={pool.name: profile.header.machine.device_kind},
+        extrapolated=(),
+        notes=_notes(spec, pool, profile, machine),
+    )
+    return make_plan(spec, machine, settings=settings, provenance=provenance)
+
+
+def machine_of(pool: Pool, profile: Profile) -> Machine:
+    """Say what a plan may use of a pool that was measured by a profile."""
+    measured = profile.header.machine
+    memory_bytes = pool.memory_per_device or measured.memory_bytes_per_device
+    return Machine(
+        num_devices=pool.num_devices,
+        memory_limit_bytes=int(memory_bytes * pool.usable_memory_ratio),
+        table=KernelTable.from_profile(profile),
+        residual=residual_for(REFERENCE, measured.device_kind),
+    )
+
+
+def refuse_unpriced(spec: Spec) -> None:
+    """Refuse what the cost model of this version does not cover.
+
+    Raises:
+        SpecError: several pools, or attention that is not grouped-query attention.
+    """
+    if len(spec.cluster.pools) > 1:
+        names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
+        raise SpecError(f"cluster.pools: {names}: this version plans on one pool; keep one")
+    if ModelFeature.MLA in features(spec.model):
+        raise SpecError(
+            f"model: {spec.model.architecture} has multi-head latent attention, which this "
+            "version cannot price; grouped-query attention works"
+        )
+
+
+def _profile_of(pool: Pool, profiles: Sequence[Path]) -> tuple[Path, Profile]:
+    candidates = [*profiles, *([pool.profile] if pool.profile and not profiles else [])]
+    if not candidates:
+        raise SpecError(
+            f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
+            "DIR` and name it in the spec or with --profile DIR"
+        )
+    read = [(path, read_profile(path)) for path in candidates]
+    if pool.device is None or len(read) == 1:
+        return read[0]
+    wanted = pool.device.casefold()
+    for path, profile in read:
+        if wanted in profile.header.machine.device.casefold():
+            return path, profile
+    found = ", ".join(repr(profile.header.machine.device) for _, profile in read)
+    raise SpecError(
+        f"cluster.pools: {pool.name!r} wants device {pool.device!r}; the profiles given are of "
+        f"{found}"
+    )
+
+
+def _notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) -> tuple[str, ...]:
+    measured = profile.header.machine
+    notes = []
+    if spec.routing is None and spec.model.moe is not None:
+        notes.append("routing is assumed balanced: no recording was given (goal.routing)")
+    if pool.device is not None and pool.device.casefold() not in measured.device.casefold():
+        notes.append(
+            f"the profile was measured on {measured.device!r}, the pool says {pool.device!r}"
+        )
+    if measured.world < pool.num_devices:
+        notes.append(
+            f"collectives were measured over {measured.world} ranks, the plan uses up to "
+            f"{pool.num_devices}: larger groups are extrapolated"
+        )
+    if measured.oversubscribed:
+        notes.append("the profile ran more ranks than cores or accelerators")
+    if machine.residual.num_runs == 0:
+        notes.append(f"error band: {machine.residual.origin}")
+    notes += [
+        f"table {name}: {info.note}"
+        for name, info in sorted(profile.header.tables.items())
+        if not info.complete
+    ]
+    return tuple(notes)
+
+
+def _source(profile: Profile) -> str:
+    return "+".join(sorted({row.source.value for row in profile.measurements})) or "empty"
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _folder_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()):
+        if file.is_file():
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,292 @@
+"""One candidate (degrees of parallelism) as numbers: what each layer and each end costs.
+
+`CandidateCosts` is where costs meet the solver: `layout_problem` lays them out as a
+`LayoutProblem`, and tuner/formulate/predict.py reads the same numbers back for a finished
+decision, so that the objective a solver minimised and the time a plan predicts are one model.
+
+What is paid once per step (gradient sums, parameter gathers, optimizer) is spread over the step's
+micro-batches: the device that works longest then pays it in full, which is when the step ends.
+
+Letters: R runs of alike layers, O options, S stages.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from solvers.layout.problem import LayoutProblem
+from tuner.costs.kernel_table import KernelTable
+from tuner.costs.layer_time import PartSeconds, PassTime, added, call_time, layer_time, scaled
+from tuner.costs.memory import (
+    LayerActivations,
+    State,
+    forced_ids_bytes,
+    head_saved,
+    layer_activations,
+    state_of,
+    token_ids_bytes,
+)
+from tuner.costs.operations import boundary_calls, embedding_calls, head_calls
+from tuner.costs.residuals import Residual
+from tuner.costs.update import (
+    Unit,
+    UpdateTime,
+    embedding_units,
+    head_units,
+    layer_units,
+    update_time,
+)
+from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.options import Option
+from tuner.spec.capabilities import Capabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a plan may use: how many devices, how much memory, and what they can do."""
+
+    num_devices: int
+    memory_limit_bytes: int
+    """Usable bytes of one device."""
+    table: KernelTable
+    residual: Residual
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateCosts:
+    """The costs of one set of degrees; computed when asked for, then kept."""
+
+    work: Workload
+    degrees: Degrees
+    machine: Machine
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(first layer, length) of each run of layers that cost the same."""
+        found: list[tuple[int, int]] = []
+        previous: object = None
+        for layer in range(self.work.model.num_layers):
+            alike = self._signature(layer)
+            if alike == previous:
+                first, length = found[-1]
+                found[-1] = (first, length + 1)
+            else:
+                found.append((layer, 1))
+            previous = alike
+        return tuple(found)
+
+    def time(self, layer: int, option: Option) -> PassTime:
+        """Seconds of a layer for one micro-batch, corrected by the residual."""
+        known = self._times.get((self._signature(layer), option))
+        if known is None:
+            raw = layer_time(
+                self.work,
+                self.degrees,
+                self.machine.table,
+                layer=layer,
+                recompute=option.recompute,
+                chunks=option.chunks,
+            )
+            known = self._times[self._signature(layer), option] = self._corrected(raw)
+        return known
+
+    def update(self, layer: int) -> UpdateTime:
+        """Seconds of a layer's data-parallel state, corrected by the residual."""
+        return self._layer_updates[self.work.model.layers[layer]]
+
+    def activations(self, layer: int, option: Option) -> LayerActivations:
+        """Bytes of a layer on its fullest rank."""
+        return layer_activations(
+            self.work,
+            self.degrees,
+            layer=layer,
+            recompute=option.recompute,
+            chunks=option.chunks,
+        )
+
+    def state(self, layer: int) -> State:
+        """Bytes of a layer's parameters and what belongs to them."""
+        return state_of(layer_units(self.work, self.degrees, layer=layer), self.work, self.degrees)
+
+    def ends_time(self, stage: int) -> PassTime:
+        """Seconds per micro-batch of a stage besides its layers."""
+        calls = list(boundary_calls(self.work, self.degrees))
+        if stage == 0:
+            calls += embedding_calls(self.work, self.degrees)
+        if stage == self.degrees.num_stages - 1:
+            calls += head_calls(self.work, self.degrees)
+        return self._corrected(call_time(calls, self.machine.table))
+
+    def ends_update(self, stage: int) -> UpdateTime:
+        """Seconds of the state of a stage's embedding and head."""
+        return self._corrected_update(self.ends_units(stage))
+
+    def ends_units(self, stage: int) -> tuple[Unit, ...]:
+        """Parameter units of a stage besides its layers."""
+        units: tuple[Unit, ...] = ()
+        if stage == 0:
+            units += embedding_units(self.work, self.degrees)
+        if stage == self.degrees.num_stages - 1:
+            units += head_units(self.work, self.degrees)
+        return units
+
+    def ends_held_bytes(self, stage: int) -> int:
+        """Activation bytes of a stage that one step holds however many micro-batches fly."""
+        ids = token_ids_bytes(self.work, self.degrees)
+        return ids * ((stage == 0) + (stage == self.degrees.num_stages - 1))
+
+    def ends_transient_bytes(self, stage: int) -> int:
+        """Bytes of the head, released before any layer's backward."""
+        is_last = stage == self.degrees.num_stages - 1
+        return head_saved(self.work, self.degrees) if is_last else 0
+
+    @cached_property
+    def in_flight(self) -> tuple[int, ...]:
+        """Micro-batches whose activations each stage holds at once, under (interleaved) 1F1B."""
+        return in_flight(self.degrees, num_microbatches=self.num_microbatches)
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        """Micro-batches per pipeline and step."""
+        return self.work.num_microbatches(self.degrees)
+
+    def per_microbatch(self, time: PassTime, update: UpdateTime) -> PartSeconds:
+        """Everything that one micro-batch costs, its share of the step's once-only costs too."""
+        once = scaled(update.once_s, 1.0 / self.num_microbatches)
+        return added((time.by_part(), update.every_microbatch_s, once))
+
+    @cached_property
+    def _times(self) -> dict[tuple[object, Option], PassTime]:
+        return {}
+
+    @cached_property
+    def _layer_updates(self) -> Mapping[object, UpdateTime]:
+        layers = self.work.model.layers
+        return {
+            kind: self._corrected_update(
+                layer_units(self.work, self.degrees, layer=layers.index(kind))
+            )
+            for kind in sorted(set(layers))
+        }
+
+    def _signature(self, layer: int) -> object:
+        index = self.work.moe_index[layer]
+        return None if index is None else self.work.copies_LE[index]
+
+    def _corrected(self, time: PassTime) -> PassTime:
+        residual = self.machine.residual
+        return PassTime(
+            forward_s=residual.applied(time.forward_s),
+            backward_s=residual.applied(time.backward_s),
+            recompute_s=residual.applied(time.recompute_s),
+        )
+
+    def _corrected_update(self, units: tuple[Unit, ...]) -> UpdateTime:
+        residual = self.machine.residual
+        raw = update_time(units, self.work, self.degrees, self.machine.table)
+        return UpdateTime(
+            once_s=residual.applied(raw.once_s),
+            every_microbatch_s=residual.applied(raw.every_microbatch_s),
+        )
+
+
+def layout_problem(
+    costs: CandidateCosts, *, options: Sequence[Option], capabilities: Capabilities
+) -> LayoutProblem:
+    """Lay the costs of a candidate out for the layout solvers.
+
+    Memory is that of the fullest rank of every layer; where different layers have different
+    fullest ranks that is more than any rank holds, never less.
+    """
+    degrees = costs.degrees
+    stages = range(degrees.num_stages)
+    firsts = [first for first, _ in costs.runs]
+    forced = forced_ids_bytes(costs.work, degrees)
+    has_ids = [costs.work.moe_index[first] is not None for first in firsts]
+    activations = [[costs.activations(first, option) for option in options] for first in firsts]
+    return LayoutProblem(
+        run_lengths=tuple(length for _, length in costs.runs),
+        device_of_stage=tuple(stage % degrees.pipeline for stage in stages),
+        options=tuple(option.name for option in options),
+        time_s_RO=np.array(
+            [
+                [
+                    sum(
+                        costs.per_microbatch(
+                            costs.time(first, option), costs.update(first)
+                        ).values()
+                    )
+                    for option in options
+                ]
+                for first in firsts
+            ]
+        ),
+        fixed_time_s_S=np.array(
+            [
+                sum(costs.per_microbatch(costs.ends_time(stage), costs.ends_update(stage)).values())
+                for stage in stages
+            ]
+        ),
+        static_bytes_R=np.array(
+            [
+                costs.state(first).total + (forced if ids else 0)
+                for first, ids in zip(firsts, has_ids, strict=True)
+            ]
+        ),
+        fixed_bytes_S=np.array(
+            [
+                state_of(costs.ends_units(stage), costs.work, degrees).total
+                + costs.ends_held_bytes(stage)
+                + costs.ends_transient_bytes(stage)
+                for stage in stages
+            ]
+        ),
+        saved_bytes_RO=np.array([[one.saved for one in row] for row in activations]),
+        fixed_saved_bytes_S=np.zeros(len(stages), dtype=np.int64),
+        transient_bytes_RO=np.array([[one.transient for one in row] for row in activations]),
+        in_flight_S=costs.in_flight,
+        memory_limit_bytes_D=np.full(degrees.pipeline, costs.machine.memory_limit_bytes),
+        num_microbatches=costs.num_microbatches,
+        uniform_option=not (capabilities.recompute_per_stage and capabilities.chunks_per_stage),
+        fixed_layout=None,
+        min_layers_per_stage=1,
+    )
+
+
+def lower_bound_s(problem: LayoutProblem) -> float:
+    """Seconds that no layout of the problem can beat, memory left aside.
+
+    With every layer at its fastest the total work W is fixed; the slowest device has at least
+    W / D and at least any device's fixed part, and the objective grows with its share.
+    """
+    fastest = problem.time_s_RO.min(axis=1)
+    total = float(np.dot(fastest, problem.run_lengths) + problem.fixed_time_s_S.sum())
+    slowest = total / problem.num_devices
+    per_chunk = 1.0 / problem.stages_per_device
+    return (problem.num_microbatches - per_chunk) * slowest + per_chunk * total
+
+
+def in_flight(degrees: Degrees, *, num_microbatches: int) -> tuple[int, ...]:
+    """Count what each stage holds at its fullest.
+
+    1F1B: stage s of P holds min(m, P - s). Interleaved, v chunks a rank: rank r runs
+    (v - 1) P + 2 (P - 1 - r) forwards before its first backward and one more with it, P
+    micro-batches of a chunk at a time (Narayanan et al., SC 2021, section 2.2); fewer
+    micro-batches than ranks are all in flight.
+    """
+    ranks, chunks = degrees.pipeline, degrees.virtual_pipeline
+    if chunks == 1:
+        if num_microbatches < ranks:
+            return (num_microbatches,) * ranks
+        return tuple(min(num_microbatches, ranks - stage) for stage in range(ranks))
+    held = []
+    for stage in range(degrees.num_stages):
+        chunk, rank = divmod(stage, ranks)
+        forwards = min((chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1, num_microbatches * chunks)
+        rounds, rest = divmod(forwards, ranks * chunks)
+        held.append(
+            min(num_microbatches, rounds * ranks + min(max(rest - chunk * ranks, 0), ranks))
+        )
+    return tuple(held)

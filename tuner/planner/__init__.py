@@ -1,0 +1,1 @@
+"""From a workload and a machine to a plan: predict, search, certify."""

@@ -1,0 +1,26 @@
+"""Expert loads of every MoE layer from a recording that may cover only some of them.
+
+A layer that was not recorded takes the loads of the nearest recorded one, the earlier on ties:
+neighbouring layers skew alike more than distant ones (OLMoE's recordings: layers 0, 7 and 15).
+"""
+
+from profilers.steps.config import LayerKind
+from tuner.spec.goal import Phase
+from tuner.spec.model import ModelSpec
+from tuner.spec.routing import LoadRatios, RoutingRecord
+
+
+def load_ratios(model: ModelSpec, record: RoutingRecord, phase: Phase) -> LoadRatios:
+    """Give every MoE layer of the model a row of shares: [MoE layers][experts]."""
+    recorded = record.of_phase(phase)
+    rows = []
+    for layer, kind in enumerate(model.layers):
+        if kind is not LayerKind.MOE:
+            continue
+        rows.append(recorded[_nearest(record.layer_ids, layer)])
+    return tuple(rows)
+
+
+def _nearest(layer_ids: tuple[int, ...], layer: int) -> int:
+    distance = [abs(recorded - layer) for recorded in layer_ids]
+    return distance.index(min(distance))

@@ -1,0 +1,200 @@
+"""What the model expects of one decision, and what of it is proven about the error.
+
+The step time is the layout problem's objective (solvers/layout/problem.py) on the same costs, so a
+solved candidate and its prediction agree to rounding. Memory is counted rank by rank, exactly,
+where the problem had to bound it.
+
+A band of ratio b around a prediction p holds the measurements m with |p - m| / m <= b.
+"""
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from profilers.steps.config import LayerKind
+from tuner.costs.layer_time import PartSeconds, added, scaled
+from tuner.costs.memory import State, forced_ids_bytes, layer_activations, state_of
+from tuner.costs.residuals import COMMUNICATION
+from tuner.costs.update import layer_units
+from tuner.formulate.pricing import CandidateCosts
+from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
+from tuner.planner.decisions import layers_of, options_of
+
+MEMORY_BAND_RATIO = 0.05
+"""Activations and state are counted, not fitted; the band covers what is not counted."""
+
+
+def predict(costs: CandidateCosts, decision: TrainDecision) -> TrainPrediction:
+    """Price a decision whose degrees are those of `costs`."""
+    seconds_S = [_stage_seconds(costs, decision, stage) for stage in range(decision.num_stages)]
+    ranks = decision.pipeline_model_parallel_size
+    seconds_D = [added(seconds_S[rank::ranks]) for rank in range(ranks)]
+    slowest = max(seconds_D, key=_total)
+    waiting = (_total(added(seconds_D)) - _total(slowest)) / (decision.num_stages // ranks)
+    busy = scaled(slowest, costs.num_microbatches)
+    step_s = _total(busy) + waiting
+    recompute_s = _recompute_seconds(costs, decision, seconds_D.index(slowest))
+    tokens = costs.work.global_batch_size * costs.work.sequence_length
+    rate = tokens / step_s / decision.num_devices
+    band = costs.machine.residual.band_ratio
+    stages = tuple(_stage(costs, decision, stage) for stage in range(decision.num_stages))
+    peaks = _peak_bytes(costs, decision, stages)
+    return TrainPrediction(
+        step_time_s=step_s,
+        step_time_s_band=band_around(step_s, ratio=band),
+        tokens_per_s_per_device=rate,
+        tokens_per_s_per_device_band=(rate * (1.0 - min(band, 1.0)), rate * (1.0 + band)),
+        peak_memory_bytes=peaks,
+        peak_memory_bytes_band=tuple(band_around(peak, ratio=MEMORY_BAND_RATIO) for peak in peaks),
+        activation_bytes=tuple(
+            _activation_bytes(costs, decision, range(rank, decision.num_stages, ranks))
+            for rank in range(ranks)
+        ),
+        breakdown_s=_breakdown(busy, waiting=waiting, recompute_s=recompute_s),
+        communication_s=_communication(seconds_D, costs, waiting_share=waiting),
+        stages=stages,
+    )
+
+
+def band_around(predicted: float, *, ratio: float) -> Band:
+    """Where measurements lie whose relative error against the prediction is at most `ratio`."""
+    high = predicted / (1.0 - ratio) if ratio < 1.0 else float("inf")
+    return predicted / (1.0 + ratio), min(high, predicted * 1e6)
+
+
+def _stage_seconds(costs: CandidateCosts, decision: TrainDecision, stage: int) -> PartSeconds:
+    option = options_of(decision)[stage]
+    parts = [
+        costs.per_microbatch(costs.time(layer, option), costs.update(layer))
+        for layer in layers_of(decision)[stage]
+    ]
+    parts.append(costs.per_microbatch(costs.ends_time(stage), costs.ends_update(stage)))
+    return added(parts)
+
+
+def _recompute_seconds(costs: CandidateCosts, decision: TrainDecision, rank: int) -> PartSeconds:
+    """Seconds per step that one pipeline rank spends on computing again."""
+    options, layers = options_of(decision), layers_of(decision)
+    stages = range(rank, decision.num_stages, decision.pipeline_model_parallel_size)
+    again = added(
+        costs.time(layer, options[stage]).recompute_s for stage in stages for layer in layers[stage]
+    )
+    return scaled(again, costs.num_microbatches)
+
+
+def _breakdown(busy: PartSeconds, *, waiting: float, recompute_s: PartSeconds) -> dict[str, float]:
+    """Split the slowest rank's step by cause; recomputation is a cause of its own."""
+    named = {
+        part.value: seconds - recompute_s.get(part, 0.0) for part, seconds in sorted(busy.items())
+    }
+    named["recompute"] = _total(recompute_s)
+    named["bubble"] = waiting
+    return {cause: seconds for cause, seconds in named.items() if seconds > 0.0}
+
+
+def _communication(
+    seconds_D: list[PartSeconds], costs: CandidateCosts, *, waiting_share: float
+) -> float:
+    slowest = max(seconds_D, key=_total)
+    everyone = added(seconds_D)
+    others = _total(everyone) - _total(slowest)
+    inside = _communicating(slowest) * costs.num_microbatches
+    if others <= 0.0:
+        return inside
+    waiting = (_communicating(everyone) - _communicating(slowest)) / others
+    return inside + waiting * waiting_share
+
+
+def _communicating(seconds: PartSeconds) -> float:
+    return sum(value for part, value in seconds.items() if part in COMMUNICATION)
+
+
+def _total(seconds: Mapping[object, float] | PartSeconds) -> float:
+    return sum(seconds.values())
+
+
+def _stage(costs: CandidateCosts, decision: TrainDecision, stage: int) -> StagePrediction:
+    option, layers = options_of(decision)[stage], layers_of(decision)[stage]
+    times = [costs.time(layer, option) for layer in layers] + [costs.ends_time(stage)]
+    state = _state(costs, decision, stage)
+    return StagePrediction(
+        layers=len(layers),
+        forward_s=sum(_total(time.forward_s) for time in times),
+        backward_s=sum(_total(time.backward_s) + _total(time.recompute_s) for time in times),
+        parameter_bytes=state.parameters,
+        gradient_bytes=state.gradients,
+        optimizer_bytes=state.optimizer,
+        activation_bytes=_activation_bytes(costs, decision, (stage,)),
+        other_bytes=state.gathered,
+    )
+
+
+def _state(costs: CandidateCosts, decision: TrainDecision, stage: int) -> State:
+    units = list(costs.ends_units(stage))
+    for layer in layers_of(decision)[stage]:
+        units += layer_units(costs.work, costs.degrees, layer=layer)
+    return state_of(units, costs.work, costs.degrees)
+
+
+def _peak_bytes(
+    costs: CandidateCosts, decision: TrainDecision, stages: tuple[StagePrediction, ...]
+) -> tuple[int, ...]:
+    ranks = decision.pipeline_model_parallel_size
+    peaks = []
+    for rank in range(ranks):
+        mine = range(rank, decision.num_stages, ranks)
+        state = sum(stages[stage].total_bytes - stages[stage].activation_bytes for stage in mine)
+        peaks.append(state + _activation_bytes(costs, decision, mine))
+    return tuple(peaks)
+
+
+def _activation_bytes(
+    costs: CandidateCosts, decision: TrainDecision, stages: range | tuple[int, ...]
+) -> int:
+    """Largest live sum of saved storages of these stages, on the fullest expert rank."""
+    work, degrees = costs.work, costs.degrees
+    options, layers = options_of(decision), layers_of(decision)
+    largest = 0
+    for expert_rank in range(degrees.expert):
+        held, peak = 0, 0
+        for stage in stages:
+            held += costs.ends_held_bytes(stage)
+            peak = max(peak, costs.ends_transient_bytes(stage))
+            for layer in layers[stage]:
+                one = layer_activations(
+                    work,
+                    degrees,
+                    layer=layer,
+                    recompute=options[stage].recompute,
+                    chunks=options[stage].chunks,
+                    expert_rank=expert_rank,
+                )
+                held += costs.in_flight[stage] * one.saved
+                if work.model.layers[layer] is LayerKind.MOE:
+                    held += forced_ids_bytes(work, degrees)
+            peak = max(peak, _recompute_peak(costs, decision, stage, expert_rank))
+        largest = max(largest, held + peak)
+    return largest
+
+
+def _recompute_peak(
+    costs: CandidateCosts, decision: TrainDecision, stage: int, expert_rank: int
+) -> int:
+    """Most that recomputation adds while a stage runs backward, layers behind it released."""
+    option = options_of(decision)[stage]
+    activations = [
+        layer_activations(
+            costs.work,
+            costs.degrees,
+            layer=layer,
+            recompute=option.recompute,
+            chunks=option.chunks,
+            expert_rank=expert_rank,
+        )
+        for layer in layers_of(decision)[stage]
+    ]
+    released = 0
+    peak = activations[-1].transient if activations else 0
+    for later, earlier in pairwise(reversed(activations)):
+        released += later.saved
+        peak = max(peak, earlier.transient - released)
+    return peak

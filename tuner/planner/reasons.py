@@ -1,0 +1,67 @@
+"""Why this plan: what binds it, why the others lost, how far an impossible one is from possible."""
+
+from collections.abc import Mapping, Sequence
+
+from solvers.layout.relax import nearest_relaxation
+from tuner.plan import Relaxation, TrainPrediction
+from tuner.planner.search import Candidate
+from tuner.units import format_bytes, format_ratio, format_s
+
+WORTH_NAMING_RATIO = 1e-3
+"""A limit that costs less than this share of the step time does not bind."""
+
+
+def binding_constraint(
+    predicted: TrainPrediction, *, unlimited_s: float | None, memory_limit_bytes: int
+) -> str:
+    """Name what keeps the plan from being faster.
+
+    Args:
+        predicted: what the chosen decision is expected to do.
+        unlimited_s: step time of the best decision if memory were unlimited, re-solved.
+        memory_limit_bytes: what one device may use.
+    """
+    step_s = predicted.step_time_s
+    if unlimited_s is not None and unlimited_s < step_s * (1.0 - WORTH_NAMING_RATIO):
+        gain = format_ratio(1.0 - unlimited_s / step_s)
+        return (
+            f"memory_per_device: with more than {format_bytes(memory_limit_bytes)} usable a step "
+            f"would take {format_s(unlimited_s)}, {gain} less"
+        )
+    cause, seconds = max(predicted.breakdown_s.items(), key=lambda item: item[1])
+    share = format_ratio(seconds / step_s)
+    return f"{cause}: {format_s(seconds)} of the step ({share}); memory does not bind"
+
+
+def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
+    """Name the cause that makes a runner-up slower than the chosen decision."""
+    slower_s = other.step_time_s - chosen.step_time_s
+    by_cause = {
+        cause: other.breakdown_s.get(cause, 0.0) - chosen.breakdown_s.get(cause, 0.0)
+        for cause in sorted(other.breakdown_s.keys() | chosen.breakdown_s.keys())
+    }
+    cause, extra_s = max(by_cause.items(), key=lambda item: item[1])
+    if slower_s <= chosen.step_time_s * 1e-9:
+        return "nothing: the model predicts the same time"
+    ratio = format_ratio(slower_s / chosen.step_time_s)
+    return f"{format_s(slower_s)} ({ratio}) slower, of it {format_s(extra_s)} in {cause}"
+
+
+def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float) -> int | None:
+    """Find the least usable memory per device with which some candidate would fit, in bytes."""
+    share_s = time_limit_s / max(1, len(infeasible))
+    needed = [
+        candidate.costs.machine.memory_limit_bytes
+        + nearest_relaxation(candidate.problem, time_limit_s=share_s).extra_bytes
+        for candidate in infeasible
+    ]
+    return min(needed, default=None)
+
+
+def commonest_rules(illegal: Mapping[str, int], *, most: int = 3) -> tuple[Relaxation, ...]:
+    """Name the rules that most combinations break, when none is legal."""
+    by_count = sorted(illegal.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(
+        Relaxation(limit=rule, change=f"{count} of {sum(illegal.values())} combinations break it")
+        for rule, count in by_count[:most]
+    )

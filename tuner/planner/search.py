@@ -1,0 +1,210 @@
+"""Exact search over all legal degrees: branch and bound outside, an integer program inside.
+
+Each legal combination of degrees is a candidate with its own layout problem. Candidates are solved
+in the order of their lower bounds; once a bound exceeds everything that is still wanted (the K best
+and every tie of the best), the rest is proven worse and left. So
+
+    space = priced (solved, feasible or proven infeasible) + bounded + illegal + open
+
+where `open` is what time ran out for. The smallest bound of what is open or solved without proof
+is the bound of the whole search.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from solvers.layout.problem import Layout, LayoutProblem
+from solvers.registry import solve_layout
+from solvers.result import Outcome, Status
+from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.options import Option, options
+from tuner.formulate.pricing import CandidateCosts, Machine, layout_problem, lower_bound_s
+from tuner.formulate.space import Enumeration, enumerate_degrees
+from tuner.plan import Certificate, Space, TrainDecision
+from tuner.planner.decisions import decode
+from tuner.planner.predict import band_around
+from tuner.spec.capabilities import Capabilities
+from tuner.spec.search import Search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to search."""
+
+    top: int
+    """Candidates to return at least, when there are as many."""
+    time_limit_s: float
+    method: str
+    """A layout solver of solvers/registry.py."""
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """Legal degrees with their problem and the least time they can take."""
+
+    costs: CandidateCosts
+    problem: LayoutProblem
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solved:
+    """A candidate with its best layout."""
+
+    costs: CandidateCosts
+    decision: TrainDecision
+    objective_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SearchResult:
+    """What was found, best first, and what is proven about it."""
+
+    found: tuple[Solved, ...]
+    infeasible: tuple[Candidate, ...]
+    """Candidates that fit in no layout."""
+    enumeration: Enumeration
+    certificate: Certificate
+
+
+def search(
+    work: Workload,
+    machine: Machine,
+    *,
+    capabilities: Capabilities,
+    limits: Search,
+    settings: Settings,
+) -> SearchResult:
+    """Find the fastest launchable decisions and prove how far from optimal they can be."""
+    start_s = settings.clock()
+    enumeration = enumerate_degrees(
+        work, num_devices=machine.num_devices, capabilities=capabilities, search=limits
+    )
+    ways = options(has_experts=work.model.moe is not None, capabilities=capabilities, search=limits)
+    candidates = _candidates(work, machine, enumeration.legal, ways, capabilities)
+    run = _BranchAndBound(settings=settings, machine=machine, ways=ways, start_s=start_s)
+    for candidate in candidates:
+        run.visit(candidate)
+    found = tuple(sorted(run.found, key=_reproducible_order))
+    return SearchResult(
+        found=found,
+        infeasible=tuple(run.infeasible),
+        enumeration=enumeration,
+        certificate=run.certificate(found, enumeration),
+    )
+
+
+def _candidates(
+    work: Workload,
+    machine: Machine,
+    legal: Sequence[Degrees],
+    ways: Sequence[Option],
+    capabilities: Capabilities,
+) -> list[Candidate]:
+    candidates = []
+    for degrees in legal:
+        costs = CandidateCosts(work=work, degrees=degrees, machine=machine)
+        problem = layout_problem(costs, options=ways, capabilities=capabilities)
+        candidates.append(Candidate(costs=costs, problem=problem, bound_s=lower_bound_s(problem)))
+    return sorted(candidates, key=lambda one: one.bound_s)
+
+
+def _reproducible_order(solved: Solved) -> tuple[float, tuple[int, ...]]:
+    degrees = solved.costs.degrees
+    # Equal times: less parallelism first, so that plans do not depend on the order of solving.
+    return solved.objective_s, (
+        degrees.pipeline,
+        degrees.virtual_pipeline,
+        degrees.tensor,
+        degrees.expert,
+        degrees.zero_stage,
+        degrees.micro_batch_size,
+    )
+
+
+class _BranchAndBound:
+    """The state of one search; lives as long as the call that made it."""
+
+    def __init__(
+        self, *, settings: Settings, machine: Machine, ways: Sequence[Option], start_s: float
+    ) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._ways = ways
+        self._start_s = start_s
+        self.found: list[Solved] = []
+        self.infeasible: list[Candidate] = []
+        self._bounded = 0
+        self._open = 0
+        self._open_bounds_s: list[float] = []
+        """Bounds of what is not proven: left for lack of time, or solved without proof."""
+
+    def visit(self, candidate: Candidate) -> None:
+        """Solve a candidate, unless its bound or the clock says otherwise."""
+        if candidate.bound_s > self._wanted_s():
+            self._bounded += 1
+            return
+        remaining_s = self._settings.time_limit_s - self._elapsed_s()
+        if remaining_s <= 0.0:
+            self._open += 1
+            self._open_bounds_s.append(candidate.bound_s)
+            return
+        outcome = solve_layout(
+            candidate.problem, method=self._settings.method, time_limit_s=remaining_s
+        )
+        self._keep(candidate, outcome)
+
+    def certificate(self, found: Sequence[Solved], enumeration: Enumeration) -> Certificate:
+        """State what is proven."""
+        best_s = found[0].objective_s if found else None
+        bound_s = min(
+            [*self._open_bounds_s, *([best_s] if best_s is not None else [])], default=None
+        )
+        proven = not self._open_bounds_s or (best_s is not None and bound_s == best_s)
+        unproven_status = "feasible" if found else "unknown"
+        gap = 0.0 if best_s is None or bound_s is None else max(0.0, 1.0 - bound_s / best_s)
+        return Certificate(
+            status=("optimal" if found else "infeasible") if proven else unproven_status,
+            objective=best_s,
+            bound=bound_s,
+            gap_ratio=gap if found else (0.0 if proven else 1.0),
+            space=Space(
+                priced=len(self.found) + len(self.infeasible),
+                bounded=self._bounded,
+                illegal=enumeration.num_illegal,
+                open=self._open,
+            ),
+            within_band=sum(one.objective_s <= self._tie_s() for one in found[1:]),
+            solve_s=self._elapsed_s(),
+            method=self._settings.method,
+        )
+
+    def _keep(self, candidate: Candidate, outcome: Outcome[Layout]) -> None:
+        if outcome.status is Status.INFEASIBLE:
+            self.infeasible.append(candidate)
+            return
+        if outcome.status is not Status.OPTIMAL:
+            self._open_bounds_s.append(max(outcome.bound, candidate.bound_s))
+        if outcome.solution is None:
+            self._open += 1
+            return
+        decision = decode(candidate.costs.degrees, outcome.solution, self._ways)
+        self.found.append(
+            Solved(costs=candidate.costs, decision=decision, objective_s=outcome.objective)
+        )
+
+    def _wanted_s(self) -> float:
+        """Slower than this is of no interest: not among the K best, and no tie of the best."""
+        if len(self.found) < self._settings.top:
+            return float("inf")
+        best = sorted(one.objective_s for one in self.found)
+        return max(best[self._settings.top - 1], self._tie_s())
+
+    def _tie_s(self) -> float:
+        """The upper edge of the error band around the best."""
+        best_s = min(one.objective_s for one in self.found)
+        return band_around(best_s, ratio=self._machine.residual.band_ratio)[1]
+
+    def _elapsed_s(self) -> float:
+        return self._settings.clock() - self._start_s
