@@ -3,12 +3,15 @@
 A pure function of the environment. In order of precedence:
 
     torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-    mpirun     OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, or PMI_RANK, PMI_SIZE
-    srun       SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_NTASKS_PER_NODE
+    mpirun     OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE (Open MPI)
+    srun       SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, inside a step (SLURM_STEP_ID)
+    mpirun     PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS (MPICH, Intel MPI)
 
-Under srun rank 0 runs on the first node of the list, which is where the others meet; under mpirun
-on several nodes MASTER_ADDR must be given. A port is derived from the job's number when
-none is given, so that jobs on one node do not meet each other's.
+A batch script that is not yet inside a step is one process.
+
+Under srun rank 0 runs on the first node of the list, where the others meet it; under mpirun on
+several nodes MASTER_ADDR must be given. Where no port is given it is derived from the job's number,
+so that jobs on one node do not meet each other.
 """
 
 import re
@@ -52,11 +55,11 @@ def from_environment(environment: Mapping[str, str]) -> RankInfo:
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _torchrun(environment)
     if "OMPI_COMM_WORLD_RANK" in environment:
-        return _mpirun(environment, rank="OMPI_COMM_WORLD_RANK", world="OMPI_COMM_WORLD_SIZE")
+        return _mpirun(environment, _OPEN_MPI)
     if "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment:
         return _srun(environment)
     if "PMI_RANK" in environment:
-        return _mpirun(environment, rank="PMI_RANK", world="PMI_SIZE")
+        return _mpirun(environment, _HYDRA)
     return RankInfo()
 
 
@@ -82,32 +85,47 @@ def _torchrun(environment: Mapping[str, str]) -> RankInfo:
     )
 
 
-def _mpirun(environment: Mapping[str, str], *, rank: str, world: str) -> RankInfo:
-    ranks = _count(environment, world)
-    local = "OMPI_COMM_WORLD_LOCAL" if rank.startswith("OMPI") else "MPI_LOCAL"
-    here = _count(environment, rank)
-    local_world = _count(
-        environment,
-        f"{local}_SIZE" if local.startswith("OMPI") else "MPI_LOCALNRANKS",
-        default=ranks,
-    )
-    local_rank = _count(
-        environment,
-        f"{local}_RANK" if local.startswith("OMPI") else "MPI_LOCALRANKID",
-        default=here % local_world,
-    )
-    if local_world < ranks and "MASTER_ADDR" not in environment:
+def _mpirun(environment: Mapping[str, str], names: "_MpiNames") -> RankInfo:
+    world = _count(environment, names.world)
+    rank = _count(environment, names.rank)
+    local_world = _count(environment, names.local_world, default=world)
+    if local_world < world and "MASTER_ADDR" not in environment:
         raise RankError(
             "mpirun on several nodes does not say where rank 0 runs; pass -x MASTER_ADDR=<host>"
         )
     return RankInfo(
-        rank=here,
-        world=ranks,
-        local_rank=local_rank,
+        rank=rank,
+        world=world,
+        local_rank=_count(environment, names.local_rank, default=rank % max(local_world, 1)),
         local_world=local_world,
         master_address=environment.get("MASTER_ADDR", LOOPBACK),
         master_port=_port(environment, job=environment.get("PMIX_NAMESPACE", "")),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MpiNames:
+    """Variables of one family of MPI implementations."""
+
+    rank: str
+    world: str
+    local_rank: str
+    local_world: str
+
+
+_OPEN_MPI = _MpiNames(
+    rank="OMPI_COMM_WORLD_RANK",
+    world="OMPI_COMM_WORLD_SIZE",
+    local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+    local_world="OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_HYDRA = _MpiNames(
+    rank="PMI_RANK",
+    world="PMI_SIZE",
+    local_rank="MPI_LOCALRANKID",
+    local_world="MPI_LOCALNRANKS",
+)
+"""MPICH and Intel MPI."""
 
 
 def _srun(environment: Mapping[str, str]) -> RankInfo:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, TCPStore
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # stub
 
 from profilers.links.groups import Shape, members
 from profilers.ranks import RankInfo
@@ -42,7 +42,8 @@ class ConnectedTeam:
             store = FileStore(str(rendezvous), info.world)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=store,
+            # A launcher keeps keys of its own in the store.
+            store=PrefixStore("moetune", store),
             rank=info.rank,
             world_size=info.world,
             timeout=timedelta(seconds=PATIENCE_S),
