@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Measures this machine, plans a small MoE training run on it, verifies the plan by launching its
+# candidates, and explains it. Works on a bare machine with Python 3.11 and pip; run it as often as
+# you like. Writes quickstart-out/profile and quickstart-out/plan in the checkout.
+set -euo pipefail
+# shellcheck source=examples/setup.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
+cd -- "$CHECKOUT"
+setup_environment run
+
+SPEC=examples/quickstart/spec.yaml
+OUT=quickstart-out
+export OMP_NUM_THREADS=1
+
+# One rank per accelerator, or two on a processor, so that there is a link to measure.
+RANKS=(--ranks 2)
+if python -P -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  RANKS=()
+fi
+
+step() {
+  echo
+  echo "== $*"
+  "$@"
+}
+
+step moetune doctor
+step moetune profile -o "$OUT/profile" --for "$SPEC" --budget 90s ${RANKS[@]+"${RANKS[@]}"}
+step moetune plan "$SPEC" -o "$OUT/plan" --profile "$OUT/profile"
+step moetune verify "$OUT/plan" --trials 8
+step moetune explain "$OUT/plan"
+
+echo
+echo "profile:      $OUT/profile"
+echo "plan:         $OUT/plan/plan.json"
+echo "trials:       $OUT/plan/verified.json"
+echo "launch files: $OUT/plan/launch/"

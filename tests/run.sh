@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Formatting, lint, types, import contracts, tests: bash tests/run.sh [--slow] [pytest arguments]
+# Sets up .venv first where that is needed. Stops at the first failure with its exit code.
+set -euo pipefail
+# shellcheck source=examples/setup.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/../examples/setup.sh"
+cd -- "$CHECKOUT"
+
+SLOW=""
+ARGUMENTS=()
+for argument in "$@"; do
+  if [[ "$argument" == --slow ]]; then
+    SLOW=1
+  else
+    ARGUMENTS+=("$argument")
+  fi
+done
+
+setup_environment dev
+export OMP_NUM_THREADS=1
+
+step() {
+  local name="$1" code=0 start=$SECONDS
+  shift
+  echo "== $name"
+  "$@" || code=$?
+  echo "== $name: $([[ $code == 0 ]] && echo ok || echo "failed ($code)"), $((SECONDS - start)) s"
+  [[ $code == 0 ]] || exit "$code"
+}
+
+# What this machine or this call leaves out.
+LEFT_OUT=()
+[[ -n "$SLOW" ]] || LEFT_OUT+=("not slow")
+if ! python -P -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  LEFT_OUT+=("not gpu")
+fi
+MARKS=""
+for mark in ${LEFT_OUT[@]+"${LEFT_OUT[@]}"}; do
+  MARKS="${MARKS:+$MARKS and }$mark"
+done
+
+step "ruff format" ruff format --check --quiet .
+step "ruff check" ruff check --quiet .
+step "mypy" mypy
+step "lint-imports" lint-imports
+step "pytest" pytest -q -m "$MARKS" ${ARGUMENTS[@]+"${ARGUMENTS[@]}"}

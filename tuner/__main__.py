@@ -1,0 +1,42 @@
+"""The command `moetune`: makes sure that our packages are really ours, then runs the command line.
+
+The packages are called tuner, solvers and profilers, names that a folder of the user may have too.
+"""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+SIBLINGS = ("solvers", "profilers")
+
+
+def main() -> int:
+    """Run `moetune` and return its exit code."""
+    stranger = shadowed(Path(__file__).resolve().parents[1])
+    if stranger:
+        print(f"moetune: {stranger}", file=sys.stderr)  # noqa: T201 - the command's one line
+        return 3
+
+    from tuner.cli.app import run
+
+    return run(sys.argv[1:])
+
+
+def shadowed(home: Path) -> str:
+    """Say which sibling package is not the one beside `tuner` in `home`; empty when all are."""
+    for name in SIBLINGS:
+        found = find_spec(name)
+        if found is None:
+            return f"the package {name!r} is missing beside {home / 'tuner'}; reinstall moetune"
+        places = [Path(place).resolve() for place in found.submodule_search_locations or ()]
+        if places != [home / name]:
+            where = found.origin or ", ".join(map(str, places))
+            return (
+                f"{where} hides the package {name!r} of moetune;"
+                " start from another folder or take it off PYTHONPATH"
+            )
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

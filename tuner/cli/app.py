@@ -1,0 +1,122 @@
+"""Every command by name, and what an error becomes: one line on stderr and an exit code.
+
+0 done; 1 a negative result (infeasible, regression); 2 unusable input; 3 environment; 130 Ctrl-C.
+Anything that is none of our errors is a defect and keeps its traceback.
+
+Modules of commands are imported for every `--help`, so they import nothing heavy themselves.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from profilers.errors import ProfilerError
+from solvers.errors import SolverError
+from tuner.cli import doctor, profile, schema
+from tuner.errors import TunerError
+
+INTERRUPTED: Final = 130
+ENVIRONMENT: Final = 3
+UNUSABLE: Final = 2
+DISK_ERRORS: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
+
+ClickError: type[Exception] = next(
+    # Typer brings its own click in some releases, so the class has no fixed home.
+    base
+    for base in typer.BadParameter.__mro__
+    if base.__name__ == "ClickException"
+)
+
+app = typer.Typer(
+    name="moetune",
+    help="Measure your machines, choose the Mixture-of-Experts configuration to launch, verify it.",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(installed("moetune"))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+app.command("doctor")(doctor.command)
+app.add_typer(profile.app, name="profile")
+app.command("schema")(schema.command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        code = _invoke(list(arguments))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough; what is still buffered must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (SolverError, ProfilerError, TunerError) as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror}", ENVIRONMENT)
+    except ValueError as error:
+        if type(error).__module__.split(".")[0] not in ("pydantic", "pydantic_core"):
+            raise
+        return _fail(_first_problem(error), UNUSABLE)
+    except ClickError as error:
+        return _fail(_usage(error), UNUSABLE)
+    return code
+
+
+def _invoke(arguments: list[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("moetune", arguments) as context:
+            command.invoke(context)
+    except typer.Exit as finished:
+        return finished.exit_code
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"moetune: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _usage(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    message: str = error.format_message()  # type: ignore[attr-defined]  # click's, see ClickError
+    path = context.command_path if context is not None else "moetune"
+    return f"{message} Try '{path} --help'."
+
+
+def _first_problem(error: ValueError) -> str:
+    """Return a pydantic error as one line, for input that no reader of ours has put into words."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    return f"{error.title}: {field + ': ' if field else ''}{first['msg']}"

@@ -1,0 +1,28 @@
+"""`moetune doctor`: what is installed, what each missing piece costs, the command that adds it."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from tuner.cli.text import columns
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is installed, what each missing piece costs and how to add it."""
+    from tuner.environment import examine
+
+    findings = examine()
+    lacking = [finding for finding in findings if finding.status != "ok"]
+    usable = not any(finding.core for finding in lacking)
+    if as_json:
+        report = {"usable": usable, "findings": [finding.as_json() for finding in findings]}
+        print(json.dumps(report, indent=2))
+    else:
+        print(columns([(each.name, each.status, each.found) for each in findings]))
+        for finding in lacking:
+            print(f"\n{finding.name}: {finding.costs}\n    {finding.remedy}")
+    if not usable:
+        raise typer.Exit(3)

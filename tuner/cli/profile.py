@@ -1,0 +1,179 @@
+"""`moetune profile`: measure this machine; `show` one stored profile; `diff` two of them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner.cli.text import columns
+from tuner.errors import TunerError
+
+if TYPE_CHECKING:
+    from profilers.records import Case, Profile, ProfileHeader
+
+app = typer.Typer(rich_markup_mode=None)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def measure(
+    context: typer.Context,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the profile.", show_default=False)
+    ] = None,
+    suite: Annotated[
+        str, typer.Option(help="Comma-separated: kernels, links, storage; default all.")
+    ] = "",
+    budget: Annotated[str, typer.Option(help="Time to aim at, with its unit.")] = "60s",
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes to start; default one per accelerator, or one. Not under torchrun,"
+            " srun or mpirun: their ranks are used.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Keep complete tables.")] = False,
+    spec: Annotated[
+        Path | None,
+        typer.Option("--for", help="A spec: its exact sizes are measured too.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure kernels, links and storage of this machine into a stored profile."""
+    if context.invoked_subcommand is not None:
+        return
+    if out is None:
+        raise TunerError("--out is missing: say where to write, moetune profile -o FOLDER")
+
+    from profilers.registry import SUITES
+    from profilers.session import measure_profile
+    from tuner.cli.progress import watched
+
+    names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
+    budget_s = _budget_s(budget)
+    cases = _cases(spec) if spec is not None else ()
+    with watched() as progress:
+        header = measure_profile(
+            out,
+            suites=names,
+            budget_s=budget_s,
+            ranks=ranks,
+            resume=resume,
+            extra_cases=cases,
+            progress=progress,
+        )
+    # Only the first rank of a job that a launcher started has something to say.
+    if header is not None:
+        print(header.model_dump_json(indent=2) if as_json else _summary(header))
+
+
+@app.command("show")
+def show(
+    profile: Annotated[Path, typer.Argument(help="Folder of a stored profile.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print what a stored profile holds."""
+    from profilers.store import read_profile
+
+    found = read_profile(profile)
+    if as_json:
+        print(found.model_dump_json(indent=2))
+        return
+    print(_summary(found.header))
+    print()
+    print(_medians(found))
+
+
+@app.command("diff")
+def diff(
+    first: Annotated[Path, typer.Argument(help="The profile to compare with.")],
+    second: Annotated[Path, typer.Argument(help="The newer profile.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two profiles of one machine; exit 1 when the second is significantly slower."""
+    import json
+
+    from profilers.compare import Verdict, compare
+    from profilers.store import read_profile
+    from tuner.units import format_s
+
+    found = compare(read_profile(first), read_profile(second))
+    counts = {verdict.value: sum(each.verdict is verdict for each in found) for verdict in Verdict}
+    if as_json:
+        rows = [each.model_dump(mode="json") for each in found]
+        print(json.dumps({"counts": counts, "differences": rows}, indent=2))
+    else:
+        changed = [each for each in found if each.verdict is not Verdict.SAME]
+        rows_text = [
+            (
+                each.case.id,
+                each.verdict.value.replace("_", " "),
+                "" if each.first_s is None else format_s(each.first_s),
+                "" if each.second_s is None else format_s(each.second_s),
+                "" if each.ratio is None else f"x{each.ratio:.2f}",
+            )
+            for each in changed
+        ]
+        if rows_text:
+            print(columns(rows_text, header=("case", "verdict", "first", "second", "ratio")))
+            print()
+        print(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+    if counts[Verdict.SLOWER]:
+        raise typer.Exit(1)
+
+
+def _budget_s(text: str) -> float:
+    from tuner.units import parse_seconds
+
+    try:
+        budget_s = parse_seconds(text)
+    except ValueError as error:
+        raise TunerError(f"--budget: {error}") from error
+    if budget_s <= 0.0:
+        raise TunerError(f"--budget: {text!r} must be more than nothing, e.g. 60s")
+    return budget_s
+
+
+def _cases(spec: Path) -> "tuple[Case, ...]":
+    """Return the sizes that a plan for the spec will ask for."""
+    from tuner.costs.shapes import cases_for
+    from tuner.spec.read import read_spec
+
+    return tuple(cases_for(read_spec(spec)))
+
+
+def _summary(header: "ProfileHeader") -> str:
+    from tuner.units import format_bytes, format_s
+
+    machine = header.machine
+    lines = [
+        f"{machine.num_devices} x {machine.device} on {machine.hostname}, "
+        f"{format_bytes(machine.memory_bytes_per_device)} each, {machine.world} ranks, "
+        f"measured {header.created}",
+    ]
+    if machine.oversubscribed:
+        lines.append("more ranks than cores or accelerators: latencies are not a cluster's")
+    rows = [
+        (name, info.rows, format_s(info.seconds), "" if info.complete else "incomplete", info.note)
+        for name, info in header.tables.items()
+    ]
+    lines += ["", columns(rows, header=("table", "rows", "took", "", "note"))]
+    return "\n".join(lines)
+
+
+def _medians(profile: "Profile") -> str:
+    from tuner.units import format_s
+
+    rows = [
+        (
+            row.case.id,
+            row.rank,
+            format_s(row.median_s) if row.times_s else row.status.value,
+            len(row.times_s),
+        )
+        for row in profile.measurements
+    ]
+    return columns(rows, header=("case", "rank", "median", "repeats"))

@@ -1,0 +1,42 @@
+"""`moetune schema NAME`: the JSON Schema of a stored file."""
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+
+from tuner.errors import TunerError
+
+SCHEMAS: Final[Mapping[str, str]] = {
+    "spec": "tuner.spec.spec:SpecFile",
+    "plan": "tuner.plan:Plan",
+    "verified": "tuner.plan:VerifiedPlan",
+    "profile": "profilers.records:ProfileHeader",
+    "step": "profilers.steps.config:StepConfig",
+}
+
+
+def command(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help=f"One of {', '.join(SCHEMAS)}.", show_default=False),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="The same; a schema is JSON.")] = False,
+) -> None:
+    """Print the JSON Schema of a file that moetune reads or writes."""
+    print(json.dumps(json_schema(name), indent=None if as_json else 2))
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """Return the schema of one stored type.
+
+    Raises:
+        TunerError: no stored type has this name.
+    """
+    if name not in SCHEMAS:
+        raise TunerError(f"schema {name!r} is not one of {', '.join(SCHEMAS)}")
+    module, _, attribute = SCHEMAS[name].partition(":")
+    schema: dict[str, Any] = getattr(import_module(module), attribute).model_json_schema()
+    return schema

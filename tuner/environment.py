@@ -1,0 +1,214 @@
+"""What is installed here, what each missing piece costs, and the command that adds it.
+
+Packages and their lowest versions come from the installed distribution's own metadata, so this list
+cannot drift from pyproject.toml. Nothing is changed and nothing is downloaded.
+
+Not covered: whether a driver and a CUDA build fit each other beyond what torch itself says.
+"""
+
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal
+
+_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:>=\s*([0-9.]+))?")
+
+_EXTRA_COSTS: Final[Mapping[str, str]] = {
+    "torch": "moetune profile and moetune verify cannot measure; plans need a stored profile",
+    "dev": "the tests cannot run",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One piece of the environment."""
+
+    name: str
+    status: Literal["ok", "missing", "broken"]
+    found: str = ""
+    """Version, path or devices, in words."""
+    core: bool = False
+    """Whether nothing works without it."""
+    costs: str = ""
+    """What cannot be done without it; empty when it is ok."""
+    remedy: str = ""
+    """The command that adds it; empty when it is ok."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+def examine(
+    *,
+    requirements: tuple[str, ...] | None = None,
+    installed: Callable[[str], str] = version,
+    which: Callable[[str], str | None] = shutil.which,
+) -> tuple[Finding, ...]:
+    """Look at everything that moetune uses.
+
+    Args:
+        requirements: of the distribution, as its metadata spells them; None reads the metadata.
+        installed: version of a distribution; raises PackageNotFoundError.
+        which: path of a program.
+    """
+    listed = tuple(requires("moetune") or ()) if requirements is None else requirements
+    return (
+        Finding(name="python", status="ok", found=platform.python_version(), core=True),
+        *(_package(line, installed) for line in listed if "extra" not in line),
+        *_solvers(installed),
+        *_torch(listed, installed),
+        _torchrun(which),
+        _slurm(which),
+        *_optional(installed),
+    )
+
+
+def _package(line: str, installed: Callable[[str], str]) -> Finding:
+    name, lowest = _parsed(line)
+    try:
+        found = installed(name)
+    except PackageNotFoundError:
+        return Finding(
+            name=name,
+            status="missing",
+            core=True,
+            costs="moetune cannot run without it",
+            remedy=f"pip install '{line}'",
+        )
+    if lowest and _release(found) < _release(lowest):
+        return Finding(
+            name=name,
+            status="broken",
+            found=found,
+            core=True,
+            costs=f"older than {lowest}, the oldest that moetune is written for",
+            remedy=f"pip install '{line}'",
+        )
+    return Finding(name=name, status="ok", found=found, core=True)
+
+
+def _solvers(installed: Callable[[str], str]) -> Iterator[Finding]:
+    yield _cbc()
+    try:
+        found = installed("highspy")
+    except PackageNotFoundError:
+        return
+    yield Finding(
+        name="highspy",
+        status="broken",
+        found=found,
+        costs="it clashes with ortools inside one process and may crash the solvers",
+        remedy="pip uninstall highspy",
+    )
+
+
+def _cbc() -> Finding:
+    missing = Finding(
+        name="CBC",
+        status="missing",
+        core=True,
+        costs="plans cannot be solved with the default solver",
+        remedy="pip install --force-reinstall pulp",
+    )
+    if find_spec("pulp") is None:
+        return missing
+    import pulp
+
+    solver = pulp.PULP_CBC_CMD(msg=False)
+    if not solver.available():
+        return missing
+    return Finding(name="CBC", status="ok", found=str(solver.path), core=True)
+
+
+def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Finding]:
+    remedy = _command_for("torch", listed)
+    try:
+        found = installed("torch")
+    except PackageNotFoundError:
+        yield Finding(name="torch", status="missing", costs=_EXTRA_COSTS["torch"], remedy=remedy)
+        return
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Finding(
+            name="torch",
+            status="broken",
+            found=f"{found}: {error}",
+            costs=_EXTRA_COSTS["torch"],
+            remedy=remedy,
+        )
+        return
+    yield Finding(name="torch", status="ok", found=found)
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        yield Finding(
+            name="accelerators", status="ok", found=f"{count} x {torch.cuda.get_device_name(0)}"
+        )
+    else:
+        yield Finding(
+            name="accelerators",
+            status="missing",
+            costs="profiles and trials run on the processor and say nothing about a GPU",
+            remedy="run on a machine with a GPU and a CUDA build of torch",
+        )
+
+
+def _torchrun(which: Callable[[str], str | None]) -> Finding:
+    beside = Path(sys.executable).with_name("torchrun")
+    found = which("torchrun") or (str(beside) if beside.exists() else "")
+    if found:
+        return Finding(name="torchrun", status="ok", found=found)
+    return Finding(
+        name="torchrun",
+        status="missing",
+        costs="emitted scripts cannot start here",
+        remedy="pip install 'moetune[torch]', or activate the environment that holds torch",
+    )
+
+
+def _slurm(which: Callable[[str], str | None]) -> Finding:
+    found = which("sbatch")
+    if found:
+        return Finding(name="Slurm", status="ok", found=found)
+    return Finding(
+        name="Slurm",
+        status="missing",
+        costs="emitted job.sbatch files cannot be submitted from this machine",
+        remedy="log in to a node of the cluster, or apt-get install slurm-client",
+    )
+
+
+def _optional(installed: Callable[[str], str]) -> Iterator[Finding]:
+    for name, costs in (
+        ("transformers", "the tests cannot hold parameter counts against the real models"),
+        ("megatron-core", "the tests hold Megatron-LM arguments to a stored list of flags only"),
+    ):
+        try:
+            yield Finding(name=name, status="ok", found=installed(name))
+        except PackageNotFoundError:
+            yield Finding(name=name, status="missing", costs=costs, remedy=f"pip install {name}")
+
+
+def _command_for(name: str, listed: tuple[str, ...]) -> str:
+    for line in listed:
+        if _parsed(line)[0] == name:
+            return f"pip install '{line.split(';')[0].strip()}'"
+    return f"pip install {name}"
+
+
+def _parsed(line: str) -> tuple[str, str]:
+    match = _REQUIREMENT.match(line)
+    if match is None:
+        raise ValueError(f"{line!r} is not a requirement")
+    return match[1], match[2] or ""
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
