@@ -1,0 +1,45 @@
+"""Which ranks work together."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.steps.config import Parallelism
+from profilers.steps.layout import groups_of
+
+
+def test_groups_of_a_folded_layout() -> None:
+    # 2 stages of 2 data x 2 tensor ranks; all 4 ranks of a stage share the experts.
+    groups = groups_of(Parallelism(tensor=2, data=2, pipeline=2, expert=4))
+    assert groups["tensor"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert groups["data"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert groups["pipeline"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert groups["expert"] == groups["stage"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert groups["replica"] == groups["solo"]
+
+
+DEGREE = st.sampled_from([1, 2, 3, 4])
+
+
+@settings(deadline=None, max_examples=60)
+@given(tensor=DEGREE, data=DEGREE, pipeline=DEGREE, expert=st.sampled_from([1, 2, 3, 4, 6, 8, 16]))
+def test_every_kind_of_group_covers_every_rank_once(
+    tensor: int, data: int, pipeline: int, expert: int
+) -> None:
+    if (tensor * data) % expert:
+        with pytest.raises(ValueError, match="does not divide"):
+            Parallelism(tensor=tensor, data=data, pipeline=pipeline, expert=expert)
+        return
+    degrees = Parallelism(tensor=tensor, data=data, pipeline=pipeline, expert=expert)
+    sizes = {
+        "solo": 1,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "stage": tensor * data,
+        "data": data,
+        "expert": expert,
+        "replica": tensor * data // expert,
+    }
+    for kind, ranks in groups_of(degrees).items():
+        assert sorted(rank for group in ranks for rank in group) == list(range(degrees.world))
+        assert {len(group) for group in ranks} == {sizes[kind]}
