@@ -1,0 +1,111 @@
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.compare import Verdict, compare, holm, incomplete_beta, welch_p
+from profilers.errors import MachineMismatchError
+from profilers.records import Measurement, Status
+from profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
+
+TIMES = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=8)
+
+
+def noisy(m: int, *, scale: float, seed: int, spread: float = 0.01) -> Measurement:
+    noise = random.Random(seed)
+    return gemm_row(m, *(scale * math.exp(noise.gauss(0.0, spread)) for _ in range(5)))
+
+
+def test_a_slow_down_of_a_fifth_is_found_among_hundreds_of_cases() -> None:
+    before = [noisy(m, scale=1e-3, seed=m) for m in range(1, 301)]
+    after = [noisy(m, scale=1.2e-3 if m == 7 else 1e-3, seed=1000 + m) for m in range(1, 301)]
+    found = compare(fake_profile(before), fake_profile(after))
+    slower = [one for one in found if one.verdict is not Verdict.SAME]
+    assert [one.case.axes["m"] for one in slower] == [7]
+    assert slower[0].verdict is Verdict.SLOWER
+    assert slower[0].ratio == pytest.approx(1.2, rel=0.05)
+
+
+def test_a_small_change_is_no_change_however_sure() -> None:
+    before, after = gemm_row(8, *[1.0, 1.0001] * 10), gemm_row(8, *[1.03, 1.0301] * 10)
+    (one,) = compare(fake_profile([before]), fake_profile([after]))
+    assert one.verdict is Verdict.SAME
+    assert one.p_value is not None
+    assert one.p_value < 1e-6
+
+
+def test_a_large_change_within_the_noise_is_no_change() -> None:
+    before, after = gemm_row(8, 1.0, 3.0, 2.0), gemm_row(8, 1.3, 3.9, 2.6)
+    (one,) = compare(fake_profile([before]), fake_profile([after]))
+    assert one.verdict is Verdict.SAME
+
+
+def test_swapping_the_profiles_swaps_the_verdict() -> None:
+    before = fake_profile([noisy(8, scale=1.0, seed=1)])
+    after = fake_profile([noisy(8, scale=2.0, seed=2)])
+    assert [one.verdict for one in compare(before, after)] == [Verdict.SLOWER]
+    assert [one.verdict for one in compare(after, before)] == [Verdict.FASTER]
+
+
+def test_a_profile_equals_itself() -> None:
+    profile = fake_profile([noisy(m, scale=1.0, seed=m) for m in (1, 2, 3)])
+    assert {one.verdict for one in compare(profile, profile)} == {Verdict.SAME}
+
+
+def test_cases_of_one_profile_alone_are_named() -> None:
+    failed = Measurement(case=gemm_case(4), status=Status.FAILED, error="no")
+    found = compare(
+        fake_profile([gemm_row(4, 1.0), gemm_row(8, 1.0)]),
+        fake_profile([failed, gemm_row(16, 2.0)]),
+    )
+    assert {one.case.axes["m"]: one.verdict for one in found} == {
+        4: Verdict.ONLY_FIRST,
+        8: Verdict.ONLY_FIRST,
+        16: Verdict.ONLY_SECOND,
+    }
+
+
+def test_other_machines_are_refused() -> None:
+    here = fake_profile([gemm_row(4, 1.0)])
+    there = fake_profile([gemm_row(4, 1.0)], machine=fake_machine(device="Other 1"))
+    with pytest.raises(MachineMismatchError, match="'Other 1'"):
+        compare(here, there)
+    wider = fake_profile([gemm_row(4, 1.0)], machine=fake_machine(world=2))
+    with pytest.raises(MachineMismatchError, match="ranks: 1 here, 2 there"):
+        compare(here, wider)
+
+
+def test_holm_by_hand() -> None:
+    # sorted 0.01, 0.02, 0.04 times 3, 2, 1 -> 0.03, 0.04, 0.04
+    assert holm([0.04, 0.01, 0.02]) == pytest.approx((0.04, 0.03, 0.04))
+    assert holm([]) == ()
+
+
+def test_welch_agrees_with_a_table_of_students_t() -> None:
+    # 4.604 is the 99.5 % quantile of t at 4 degrees of freedom, so two-sided p = 0.01
+    assert incomplete_beta(4 / (4 + 4.604**2), a=2.0, b=0.5) == pytest.approx(0.01, rel=1e-3)
+    # 2.228 is the 97.5 % quantile at 10 degrees of freedom
+    assert incomplete_beta(10 / (10 + 2.228**2), a=5.0, b=0.5) == pytest.approx(0.05, rel=1e-3)
+
+
+@pytest.mark.parametrize("x", [0.0, 0.01, 0.3, 0.5, 0.9, 0.999, 1.0])
+def test_the_incomplete_beta_of_halves_is_an_arcsine(x: float) -> None:
+    expected = 2.0 / math.pi * math.asin(math.sqrt(x))
+    assert incomplete_beta(x, a=0.5, b=0.5) == pytest.approx(expected, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=100)
+@given(first=TIMES, second=TIMES)
+def test_a_p_value_is_symmetric(first: list[float], second: list[float]) -> None:
+    p_value = welch_p(first, second)
+    assert 0.0 <= p_value <= 1.0
+    assert welch_p(second, first) == pytest.approx(p_value, abs=1e-9)
+
+
+def test_too_little_is_no_evidence() -> None:
+    assert welch_p([1.0], [2.0, 2.0]) == 1.0
+    assert welch_p([0.0, 1.0], [2.0, 2.0]) == 1.0
+    assert welch_p([1.0, 1.0], [1.0, 1.0]) == 1.0
+    assert welch_p([1.0, 1.0], [2.0, 2.0]) == 0.0

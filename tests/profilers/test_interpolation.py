@@ -1,0 +1,119 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.interpolation import KernelCurve, Series, fit, fit_curves
+from profilers.records import Case, Measurement, Status
+from profilers.testing import fake_profile, gemm_case, gemm_row
+
+GEMM = Series("gemm", "", "fp32", "forward")
+SENT = Series("collective", "all_reduce", "", "")
+
+
+def model_s(m: float, n: float, k: float) -> float:
+    return 1e-5 + 2.0 * m * n * k / 1e11 + 4.0 * (m * k + n * k + m * n) / 1e10
+
+
+GRID = [(m, n, k) for m in (64, 512, 4096) for n in (128, 1024) for k in (128, 1024)]
+
+
+def test_a_physical_law_is_recovered_from_its_points() -> None:
+    curve = fit(GEMM, {place: model_s(*place) for place in GRID})
+    assert isinstance(curve, KernelCurve)
+    assert curve.coefficients == pytest.approx([1e-5, 1e-11, 1e-10], rel=1e-6)
+    seconds, extrapolated = curve.predict(np.array([[300.0, 700.0, 200.0]]))
+    assert seconds[0] == pytest.approx(model_s(300, 700, 200), rel=1e-6)
+    assert not extrapolated[0]
+
+
+@settings(deadline=None, max_examples=50)
+@given(noise=st.lists(st.floats(0.2, 5.0), min_size=len(GRID), max_size=len(GRID)))
+def test_every_measured_point_is_returned_exactly(noise: list[float]) -> None:
+    points = {place: model_s(*place) * n for place, n in zip(GRID, noise, strict=True)}
+    curve = fit(GEMM, points)
+    seconds, extrapolated = curve.predict(np.array(list(points), dtype=np.float64))
+    assert seconds == pytest.approx(list(points.values()), rel=1e-6)
+    assert not extrapolated.any()
+
+
+@settings(deadline=None, max_examples=50)
+@given(noise=st.lists(st.floats(0.2, 5.0), min_size=len(GRID), max_size=len(GRID)))
+def test_far_away_only_the_base_is_left(noise: list[float]) -> None:
+    points = {place: model_s(*place) * n for place, n in zip(GRID, noise, strict=True)}
+    curve = fit(GEMM, points)
+    assert isinstance(curve, KernelCurve)
+    assert (curve.coefficients >= 0.0).all()
+    far = np.array([[2.0**60, 2.0**60, 2.0**60]])
+    seconds, extrapolated = curve.predict(far)
+    assert seconds == pytest.approx(curve.base_s(far), rel=1e-3)
+    assert extrapolated.all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(order=st.permutations(range(len(GRID))))
+def test_the_order_of_the_points_does_not_matter(order: list[int]) -> None:
+    points = {place: model_s(*place) * (1.0 + index) for index, place in enumerate(GRID)}
+    shuffled = {GRID[index]: points[GRID[index]] for index in order}
+    asked = np.array([[100.0, 300.0, 500.0]])
+    assert fit(GEMM, shuffled).predict(asked)[0] == fit(GEMM, points).predict(asked)[0]
+
+
+def test_extrapolation_begins_beyond_five_percent() -> None:
+    curve = fit(GEMM, {place: model_s(*place) for place in GRID})
+    asked = np.array([[4096 * 1.04, 128, 128], [4096 * 1.06, 128, 128], [60.0, 128, 128]])
+    assert curve.predict(asked)[1].tolist() == [False, True, True]
+
+
+def test_a_single_point_scales_by_its_work() -> None:
+    curve = fit(GEMM, {(1024, 1024, 1024): 0.01})
+    seconds, _ = curve.predict(np.array([[1024.0, 1024.0, 1024.0], [2048.0, 1024.0, 1024.0]]))
+    assert seconds[0] == pytest.approx(0.01)
+    assert 0.01 <= seconds[1] <= 0.02 * (1 + 1e-9)
+
+
+def test_no_point_is_an_impossible_argument() -> None:
+    with pytest.raises(ValueError, match="no measured point"):
+        fit(GEMM, {})
+
+
+def test_collectives_are_linear_in_log_space_inside_a_group() -> None:
+    curve = fit(SENT, {(1024, 2, 1, 2): 1e-4, (4096, 2, 1, 2): 4e-4, (8192, 2, 1, 2): 5e-4})
+    asked = np.array([[1024, 2, 1, 2], [2048, 2, 1, 2], [16384, 2, 1, 2], [10, 2, 1, 2]])
+    seconds, extrapolated = curve.predict(asked.astype(np.float64))
+    # half way in log space; twice the bytes beyond the end; the latency below the start
+    assert seconds == pytest.approx([1e-4, 2e-4, 1e-3, 1e-4])
+    assert extrapolated.tolist() == [False, False, True, True]
+
+
+def test_groups_do_not_mix() -> None:
+    curve = fit(
+        SENT,
+        {(1024, 2, 1, 4): 1e-4, (1024, 2, 2, 4): 7e-4, (1024, 4, 1, 4): 9e-4},
+    )
+    asked = np.array([[1024.0, 2.0, 2.0, 4.0], [1024.0, 8.0, 1.0, 8.0]])
+    seconds, extrapolated = curve.predict(asked)
+    assert seconds[0] == pytest.approx(7e-4)
+    assert extrapolated.tolist() == [False, True]
+    assert math.isfinite(seconds[1])
+
+
+def test_the_slowest_rank_counts_and_failures_do_not() -> None:
+    failed = Measurement(case=gemm_case(8192), status=Status.FAILED, error="no")
+    rows = [gemm_row(64, 1.0, 2.0, 3.0), gemm_row(64, 4.0, 4.0, 4.0, rank=1), failed]
+    curves = fit_curves(fake_profile(rows))
+    assert list(curves) == [GEMM]
+    assert curves[GEMM].num_points == 1
+    assert curves[GEMM].predict(np.array([[64.0, 256.0, 256.0]]))[0][0] == pytest.approx(4.0)
+
+
+def test_axes_of_zero_have_a_time_too() -> None:
+    case = Case(operation="copy", kind="device", axes={"bytes": 0})
+    rows = [
+        Measurement(case=case, times_s=(1e-6,)),
+        Measurement(case=case.model_copy(update={"axes": {"bytes": 4096}}), times_s=(2e-6,)),
+    ]
+    (curve,) = fit_curves(fake_profile(rows)).values()
+    assert curve.predict(np.array([[0.0]]))[0][0] == pytest.approx(1e-6)

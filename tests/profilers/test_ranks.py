@@ -1,0 +1,121 @@
+import pytest
+
+from profilers.errors import RankError
+from profilers.ranks import RankInfo, first_host, from_environment
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "6",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
+    "SLURM_STEP_NODELIST": "gpu[07-09]",
+    "SLURM_JOB_ID": "123456",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+def test_a_bare_process_is_alone() -> None:
+    assert from_environment({"PATH": "/bin"}) == RankInfo()
+
+
+def test_torchrun_says_everything() -> None:
+    info = from_environment(TORCHRUN)
+    assert (info.rank, info.world, info.local_rank, info.local_world) == (3, 4, 1, 2)
+    assert (info.master_address, info.master_port) == ("node0", 29500)
+    assert not info.store_is_served
+    assert from_environment({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).store_is_served
+
+
+def test_srun_meets_on_its_first_node() -> None:
+    info = from_environment(SRUN)
+    assert (info.rank, info.world, info.local_rank, info.local_world) == (5, 6, 1, 2)
+    assert info.master_address == "gpu07"
+    assert info.master_port == from_environment({**SRUN, "SLURM_PROCID": "0"}).master_port
+    assert info.master_port != from_environment({**SRUN, "SLURM_JOB_ID": "123457"}).master_port
+
+
+def test_srun_on_one_node_meets_on_loopback() -> None:
+    one = {**SRUN, "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
+    one |= {"SLURM_STEP_TASKS_PER_NODE": "6", "SLURM_LOCALID": "5"}
+    info = from_environment(one)
+    assert (info.master_address, info.local_world) == ("127.0.0.1", 6)
+
+
+def test_a_batch_script_is_one_process() -> None:
+    batch = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
+    assert from_environment(batch) == RankInfo()
+
+
+def test_torchrun_inside_srun_wins() -> None:
+    assert from_environment({**SRUN, **TORCHRUN}).rank == 3
+
+
+def test_open_mpi_on_one_node() -> None:
+    info = from_environment(OPEN_MPI)
+    assert (info.rank, info.world, info.local_rank, info.local_world) == (1, 2, 1, 2)
+    assert info.master_address == "127.0.0.1"
+
+
+def test_mpi_on_several_nodes_needs_an_address() -> None:
+    several = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"}
+    with pytest.raises(RankError, match="MASTER_ADDR"):
+        from_environment(several)
+    assert from_environment({**several, "MASTER_ADDR": "head"}).master_address == "head"
+
+
+def test_mpich_without_local_names_is_one_node() -> None:
+    info = from_environment({"PMI_RANK": "1", "PMI_SIZE": "3"})
+    assert (info.rank, info.world, info.local_rank, info.local_world) == (1, 3, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("gpu[07-09,12],login", "gpu07"),
+        ("a,b", "a"),
+        ("host", "host"),
+        ("rack[1,3]-n", "rack1-n"),
+        ("n[0001-0512]", "n0001"),
+    ],
+)
+def test_the_first_host_of_a_list(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"RANK": "4"},
+        {"RANK": "-1"},
+        {"RANK": "x"},
+        {"WORLD_SIZE": "0"},
+        {"LOCAL_RANK": "2"},
+        {"MASTER_PORT": "http"},
+    ],
+)
+def test_contradictions_are_refused_in_one_line(change: dict[str, str]) -> None:
+    with pytest.raises(RankError) as caught:
+        from_environment({**TORCHRUN, **change})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tasks", ["", "2(x1)", "two"])
+def test_a_task_list_without_this_node_is_refused(tasks: str) -> None:
+    with pytest.raises(RankError, match="SLURM_STEP_TASKS_PER_NODE"):
+        from_environment({**SRUN, "SLURM_STEP_TASKS_PER_NODE": tasks})

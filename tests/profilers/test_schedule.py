@@ -1,0 +1,62 @@
+from profilers.records import Case, Measurement
+from profilers.schedule import Plan, distinct, key
+from profilers.testing import gemm_case, gemm_row
+
+
+def plan(*, asked: list[Case], grid: list[Case], rows: list[Measurement] | None = None) -> Plan:
+    return Plan(asked=asked, grid=grid, refined_axes=("m",), rows=rows or [])
+
+
+def order_of(course: Plan, *, left_s: float) -> list[int]:
+    found = []
+    while step := course.next(left_s=left_s):
+        found.append(step.case.axes["m"])
+    return found
+
+
+def test_asked_cases_come_first_and_each_group_from_cheap_to_dear() -> None:
+    course = plan(asked=[gemm_case(300), gemm_case(3)], grid=[gemm_case(m) for m in (64, 8, 300)])
+    assert order_of(course, left_s=10.0) == [3, 300, 8, 64]
+
+
+def test_known_cases_are_not_measured_again() -> None:
+    course = plan(asked=[gemm_case(8)], grid=[gemm_case(64)], rows=[gemm_row(8, 1.0)])
+    assert order_of(course, left_s=1e9) == [64]
+
+
+def test_nothing_is_begun_after_the_time_is_spent() -> None:
+    course = plan(asked=[gemm_case(1)], grid=[gemm_case(2)])
+    assert course.next(left_s=0.0) is None
+    assert course.skipped == 2
+
+
+def test_a_case_that_would_outlast_the_table_is_skipped() -> None:
+    # 1 s for m = 64 means about 4096 / 64 * 8 runs = 512 s for m = 4096, and 8 s for m = 64
+    course = plan(asked=[], grid=[gemm_case(4096)], rows=[gemm_row(64, 1.0)])
+    assert course.next(left_s=300.0) is None
+    assert course.skipped == 1
+
+
+def test_time_for_the_rest_of_the_queue_is_set_aside() -> None:
+    course = plan(asked=[], grid=[gemm_case(65), gemm_case(66)], rows=[gemm_row(64, 0.1)])
+    step = course.next(left_s=2.0)
+    assert step is not None
+    # both need about 0.82 s at least; what is left of 2 s is shared evenly
+    assert 0.15 <= step.budget_s <= 0.2
+
+
+def test_directions_are_one_case() -> None:
+    backward = gemm_case(8).model_copy(update={"direction": "backward"})
+    (only,) = distinct([backward, gemm_case(8)])
+    assert only.direction == "forward"
+    assert key(backward) == key(gemm_case(8))
+
+
+def test_a_bent_line_is_refined_until_its_gaps_are_narrow() -> None:
+    course = plan(asked=[], grid=[gemm_case(m) for m in (16, 64, 4096)])
+    while step := course.next(left_s=1e9):
+        m = step.case.axes["m"]
+        course.rows.append(gemm_row(m, 1e-4 * max(1.0, m / 100)))
+    sizes = sorted(row.case.axes["m"] for row in course.rows)
+    assert course.refined >= 2
+    assert any(64 < size < 200 for size in sizes)

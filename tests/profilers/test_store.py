@@ -1,0 +1,242 @@
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers import tables
+from profilers.errors import ProfileUnreadableError, ProfileUnwritableError
+from profilers.records import AXES, Case, Direction, Measurement, Profile, Status
+from profilers.store import read_header, read_profile, write_header, write_table
+from profilers.testing import fake_profile, gemm_case, gemm_row
+
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "")
+
+
+def store(path: Path, profile: Profile) -> None:
+    for operation in profile.header.tables:
+        rows = [row for row in profile.measurements if row.case.operation == operation]
+        write_table(path, rows, operation=operation)
+    write_header(path, profile.header)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    failed = Measurement(case=gemm_case(8), status=Status.FAILED, error="no such kernel")
+    store(tmp_path / "profile", fake_profile([gemm_row(4, 1e-5, 1.5e-5), failed]))
+    return tmp_path / "profile"
+
+
+def rewrite_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    file = path / "profile.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def rewrite_table(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    file = path / "gemm.parquet"
+    pq.write_table(change(pq.read_table(file)), file)
+
+
+def replaced(table: pa.Table, name: str, values: list[Any], kind: Any = None) -> pa.Table:
+    place = table.column_names.index(name)
+    column = pa.array(values, type=kind or table.schema.field(name).type)
+    return table.set_column(place, name, column)
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(ProfileUnreadableError) as caught:
+        read_profile(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+sizes = st.integers(min_value=0, max_value=2**62)
+times = st.lists(
+    st.floats(min_value=0.0, max_value=1e6, allow_nan=False), min_size=1, max_size=4
+).map(tuple)
+
+
+@st.composite
+def measurements(draw: st.DrawFn) -> Measurement:
+    operation = draw(st.sampled_from(sorted(AXES)))
+    case = Case(
+        operation=operation,
+        kind=draw(st.text(max_size=5)),
+        dtype=draw(st.sampled_from(["", "bf16", "fp32"])),
+        direction=draw(st.sampled_from(DIRECTIONS)),
+        axes={axis: draw(sizes) for axis in AXES[operation]},
+    )
+    rank = draw(st.integers(0, 2**31))
+    if draw(st.booleans()):
+        return Measurement(case=case, rank=rank, times_s=draw(times))
+    status = draw(st.sampled_from([Status.FAILED, Status.OUT_OF_MEMORY]))
+    return Measurement(case=case, rank=rank, status=status, error=draw(st.text(max_size=20)))
+
+
+@settings(deadline=None, max_examples=25)
+@given(rows=st.lists(measurements(), max_size=6))
+def test_what_is_written_is_read_back(
+    rows: list[Measurement], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("round-trip")
+    profile = fake_profile(sorted(rows, key=lambda row: row.case.operation))
+    store(path, profile)
+    assert read_profile(path) == profile
+
+
+def test_rewriting_leaves_no_other_files(stored: Path) -> None:
+    store(stored, fake_profile([gemm_row(4, 1e-5)]))
+    assert sorted(file.name for file in stored.iterdir()) == ["gemm.parquet", "profile.json"]
+    assert len(read_profile(stored).measurements) == 1
+
+
+def test_a_failed_write_keeps_the_old_file(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ProfileUnwritableError, match="No space left"):
+        write_table(stored, [], operation="gemm")
+    monkeypatch.undo()
+    assert len(read_profile(stored).measurements) == 2
+    assert sorted(file.name for file in stored.iterdir()) == ["gemm.parquet", "profile.json"]
+
+
+def test_a_table_in_progress_holds_no_rows(stored: Path) -> None:
+    rewrite_header(stored, lambda header: header["tables"]["gemm"].update(complete=False))
+    assert read_profile(stored).measurements == ()
+
+
+def test_a_table_takes_only_its_own_rows(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="do not belong"):
+        write_table(tmp_path, [gemm_row(1, 1.0)], operation="copy")
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    assert "does not exist" in complaint(tmp_path / "absent")
+
+
+def test_an_empty_directory_is_no_profile(tmp_path: Path) -> None:
+    assert "holds no profile.json" in complaint(tmp_path)
+
+
+def test_a_file_is_no_profile(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "is not a directory" in complaint(tmp_path / "file")
+
+
+def test_a_symlink_loop_ends(stored: Path) -> None:
+    header, table = stored / "profile.json", stored / "gemm.parquet"
+    table.unlink()
+    table.symlink_to(table)
+    assert "gemm.parquet" in complaint(stored)
+    header.unlink()
+    header.symlink_to(header)
+    assert "profile.json" in complaint(stored)
+
+
+def test_a_pipe_is_not_waited_for(stored: Path) -> None:
+    (stored / "gemm.parquet").unlink()
+    os.mkfifo(stored / "gemm.parquet")
+    assert "not a regular file" in complaint(stored)
+    (stored / "profile.json").unlink()
+    os.mkfifo(stored / "profile.json")
+    assert "regular file" in complaint(stored)
+
+
+def test_a_huge_header_is_refused_by_its_size(stored: Path) -> None:
+    os.truncate(stored / "profile.json", 10 * 2**30)
+    assert "at most" in complaint(stored)
+
+
+def test_a_huge_table_is_refused_by_its_size(stored: Path) -> None:
+    os.truncate(stored / "gemm.parquet", 10 * 2**30)
+    assert str(tables.MAX_FILE_BYTES) in complaint(stored)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda header: header.update(schema_version=2), "schema_version 2 is not 1"),
+        (lambda header: header.update(surprise=1), "surprise"),
+        (lambda header: header.pop("machine"), "machine"),
+        (lambda header: header["machine"].update(cores="8"), "machine.cores"),
+        (lambda header: header["machine"].update(clocks={"a": float("nan")}), "clocks"),
+        (lambda header: header["tables"]["gemm"].update(seconds=-1.0), "tables.gemm.seconds"),
+        (lambda header: header["tables"]["gemm"].update(rows=3), "2 rows, profile.json says 3"),
+        (lambda header: header["tables"].update(gems=header["tables"]["gemm"]), "'gems'"),
+        (lambda header: header["tables"].update(copy=header["tables"]["gemm"]), "copy.parquet"),
+    ],
+)
+def test_an_edited_header_is_refused_in_one_line(
+    stored: Path, change: Callable[[dict[str, Any]], None], expected: str
+) -> None:
+    rewrite_header(stored, change)
+    assert expected in complaint(stored)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", "[" * 100_000])
+def test_a_header_that_is_no_json_object_is_refused(stored: Path, text: str) -> None:
+    (stored / "profile.json").write_text(text)
+    assert "profile.json" in complaint(stored)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda table: table.drop_columns(["m"]), "'m' is missing"),
+        (lambda table: table.append_column("extra", [[1, 2]]), "'extra' does not belong"),
+        (lambda table: replaced(table, "m", ["4", "8"], pa.string()), "must be int64"),
+        (lambda table: replaced(table, "m", [4, -8]), "row 1: gemm: axis m is negative"),
+        (lambda table: replaced(table, "m", [4, None]), "row 1"),
+        (lambda table: replaced(table, "times_s", [[float("nan")], []]), "row 0"),
+        (lambda table: replaced(table, "times_s", [[-1.0], []]), "row 0"),
+        (lambda table: replaced(table, "times_s", [[], []]), "row 0"),
+        (lambda table: replaced(table, "status", ["great", "failed"]), "row 0: status"),
+        (lambda table: replaced(table, "direction", ["up", "up"]), "row 0: direction"),
+        (lambda table: table.slice(0, 1), "1 rows, profile.json says 2"),
+    ],
+)
+def test_an_edited_table_is_refused_in_one_line(
+    stored: Path, change: Callable[[pa.Table], pa.Table], expected: str
+) -> None:
+    rewrite_table(stored, change)
+    assert expected in complaint(stored)
+
+
+@settings(deadline=None, max_examples=40)
+@given(share=st.floats(min_value=0.0, max_value=0.999))
+def test_a_table_cut_anywhere_is_refused(
+    share: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("cut")
+    store(path, fake_profile([gemm_row(4, 1e-5)]))
+    file = path / "gemm.parquet"
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    assert "gemm.parquet" in complaint(path)
+
+
+def test_a_missing_table_is_named(stored: Path) -> None:
+    (stored / "gemm.parquet").unlink()
+    assert "gemm.parquet: No such file" in complaint(stored)
+
+
+def test_a_header_can_be_read_alone(stored: Path) -> None:
+    (stored / "gemm.parquet").unlink()
+    assert read_header(stored).tables["gemm"].rows == 2
+
+
+def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ProfileUnwritableError, match="choose another directory"):
+        write_table(tmp_path / "file" / "profile", [], operation="gemm")

@@ -1,0 +1,96 @@
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.testing import FakeClock
+from profilers.timing import loops_per_repeat, measure, measure_fresh, spread_of_median
+
+
+def task(clock: FakeClock, *durations_s: float) -> Callable[[], None]:
+    turns: Iterator[float] = itertools.cycle(durations_s)
+    return lambda: clock.advance(next(turns))
+
+
+def test_a_steady_run_takes_the_fewest_repeats() -> None:
+    clock = FakeClock()
+    times_s = measure(task(clock, 0.001), clock=clock, budget_s=10.0)
+    assert times_s == pytest.approx((0.001,) * 5)
+
+
+def test_a_noisy_run_is_repeated_until_the_budget_is_spent() -> None:
+    clock = FakeClock()
+    times_s = measure(task(clock, 0.1, 0.3, 0.2), clock=clock, budget_s=4.0)
+    assert 10 <= len(times_s) <= 25
+    assert clock.now_s() <= 4.0 + 2.0
+
+
+def test_a_noisy_run_with_time_stops_at_the_most_repeats() -> None:
+    clock = FakeClock()
+    times_s = measure(task(clock, 0.001, 0.003), clock=clock, budget_s=1e9, max_repeats=12)
+    assert len(times_s) == 12
+
+
+def test_warm_up_goes_on_until_two_runs_agree() -> None:
+    clock = FakeClock()
+    durations_s = iter([9.0, 1.0, 1.0, *[1.0] * 5])
+    times_s = measure(lambda: clock.advance(next(durations_s)), clock=clock, budget_s=1.0)
+    assert times_s == (1.0,) * 5
+
+
+def test_a_short_run_is_looped_inside_a_repeat() -> None:
+    clock = FakeClock()
+    count = itertools.count()
+
+    def run() -> None:
+        next(count)
+        clock.advance(2**-19)
+
+    times_s = measure(run, clock=clock, budget_s=1.0)
+    assert times_s == pytest.approx((2**-19,) * 5)
+    # 2 warm-ups, then 5 repeats of 200 us / 1.907 us = 104.9, so 105 runs
+    assert next(count) == 2 + 5 * 105
+
+
+def test_what_prepares_a_run_is_not_timed() -> None:
+    clock = FakeClock()
+
+    def fresh() -> Callable[[], None]:
+        clock.advance(5.0)
+        return lambda: clock.advance(0.25)
+
+    assert measure_fresh(fresh, clock=clock, budget_s=0.0) == (0.25,) * 5
+
+
+def test_a_run_that_takes_no_time_ends() -> None:
+    clock = FakeClock()
+    assert measure(lambda: None, clock=clock, budget_s=0.0) == (0.0,) * 5
+
+
+def test_loops_fill_a_repeat() -> None:
+    assert loops_per_repeat(50e-6) == 1
+    assert loops_per_repeat(40e-6) == 5
+    assert loops_per_repeat(0.0) == 1000
+
+
+def test_the_spread_of_a_known_sample() -> None:
+    # quartiles of 1..5 are 2 and 4: 1.2533 * (2 / 1.349) / sqrt(5) / 3
+    assert spread_of_median([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(0.27700, rel=1e-4)
+    assert spread_of_median([1.0]) == math.inf
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    durations_s=st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=7),
+    budget_s=st.floats(0.0, 100.0),
+)
+def test_every_repeat_lies_within_the_durations(durations_s: list[float], budget_s: float) -> None:
+    clock = FakeClock()
+    times_s = measure(task(clock, *durations_s), clock=clock, budget_s=budget_s)
+    assert 5 <= len(times_s) <= 50
+    slack = 1e-6
+    assert min(durations_s) * (1 - slack) - 1e-9 <= min(times_s)
+    assert max(times_s) <= max(durations_s) * (1 + slack) + 1e-9
