@@ -12,10 +12,17 @@ SPEC=examples/quickstart/spec.yaml
 OUT=quickstart-out
 export OMP_NUM_THREADS=1
 
-# One rank per accelerator, or two on a processor, so that there is a link to measure.
+# Two ranks on a processor, so that there is a link to measure; otherwise one per accelerator, and
+# a copy of the spec that says how many there are.
 RANKS=(--ranks 2)
-if python -P -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+GPUS="$(python -P -c 'import torch; print(torch.cuda.device_count() * torch.cuda.is_available())')"
+if (( GPUS > 0 )); then
   RANKS=()
+  mkdir -p "$OUT"
+  sed -e "s|devices_per_node: 2 .*|devices_per_node: $GPUS|" \
+    -e 's|model: ../models/|model: ../examples/models/|' \
+    -e 's|profile: .*|profile: profile|' "$SPEC" > "$OUT/spec.yaml"
+  SPEC="$OUT/spec.yaml"
 fi
 
 step() {

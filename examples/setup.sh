@@ -91,14 +91,15 @@ def numbers(text):
 
 
 def met(line):
-    name, _, lowest = line.partition(">=")
+    name = re.match(r"[\w.-]+", line)[0]
+    lowest = re.search(r">=\s*([0-9.]+)", line)
     try:
-        return numbers(version(name.strip())) >= numbers(lowest)
+        return numbers(version(name)) >= numbers(lowest[1] if lowest else "")
     except PackageNotFoundError:
         return False
 
 
-lacking = [re.split(r"[>=<~! ]", line)[0] for line in wanted if not met(line)]
+lacking = [re.match(r"[\w.-]+", line)[0] for line in wanted if not met(line)]
 found = find_spec("tuner")
 if found is None or Path(found.origin).resolve() != checkout / "tuner" / "__init__.py":
     lacking.append("moetune")

@@ -6,6 +6,7 @@ cannot drift from pyproject.toml. Nothing is changed and nothing is downloaded.
 Not covered: whether a driver and a CUDA build fit each other beyond what torch itself says.
 """
 
+import os
 import platform
 import re
 import shutil
@@ -17,7 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
-_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:>=\s*([0-9.]+))?")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LOWEST: Final = re.compile(r">=\s*([0-9.]+)")
 
 _EXTRA_COSTS: Final[Mapping[str, str]] = {
     "torch": "moetune profile and moetune verify cannot measure; plans need a stored profile",
@@ -119,12 +121,11 @@ def _cbc() -> Finding:
     )
     if find_spec("pulp") is None:
         return missing
-    import pulp
+    from pulp.apis.coin_api import pulp_cbc_path
 
-    solver = pulp.PULP_CBC_CMD(msg=False)
-    if not solver.available():
+    if not os.access(str(pulp_cbc_path), os.X_OK):
         return missing
-    return Finding(name="CBC", status="ok", found=str(solver.path), core=True)
+    return Finding(name="CBC", status="ok", found=str(pulp_cbc_path), core=True)
 
 
 def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Finding]:
@@ -204,10 +205,11 @@ def _command_for(name: str, listed: tuple[str, ...]) -> str:
 
 
 def _parsed(line: str) -> tuple[str, str]:
-    match = _REQUIREMENT.match(line)
-    if match is None:
+    """Return the name and the lowest version, which may be empty, of a requirement."""
+    name, lowest = _NAME.match(line), _LOWEST.search(line.split(";")[0])
+    if name is None:
         raise ValueError(f"{line!r} is not a requirement")
-    return match[1], match[2] or ""
+    return name[0], lowest[1] if lowest else ""
 
 
 def _release(text: str) -> tuple[int, ...]:

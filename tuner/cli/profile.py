@@ -139,10 +139,12 @@ def _budget_s(text: str) -> float:
 
 def _cases(spec: Path) -> "tuple[Case, ...]":
     """Return the sizes that a plan for the spec will ask for."""
-    from tuner.costs.shapes import cases_for
     from tuner.spec.read import read_spec
 
-    return tuple(cases_for(read_spec(spec)))
+    wanted = read_spec(spec)
+    from tuner.costs.shapes import cases_for
+
+    return tuple(cases_for(wanted))
 
 
 def _summary(header: "ProfileHeader") -> str:

@@ -1,0 +1,149 @@
+"""The distribution: what it holds, what it needs, and how little its help text imports."""
+
+import ast
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+import zipfile
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+PACKAGES = ("tuner", "solvers", "profilers")
+HEAVY = ("torch", "pandas", "pyarrow", "optuna", "ortools", "pulp", "scipy", "numpy", "matplotlib")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _seconds(*arguments: str) -> float:
+    """Return the median wall time of a Python command, in seconds."""
+    times_s = []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        subprocess.run(
+            [sys.executable, *arguments], check=True, capture_output=True, env=_environment()
+        )
+        times_s.append(time.perf_counter() - start_s)
+    return statistics.median(times_s)
+
+
+def _subcommands(*path: str) -> list[str]:
+    """Return the commands that a help text lists."""
+    text = subprocess.run(
+        [sys.executable, "-m", "tuner", *path, "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=_environment(),
+    ).stdout
+    _, found, listed = text.partition("Commands:\n")
+    return re.findall(r"^  (\w+)", listed, flags=re.MULTILINE) if found else []
+
+
+def _all_commands(*path: str) -> list[tuple[str, ...]]:
+    below = [_all_commands(*path, name) for name in _subcommands(*path)]
+    return [path, *(command for group in below for command in group)]
+
+
+def test_help_of_every_command_imports_nothing_heavy() -> None:
+    commands = _all_commands()
+    assert ("profile", "diff") in commands
+    for command in commands:
+        shown = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "tuner", *command, "--help"],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=_environment(),
+        ).stderr
+        modules = {line.split("|")[-1].strip().split(".")[0] for line in shown.splitlines()}
+        assert "typer" in modules
+        assert modules.isdisjoint(HEAVY), f"{' '.join(command)} imports {modules & set(HEAVY)}"
+
+
+def test_help_costs_little_more_than_the_import_of_typer() -> None:
+    # 0.3 s is the promise; on a noisy machine it is held as a ratio: an idle core needs 0.04-0.08 s
+    # for the import and about twice that for the help text.
+    least_s = _seconds("-c", "import typer, typer.main, typer.core")
+    assert _seconds("-m", "tuner", "--help") < 5.0 * least_s
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_hold_nothing_but_a_docstring_in_their_init_files(package: str) -> None:
+    files = list((CHECKOUT / package).rglob("__init__.py"))
+    assert files
+    for file in files:
+        (statement,) = ast.parse(file.read_text(encoding="utf-8")).body
+        assert isinstance(statement, ast.Expr), file
+        assert isinstance(statement.value, ast.Constant), file
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_of_modules_is_a_package(package: str) -> None:
+    folders = {file.parent for file in (CHECKOUT / package).rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_no_folder_of_tests_is_a_package() -> None:
+    assert list((CHECKOUT / "tests").rglob("__init__.py")) == []
+
+
+def test_highspy_is_neither_required_nor_installed() -> None:
+    assert not any("highspy" in line.lower() for line in requires("moetune") or ())
+    with pytest.raises(PackageNotFoundError):
+        version("highspy")
+
+
+def test_torch_is_required_by_an_extra_only() -> None:
+    torch = [line for line in requires("moetune") or () if line.startswith("torch")]
+    assert torch
+    assert all("extra ==" in line for line in torch)
+
+
+def test_scripts_name_what_exists() -> None:
+    for script in ("tests/run.sh", "examples/quickstart.sh", "examples/setup.sh", ".ci/run"):
+        text = (CHECKOUT / script).read_text(encoding="utf-8")
+        subprocess.run(["bash", "-n", str(CHECKOUT / script)], check=True)
+        for name in re.findall(r"(?:examples|tests)/[\w./-]+\.(?:sh|yaml|txt)", text):
+            assert (CHECKOUT / name).exists(), f"{script} names {name}"
+
+
+def test_no_python_that_is_new_enough_is_one_clear_line(tmp_path: Path) -> None:
+    for name in ("dirname", "bash"):
+        found = subprocess.run(["bash", "-c", f"type -P {name}"], capture_output=True, text=True)
+        (tmp_path / name).symlink_to(found.stdout.strip())
+    copy = tmp_path / "check out" / "examples"
+    copy.mkdir(parents=True)
+    text = (CHECKOUT / "examples" / "setup.sh").read_text(encoding="utf-8")
+    (copy / "setup.sh").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        ["bash", "-c", 'set -eu; source "$0"; setup_environment run', str(copy / "setup.sh")],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert "no Python 3.11 or newer" in line
+
+
+def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*command, "--quiet", "--wheel-dir", str(tmp_path), str(CHECKOUT)],
+        check=True,
+        env=_environment() | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+    )
+    (wheel,) = tmp_path.glob("moetune-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)

@@ -1,0 +1,157 @@
+"""What a user sees of an error: one line, and the exit code that the documents promise."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from profilers.errors import MissingLibraryError, ProfileUnreadableError
+from solvers.errors import RejectedClaimError
+from tuner.__main__ import shadowed
+from tuner.cli import app as frame
+from tuner.errors import OutputError, SpecError
+
+Captured = pytest.CaptureFixture[str]
+
+
+class Record(BaseModel):
+    count: int
+
+
+def _raise(error: BaseException) -> Callable[[list[str]], int]:
+    def invoke(_arguments: list[str]) -> int:
+        raise error
+
+    return invoke
+
+
+def _pydantic_error() -> ValueError:
+    with pytest.raises(ValueError, match="count") as raised:
+        Record.model_validate({"count": "many"})
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (SpecError("spec.yaml: goal: is missing"), 2, "moetune: spec.yaml: goal: is missing"),
+        (OutputError("cannot write 'x': No space"), 3, "moetune: cannot write 'x': No space"),
+        (ProfileUnreadableError("p: truncated"), 2, "moetune: p: truncated"),
+        (MissingLibraryError("no torch"), 3, "moetune: no torch"),
+        (RejectedClaimError("slots"), 3, "moetune: slots"),
+        (SpecError("two\nlines\r\n here"), 2, "moetune: two lines here"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 3, "moetune: x: No space left"),
+        (OSError(errno.EROFS, "Read-only file system", "x"), 3, "moetune: x: Read-only"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 3, "moetune: x: Permission"),
+        (_pydantic_error(), 2, "moetune: Record: count: Input should be a valid integer"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    error: Exception, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(frame, "_invoke", _raise(error))
+    assert frame.run([]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(line)
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_ctrl_c_ends_the_line_and_says_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(frame, "_invoke", _raise(KeyboardInterrupt()))
+    assert frame.run([]) == 130
+    assert capsys.readouterr().err == "\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), KeyError("x"), OSError(errno.EIO, "disk")])
+def test_a_defect_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "_invoke", _raise(error))
+    with pytest.raises(type(error)):
+        frame.run([])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["bogus"], "moetune: No such command 'bogus'. Try 'moetune --help'."),
+        (["schema"], "moetune: Missing argument 'NAME'. Try 'moetune schema --help'."),
+        (["doctor", "--loud"], "moetune: No such option: --loud Try 'moetune doctor --help'."),
+        (["profile", "-o", "x", "--ranks", "0"], "moetune: Invalid value for '--ranks'"),
+        (["profile"], "moetune: --out is missing: say where to write"),
+        (["profile", "-o", "x", "--budget", "60"], "moetune: --budget: '60' has no unit"),
+        (["profile", "-o", "x", "--budget", "0s"], "moetune: --budget: '0s' must be more"),
+        (["profile", "-o", "x", "--for", "/nowhere.yaml"], "moetune: /nowhere.yaml"),
+        (["profile", "-o", "x", "--suite", "bogus"], "moetune: suite 'bogus' is not one of"),
+        (["profile", "show", "/nowhere"], "moetune: /nowhere does not exist"),
+        (["profile", "diff", "/nowhere", "/nowhere"], "moetune: /nowhere does not exist"),
+        (["schema", "bogus"], "moetune: schema 'bogus' is not one of spec, plan, verified"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    line: str,
+    capsys: Captured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert frame.run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(line)
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_without_arguments_it_helps(capsys: Captured) -> None:
+    assert frame.run([]) == 0
+    assert "doctor" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_distribution(capsys: Captured) -> None:
+    from importlib.metadata import version
+
+    assert frame.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"{version('moetune')}\n"
+
+
+def test_our_own_packages_are_not_strangers() -> None:
+    assert shadowed(Path(__file__).parents[3]) == ""
+
+
+@pytest.mark.parametrize("name", ["solvers", "profilers"])
+@pytest.mark.parametrize("regular", [True, False])
+def test_a_folder_of_the_user_that_hides_a_package_is_refused(
+    name: str, regular: bool, tmp_path: Path
+) -> None:
+    (tmp_path / name).mkdir()
+    if regular:
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from tuner.__main__ import main; sys.exit(main())"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not regular:
+        # A regular package wins over a folder without __init__.py, wherever it lies.
+        assert done.returncode == 0
+        return
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert f"hides the package {name!r}" in line
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m tuner schema spec | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""

@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from profilers.records import (
+    Case,
+    Machine,
+    Measurement,
+    ProfileHeader,
+    TableInfo,
+)
+from profilers.store import write_header, write_table
+from tuner.cli import app as frame
+
+Captured = pytest.CaptureFixture[str]
+
+GEMM = Case(operation="gemm", dtype="fp32", direction="forward", axes={"m": 64, "n": 64, "k": 64})
+
+
+def _profile(folder: Path, *times_s: float, device: str = "a processor") -> Path:
+    machine = Machine(
+        hostname="here",
+        device=device,
+        device_kind="cpu",
+        num_devices=2,
+        memory_bytes_per_device=2**33,
+        cores=2,
+        host_memory_bytes=2**34,
+        world=1,
+        threads_per_rank=1,
+        oversubscribed=False,
+        libraries={"torch": "2.13.0"},
+    )
+    table = TableInfo(rows=1, complete=True, seconds=1.0)
+    header = ProfileHeader(
+        moetune_version="0.1.0",
+        created="2026-01-01T00:00:00Z",
+        machine=machine,
+        tables={"gemm": table},
+    )
+    write_table(folder, [Measurement(case=GEMM, times_s=times_s)], operation="gemm")
+    write_header(folder, header)
+    return folder
+
+
+def test_show_prints_the_machine_and_every_case(tmp_path: Path, capsys: Captured) -> None:
+    profile = _profile(tmp_path / "p", 0.001, 0.003, 0.002)
+    assert frame.run(["profile", "show", str(profile)]) == 0
+    text = capsys.readouterr().out
+    assert "2 x a processor on here, 8.00 GiB each" in text
+    # The median of 1, 2 and 3 ms.
+    assert GEMM.id in text
+    assert "2.00 ms" in text
+
+
+def test_show_prints_the_stored_type_as_json(tmp_path: Path, capsys: Captured) -> None:
+    profile = _profile(tmp_path / "p", 0.001)
+    assert frame.run(["profile", "show", str(profile), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["measurements"][0]["times_s"] == [0.001]
+
+
+def test_diff_exits_1_on_a_significant_slowdown_only(tmp_path: Path, capsys: Captured) -> None:
+    fast = _profile(tmp_path / "fast", 0.0010, 0.0011, 0.0010, 0.0011)
+    slow = _profile(tmp_path / "slow", 0.0020, 0.0021, 0.0020, 0.0021)
+    assert frame.run(["profile", "diff", str(fast), str(slow)]) == 1
+    text = capsys.readouterr().out
+    assert "slower" in text
+    assert "x1.95" in text
+    assert frame.run(["profile", "diff", str(slow), str(fast), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["faster"] == 1
+    assert frame.run(["profile", "diff", str(fast), str(fast)]) == 0
+
+
+def test_profiles_of_different_machines_are_not_compared(tmp_path: Path, capsys: Captured) -> None:
+    one = _profile(tmp_path / "one", 0.001)
+    other = _profile(tmp_path / "other", 0.001, device="another processor")
+    assert frame.run(["profile", "diff", str(one), str(other)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'another processor'" in line
+
+
+def test_a_profile_is_measured_with_progress_on_stderr_only(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "profile"
+    code = frame.run(
+        [
+            "profile",
+            "-o",
+            str(out),
+            "--suite",
+            "storage",
+            "--budget",
+            "8s",
+            "--ranks",
+            "1",
+            "--json",
+        ]
+    )
+    printed = capsys.readouterr()
+    assert code == 0
+    assert json.loads(printed.out)["tables"]["storage"]["complete"] is True
+    assert "measuring storage" in printed.err
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "file").write_text("")
+    code = frame.run(["profile", "-o", str(tmp_path / "file" / "profile"), "--suite", "storage"])
+    assert code in (2, 3)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "choose another directory" in line

@@ -1,0 +1,17 @@
+import json
+
+import pytest
+
+from tuner.cli import app as frame
+from tuner.cli.schema import SCHEMAS
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_schema_is_an_object_with_documented_fields(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert frame.run(["schema", name]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["type"] == "object"
+    assert "schema_version" in json.dumps(schema)
+    assert schema["additionalProperties"] is False
