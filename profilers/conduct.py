@@ -10,7 +10,7 @@ next ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -87,9 +87,9 @@ def _measure_all(
     progress: Progress,
     alive: Callable[[], None],
 ) -> ProfileHeader | None:
-    leads = setting.team.rank == 0
-    book = _Book.opened(job, machine=machine) if leads else None
     benches = [bench for name in job.suites for bench in load_suite(name)(setting)]
+    setting.team.barrier()
+    book = _Book.opened(job, machine=machine) if setting.team.rank == 0 else None
     for index, bench in enumerate(benches):
         table = book.table(bench, later=benches[index + 1 :]) if book else None
         _measure_table(bench, table=table, team=setting.team, progress=progress, alive=alive)
@@ -168,6 +168,7 @@ class _Book:
     header: ProfileHeader
     known: Mapping[str, tuple[Measurement, ...]]
     """Rows of the tables that an earlier run completed."""
+    deadline_s: float
 
     @classmethod
     def opened(cls, job: Job, *, machine: Machine) -> "_Book":
@@ -190,7 +191,8 @@ class _Book:
                 for name in complete
             }
         write_header(out, header)
-        return cls(job=job, header=header, known=known)
+        deadline_s = HostClock().now_s() + job.budget_s
+        return cls(job=job, header=header, known=known, deadline_s=deadline_s)
 
     def table(self, bench: Bench, *, later: Sequence[Bench]) -> _Table:
         """Begin a table; of one that is complete, only asked cases that it lacks are measured."""
@@ -206,14 +208,14 @@ class _Book:
         if before is None:
             self._write(bench.operation, TableInfo(rows=0, complete=False, seconds=0.0))
         now_s = HostClock().now_s()
-        left_s = max(0.0, self.job.deadline_s - now_s)
+        left_s = max(0.0, self.deadline_s - now_s)
         share_s = _share_s(self.job, bench, later=later, left_s=left_s)
         return _Table(
             bench=bench,
             plan=plan,
             started_s=now_s,
             end_s=now_s + share_s,
-            deadline_s=self.job.deadline_s,
+            deadline_s=self.deadline_s,
             earlier_s=before.seconds if before else 0.0,
         )
 
@@ -225,7 +227,7 @@ class _Book:
             return self
         write_table(Path(self.job.out), table.plan.rows, operation=operation)
         header = self._write(operation, table.info())
-        return _Book(job=self.job, header=header, known=self.known)
+        return replace(self, header=header)
 
     def _write(self, operation: str, info: TableInfo) -> ProfileHeader:
         tables = self.header.tables | {operation: info}

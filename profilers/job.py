@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from profilers.records import Case, Record
+from profilers.records import Case, Record, Seconds
 
 
 class Job(Record):
@@ -11,8 +11,8 @@ class Job(Record):
     out: str
     """Directory of the profile."""
     suites: tuple[str, ...]
-    deadline_s: float
-    """When to be done, on this host's monotonic clock; only rank 0 looks at it."""
+    budget_s: Seconds
+    """Time to measure, counted from when all ranks are ready; only rank 0 looks at it."""
     resume: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtypes: tuple[str, ...] = ()

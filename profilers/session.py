@@ -3,8 +3,8 @@
 This is what `moetune profile` calls. It imports torch only when something is really measured.
 """
 
+import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,12 +34,12 @@ def measure_profile(
     progress: Progress = silent,
     environment: Mapping[str, str] = os.environ,
 ) -> ProfileHeader | None:
-    """Measure the suites into `out` within about `budget_s` seconds.
+    """Measure the suites into `out` in about `budget_s` seconds and the start of the ranks.
 
     Args:
         out: directory of the profile; a profile that lies there is replaced unless resumed.
         suites: names from `registry.SUITES`, measured in this order.
-        budget_s: wall time to aim at, the start of ranks included.
+        budget_s: time to aim at, counted from when all ranks are ready.
         ranks: how many processes to start here; None means one for each accelerator, or one.
             Ranks that a launcher started are taken as they are.
         resume: keep the tables that are complete and measure the rest.
@@ -57,7 +57,7 @@ def measure_profile(
         ProfilerError: no torch, no such suite, an unwritable directory, another machine's profile,
             or a rank that failed.
     """
-    if budget_s <= 0.0 or (ranks is not None and ranks < 1):
+    if not 0.0 < budget_s < math.inf or (ranks is not None and ranks < 1):
         raise ProfilerError(f"budget {budget_s} s and ranks {ranks} must be positive")
     require_torch()
     for name in suites:
@@ -66,7 +66,7 @@ def measure_profile(
     job = Job(
         out=str(out.absolute()),
         suites=tuple(dict.fromkeys(suites)),
-        deadline_s=time.perf_counter() + budget_s,
+        budget_s=budget_s,
         resume=resume,
         device=device,
         dtypes=tuple(dtypes),

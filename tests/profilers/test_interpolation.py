@@ -17,7 +17,9 @@ def model_s(m: float, n: float, k: float) -> float:
     return 1e-5 + 2.0 * m * n * k / 1e11 + 4.0 * (m * k + n * k + m * n) / 1e10
 
 
-GRID = [(m, n, k) for m in (64, 512, 4096) for n in (128, 1024) for k in (128, 1024)]
+GRID: list[tuple[int, ...]] = [
+    (m, n, k) for m in (64, 512, 4096) for n in (128, 1024) for k in (128, 1024)
+]
 
 
 def test_a_physical_law_is_recovered_from_its_points() -> None:

@@ -1,0 +1,36 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.kernels.grouped_gemm import cases, row_counts
+
+
+def test_an_even_and_an_uneven_load_by_hand() -> None:
+    assert row_counts(experts=4, tokens=8, largest=2) == (2, 2, 2, 2)
+    assert row_counts(experts=4, tokens=12, largest=5) == (5, 3, 2, 2)
+    assert row_counts(experts=3, tokens=5, largest=5) == (5, 0, 0)
+    assert row_counts(experts=1, tokens=5, largest=5) == (5,)
+
+
+@settings(deadline=None, max_examples=200)
+@given(experts=st.integers(1, 40), tokens=st.integers(0, 400), largest=st.integers(0, 400))
+def test_loads_sum_up_and_have_their_largest_or_are_refused(
+    experts: int, tokens: int, largest: int
+) -> None:
+    exist = (tokens == largest) if experts == 1 else -(-tokens // experts) <= largest <= tokens
+    if not exist:
+        with pytest.raises(ValueError, match="rows"):
+            row_counts(experts=experts, tokens=tokens, largest=largest)
+        return
+    counts = row_counts(experts=experts, tokens=tokens, largest=largest)
+    assert len(counts) == experts
+    assert sum(counts) == tokens
+    assert max(counts) == largest == counts[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_default_load_exists(device: str) -> None:
+    for case in cases(torch.device(device), ("bf16",)):
+        axes = case.axes
+        row_counts(experts=axes["experts"], tokens=axes["tokens"], largest=axes["largest"])

@@ -1,0 +1,160 @@
+"""Every kernel of the registry on a tiny case, and what becomes of kernels that fail."""
+
+import math
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from profilers.bench import Setting
+from profilers.devices import DTYPES, clock_of, count_accelerators, pick_device
+from profilers.kernels.autograd import Prepared
+from profilers.kernels.memory_bound import BUILDERS
+from profilers.kernels.suite import (
+    KERNELS,
+    REFINED_AXES,
+    WEIGHTS,
+    benches,
+    live_bytes,
+    measure_kernel,
+)
+from profilers.records import AXES, Case, Measurement, Status
+from profilers.schedule import distinct
+from profilers.team import Alone
+from profilers.testing import gemm_case
+from profilers.timing import HostClock
+
+CPU = torch.device("cpu")
+TINY: dict[str, dict[str, int]] = {
+    "gemm": {"m": 3, "n": 5, "k": 7},
+    "grouped_gemm": {"experts": 3, "tokens": 7, "largest": 5, "hidden": 8, "ffn": 16},
+    "attention": {"batch": 2, "sequence": 9, "heads": 4, "kv_heads": 2, "head_dim": 8},
+    "memory_bound": {"rows": 6, "width": 8},
+    "optimizer": {"parameters": 2**20 + 1},
+    "copy": {"bytes": 1000},
+}
+KINDS = {"memory_bound": tuple(BUILDERS), "copy": ("device",)}
+MATRIX = ("gemm", "grouped_gemm", "attention", "memory_bound")
+
+
+def tiny_cases() -> list[Case]:
+    return [
+        Case(
+            operation=operation,
+            kind=kind,
+            dtype=dtype if operation in MATRIX else "",
+            direction="forward" if operation in MATRIX else "",
+            axes=axes,
+        )
+        for operation, axes in TINY.items()
+        for kind in KINDS.get(operation, ("",))
+        for dtype in (DTYPES if operation in MATRIX else ("",))
+    ]
+
+
+def measured(case: Case, *, device: torch.device = CPU) -> tuple[Measurement, ...]:
+    prepare = import_module(KERNELS[case.operation]).prepare
+    return measure_kernel(
+        case,
+        prepare=lambda: prepare(case, device),
+        clock=clock_of(device),
+        budget_s=0.0,
+        free_bytes=2**32,
+        rank=0,
+    )
+
+
+def test_the_tables_of_the_suite_agree() -> None:
+    assert KERNELS.keys() == WEIGHTS.keys() == REFINED_AXES.keys() == TINY.keys()
+    for operation, axes in REFINED_AXES.items():
+        assert set(axes) <= set(AXES[operation])
+
+
+@pytest.mark.parametrize("case", tiny_cases(), ids=lambda case: case.id)
+def test_every_kernel_takes_a_finite_positive_time(case: Case) -> None:
+    rows = measured(case)
+    directions = ["forward", "backward"] if case.direction else [""]
+    assert [row.case.direction for row in rows] == directions
+    for row in rows:
+        assert row.status is Status.OK, row.error
+        assert len(row.times_s) >= 5
+        assert all(math.isfinite(time_s) and time_s > 0.0 for time_s in row.times_s)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not count_accelerators(), reason="no accelerator on this machine")
+@pytest.mark.parametrize("case", tiny_cases(), ids=lambda case: case.id)
+def test_every_kernel_runs_on_an_accelerator(case: Case) -> None:
+    for row in measured(case, device=pick_device("cuda", local_rank=0)):
+        assert row.status is Status.OK, row.error
+        assert all(math.isfinite(time_s) and time_s > 0.0 for time_s in row.times_s)
+
+
+@pytest.mark.parametrize("device", [CPU, torch.device("cuda")], ids=str)
+@pytest.mark.parametrize("operation", KERNELS)
+def test_default_grids_are_distinct_and_lie_on_refinable_lines(
+    operation: str, device: torch.device
+) -> None:
+    cases = import_module(KERNELS[operation]).cases(device, ("fp32", "bf16"))
+    assert all(case.operation == operation for case in cases)
+    assert len(distinct(cases)) == len(cases) > 2
+    for axis in REFINED_AXES[operation]:
+        assert len({case.axes[axis] for case in cases}) >= 3
+
+
+def test_the_default_grids_are_moderate_on_a_processor() -> None:
+    setting = Setting(
+        device="cpu", dtypes=("fp32", "bf16"), team=Alone(), clock=HostClock(), directory=Path()
+    )
+    assert sum(len(bench.cases()) for bench in benches(setting)) < 500
+
+
+def test_a_kernel_that_raises_is_recorded_in_one_line() -> None:
+    def prepare() -> Prepared:
+        raise RuntimeError("no kernel\nfor this shape")
+
+    rows = measure_kernel(
+        gemm_case(4), prepare=prepare, clock=HostClock(), budget_s=0.0, free_bytes=2**30, rank=3
+    )
+    assert [row.case.direction for row in rows] == ["forward", "backward"]
+    assert {row.status for row in rows} == {Status.FAILED}
+    assert rows[0].error == "RuntimeError: no kernel for this shape"
+    assert rows[0].rank == 3
+
+
+def test_a_backward_that_runs_out_of_memory_keeps_its_forward() -> None:
+    def backward() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    prepared = Prepared(forward=lambda: None, backward=lambda: backward)
+    rows = measure_kernel(
+        gemm_case(4),
+        prepare=lambda: prepared,
+        clock=HostClock(),
+        budget_s=0.0,
+        free_bytes=2**30,
+        rank=0,
+    )
+    assert [row.status for row in rows] == [Status.OK, Status.OUT_OF_MEMORY]
+
+
+def test_a_case_that_cannot_fit_is_not_tried() -> None:
+    case = gemm_case(2**40)
+
+    def prepare() -> Prepared:
+        raise AssertionError("tried")
+
+    rows = measure_kernel(
+        case, prepare=prepare, clock=HostClock(), budget_s=0.0, free_bytes=2**34, rank=0
+    )
+    assert {row.status for row in rows} == {Status.OUT_OF_MEMORY}
+    assert live_bytes(case) > 2**34
+
+
+def test_a_kind_that_does_not_exist_is_recorded() -> None:
+    case = tiny_cases()[-1].model_copy(update={"operation": "memory_bound", "kind": "sort"})
+    case = case.model_copy(update={"axes": {"rows": 4, "width": 4}, "dtype": "fp32"})
+    (row,) = measured(case)
+    assert row.status is Status.FAILED
+    assert "'sort'" in row.error

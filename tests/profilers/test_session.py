@@ -1,0 +1,249 @@
+"""Profiles really measured, in seconds: alone, and by two ranks that the session starts."""
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from profilers.errors import (
+    MachineMismatchError,
+    MissingLibraryError,
+    ProfilerError,
+    ProfileUnreadableError,
+    ProfileUnwritableError,
+    RankError,
+    UnknownNameError,
+)
+from profilers.interpolation import fit_curves
+from profilers.job import Job
+from profilers.launch import run_workers
+from profilers.links.collectives import BUILDERS
+from profilers.progress import ProgressEvent
+from profilers.records import Case, Status
+from profilers.session import measure_profile
+from profilers.store import read_header, read_profile, write_header
+from profilers.testing import gemm_case
+
+ALONE: dict[str, str] = {}
+RANK_ARGUMENT = 5
+"""Where `python -P -m profilers.worker SCRATCH RANK ...` names the rank."""
+
+
+class Crash(BaseException):
+    """Stands for whatever ends a process in the middle."""
+
+
+def link_case(kind: str, *, size: int = 4096, world: int = 2) -> Case:
+    axes = {"bytes": size, "ranks": 2, "stride": 1, "world": world}
+    return Case(operation="collective", kind=kind, axes=axes)
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
+    events: list[ProgressEvent] = []
+    started_s = time.monotonic()
+    header = measure_profile(
+        tmp_path / "profile",
+        budget_s=7.0,
+        ranks=2,
+        device="cpu",
+        extra_cases=(gemm_case(77), gemm_case(77, dtype="bf16"), link_case("all_to_all", size=777)),
+        progress=events.append,
+        environment=ALONE,
+    )
+    assert header is not None
+    assert time.monotonic() - started_s < 8.0 + 15.0
+    assert all(info.complete for info in header.tables.values())
+    assert header.machine.world == 2
+    profile = read_profile(tmp_path / "profile")
+    assert profile.header == header
+    assert {row.case.kind for row in profile.table("collective")} == set(BUILDERS)
+    assert {row.rank for row in profile.table("gemm")} == {0, 1}
+    assert {row.rank for row in profile.table("collective")} == {0}
+    asked = {row.case.id for row in profile.measurements if row.status is Status.OK}
+    assert {gemm_case(77).id, gemm_case(77, dtype="bf16").id} <= asked
+    assert link_case("all_to_all", size=777).id in asked
+    assert {event.table for event in events} == header.tables.keys()
+    assert events[0].left_s >= events[-1].left_s >= 0.0
+    assert fit_curves(profile)
+    assert children() == []
+
+
+def test_a_rank_that_dies_is_named_and_complete_tables_stay(tmp_path: Path) -> None:
+    def kill_rank_1(event: ProgressEvent) -> None:
+        if event.table == "storage":
+            for child in children():
+                if child.cmdline()[RANK_ARGUMENT] == "1":
+                    child.kill()
+
+    with pytest.raises(RankError, match="rank 1 failed: died with SIGKILL") as caught:
+        measure_profile(
+            tmp_path,
+            suites=("links", "storage"),
+            budget_s=3.0,
+            ranks=2,
+            device="cpu",
+            extra_cases=(
+                link_case("all_reduce"),
+                *(
+                    Case(operation="storage", kind="write", axes={"bytes": 2**power})
+                    for power in range(12, 24)
+                ),
+            ),
+            progress=kill_rank_1,
+            environment=ALONE,
+        )
+    assert "\n" not in str(caught.value)
+    assert children() == []
+    profile = read_profile(tmp_path)
+    assert profile.header.tables["collective"].complete
+    assert not profile.header.tables["storage"].complete
+    assert profile.table("collective")
+
+
+def test_a_rank_that_hangs_ends_the_run(tmp_path: Path) -> None:
+    def stop_rank_1(_event: ProgressEvent) -> None:
+        for child in children():
+            if child.cmdline()[RANK_ARGUMENT] == "1":
+                os.kill(child.pid, signal.SIGSTOP)
+
+    job = Job(
+        out=str(tmp_path),
+        suites=("links",),
+        budget_s=60.0,
+        device="cpu",
+    )
+    with pytest.raises(RankError, match=r"rank \d made no progress for 6 s"):
+        run_workers(job, ranks=2, progress=stop_rank_1, silence_s=6.0)
+    assert children() == []
+
+
+def test_an_interrupt_leaves_no_process_and_no_half_table(tmp_path: Path) -> None:
+    def interrupt(_event: ProgressEvent) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_profile(
+            tmp_path,
+            suites=("links",),
+            budget_s=60.0,
+            ranks=2,
+            device="cpu",
+            progress=interrupt,
+            environment=ALONE,
+        )
+    assert children() == []
+    assert [file.name for file in tmp_path.iterdir()] == ["profile.json"]
+    assert not read_header(tmp_path).tables["collective"].complete
+
+
+def test_resuming_keeps_complete_tables_and_measures_the_rest(tmp_path: Path) -> None:
+    def crash(event: ProgressEvent) -> None:
+        if event.table != "gemm":
+            raise Crash
+
+    with pytest.raises(Crash):
+        measure_profile(
+            tmp_path,
+            suites=("kernels",),
+            budget_s=3.0,
+            device="cpu",
+            progress=crash,
+            environment=ALONE,
+        )
+    before = read_profile(tmp_path)
+    assert {name for name, info in before.header.tables.items() if info.complete} == {"gemm"}
+    header = measure_profile(
+        tmp_path,
+        suites=("kernels",),
+        budget_s=1.0,
+        resume=True,
+        device="cpu",
+        extra_cases=(gemm_case(99),),
+        environment=ALONE,
+    )
+    assert header is not None
+    assert all(info.complete for info in header.tables.values())
+    after = read_profile(tmp_path)
+    kept = tuple(row for row in after.table("gemm") if row.case.axes["m"] != 99)
+    assert kept == before.table("gemm")
+    assert {row.case.direction for row in after.table("gemm") if row.case.axes["m"] == 99} == {
+        "forward",
+        "backward",
+    }
+    assert header.created == before.header.created
+
+
+def test_another_machines_profile_is_not_resumed(tmp_path: Path) -> None:
+    header = measure_profile(tmp_path, suites=("links",), budget_s=1.0, environment=ALONE)
+    assert header is not None
+    machine = header.machine.model_copy(update={"device": "Other 1"})
+    write_header(tmp_path, header.model_copy(update={"machine": machine}))
+    with pytest.raises(MachineMismatchError, match="'Other 1'"):
+        measure_profile(tmp_path, suites=("links",), budget_s=1.0, resume=True, environment=ALONE)
+
+
+def test_a_damaged_profile_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text("{")
+    with pytest.raises(ProfileUnreadableError):
+        measure_profile(tmp_path, suites=("links",), budget_s=1.0, resume=True, environment=ALONE)
+
+
+def test_without_resume_an_older_profile_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text("{")
+    header = measure_profile(tmp_path, suites=("links",), budget_s=1.0, environment=ALONE)
+    assert read_header(tmp_path) == header
+
+
+def test_a_single_rank_has_no_collectives_and_says_so(tmp_path: Path) -> None:
+    header = measure_profile(tmp_path, suites=("links",), budget_s=1.0, environment=ALONE)
+    assert header is not None
+    assert header.tables["collective"].rows == 0
+    assert "no links" in header.tables["collective"].note
+
+
+def test_a_budget_too_small_is_noted(tmp_path: Path) -> None:
+    header = measure_profile(
+        tmp_path, suites=("storage",), budget_s=1e-6, device="cpu", environment=ALONE
+    )
+    assert header is not None
+    assert "skipped" in header.tables["storage"].note
+
+
+def test_unusable_arguments_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="'gpu'"):
+        measure_profile(tmp_path, suites=("gpu",), environment=ALONE)
+    for budget_s, ranks in ((0.0, 1), (1.0, 0), (float("nan"), 1)):
+        with pytest.raises(ProfilerError, match="must be positive"):
+            measure_profile(tmp_path, budget_s=budget_s, ranks=ranks, environment=ALONE)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ProfileUnwritableError, match="choose another"):
+        measure_profile(tmp_path / "file" / "profile", environment=ALONE)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_directory_that_refuses_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.mkstemp", read_only)
+    with pytest.raises(ProfileUnwritableError, match="Read-only file system"):
+        measure_profile(tmp_path, suites=("links",), environment=ALONE)
+
+
+def test_without_torch_the_way_to_get_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profilers.session.find_spec", lambda _name: None)
+    with pytest.raises(MissingLibraryError, match=r"pip install 'moetune\[torch\]'"):
+        measure_profile(tmp_path / "profile", environment=ALONE)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,67 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from profilers.bench import Setting
+from profilers.records import Case, Measurement, Status
+from profilers.storage import SIZES, StorageBench
+from profilers.team import Alone
+from profilers.timing import HostClock
+
+
+def bench(directory: Path) -> StorageBench:
+    return StorageBench(
+        setting=Setting(
+            device="cpu", dtypes=(), team=Alone(), clock=HostClock(), directory=directory
+        )
+    )
+
+
+def measured(directory: Path, *, kind: str, size: int = 100_000) -> Measurement:
+    case = Case(operation="storage", kind=kind, axes={"bytes": size})
+    (row,) = bench(directory).measure(case, budget_s=0.0)
+    return row
+
+
+@pytest.mark.parametrize("kind", ["write", "read"])
+def test_a_directory_is_measured_and_left_clean(tmp_path: Path, kind: str) -> None:
+    row = measured(tmp_path, kind=kind)
+    assert row.status is Status.OK
+    assert len(row.times_s) >= 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_recorded_and_not_filled(tmp_path: Path) -> None:
+    row = measured(tmp_path, kind="write", size=2**60)
+    assert row.status is Status.FAILED
+    assert "do not fit" in row.error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_is_recorded_and_left_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_handle: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    row = measured(tmp_path, kind="write")
+    monkeypatch.undo()
+    assert (row.status, row.error) == (Status.FAILED, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory_is_recorded(tmp_path: Path) -> None:
+    row = measured(tmp_path / "absent", kind="read")
+    assert (row.status, row.error) == (Status.FAILED, "No such file or directory")
+
+
+def test_a_kind_that_does_not_exist_is_recorded(tmp_path: Path) -> None:
+    assert "'erase'" in measured(tmp_path, kind="erase").error
+
+
+def test_every_size_is_written_and_read(tmp_path: Path) -> None:
+    asked = {(case.kind, case.axes["bytes"]) for case in bench(tmp_path).cases()}
+    assert asked == {(kind, size) for kind in ("write", "read") for size in SIZES}
