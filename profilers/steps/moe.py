@@ -118,7 +118,12 @@ class RoutedExperts(nn.Module):
         )
         return torch.cat(
             [
-                recomputed(self._exchange_and_compute, *part, instruments=self._instruments)
+                recomputed(
+                    self._exchange_and_compute,
+                    *part,
+                    instruments=self._instruments,
+                    is_inside_another=recompute is Recompute.FULL,
+                )
                 for part in parts
             ]
         )

@@ -4,6 +4,7 @@ The reentrant form of `torch.utils.checkpoint` is used: its recomputation is an 
 the meter's hooks can be entered inside, and only the arguments are kept in between.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,18 +15,27 @@ from profilers.steps.instruments import Instruments
 
 
 def recomputed(
-    function: Callable[..., Tensor], *arguments: Tensor | None, instruments: Instruments
+    function: Callable[..., Tensor],
+    x: Tensor,
+    *arguments: Tensor | None,
+    instruments: Instruments,
+    is_inside_another: bool = False,
 ) -> Tensor:
-    """Call function(*arguments), keep the arguments only, and call it again in the backward.
+    """Call function(x, *arguments), keep only these, and call it again in the backward.
 
-    At least one argument must require a gradient, or the function's parameters would get none.
+    x must require a gradient, or the function's parameters would get none. The result has the
+    shape of x. Inside another recomputed function, the outer one's second call only rebuilds the
+    graph: what comes out of it is read by nobody as long as only sums follow. The inner function is
+    then not called for it, and NaNs stand in, which would show in every gradient if they were read.
     """
     if not torch.is_grad_enabled():
-        # Inside the first call of an outer recomputation: nothing is kept anyway.
-        return function(*arguments)
+        # The first call of an outer recomputation: nothing is kept anyway.
+        return function(x, *arguments)
 
     def metered(*again: Tensor | None) -> Tensor:
+        if is_inside_another and not torch.is_grad_enabled():
+            return torch.full_like(x, math.nan)
         with instruments.recording():
             return function(*again)
 
-    return checkpoint(metered, *arguments, use_reentrant=True, preserve_rng_state=False)  # type: ignore[no-any-return]  # torch's stub
+    return checkpoint(metered, x, *arguments, use_reentrant=True, preserve_rng_state=False)  # type: ignore[no-any-return]  # torch's stub
