@@ -1,21 +1,35 @@
 """The product as functions: what the command line calls and a notebook can call too.
 
-Reading and clocks happen here; nothing here writes.
+Reading, clocks and launches enter here; only `verify` writes, into the folder of its plan.
 """
 
 import hashlib
 import importlib.metadata
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from profilers.machine import fingerprint
 from profilers.records import Case, Profile
+from profilers.records import Machine as MeasuredMachine
 from profilers.store import read_profile
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import residual_for
-from tuner.errors import SpecError
+from tuner.costs.workload import Workload
+from tuner.errors import PlanUnreadableError, SpecError
 from tuner.formulate.pricing import Machine
 from tuner.plan import Plan, Provenance
+from tuner.plan_folder import (
+    JOURNAL_NAME,
+    TRIALS_NAME,
+    launch_files,
+    read_plan,
+    read_used_profile,
+    write_trial,
+    write_verified,
+)
 from tuner.planner.planning import make_plan
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
@@ -23,6 +37,10 @@ from tuner.spec.cluster import Pool
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
+from tuner.verify.launcher import Launcher, launch_locally
+from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.records import Verified, read_trials
+from tuner.verify.verification import Effort, Watcher, conclude, run_trials, verified_plan
 
 REFERENCE = "reference"
 """The engine whose operations the cost model lists."""
@@ -44,6 +62,15 @@ def wanted_cases(spec_path: Path) -> tuple[Case, ...]:
     return cases_for(spec)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan and the inputs that it was made from."""
+
+    plan: Plan
+    spec: Spec
+    profile: Path
+
+
 def plan(
     spec_path: Path,
     *,
@@ -52,7 +79,7 @@ def plan(
     time_limit_s: float = 60.0,
     method: str = "milp",
     clock: Callable[[], float] = time.perf_counter,
-) -> Plan:
+) -> Planned:
     """Plan the training run that a spec describes.
 
     Args:
@@ -83,7 +110,89 @@ def plan(
         extrapolated=(),
         notes=_notes(spec, pool, profile, machine),
     )
-    return make_plan(spec, machine, settings=settings, provenance=provenance)
+    made = make_plan(spec, machine, settings=settings, provenance=provenance)
+    return Planned(plan=made, spec=spec, profile=profile_path)
+
+
+def verify(
+    folder: Path,
+    *,
+    effort: Effort,
+    resume: bool,
+    watcher: Watcher,
+    launch: Launcher = launch_locally,
+) -> Verified:
+    """Launch the candidates of a plan, conclude, and refresh its launch files.
+
+    Args:
+        folder: of the plan; trials and conclusions are written into it, trial by trial.
+        effort: how much to launch.
+        resume: keep the trials that an earlier call finished; otherwise they are an error.
+        watcher: told about every launch.
+        launch: how a trial is started.
+
+    Raises:
+        PlanUnreadableError: the plan or a trial record is damaged, or trials exist already.
+        OutputError: the folder cannot be written.
+    """
+    made = read_plan(folder)
+    if made.decision is None:
+        raise PlanUnreadableError(
+            f"{folder}: the plan found nothing to launch ({made.binding_constraint})"
+        )
+    finished = read_trials(folder / TRIALS_NAME)
+    if finished and not resume:
+        raise PlanUnreadableError(
+            f"{folder} holds {len(finished)} trials already: add --resume to go on, or plan anew"
+        )
+    profile = read_used_profile(folder)
+    machine = machine_of(made.cluster.pools[0], profile)
+    neighbourhood = Neighbourhood(
+        plan=made, work=_work_of(made), machine=machine, limits=made.search
+    )
+    from tuner.verify.search import StudySearch
+
+    study = StudySearch(
+        neighbourhood, journal=folder / TRIALS_NAME / JOURNAL_NAME, finished=finished
+    )
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+        records = run_trials(
+            neighbourhood,
+            study,
+            finished=finished,
+            effort=effort,
+            launch=launch,
+            scratch=Path(scratch),
+            write=lambda record: write_trial(folder, record),
+            watcher=watcher,
+        )
+    verified = conclude(
+        made, records, prior=machine.residual, notes=_other_machine(profile.header.machine)
+    )
+    emitted = launch_files(verified_plan(made, verified)) if verified.winner else None
+    write_verified(folder, verified, launch=emitted)
+    return verified
+
+
+def _work_of(made: Plan) -> Workload:
+    return Workload(
+        model=made.model,
+        sequence_length=made.goal.sequence_length,
+        global_batch_size=made.goal.global_batch_size,
+        precision=made.goal.precision.value,
+        load_ratio=made.load_ratio,
+    )
+
+
+def _other_machine(measured: MeasuredMachine) -> tuple[str, ...]:
+    """Warn when trials run on another machine than the profile describes."""
+    here = fingerprint(
+        device_kind=measured.device_kind, world=measured.world, local_world=measured.world
+    )
+    found = here.differences(measured)
+    if not found:
+        return ()
+    return (f"the profile describes another machine than this one: {'; '.join(found)}",)
 
 
 def machine_of(pool: Pool, profile: Profile) -> Machine:

@@ -16,6 +16,7 @@ from profilers.steps.config import Count, Recompute, Size
 from tuner.spec.cluster import Cluster
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
+from tuner.spec.search import Search
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -220,6 +221,8 @@ class Plan(Record):
     model: ModelSpec
     cluster: Cluster
     goal: TrainGoal
+    search: Search = Search()
+    """What the user allowed to be chosen."""
     emit: tuple[str, ...]
     decision: TrainDecision | None
     predicted: TrainPrediction | None

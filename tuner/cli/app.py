@@ -16,7 +16,7 @@ import typer
 
 from profilers.errors import ProfilerError
 from solvers.errors import SolverError
-from tuner.cli import doctor, profile, schema
+from tuner.cli import doctor, explain, plan, profile, schema, verify
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
@@ -58,6 +58,9 @@ def _options(
 
 app.command("doctor")(doctor.command)
 app.add_typer(profile.app, name="profile")
+app.command("plan")(plan.command)
+app.command("verify")(verify.command)
+app.command("explain")(explain.command)
 app.command("schema")(schema.command)
 
 

@@ -9,7 +9,7 @@ from tuner.cli.text import columns
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
-    from profilers.records import Case, Profile, ProfileHeader
+    from profilers.records import Profile, ProfileHeader
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -50,11 +50,13 @@ def measure(
 
     from profilers.registry import SUITES
     from profilers.session import measure_profile
+    from tuner.api import wanted_cases
+    from tuner.cli.options import seconds
     from tuner.cli.progress import watched
 
     names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
-    budget_s = _budget_s(budget)
-    cases = _cases(spec) if spec is not None else ()
+    budget_s = seconds(budget, option="--budget")
+    cases = wanted_cases(spec) if spec is not None else ()
     with watched() as progress:
         header = measure_profile(
             out,
@@ -123,28 +125,6 @@ def diff(
         print(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
     if counts[Verdict.SLOWER]:
         raise typer.Exit(1)
-
-
-def _budget_s(text: str) -> float:
-    from tuner.units import parse_seconds
-
-    try:
-        budget_s = parse_seconds(text)
-    except ValueError as error:
-        raise TunerError(f"--budget: {error}") from error
-    if budget_s <= 0.0:
-        raise TunerError(f"--budget: {text!r} must be more than nothing, e.g. 60s")
-    return budget_s
-
-
-def _cases(spec: Path) -> "tuple[Case, ...]":
-    """Return the sizes that a plan for the spec will ask for."""
-    from tuner.spec.read import read_spec
-
-    wanted = read_spec(spec)
-    from tuner.costs.shapes import cases_for
-
-    return tuple(cases_for(wanted))
 
 
 def _summary(header: "ProfileHeader") -> str:

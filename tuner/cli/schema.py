@@ -12,7 +12,7 @@ from tuner.errors import TunerError
 SCHEMAS: Final[Mapping[str, str]] = {
     "spec": "tuner.spec.spec:SpecFile",
     "plan": "tuner.plan:Plan",
-    "verified": "tuner.plan:VerifiedPlan",
+    "verified": "tuner.verify.records:Verified",
     "profile": "profilers.records:ProfileHeader",
     "step": "profilers.steps.config:StepConfig",
 }

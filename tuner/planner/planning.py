@@ -107,6 +107,7 @@ def _plan(question: Question, **fields: object) -> Plan:
             "model": spec.model,
             "cluster": spec.cluster,
             "goal": spec.goal,
+            "search": spec.search,
             "emit": spec.emit,
             "load_ratio": question.work.load_ratio,
             **fields,

@@ -1,0 +1,37 @@
+"""`moetune plan`: choose the configuration to launch, with a certificate, and write its files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    spec: Annotated[Path, typer.Argument(help="The spec, a YAML file.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the plan.")],
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(help="Stored profile; repeatable, matched by device. Default: the spec's."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Decisions to return at least.")] = 5,
+    time_limit: Annotated[str, typer.Option(help="For the search, with its unit.")] = "60s",
+    solver: Annotated[str, typer.Option(help="milp (CBC), cp_sat or exact.")] = "milp",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Plan a training run: which configuration to launch, and what is proven about it."""
+    from tuner import api
+    from tuner.cli.options import seconds
+    from tuner.cli.plan_text import plan_text
+    from tuner.plan_folder import write_plan
+
+    made = api.plan(
+        spec,
+        profiles=tuple(profile or ()),
+        top=top,
+        time_limit_s=seconds(time_limit, option="--time-limit"),
+        method=solver,
+    )
+    written = write_plan(out, made.plan, spec=made.spec, profile=made.profile)
+    print(written.model_dump_json(indent=2) if as_json else plan_text(written, folder=out))
+    if written.decision is None:
+        raise typer.Exit(1)

@@ -1,0 +1,75 @@
+"""Trials on stderr while they run: a table that grows, or one line each in a log."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tuner.cli.plan_text import short_decision
+from tuner.units import format_s
+from tuner.verify.verification import Watcher
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tuner.plan import TrainDecision
+    from tuner.verify.records import TrialRecord
+
+HEADER = ("trial", "decision", "from", "predicted", "measured", "status")
+
+
+@contextmanager
+def live_table(*, total: int) -> Iterator[Watcher]:
+    """Show launches as they begin and end."""
+    if not sys.stderr.isatty():
+        yield Watcher(started=_say_started, ended=_say_ended)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    rows: list[tuple[str, ...]] = []
+    with Live(console=Console(stderr=True), auto_refresh=False) as live:
+
+        def started(decision: "TrainDecision", predicted_s: float) -> None:
+            running = (short_decision(decision), "", format_s(predicted_s), "", "running")
+            live.update(_table([*rows, (f"{len(rows) + 1}/{total}", *running)]), refresh=True)
+
+        def ended(record: "TrialRecord") -> None:
+            rows.append((f"{len(rows) + 1}/{total}", *_cells(record)))
+            live.update(_table(rows), refresh=True)
+
+        yield Watcher(started=started, ended=ended)
+
+
+def _table(rows: list[tuple[str, ...]]) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*HEADER, box=None)
+    for row in rows:
+        # As text, so that no cell is read as markup.
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _cells(record: "TrialRecord") -> tuple[str, ...]:
+    measured = "" if record.measured_step_s is None else format_s(record.measured_step_s)
+    status = f"{record.status}: {record.reason}" if record.reason else record.status
+    return (
+        short_decision(record.decision),
+        record.origin,
+        format_s(record.predicted_step_s),
+        measured,
+        status,
+    )
+
+
+def _say_started(decision: "TrainDecision", predicted_s: float) -> None:
+    line = f"launching {short_decision(decision)}, {format_s(predicted_s)} a step predicted"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _say_ended(record: "TrialRecord") -> None:
+    _, _, predicted, measured, status = _cells(record)
+    said = f"{measured} measured" if measured else "not measured"
+    print(f"  {status}: {said}, {predicted} predicted", file=sys.stderr, flush=True)

@@ -1,0 +1,32 @@
+"""`moetune verify`: launch a plan's candidates for a few steps each, and let that decide."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def command(
+    plan: Annotated[Path, typer.Argument(help="Folder of a plan.", show_default=False)],
+    trials: Annotated[int, typer.Option(min=1, help="Launches in all.")] = 8,
+    steps: Annotated[int, typer.Option(min=3, help="Timed steps of each launch.")] = 8,
+    launcher: Annotated[
+        Literal["local"], typer.Option(help="How trials are started; local: torchrun here.")
+    ] = "local",
+    resume: Annotated[bool, typer.Option(help="Go on after the trials that have ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print verified.json.")] = False,
+) -> None:
+    """Verify a plan: launch its candidates, recalibrate the model, refresh the launch files."""
+    del launcher  # One value so far; the name is part of the contract.
+    from tuner import api
+    from tuner.cli.trials import live_table
+    from tuner.cli.verify_text import verified_text
+    from tuner.verify.verification import Effort
+
+    with live_table(total=trials) as watcher:
+        verified = api.verify(
+            plan, effort=Effort(trials=trials, steps=steps), resume=resume, watcher=watcher
+        )
+    print(verified.model_dump_json(indent=2) if as_json else verified_text(verified, folder=plan))
+    if verified.winner is None:
+        raise typer.Exit(1)

@@ -1,0 +1,153 @@
+"""What lies in the folder of a plan, and how it is written and read back.
+
+    plan.json               the plan
+    used/                   the spec, the model's config, the routing record and the profile
+    launch/<target>/        files that start the job
+    trials/NNNN.json        one record per launch; study.journal is Optuna's
+    verified.json           what the trials say
+
+Everything but `trials/` can be derived again from what lies beside it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from profilers.records import Profile
+from profilers.store import read_profile
+from tuner.emit.registry import emit_all
+from tuner.errors import PlanUnreadableError
+from tuner.output import write_directory, write_files
+from tuner.plan import Plan, VerifiedPlan
+from tuner.spec.spec import Spec
+from tuner.verify.records import TrialRecord, Verified
+
+PLAN_NAME: Final = "plan.json"
+VERIFIED_NAME: Final = "verified.json"
+TRIALS_NAME: Final = "trials"
+JOURNAL_NAME: Final = "study.journal"
+MAX_PLAN_BYTES: Final = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFiles:
+    """Files by path relative to the plan's folder, and which of them can be executed."""
+
+    texts: Mapping[str, str]
+    executable: frozenset[str]
+
+
+def launch_files(verified: VerifiedPlan) -> LaunchFiles:
+    """Emit every target of a plan."""
+    texts, executable = {}, set()
+    for target, files in emit_all(verified).items():
+        for file in files:
+            name = f"launch/{target}/{file.path}"
+            texts[name] = file.text
+            if file.executable:
+                executable.add(name)
+    return LaunchFiles(texts=texts, executable=frozenset(executable))
+
+
+def write_plan(folder: Path, plan: Plan, *, spec: Spec, profile: Path) -> Plan:
+    """Write a new plan and everything that it used; return it with its files named.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
+    files |= {
+        f"used/profile/{file.name}": file.read_bytes()
+        for file in sorted(profile.iterdir())
+        if file.is_file() and not file.name.startswith(".")
+    }
+    executable: frozenset[str] = frozenset()
+    if plan.decision is not None:
+        waived = VerifiedPlan.waive(plan, reason="no trial was launched yet; run moetune verify")
+        emitted = launch_files(waived)
+        files |= emitted.texts
+        executable = emitted.executable
+    plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
+    # Last, so that a folder with a plan.json is whole.
+    files[PLAN_NAME] = plan.model_dump_json(indent=2) + "\n"
+    _forget_trials(folder)
+    write_directory(folder, files, executable=executable)
+    return plan
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read `plan.json` of a plan's folder.
+
+    Raises:
+        PlanUnreadableError: it is missing or damaged.
+    """
+    file = folder / PLAN_NAME
+    try:
+        if file.stat().st_size > MAX_PLAN_BYTES:
+            raise PlanUnreadableError(f"{file}: larger than any plan; write it anew")
+        return Plan.model_validate_json(file.read_bytes())
+    except FileNotFoundError as error:
+        raise PlanUnreadableError(
+            f"{folder} holds no {PLAN_NAME}; write one with `moetune plan SPEC.yaml -o {folder}`"
+        ) from error
+    except OSError as error:
+        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "file"
+        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; write it anew") from error
+
+
+def read_used_profile(folder: Path) -> Profile:
+    """Read the copy of the profile that the plan was made from.
+
+    Raises:
+        ProfileUnreadableError: it is missing or damaged.
+    """
+    return read_profile(folder / "used" / "profile")
+
+
+def write_trial(folder: Path, record: TrialRecord) -> None:
+    """Write one finished trial.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    name = f"{TRIALS_NAME}/{record.number:04d}.json"
+    write_files(folder, {name: record.model_dump_json(indent=1) + "\n"})
+
+
+def write_verified(folder: Path, verified: Verified, *, launch: LaunchFiles | None) -> None:
+    """Write the conclusion, and launch files that rest on it.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    files: dict[str, str] = dict(launch.texts) if launch else {}
+    files[VERIFIED_NAME] = verified.model_dump_json(indent=2) + "\n"
+    write_files(folder, files, executable=launch.executable if launch else frozenset())
+
+
+def _used(spec: Spec) -> dict[str, bytes]:
+    used = {"spec.yaml": spec.path.read_bytes(), "config.json": _config(spec).read_bytes()}
+    if spec.goal.routing is not None:
+        used["routing.json"] = spec.goal.routing.path.read_bytes()
+    return used
+
+
+def _config(spec: Spec) -> Path:
+    path = spec.model_path
+    return path / "config.json" if path.is_dir() else path
+
+
+def _forget_trials(folder: Path) -> None:
+    """Trials belong to the plan they were launched for; a new plan starts without any."""
+    trials = folder / TRIALS_NAME
+    if trials.is_dir():
+        for file in trials.iterdir():
+            if file.is_file():
+                file.unlink()
+    (folder / VERIFIED_NAME).unlink(missing_ok=True)

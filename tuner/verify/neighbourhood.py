@@ -1,0 +1,128 @@
+"""The decisions worth launching: the plan's candidates and what lies one step beside them.
+
+A neighbour keeps a candidate's degrees and layout and runs every stage under one other option; a
+micro-batch of its own makes it another candidate, which the plan has priced already. Only what
+every target can launch is a neighbour.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.options import Option, options
+from tuner.formulate.pricing import CandidateCosts, Machine
+from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.planner.decisions import decision, degrees_of, options_of
+from tuner.planner.predict import predict
+from tuner.spec.capabilities import intersection, refusals
+from tuner.spec.search import Search
+
+PLANNED = "planned"
+"""The option that the plan itself chose for a candidate, stage by stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A place in the neighbourhood, in the words that the sampler uses."""
+
+    degrees: str
+    option: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbourhood:
+    """Every decision around a plan's candidates, priced when asked for."""
+
+    plan: Plan
+    work: Workload
+    machine: Machine
+    limits: Search
+    _prices: dict[TrainDecision, TrainPrediction] = field(default_factory=dict, repr=False)
+
+    @property
+    def candidates(self) -> Mapping[str, TrainDecision]:
+        """The plan's choice and its alternatives by the name of their degrees, best first."""
+        plan = self.plan
+        decisions = [plan.decision, *(other.decision for other in plan.alternatives)]
+        return {degrees_name(one): one for one in decisions if one is not None}
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """Every option, the plan's own first."""
+        return (PLANNED, *(option.name for option in self._options()))
+
+    def decision_at(self, point: Point) -> TrainDecision | None:
+        """Return the decision at a point; None where some target cannot launch it."""
+        base = self.candidates[point.degrees]
+        if point.option == PLANNED:
+            return base
+        option = next(option for option in self._options() if option.name == point.option)
+        found = decision(
+            degrees_of(base),
+            layers=base.pipeline_layout,
+            options=(option,) * base.num_stages,
+        )
+        broken = refusals(intersection(self.plan.emit), model=self.plan.model, decision=found)
+        return None if broken else found
+
+    def predicted(self, decision: TrainDecision) -> TrainPrediction:
+        """Price a decision with the costs that the plan was made from."""
+        known = self._prices.get(decision)
+        if known is None:
+            costs = CandidateCosts(
+                work=self.work, degrees=degrees_of(decision), machine=self.machine
+            )
+            known = self._prices[decision] = predict(costs, decision)
+        return known
+
+    def excess_bytes(self, decision: TrainDecision) -> int:
+        """How far the decision is over the memory limit; negative when it fits."""
+        return max(self.predicted(decision).peak_memory_bytes) - self.machine.memory_limit_bytes
+
+    def seeds(self) -> tuple[Point, ...]:
+        """The plan's choice, its nearest chunk counts, one of each kind of parallelism, the ties.
+
+        One launch of every kind tells more about the model's errors than many of one kind.
+        """
+        names = list(self.candidates)
+        points = [Point(degrees=names[0], option=PLANNED)] if names else []
+        points += [Point(degrees=names[0], option=name) for name in self._other_chunks(names[:1])]
+        first_of_kind: dict[object, str] = {}
+        for name in names:
+            first_of_kind.setdefault(_kind(degrees_of(self.candidates[name])), name)
+        kinds = [Point(degrees=name, option=PLANNED) for name in first_of_kind.values()]
+        ties = [Point(degrees=name, option=PLANNED) for name in names]
+        return tuple(dict.fromkeys([*points, *kinds, *ties]))
+
+    def _other_chunks(self, names: Sequence[str]) -> list[str]:
+        """Options that differ from a candidate's only in chunks and fit, nearest first."""
+        found: list[tuple[float, str]] = []
+        for name in names:
+            own = options_of(self.candidates[name])[0]
+            for option in self._options():
+                near = self.decision_at(Point(degrees=name, option=option.name))
+                same = option.recompute is own.recompute and option.chunks != own.chunks
+                if same and near is not None and self.excess_bytes(near) <= 0:
+                    ratio = max(option.chunks, own.chunks) / min(option.chunks, own.chunks)
+                    found.append((ratio, option.name))
+        return [name for _, name in sorted(found)][:2]
+
+    def _options(self) -> tuple[Option, ...]:
+        return options(
+            has_experts=self.plan.model.moe is not None,
+            capabilities=intersection(self.plan.emit),
+            search=self.limits,
+        )
+
+
+def degrees_name(decision: TrainDecision) -> str:
+    """Name the degrees of a decision, e.g. `tp1-pp2-vpp1-dp4-ep4-zero1-mbs2`."""
+    one = degrees_of(decision)
+    return (
+        f"tp{one.tensor}-pp{one.pipeline}-vpp{one.virtual_pipeline}-dp{one.data}-ep{one.expert}"
+        f"-zero{one.zero_stage}-mbs{one.micro_batch_size}"
+    )
+
+
+def _kind(degrees: Degrees) -> tuple[bool, bool, bool, bool]:
+    return degrees.tensor > 1, degrees.pipeline > 1, degrees.data > 1, degrees.expert > 1

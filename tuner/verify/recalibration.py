@@ -1,0 +1,90 @@
+"""Let measured trials correct the model, and say how good the correction is on trials left out.
+
+Two factors, one on computation and one on communication, for every configuration alike:
+
+    minimise over a, b   sum_i ((a comp_i + b comm_i) / measured_i - 1)^2
+                         + w ((a - s)^2 + (b - s)^2),   s = median of measured_i / predicted_i
+
+The second line pulls both towards one common factor where the trials cannot tell them apart;
+w = (0.05 / 0.3)^2: steps repeat within about 5 %, and factors differ by about 30 % (our priors).
+A trial is recalibrated from the others only, never from itself.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from tuner.costs.residuals import Residual
+from tuner.verify.records import TrialRecord
+
+MIN_TRIALS = 2
+"""Fewer say nothing about a trial that is left out."""
+
+PULL = (0.05 / 0.3) ** 2
+SMALLEST_FACTOR = 1e-3
+
+
+def factors(trials: Sequence[TrialRecord]) -> tuple[float, float]:
+    """Fit (computation, communication) to trials that ran.
+
+    Raises:
+        ValueError: there is no trial.
+    """
+    if not trials:
+        raise ValueError("no trial to fit to")
+    measured = np.array([_measured(trial) for trial in trials])
+    parts = np.array(
+        [
+            (
+                trial.predicted_step_s - trial.predicted_communication_s,
+                trial.predicted_communication_s,
+            )
+            for trial in trials
+        ]
+    )
+    common = statistics.median(_measured(trial) / trial.predicted_step_s for trial in trials)
+    rows = np.vstack([parts / measured[:, None], np.sqrt(PULL) * np.eye(2)])
+    wanted = np.concatenate([np.ones(len(trials)), np.sqrt(PULL) * np.full(2, common)])
+    found, *_ = np.linalg.lstsq(rows, wanted, rcond=None)
+    computation, communication = np.maximum(found, SMALLEST_FACTOR)
+    return float(computation), float(communication)
+
+
+def recalibrated_step_s(trial: TrialRecord, others: Sequence[TrialRecord]) -> float | None:
+    """Predict a trial again with factors fitted to other trials; None when there are too few."""
+    ran = [other for other in others if other.status == "ok" and other.number != trial.number]
+    if len(ran) < MIN_TRIALS:
+        return None
+    computation, communication = factors(ran)
+    inside = trial.predicted_step_s - trial.predicted_communication_s
+    return computation * inside + communication * trial.predicted_communication_s
+
+
+def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residual | None:
+    """State what all trials together say, with a band from leaving each one out."""
+    ran = [trial for trial in trials if trial.status == "ok"]
+    if len(ran) <= MIN_TRIALS:
+        return None
+    computation, communication = factors(ran)
+    left_out = [
+        abs(again - _measured(trial)) / _measured(trial)
+        for trial in ran
+        if (again := recalibrated_step_s(trial, ran)) is not None
+    ]
+    return Residual(
+        engine=prior.engine,
+        release=ran[0].release,
+        device_kind=prior.device_kind,
+        computation=prior.computation * computation,
+        communication=prior.communication * communication,
+        band_ratio=max(0.02, float(np.quantile(left_out, 0.9))),
+        origin=f"{len(ran)} trials on {ran[0].device}, each predicted from the others",
+        num_runs=len(ran),
+    )
+
+
+def _measured(trial: TrialRecord) -> float:
+    if trial.measured_step_s is None:
+        raise ValueError(f"trial {trial.number} was not measured")
+    return trial.measured_step_s

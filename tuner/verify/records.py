@@ -1,0 +1,130 @@
+"""What is kept of each trial, one file each, and what a verification concludes.
+
+A trial's file is written when the trial has ended and never changed, so whatever kills a
+verification loses at most the trial under way. `verified.json` is derived from the files.
+"""
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, ValidationError
+
+from profilers.records import Record, Seconds
+from profilers.steps.config import Size
+from tuner.costs.residuals import Residual
+from tuner.errors import PlanUnreadableError
+from tuner.plan import TrainDecision
+
+SCHEMA_VERSION: Final = 1
+# 1: first release.
+
+MAX_RECORD_BYTES: Final = 16 * 2**20
+
+TrialStatus = Literal["ok", "out_of_memory", "timeout", "crashed"]
+
+
+class TrialRecord(Record):
+    """`trials/NNNN.json`: one launch that ended."""
+
+    schema_version: Literal[1] = 1
+    number: Size
+    """Of the Optuna trial that asked for it."""
+    origin: Literal["plan", "neighbour", "alternative", "sampler"]
+    """Who proposed it."""
+    decision: TrainDecision
+    status: TrialStatus
+    reason: str = ""
+    """One line when the status is not ok."""
+    predicted_step_s: Seconds
+    predicted_communication_s: Seconds
+    """What of it is communication: the two are what recalibration scales."""
+    predicted_activation_bytes: tuple[Size, ...]
+    """Per pipeline rank, the fullest device."""
+    measured_steps_s: tuple[Seconds, ...] = ()
+    """Every timed step."""
+    measured_step_s: Seconds | None = None
+    """Their median."""
+    measured_activation_bytes: tuple[Size, ...] = ()
+    """Per pipeline rank, the fullest device."""
+    measured_loads: tuple[tuple[int, ...], ...] = ()
+    """[MoE layers][experts]: token copies of the last step."""
+    wall_s: Seconds
+    """The whole launch, start-up included."""
+    engine: str
+    release: str
+    device: str
+
+
+class Trial(Record):
+    """A trial as `verified.json` shows it."""
+
+    decision: TrainDecision
+    origin: str
+    status: TrialStatus
+    reason: str = ""
+    predicted_step_s: Seconds
+    recalibrated_step_s: Seconds | None
+    """Corrected by the other trials only; absent when there are too few."""
+    measured_step_s: Seconds | None
+    predicted_activation_bytes: tuple[Size, ...]
+    recalibrated_activation_bytes: tuple[Size, ...]
+    """Equal to the predicted ones: they are counted, and nothing is fitted to them."""
+    measured_activation_bytes: tuple[Size, ...]
+
+
+class Accuracy(Record):
+    """How far predictions were from measurements, over the trials that ran."""
+
+    predicted_median_ape: float | None
+    """Median of |predicted - measured| / measured of the step time, before any trial."""
+    recalibrated_median_ape: float | None
+    """The same after recalibration, each trial from the others."""
+    activation_max_ape: float | None
+    """Largest relative error of the activation bytes, over all trials and pipeline ranks."""
+    rank_of_measured_best: Annotated[int, Field(ge=1)] | None
+    """Place of the fastest measured trial in the order of the predictions."""
+
+
+class Verified(Record):
+    """`verified.json`."""
+
+    schema_version: Literal[1] = 1
+    trials: tuple[Trial, ...]
+    """In the order they were launched."""
+    winner: TrainDecision | None
+    """The fastest that ran; absent when none did."""
+    winner_step_s: Seconds | None
+    regret_ratio: float | None
+    """Measured time of the model's first choice / measured best - 1; absent if it did not run."""
+    tie: bool
+    """The first choice and the winner differ by less than the noise of their steps."""
+    residual: Residual | None
+    """What all trials together say the model's factors should be."""
+    accuracy: Accuracy
+    notes: tuple[str, ...] = ()
+
+
+def read_trials(folder: Path) -> tuple[TrialRecord, ...]:
+    """Read every finished trial of a plan, in order of their numbers.
+
+    Raises:
+        PlanUnreadableError: a file is damaged; it names the file and what to do.
+    """
+    if not folder.is_dir():
+        return ()
+    return tuple(_read_trial(file) for file in sorted(folder.glob("[0-9]*.json")))
+
+
+def _read_trial(file: Path) -> TrialRecord:
+    try:
+        if file.stat().st_size > MAX_RECORD_BYTES:
+            raise PlanUnreadableError(f"{file}: larger than any trial record; delete it")
+        return TrialRecord.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "file"
+        raise PlanUnreadableError(
+            f"{file}: {field}: {first['msg']}; delete it to launch that trial again"
+        ) from error
+    except OSError as error:
+        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
