@@ -13,6 +13,7 @@ its tolerances (1e-7 on constraints, 1e-5 absolute on improvements of the object
 model so that this is small, and check the values exactly.
 """
 
+import dataclasses
 import math
 import re
 import subprocess
@@ -48,6 +49,9 @@ class CbcAnswer:
     """By the names in the model file; columns that are absent are 0."""
 
 
+NOTHING_FOUND = CbcAnswer(status=Status.UNKNOWN, bound=-math.inf, value_of_column={})
+
+
 def run_cbc(
     *,
     executable: str,
@@ -66,7 +70,7 @@ def run_cbc(
         ended = _run(executable, directory, time_limit_s, threads)
         log = (directory / "log.txt").read_text(errors="replace")
         if not ended:
-            return CbcAnswer(status=Status.UNKNOWN, bound=-math.inf, value_of_column={})
+            return NOTHING_FOUND
         solution = directory / "solution.txt"
         if not solution.exists():
             last_line = (log.strip() or "no output").splitlines()[-1]
@@ -86,10 +90,11 @@ def read_answer(solution: str, log: str) -> CbcAnswer:
     if status is Status.OPTIMAL and "Stopped on" in log:
         status = Status.FEASIBLE
     if status is Status.INFEASIBLE:
-        return CbcAnswer(status=status, bound=math.inf, value_of_column={})
-    bound = _printed(log, "Lower bound")
+        return dataclasses.replace(NOTHING_FOUND, status=status, bound=math.inf)
     if status is Status.OPTIMAL:
         bound = float(first_line.split()[-1])
+    else:
+        bound = _printed(log, "Lower bound")
     values = _values(rest) if status.has_solution else {}
     return CbcAnswer(status=status, bound=bound, value_of_column=values)
 

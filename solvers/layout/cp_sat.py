@@ -31,6 +31,7 @@ from solvers.layout.patterns import (
     patterns_of_stages,
 )
 from solvers.layout.problem import LARGEST_BYTES, Layout, LayoutProblem
+from solvers.layout.start import better_of, even_start
 from solvers.result import Claim, Status
 
 ROUNDING_TOLERANCE = 1e-7
@@ -58,19 +59,30 @@ def solve(problem: LayoutProblem, *, time_limit_s: float, threads: int = 1) -> C
         _limit_memory(model, problem, patterns, x_SN, extra=0)
     unit_s = _unit_s(problem, patterns)
     _minimise_time(model, problem, patterns, x_SN, unit_s)
+    start = even_start(problem)
+    if start is not None:
+        _hint(model, patterns, x_SN, start)
     claim = _run(model, patterns, x_SN, time_limit_s=time_limit_s, threads=threads)
-    in_seconds = claim.bound * unit_s / problem.stages_per_device
-    return dataclasses.replace(claim, bound=max(in_seconds, least_objective_s(problem)))
+    bound = max(claim.bound * unit_s / problem.stages_per_device, least_objective_s(problem))
+    return better_of(problem, dataclasses.replace(claim, bound=bound), start)
 
 
 def least_extra_bytes(
-    problem: LayoutProblem, *, time_limit_s: float, threads: int = 1
+    problem: LayoutProblem, *, most_extra_bytes: int, time_limit_s: float, threads: int = 1
 ) -> Claim[Layout]:
-    """Return the layout that oversteps every memory limit least; objective and bound in bytes."""
-    unlimited = np.full(problem.num_devices, LARGEST_BYTES)
-    patterns = patterns_of_stages(dataclasses.replace(problem, memory_limit_bytes_D=unlimited))
+    """Return the layout that oversteps the fullest device's limit least.
+
+    The claim's bound is in bytes. A layout must exist within `most_extra_bytes`. No time counts.
+    """
+    timeless = dataclasses.replace(
+        problem,
+        time_s_RO=np.zeros_like(problem.time_s_RO),
+        fixed_time_s_S=np.zeros_like(problem.fixed_time_s_S),
+        memory_limit_bytes_D=problem.memory_limit_bytes_D + most_extra_bytes,
+    )
+    patterns = patterns_of_stages(timeless)
     model, x_SN = _model_of_layouts(problem, patterns)
-    extra = model.new_int_var(0, LARGEST_BYTES, "extra")
+    extra = model.new_int_var(0, most_extra_bytes, "extra")
     _limit_memory(model, problem, patterns, x_SN, extra=extra)
     model.minimize(extra)
     return _run(model, patterns, x_SN, time_limit_s=time_limit_s, threads=threads)
@@ -165,6 +177,21 @@ def _minimise_time(
         stages = problem.stages_of_device(device)
         model.add(cp_model.LinearExpr.sum([time_S[s] for s in stages]) <= peak)
     model.minimize(weight * peak + cp_model.LinearExpr.sum(time_S))
+
+
+def _hint(
+    model: cp_model.CpModel,
+    patterns: tuple[StagePatterns, ...],
+    x_SN: Columns,
+    start: Layout,
+) -> None:
+    """Tell the search where to begin; a stage whose pattern was beaten by another gets no hint."""
+    for stage, (of_stage, x_N) in enumerate(zip(patterns, x_SN, strict=True)):
+        same_N = of_stage.option_N == start.option_S[stage]
+        same_N &= (of_stage.layers_NR == start.layers_SR[stage]).all(axis=1)
+        if same_N.any():
+            for x, same in zip(x_N, same_N.tolist(), strict=True):
+                model.add_hint(x, same)
 
 
 def _unit_s(problem: LayoutProblem, patterns: tuple[StagePatterns, ...]) -> float:

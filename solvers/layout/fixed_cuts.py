@@ -9,6 +9,7 @@ once dominated points are gone.
 Letters: R runs, O options, S stages, D devices, V stages of one device, N points of a front.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -78,6 +79,13 @@ def fastest_options(problem: LayoutProblem) -> Claim[Layout]:
             best = layout_of_devices(problem, costs, [option_V for _, option_V in chosen])
     status = Status.INFEASIBLE if best is None else Status.OPTIMAL
     return Claim(status=status, solution=best, bound=best_objective)
+
+
+def even_layout(problem: LayoutProblem) -> LayoutProblem:
+    """The same problem with its layers spread evenly, the longer stages first."""
+    each, rest = divmod(problem.num_layers, problem.num_stages)
+    even = tuple(each + (stage < rest) for stage in range(problem.num_stages))
+    return dataclasses.replace(problem, fixed_layout=even)
 
 
 def option_sets(problem: LayoutProblem) -> list[list[int]]:

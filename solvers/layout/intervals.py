@@ -83,7 +83,7 @@ def cheapest_path(cost_SAB: Seconds) -> tuple[float, Indices]:
 def bottleneck_path(cost_SAB: Costs, *, never: float) -> tuple[float, Indices]:
     """Smallest largest cost over the stages with its S + 1 cut points; `never` marks no path."""
     best_B = np.full(cost_SAB.shape[2], never, dtype=cost_SAB.dtype)
-    best_B[0] = cost_SAB.min()
+    best_B[0] = cost_SAB.min()  # Nothing is placed yet: below whatever comes.
     start_SB = np.empty((len(cost_SAB), len(best_B)), dtype=np.int64)
     for stage, cost_AB in enumerate(cost_SAB):
         peak_AB = np.maximum(best_B[:, None], cost_AB)

@@ -15,10 +15,11 @@ x, done and global are binary. With one stage per device memory needs no row: pa
 fit were never made. Choosing whole patterns instead of counts and options makes the relaxation the
 convex hull of each stage, which is what lets CBC prove optimality in a fraction of a second.
 
-Proves optimality and infeasibility up to CBC's tolerances; the bound is lowered by them. Where the
-tolerance on a memory row lets a device overstep its limit, the program is solved again with rows
-tightened by that much, and the claim keeps the first run's bound. Exponential in the worst case;
-with several stages per device the time limit is the usual end.
+Proves optimality and infeasibility up to CBC's tolerances; the bound is lowered by them. Memory is
+exact all the same: where the tolerance on a row lets a device overstep its limit, that combination
+of patterns is cut off and the program is solved again. Exponential in the worst case; with several
+stages per device the time limit is the usual end, and the even start (`start.py`) stands in for a
+layout that is no better.
 
 Letters: R runs, O options, S stages, D devices, N patterns of one stage.
 """
@@ -36,10 +37,11 @@ from solvers.layout.patterns import (
     StagePatterns,
     layout_of_choice,
     least_objective_s,
-    overflow_bytes,
+    overfull_devices,
     patterns_of_stages,
 )
 from solvers.layout.problem import Layout, LayoutProblem
+from solvers.layout.start import better_of, even_start
 from solvers.result import Claim, Status
 
 SCALED_OBJECTIVE = 1e4
@@ -48,51 +50,55 @@ SCALED_OBJECTIVE = 1e4
 RELATIVE_TOLERANCE = 1e-7
 """Taken off every bound."""
 
-MEMORY_TIGHTENING = 1e-6
-"""Share of a limit given up when CBC's tolerance was used to overstep it."""
-
 SHORTEST_RUN_S = 0.05
 """What CBC gets even when writing the model has used up the time."""
+
+Columns = list[list[pulp.LpVariable]]
 
 
 def solve(problem: LayoutProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Layout]:
     """Return CBC's best layout with a proven lower bound on the step time."""
     deadline_s = time.perf_counter() + time_limit_s
+    claim = _search(problem, deadline_s, threads)
+    return better_of(problem, claim, even_start(problem))
+
+
+def _search(problem: LayoutProblem, deadline_s: float, threads: int) -> Claim[Layout]:
     patterns = patterns_of_stages(problem)
     if not all(len(stage) for stage in patterns):
         return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
-    least_s = least_objective_s(problem)
-    scale = SCALED_OBJECTIVE / least_s if least_s > 0.0 else 1.0
-
-    def answer_with(tightening: float) -> CbcAnswer:
-        model = _model(problem, patterns, scale, tightening)
-        return run_cbc(
+    bound = least_objective_s(problem)
+    scale = SCALED_OBJECTIVE / bound if bound > 0.0 else 1.0
+    model, x_SN = _model(problem, patterns, scale)
+    while True:
+        answer = run_cbc(
             executable=pulp_cbc_path,
             write_model=model.writeMPS,
             time_limit_s=max(SHORTEST_RUN_S, deadline_s - time.perf_counter()),
             threads=threads,
         )
-
-    answer = answer_with(0.0)
-    if answer.status is Status.INFEASIBLE:
-        return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
-    bound = max(least_s, answer.bound / scale) * (1.0 - RELATIVE_TOLERANCE)
-    status = answer.status
-    if status.has_solution and _oversteps(problem, patterns, answer):
-        answer = answer_with(MEMORY_TIGHTENING)
-        status = Status.FEASIBLE
-    if not answer.status.has_solution or _oversteps(problem, patterns, answer):
-        return Claim(status=Status.UNKNOWN, solution=None, bound=bound)
-    layout = layout_of_choice(patterns, _chosen(patterns, answer))
-    return Claim(status=status, solution=layout, bound=bound)
+        if answer.status is Status.INFEASIBLE:
+            return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
+        bound = max(bound, answer.bound / scale * (1.0 - RELATIVE_TOLERANCE))
+        if not answer.status.has_solution:
+            return Claim(status=Status.UNKNOWN, solution=None, bound=bound)
+        chosen = _chosen(patterns, answer)
+        overfull = overfull_devices(problem, patterns, chosen)
+        if not overfull:
+            layout = layout_of_choice(patterns, chosen)
+            return Claim(status=answer.status, solution=layout, bound=bound)
+        if time.perf_counter() >= deadline_s:
+            return Claim(status=Status.UNKNOWN, solution=None, bound=bound)
+        for device in overfull:
+            stages = problem.stages_of_device(device)
+            model += pulp.lpSum(x_SN[s][chosen[s]] for s in stages) <= len(stages) - 1
 
 
 def _model(
     problem: LayoutProblem,
     patterns: tuple[StagePatterns, ...],
     scale: float,
-    tightening: float,
-) -> pulp.LpProblem:
+) -> tuple[pulp.LpProblem, Columns]:
     model = pulp.LpProblem("layout", pulp.LpMinimize)
     x_SN = [
         [model.add_variable(_name(stage, n), cat=pulp.LpBinary) for n in range(len(of_stage))]
@@ -118,15 +124,15 @@ def _model(
     if problem.uniform_option:
         _share_one_option(model, problem, patterns, x_SN)
     if problem.stages_per_device > 1:
-        _limit_memory(model, problem, patterns, x_SN, tightening)
-    return model
+        _limit_memory(model, problem, patterns, x_SN)
+    return model, x_SN
 
 
 def _keep_runs_in_order(
     model: pulp.LpProblem,
     problem: LayoutProblem,
     patterns: tuple[StagePatterns, ...],
-    x_SN: list[list[pulp.LpVariable]],
+    x_SN: Columns,
 ) -> None:
     for run in range(problem.num_runs - 1):
         done_S = [
@@ -145,7 +151,7 @@ def _share_one_option(
     model: pulp.LpProblem,
     problem: LayoutProblem,
     patterns: tuple[StagePatterns, ...],
-    x_SN: list[list[pulp.LpVariable]],
+    x_SN: Columns,
 ) -> None:
     global_O = [
         model.add_variable(f"g{option}", cat=pulp.LpBinary) for option in range(problem.num_options)
@@ -160,15 +166,14 @@ def _limit_memory(
     model: pulp.LpProblem,
     problem: LayoutProblem,
     patterns: tuple[StagePatterns, ...],
-    x_SN: list[list[pulp.LpVariable]],
-    tightening: float,
+    x_SN: Columns,
 ) -> None:
     for device, limit in enumerate(problem.memory_limit_bytes_D.tolist()):
         stages = problem.stages_of_device(device)
         share = 1.0 / max(limit, 1)
         transient = model.add_variable(f"t{device}", lowBound=0.0)
         held = [_dot((patterns[s].held_bytes_N * share).tolist(), x_SN[s]) for s in stages]
-        model += pulp.lpSum(held) + transient <= limit * share - tightening
+        model += pulp.lpSum(held) + transient <= limit * share
         for s in stages:
             of_stage = (patterns[s].transient_bytes_N * share).tolist()
             model += _dot(of_stage, x_SN[s]) <= transient
@@ -186,12 +191,6 @@ def _those(
     chosen_N: npt.NDArray[np.bool_], variables: list[pulp.LpVariable]
 ) -> list[pulp.LpVariable]:
     return [variables[n] for n in np.flatnonzero(chosen_N)]
-
-
-def _oversteps(
-    problem: LayoutProblem, patterns: tuple[StagePatterns, ...], answer: CbcAnswer
-) -> bool:
-    return overflow_bytes(problem, patterns, _chosen(patterns, answer)) > 0
 
 
 def _chosen(patterns: tuple[StagePatterns, ...], answer: CbcAnswer) -> list[int]:

@@ -47,17 +47,18 @@ def layout_of_choice(patterns: tuple[StagePatterns, ...], chosen: list[int]) -> 
     )
 
 
-def overflow_bytes(
+def overfull_devices(
     problem: LayoutProblem, patterns: tuple[StagePatterns, ...], chosen: list[int]
-) -> int:
-    """How far the fullest device is above its limit, in bytes; not positive when all fit."""
-    overflows = []
-    for device, limit in enumerate(problem.memory_limit_bytes_D):
+) -> list[int]:
+    """The devices whose memory limit the chosen patterns overstep."""
+    overfull = []
+    for device, limit in enumerate(problem.memory_limit_bytes_D.tolist()):
         stages = problem.stages_of_device(device)
         held = sum(int(patterns[s].held_bytes_N[chosen[s]]) for s in stages)
         transient = max(int(patterns[s].transient_bytes_N[chosen[s]]) for s in stages)
-        overflows.append(held + transient - int(limit))
-    return max(overflows)
+        if held + transient > limit:
+            overfull.append(device)
+    return overfull
 
 
 def least_objective_s(problem: LayoutProblem) -> float:

@@ -13,13 +13,15 @@ Letters: O options, S stages, D devices, A and B cut points 0..L.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.errors import RejectedClaimError, SolverError
+from solvers.errors import RejectedClaimError
 from solvers.layout import check
 from solvers.layout.fixed_cuts import (
+    even_layout,
     fronts_by_cap,
     layout_of_devices,
     option_sets,
@@ -55,34 +57,12 @@ class Relaxation:
 def nearest_relaxation(
     problem: LayoutProblem, *, time_limit_s: float, threads: int = 1
 ) -> Relaxation:
-    """Find the smallest addition to every device's memory under which a layout fits.
-
-    Raises:
-        SolverError: the time ran out before any layout was found (stages that share devices only).
-    """
-    bound: int | None = None
+    """Find the smallest addition to every device's memory under which a layout fits."""
     if problem.stages_per_device == 1:
-        layout = _leanest_cuts(problem)
-    elif problem.fixed_layout is not None:
-        layout = _leanest_options(problem)
-    else:
-        layout, bound = _leanest_by_search(problem, time_limit_s, threads)
-    overflow_D = [
-        needed - int(limit)
-        for needed, limit in zip(
-            check.memory_bytes_D(problem, layout), problem.memory_limit_bytes_D, strict=True
-        )
-    ]
-    extra = max(0, *overflow_D)
-    broken = check.violations(with_extra_memory(problem, extra_bytes=extra), layout)
-    if broken:
-        raise RejectedClaimError(f"the relaxed layout is not allowed: {broken[0]}")
-    return Relaxation(
-        extra_bytes=extra,
-        bound_bytes=extra if bound is None else min(bound, extra),
-        device=overflow_D.index(max(overflow_D)),
-        layout=layout,
-    )
+        return _checked(problem, _leanest_cuts(problem))
+    if problem.fixed_layout is not None:
+        return _checked(problem, _leanest_options(problem))
+    return _search(problem, time_limit_s=time_limit_s, threads=threads)
 
 
 def with_extra_memory(problem: LayoutProblem, *, extra_bytes: int) -> LayoutProblem:
@@ -130,14 +110,38 @@ def _leanest_options(problem: LayoutProblem) -> Layout:
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _leanest_by_search(
-    problem: LayoutProblem, time_limit_s: float, threads: int
-) -> tuple[Layout, int]:
+def _search(problem: LayoutProblem, *, time_limit_s: float, threads: int) -> Relaxation:
+    """Where devices couple the cuts: start from even stages and let CP-SAT improve on them."""
     from solvers.layout import cp_sat  # OR-Tools is loaded only where it is needed.
 
-    claim = cp_sat.least_extra_bytes(problem, time_limit_s=time_limit_s, threads=threads)
+    start = _checked(problem, _leanest_options(even_layout(problem)))
+    if not start.extra_bytes:
+        return start
+    claim = cp_sat.least_extra_bytes(
+        problem, most_extra_bytes=start.extra_bytes, time_limit_s=time_limit_s, threads=threads
+    )
+    bound = max(0, math.ceil(claim.bound))
     if claim.solution is None:
-        raise SolverError(
-            f"no layout found in {time_limit_s} s for any memory; allow the solver more time"
+        return dataclasses.replace(start, bound_bytes=bound)
+    found = _checked(problem, claim.solution)
+    return dataclasses.replace(found, bound_bytes=min(bound, found.extra_bytes))
+
+
+def _checked(problem: LayoutProblem, layout: Layout) -> Relaxation:
+    """What the checker says about a layout, taken as proven."""
+    overflow_D = [
+        needed - int(limit)
+        for needed, limit in zip(
+            check.memory_bytes_D(problem, layout), problem.memory_limit_bytes_D, strict=True
         )
-    return claim.solution, int(claim.bound)
+    ]
+    extra = max(0, *overflow_D)
+    broken = check.violations(with_extra_memory(problem, extra_bytes=extra), layout)
+    if broken:
+        raise RejectedClaimError(f"the relaxed layout is not allowed: {broken[0]}")
+    return Relaxation(
+        extra_bytes=extra,
+        bound_bytes=extra,
+        device=overflow_D.index(max(overflow_D)),
+        layout=layout,
+    )

@@ -1,0 +1,62 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from solvers.layout import brute_force, check
+from solvers.layout.problem import LayoutProblem
+from solvers.layout.relax import nearest_relaxation, with_extra_memory
+from solvers.layout.testing import interleaved_problem, large_problem, tiny_problem
+from solvers.registry import solve_layout
+from solvers.result import Status
+
+MakeProblem = Callable[..., LayoutProblem]
+
+
+def least_overflow(problem: LayoutProblem) -> int:
+    """By trying everything."""
+    roomy = with_extra_memory(problem, extra_bytes=10**9)
+    limits = [int(limit) for limit in problem.memory_limit_bytes_D]
+    overflows = [
+        max(
+            needed - limit
+            for needed, limit in zip(check.memory_bytes_D(problem, layout), limits, strict=True)
+        )
+        for layout in brute_force.layouts(problem)
+        if not check.violations(roomy, layout)
+    ]
+    return max(0, min(overflows))
+
+
+@pytest.mark.parametrize("seed", range(500, 540))
+def test_finds_the_least_addition_that_exists(seed: int) -> None:
+    problem = tiny_problem(np.random.default_rng(seed))
+    relaxation = nearest_relaxation(problem, time_limit_s=60.0)
+    assert relaxation.extra_bytes == least_overflow(problem)
+    assert relaxation.bound_bytes == relaxation.extra_bytes
+
+
+def test_names_the_device_and_the_bytes(two_stages: MakeProblem) -> None:
+    # Everything lean and the cuts fixed: device 0 needs 5 + 20 + 2 * (3 + 2) + 4 = 39 bytes,
+    # device 1 needs 7 + 40 + 4 + 9 = 60, and 47 + 32 = 79 under the fast option.
+    problem = two_stages(fixed_layout=(2, 2), memory_limit_bytes_D=[100, 48])
+    relaxation = nearest_relaxation(problem, time_limit_s=1.0)
+    assert (relaxation.extra_bytes, relaxation.device) == (12, 1)
+    relaxed = with_extra_memory(problem, extra_bytes=12)
+    assert solve_layout(relaxed, method="exact", time_limit_s=1.0).status is Status.OPTIMAL
+    one_less = with_extra_memory(problem, extra_bytes=11)
+    assert solve_layout(one_less, method="exact", time_limit_s=1.0).status is Status.INFEASIBLE
+
+
+def test_a_problem_with_a_solution_needs_nothing() -> None:
+    assert nearest_relaxation(large_problem(), time_limit_s=1.0).extra_bytes == 0
+    assert nearest_relaxation(interleaved_problem(), time_limit_s=1.0).extra_bytes == 0
+
+
+def test_out_of_time_the_bound_says_how_much_less_might_do() -> None:
+    problem = interleaved_problem()
+    tight = with_extra_memory(problem, extra_bytes=-45_000_000_000)
+    relaxation = nearest_relaxation(tight, time_limit_s=0.5)
+    assert 0 <= relaxation.bound_bytes <= relaxation.extra_bytes
+    roomier = with_extra_memory(tight, extra_bytes=relaxation.extra_bytes)
+    assert check.violations(roomier, relaxation.layout) == ()

@@ -1,0 +1,93 @@
+"""What CBC's files say is believed; what PuLP makes of them is not."""
+
+import math
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from solvers.cbc import read_answer, run_cbc
+from solvers.errors import BackendFailedError
+from solvers.result import Status
+
+STOPPED_LOG = """Result - Stopped on time limit
+
+Objective value:                460.31521739
+Lower bound:                    441.062
+Gap:                            0.04
+"""
+
+
+def test_an_incumbent_at_the_time_limit_is_feasible_with_its_bound() -> None:
+    solution = "Stopped on time - objective value 460.31521739\n   0 x0_1   1   12.5\n"
+    answer = read_answer(solution, STOPPED_LOG)
+    assert answer.status is Status.FEASIBLE
+    assert answer.bound == pytest.approx(441.0615)
+    assert answer.value_of_column == {"x0_1": 1.0}
+
+
+def test_a_solution_file_that_says_optimal_after_a_stop_is_not_believed() -> None:
+    answer = read_answer("Optimal - objective value 460.31521739\n", STOPPED_LOG)
+    assert answer.status is Status.FEASIBLE
+    assert answer.bound == pytest.approx(441.0615)
+
+
+@pytest.mark.parametrize(
+    ("first_line", "status", "bound"),
+    [
+        ("Optimal - objective value 12.50000000", Status.OPTIMAL, 12.5),
+        ("Infeasible - objective value 3.0", Status.INFEASIBLE, math.inf),
+        ("Integer infeasible - objective value 3.0", Status.INFEASIBLE, math.inf),
+        ("Stopped on nodes - objective value 3.0", Status.UNKNOWN, -math.inf),
+        ("Unbounded - objective value 3.0", Status.UNKNOWN, -math.inf),
+        ("", Status.UNKNOWN, -math.inf),
+    ],
+)
+def test_every_ending_has_one_meaning(first_line: str, status: Status, bound: float) -> None:
+    answer = read_answer(first_line + "\n", "Result - Optimal solution found\n")
+    assert (answer.status, answer.bound) == (status, bound)
+
+
+def test_without_an_integer_solution_the_continuous_one_is_not_taken_for_it() -> None:
+    first = "Stopped on time (no integer solution - continuous used) - objective value 8.9"
+    answer = read_answer(f"{first}\n  0 x0_0 0.4 0\n", STOPPED_LOG)
+    assert answer.status is Status.UNKNOWN
+    assert answer.value_of_column == {}
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_interrupt_leaves_no_process_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "private dir"))
+    (tmp_path / "private dir").mkdir()
+    note = tmp_path / "pid"
+    # Stands in for CBC: interrupts its caller, then hangs.
+    fake = program(tmp_path / "cbc", f"echo $$ > '{note}'; kill -INT $PPID; exec sleep 600\n")
+    with pytest.raises(KeyboardInterrupt):
+        run_cbc(executable=fake, write_model=Path.touch, time_limit_s=500.0, threads=1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+    assert list((tmp_path / "private dir").iterdir()) == []
+
+
+def test_a_broken_program_is_named_and_not_taken_for_an_answer(tmp_path: Path) -> None:
+    fake = program(tmp_path / "cbc", "echo out of licences\n")
+    with pytest.raises(BackendFailedError, match="no solution \\(out of licences\\); choose"):
+        run_cbc(executable=fake, write_model=Path.touch, time_limit_s=5.0, threads=1)
+
+
+def test_a_missing_program_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BackendFailedError, match="cannot be started"):
+        run_cbc(
+            executable=str(tmp_path / "absent"),
+            write_model=Path.touch,
+            time_limit_s=5.0,
+            threads=1,
+        )

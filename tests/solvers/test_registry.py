@@ -1,0 +1,111 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from solvers.errors import RejectedClaimError, UnknownSolverError
+from solvers.layout.problem import Layout, LayoutProblem
+from solvers.layout.testing import large_problem
+from solvers.registry import LAYOUT, checked_layout, layout_solver, solve_layout
+from solvers.result import Claim, Status
+
+
+@pytest.fixture(scope="module")
+def problem() -> LayoutProblem:
+    return large_problem()
+
+
+@pytest.fixture(scope="module")
+def true_claim(problem: LayoutProblem) -> Claim[Layout]:
+    return layout_solver("exact")(problem, time_limit_s=60.0)
+
+
+def tampered(claim: Claim[Layout], stage: int, layers_R: tuple[int, ...]) -> Claim[Layout]:
+    assert claim.solution is not None
+    layers_SR = list(claim.solution.layers_SR)
+    layers_SR[stage] = layers_R
+    layout = Layout(layers_SR=tuple(layers_SR), option_S=claim.solution.option_S)
+    return Claim(status=claim.status, solution=layout, bound=claim.bound)
+
+
+def test_a_true_claim_becomes_an_outcome(problem: LayoutProblem, true_claim: Claim[Layout]) -> None:
+    outcome = checked_layout(problem, true_claim, method="exact", solve_s=0.25)
+    assert outcome.status is Status.OPTIMAL
+    assert outcome.objective == pytest.approx(true_claim.bound)
+    assert (outcome.method, outcome.solve_s) == ("exact", 0.25)
+
+
+@pytest.mark.parametrize(
+    ("stage", "layers_R", "complaint"),
+    [
+        (4, (0, 1), "run 1 has 58 layers"),
+        (4, (1, 4), "stage 4 holds run 0 after run 1 began"),
+        (0, (3, 20), "device 0 needs"),
+    ],
+)
+def test_a_tampered_layout_is_rejected(
+    problem: LayoutProblem,
+    true_claim: Claim[Layout],
+    stage: int,
+    layers_R: tuple[int, ...],
+    complaint: str,
+) -> None:
+    claim = tampered(true_claim, stage, layers_R)
+    with pytest.raises(RejectedClaimError, match="lie claims a layout that is not allowed"):
+        checked_layout(problem, claim, method="lie", solve_s=0.0)
+    assert claim.solution is not None
+    from solvers.layout.check import violations
+
+    assert any(complaint in line for line in violations(problem, claim.solution))
+
+
+@pytest.mark.parametrize("factor", [1.0001, float("inf"), float("nan")])
+def test_a_bound_above_the_objective_is_rejected(
+    problem: LayoutProblem, true_claim: Claim[Layout], factor: float
+) -> None:
+    claim = Claim(
+        status=Status.FEASIBLE, solution=true_claim.solution, bound=true_claim.bound * factor
+    )
+    with pytest.raises(RejectedClaimError, match="lie claims"):
+        checked_layout(problem, claim, method="lie", solve_s=0.0)
+
+
+def test_an_optimum_without_proof_is_only_feasible(
+    problem: LayoutProblem, true_claim: Claim[Layout]
+) -> None:
+    claim = Claim(
+        status=Status.OPTIMAL, solution=true_claim.solution, bound=true_claim.bound * 0.99
+    )
+    outcome = checked_layout(problem, claim, method="boast", solve_s=0.0)
+    assert outcome.status is Status.FEASIBLE
+    assert outcome.gap_ratio == pytest.approx(0.01)
+
+
+def test_an_unknown_method_is_answered_with_the_known_ones(problem: LayoutProblem) -> None:
+    with pytest.raises(UnknownSolverError, match="'simplex' is not one of exact, milp, cp_sat"):
+        solve_layout(problem, method="simplex", time_limit_s=1.0)
+
+
+def test_a_time_limit_must_be_positive(problem: LayoutProblem) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        solve_layout(problem, method="exact", time_limit_s=0.0)
+
+
+def test_the_clock_times_the_solve(problem: LayoutProblem) -> None:
+    ticks = iter([10.0, 12.5])
+    outcome = solve_layout(problem, method="exact", time_limit_s=60.0, clock=lambda: next(ticks))
+    assert outcome.solve_s == 2.5
+
+
+@pytest.mark.parametrize("method", LAYOUT)
+def test_every_entry_names_a_function(method: str) -> None:
+    assert callable(layout_solver(method))
+
+
+def test_highspy_is_not_a_dependency() -> None:
+    # It carries the same HiGHS symbols as OR-Tools: both in one process fail to load or crash.
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    required = [*project["dependencies"], *(name for extra in extras for name in extra)]
+    assert required
+    assert not [name for name in required if "highs" in name.lower()]
