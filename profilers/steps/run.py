@@ -74,7 +74,7 @@ def start(config: StepConfig, *, device: torch.device) -> Layout:
     if dist.is_torchelastic_launched():
         dist.init_process_group(backend, timeout=GROUP_TIMEOUT, device_id=bound)
     else:
-        store = torch._C._distributed_c10d.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined]  # not in the stub
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=GROUP_TIMEOUT)
     if dist.get_world_size() != degrees.world:
         raise RankError(

@@ -30,8 +30,20 @@ WIDE = {
     "steps": 1,
 }
 TOKENS = 2 * 64
-COPY_BYTES = (32 + 3 * 64 + 32) * 4 + 2 * 8 + 4
-"""Of one copy in fp32: sorted row, gate and up, product, result; two indices and the weight."""
+COPIES = 4 * TOKENS
+# fp32 bytes that one layer keeps of its tokens, in order: both norms' inputs, scales and outputs;
+# rotated queries and keys, values, mixed values, log-sum-exp; router probabilities, the balancing
+# gradient of 2 sequences, expert ids, their probabilities and sum, the weights.
+ATTENTION_BYTES = TOKENS * (2 * (2 * 32 * 4 + 4) + (4 + 2 + 2 + 4) * 8 * 4 + 4 * 4)
+ROUTER_BYTES = TOKENS * (8 * 4 + 4 * 8 + 4 * 4 + 4 + 4 * 4) + 2 * 8 * 4
+LAYER_BYTES = ATTENTION_BYTES + ROUTER_BYTES
+INPUT_BYTES = TOKENS * 32 * 4
+COPY_BYTES = (32 + 3 * 64 + 32) * 4 + 8
+"""Of one copy: sorted row, gate and up, their product, result; its index."""
+# Inputs of the whole step's 4 micro-batches; norm's input, scale and output; log-probabilities,
+# the step's targets and the loss's weight.
+TEXT_BYTES = 4 * TOKENS * 8
+HEAD_BYTES = TOKENS * (2 * 32 * 4 + 4 + 16 * 4) + TEXT_BYTES + 4
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +72,19 @@ def test_activation_bytes_fall_as_a_constant_plus_a_part_per_chunk(
     per_chunk, constant = np.polyfit(1 / np.array(CHUNKS), held, 1)
     fitted = constant + per_chunk / np.array(CHUNKS)
     assert np.abs(fitted / held - 1).max() <= 0.03
-    # 4 copies of each token: what one layer's experts keep is what the chunks divide.
-    assert per_chunk == pytest.approx(TOKENS * 4 * COPY_BYTES, rel=0.03)
+    # What one layer's experts keep is what the chunks divide.
+    assert per_chunk == pytest.approx(COPIES * COPY_BYTES, rel=0.03)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_the_bytes_follow_from_the_shapes_to_the_last_one(observed: Observed, chunks: int) -> None:
+    chunk_bytes = COPIES * COPY_BYTES // chunks
+    whole = TEXT_BYTES + 2 * (LAYER_BYTES + COPIES * COPY_BYTES) + HEAD_BYTES
+    assert _held_bytes(observed, "none") == whole
+    selective = TEXT_BYTES + 2 * LAYER_BYTES + max(HEAD_BYTES, chunk_bytes)
+    assert _held_bytes(observed, f"selective {chunks}") == selective
+    full = TEXT_BYTES + INPUT_BYTES + LAYER_BYTES + chunk_bytes
+    assert _held_bytes(observed, f"full {chunks}") == full
 
 
 def test_each_recomputation_holds_less_than_the_one_before(observed: Observed) -> None:
