@@ -5,12 +5,10 @@ backward b:
 
     none          out_f + in_f(1)      out_b + in_b(1)
     selective/c   out_f + in_f(c)      out_b + in_b(c)             + again in_f(c)
-    full/c1       out_f + in_f(1)      out_b + in_b(1)             + again out_f + in_f(1)
-    full/c        out_f + in_f(c)      out_b + in_b(c)             + again out_f + 2 in_f(c)
+    full/c        out_f + in_f(c)      out_b + in_b(c)             + again out_f + in_f(c)
 
-With c > 1 under `full` the second forward pass stores nothing inside the chunks either, so the
-experts run a third time. Source: this is what profilers/steps does; MemFine (arXiv 2511.21431)
-gives no time model.
+The second forward pass of a fully recomputed layer skips its chunks, which run again on their own.
+Source: this is what profilers/steps does; MemFine (arXiv 2511.21431) gives no time model.
 """
 
 from collections import Counter
@@ -71,8 +69,7 @@ def layer_time(
     if recompute is Recompute.SELECTIVE:
         again = (inside.forward_s,)
     elif recompute is Recompute.FULL:
-        repeats = 2 if chunks > 1 else 1
-        again = (outside.forward_s, *(inside.forward_s,) * repeats)
+        again = (outside.forward_s, inside.forward_s)
     return PassTime(
         forward_s=added((outside.forward_s, inside.forward_s)),
         backward_s=added((outside.backward_s, inside.backward_s)),

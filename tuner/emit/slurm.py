@@ -58,9 +58,10 @@ fi
 
 export NNODES={shape.nodes}
 export NPROC_PER_NODE={shape.devices_per_node}
-MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+# Where Slurm's node names are no host names, set MASTER_ADDR before sbatch.
+export MASTER_ADDR="${{MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"
 # Jobs that share a node need different ports.
-export MASTER_ADDR MASTER_PORT="${{MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}}"
+export MASTER_PORT="${{MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}}"
 
 srun --ntasks-per-node=1 --kill-on-bad-exit=1 bash ../{program}/run.sh "$@"
 """

@@ -1,8 +1,7 @@
 """The ways to run a layer: how much is computed again, and in how many chunks.
 
 `none` keeps everything. `selective/cN` computes dispatch, experts and combine again in N chunks
-(MemFine). `full/cN` computes the whole layer again, inside it the experts in N chunks; above one
-chunk the experts then run forward three times.
+(MemFine). `full/cN` computes the whole layer again, inside it the experts in N chunks.
 """
 
 from dataclasses import dataclass
