@@ -9,8 +9,11 @@ import argparse
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
@@ -20,6 +23,8 @@ from profilers.steps.config import StepConfig
 from profilers.steps.run import refusal, run, start
 
 OUT_OF_MEMORY_EXIT = 77
+PARENT_POLL_S = 1.0
+
 CPU_OUT_OF_MEMORY = "can't allocate memory"
 """What PyTorch's CPU allocator says; it raises a plain RuntimeError."""
 
@@ -30,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.deadline is not None:
         # The default action ends the process even inside a collective that never returns.
         signal.setitimer(signal.ITIMER_REAL, options.deadline)
+    if options.parent is not None:
+        threading.Thread(target=_end_without, args=(options.parent,), daemon=True).start()
     try:
         config = StepConfig.model_validate_json(options.config.read_text(encoding="utf-8"))
     except OSError as error:
@@ -65,6 +72,13 @@ def _run_and_report(config: StepConfig, report: Path) -> None:
     dist.destroy_process_group()
 
 
+def _end_without(parent: int) -> None:
+    """End this rank when the process that wanted its report is gone."""
+    while psutil.pid_exists(parent):
+        time.sleep(PARENT_POLL_S)
+    os._exit(1)
+
+
 def _device(config: StepConfig) -> torch.device:
     if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -91,6 +105,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("config", type=Path, help="step configuration, JSON")
     parser.add_argument("--report", type=Path, required=True, help="where rank 0 writes")
     parser.add_argument("--deadline", type=float, help="seconds after which the rank is killed")
+    parser.add_argument("--parent", type=int, help="process id without which the rank ends")
     return parser.parse_args(arguments)
 
 
