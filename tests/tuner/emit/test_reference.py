@@ -1,0 +1,84 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from profilers.steps.config import StepConfig, StepReport
+from tuner.emit.registry import emit
+from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.launch.step_config import step_config
+from tuner.plan import VerifiedPlan
+from tuner.spec.huggingface.read import read_model
+
+TINY = Path(__file__).parents[3] / "examples/models/tiny-moe/config.json"
+
+
+def _two_ranks() -> VerifiedPlan:
+    """Return EP 2 over DP 2 on processors, two chunks, two sequences of 32 tokens."""
+    decision = sample_decision(
+        pipeline_model_parallel_size=1,
+        data_parallel_size=2,
+        expert_model_parallel_size=2,
+        stage_recompute=("selective",),
+        chunks=(2,),
+        pipeline_layout=(4,),
+    )
+    verified = sample_verified(read_model(TINY), decision, device_kind="cpu", sequence_length=32)
+    goal = verified.plan.goal.model_copy(update={"global_batch_size": 2})
+    return verified.model_copy(update={"plan": verified.plan.model_copy(update={"goal": goal})})
+
+
+def test_the_emitted_step_is_the_one_that_verification_launches() -> None:
+    verified = _two_ranks()
+    (step,) = [file for file in emit("reference", verified) if file.path.name == "step.json"]
+    config = StepConfig.model_validate_json(step.text)
+    launched = step_config(
+        verified.plan, verified.decision, steps=config.steps, warmup_steps=config.warmup_steps
+    )
+    assert config == launched
+
+
+def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> None:
+    write_emitted(tmp_path, emit("reference", _two_ranks()))
+    ran = Recorders(tmp_path / "recorders").run(
+        tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), PYTHON="/opt/py thon", REPORT="-r"
+    )
+    assert ran.code == 0, ran.stderr
+    (call,) = ran.calls
+    assert call["environment"]["OMP_NUM_THREADS"] == "1"
+    assert ran.only("torchrun") == [
+        "--nnodes=1",
+        "--nproc-per-node=2",
+        "--standalone",
+        "--no-python",
+        "/opt/py thon",
+        "-P",
+        "-m",
+        "profilers.steps",
+        "step.json",
+        "--report=-r",
+        "--deadline",
+        "9",
+    ]
+
+
+def test_the_emitted_folder_really_trains(tmp_path: Path) -> None:
+    folder = tmp_path / "my launch $(exit 1)"
+    write_emitted(folder, emit("reference", _two_ranks()))
+    programs = Path(sys.executable).parent
+    subprocess.run(
+        ["bash", str(folder / "run.sh")],
+        cwd="/",
+        env={
+            **os.environ,
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "PYTHON": sys.executable,
+        },
+        check=True,
+        capture_output=True,
+        timeout=200,
+    )
+    report = StepReport.model_validate_json((folder / "report.json").read_text(encoding="utf-8"))
+    assert len(report.step_s) == 8
+    assert report.tokens_per_step == 64
+    assert len(report.memory) == 2
