@@ -26,7 +26,7 @@ from profilers.ranks import RankInfo
 from profilers.records import Case, Machine, Measurement, ProfileHeader, Status, TableInfo
 from profilers.registry import load_suite
 from profilers.schedule import Plan, Step, key
-from profilers.store import holds_profile, read_profile, write_header, write_table
+from profilers.store import clear_unlisted, holds_profile, read_profile, write_header, write_table
 from profilers.team import Alone, Team
 from profilers.timing import HostClock
 
@@ -191,6 +191,7 @@ class _Book:
                 for name in complete
             }
         write_header(out, header)
+        clear_unlisted(out, header)
         deadline_s = HostClock().now_s() + job.budget_s
         return cls(job=job, header=header, known=known, deadline_s=deadline_s)
 

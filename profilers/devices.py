@@ -39,14 +39,14 @@ class DeviceClock:
 def pick_device(kind: str, *, local_rank: int) -> torch.device:
     """Choose and prepare the device of this rank; `kind` is auto, cpu or cuda.
 
-    A rank on a processor is pinned to one thread: with more, any other load on the machine makes
-    small products a hundred times slower.
+    Every rank is pinned to one thread: with more, any other load on the machine makes small
+    products on a processor a hundred times slower.
 
     Raises:
         RankError: there are fewer accelerators than ranks on this node.
     """
+    torch.set_num_threads(1)
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
-        torch.set_num_threads(1)
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if local_rank >= count:

@@ -16,6 +16,8 @@ import psutil
 from profilers.records import Machine
 
 QUERY_TIMEOUT_S = 10.0
+THREADS_PER_RANK = 1
+"""What profilers/devices.py pins every rank to."""
 
 
 def fingerprint(*, device_kind: str, world: int, local_world: int) -> Machine:
@@ -26,12 +28,10 @@ def fingerprint(*, device_kind: str, world: int, local_world: int) -> Machine:
     if device_kind == "cuda":
         device, num_devices, device_bytes, versions = _accelerator()
         oversubscribed = local_world > num_devices
-        threads = cores // max(1, local_world)
     else:
         device, num_devices, device_bytes = processor_name(), cores, host_bytes // local_world
         versions = _torch_versions()
         oversubscribed = local_world > cores
-        threads = 1
     return Machine(
         hostname=socket.gethostname(),
         device=device,
@@ -42,7 +42,7 @@ def fingerprint(*, device_kind: str, world: int, local_world: int) -> Machine:
         host_memory_bytes=host_bytes,
         nodes=max(1, world // max(1, local_world)),
         world=world,
-        threads_per_rank=max(1, threads),
+        threads_per_rank=THREADS_PER_RANK,
         oversubscribed=oversubscribed,
         driver=_query("--query-gpu=driver_version") if device_kind == "cuda" else "",
         libraries=libraries | versions,

@@ -49,6 +49,7 @@ class Plan:
     skipped: int = 0
     refined: int = 0
     _queue: list[Case] = field(init=False)
+    _begun: bool = field(init=False, default=False)
     _seen: int = field(init=False, default=0)
     _run_s: dict[tuple[str, str], dict[float, float]] = field(init=False, default_factory=dict)
     """(kind, dtype) to price to seconds of one run, all directions."""
@@ -71,9 +72,10 @@ class Plan:
         while self._queue:
             case = self._queue.pop(0)
             needed_s = self.expected_s(case)
-            if left_s <= 0.0 or needed_s > left_s:
+            if self._begun and (left_s <= 0.0 or needed_s > left_s):
                 self.skipped += 1
                 continue
+            self._begun = True
             set_aside_s = needed_s + sum(map(self.expected_s, self._queue))
             share_s = max(0.0, left_s - set_aside_s) / (len(self._queue) + 1)
             return Step(case=case, budget_s=min(MAX_CASE_S, share_s))

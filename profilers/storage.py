@@ -2,8 +2,8 @@
 
 A write ends when the file is on the disk (fsync). Before a read the page cache is asked to forget
 the file; where the system cannot do that, the table's note says so. All ranks write and read files
-of their own at the same time. The file is always removed, and a disk without room for all ranks is
-recorded as a failure instead of being filled.
+of their own at the same time. A disk without room for all ranks is
+recorded as a failure instead of being filled. The file has no name, so it goes with its process.
 """
 
 import errno
@@ -78,9 +78,9 @@ def _require_room(directory: Path, *, size: int) -> None:
 def _times_s(kind: str, *, directory: Path, size: int, budget_s: float) -> tuple[float, ...]:
     if kind not in ("write", "read"):
         raise ValueError(f"kind {kind!r} is not one of write, read")
-    handle, name = tempfile.mkstemp(dir=directory, prefix=".moetune-storage-")
     block = os.urandom(min(size, BLOCK_BYTES))
-    try:
+    with tempfile.TemporaryFile(dir=directory) as file:
+        handle = file.fileno()
         if kind == "write":
             return measure(
                 lambda: _write(handle, block, size=size),
@@ -92,9 +92,6 @@ def _times_s(kind: str, *, directory: Path, size: int, budget_s: float) -> tuple
         return measure(
             lambda: _read(handle, size=size), clock=HostClock(), budget_s=budget_s, min_repeats=3
         )
-    finally:
-        os.close(handle)
-        Path(name).unlink(missing_ok=True)
 
 
 def _write(handle: int, block: bytes, *, size: int) -> None:

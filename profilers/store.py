@@ -88,6 +88,16 @@ def write_table(path: Path, rows: Sequence[Measurement], *, operation: str) -> N
     )
 
 
+def clear_unlisted(path: Path, header: ProfileHeader) -> None:
+    """Remove tables that the header does not count, and what a killed process left half written."""
+    for operation in AXES:
+        if operation not in header.tables:
+            (path / f"{operation}.parquet").unlink(missing_ok=True)
+    for name in (HEADER_NAME, *(f"{operation}.parquet" for operation in AXES)):
+        for leftover in path.glob(f".{name}.*"):
+            leftover.unlink(missing_ok=True)
+
+
 def _bounded_bytes(path: Path) -> bytes:
     file = path / HEADER_NAME
     try:

@@ -24,16 +24,16 @@ def test_known_cases_are_not_measured_again() -> None:
     assert order_of(course, left_s=1e9) == [64]
 
 
-def test_nothing_is_begun_after_the_time_is_spent() -> None:
-    course = plan(asked=[gemm_case(1)], grid=[gemm_case(2)])
-    assert course.next(left_s=0.0) is None
+def test_after_the_time_is_spent_only_the_first_case_is_measured() -> None:
+    course = plan(asked=[gemm_case(2)], grid=[gemm_case(1), gemm_case(3)])
+    assert order_of(course, left_s=0.0) == [2]
     assert course.skipped == 2
 
 
 def test_a_case_that_would_outlast_the_table_is_skipped() -> None:
-    # 1 s for m = 64 means about 4096 / 64 * 8 runs = 512 s for m = 4096, and 8 s for m = 64
-    course = plan(asked=[], grid=[gemm_case(4096)], rows=[gemm_row(64, 1.0)])
-    assert course.next(left_s=300.0) is None
+    # 1 s for m = 64 means 8 runs = 8 s for m = 65 and about 512 s for m = 4096
+    course = plan(asked=[], grid=[gemm_case(65), gemm_case(4096)], rows=[gemm_row(64, 1.0)])
+    assert order_of(course, left_s=300.0) == [65]
     assert course.skipped == 1
 
 
