@@ -1,8 +1,8 @@
 """A tiny training spec on disk, and the profile of a machine whose every time is a short formula.
 
-The machine: 5 us per call, 1e11 flop/s, 1e10 B/s; a collective over R ranks takes R - 1 latencies of
-20 us and moves its bytes at 1e9 B/s. Times at any size follow from profilers/work.py, so nothing is
-timed and every predicted second can be worked out by hand.
+The machine: 5 us per call, 1e11 flop/s, 1e10 B/s; a collective over R ranks takes R - 1 latencies
+of 20 us and moves its bytes at 1e9 B/s. Times at any size follow from profilers/work.py, so nothing
+is timed and every predicted second can be worked out by hand.
 """
 
 import json
