@@ -191,6 +191,8 @@ def _coarse_grid() -> Iterator[Case]:
     for parameters in (10**3, 10**6):
         axes = {"parameters": parameters}
         yield Case(operation="optimizer", kind="adamw", dtype="fp32", axes=axes)
+    for num_bytes in (64, 2**24):
+        yield Case(operation="copy", kind="device", axes={"bytes": num_bytes})
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
     for kind, num_bytes in product(kinds, (64, 2**24)):
         axes = {"bytes": num_bytes, "ranks": 2, "stride": 1, "world": 2}
