@@ -53,7 +53,7 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
     started_s = time.monotonic()
     header = measure_profile(
         tmp_path / "profile",
-        budget_s=9.0,
+        budget_s=7.0,
         ranks=2,
         device="cpu",
         extra_cases=(gemm_case(77), gemm_case(77, dtype="bf16"), link_case("all_to_all", size=777)),
@@ -61,7 +61,7 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
         environment=ALONE,
     )
     assert header is not None
-    assert time.monotonic() - started_s < 9.0 + 15.0
+    assert time.monotonic() - started_s < 7.0 + 15.0
     assert all(info.complete for info in header.tables.values())
     assert header.machine.world == 2
     profile = read_profile(tmp_path / "profile")
@@ -122,8 +122,8 @@ def test_a_rank_that_hangs_ends_the_run(tmp_path: Path) -> None:
         budget_s=60.0,
         device="cpu",
     )
-    with pytest.raises(RankError, match=r"rank \d made no progress for 6 s"):
-        run_workers(job, ranks=2, progress=stop_rank_1, silence_s=6.0)
+    with pytest.raises(RankError, match=r"rank \d made no progress for 4 s"):
+        run_workers(job, ranks=2, progress=stop_rank_1, silence_s=4.0)
     assert children() == []
 
 
@@ -271,3 +271,15 @@ def test_without_torch_the_way_to_get_it_is_said(
     with pytest.raises(MissingLibraryError, match=r"pip install 'moetune\[torch\]'"):
         measure_profile(tmp_path / "profile", environment=ALONE)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_heavy_is_imported_before_something_is_measured() -> None:
+    script = (
+        "import sys\n"
+        "import profilers.session, profilers.store, profilers.interpolation, profilers.compare\n"
+        "print([name for name in ('torch', 'pyarrow', 'pandas') if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
