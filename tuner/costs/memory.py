@@ -9,18 +9,22 @@ token copies sent, R copies received, per layer and micro-batch:
                   N (A + 2 G) d D / T       queries, keys, values
                   N (A d D + 4 A) / T       output and log-sum-exp of the core
     before FFN    n H D + 4 n + n H D       norm, its output
-    router        4 n E + 4 n k + 4 n       probabilities, weights before and after scaling
-    experts       R (H + 3 F) D             rows, gate and up, product
-                  M H D + M e + 16 M        copies in token order, weights, two index lists
+    router        4 n E + 4 n k + 4 n       probabilities, weights before scaling and their sum
+                  8 n k                     expert ids
+    shared        N (H + 3 F / T) D         its input only where T > 1; released before the experts
+    experts       M (H D + 8)               copies in token order, their order
+                  2 M  (bf16)               cast weights; fp32 keeps the 4 n k of the router's
+                  R (H + 3 F) D             rows, gate and up, product
                   16 R                      where rows are sorted by expert again
     dense FFN     N (H + 3 F / T) D         as one expert
     head          2 n H D + 4 n + 4 n V     norm, its output, fp32 log-probabilities
 
 H hidden, A query heads, G key-value heads, d head size, E experts, k per token, F width, V
-vocabulary. The expert ids of forced routing are one list of 8 k bytes per token of the whole step,
-per MoE layer, however many micro-batches are in flight.
+vocabulary. `selective` keeps all but `experts` and adds them for one chunk at a time; `full` keeps
+the layer's input and ids.
 
-Not covered: temporaries, the allocator's waste, graphs' private pools.
+Not covered: temporaries, the allocator's waste, graphs' private pools; that a chunk's share of R
+varies when chunks are not whole sequences.
 """
 
 from collections.abc import Sequence
@@ -90,28 +94,25 @@ def layer_activations(
     expert_rank: int | None = None,
 ) -> LayerActivations:
     """Count one layer's activations on an expert rank; on the fullest one when none is named."""
+    before = _attention(work, degrees) + _norm(work, degrees)
     if work.model.layers[layer] is LayerKind.DENSE:
-        whole = _attention(work, degrees) + _norm(work, degrees) + _dense(work, degrees)
+        whole = before + _dense(work, degrees)
+        kept = _hidden(work, degrees)
         if recompute is Recompute.FULL:
-            kept = _hidden(work, degrees)
             return LayerActivations(saved=kept, transient=whole - kept)
         return LayerActivations(saved=whole, transient=0)
-    outside = _attention(work, degrees) + _norm(work, degrees) + _router(work, degrees)
+    shared = _shared(work, degrees)
+    outside = before + _router(work, degrees) + shared
     inside = _experts(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
+    weights = _weights(work, degrees)
     if recompute is Recompute.NONE:
-        return LayerActivations(saved=outside + inside, transient=0)
+        own_weights = weights if work.element_bytes == SCALE_BYTES else 0
+        return LayerActivations(saved=outside + inside + own_weights, transient=0)
     if recompute is Recompute.SELECTIVE:
-        return LayerActivations(saved=outside, transient=inside)
-    kept = _hidden(work, degrees)
-    return LayerActivations(saved=kept, transient=outside - kept + inside)
-
-
-def forced_ids_bytes(work: Workload, degrees: Degrees) -> int:
-    """Expert ids that one MoE layer keeps for the whole step when routing is forced."""
-    if work.model.moe is None:
-        return 0
-    tokens = work.global_batch_size // degrees.data * work.sequence_length // degrees.tensor
-    return tokens * work.model.moe.top_k * ID_BYTES
+        return LayerActivations(saved=outside + weights, transient=max(0, inside - shared))
+    kept = _hidden(work, degrees) + _ids(work, degrees)
+    again = outside + weights - kept
+    return LayerActivations(saved=kept, transient=max(again, again - shared + inside))
 
 
 def token_ids_bytes(work: Workload, degrees: Degrees) -> int:
@@ -160,12 +161,29 @@ def _router(work: Workload, degrees: Degrees) -> int:
     moe = work.model.moe
     assert moe is not None
     n = work.tokens(degrees)
-    kept = _hidden(work, degrees) + n * (moe.num_experts + moe.top_k + 1) * SCALE_BYTES
-    kept += n * moe.top_k * SCALE_BYTES
-    if moe.shared_ffn_size:
-        kept += _swiglu(work, degrees, width=moe.shared_ffn_size)
-        kept += _hidden(work, degrees) * degrees.tensor if degrees.tensor > 1 else 0
-    return kept
+    probabilities = n * (moe.num_experts + moe.top_k + 1) * SCALE_BYTES
+    return _hidden(work, degrees) + probabilities + _ids(work, degrees)
+
+
+def _ids(work: Workload, degrees: Degrees) -> int:
+    moe = work.model.moe
+    assert moe is not None
+    return work.tokens(degrees) * moe.top_k * ID_BYTES
+
+
+def _weights(work: Workload, degrees: Degrees) -> int:
+    moe = work.model.moe
+    assert moe is not None
+    return work.tokens(degrees) * moe.top_k * SCALE_BYTES
+
+
+def _shared(work: Workload, degrees: Degrees) -> int:
+    moe = work.model.moe
+    assert moe is not None
+    if not moe.shared_ffn_size:
+        return 0
+    gathered = _hidden(work, degrees) * degrees.tensor if degrees.tensor > 1 else 0
+    return gathered + _swiglu(work, degrees, width=moe.shared_ffn_size)
 
 
 def _experts(

@@ -19,6 +19,10 @@ FP32_KINDS = frozenset({"router", "cross_entropy"})
 """Memory-bound operations that compute in fp32 whatever the precision of the rest."""
 
 
+FLAT_WIDTH = 1024
+"""Row width at which flat runs are looked up; only rows * width matters to them."""
+
+
 class Part(StrEnum):
     """What a second is spent on."""
 
@@ -118,7 +122,8 @@ def expert_calls(
 ) -> tuple[Call, ...]:
     """List dispatch, experts and combine of one MoE layer on its busiest rank, in `chunks` chunks.
 
-    Chunks split a rank's own tokens, so each is a `chunks`-th of every count.
+    Chunks split a rank's own tokens, so each is a `chunks`-th of every count; the weight gradients
+    of all local experts are added up chunk by chunk.
     """
     moe = work.model.moe
     if moe is None:
@@ -146,6 +151,14 @@ def expert_calls(
     ]
     if degrees.expert > 1:
         calls += _dispatch_calls(work, degrees, copies=copies, rows=rows)
+    if chunks > 1:
+        weights = 3 * len(busiest) * moe.expert_ffn_size * hidden
+        calls.append(
+            Call(
+                part=part,
+                backward=(elementwise("residual_add", elements=weights, dtype=work.precision),),
+            )
+        )
     return tuple(
         Call(part=call.part, forward=call.forward, backward=call.backward, times=chunks)
         for call in calls
@@ -205,6 +218,17 @@ def collective(kind: str, *, num_bytes: int, ranks: int, stride: int, world: int
     return Case(operation="collective", kind=kind, axes=axes)
 
 
+def device_copy(num_bytes: int) -> Case:
+    """Name one copy within a device's memory."""
+    return Case(operation="copy", kind="device", axes={"bytes": num_bytes})
+
+
+def elementwise(kind: str, *, elements: int, dtype: str) -> Case:
+    """Name one forward pass over a flat run of elements, looked up as rows of `FLAT_WIDTH`."""
+    axes = {"rows": max(1, -(-elements // FLAT_WIDTH)), "width": FLAT_WIDTH}
+    return Case(operation="memory_bound", kind=kind, dtype=dtype, direction="forward", axes=axes)
+
+
 def _swiglu_calls(work: Workload, degrees: Degrees, *, ffn: int) -> tuple[Call, ...]:
     gathered = work.tokens(degrees) * degrees.tensor
     hidden, local = work.model.hidden_size, ffn // degrees.tensor
@@ -256,11 +280,15 @@ def _sequence_collective(
         return ()
     tokens = work.tokens(degrees) * degrees.tensor
     size = tokens * work.model.hidden_size * work.element_bytes
+    # The sequence is not the outermost axis: rows are laid out anew on one side of the exchange.
+    laid_out = device_copy(size)
     there, back = (
         collective(kind, num_bytes=size, ranks=degrees.tensor, stride=1, world=degrees.world)
         for kind in (forward, backward)
     )
-    return (Call(part=Part.TENSOR_COMMUNICATION, forward=(there,), backward=(back,)),)
+    return (
+        Call(part=Part.TENSOR_COMMUNICATION, forward=(there, laid_out), backward=(back, laid_out)),
+    )
 
 
 def _gemm(work: Workload, part: Part, *, m: int, n: int, k: int) -> Call:

@@ -7,7 +7,9 @@ and head are units too. Per unit of P parameters on this rank, G ranks summing i
     zero_stage 0        all-reduce 4 P once a step
     zero_stage 1        reduce-scatter 4 P and all-gather e P once a step (e: compute bytes)
     zero_stage 3        all-gather e P twice, reduce-scatter 4 P, every micro-batch
-    every micro-batch   gradients added up in fp32
+    every gather        copies e P out of the collective's buffer
+    every reduction     copies 4 P into the collective's buffer
+    every micro-batch   zero_stage 0 and 1: gradients -> fp32 and added up
 
 No overlap is assumed: gloo's collectives block, and what a GPU hides is part of the residual.
 Source: torch.distributed.fsdp.fully_shard as profilers/steps uses it.
@@ -19,7 +21,7 @@ from profilers.records import Case
 from profilers.steps.config import LayerKind
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.layer_time import PartSeconds, added
-from tuner.costs.operations import Part, collective
+from tuner.costs.operations import Part, collective, device_copy, elementwise
 from tuner.costs.workload import Degrees, Workload
 from tuner.spec.accounting import (
     attention_weights,
@@ -34,9 +36,6 @@ from tuner.spec.model import ModelSpec
 
 GRADIENT_BYTES = 4
 """Gradients are summed in fp32."""
-
-CAST_WIDTH = 1024
-"""Row width at which conversions are looked up; only rows * width matters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ def update_time(
             every += [gather, gather, reduce]
         else:
             once += [gather, reduce]
-        every.append({Part.DATA_COMMUNICATION: _cast_s(unit.parameters, table)})
+            every.append({Part.DATA_COMMUNICATION: _accumulate_s(unit, work, table)})
         once.append({Part.OPTIMIZER: _optimizer_s(unit.sharded(degrees), table)})
     return UpdateTime(once_s=added(once), every_microbatch_s=added(every))
 
@@ -114,7 +113,7 @@ def update_cases(units: tuple[Unit, ...], work: Workload, degrees: Degrees) -> t
     """List every case that `update_time` looks up."""
     cases: list[Case] = []
     for unit in units:
-        cases += [_cast_case(unit.parameters), _optimizer_case(unit.sharded(degrees))]
+        cases += [_optimizer_case(unit.sharded(degrees)), *_accumulate_cases(unit, work)]
         cases += _gather_cases(unit, work, degrees) + _reduce_cases(unit, degrees)
     return tuple(cases)
 
@@ -140,7 +139,7 @@ def _expert_unit(degrees: Degrees, parameters: int) -> tuple[Unit, ...]:
 
 def _gathering(unit: Unit, work: Workload, degrees: Degrees, table: KernelTable) -> PartSeconds:
     seconds = sum(table.seconds(case) for case in _gather_cases(unit, work, degrees))
-    return {Part.DATA_COMMUNICATION: seconds + _cast_s(unit.parameters, table)}
+    return {Part.DATA_COMMUNICATION: seconds}
 
 
 def _reducing(unit: Unit, degrees: Degrees, table: KernelTable) -> PartSeconds:
@@ -148,19 +147,35 @@ def _reducing(unit: Unit, degrees: Degrees, table: KernelTable) -> PartSeconds:
     return {Part.DATA_COMMUNICATION: seconds}
 
 
+def _accumulate_s(unit: Unit, work: Workload, table: KernelTable) -> float:
+    return sum(table.seconds(case) for case in _accumulate_cases(unit, work))
+
+
 def _gather_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
-    if unit.ranks == 1 or not degrees.zero_stage:
-        return []
     num_bytes = unit.parameters * work.element_bytes
-    return [_unit_collective("all_gather", unit, degrees, num_bytes=num_bytes)]
+    converted = [_cast_case(unit.parameters)] if work.element_bytes != GRADIENT_BYTES else []
+    if unit.ranks == 1 or not degrees.zero_stage:
+        return [*converted, device_copy(num_bytes)]
+    gather = _unit_collective("all_gather", unit, degrees, num_bytes=num_bytes)
+    return [*converted, gather, device_copy(num_bytes)]
 
 
 def _reduce_cases(unit: Unit, degrees: Degrees) -> list[Case]:
-    if unit.ranks == 1:
-        return []
-    kind = "reduce_scatter" if degrees.zero_stage else "all_reduce"
     num_bytes = unit.parameters * GRADIENT_BYTES
-    return [_unit_collective(kind, unit, degrees, num_bytes=num_bytes)]
+    if unit.ranks == 1:
+        return [device_copy(num_bytes)]
+    kind = "reduce_scatter" if degrees.zero_stage else "all_reduce"
+    return [
+        _unit_collective(kind, unit, degrees, num_bytes=num_bytes),
+        device_copy(num_bytes),
+    ]
+
+
+def _accumulate_cases(unit: Unit, work: Workload) -> list[Case]:
+    added_up = elementwise("residual_add", elements=unit.parameters, dtype="fp32")
+    if work.element_bytes == GRADIENT_BYTES:
+        return [added_up]
+    return [_cast_case(unit.parameters), added_up]
 
 
 def _unit_collective(kind: str, unit: Unit, degrees: Degrees, *, num_bytes: int) -> Case:
@@ -169,19 +184,8 @@ def _unit_collective(kind: str, unit: Unit, degrees: Degrees, *, num_bytes: int)
     )
 
 
-def _cast_s(parameters: int, table: KernelTable) -> float:
-    return table.seconds(_cast_case(parameters))
-
-
 def _cast_case(parameters: int) -> Case:
-    rows = max(1, -(-parameters // CAST_WIDTH))
-    return Case(
-        operation="memory_bound",
-        kind="cast",
-        dtype="bf16",
-        direction="forward",
-        axes={"rows": rows, "width": CAST_WIDTH},
-    )
+    return elementwise("cast", elements=parameters, dtype="bf16")
 
 
 def _optimizer_s(parameters: int, table: KernelTable) -> float:

@@ -22,7 +22,6 @@ from tuner.costs.layer_time import PartSeconds, PassTime, added, call_time, laye
 from tuner.costs.memory import (
     LayerActivations,
     State,
-    forced_ids_bytes,
     head_saved,
     layer_activations,
     state_of,
@@ -203,8 +202,6 @@ def layout_problem(
     degrees = costs.degrees
     stages = range(degrees.num_stages)
     firsts = [first for first, _ in costs.runs]
-    forced = forced_ids_bytes(costs.work, degrees)
-    has_ids = [costs.work.moe_index[first] is not None for first in firsts]
     activations = [[costs.activations(first, option) for option in options] for first in firsts]
     return LayoutProblem(
         run_lengths=tuple(length for _, length in costs.runs),
@@ -229,12 +226,7 @@ def layout_problem(
                 for stage in stages
             ]
         ),
-        static_bytes_R=np.array(
-            [
-                costs.state(first).total + (forced if ids else 0)
-                for first, ids in zip(firsts, has_ids, strict=True)
-            ]
-        ),
+        static_bytes_R=np.array([costs.state(first).total for first in firsts]),
         fixed_bytes_S=np.array(
             [
                 state_of(costs.ends_units(stage), costs.work, degrees).total

@@ -10,9 +10,8 @@ A band of ratio b around a prediction p holds the measurements m with |p - m| / 
 from collections.abc import Mapping
 from itertools import pairwise
 
-from profilers.steps.config import LayerKind
 from tuner.costs.layer_time import PartSeconds, added, scaled
-from tuner.costs.memory import State, forced_ids_bytes, layer_activations, state_of
+from tuner.costs.memory import State, layer_activations, state_of
 from tuner.costs.residuals import COMMUNICATION
 from tuner.costs.update import layer_units
 from tuner.formulate.pricing import CandidateCosts
@@ -169,8 +168,6 @@ def _activation_bytes(
                     expert_rank=expert_rank,
                 )
                 held += costs.in_flight[stage] * one.saved
-                if work.model.layers[layer] is LayerKind.MOE:
-                    held += forced_ids_bytes(work, degrees)
             peak = max(peak, _recompute_peak(costs, decision, stage, expert_rank))
         largest = max(largest, held + peak)
     return largest
