@@ -7,6 +7,7 @@ is timed and every predicted second can be worked out by hand.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,18 @@ import numpy as np
 import pytest
 import yaml
 
-from profilers.records import Case, Measurement, Profile
+from profilers.interpolation import Bools, Curve, Floats, Series
+from profilers.records import AXES, Case, Measurement, Profile
+from profilers.steps.config import LayerKind
 from profilers.store import write_header, write_table
 from profilers.testing import fake_machine, fake_profile
 from profilers.work import PASSES, work
+from tuner.costs.kernel_table import KernelTable
+from tuner.costs.residuals import Residual
+from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.pricing import Machine
 from tuner.planner.shapes import cases_for
+from tuner.spec.model import Attention, ModelSpec, Moe
 from tuner.spec.read import read_spec
 
 Fields = dict[str, Any]
@@ -105,6 +113,150 @@ def store_profile() -> Callable[[Path, Profile], Path]:
 def formula_s() -> Callable[[Case], float]:
     """What the formula machine takes for a case: formula_s(case) -> seconds."""
     return _formula_s
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., ModelSpec]:
+    """The tiny spec's model: tiny_model(layers="dmm", moe={...}, hidden_size=32) -> ModelSpec.
+
+    `layers` spells the kinds, d for dense and m for MoE.
+    """
+    return _tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_work() -> Callable[..., Workload]:
+    """The tiny spec's batch: tiny_work(layers="dmm", ..., batch={"precision": "fp32"}) -> Workload.
+
+    `batch` changes fields of the workload, all others those of the model.
+    """
+    return _tiny_work
+
+
+@pytest.fixture(scope="session")
+def cut() -> Callable[..., Degrees]:
+    """Degrees of one device, micro-batches of 2 sequences: cut(data=2, expert=2) -> Degrees."""
+    return _cut
+
+
+@pytest.fixture(scope="session")
+def table_of() -> Callable[[Callable[[Case], float]], KernelTable]:
+    """A table that prices every case by a function: table_of(seconds of a case) -> KernelTable."""
+    return lambda seconds: KernelTable(curves=_Formulas(seconds))
+
+
+@pytest.fixture(scope="session")
+def formula_machine() -> Callable[..., Machine]:
+    """Devices of the formula machine: formula_machine(num_devices=4, band_ratio=0.1) -> Machine."""
+    return _formula_machine
+
+
+def _tiny_model(
+    *, layers: str = "mmmm", moe: Mapping[str, Any] | None = None, **changes: Any
+) -> ModelSpec:
+    kinds = tuple(LayerKind.DENSE if kind == "d" else LayerKind.MOE for kind in layers)
+    fields: Fields = {
+        "name": "tiny",
+        "architecture": "MixtralForCausalLM",
+        "hidden_size": 64,
+        "num_layers": len(kinds),
+        "vocab_size": 256,
+        "tie_word_embeddings": False,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 1e4,
+        "max_position": 256,
+        "attention": Attention(kind="gqa", num_heads=4, num_kv_heads=2, head_dim=16),
+        "dense_ffn_size": 96 if "d" in layers else 0,
+        "layers": kinds,
+        "windowed": (False,) * len(kinds),
+        "moe": None,
+    }
+    if "m" in layers:
+        experts = {"num_experts": 8, "top_k": 2, "expert_ffn_size": 128}
+        fields["moe"] = Moe.model_validate(experts | dict(moe or {}))
+    return ModelSpec.model_validate(fields | changes)
+
+
+def _tiny_work(*, batch: Mapping[str, Any] | None = None, **model: Any) -> Workload:
+    fields: Fields = {"sequence_length": 64, "global_batch_size": 8, "precision": "bf16"}
+    return Workload(model=_tiny_model(**model), **(fields | dict(batch or {})))
+
+
+def _cut(**changes: Any) -> Degrees:
+    alone: Fields = dict.fromkeys(("tensor", "pipeline", "virtual_pipeline", "data", "expert"), 1)
+    return Degrees(**(alone | {"micro_batch_size": 2, "zero_stage": 0} | changes))
+
+
+def _formula_machine(
+    *,
+    num_devices: int = WORLD,
+    memory_limit_bytes: int = 2**40,
+    band_ratio: float = 0.1,
+    computation: float = 1.0,
+    communication: float = 1.0,
+    seconds: Callable[[Case], float] | None = None,
+) -> Machine:
+    return Machine(
+        num_devices=num_devices,
+        memory_limit_bytes=memory_limit_bytes,
+        table=KernelTable(curves=_Formulas(seconds or _formula_s)),
+        residual=Residual(
+            engine="reference",
+            release="",
+            device_kind="cpu",
+            computation=computation,
+            communication=communication,
+            band_ratio=band_ratio,
+            origin="made up",
+            num_runs=1,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """A curve that was not fitted."""
+
+    series: Series
+    seconds: Callable[[Case], float]
+
+    @property
+    def num_points(self) -> int:
+        return 1
+
+    def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
+        operation, kind, dtype, direction = self.series
+        times = [
+            self.seconds(
+                Case.model_validate(
+                    {
+                        "operation": operation,
+                        "kind": kind,
+                        "dtype": dtype,
+                        "direction": direction,
+                        "axes": dict(zip(AXES[operation], map(int, sizes), strict=True)),
+                    }
+                )
+            )
+            for sizes in axes_NA
+        ]
+        return np.array(times), np.zeros(len(times), dtype=np.bool_)
+
+
+class _Formulas(Mapping[Series, Curve]):
+    """A curve for every series that anybody asks for."""
+
+    def __init__(self, seconds: Callable[[Case], float]) -> None:
+        self._seconds = seconds
+
+    def __getitem__(self, series: Series) -> Curve:
+        return _Formula(series, self._seconds)
+
+    def __iter__(self) -> Iterator[Series]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 def _write_spec(
