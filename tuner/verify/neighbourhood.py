@@ -65,6 +65,22 @@ class Neighbourhood:
         broken = refusals(intersection(self.plan.emit), model=self.plan.model, decision=found)
         return None if broken else found
 
+    def point_of(self, decision: TrainDecision) -> Point | None:
+        """Return the point that a decision lies at; None when it lies at none."""
+        degrees = degrees_name(decision)
+        names = (PLANNED, *dict.fromkeys(option.name for option in options_of(decision)))
+        points = [
+            Point(degrees=degrees, option=name) for name in names if name in self.option_names
+        ]
+        if degrees not in self.candidates:
+            return None
+        return next((point for point in points if self.decision_at(point) == decision), None)
+
+    def predicted_step_s(self, point: Point) -> float:
+        """Predict the step time at a point; infinite where nothing can be launched."""
+        decision = self.decision_at(point)
+        return float("inf") if decision is None else self.predicted(decision).step_time_s
+
     def predicted(self, decision: TrainDecision) -> TrainPrediction:
         """Price a decision with the costs that the plan was made from."""
         known = self._prices.get(decision)

@@ -1,14 +1,24 @@
 """Which decision to launch next: an Optuna study that starts from the plan's own proposals.
 
-Ask and tell, so that the loop is the caller's. The study lives in a journal file, the storage that
-several processes can share and that survives a kill between any two writes. Seeds come first, in
-order; then TPE proposes points of the neighbourhood, with the excess over the memory limit as its
-constraint. Decisions that were launched already, that a target cannot launch or that do not fit
-are told to the study and never launched.
+Ask and tell, so that the loop is the caller's. Seeds come first, in order; then TPE proposes points
+of the neighbourhood, with the excess over the memory limit as its constraint. Decisions that were
+launched already, that a target cannot launch or that do not fit are told to the study and never
+launched; when the sampler has nothing new to say, the fastest predicted decision left is next.
+
+The study lives in a journal file, the storage that several processes can share. The records of
+finished trials are the truth: a journal that a kill or a full disk cut short is moved aside, and
+what it lacks is told to the study again, every trial under its own number.
+
+Not covered: two verifications of one plan at a time; the later one takes what the earlier one is
+launching for abandoned.
 """
 
+import contextlib
+import fcntl
+import json
+import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,8 +26,8 @@ from typing import Literal
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import Trial, TrialState
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuner.plan import TrainDecision
 from tuner.verify.neighbourhood import PLANNED, Neighbourhood, Point
@@ -28,8 +38,8 @@ EXCESS = "excess_bytes"
 FAILED_S = 1e9
 """What the sampler is told of a launch that failed: slower than anything."""
 
-MOST_REPEATS = 64
-"""Proposals in a row that need no launch, after which the neighbourhood counts as known."""
+MOST_REPEATS = 16
+"""Proposals in a row that need no launch, after which the sampler is not asked any more."""
 
 Origin = Literal["plan", "neighbour", "alternative", "sampler"]
 
@@ -65,68 +75,92 @@ class StudySearch:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._neighbourhood = neighbourhood
         self._known = {record.decision: record for record in finished}
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            # The multivariate sampler is still marked experimental in Optuna.
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(
-                seed=seed, multivariate=True, constant_liar=True, n_startup_trials=4
-            )
-        self._study = optuna.create_study(
-            study_name=STUDY_NAME,
-            storage=JournalStorage(JournalFileBackend(str(journal))),
-            sampler=sampler,
-            load_if_exists=True,
-        )
         self._space: dict[str, BaseDistribution] = {
             "degrees": CategoricalDistribution(tuple(neighbourhood.candidates)),
             "option": CategoricalDistribution(neighbourhood.option_names),
         }
         self._seeds = neighbourhood.seeds()
+        self._unasked = iter(self._seeds)
+        self._study = _opened(journal, space=self._space, seed=seed)
         self._settle(finished)
-        self._enqueue(self._seeds)
 
     def next(self) -> Proposal | None:
         """Propose a decision that was not launched yet; None when the neighbourhood is known."""
         for _ in range(MOST_REPEATS):
-            trial = self._study.ask(self._space)
-            point = Point(degrees=trial.params["degrees"], option=trial.params["option"])
-            decision = self._neighbourhood.decision_at(point)
-            if decision is None:
-                self._study.tell(trial, state=TrialState.FAIL)
-                continue
-            excess = self._neighbourhood.excess_bytes(decision)
-            trial.set_constraint(EXCESS, excess)
-            known = self._known.get(decision)
-            if known is not None:
-                self._study.tell(trial, _value(known))
-            elif excess > 0:
-                self._study.tell(trial, FAILED_S)
-            else:
-                return Proposal(trial=trial, decision=decision, origin=self._origin(point))
-        return None
+            proposal = self._proposal(self._ask(next(filter(self._is_new, self._unasked), None)))
+            if proposal is not None:
+                return proposal
+        fastest = self._fastest_left()
+        return None if fastest is None else self._proposal(self._ask(fastest))
 
     def tell(self, proposal: Proposal, record: TrialRecord) -> None:
         """Report what a launch measured."""
         self._known[record.decision] = record
         self._study.tell(proposal.trial, _value(record))
 
-    def _settle(self, finished: Iterable[TrialRecord]) -> None:
-        """Close trials that a killed process left open: by their record, else as failed."""
+    def _ask(self, point: Point | None) -> Trial:
+        """Ask for this point, or for what the sampler likes best."""
+        if point is not None:
+            self._study.enqueue_trial({"degrees": point.degrees, "option": point.option})
+        return self._study.ask(self._space)
+
+    def _proposal(self, trial: Trial) -> Proposal | None:
+        """Make a proposal of a trial; one that needs no launch is told its value instead."""
+        point = Point(degrees=trial.params["degrees"], option=trial.params["option"])
+        decision = self._neighbourhood.decision_at(point)
+        if decision is None:
+            self._study.tell(trial, state=TrialState.FAIL)
+            return None
+        excess = self._neighbourhood.excess_bytes(decision)
+        trial.set_constraint(EXCESS, excess)
+        known = self._known.get(decision)
+        if known is None and excess <= 0:
+            return Proposal(trial=trial, decision=decision, origin=self._origin(point))
+        self._study.tell(trial, FAILED_S if known is None else _value(known))
+        return None
+
+    def _is_new(self, point: Point) -> bool:
+        """Whether the decision at the point can be launched, fits and was not launched yet."""
+        decision = self._neighbourhood.decision_at(point)
+        if decision is None or decision in self._known:
+            return False
+        return self._neighbourhood.excess_bytes(decision) <= 0
+
+    def _fastest_left(self) -> Point | None:
+        around = self._neighbourhood
+        points = [
+            Point(degrees=degrees, option=option)
+            for degrees in around.candidates
+            for option in around.option_names
+        ]
+        return min(filter(self._is_new, points), key=around.predicted_step_s, default=None)
+
+    def _settle(self, finished: Sequence[TrialRecord]) -> None:
+        """Make the study say what the records say; what a killed process left open has failed."""
         by_number = {record.number: record for record in finished}
-        for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
+        while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self._study.ask()
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             record = by_number.get(trial.number)
             if record is None:
                 self._study.tell(trial.number, state=TrialState.FAIL)
             else:
                 self._study.tell(trial.number, _value(record))
+        told = len(self._study.get_trials(deepcopy=False))
+        for number in range(told, 1 + max(by_number, default=-1)):
+            self._study.add_trial(self._as_told(by_number.get(number)))
 
-    def _enqueue(self, seeds: Iterable[Point]) -> None:
-        for seed in seeds:
-            params = {"degrees": seed.degrees, "option": seed.option}
-            decision = self._neighbourhood.decision_at(seed)
-            if decision is not None and decision not in self._known:
-                self._study.enqueue_trial(params, skip_if_exists=False)
+    def _as_told(self, record: TrialRecord | None) -> FrozenTrial:
+        """Return a trial that was never asked for here."""
+        point = None if record is None else self._neighbourhood.point_of(record.decision)
+        if record is None or point is None:
+            return optuna.trial.create_trial(state=TrialState.FAIL)
+        return optuna.trial.create_trial(
+            params={"degrees": point.degrees, "option": point.option},
+            distributions=self._space,
+            value=_value(record),
+            constraints={EXCESS: self._neighbourhood.excess_bytes(record.decision)},
+        )
 
     def _origin(self, point: Point) -> Origin:
         if point not in self._seeds:
@@ -138,3 +172,62 @@ class StudySearch:
 
 def _value(record: TrialRecord) -> float:
     return FAILED_S if record.measured_step_s is None else record.measured_step_s
+
+
+class _KernelLock(JournalFileOpenLock):
+    """A lock that ends with the process that holds it; Optuna's own outlive a kill."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(str(file))
+        self._file = file
+        self._descriptor = -1
+
+    def acquire(self) -> bool:
+        self._descriptor = os.open(self._file, os.O_CREAT | os.O_RDWR, 0o666)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def _opened(journal: Path, *, space: dict[str, BaseDistribution], seed: int) -> optuna.Study:
+    """Open the study of a journal, or begin another one when it cannot be used."""
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        # The multivariate sampler is still marked experimental in Optuna.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, constant_liar=True, n_startup_trials=4
+        )
+
+    def opened() -> optuna.Study:
+        lock = _KernelLock(journal.with_name(f"{journal.name}.lock"))
+        return optuna.create_study(
+            study_name=STUDY_NAME,
+            storage=JournalStorage(JournalFileBackend(str(journal), lock_obj=lock)),
+            sampler=sampler,
+            load_if_exists=True,
+        )
+
+    if _is_whole(journal):
+        # Whole lines can still tell a story that Optuna cannot follow.
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            study = opened()
+            asked = [trial.distributions for trial in study.get_trials(deepcopy=False)]
+            if all(space.get(name) == one for each in asked for name, one in each.items()):
+                return study
+    journal.replace(journal.with_name(f"{journal.name}.damaged"))
+    return opened()
+
+
+def _is_whole(journal: Path) -> bool:
+    """Whether every line was written to its end; Optuna appends to half a line unawares."""
+    if not journal.exists():
+        return True
+    data = journal.read_bytes()
+    try:
+        lines = [json.loads(line) for line in data.splitlines()]
+    except ValueError:
+        return False
+    return data[-1:] in (b"", b"\n") and all(isinstance(line, dict) for line in lines)
