@@ -1,19 +1,24 @@
 """Start one trial on this machine and see to its end: report, failure or hang; nothing is left.
 
 Whatever ends a trial (its report, a crash, the deadline, Ctrl-C), all of its processes are gone
-before `launch_locally` returns. torchrun gives every rank a session of its own, so they are found
-by descent and not by process group. Should this process itself be killed, ranks notice that and
-end (`--parent`), at the latest at their `--deadline`. Verification calls any function of type
-`Launcher`, so that tests and other schedulers bring their own.
+before `launch_command` returns. torchrun gives every rank a session of its own, and ranks outlive a
+torchrun that was killed, so neither process groups nor descent find them all: every process of a
+trial carries the trial's folder in its environment, under `TRIAL_MARK`. Should this process itself
+be killed, ranks notice that and end (`--parent`), at the latest at their `--deadline`. Verification
+calls any function of type `Launcher`, so that tests and other schedulers bring their own.
+
+Not covered: processes of a trial that clear their environment or belong to another user.
 """
 
 import contextlib
+import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -25,15 +30,28 @@ from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
 from tuner.verify.records import TrialStatus
 
+TRIAL_MARK: Final = "MOETUNE_TRIAL"
+"""Environment variable by which a trial's processes are known."""
+
 GRACE_S: Final = 3.0
 """Between asking processes to end and killing them."""
 
-STDERR_TAIL_BYTES: Final = 64 * 1024
+KILL_ROUNDS: Final = 5
+"""Times that processes are looked for and killed; one that is being forked escapes the first."""
+
+CONFIG_NAME: Final = "step.json"
+REPORT_NAME: Final = "report.json"
+LOG_NAME: Final = "log.txt"
+
+LOG_TAIL_BYTES: Final = 64 * 1024
 OUT_OF_MEMORY_MARK: Final = "is out of memory"
 """What profilers/steps prints before it exits for lack of memory."""
 
-KILLED_MARKS: Final = ("exitcode: -9", "exitcode  : -9", "Signal 9 (SIGKILL)")
-"""How torchrun reports a rank that the kernel killed, which on a full machine means memory."""
+OUT_OF_MEMORY_EXIT: Final = 77
+"""How it exits then."""
+
+RANK_EXIT_CODE: Final = re.compile(r"exitcode\s*: (-?\d+)")
+"""How torchrun reports a rank that failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,49 +76,21 @@ def launch_locally(config: StepConfig, *, folder: Path, deadline_s: float) -> La
     Raises:
         EnvironmentMissingError: PyTorch is not installed.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise EnvironmentMissingError(
+            "trials need PyTorch, which is not installed: pip install 'moetune[torch]'"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    config_file, report_file = folder / "step.json", folder / "report.json"
-    config_file.write_text(config.model_dump_json(indent=1), encoding="utf-8")
-    report_file.unlink(missing_ok=True)
-    command = trial_command(
-        config, config_file=config_file, report_file=report_file, deadline_s=deadline_s
-    )
-    start_s = time.monotonic()
-    with (folder / "stderr.txt").open("wb") as errors:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                env=trial_environment(os.environ),
-                start_new_session=True,
-            )
-        except FileNotFoundError as error:
-            raise EnvironmentMissingError(
-                f"{command[0]!r} is not installed: pip install 'moetune[torch]'"
-            ) from error
-        try:
-            exit_code: int | None = process.wait(timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            exit_code = None
-        finally:
-            end_tree(process)
-    wall_s = time.monotonic() - start_s
-    if exit_code is None:
-        reason = f"no report after {deadline_s:.0f} s; the trial was ended"
-        return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
-    tail = _tail(folder / "stderr.txt")
-    return judge(exit_code, tail=tail, report_file=report_file, wall_s=wall_s)
+    (folder / CONFIG_NAME).write_text(config.model_dump_json(indent=1), encoding="utf-8")
+    command = trial_command(config, folder=folder, deadline_s=deadline_s)
+    return launch_command(command, folder=folder, deadline_s=deadline_s)
 
 
-def trial_command(
-    config: StepConfig, *, config_file: Path, report_file: Path, deadline_s: float
-) -> tuple[str, ...]:
+def trial_command(config: StepConfig, *, folder: Path, deadline_s: float) -> tuple[str, ...]:
     """Return the command of one trial; one rank needs no launcher."""
     step = (
-        *(sys.executable, "-P", "-m", "profilers.steps", str(config_file)),
-        f"--report={report_file}",
+        *(sys.executable, "-P", "-m", "profilers.steps", str(folder / CONFIG_NAME)),
+        f"--report={folder / REPORT_NAME}",
         f"--deadline={deadline_s + GRACE_S:.0f}",
         f"--parent={os.getpid()}",
     )
@@ -109,6 +99,36 @@ def trial_command(
         return step
     launcher = (sys.executable, "-P", "-m", "torch.distributed.run")
     return (*launcher, "--standalone", f"--nproc-per-node={world}", "--no-python", *step)
+
+
+def launch_command(command: Sequence[str], *, folder: Path, deadline_s: float) -> LaunchResult:
+    """Run a command that leaves `report.json` in the folder, and judge how it ended."""
+    report_file, log_file = folder / REPORT_NAME, folder / LOG_NAME
+    report_file.unlink(missing_ok=True)
+    mark = str(folder.resolve())
+    process: subprocess.Popen[bytes] | None = None
+    exit_code: int | None = None
+    start_s = time.monotonic()
+    with log_file.open("wb") as log, contextlib.suppress(subprocess.TimeoutExpired):
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=trial_environment(os.environ) | {TRIAL_MARK: mark},
+                start_new_session=True,
+            )
+            exit_code = process.wait(timeout=deadline_s)
+        finally:
+            end_marked(mark)
+            if process is not None:
+                process.wait()
+    wall_s = time.monotonic() - start_s
+    if exit_code is None:
+        reason = f"no report after {deadline_s:.0f} s; the trial was ended"
+        return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
+    return judge(exit_code, tail=_tail(log_file), report_file=report_file, wall_s=wall_s)
 
 
 def trial_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -132,38 +152,54 @@ def judge(exit_code: int, *, tail: str, report_file: Path, wall_s: float) -> Lau
             reason = "the trial ended without a readable report"
             return LaunchResult(status="crashed", reason=reason, report=None, wall_s=wall_s)
         return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
-    if OUT_OF_MEMORY_MARK in tail:
-        line = next(line for line in tail.splitlines() if OUT_OF_MEMORY_MARK in line)
-        return LaunchResult(
-            status="out_of_memory", reason=line.strip()[:300], report=None, wall_s=wall_s
-        )
-    if exit_code == -signal.SIGKILL or any(mark in tail for mark in KILLED_MARKS):
-        reason = "a rank was killed by the system, most likely for lack of memory"
-        return LaunchResult(status="out_of_memory", reason=reason, report=None, wall_s=wall_s)
+    lack = _lack_of_memory(exit_code, tail)
+    if lack:
+        return LaunchResult(status="out_of_memory", reason=lack, report=None, wall_s=wall_s)
     return LaunchResult(
         status="crashed", reason=_last_error(tail, exit_code), report=None, wall_s=wall_s
     )
 
 
-def end_tree(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and everything it started, asking first."""
-    try:
-        leader = psutil.Process(process.pid)
-        tree = [leader, *leader.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        tree = []
-    for signalled in (signal.SIGTERM, signal.SIGKILL):
-        for one in tree:
-            with contextlib.suppress(psutil.NoSuchProcess):
+def end_marked(mark: str) -> None:
+    """End every process that carries the mark, asking first."""
+    for signalled in (signal.SIGTERM, *(signal.SIGKILL,) * KILL_ROUNDS):
+        found = _marked(mark)
+        if not found:
+            return
+        for one in found:
+            with contextlib.suppress(psutil.Error):
                 one.send_signal(signalled)
-        _, tree = psutil.wait_procs(tree, timeout=GRACE_S)
-    process.wait()
+        psutil.wait_procs(found, timeout=GRACE_S)
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        # Processes of others cannot be read, and those that have ended are no concern.
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(TRIAL_MARK) == mark and process.pid != os.getpid():
+                found.append(process)
+    return found
 
 
 def _tail(file: Path) -> str:
     with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - STDERR_TAIL_BYTES))
+        stream.seek(max(0, file.stat().st_size - LOG_TAIL_BYTES))
         return stream.read().decode("utf-8", errors="replace")
+
+
+def _lack_of_memory(exit_code: int, tail: str) -> str:
+    """Say how memory ran out; empty when it did not."""
+    said = next((line for line in tail.splitlines() if OUT_OF_MEMORY_MARK in line), "")
+    if said:
+        return said.strip()[:300]
+    codes = {exit_code, *(int(code) for code in RANK_EXIT_CODE.findall(tail))}
+    if OUT_OF_MEMORY_EXIT in codes:
+        return "a rank ran out of memory"
+    if -signal.SIGKILL in codes:
+        # Nobody else kills a rank while its trial runs.
+        return "a rank was killed by the system, most likely for lack of memory"
+    return ""
 
 
 def _last_error(tail: str, exit_code: int) -> str:
