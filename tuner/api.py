@@ -5,6 +5,7 @@ Reading, clocks and launches enter here; only `verify` writes, into the folder o
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -186,6 +187,8 @@ def _work_of(made: Plan) -> Workload:
 
 def _other_machine(measured: MeasuredMachine) -> tuple[str, ...]:
     """Warn when trials run on another machine than the profile describes."""
+    if importlib.util.find_spec("torch") is None:
+        return ("this machine was not compared with the profile's: PyTorch is not installed here",)
     here = fingerprint(
         device_kind=measured.device_kind, world=measured.world, local_world=measured.world
     )
@@ -231,8 +234,13 @@ def _profile_of(pool: Pool, profiles: Sequence[Path]) -> tuple[Path, Profile]:
             "DIR` and name it in the spec or with --profile DIR"
         )
     read = [(path, read_profile(path)) for path in candidates]
-    if pool.device is None or len(read) == 1:
+    if len(read) == 1:
         return read[0]
+    if pool.device is None:
+        raise SpecError(
+            f"cluster.pools: {pool.name!r} names no device to choose one of {len(read)} profiles "
+            "by; give one --profile, or the pool's 'device'"
+        )
     wanted = pool.device.casefold()
     for path, profile in read:
         if wanted in profile.header.machine.device.casefold():
