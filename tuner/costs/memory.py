@@ -20,8 +20,9 @@ token copies sent, R copies received, per layer and micro-batch:
     head          2 n H D + 4 n + 4 n V     norm, its output, fp32 log-probabilities
 
 H hidden, A query heads, G key-value heads, d head size, E experts, k per token, F width, V
-vocabulary. `selective` keeps all but `experts` and adds them for one chunk at a time; `full` keeps
-the layer's input and ids.
+vocabulary. `selective` keeps all but `experts`, and the 4 n k scaled weights that chunks read, and
+adds `experts` for one chunk at a time; `full` keeps the layer's input and ids, and adds the rest as
+`selective` does, or at once where there is one chunk.
 
 Not covered: temporaries, the allocator's waste, graphs' private pools; that a chunk's share of R
 varies when chunks are not whole sequences.
@@ -105,12 +106,14 @@ def layer_activations(
     outside = before + _router(work, degrees) + shared
     inside = _experts(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
     weights = _weights(work, degrees)
+    own_weights = weights if work.element_bytes == SCALE_BYTES else 0
     if recompute is Recompute.NONE:
-        own_weights = weights if work.element_bytes == SCALE_BYTES else 0
         return LayerActivations(saved=outside + inside + own_weights, transient=0)
     if recompute is Recompute.SELECTIVE:
         return LayerActivations(saved=outside + weights, transient=max(0, inside - shared))
     kept = _hidden(work, degrees) + _ids(work, degrees)
+    if chunks == 1:
+        return LayerActivations(saved=kept, transient=outside + inside + own_weights - kept)
     again = outside + weights - kept
     return LayerActivations(saved=kept, transient=max(again, again - shared + inside))
 
@@ -197,6 +200,7 @@ def _experts(
     received = -(-(max(by_rank) if expert_rank is None else by_rank[expert_rank]) // chunks)
     hidden, ffn, width = work.model.hidden_size, moe.expert_ffn_size, work.element_bytes
     sorted_again = degrees.expert > 1 and degrees.expert < moe.num_experts
+    cast_weight = width if width != SCALE_BYTES else 0
     return received * (
         (hidden + 3 * ffn) * width + (2 * ID_BYTES if sorted_again else 0)
-    ) + copies * (hidden * width + width + 2 * ID_BYTES)
+    ) + copies * (hidden * width + cast_weight + ID_BYTES)

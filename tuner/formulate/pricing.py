@@ -132,14 +132,24 @@ class CandidateCosts:
         return units
 
     def ends_held_bytes(self, stage: int) -> int:
-        """Activation bytes of a stage that one step holds however many micro-batches fly."""
+        """Bytes besides the layers that a stage holds whichever of its layers runs backward.
+
+        Token ids stay until the step ends. Targets and head stay while the loss of another
+        micro-batch waits for its backward, as it does with fewer micro-batches than ranks.
+        """
         ids = token_ids_bytes(self.work, self.degrees)
-        return ids * ((stage == 0) + (stage == self.degrees.num_stages - 1))
+        held = ids if stage == 0 else 0
+        waiting = self.in_flight[stage] - 1
+        if stage == self.degrees.num_stages - 1 and waiting:
+            held += ids + waiting * head_saved(self.work, self.degrees)
+        return held
 
     def ends_transient_bytes(self, stage: int) -> int:
-        """Bytes of the head, released before any layer's backward."""
-        is_last = stage == self.degrees.num_stages - 1
-        return head_saved(self.work, self.degrees) if is_last else 0
+        """Bytes of the last loss and its head, released before any layer's backward."""
+        if stage != self.degrees.num_stages - 1:
+            return 0
+        targets = token_ids_bytes(self.work, self.degrees) if self.in_flight[stage] == 1 else 0
+        return head_saved(self.work, self.degrees) + targets
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
