@@ -9,6 +9,7 @@
 Everything but `trials/` can be derived again from what lies beside it.
 """
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from profilers.records import Profile
 from profilers.store import read_profile
 from tuner.emit.registry import emit_all
-from tuner.errors import PlanUnreadableError
+from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_directory, write_files
 from tuner.plan import Plan, VerifiedPlan
 from tuner.spec.spec import Spec
@@ -29,6 +30,9 @@ PLAN_NAME: Final = "plan.json"
 VERIFIED_NAME: Final = "verified.json"
 TRIALS_NAME: Final = "trials"
 JOURNAL_NAME: Final = "study.journal"
+STAGED_NAME: Final = ".next"
+"""Where a plan is written that will take the place of another."""
+
 MAX_PLAN_BYTES: Final = 64 * 2**20
 
 
@@ -73,8 +77,10 @@ def write_plan(folder: Path, plan: Plan, *, spec: Spec, profile: Path) -> Plan:
     plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
     # Last, so that a folder with a plan.json is whole.
     files[PLAN_NAME] = plan.model_dump_json(indent=2) + "\n"
-    _forget_trials(folder)
-    write_directory(folder, files, executable=executable)
+    if folder.exists():
+        _replace_plan(folder, files, executable=executable)
+    else:
+        write_directory(folder, files, executable=executable)
     return plan
 
 
@@ -143,11 +149,56 @@ def _config(spec: Spec) -> Path:
     return path / "config.json" if path.is_dir() else path
 
 
+def _replace_plan(
+    folder: Path, files: Mapping[str, str | bytes], *, executable: frozenset[str]
+) -> None:
+    """Put a plan where another may lie already.
+
+    Everything is written aside first, so that a full disk leaves the former plan as it was. Then
+    its `plan.json` goes first and the new one comes last: whatever lies beside one belongs to it.
+    """
+    stale = _former_files(folder) - files.keys()
+    staged = folder / STAGED_NAME
+    try:
+        shutil.rmtree(staged, ignore_errors=True)
+        write_directory(staged, files, executable=executable)
+        (folder / PLAN_NAME).unlink(missing_ok=True)
+        _forget_trials(folder)
+        for name in sorted(stale):
+            _remove(folder / name)
+        for name in files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (staged / name).replace(folder / name)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {str(folder)!r}: {error.strerror}; choose another place with -o"
+        ) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _former_files(folder: Path) -> frozenset[str]:
+    """What the plan that lies in the folder has written there; nothing when it is unreadable."""
+    try:
+        names = read_plan(folder).files
+    except PlanUnreadableError:
+        return frozenset()
+    inside = (name for name in names if name.startswith(("launch/", "used/")))
+    return frozenset(name for name in inside if ".." not in Path(name).parts)
+
+
+def _remove(file: Path) -> None:
+    """Remove a file, and its folder with it when it was the last there."""
+    file.unlink(missing_ok=True)
+    if file.parent.is_dir() and not any(file.parent.iterdir()):
+        file.parent.rmdir()
+
+
 def _forget_trials(folder: Path) -> None:
     """Trials belong to the plan they were launched for; a new plan starts without any."""
     trials = folder / TRIALS_NAME
     if trials.is_dir():
         for file in trials.iterdir():
-            if file.is_file():
+            if not file.is_dir():
                 file.unlink()
     (folder / VERIFIED_NAME).unlink(missing_ok=True)
