@@ -149,7 +149,7 @@ def verify(
     profile = read_used_profile(folder)
     machine = machine_of(made.cluster.pools[0], profile)
     neighbourhood = Neighbourhood(
-        plan=made, work=_work_of(made), machine=machine, limits=made.search
+        plan=made, work=work_of(made), machine=machine, limits=made.search
     )
     from tuner.verify.search import StudySearch
 
@@ -175,7 +175,8 @@ def verify(
     return verified
 
 
-def _work_of(made: Plan) -> Workload:
+def work_of(made: Plan) -> Workload:
+    """Read off a plan what it trains."""
     return Workload(
         model=made.model,
         sequence_length=made.goal.sequence_length,

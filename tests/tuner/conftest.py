@@ -5,7 +5,9 @@ of 20 us and moves its bytes at 1e9 B/s. Times at any size follow from profilers
 is timed and every predicted second can be worked out by hand.
 """
 
+import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -22,19 +24,33 @@ from profilers.steps.config import LayerKind
 from profilers.store import write_header, write_table
 from profilers.testing import fake_machine, fake_profile
 from profilers.work import PASSES, work
+from tuner import api
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import Residual
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.pricing import Machine
+from tuner.plan_folder import read_plan, read_used_profile, write_plan
 from tuner.planner.shapes import cases_for
 from tuner.spec.model import Attention, ModelSpec, Moe
 from tuner.spec.read import read_spec
+from tuner.verify.testing import FakeLauncher
 
 Fields = dict[str, Any]
 
 CALL_S, LATENCY_S = 5e-6, 20e-6
 FLOP_PER_S, BYTES_PER_S, LINK_BYTES_PER_S = 1e11, 1e10, 1e9
 WORLD = 4
+USABLE_RATIO = 0.95
+"""Of a pool's memory, see tuner/spec/cluster.py."""
+
+BOUND_SEARCH: Mapping[str, Any] = {
+    "tensor_model_parallel_size": [1],
+    "virtual_pipeline_model_parallel_size": [1],
+    "micro_batch_size": [2, 4],
+    "zero_stage": [0, 1],
+}
+"""Few enough candidates to plan within a second."""
+
 FP32_ONLY = ("router", "cross_entropy")
 
 MODEL: Fields = {
@@ -257,6 +273,52 @@ class _Formulas(Mapping[Series, Curve]):
 
     def __len__(self) -> int:
         return 0
+
+
+@pytest.fixture(scope="session")
+def bound_spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A spec of two devices, its profile beside it, whose plan is bound by memory."""
+    folder = tmp_path_factory.mktemp("bound")
+    changes: Fields = {"search": BOUND_SEARCH, "emit": ("reference", "megatron-lm", "slurm")}
+    roomy = _write_spec(folder, pool={"devices_per_node": 2}, **changes)
+    _store_profile(folder / "profile", _profile_for(roomy))
+    unbound = api.plan(roomy, method="exact").plan.predicted
+    assert unbound is not None
+    memory_bytes = int(0.9 * max(unbound.peak_memory_bytes) / USABLE_RATIO)
+    pool = {"devices_per_node": 2, "memory_per_device": f"{memory_bytes}B"}
+    return _write_spec(folder, pool=pool, **changes)
+
+
+@pytest.fixture(scope="session")
+def bound_plan(bound_spec: Path) -> Path:
+    """The folder of its plan; read only, see `planned`."""
+    made = api.plan(bound_spec, method="exact")
+    folder = bound_spec.parent / "plan"
+    write_plan(folder, made.plan, spec=made.spec, profile=made.profile)
+    return folder
+
+
+@pytest.fixture
+def planned(bound_plan: Path, tmp_path: Path) -> Path:
+    """A copy of that plan's folder for one test."""
+    return Path(shutil.copytree(bound_plan, tmp_path / "plan"))
+
+
+@pytest.fixture
+def hidden_launcher() -> Callable[..., FakeLauncher]:
+    """Answer for a plan's folder: hidden_launcher(folder, computation=1.3, ...) -> a launcher."""
+
+    def launcher(
+        folder: Path, *, computation: float = 1.3, communication: float = 0.7, **options: Any
+    ) -> FakeLauncher:
+        plan = read_plan(folder)
+        machine = api.machine_of(plan.cluster.pools[0], read_used_profile(folder))
+        truth = {"computation": computation, "communication": communication}
+        residual = machine.residual.model_copy(update=truth)
+        hidden = dataclasses.replace(machine, residual=residual)
+        return FakeLauncher(api.work_of(plan), hidden, **options)
+
+    return launcher
 
 
 def _write_spec(

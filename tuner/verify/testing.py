@@ -1,0 +1,126 @@
+"""For tests: a launcher that starts nothing and answers from a machine that the plan does not know.
+
+The hidden machine is the plan's own with other factors on computation and communication, and steps
+that scatter. Its answers are what a perfect model of that machine would predict.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from profilers.steps.config import RankMemory, StepConfig, StepReport
+from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.options import Option
+from tuner.formulate.pricing import CandidateCosts, Machine
+from tuner.plan import TrainDecision
+from tuner.planner.decisions import decision, degrees_of
+from tuner.planner.predict import predict
+from tuner.verify.launcher import LaunchResult
+from tuner.verify.records import TrialStatus
+
+RELEASE = "0.fake"
+DEVICE = "a hidden machine"
+
+
+class FakeLauncher:
+    """A `Launcher` that remembers what it was asked to launch."""
+
+    def __init__(
+        self,
+        work: Workload,
+        hidden: Machine,
+        *,
+        noise_ratio: float = 0.0,
+        seed: int = 0,
+        ends: Mapping[int, TrialStatus] | None = None,
+        otherwise: TrialStatus = "ok",
+        interrupt_at: int | None = None,
+    ) -> None:
+        """Describe the hidden truth.
+
+        Args:
+            work: what is trained.
+            hidden: the machine that answers.
+            noise_ratio: standard deviation of a step around its truth.
+            seed: of the noise.
+            ends: how launches end that do not end like the others, by their index from 0.
+            otherwise: how the others end.
+            interrupt_at: index of the launch during which Ctrl-C is pressed.
+        """
+        self.launched: list[TrainDecision] = []
+        self.folders: list[Path] = []
+        self._work = work
+        self._hidden = hidden
+        self._noise_ratio = noise_ratio
+        self._rng = np.random.default_rng(seed)
+        self._ends = dict(ends or {})
+        self._otherwise = otherwise
+        self._interrupt_at = interrupt_at
+
+    def __call__(self, config: StepConfig, *, folder: Path, deadline_s: float) -> LaunchResult:
+        """Answer at once."""
+        index = len(self.launched)
+        self.launched.append(decision_of(config))
+        self.folders.append(folder)
+        if index == self._interrupt_at:
+            raise KeyboardInterrupt
+        status: TrialStatus = self._ends.get(index, self._otherwise)
+        if status == "ok":
+            report = self._report(config)
+            wall_s = sum(report.step_s)
+            return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
+        wall_s = deadline_s if status == "timeout" else 1.0
+        return LaunchResult(status=status, reason=f"fake {status}", report=None, wall_s=wall_s)
+
+    def true_s(self, launched: TrainDecision) -> float:
+        """Return the step time of a decision without noise."""
+        return self._truth(launched)[0]
+
+    def _report(self, config: StepConfig) -> StepReport:
+        launched = decision_of(config)
+        step_s, activation_bytes = self._truth(launched)
+        scatter = self._rng.normal(scale=self._noise_ratio, size=config.steps)
+        per_stage = launched.num_devices // launched.pipeline_model_parallel_size
+        return StepReport(
+            device=DEVICE,
+            libraries={"torch": RELEASE},
+            step_s=tuple(float(step_s * max(0.1, 1.0 + noise)) for noise in scatter),
+            losses=(),
+            tokens_per_step=config.global_batch_size * config.sequence_length,
+            memory=tuple(
+                RankMemory(
+                    rank=rank,
+                    parameters=0,
+                    gradients=0,
+                    optimizer=0,
+                    activations=activation_bytes[rank // per_stage],
+                )
+                for rank in range(launched.num_devices)
+            ),
+            loads=(),
+            chunks_used=(),
+        )
+
+    def _truth(self, launched: TrainDecision) -> tuple[float, tuple[int, ...]]:
+        costs = CandidateCosts(work=self._work, degrees=degrees_of(launched), machine=self._hidden)
+        truth = predict(costs, launched)
+        return truth.step_time_s, truth.activation_bytes
+
+
+def decision_of(config: StepConfig) -> TrainDecision:
+    """Read the decision back that a step configuration was made from."""
+    degrees = config.parallelism
+    return decision(
+        Degrees(
+            tensor=degrees.tensor,
+            pipeline=degrees.pipeline,
+            virtual_pipeline=degrees.virtual_pipeline,
+            data=degrees.data,
+            expert=degrees.expert,
+            micro_batch_size=config.micro_batch_size,
+            zero_stage=degrees.zero_stage,
+        ),
+        layers=tuple(stage.num_layers for stage in config.stages),
+        options=[Option(recompute=stage.recompute, chunks=stage.chunks) for stage in config.stages],
+    )
