@@ -212,7 +212,7 @@ def _opened(journal: Path, *, space: dict[str, BaseDistribution], seed: int) -> 
 
     if _is_whole(journal):
         # Whole lines can still tell a story that Optuna cannot follow.
-        with contextlib.suppress(LookupError, TypeError, ValueError):
+        with contextlib.suppress(AssertionError, LookupError, TypeError, ValueError):
             study = opened()
             asked = [trial.distributions for trial in study.get_trials(deepcopy=False)]
             if all(space.get(name) == one for each in asked for name, one in each.items()):

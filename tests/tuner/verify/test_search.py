@@ -1,0 +1,266 @@
+"""The study: what it proposes, and what is left of it after kills and damage."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.plan import TrainDecision
+from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME
+from tuner.spec.search import Search
+from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.records import TrialRecord
+from tuner.verify.search import Proposal, StudySearch
+
+Around = Callable[..., Neighbourhood]
+Record = Callable[..., TrialRecord]
+
+NARROW = Search(
+    micro_batch_size=(2, 4),
+    tensor_model_parallel_size=(1,),
+    recompute=("selective",),
+    chunks=(1, 4),
+)
+
+
+def _study(
+    neighbourhood: Neighbourhood, folder: Path, finished: list[TrialRecord] | None = None
+) -> StudySearch:
+    journal = folder / TRIALS_NAME / JOURNAL_NAME
+    return StudySearch(neighbourhood, journal=journal, finished=finished or [])
+
+
+def _run(
+    study: StudySearch, record: Record, launches: int
+) -> Iterator[tuple[Proposal, TrialRecord]]:
+    """Answer proposals, each a little slower than the one before."""
+    for _ in range(launches):
+        proposal = study.next()
+        if proposal is None:
+            return
+        number = proposal.trial.number
+        answer = record(number, measured_s=1.0 + number, decision=proposal.decision)
+        study.tell(proposal, answer)
+        yield proposal, answer
+
+
+def test_the_seeds_come_first_and_in_order(planned: Path, around: Around, record: Record) -> None:
+    one = around(planned)
+    proposed = [proposal for proposal, _ in _run(_study(one, planned), record, 8)]
+    wanted = list(dict.fromkeys(one.decision_at(seed) for seed in one.seeds()))[:8]
+    assert [proposal.decision for proposal in proposed] == wanted
+    assert proposed[0].decision == one.plan.decision
+    origins = [proposal.origin for proposal in proposed]
+    assert origins[0] == "plan"
+    assert set(origins) == {"plan", "neighbour", "alternative"}
+
+
+def test_the_sampler_never_repeats_nor_exceeds_memory(
+    planned: Path, around: Around, record: Record
+) -> None:
+    one = around(planned)
+    proposed = [proposal.decision for proposal, _ in _run(_study(one, planned), record, 24)]
+    assert len(proposed) == 24
+    assert len(set(proposed)) == 24
+    assert len(one.seeds()) < 24
+    assert all(one.excess_bytes(decision) <= 0 for decision in proposed)
+
+
+def test_it_stops_when_everything_that_fits_was_launched(
+    planned: Path, around: Around, record: Record
+) -> None:
+    plan = around(planned).plan
+    one = around(planned, search=NARROW, alternatives=plan.alternatives[:2])
+    points = {(degrees, option) for degrees in one.candidates for option in one.option_names}
+    assert len(points) == 9
+    fit: set[TrainDecision] = set()
+    for degrees, option in points:
+        decision = one.decision_at(type(one.seeds()[0])(degrees=degrees, option=option))
+        if decision is not None and one.excess_bytes(decision) <= 0:
+            fit.add(decision)
+    study = _study(one, planned)
+    proposed = [proposal.decision for proposal, _ in _run(study, record, 100)]
+    assert set(proposed) == fit
+    assert len(proposed) == len(fit)
+    assert study.next() is None
+
+
+def test_a_killed_trial_of_the_plan_itself_is_the_first_to_be_launched_again(
+    planned: Path, around: Around
+) -> None:
+    one = around(planned)
+    lost = _study(one, planned).next()
+    again = _study(one, planned).next()
+    assert lost is not None
+    assert again is not None
+    assert again.decision == lost.decision == one.plan.decision
+    assert again.trial.number > lost.trial.number
+
+
+def test_many_kills_do_not_use_the_seeds_up(planned: Path, around: Around) -> None:
+    one = around(planned)
+    for _ in range(4):
+        proposal = _study(one, planned).next()
+        assert proposal is not None
+        assert proposal.origin == "plan"
+
+
+def test_a_record_that_was_not_told_any_more_counts(
+    planned: Path, around: Around, record: Record
+) -> None:
+    one = around(planned)
+    proposal = _study(one, planned).next()
+    assert proposal is not None
+    written = record(proposal.trial.number, decision=proposal.decision)
+    again = _study(one, planned, [written]).next()
+    assert again is not None
+    assert again.decision != proposal.decision
+    assert again.trial.number != written.number
+
+
+def _journal(planned: Path) -> Path:
+    return planned / TRIALS_NAME / JOURNAL_NAME
+
+
+def _half_a_line(data: bytes) -> bytes:
+    return data[:-7]
+
+
+def _half_of_all(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _zeros_at_the_end(data: bytes) -> bytes:
+    return data[:-7] + bytes(4096)
+
+
+def _garbage_inside(data: bytes) -> bytes:
+    return data.replace(b'"op_code":', b"\xff\xfe", 3)
+
+
+def _no_beginning(data: bytes) -> bytes:
+    return b"".join(data.splitlines(keepends=True)[1:])
+
+
+def _another_story(_data: bytes) -> bytes:
+    return json.dumps({"op_code": "x"}).encode() + b"\n"
+
+
+def _a_list(_data: bytes) -> bytes:
+    return b"[1]\n[2]\n"
+
+
+def _nothing(_data: bytes) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _half_a_line,
+        _half_of_all,
+        _zeros_at_the_end,
+        _garbage_inside,
+        _no_beginning,
+        _another_story,
+        _a_list,
+        _nothing,
+    ],
+)
+def test_a_damaged_journal_is_rebuilt_from_the_records(
+    planned: Path, around: Around, record: Record, damage: Callable[[bytes], bytes]
+) -> None:
+    one = around(planned)
+    finished = [answer for _, answer in _run(_study(one, planned), record, 5)]
+    journal = _journal(planned)
+    before = damage(journal.read_bytes())
+    journal.write_bytes(before)
+    more = list(_run(_study(one, planned, finished), record, 3))
+    launched = [answer.decision for answer in finished]
+    assert len({*launched, *(proposal.decision for proposal, _ in more)}) == 8
+    numbers = {answer.number for answer in finished}
+    assert not numbers & {proposal.trial.number for proposal, _ in more}
+    # Optuna reads these two without complaint; only what they lack is told again.
+    if damage not in (_nothing, _no_beginning):
+        assert journal.with_name(f"{JOURNAL_NAME}.damaged").read_bytes() == before
+    # What was rebuilt is whole, and goes on.
+    everything = [*finished, *(answer for _, answer in more)]
+    assert len(list(_run(_study(one, planned, everything), record, 1))) == 1
+
+
+def test_a_journal_cut_at_any_byte_is_survived(
+    planned: Path, around: Around, record: Record
+) -> None:
+    one = around(planned)
+    finished = [answer for _, answer in _run(_study(one, planned), record, 2)]
+    journal = _journal(planned)
+    data = journal.read_bytes()
+    for end in range(0, len(data), 97):
+        journal.write_bytes(data[:end])
+        proposal = _study(one, planned, finished).next()
+        assert proposal is not None
+        assert proposal.decision not in {answer.decision for answer in finished}
+        assert proposal.trial.number not in {answer.number for answer in finished}
+
+
+def test_records_with_gaps_keep_their_numbers(
+    planned: Path, around: Around, record: Record
+) -> None:
+    one = around(planned)
+    decisions = [one.decision_at(seed) for seed in one.seeds()]
+    finished = [record(3, decision=decisions[0]), record(9, decision=decisions[4])]
+    proposal = _study(one, planned, finished).next()
+    assert proposal is not None
+    assert proposal.trial.number == 10
+    assert proposal.decision == decisions[1]
+
+
+def test_a_record_of_no_known_point_keeps_its_number_and_is_not_repeated(
+    planned: Path, around: Around, record: Record
+) -> None:
+    one = around(planned)
+    assert one.plan.decision is not None
+    strange = one.plan.decision.model_copy(update={"fp8_recipe": "of another release"})
+    proposal = _study(one, planned, [record(0, decision=strange)]).next()
+    assert proposal is not None
+    assert proposal.trial.number == 1
+
+
+def test_a_study_of_other_choices_is_begun_anew(
+    planned: Path, around: Around, record: Record
+) -> None:
+    one = around(planned)
+    finished = [answer for _, answer in _run(_study(one, planned), record, 2)]
+    other = around(planned, search=NARROW)
+    proposal = _study(other, planned, finished).next()
+    assert proposal is not None
+    assert proposal.decision not in {answer.decision for answer in finished}
+
+
+def test_a_lock_that_a_killed_process_left_blocks_nobody(
+    planned: Path, around: Around, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Optuna's own lock would be waited for without end here: the path is relative.
+    monkeypatch.chdir(planned.parent)
+    folder = Path(planned.name)
+    one = around(folder)
+    finished = [answer for _, answer in _run(_study(one, folder), record, 1)]
+    lock = folder / TRIALS_NAME / f"{JOURNAL_NAME}.lock"
+    assert lock.is_file()
+    child = os.fork()
+    if child == 0:
+        _hold_and_die(lock)
+    os.waitpid(child, 0)
+    assert _study(one, folder, finished).next() is not None
+
+
+def _hold_and_die(lock: Path) -> Any:
+    import fcntl
+    import signal
+
+    descriptor = os.open(lock, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.kill(os.getpid(), signal.SIGKILL)

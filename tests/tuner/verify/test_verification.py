@@ -1,0 +1,341 @@
+"""The whole loop over a stored plan, with a launcher that answers from a hidden machine."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import PlanUnreadableError
+from tuner.plan import TrainDecision
+from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, VERIFIED_NAME, read_plan, write_trial
+from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.records import TrialRecord, Verified, read_trials
+from tuner.verify.search import StudySearch
+from tuner.verify.testing import FakeLauncher
+from tuner.verify.verification import Effort, Watcher, conclude, run_trials, verified_plan
+
+Around = Callable[..., Neighbourhood]
+Launcher = Callable[..., FakeLauncher]
+Record = Callable[..., TrialRecord]
+Verify = Callable[..., Verified]
+
+
+def _times(folder: Path) -> dict[str, int]:
+    """When each stored record was written, to see that none is written again."""
+    return {file.name: file.stat().st_mtime_ns for file in (folder / TRIALS_NAME).glob("*.json")}
+
+
+def _launched_ok(folder: Path) -> list[TrainDecision]:
+    return [record.decision for record in read_trials(folder / TRIALS_NAME)]
+
+
+def test_the_winner_is_the_fastest_measured_and_recalibration_helps(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    launcher = hidden_launcher(planned, computation=1.4, communication=0.5, noise_ratio=0.01)
+    found = verify(planned, launcher, trials=8)
+    assert [trial.status for trial in found.trials] == ["ok"] * 8
+    assert found.winner == min(launcher.launched, key=launcher.true_s)
+    measured = [trial.measured_step_s for trial in found.trials if trial.measured_step_s]
+    assert found.winner_step_s == min(measured)
+    first = found.trials[0]
+    assert first.decision == read_plan(planned).decision
+    assert first.measured_step_s is not None
+    assert found.regret_ratio == pytest.approx(first.measured_step_s / min(measured) - 1.0)
+    accuracy = found.accuracy
+    assert accuracy.predicted_median_ape is not None
+    assert accuracy.recalibrated_median_ape is not None
+    # The truth is a combination of the two factors, up to the noise and who is slowest.
+    assert accuracy.recalibrated_median_ape < 0.05 < accuracy.predicted_median_ape
+    assert accuracy.activation_max_ape == 0.0
+    assert found.residual is not None
+    assert found.residual.num_runs == 8
+    assert found.residual.communication < 1.0 < found.residual.computation < 1.45
+    assert found.residual.release == "0.fake"
+
+
+def test_no_decision_is_launched_twice_and_each_has_a_folder_of_its_own(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    launcher = hidden_launcher(planned)
+    verify(planned, launcher, trials=14)
+    assert len(launcher.launched) == 14
+    assert max(Counter(launcher.launched).values()) == 1
+    assert len(set(launcher.folders)) == 14
+    assert not any(folder.exists() for folder in launcher.folders)
+
+
+def test_the_same_plan_and_machine_give_the_same_verification(
+    bound_plan: Path, tmp_path: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    found = []
+    for name in ("one", "two"):
+        folder = Path(shutil.copytree(bound_plan, tmp_path / name))
+        found.append(verify(folder, hidden_launcher(folder, noise_ratio=0.02), trials=12))
+    assert found[0] == found[1]
+
+
+def test_trials_that_fail_are_recorded_and_the_study_goes_on(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    launcher = hidden_launcher(
+        planned, ends={0: "timeout", 2: "crashed", 3: "out_of_memory"}, computation=1.0
+    )
+    found = verify(planned, launcher, trials=8)
+    statuses = [trial.status for trial in found.trials]
+    assert statuses == ["timeout", "ok", "crashed", "out_of_memory", *["ok"] * 4]
+    for trial in found.trials:
+        assert trial.reason == ("" if trial.status == "ok" else f"fake {trial.status}")
+        assert (trial.measured_step_s is None) == (trial.status != "ok")
+    assert found.winner in [trial.decision for trial in found.trials if trial.status == "ok"]
+    # The first choice hung, so nothing can be said about its regret.
+    assert found.regret_ratio is None
+    assert not found.tie
+    assert found.residual is not None
+    assert found.residual.num_runs == 5
+
+
+def test_when_every_trial_fails_there_is_no_winner_and_it_is_written_down(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    before = {file: file.read_bytes() for file in (planned / "launch").rglob("*") if file.is_file()}
+    found = verify(planned, hidden_launcher(planned, otherwise="crashed"), trials=3)
+    assert found.winner is None
+    assert found.winner_step_s is None
+    assert found.regret_ratio is None
+    assert found.residual is None
+    assert found.accuracy.rank_of_measured_best is None
+    assert Verified.model_validate_json((planned / VERIFIED_NAME).read_bytes()) == found
+    # The launch files stay what they were: not verified, and saying so.
+    assert {file: file.read_bytes() for file in before} == before
+    with pytest.raises(ValueError, match="no trial ran"):
+        verified_plan(read_plan(planned), found)
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 3])
+def test_ctrl_c_during_a_launch_loses_that_launch_only(
+    planned: Path, verify: Verify, hidden_launcher: Launcher, killed_at: int
+) -> None:
+    killed = hidden_launcher(planned, interrupt_at=killed_at)
+    with pytest.raises(KeyboardInterrupt):
+        verify(planned, killed, trials=6)
+    assert not (planned / VERIFIED_NAME).exists()
+    assert _launched_ok(planned) == killed.launched[:killed_at]
+    written = _times(planned)
+    again = hidden_launcher(planned)
+    found = verify(planned, again, trials=6, resume=True)
+    assert len(found.trials) == 6
+    assert not set(again.launched) & set(killed.launched[:killed_at])
+    assert len(again.launched) == 6 - killed_at
+    assert _times(planned).items() >= written.items()
+    # The plan's own choice is among the trials, whatever was lost.
+    assert found.regret_ratio is not None
+
+
+def test_death_after_the_record_and_before_the_study_is_told_repeats_nothing(
+    planned: Path, around: Around, verify: Verify, hidden_launcher: Launcher, tmp_path: Path
+) -> None:
+    def write_and_die(record: TrialRecord) -> None:
+        write_trial(planned, record)
+        if len(_launched_ok(planned)) == 2:
+            raise KeyboardInterrupt
+
+    neighbourhood = around(planned)
+    killed = hidden_launcher(planned)
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(
+            neighbourhood,
+            StudySearch(neighbourhood, journal=planned / TRIALS_NAME / JOURNAL_NAME, finished=()),
+            finished=(),
+            effort=Effort(trials=5, steps=5),
+            launch=killed,
+            scratch=tmp_path,
+            write=write_and_die,
+            watcher=Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None),
+        )
+    assert len(_launched_ok(planned)) == 2
+    again = hidden_launcher(planned)
+    found = verify(planned, again, trials=5, resume=True)
+    assert not set(again.launched) & set(killed.launched)
+    assert len(found.trials) == 5
+
+
+def test_death_after_the_study_was_told_repeats_nothing(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    def die(record: TrialRecord) -> None:
+        raise KeyboardInterrupt
+
+    killed = hidden_launcher(planned)
+    with pytest.raises(KeyboardInterrupt):
+        verify(planned, killed, trials=4, ended=die)
+    assert len(_launched_ok(planned)) == 1
+    again = hidden_launcher(planned)
+    assert len(verify(planned, again, trials=4, resume=True).trials) == 4
+    assert not set(again.launched) & set(killed.launched)
+
+
+KILL_ME = """
+import json, sys
+from pathlib import Path
+from tuner import api
+from tuner.verify.launcher import LaunchResult
+from tuner.verify.records import TrialRecord
+from tuner.verify.verification import Effort, Watcher
+
+folder, patient = Path(sys.argv[1]), int(sys.argv[2])
+launches = 0
+
+def launch(config, *, folder, deadline_s):
+    global launches
+    launches += 1
+    if launches > patient:
+        print("hanging", flush=True)
+        sys.stdin.read()
+    return LaunchResult(status="crashed", reason="of no use", report=None, wall_s=0.0)
+
+api.verify(
+    folder, effort=Effort(trials=9, steps=3), resume=True, launch=launch,
+    watcher=Watcher(started=lambda *_: None, ended=lambda _: None),
+)
+"""
+
+
+def test_a_killed_process_is_resumed_without_repeating_a_finished_trial(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILL_ME, str(planned), "2"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hanging\n"
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    finished = _launched_ok(planned)
+    assert len(finished) == 2
+    again = hidden_launcher(planned)
+    found = verify(planned, again, trials=6, resume=True)
+    assert [trial.decision for trial in found.trials] == [*finished, *again.launched]
+    assert not set(again.launched) & set(finished)
+    # Journals never end in a trial that still runs.
+    lines = (planned / TRIALS_NAME / JOURNAL_NAME).read_text().splitlines()
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+
+
+def test_a_full_count_launches_nothing_and_concludes_the_same(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    first = verify(planned, hidden_launcher(planned), trials=4)
+    for trials in (4, 2):
+        idle = hidden_launcher(planned)
+        assert verify(planned, idle, trials=trials, resume=True) == first
+        assert not idle.launched
+
+
+def test_trials_that_exist_are_not_overwritten_unasked(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    verify(planned, hidden_launcher(planned), trials=3)
+    written = _times(planned)
+    with pytest.raises(PlanUnreadableError, match=r"holds 3 trials already: add --resume"):
+        verify(planned, hidden_launcher(planned), trials=3)
+    assert _times(planned) == written
+
+
+def test_deleting_a_damaged_record_is_the_way_out_it_names(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    verify(planned, hidden_launcher(planned), trials=3)
+    damaged = planned / TRIALS_NAME / "0000.json"
+    damaged.write_text(damaged.read_text()[:100])
+    with pytest.raises(PlanUnreadableError, match=r"0000\.json"):
+        verify(planned, hidden_launcher(planned), trials=3, resume=True)
+    damaged.unlink()
+    again = hidden_launcher(planned)
+    found = verify(planned, again, trials=3, resume=True)
+    assert again.launched == [read_plan(planned).decision]
+    assert len(found.trials) == 3
+
+
+def _concluded(planned: Path, records: list[TrialRecord]) -> Verified:
+    from tuner.costs.residuals import residual_for
+
+    return conclude(read_plan(planned), records, prior=residual_for("reference", "cpu"))
+
+
+def _others(planned: Path) -> list[TrainDecision]:
+    return [other.decision for other in read_plan(planned).alternatives]
+
+
+def test_regret_and_rank_by_hand(planned: Path, record: Record) -> None:
+    fast, middle = _others(planned)[:2]
+    found = _concluded(
+        planned,
+        [
+            record(0, measured_s=2.4, predicted_step_s=1.0, predicted_communication_s=0.1),
+            record(1, measured_s=2.0, predicted_step_s=1.5, decision=fast),
+            record(2, measured_s=2.2, predicted_step_s=1.2, decision=middle),
+            record(3, measured_s=None, predicted_step_s=0.5, decision=_others(planned)[2]),
+        ],
+    )
+    assert found.winner == fast
+    assert found.winner_step_s == 2.0
+    # 2.4 / 2.0 - 1.
+    assert found.regret_ratio == pytest.approx(0.2)
+    # Two that ran were predicted faster, 1.0 and 1.2; what never ran does not count.
+    assert found.accuracy.rank_of_measured_best == 3
+    # |1.0/2.4 - 1|, |1.5/2 - 1|, |1.2/2.2 - 1| = 0.583, 0.25, 0.4545.
+    assert found.accuracy.predicted_median_ape == pytest.approx(1.0 / 2.2)
+
+
+def test_a_difference_inside_the_noise_is_a_tie(planned: Path, record: Record) -> None:
+    other = _others(planned)[0]
+    # Quartiles of 1.9 2.0 2.0 2.0 2.1: 1.95 and 2.05, so the standard error of each median is
+    # 1.2533 * 0.1 / 1.349 / sqrt(5) = 0.0415; a tie is within twice the sum of both.
+    noisy = (1.9, 2.0, 2.0, 2.0, 2.1)
+    first = record(0, measured_s=2.0, measured_steps_s=noisy)
+    edge_s = 2 * 2 * 1.2533 * 0.1 / 1.349 / 5**0.5
+
+    def winner(measured_s: float) -> TrialRecord:
+        shifted = tuple(step + measured_s - 2.0 for step in noisy)
+        return record(1, measured_s=measured_s, measured_steps_s=shifted, decision=other)
+
+    assert _concluded(planned, [first, winner(2.0 - 0.95 * edge_s)]).tie
+    assert not _concluded(planned, [first, winner(2.0 - 1.05 * edge_s)]).tie
+    alone = _concluded(planned, [first])
+    assert alone.regret_ratio == 0.0
+    assert alone.tie
+
+
+def test_single_steps_have_no_noise_to_hide_in(planned: Path, record: Record) -> None:
+    first = record(0, measured_s=2.0, measured_steps_s=(2.0,))
+    winner = record(1, measured_s=1.999, measured_steps_s=(1.999,), decision=_others(planned)[0])
+    assert not _concluded(planned, [first, winner]).tie
+
+
+def test_activation_error_is_the_largest_over_trials_and_ranks(
+    planned: Path, record: Record
+) -> None:
+    found = _concluded(
+        planned,
+        [
+            record(0, predicted_activation_bytes=(1000,), measured_activation_bytes=(990,)),
+            record(
+                1,
+                predicted_activation_bytes=(1000, 1000),
+                measured_activation_bytes=(1000, 1040),
+                decision=_others(planned)[0],
+            ),
+        ],
+    )
+    assert found.accuracy.activation_max_ape == pytest.approx(40 / 1040)
+    assert found.trials[1].recalibrated_activation_bytes == (1000, 1000)
