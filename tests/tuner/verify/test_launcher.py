@@ -1,0 +1,191 @@
+"""Real processes, tiny ones: how they end becomes a status, and none of them is left."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from profilers.steps.config import StepReport
+from tuner.launch.step_config import step_config
+from tuner.plan_folder import read_plan
+from tuner.verify import launcher
+from tuner.verify.launcher import (
+    LOG_NAME,
+    REPORT_NAME,
+    TRIAL_MARK,
+    LaunchResult,
+    judge,
+    launch_command,
+    trial_command,
+    trial_environment,
+)
+
+Run = Callable[..., LaunchResult]
+
+REPORT = StepReport(
+    device="here",
+    libraries={},
+    step_s=(1.0,),
+    losses=(),
+    tokens_per_step=1,
+    memory=(),
+    loads=(),
+    chunks_used=(),
+)
+
+TREE = """
+import os, signal, subprocess, sys, time
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);" \\
+    "print('deaf', flush=True); time.sleep(600)"
+child = subprocess.Popen(
+    [sys.executable, "-S", "-c", deaf], start_new_session=True, stdout=subprocess.PIPE, text=True
+)
+print(child.stdout.readline(), end="", flush=True)
+"""
+"""A process with a grandchild of ours in its own session, which ignores a polite request to end."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run Python text as a trial in a folder of this test."""
+
+    def ran(text: str, *, deadline_s: float = 60.0) -> LaunchResult:
+        command = (sys.executable, "-S", "-c", text)
+        return launch_command(command, folder=tmp_path, deadline_s=deadline_s)
+
+    return ran
+
+
+def _left(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TRIAL_MARK) == str(folder.resolve()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_report_is_read_back_and_the_log_kept(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / REPORT_NAME
+    text = f"print('said'); open({str(file)!r}, 'w').write({REPORT.model_dump_json()!r})"
+    result = run(text)
+    assert result.status == "ok"
+    assert result.report == REPORT
+    assert result.reason == ""
+    assert result.wall_s > 0.0
+    assert (tmp_path / LOG_NAME).read_text() == "said\n"
+
+
+def test_a_report_of_an_earlier_trial_is_not_taken_for_this_ones(run: Run, tmp_path: Path) -> None:
+    (tmp_path / REPORT_NAME).write_text(REPORT.model_dump_json())
+    result = run("pass")
+    assert result.status == "crashed"
+    assert result.reason == "the trial ended without a readable report"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 2}'])
+def test_an_unreadable_report_is_a_crash(run: Run, tmp_path: Path, text: str) -> None:
+    result = run(f"open({str(tmp_path / REPORT_NAME)!r}, 'w').write({text!r})")
+    assert (result.status, result.report) == ("crashed", None)
+
+
+def test_the_last_error_is_the_reason_of_a_crash(run: Run) -> None:
+    result = run("print('Error: an early one'); raise RuntimeError('shapes differ')")
+    assert (result.status, result.reason) == ("crashed", "RuntimeError: shapes differ")
+    assert run("raise SystemExit(5)").reason == "exit code 5"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise SystemExit(77)", "a rank ran out of memory"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by the system"),
+        ("print('x: rank 1 is out of memory: 4 GiB'); raise SystemExit(1)", "rank 1 is out of"),
+        ("print('  exitcode  : 77 (pid: 7)'); raise SystemExit(1)", "ran out of memory"),
+        ("print('  exitcode  : -9 (pid: 7)'); raise SystemExit(1)", "killed by the system"),
+    ],
+)
+def test_lack_of_memory_is_a_status_of_its_own(run: Run, text: str, reason: str) -> None:
+    result = run(text)
+    assert result.status == "out_of_memory"
+    assert reason in result.reason
+    assert len(result.reason.splitlines()) == 1
+
+
+def test_a_flood_of_output_blocks_nothing_and_its_end_is_read(run: Run) -> None:
+    result = run("print('x' * 5_000_000); raise RuntimeError('after the flood')")
+    assert result.reason == "RuntimeError: after the flood"
+
+
+def test_nothing_is_left_of_a_tree_that_hangs_and_does_not_listen(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_S", 0.3)
+    result = run(TREE + "time.sleep(600)", deadline_s=2.0)
+    assert result.status == "timeout"
+    assert result.reason == "no report after 2 s; the trial was ended"
+    assert (tmp_path / LOG_NAME).read_text() == "deaf\n"
+    assert not _left(tmp_path)
+
+
+def test_a_grandchild_outlives_neither_a_crash_nor_a_kill_of_its_parent(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_S", 0.3)
+    result = run(TREE + "os.kill(os.getpid(), 9)")
+    assert result.status == "out_of_memory"
+    assert not _left(tmp_path)
+
+
+def test_ctrl_c_leaves_no_process_behind(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_S", 0.3)
+    with pytest.raises(KeyboardInterrupt):
+        run(TREE + "os.kill(os.getppid(), signal.SIGINT); time.sleep(600)")
+    assert (tmp_path / LOG_NAME).read_text() == "deaf\n"
+    assert not _left(tmp_path)
+
+
+def test_the_environment_of_another_launcher_is_dropped_and_threads_are_pinned() -> None:
+    found = trial_environment(
+        {
+            "RANK": "3",
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "4",
+            "MASTER_ADDR": "elsewhere",
+            "MASTER_PORT": "1",
+            "TORCHELASTIC_RUN_ID": "x",
+            "OMP_NUM_THREADS": "16",
+            "PATH": "/bin",
+        }
+    )
+    assert found == {"PATH": "/bin", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    chosen = trial_environment({"GLOO_SOCKET_IFNAME": "eth0"})
+    assert chosen["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path) -> None:
+    plan = read_plan(planned)
+    assert plan.decision is not None
+    config = step_config(plan, plan.decision, steps=3, warmup_steps=1)
+    command = trial_command(config, folder=tmp_path, deadline_s=60.0)
+    assert command[1:4] == ("-P", "-m", "torch.distributed.run")
+    assert "--nproc-per-node=2" in command
+    assert "--deadline=63" in command
+    assert any(word.startswith("--parent=") for word in command)
+    single = config.parallelism.model_copy(update={"data": 1, "expert": 1})
+    alone = config.model_copy(update={"parallelism": single})
+    assert "torch.distributed.run" not in trial_command(alone, folder=tmp_path, deadline_s=1.0)
+
+
+def test_only_a_clean_exit_asks_for_the_report(tmp_path: Path) -> None:
+    file = tmp_path / REPORT_NAME
+    file.write_text(json.dumps(json.loads(REPORT.model_dump_json())))
+    assert judge(1, tail="", report_file=file, wall_s=1.0).status == "crashed"
+    assert judge(0, tail="", report_file=file, wall_s=1.0).status == "ok"
