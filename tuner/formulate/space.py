@@ -1,9 +1,9 @@
 """Every combination of degrees that could be launched, and why the others cannot.
 
 The space is the product of all divisors of the device count for the tensor, pipeline and expert
-degrees (the data degree follows), of all model-chunk counts, power-of-two micro-batches and ZeRO
-stages. Each combination is either legal or breaks one rule, which is counted; nothing is dropped
-in silence.
+degrees (the data degree follows), of power-of-two micro-batches, ZeRO stages and model-chunk counts
+(1, and with a pipeline all that leave every chunk a layer). Each combination is either legal or
+breaks one rule, which is counted; nothing is dropped in silence.
 
 Not covered: context parallelism and expert tensor parallelism above 1, pools of unlike devices.
 """
@@ -58,7 +58,7 @@ def _all_degrees(work: Workload, num_devices: int) -> Iterator[Degrees]:
         data = num_devices // (tensor * pipeline)
         for expert, virtual, micro_batch, zero in product(
             _divisors(tensor * data),
-            [v for v in chunks if pipeline * v <= work.model.num_layers] if pipeline > 1 else [1],
+            [v for v in chunks if v == 1 or 1 < pipeline <= work.model.num_layers // v],
             micro_batches,
             zero_stages,
         ):
