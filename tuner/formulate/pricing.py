@@ -68,7 +68,7 @@ class CandidateCosts:
         previous: object = None
         for layer in range(self.work.model.num_layers):
             alike = self._signature(layer)
-            if alike == previous:
+            if found and alike == previous:
                 first, length = found[-1]
                 found[-1] = (first, length + 1)
             else:
