@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from profilers.errors import RankError
+from profilers.heap import keep_heap
 from profilers.timing import Clock, HostClock
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -47,6 +48,7 @@ def pick_device(kind: str, *, local_rank: int) -> torch.device:
     """
     torch.set_num_threads(1)
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        keep_heap()
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if local_rank >= count:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
+from profilers.devices import pick_device
 from profilers.errors import RankError
 from profilers.steps.config import StepConfig
 from profilers.steps.run import refusal, run, start
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_and_report(config: StepConfig, report: Path) -> None:
-    device = _device(config)
+    device = pick_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     layout = start(config, device=device)
     result = run(config, layout)
     if layout.rank == 0:
@@ -77,15 +78,6 @@ def _end_without(parent: int) -> None:
     while psutil.pid_exists(parent):
         time.sleep(PARENT_POLL_S)
     os._exit(1)
-
-
-def _device(config: StepConfig) -> torch.device:
-    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        return device
-    torch.set_num_threads(1)
-    return torch.device("cpu")
 
 
 def _refuse(reason: str) -> int:
