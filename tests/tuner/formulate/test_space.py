@@ -1,0 +1,172 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.steps.config import Recompute
+from profilers.steps.run import refusal
+from tuner.costs.workload import Degrees, Workload
+from tuner.emit.testing import sample_verified
+from tuner.formulate.options import Option
+from tuner.formulate.space import enumerate_degrees
+from tuner.launch.step_config import step_config
+from tuner.planner.decisions import decision
+from tuner.spec.capabilities import intersection, refusals
+from tuner.spec.goal import TrainGoal
+from tuner.spec.search import Search
+
+Make = Callable[..., Workload]
+REFERENCE = intersection(["reference"])
+
+
+def _size_of_the_product(*, devices: int, layers: int, batch: int) -> int:
+    """The whole space by counting up every factor, without asking which divide."""
+    found = 0
+    for tensor in range(1, devices + 1):
+        for pipeline in range(1, devices + 1):
+            for data in range(1, devices + 1):
+                if tensor * pipeline * data != devices:
+                    continue
+                experts = sum((tensor * data) % e == 0 for e in range(1, tensor * data + 1))
+                virtual = 1 if pipeline == 1 else max(1, layers // pipeline)
+                micro = sum(1 << bit <= batch for bit in range(batch + 1))
+                found += experts * virtual * micro * 4  # ZeRO stages 0 to 3
+    return found
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 6, 8])
+@pytest.mark.parametrize(("layers", "batch"), [(4, 8), (3, 6)])
+def test_legal_and_illegal_add_up_to_the_whole_product(
+    tiny_work: Make, devices: int, layers: int, batch: int
+) -> None:
+    work = tiny_work(layers="m" * layers, batch={"global_batch_size": batch})
+    found = enumerate_degrees(work, num_devices=devices, capabilities=REFERENCE, search=Search())
+    whole = _size_of_the_product(devices=devices, layers=layers, batch=batch)
+    assert len(found.legal) + found.num_illegal == whole
+    assert len(set(found.legal)) == len(found.legal)
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"tie_word_embeddings": True}, {"layers": "dmm", "moe": {"shared_ffn_size": 32}}],
+    ids=["plain", "tied", "dense and shared"],
+)
+def test_nothing_legal_is_unlaunchable(
+    tiny_work: Make, devices: int, model: dict[str, Any]
+) -> None:
+    work = tiny_work(**model)
+    legal = enumerate_degrees(
+        work, num_devices=devices, capabilities=REFERENCE, search=Search()
+    ).legal
+    assert legal
+    goal = TrainGoal(
+        kind="train",
+        sequence_length=work.sequence_length,
+        global_batch_size=work.global_batch_size,
+    )
+    for degrees in legal:
+        stages = degrees.num_stages
+        layers = tuple(
+            work.model.num_layers // stages + (stage < work.model.num_layers % stages)
+            for stage in range(stages)
+        )
+        ways = [Option(recompute=Recompute.SELECTIVE, chunks=2)] * stages
+        chosen = decision(degrees, layers=layers, options=ways)
+        assert refusals(REFERENCE, model=work.model, decision=chosen) == ()
+        plan = sample_verified(work.model, chosen, devices_per_node=devices, device_kind="cpu").plan
+        plan = plan.model_copy(update={"goal": goal})
+        config = step_config(plan, chosen, steps=1, warmup_steps=0)
+        assert refusal(config) is None
+        assert config.parallelism.world == devices
+
+
+@pytest.mark.parametrize(
+    ("changes", "degrees", "rule"),
+    [
+        ({}, {"tensor": 4}, "does not divide the attention heads"),
+        ({"layers": "dm", "dense_ffn_size": 33}, {"tensor": 2}, "the feed-forward width"),
+        ({"moe": {"shared_ffn_size": 33}}, {"tensor": 2}, "the shared expert's width"),
+        ({"batch": {"sequence_length": 65}}, {"tensor": 2}, "does not divide the sequence"),
+        ({"layers": "dd"}, {"data": 2, "expert": 2}, "a model without experts"),
+        ({"moe": {"num_experts": 6}}, {"data": 4, "expert": 4}, "does not divide the experts"),
+        ({"layers": "mm"}, {"pipeline": 4}, "more pipeline stages than layers"),
+        ({"tie_word_embeddings": True}, {"pipeline": 2}, "tied embeddings"),
+        ({}, {"data": 2, "micro_batch_size": 8}, "does not divide global_batch_size"),
+        ({}, {"pipeline": 2, "virtual_pipeline": 2, "micro_batch_size": 8}, "interleaving needs"),
+        ({}, {"data": 2, "zero_stage": 2}, "no such zero_stage"),
+        ({}, {"data": 2, "pipeline": 2, "zero_stage": 3}, "zero_stage with pipeline"),
+        ({}, {"zero_stage": 1}, "shards nothing"),
+    ],
+)
+def test_each_rule_has_its_count(
+    tiny_work: Make,
+    cut: Callable[..., Degrees],
+    changes: dict[str, Any],
+    degrees: dict[str, int],
+    rule: str,
+) -> None:
+    wanted = cut(**degrees)
+    limits = Search(
+        tensor_model_parallel_size=(wanted.tensor,),
+        pipeline_model_parallel_size=(wanted.pipeline,),
+        virtual_pipeline_model_parallel_size=(wanted.virtual_pipeline,),
+        data_parallel_size=(wanted.data,),
+        expert_model_parallel_size=(wanted.expert,),
+        micro_batch_size=(wanted.micro_batch_size,),
+        zero_stage=(wanted.zero_stage,),
+    )
+    found = enumerate_degrees(
+        tiny_work(**changes), num_devices=wanted.world, capabilities=REFERENCE, search=limits
+    )
+    assert wanted not in found.legal
+    assert any(rule in broken for broken in found.illegal)
+
+
+@given(
+    tensor=st.sampled_from([None, (1,), (1, 2), (2,)]),
+    pipeline=st.sampled_from([None, (1,), (2, 4)]),
+    expert=st.sampled_from([None, (1, 4), (8,)]),
+    micro=st.sampled_from([None, (1,), (2, 4)]),
+    zero=st.sampled_from([None, (0,), (1, 3)]),
+)
+@settings(deadline=None, max_examples=40)
+def test_limits_choose_among_the_legal_and_change_nothing_else(
+    tiny_work: Make,
+    tensor: tuple[int, ...] | None,
+    pipeline: tuple[int, ...] | None,
+    expert: tuple[int, ...] | None,
+    micro: tuple[int, ...] | None,
+    zero: Any,
+) -> None:
+    limits = Search(
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        expert_model_parallel_size=expert,
+        micro_batch_size=micro,
+        zero_stage=zero,
+    )
+    free, limited = (
+        enumerate_degrees(tiny_work(), num_devices=8, capabilities=REFERENCE, search=search)
+        for search in (Search(), limits)
+    )
+    assert limited.legal == tuple(
+        one
+        for one in free.legal
+        if (tensor is None or one.tensor in tensor)
+        and (pipeline is None or one.pipeline in pipeline)
+        and (expert is None or one.expert in expert)
+        and (micro is None or one.micro_batch_size in micro)
+        and (zero is None or one.zero_stage in zero)
+    )
+    total = len(free.legal) + free.num_illegal
+    assert len(limited.legal) + limited.num_illegal == total
+
+
+def test_what_the_reference_step_lacks_leaves_nothing(tiny_work: Make) -> None:
+    for limits in (Search(context_parallel_size=(2,)), Search(expert_tensor_parallel_size=(2,))):
+        found = enumerate_degrees(tiny_work(), num_devices=4, capabilities=REFERENCE, search=limits)
+        assert found.legal == ()
+        assert any("leaves it out" in rule for rule in found.illegal)
