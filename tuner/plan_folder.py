@@ -165,7 +165,7 @@ def _replace_plan(
         (folder / PLAN_NAME).unlink(missing_ok=True)
         _forget_trials(folder)
         for name in sorted(stale):
-            _remove(folder / name)
+            _remove(folder, name)
         for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (staged / name).replace(folder / name)
@@ -187,11 +187,12 @@ def _former_files(folder: Path) -> frozenset[str]:
     return frozenset(name for name in inside if ".." not in Path(name).parts)
 
 
-def _remove(file: Path) -> None:
-    """Remove a file, and its folder with it when it was the last there."""
-    file.unlink(missing_ok=True)
-    if file.parent.is_dir() and not any(file.parent.iterdir()):
-        file.parent.rmdir()
+def _remove(folder: Path, name: str) -> None:
+    """Remove a file, and with it the folders that held nothing else."""
+    (folder / name).unlink(missing_ok=True)
+    for parent in Path(name).parents[:-1]:
+        if (folder / parent).is_dir() and not any((folder / parent).iterdir()):
+            (folder / parent).rmdir()
 
 
 def _forget_trials(folder: Path) -> None:
