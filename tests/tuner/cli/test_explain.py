@@ -1,0 +1,60 @@
+"""`moetune explain` as it is typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuner.cli import app as frame
+from tuner.cli.plan_text import explanation, short_decision
+from tuner.plan_folder import PLAN_NAME, read_plan
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_it_breaks_time_and_memory_down_by_stage_and_says_why_others_lost(
+    bound_plan: Path, capsys: Captured
+) -> None:
+    assert frame.run(["explain", str(bound_plan)]) == 0
+    text = capsys.readouterr().out
+    plan = read_plan(bound_plan)
+    assert plan.predicted is not None
+    for cause in plan.predicted.breakdown_s:
+        assert f"\n  {cause}" in text
+    assert "proven optimal under the model" in text
+    assert f"bound by {plan.binding_constraint}" in text
+    header = next(line for line in text.splitlines() if line.startswith("  stage"))
+    for column in ("layers", "recompute", "forward", "backward", "activations", "total"):
+        assert column in header
+    for other in plan.alternatives[:3]:
+        assert short_decision(other.decision) in text
+        assert other.lost_by in text
+    assert f"({plan.certificate.within_band} of them inside the error band: ties)" in text
+
+
+def test_a_stage_is_listed_with_its_own_option(bound_plan: Path) -> None:
+    plan = read_plan(bound_plan)
+    other = next(one for one in plan.alternatives if one.decision.pipeline_model_parallel_size == 2)
+    piped = plan.model_copy(update={"decision": other.decision, "predicted": other.predicted})
+    lines = explanation(piped).splitlines()
+    first = lines.index("each stage") + 2
+    for stage in range(2):
+        option = f"{other.decision.stage_recompute[stage]}/c{other.decision.chunks[stage]}"
+        assert lines[first + stage].split()[:3] == [str(stage), "2", option]
+
+
+def test_json_is_the_stored_plan(bound_plan: Path, capsys: Captured) -> None:
+    assert frame.run(["explain", str(bound_plan), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((bound_plan / PLAN_NAME).read_text())
+
+
+@pytest.mark.parametrize("name", ["missing", "damaged"])
+def test_no_readable_plan_is_one_line(planned: Path, capsys: Captured, name: str) -> None:
+    if name == "damaged":
+        (planned / PLAN_NAME).write_text('{"schema_version": 1')
+    folder = planned if name == "damaged" else planned / "nowhere"
+    assert frame.run(["explain", str(folder)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert PLAN_NAME in line

@@ -1,0 +1,124 @@
+"""`moetune plan` as it is typed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from profilers.records import Profile
+from tuner.cli import app as frame
+from tuner.plan import Plan
+from tuner.plan_folder import PLAN_NAME, read_plan
+
+Captured = pytest.CaptureFixture[str]
+Spec = Callable[..., Path]
+Store = Callable[[Path, Profile], Path]
+
+
+def _plan(spec: Path, out: Path, *options: str) -> int:
+    return frame.run(["plan", str(spec), "-o", str(out), "--solver", "exact", *options])
+
+
+def test_it_says_the_decision_what_is_proven_and_what_binds(
+    bound_spec: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "plan"
+    assert _plan(bound_spec, out) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    plan = read_plan(out)
+    assert plan.decision is not None
+    assert printed.out.startswith("2 devices: TP 1, ")
+    assert f"ZeRO {plan.decision.zero_stage}, micro-batch {plan.decision.micro_batch_size}" in (
+        printed.out
+    )
+    assert "MemFine chunk" in printed.out
+    assert "certificate    proven optimal under the model (" in printed.out
+    assert f"bound by       {plan.binding_constraint}" in printed.out
+    assert "note           routing is assumed balanced" in printed.out
+    assert f"next: moetune verify {out}" in printed.out
+
+
+def test_json_is_the_stored_plan(bound_spec: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert _plan(bound_spec, tmp_path / "plan", "--json", "--top", "2") == 0
+    text = capsys.readouterr().out
+    assert text == (tmp_path / "plan" / PLAN_NAME).read_text()
+    assert Plan.model_validate_json(text).files
+    fields = json.loads(text)
+    assert fields["certificate"]["status"] == "optimal"
+    low, high = fields["predicted"]["step_time_s_band"]
+    assert low < fields["predicted"]["step_time_s"] < high
+
+
+def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
+    tiny_spec: Spec,
+    analytic_profile: Profile,
+    store_profile: Store,
+    tmp_path: Path,
+    capsys: Captured,
+) -> None:
+    store_profile(tmp_path / "profile", analytic_profile)
+    search = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
+    spec = tiny_spec(pool={"memory_per_device": "1MiB"}, search=search)
+    assert _plan(spec, tmp_path / "plan") == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("no plan: infeasible (")
+    assert "what stands in the way: memory_per_device" in printed
+    assert "nearest way out: memory_per_device: " in printed
+    assert " more per device" in printed
+    assert not (tmp_path / "plan" / "launch").exists()
+    assert frame.run(["explain", str(tmp_path / "plan")]) == 1
+    assert "nearest way out: memory_per_device" in capsys.readouterr().out
+    assert frame.run(["verify", str(tmp_path / "plan")]) == 2
+    assert "the plan found nothing to launch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--solver", "bogus"], "moetune: layout method 'bogus' is not one of exact, milp"),
+        (["--time-limit", "60"], "moetune: --time-limit: '60' has no unit"),
+        (["--time-limit", "1 fortnight"], "moetune: --time-limit: "),
+        (["--time-limit", "0s"], "moetune: --time-limit: '0s' must be more than nothing"),
+        (["--top", "0"], "moetune: Invalid value for '--top'"),
+        (["--profile", "/nowhere"], "moetune: /nowhere does not exist"),
+        (["--bogus"], "moetune: No such option: --bogus"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    bound_spec: Path, tmp_path: Path, capsys: Captured, options: list[str], line: str
+) -> None:
+    assert frame.run(["plan", str(bound_spec), "-o", str(tmp_path / "plan"), *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(line)
+    assert len(printed.err.splitlines()) == 1
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_missing_spec_and_a_missing_out_are_one_line(tmp_path: Path, capsys: Captured) -> None:
+    assert _plan(tmp_path / "none.yaml", tmp_path / "plan") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "none.yaml" in line
+    assert frame.run(["plan", str(tmp_path / "none.yaml")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--out" in line
+
+
+@pytest.mark.parametrize("place", ["{tmp}/file/plan", "/sys/moetune-plan"])
+def test_a_place_that_cannot_be_written_is_exit_code_3(
+    bound_spec: Path, tmp_path: Path, capsys: Captured, place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert _plan(bound_spec, Path(place.format(tmp=tmp_path))) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("moetune: cannot write ")
+    assert "choose another place with -o" in line
+
+
+def test_help_lists_every_option(capsys: Captured) -> None:
+    assert frame.run(["plan", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--out", "--profile", "--top", "--time-limit", "--solver", "--json"):
+        assert option in text

@@ -1,0 +1,167 @@
+"""`moetune verify` as it is typed; what it launches is tested in tests/tuner/verify."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner import api
+from tuner.cli import app as frame
+from tuner.cli.plan_text import short_decision
+from tuner.cli.trials import live_table
+from tuner.cli.verify_text import verified_text
+from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
+from tuner.verify.records import Verified
+from tuner.verify.testing import FakeLauncher
+from tuner.verify.verification import Effort
+
+Captured = pytest.CaptureFixture[str]
+Launcher = Callable[..., FakeLauncher]
+
+
+def _verify(folder: Path, launcher: FakeLauncher, *, trials: int) -> Verified:
+    with live_table(total=trials) as watcher:
+        return api.verify(
+            folder,
+            effort=Effort(trials=trials, steps=5),
+            resume=False,
+            watcher=watcher,
+            launch=launcher,
+        )
+
+
+def test_each_trial_is_told_on_stderr_as_it_runs(
+    planned: Path, capsys: Captured, hidden_launcher: Launcher
+) -> None:
+    _verify(planned, hidden_launcher(planned, ends={1: "timeout"}), trials=2)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    first, ended, second, failed = printed.err.splitlines()
+    assert first.startswith("launching tp1 ")
+    assert first.endswith(" a step predicted")
+    assert "  ok: " in ended
+    assert " measured, " in ended
+    assert second.startswith("launching ")
+    assert failed.startswith("  timeout: fake timeout: not measured, ")
+
+
+def test_resumed_trials_are_concluded_without_launching(
+    planned: Path, capsys: Captured, hidden_launcher: Launcher
+) -> None:
+    found = _verify(planned, hidden_launcher(planned), trials=4)
+    capsys.readouterr()
+    assert frame.run(["verify", str(planned), "--resume", "--trials", "4"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert found.winner is not None
+    assert f"winner         {short_decision(found.winner)}: " in printed.out
+    assert "first choice   " in printed.out
+    assert "recalibrated from the others" in printed.out
+    assert "activations    largest error 0.0 %" in printed.out
+    assert "in the model's order" in printed.out
+    assert "note           the profile describes another machine" in printed.out
+    assert printed.out.rstrip().endswith(f"launch files: {planned / 'launch'}")
+    assert frame.run(["verify", str(planned), "--resume", "--trials", "4", "--json"]) == 0
+    text = capsys.readouterr().out
+    assert text == (planned / VERIFIED_NAME).read_text()
+    assert Verified.model_validate_json(text) == found
+
+
+def test_trials_that_all_failed_are_exit_code_1(
+    planned: Path, capsys: Captured, hidden_launcher: Launcher
+) -> None:
+    _verify(planned, hidden_launcher(planned, otherwise="crashed"), trials=2)
+    capsys.readouterr()
+    assert frame.run(["verify", str(planned), "--resume", "--trials", "2"]) == 1
+    assert "no trial ran: nothing is verified" in capsys.readouterr().out
+
+
+def test_existing_trials_are_exit_code_2_without_resume(
+    planned: Path, capsys: Captured, hidden_launcher: Launcher
+) -> None:
+    _verify(planned, hidden_launcher(planned), trials=1)
+    capsys.readouterr()
+    assert frame.run(["verify", str(planned)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "holds 1 trials already: add --resume to go on, or plan anew" in line
+
+
+def test_a_damaged_record_is_one_line_that_names_it(
+    planned: Path, capsys: Captured, hidden_launcher: Launcher
+) -> None:
+    _verify(planned, hidden_launcher(planned), trials=1)
+    capsys.readouterr()
+    (planned / TRIALS_NAME / "0000.json").write_text("{")
+    assert frame.run(["verify", str(planned), "--resume"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "0000.json" in line
+    assert "delete it to launch that trial again" in line
+
+
+def test_a_slower_first_choice_is_said_with_its_regret(
+    planned: Path, hidden_launcher: Launcher
+) -> None:
+    found = _verify(planned, hidden_launcher(planned), trials=2)
+    slower = found.model_copy(update={"regret_ratio": 0.125, "tie": False})
+    assert "first choice   12.5 % slower than the winner\n" in verified_text(slower, folder=planned)
+    tied = slower.model_copy(update={"tie": True})
+    assert "slower than the winner (a tie: less than the noise)" in verified_text(
+        tied, folder=planned
+    )
+    unknown = slower.model_copy(update={"regret_ratio": None})
+    assert "first choice   did not run" in verified_text(unknown, folder=planned)
+
+
+def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
+    own_mounts = ["unshare", "--mount", "--", "bash", "-c"]
+    mounting = f"mount --bind {planned} {planned} && mount -o remount,bind,ro {planned}"
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*own_mounts, mounting], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("needs root and a kernel that lets it mount")
+    started = f"{mounting} && exec {sys.executable} -m tuner verify {planned}"
+    done = subprocess.run([*own_mounts, started], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line == f"moetune: {planned / TRIALS_NAME}: Read-only file system"
+    assert not (planned / TRIALS_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--trials", "0"], "moetune: Invalid value for '--trials'"),
+        (["--steps", "1"], "moetune: Invalid value for '--steps'"),
+        (["--launcher", "carrier-pigeon"], "moetune: Invalid value for '--launcher'"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    planned: Path, capsys: Captured, options: list[str], line: str
+) -> None:
+    assert frame.run(["verify", str(planned), *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(line)
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_help_lists_every_option(capsys: Captured) -> None:
+    assert frame.run(["verify", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--trials", "--steps", "--launcher", "--resume", "--json"):
+        assert option in text
+
+
+@pytest.mark.slow
+def test_real_launches_measure_and_leave_a_verified_plan(planned: Path, capsys: Captured) -> None:
+    assert frame.run(["verify", str(planned), "--trials", "2", "--steps", "3", "--json"]) == 0
+    found = Verified.model_validate(json.loads(capsys.readouterr().out))
+    assert [trial.status for trial in found.trials] == ["ok", "ok"]
+    assert all(len(trial.measured_activation_bytes) for trial in found.trials)
+    assert found.accuracy.activation_max_ape is not None
+    assert found.accuracy.activation_max_ape < 0.05
+    assert "NOT VERIFIED" not in (planned / "launch/reference/run.sh").read_text()
