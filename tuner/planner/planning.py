@@ -177,7 +177,8 @@ def _nearest(
         Relaxation(
             limit="memory_per_device",
             change=(
-                f"{format_bytes(usable)} usable instead of {format_bytes(limit_bytes)}: "
+                f"{format_bytes(usable)} ({usable} B) usable instead of "
+                f"{format_bytes(limit_bytes)}: "
                 f"{format_bytes(usable - limit_bytes)} more per device"
             ),
             decision=relaxed[0].decision if relaxed else None,
