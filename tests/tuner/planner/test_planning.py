@@ -1,0 +1,142 @@
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tuner.plan import Plan
+from tuner.planner.planning import certificate_line
+from tuner.units import format_ratio
+
+Ask = Callable[..., Any]
+
+PLAIN: dict[str, Any] = {
+    "search": {
+        "micro_batch_size": [2],
+        "zero_stage": [0, 1],
+        "chunks": [1, 4],
+        "virtual_pipeline_model_parallel_size": [1],
+    }
+}
+
+
+def _with_memory(ask: Ask, memory_bytes: int, **changes: Any) -> Plan:
+    asked = ask(machine={"memory_limit_bytes": memory_bytes}, **(PLAIN | changes))
+    plan: Plan = asked.planned()
+    return plan
+
+
+def test_ample_memory_does_not_bind(ask: Ask) -> None:
+    plan = _with_memory(ask, 2**40)
+    assert plan.certificate.status == "optimal"
+    assert plan.binding_constraint.endswith("memory does not bind")
+    assert plan.predicted is not None
+    assert plan.predicted.step_time_s == pytest.approx(plan.certificate.objective)
+    assert plan.relaxations == ()
+    # The named cause is the largest of the breakdown.
+    cause = max(plan.predicted.breakdown_s.items(), key=lambda item: item[1])[0]
+    assert plan.binding_constraint.startswith(f"{cause}:")
+
+
+def test_too_little_memory_names_the_least_that_would_do(ask: Ask) -> None:
+    plan = _with_memory(ask, 500_000)
+    assert plan.certificate.status == "infeasible"
+    assert plan.decision is None
+    assert plan.binding_constraint == "memory_per_device"
+    (relaxation,) = plan.relaxations
+    assert relaxation.predicted is not None
+    assert relaxation.decision is not None
+    stated = re.search(r"\((\d+) B\) usable instead of", relaxation.change)
+    assert stated is not None
+    needed = int(stated.group(1))
+    assert max(relaxation.predicted.peak_memory_bytes) <= needed
+    enough = _with_memory(ask, needed)
+    assert enough.certificate.status == "optimal"
+    assert enough.decision == relaxation.decision
+    for less in (needed - 1, int(needed * 0.99)):
+        assert _with_memory(ask, less).certificate.status == "infeasible"
+
+
+def test_memory_that_costs_time_is_what_binds(ask: Ask) -> None:
+    infeasible = _with_memory(ask, 500_000)
+    stated = re.search(r"\((\d+) B\)", infeasible.relaxations[0].change)
+    assert stated is not None
+    tight = _with_memory(ask, int(stated.group(1)))
+    ample = _with_memory(ask, 2**40)
+    assert tight.certificate.objective is not None
+    assert ample.certificate.objective is not None
+    assert tight.certificate.objective > ample.certificate.objective
+    assert tight.binding_constraint.startswith("memory_per_device: with more than")
+    gain = 1.0 - ample.certificate.objective / tight.certificate.objective
+    assert tight.binding_constraint.endswith(f"{format_ratio(gain)} less")
+
+
+def test_ties_are_listed_as_ties_and_others_say_why_they_lost(ask: Ask) -> None:
+    plan = ask(machine={"band_ratio": 0.05}, settings={"top": 6}, **PLAIN).planned()
+    assert plan.predicted is not None
+    within = [one for one in plan.alternatives if one.within_band]
+    assert len(within) == plan.certificate.within_band > 0
+    edge = plan.predicted.step_time_s_band[1]
+    for one in plan.alternatives:
+        assert one.within_band == (one.predicted.step_time_s <= edge)
+        assert one.predicted.step_time_s >= plan.predicted.step_time_s
+        assert one.lost_by
+    assert len(plan.alternatives) >= 5
+
+
+def test_a_search_without_time_has_no_plan_and_no_made_up_reason(ask: Ask) -> None:
+    plan = ask(settings={"time_limit_s": 0.0}).planned()
+    assert plan.certificate.status == "unknown"
+    assert plan.decision is None
+    assert plan.binding_constraint == "time limit"
+    assert plan.relaxations == ()
+    assert "left open for lack of time" in certificate_line(plan.certificate)
+
+
+def test_a_space_without_legal_combinations_names_the_commonest_rules(ask: Ask) -> None:
+    plan = ask(search={"context_parallel_size": [2]}).planned()
+    assert plan.certificate.status == "infeasible"
+    assert 0 < len(plan.relaxations) <= 3
+    counts = [int(one.change.split()[0]) for one in plan.relaxations]
+    assert counts == sorted(counts, reverse=True)
+    assert all(one.limit in plan.binding_constraint for one in plan.relaxations)
+
+
+def test_what_a_target_lacks_is_priced_by_searching_with_it(ask: Ask) -> None:
+    # Two stages share a budget that lets one of them keep more than the other, or not.
+    limits = {"search": PLAIN["search"] | {"pipeline_model_parallel_size": [2]}}
+    gains = []
+    for memory in (8_550_000, 8_650_000, 8_900_000, 9_600_000):
+        plan = _with_memory(ask, memory, **limits, emit=["megatron-lm"])
+        free = _with_memory(ask, memory, **limits)
+        assert plan.decision is not None
+        assert plan.certificate.objective is not None
+        assert free.certificate.objective is not None
+        assert len(set(zip(plan.decision.stage_recompute, plan.decision.chunks, strict=True))) == 1
+        gain = 1.0 - free.certificate.objective / plan.certificate.objective
+        named = [one for one in plan.unlaunchable if "each stage" in one.feature]
+        assert bool(named) == (gain > 5e-3)
+        for one in named:
+            assert one.target == "megatron-lm"
+            assert one.gain_ratio == pytest.approx(gain)
+        gains.append(gain)
+    assert min(gains) == pytest.approx(0.0)
+    assert max(gains) > 0.01
+
+
+def test_the_reference_step_lacks_nothing_that_is_priced(ask: Ask) -> None:
+    assert _with_memory(ask, 2**40).unlaunchable == ()
+
+
+def test_two_runs_make_the_same_plan(ask: Ask) -> None:
+    texts = []
+    for _ in range(2):
+        plan = ask(settings={"method": "milp"}, machine={"memory_limit_bytes": 9_000_000}).planned()
+        same = plan.certificate.model_copy(update={"solve_s": 0.0})
+        texts.append(plan.model_copy(update={"certificate": same}).model_dump_json())
+    assert texts[0] == texts[1]
+
+
+def test_a_plan_survives_being_stored(ask: Ask) -> None:
+    plan = _with_memory(ask, 2**40)
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan

@@ -1,0 +1,150 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from profilers.records import Case
+from profilers.steps.config import Recompute
+from tuner.costs.memory import layer_activations
+from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.options import Option
+from tuner.formulate.pricing import CandidateCosts, Machine
+from tuner.plan import TrainPrediction
+from tuner.planner.decisions import decision
+from tuner.planner.predict import band_around, predict
+
+Make = Callable[..., Workload]
+Cut = Callable[..., Degrees]
+MakeMachine = Callable[..., Machine]
+
+NONE = Option(recompute=Recompute.NONE, chunks=1)
+FULL = Option(recompute=Recompute.FULL, chunks=2)
+SELECTIVE = Option(recompute=Recompute.SELECTIVE, chunks=2)
+
+
+def _predict(
+    work: Workload,
+    degrees: Degrees,
+    machine: Machine,
+    *,
+    layers: tuple[int, ...],
+    option: Option = NONE,
+) -> TrainPrediction:
+    costs = CandidateCosts(work=work, degrees=degrees, machine=machine)
+    return predict(costs, decision(degrees, layers=layers, options=[option] * len(layers)))
+
+
+def _one_second(operation: str, kind: str = "") -> Callable[[Case], float]:
+    return lambda case: float(case.operation == operation and (not kind or case.kind == kind))
+
+
+def test_bands_hold_the_errors_they_are_named_after() -> None:
+    low, high = band_around(100.0, ratio=0.25)
+    # |100 - m| / m <= 0.25 from m = 80 to m = 133.3.
+    assert (low, high) == pytest.approx((80.0, 400.0 / 3.0))
+    assert band_around(1.0, ratio=1.0) == (0.5, 1e6)
+
+
+def test_a_pipeline_fills_and_drains(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    # Only the attention core costs: 1 + 1 seconds a layer. 3 + 1 layers, four micro-batches:
+    # the fuller stage works 4 * 6 s, and waits for the other's 2 s once.
+    machine = formula_machine(seconds=_one_second("attention"))
+    found = _predict(tiny_work(), cut(pipeline=2), machine, layers=(3, 1))
+    assert found.step_time_s == pytest.approx(4 * 6 + 2)
+    assert found.breakdown_s == pytest.approx({"attention": 24.0, "bubble": 2.0})
+    # Full recomputation runs each core once more forward, which is a cause of its own.
+    again = _predict(tiny_work(), cut(pipeline=2), machine, layers=(3, 1), option=FULL)
+    assert again.step_time_s == pytest.approx(4 * 9 + 3)
+    assert again.breakdown_s["recompute"] == pytest.approx(12.0)
+    stage = again.stages[0]
+    assert (stage.forward_s, stage.backward_s) == (3.0, 6.0)
+
+
+def test_interleaving_halves_the_bubble(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    machine = formula_machine(seconds=_one_second("attention"))
+    plain = _predict(tiny_work(), cut(pipeline=2), machine, layers=(2, 2))
+    folded = _predict(
+        tiny_work(), cut(pipeline=2, virtual_pipeline=2), machine, layers=(1, 1, 1, 1)
+    )
+    assert plain.breakdown_s["bubble"] == pytest.approx(4.0)
+    assert folded.breakdown_s["bubble"] == pytest.approx(2.0)
+
+
+def test_throughput_counts_every_token_once(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    found = _predict(
+        tiny_work(), cut(data=2, expert=2), formula_machine(band_ratio=0.25), layers=(4,)
+    )
+    assert found.tokens_per_s_per_device * found.step_time_s * 2 == pytest.approx(8 * 64)
+    low, high = found.tokens_per_s_per_device_band
+    assert low < found.tokens_per_s_per_device < high
+    # The bands are of the same measurements: 512 tokens over the step's band.
+    assert (512 / 2 / high, 512 / 2 / low) == pytest.approx(found.step_time_s_band)
+
+
+def test_communication_is_what_the_collectives_take(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    machine = formula_machine(seconds=_one_second("collective", "all_to_all"))
+    found = _predict(tiny_work(), cut(data=2, expert=2), machine, layers=(4,))
+    # Two micro-batches of 4 layers: counts, dispatch, combine, and the two backwards.
+    assert found.communication_s == found.step_time_s == pytest.approx(2 * 4 * 5)
+
+
+def test_memory_of_a_stage_is_state_and_what_is_in_flight(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    work, degrees = tiny_work(), cut(pipeline=2)
+    found = _predict(work, degrees, formula_machine(), layers=(2, 2))
+    one = layer_activations(work, degrees, layer=0, recompute=Recompute.NONE, chunks=1).saved
+    # Two micro-batches of two layers on the first rank, and the ids of all 8 sequences.
+    assert found.activation_bytes[0] == 2 * 2 * one + 8 * 64 * 8
+    for rank, stage in enumerate(found.stages):
+        assert found.peak_memory_bytes[rank] == stage.total_bytes
+        low, high = found.peak_memory_bytes_band[rank]
+        assert low < found.peak_memory_bytes[rank] < high
+
+
+def test_the_fullest_expert_rank_is_one_rank_of_all_layers(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    # Layer 0 loads the first rank, layer 1 the second: no rank holds both peaks.
+    first, second = (0.25, *(0.25 / 4,) * 4, 0.1, 0.2, 0.2), (*(0.05,) * 4, *(0.2,) * 4)
+    skewed = tiny_work(layers="mm", batch={"load_ratio": (first, second)})
+    degrees = cut(data=2, expert=2)
+    found = _predict(skewed, degrees, formula_machine(), layers=(2,))
+    by_rank = [
+        sum(
+            layer_activations(
+                skewed,
+                degrees,
+                layer=layer,
+                recompute=Recompute.NONE,
+                chunks=1,
+                expert_rank=rank,
+            ).saved
+            for layer in (0, 1)
+        )
+        for rank in (0, 1)
+    ]
+    ids = 2 * 4 * 64 * 8
+    head = 2 * 16384 + 512 + 4 * 128 * 256
+    assert found.activation_bytes == (max(by_rank) + ids + head,)
+
+
+@pytest.mark.parametrize("option", [SELECTIVE, FULL], ids=lambda one: one.name)
+def test_layers_behind_the_one_computed_again_are_released(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine, option: Option
+) -> None:
+    # A heavy last layer: while an earlier one is computed again, its bytes are gone.
+    changes: dict[str, Any] = {"layers": "mm", "vocab_size": 16}
+    work = tiny_work(**changes)
+    found = _predict(work, cut(), formula_machine(), layers=(2,), option=option)
+    one = layer_activations(work, cut(), layer=1, recompute=option.recompute, chunks=option.chunks)
+    # Equal layers: the last one's recomputation is the peak, both layers' saved bytes still held.
+    assert found.activation_bytes == (2 * one.saved + one.transient + 8 * 64 * 8,)

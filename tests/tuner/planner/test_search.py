@@ -1,0 +1,174 @@
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from solvers.layout import brute_force
+from solvers.layout.check import objective
+from tuner.costs.workload import Degrees
+from tuner.formulate.options import options
+from tuner.formulate.pricing import CandidateCosts, layout_problem
+from tuner.formulate.space import enumerate_degrees
+from tuner.planner.predict import predict
+from tuner.planner.search import SearchResult
+
+Ask = Callable[..., Any]
+
+# Three layers, so that 1F1B and interleaving have uneven stages to choose from.
+THREE_LAYERS: dict[str, Any] = {"model": {"num_hidden_layers": 3}}
+NOT_INTERLEAVED: dict[str, Any] = {
+    "search": {
+        "micro_batch_size": [2],
+        "zero_stage": [0, 1],
+        "chunks": [1, 4],
+        "virtual_pipeline_model_parallel_size": [1],
+    }
+}
+
+
+def _oracle(asked: Any) -> dict[Degrees, float]:
+    """The best objective of every legal candidate by trying every layout; inf where none fits."""
+    question = asked.question
+    ways = options(
+        has_experts=True, capabilities=question.capabilities, search=question.spec.search
+    )
+    legal = enumerate_degrees(
+        question.work,
+        num_devices=question.machine.num_devices,
+        capabilities=question.capabilities,
+        search=question.spec.search,
+    ).legal
+    best = {}
+    for degrees in legal:
+        costs = CandidateCosts(work=question.work, degrees=degrees, machine=question.machine)
+        problem = layout_problem(costs, options=ways, capabilities=question.capabilities)
+        claim = brute_force.solve(problem, time_limit_s=math.inf)
+        best[degrees] = math.inf if claim.solution is None else objective(problem, claim.solution)
+    return best
+
+
+@pytest.mark.parametrize("method", ["milp", "cp_sat"])
+@pytest.mark.parametrize("memory", [2**40, 8_000_000], ids=["ample", "tight"])
+def test_the_search_finds_what_trying_everything_finds(ask: Ask, method: str, memory: int) -> None:
+    asked = ask(machine={"memory_limit_bytes": memory}, settings={"method": method}, **THREE_LAYERS)
+    result: SearchResult = asked.searched()
+    oracle = _oracle(asked)
+    fitting = sorted(value for value in oracle.values() if value < math.inf)
+    assert fitting
+    assert (len(fitting) < len(oracle)) == (memory < 2**40)
+    certificate = result.certificate
+    assert certificate.status == "optimal"
+    assert certificate.objective == pytest.approx(fitting[0], rel=1e-6)
+    assert certificate.space.priced + certificate.space.bounded == len(oracle)
+    assert certificate.space.open == 0
+    assert [one.objective_s for one in result.found[:3]] == pytest.approx(fitting[:3], rel=1e-6)
+    for one in result.found:
+        assert one.objective_s == pytest.approx(oracle[one.costs.degrees], rel=1e-6)
+        assert predict(one.costs, one.decision).step_time_s == pytest.approx(one.objective_s)
+        peaks = predict(one.costs, one.decision).peak_memory_bytes
+        assert max(peaks) <= memory
+
+
+def test_all_ties_of_the_best_are_found_and_counted(ask: Ask) -> None:
+    asked = ask(machine={"band_ratio": 0.2}, settings={"top": 1}, **NOT_INTERLEAVED)
+    result = asked.searched()
+    values = sorted(_oracle(asked).values())
+    # A band of 20 % around the best holds measurements up to best / 0.8.
+    tied = [value for value in values if value <= values[0] / 0.8]
+    assert 1 < len(tied) < len(values)
+    assert result.certificate.within_band == len(tied) - 1
+    assert len(result.found) >= len(tied)
+
+
+def test_methods_agree_where_all_apply(ask: Ask) -> None:
+    found = {}
+    for method in ("exact", "milp", "cp_sat"):
+        result = ask(settings={"method": method, "top": 2}, **NOT_INTERLEAVED).searched()
+        assert result.certificate.status == "optimal"
+        found[method] = [one.objective_s for one in result.found[:2]]
+    assert found["milp"] == pytest.approx(found["exact"], rel=1e-6)
+    assert found["cp_sat"] == pytest.approx(found["exact"], rel=1e-6)
+
+
+def test_no_time_proves_nothing_and_says_so(ask: Ask) -> None:
+    result = ask(settings={"time_limit_s": 0.0}).searched()
+    certificate = result.certificate
+    assert (certificate.status, certificate.objective) == ("unknown", None)
+    assert certificate.gap_ratio == 1.0
+    assert certificate.space.open == len(result.enumeration.legal) > 0
+    assert certificate.space.priced == certificate.space.bounded == 0
+    assert certificate.bound is not None
+    assert certificate.bound <= ask().searched().certificate.objective
+
+
+def _ticking() -> Callable[[], float]:
+    """A clock that reads one second more each time."""
+    counter: Iterator[int] = itertools.count()
+    return lambda: float(next(counter))
+
+
+def test_time_that_runs_out_leaves_a_true_bound(ask: Ask) -> None:
+    best = ask(**NOT_INTERLEAVED).searched().certificate.objective
+    statuses = set()
+    for limit in range(1, 12):
+        settings = {"time_limit_s": float(limit), "clock": _ticking(), "top": 50}
+        certificate = ask(settings=settings, **NOT_INTERLEAVED).searched().certificate
+        statuses.add(certificate.status)
+        assert certificate.bound is not None
+        assert certificate.bound <= best * (1 + 1e-9)
+        if certificate.objective is not None:
+            assert certificate.objective >= best * (1 - 1e-9)
+            expected_gap = 1.0 - certificate.bound / certificate.objective
+            assert certificate.gap_ratio == pytest.approx(expected_gap)
+        if certificate.status == "optimal":
+            assert certificate.objective == pytest.approx(best)
+        if certificate.status == "feasible":
+            assert certificate.space.open > 0
+            assert certificate.bound < certificate.objective
+    assert statuses == {"unknown", "feasible", "optimal"}
+
+
+def test_a_method_that_cannot_decide_leaves_the_candidate_open(ask: Ask) -> None:
+    # `exact` does not solve interleaved stages: open, bounded from below, never called priced.
+    interleaved = {"search": {"virtual_pipeline_model_parallel_size": [2]}}
+    result = ask(settings={"method": "exact"}, **interleaved).searched()
+    assert result.certificate.status == "unknown"
+    assert result.certificate.space.open == len(result.enumeration.legal) > 0
+
+
+def test_too_little_memory_is_infeasible_not_unknown(ask: Ask) -> None:
+    result = ask(machine={"memory_limit_bytes": 1000}).searched()
+    certificate = result.certificate
+    # Interleaved candidates stay open with `exact`; without them the proof is complete.
+    assert certificate.status == "unknown"
+    complete = ask(machine={"memory_limit_bytes": 1000}, **NOT_INTERLEAVED).searched()
+    assert complete.certificate.status == "infeasible"
+    assert complete.certificate.space.priced == len(complete.infeasible) > 0
+    assert complete.certificate.gap_ratio == 0.0
+
+
+def test_an_empty_space_is_infeasible_with_every_combination_counted(ask: Ask) -> None:
+    result = ask(search={"context_parallel_size": [2]}).searched()
+    assert result.certificate.status == "infeasible"
+    assert result.certificate.space.priced == 0
+    assert result.certificate.space.illegal == result.enumeration.num_illegal > 0
+
+
+def test_equal_times_prefer_less_parallelism(ask: Ask) -> None:
+    # Only the embedding costs anything, so all cuts with as many micro-batches tie.
+    machine = {"seconds": lambda case: 1.0 if case.kind == "embedding" else 0.0}
+    result = ask(machine=machine, settings={"top": 100}, **NOT_INTERLEAVED).searched()
+    order = [
+        (
+            one.objective_s,
+            one.costs.degrees.pipeline,
+            one.costs.degrees.tensor,
+            one.costs.degrees.expert,
+            one.costs.degrees.zero_stage,
+        )
+        for one in result.found
+    ]
+    assert order == sorted(order)
+    assert len({one[0] for one in order}) < len(order) == len(set(order))

@@ -1,0 +1,40 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profilers.records import Case
+from tuner.planner.shapes import cases_for
+from tuner.spec.read import read_spec
+
+Ask = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"goal": {"precision": "fp32"}}, {"search": {"recompute": ["full"], "chunks": [2]}}],
+    ids=["plain", "fp32", "limited"],
+)
+def test_planning_asks_no_price_that_is_not_listed(ask: Ask, changes: dict[str, Any]) -> None:
+    asked_for: set[str] = set()
+
+    def note(case: Case) -> float:
+        asked_for.add(case.id)
+        return 1e-3
+
+    machine = {"seconds": note, "num_devices": 4}
+    asked = ask(machine=machine, pool={"devices_per_node": 4}, **({"search": {}} | changes))
+    asked.planned()
+    listed = {case.id for case in cases_for(asked.question.spec)}
+    assert asked_for
+    assert asked_for <= listed
+
+
+def test_no_case_is_listed_twice_and_the_order_is_reproducible(
+    tiny_spec: Callable[..., Path],
+) -> None:
+    spec = read_spec(tiny_spec())
+    names = [case.id for case in cases_for(spec)]
+    assert len(names) == len(set(names))
+    assert names == [case.id for case in cases_for(spec)]
