@@ -75,8 +75,13 @@ def _run_and_report(config: StepConfig, report: Path) -> None:
 
 def _end_without(parent: int) -> None:
     """End this rank when the process that wanted its report is gone."""
-    while psutil.pid_exists(parent):
-        time.sleep(PARENT_POLL_S)
+    try:
+        process = psutil.Process(parent)
+        # A zombie is gone too: it waits for somebody to read its exit code, perhaps for ever.
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(PARENT_POLL_S)
+    except psutil.NoSuchProcess:
+        pass
     os._exit(1)
 
 
