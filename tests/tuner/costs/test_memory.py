@@ -80,6 +80,22 @@ def test_full_recomputation_in_one_chunk_builds_the_plain_layer_again(
     assert full.saved + full.transient == none.saved
 
 
+def test_a_shared_expert_is_released_before_the_experts_are_computed_again(
+    tiny_work: Make, cut: Cut
+) -> None:
+    # Width 32: 3 * 32 products of each of 128 tokens, 2 bytes each; its input is kept anyway.
+    shared = 128 * 3 * 32 * 2
+    work = tiny_work(layers="m", moe={"shared_ffn_size": 32})
+    selective = _counted(work, cut(), Recompute.SELECTIVE, 1)
+    assert selective.saved == OUTSIDE + SCALED_WEIGHTS + shared
+    assert selective.transient == EXPERTS - shared
+    # In one chunk of a fully recomputed layer both are built before either is released.
+    full = _counted(work, cut(), Recompute.FULL, 1)
+    assert full.saved + full.transient == OUTSIDE + shared + EXPERTS
+    chunked = _counted(work, cut(), Recompute.FULL, 2)
+    assert chunked.saved + chunked.transient == OUTSIDE + SCALED_WEIGHTS + EXPERTS // 2
+
+
 def test_in_fp32_the_router_weights_need_no_cast_copy(tiny_work: Make, cut: Cut) -> None:
     work = tiny_work(layers="m", batch={"precision": "fp32"})
     found = _counted(work, cut(), Recompute.SELECTIVE, 1)

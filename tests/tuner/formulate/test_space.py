@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,6 +164,18 @@ def test_limits_choose_among_the_legal_and_change_nothing_else(
     )
     total = len(free.legal) + free.num_illegal
     assert len(limited.legal) + limited.num_illegal == total
+
+
+def test_a_target_without_folding_keeps_expert_groups_inside_the_data_ranks(
+    tiny_work: Make,
+) -> None:
+    unfolded = replace(REFERENCE, expert_folding=False)
+    free, limited = (
+        enumerate_degrees(tiny_work(), num_devices=4, capabilities=target, search=Search()).legal
+        for target in (REFERENCE, unfolded)
+    )
+    assert limited == tuple(one for one in free if one.expert <= one.data)
+    assert len(limited) < len(free)
 
 
 def test_what_the_reference_step_lacks_leaves_nothing(tiny_work: Make) -> None:

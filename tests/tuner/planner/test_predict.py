@@ -148,3 +148,20 @@ def test_layers_behind_the_one_computed_again_are_released(
     one = layer_activations(work, cut(), layer=1, recompute=option.recompute, chunks=option.chunks)
     # Equal layers: the last one's recomputation is the peak, both layers' saved bytes still held.
     assert found.activation_bytes == (2 * one.saved + one.transient + 8 * 64 * 8,)
+
+
+def test_a_later_layer_s_bytes_are_gone_when_an_earlier_one_is_computed_again(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    # Dense layers run nothing again under `selective`; the MoE layer before it does, in their room.
+    work = tiny_work(layers="md", vocab_size=16)
+    found = _predict(work, cut(), formula_machine(), layers=(2,), option=SELECTIVE)
+    moe, dense = (
+        layer_activations(work, cut(), layer=layer, recompute=Recompute.SELECTIVE, chunks=2)
+        for layer in (0, 1)
+    )
+    head = 2 * 16384 + 512 + 4 * 128 * 16 + 8 * 64 * 8
+    assert dense.transient == 0
+    peak = max(head, moe.transient - dense.saved)
+    assert found.activation_bytes == (moe.saved + dense.saved + peak + 8 * 64 * 8,)
+    assert peak < moe.transient
