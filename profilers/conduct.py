@@ -146,11 +146,11 @@ class _Table:
 
     def info(self) -> TableInfo:
         plan = self.plan
-        failed = len({key(row.case) for row in plan.rows if row.status is not Status.OK})
+        errors = {key(row.case): row.error for row in plan.rows if row.status is not Status.OK}
         notes = [
             self.bench.note(),
             f"{plan.skipped} cases skipped: the time budget was spent" if plan.skipped else "",
-            f"{failed} cases failed" if failed else "",
+            f"{len(errors)} cases failed, e.g. {min(errors.values())}" if errors else "",
         ]
         return TableInfo(
             rows=len(plan.rows),

@@ -4,6 +4,7 @@ Covers CUDA devices and processors. One rank drives one accelerator.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -15,6 +16,11 @@ from profilers.timing import Clock, HostClock
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """fp16 is left out: processors compute it a hundred times slower than either."""
+
+CORE_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+LAST_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+USUAL_CORE_CACHE_BYTES: Final = 2**20
+USUAL_LAST_CACHE_BYTES: Final = 32 * 2**20
 
 
 class DeviceClock:
@@ -67,10 +73,28 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Size of the last cache of an accelerator; 0 on a processor, whose caches are left warm."""
+    """Size of the cache that a step's next operation finds cold: the largest a core has alone."""
     if device.type != "cuda":
-        return 0
+        # In a step the operands come from other operations, at best out of the shared cache.
+        return stated_cache_bytes(CORE_CACHE, otherwise=USUAL_CORE_CACHE_BYTES)
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def last_cache_bytes(device: torch.device) -> int:
+    """Size of the last cache: what parameters, used once a micro-batch, are gone from."""
+    if device.type != "cuda":
+        return stated_cache_bytes(LAST_CACHE, otherwise=USUAL_LAST_CACHE_BYTES)
+    return cache_bytes(device)
+
+
+def stated_cache_bytes(size_file: Path, *, otherwise: int) -> int:
+    """Read the size of a cache as Linux states it (`1024K`); `otherwise` where it does not."""
+    try:
+        text = size_file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return otherwise
+    kibibytes = text.removesuffix("K")
+    return int(kibibytes) * 1024 if kibibytes.isdecimal() else otherwise
 
 
 def free_bytes(device: torch.device, *, local_world: int) -> int:

@@ -37,6 +37,9 @@ from profilers.work import work
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+BY_GROUP = frozenset({"collective", "rendezvous"})
+"""Operations whose first axis is interpolated inside one group shape, the other axes."""
+
 LENGTH_OCTAVES = 4.0
 TOLERANCE_RATIO = 1.05
 
@@ -62,7 +65,7 @@ class Curve(Protocol):
 
 
 def fit_curves(profile: Profile) -> Mapping[Series, Curve]:
-    """Fit every series of a profile; the time of a case is the slowest rank's median."""
+    """Fit every series of a profile; the time of a case is the slowest rank's expectation."""
     return fit_rows(profile.measurements)
 
 
@@ -75,24 +78,24 @@ def fit_rows(rows: Sequence[Measurement]) -> Mapping[Series, Curve]:
             continue
         series = Series(case.operation, case.kind, case.dtype, case.direction)
         place = tuple(case.axes[axis] for axis in AXES[case.operation])
-        medians = points.setdefault(series, {})
-        medians[place] = max(medians.get(place, 0.0), row.median_s)
-    return {series: fit(series, medians) for series, medians in sorted(points.items())}
+        means = points.setdefault(series, {})
+        means[place] = max(means.get(place, 0.0), row.expected_s)
+    return {series: fit(series, means) for series, means in sorted(points.items())}
 
 
-def fit(series: Series, median_s: Mapping[tuple[int, ...], float]) -> Curve:
+def fit(series: Series, expected_s: Mapping[tuple[int, ...], float]) -> Curve:
     """Fit one series from the seconds at each measured size.
 
     Raises:
         ValueError: there is no point.
     """
-    if not median_s:
+    if not expected_s:
         raise ValueError(f"{series} has no measured point")
-    axes_NA = np.array(sorted(median_s), dtype=np.float64)
+    axes_NA = np.array(sorted(expected_s), dtype=np.float64)
     # A time below the clock's resolution reads as zero, which has no logarithm.
-    listed = [max(median_s[place], 1e-12) for place in sorted(median_s)]
+    listed = [max(expected_s[place], 1e-12) for place in sorted(expected_s)]
     seconds_N = np.array(listed, dtype=np.float64)
-    if series.operation == "collective":
+    if series.operation in BY_GROUP:
         return _fit_collective(series, axes_NA, seconds_N)
     return _fit_kernel(series, axes_NA, seconds_N)
 
@@ -190,7 +193,7 @@ def _features(series: Series, axes_NA: Floats) -> Floats:
         axes=axes,
     )
     calls = np.ones(len(axes_NA))
-    if series.operation == "collective":
+    if series.operation in BY_GROUP:
         calls = np.maximum(axes["ranks"] - 1.0, 1.0)
     return np.stack([calls, needed.flop, needed.bytes], axis=1)
 

@@ -55,8 +55,8 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("parameters",),
     "copy": ("bytes",),
     "collective": ("bytes", "ranks", "stride", "world"),
+    "rendezvous": ("work_us", "ranks", "stride", "world"),
     "storage": ("bytes",),
-    "step": ("layers", "microbatches"),
 }
 """The integer columns of each operation's table.
 
@@ -70,8 +70,9 @@ copy          `kind`: device, host_to_device, device_to_host
 collective    `kind` names it; `bytes` is the message as NCCL's tests count it, per rank; groups of
               `ranks` processes `stride` apart in a job of `world`, all groups at once; the time of
               a repeat is that of the slowest rank
+rendezvous    seconds lost at a meeting of the group after `work_us` of work on each rank, see
+              profilers/links/rendezvous.py
 storage       `kind`: write, read
-step          `kind` names the part of the reference training step
 """
 
 
@@ -131,6 +132,16 @@ class Measurement(Record):
     def median_s(self) -> float:
         """Median of the repeats, in seconds."""
         return statistics.median(self.times_s)
+
+    @property
+    def expected_s(self) -> float:
+        """What one of many calls costs on average, in seconds.
+
+        The mean of the repeats up to three medians: a step adds up hundreds of calls, so their skew
+        counts, which a median leaves out; a pause of the whole machine is not the call's.
+        """
+        limit_s = 3.0 * self.median_s
+        return statistics.fmean(time_s for time_s in self.times_s if time_s <= limit_s)
 
 
 class Machine(Record):

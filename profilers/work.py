@@ -8,9 +8,11 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     grouped_gemm     6 T H F, twice                    s (3 E H F + T (2 H + 6 F))
     attention        2 B A S^2 D, 2.5 times            s B S D (2 A + 2 G)
     memory_bound     0                                 s rows width x the kind's reads and writes
-    optimizer        0                                 28 per parameter (4 read, 3 written, fp32)
+    optimizer        0                                 per parameter: adamw 28 (4 read, 3 written,
+                                                       fp32), accumulate 8 + s, convert 4 + s
     copy             0                                 twice the bytes within a device, once across
     collective       0                                 the message times its bus factor
+    rendezvous       0                                 none; the work before it stands in
     storage          0                                 the bytes
     step             0                                 layers x micro-batches, in place of bytes
 
@@ -40,7 +42,6 @@ PASSES: Final[Mapping[str, tuple[float, float]]] = {
     "router": (3.0, 3.0),
     "cross_entropy": (2.0, 3.0),
     "embedding": (2.0, 2.0),
-    "cast": (3.0, 3.0),
 }
 """Row widths read plus written, forward and backward, by kind of memory-bound operation."""
 
@@ -100,7 +101,8 @@ def _moved(
         passes = backward_passes if backward else forward_passes
         return passes * size * axes["rows"] * axes["width"]
     if operation == "optimizer":
-        return 28.0 * axes["parameters"]
+        per_parameter = {"accumulate": 8.0 + size, "convert": 4.0 + size}
+        return per_parameter.get(kind, 28.0) * axes["parameters"]
     if operation == "copy":
         return (2.0 if kind == "device" else 1.0) * axes["bytes"]
     if operation == "collective":
@@ -110,6 +112,6 @@ def _moved(
         return axes["bytes"] * factor.get(kind, share)
     if operation == "storage":
         return axes["bytes"]
-    if operation == "step":
-        return axes["layers"] * axes["microbatches"]
+    if operation == "rendezvous":
+        return axes["work_us"]
     raise ValueError(f"the work of operation {operation!r} is not described")

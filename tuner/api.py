@@ -170,7 +170,7 @@ def verify(
     verified = conclude(
         made, records, prior=machine.residual, notes=_other_machine(profile.header.machine)
     )
-    emitted = launch_files(verified_plan(made, verified)) if verified.winner else None
+    emitted = launch_files(verified_plan(neighbourhood, verified)) if verified.winner else None
     write_verified(folder, verified, launch=emitted)
     return verified
 

@@ -105,6 +105,9 @@ class StagePrediction(Record):
     """Largest live sum of what is saved for backward."""
     other_bytes: Size
     """Communication buffers and gathered parameters."""
+    max_chunk_tokens: Size | None = None
+    """MemFine's s'_max: token copies that one device can receive in one chunk and stay inside its
+    memory; absent where nothing is chunked."""
 
     @property
     def total_bytes(self) -> int:
@@ -260,6 +263,8 @@ class VerifiedPlan(Record):
     plan: Plan
     decision: TrainDecision
     """What to launch: the measured winner, or the plan's own choice when nothing was measured."""
+    predicted: TrainPrediction
+    """What the plan's model expects of it."""
     trials: tuple[TrialSummary, ...] = ()
     waived: str = ""
     """Why nothing was measured; printed at the top of every emitted file."""
@@ -277,6 +282,6 @@ class VerifiedPlan(Record):
         Raises:
             ValueError: the plan has no decision to launch, or no reason is given.
         """
-        if plan.decision is None or not reason:
+        if plan.decision is None or plan.predicted is None or not reason:
             raise ValueError("only a feasible plan can be waived, and only with a reason")
-        return cls(plan=plan, decision=plan.decision, waived=reason)
+        return cls(plan=plan, decision=plan.decision, predicted=plan.predicted, waived=reason)

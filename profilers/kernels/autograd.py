@@ -3,8 +3,9 @@
 The forward records the graph. The backward consumes the graph of a forward of its own and computes
 the gradients of every operand that requires one; they are returned, not accumulated, so a repeat
 never pays for adding into the gradients of the one before. Operands are random, as zeros draw less
-power and may be cheaper to multiply; on an accelerator several sets of small operands take turns,
-so that none is found in the cache merely because it was just used.
+power and may be cheaper to multiply; several sets of small operands take turns, so that none is
+found in a core's own cache merely because it was just used. Parameters and their gradients, which a
+step meets once a micro-batch, are gone from the last cache as well.
 """
 
 import itertools
@@ -41,14 +42,17 @@ def through_autograd(
     *,
     operands: Callable[[], tuple[Tensor, ...]],
     device: torch.device,
+    cold_bytes: int | None = None,
 ) -> Prepared:
-    """Time `function(*operands)`; operands that require a gradient get one in the backward."""
-    first = operands()
-    sets = [first]
-    one_set_bytes = sum(tensor.nbytes for tensor in first)
-    while len(sets) < MAX_SETS and len(sets) * one_set_bytes < 2 * cache_bytes(device):
-        sets.append(operands())
-    turns = itertools.cycle(sets)
+    """Time `function(*operands)`; operands that require a gradient get one in the backward.
+
+    Args:
+        function: what to time.
+        operands: makes one set of operands.
+        device: where they lie.
+        cold_bytes: cache that the operands must not be found in; None means a core's own.
+    """
+    turns = in_turns(operands, cold_bytes=cache_bytes(device) if cold_bytes is None else cold_bytes)
     gradients = tuple(torch.randn_like(output) for output in _run(function, turns).outputs)
 
     def backward() -> Callable[[], object]:
@@ -56,6 +60,17 @@ def through_autograd(
         return lambda: torch.autograd.grad(tape.outputs, tape.inputs, gradients)
 
     return Prepared(forward=lambda: _run(function, turns), backward=backward)
+
+
+def in_turns(
+    operands: Callable[[], tuple[Tensor, ...]], *, cold_bytes: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """Make sets of operands until they fill a cache twice over, and hand them out in turn."""
+    sets = [operands()]
+    one_set_bytes = sum(tensor.nbytes for tensor in sets[0])
+    while len(sets) < MAX_SETS and len(sets) * one_set_bytes < 2 * cold_bytes:
+        sets.append(operands())
+    return itertools.cycle(sets)
 
 
 def random(*shape: int, dtype: torch.dtype, device: torch.device, grad: bool = True) -> Tensor:

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from profilers.kernels.autograd import Prepared
+from profilers.devices import last_cache_bytes
+from profilers.kernels.autograd import Prepared, in_turns
 from profilers.records import Case
 
 CPU_BYTES = tuple(2**power for power in (12, 16, 20, 24, 26))
@@ -23,12 +25,23 @@ def cases(device: torch.device, _dtypes: Sequence[str]) -> tuple[Case, ...]:
 
 
 def prepare(case: Case, device: torch.device) -> Prepared:
-    """Allocate source and target; both are written once, so that their pages exist."""
+    """Allocate sources and targets; all are written once, so that their pages exist."""
     size = case.axes["bytes"]
-    here = torch.randint(256, (size,), dtype=torch.uint8, device=device)
     if case.kind == "device":
-        source, target = here, torch.empty_like(here).fill_(1)
-    else:
-        host = torch.randint(256, (size,), dtype=torch.uint8).pin_memory()
-        source, target = (host, here) if case.kind == "host_to_device" else (here, host)
-    return Prepared(forward=lambda: target.copy_(source, non_blocking=True), backward=None)
+        turns = in_turns(
+            lambda: (_bytes(size, device), _bytes(size, device)),
+            cold_bytes=last_cache_bytes(device),
+        )
+        return Prepared(forward=lambda: _copy(*next(turns)), backward=None)
+    here = _bytes(size, device)
+    host = torch.randint(256, (size,), dtype=torch.uint8).pin_memory()
+    source, target = (host, here) if case.kind == "host_to_device" else (here, host)
+    return Prepared(forward=lambda: _copy(source, target), backward=None)
+
+
+def _bytes(size: int, device: torch.device) -> Tensor:
+    return torch.randint(256, (size,), dtype=torch.uint8, device=device)
+
+
+def _copy(source: Tensor, target: Tensor) -> Tensor:
+    return target.copy_(source, non_blocking=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from profilers.devices import DTYPES
+from profilers.devices import DTYPES, last_cache_bytes
 from profilers.kernels.autograd import Prepared, random, through_autograd
 from profilers.records import Case
 from profilers.steps.experts import expert_ffn
@@ -66,7 +66,9 @@ def prepare(case: Case, device: torch.device) -> Prepared:
     def experts_run(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         return expert_ffn(x, counts, gate_up, down)
 
-    return through_autograd(experts_run, operands=operands, device=device)
+    return through_autograd(
+        experts_run, operands=operands, device=device, cold_bytes=last_cache_bytes(device)
+    )
 
 
 def row_counts(*, experts: int, tokens: int, largest: int) -> tuple[int, ...]:

@@ -10,7 +10,6 @@
     router         tokens x experts                   softmax in fp32 and the two largest
     cross_entropy  tokens x vocabulary                mean loss of fp32 logits
     embedding      tokens x hidden                    lookups in a table of as many rows
-    cast           rows x width                       fp32 -> bf16, stored under bf16
 
 The gradient of a larger table costs writing the difference once more. Widths that heads of 64 do
 not divide are rotated as one head; odd numbers of copies belong to one copy a token.
@@ -66,8 +65,8 @@ def cases(device: torch.device, dtypes: Sequence[str]) -> tuple[Case, ...]:
 
 
 def dtypes_of(kind: str, dtypes: Sequence[str]) -> tuple[str, ...]:
-    """Types a kind is measured in: losses and routers stay in fp32, a cast ends in bf16."""
-    fixed = {"cross_entropy": "fp32", "router": "fp32", "cast": "bf16"}
+    """Types a kind is measured in: losses and routers stay in fp32."""
+    fixed = {"cross_entropy": "fp32", "router": "fp32"}
     return (fixed[kind],) if kind in fixed else tuple(dtypes)
 
 
@@ -181,14 +180,6 @@ def _embedding(rows: int, width: int, dtype: torch.dtype, device: torch.device) 
     )
 
 
-def _cast(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Prepared:
-    return through_autograd(
-        lambda x: x.to(dtype),
-        operands=lambda: (random(rows, width, dtype=torch.float32, device=device),),
-        device=device,
-    )
-
-
 def _routed(copies: int, device: torch.device) -> tuple[int, Tensor]:
     """Choices per token, and a random order of the copies by eight experts."""
     top_k = 2 if copies % 2 == 0 else 1
@@ -206,5 +197,4 @@ BUILDERS: Final[Mapping[str, Build]] = {
     "router": _router,
     "cross_entropy": _cross_entropy,
     "embedding": _embedding,
-    "cast": _cast,
 }

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from profilers.bench import Setting
+from profilers.bench import Bench, Setting
 from profilers.devices import is_out_of_memory
 from profilers.links.collectives import BUILDERS, Run, prepare
 from profilers.links.groups import Shape, shapes
+from profilers.links.rendezvous import RendezvousBench
 from profilers.links.team import ConnectedTeam
 from profilers.records import Case, Measurement, Status
 from profilers.team import Team
@@ -18,9 +19,9 @@ CPU_BYTES = tuple(2**power for power in (10, 13, 16, 18, 20, 22, 24, 26))
 CUDA_BYTES = tuple(2**power for power in (10, 14, 17, 20, 22, 24, 26, 28, 30))
 
 
-def benches(setting: Setting) -> tuple["LinkBench", ...]:
-    """The one table of collectives; with a single rank there is nothing in it."""
-    return (LinkBench(setting=setting),)
+def benches(setting: Setting) -> tuple[Bench, ...]:
+    """The tables of collectives and of meetings; with a single rank there is nothing in them."""
+    return (LinkBench(setting=setting), RendezvousBench(setting=setting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

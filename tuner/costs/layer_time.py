@@ -9,16 +9,20 @@ backward b:
 
 The second forward pass of a fully recomputed layer skips its chunks, which run again on their own.
 Source: this is what profilers/steps does; MemFine (arXiv 2511.21431) gives no time model.
+
+Every collective is a meeting of its group, and whoever comes first waits. With k meetings in a pass
+whose own work takes w, each costs what the profile saw ranks lose after w / k of work
+(profilers/links/rendezvous.py), on top of the collective's own time.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from profilers.records import Case
 from profilers.steps.config import Recompute
 from tuner.costs.kernel_table import KernelTable
-from tuner.costs.operations import Call, Part, layer_calls
+from tuner.costs.operations import COMMUNICATION, Call, Part, layer_calls, rendezvous
 from tuner.costs.workload import Degrees, Workload
 
 PartSeconds = Mapping[Part, float]
@@ -46,8 +50,8 @@ def call_time(calls: Iterable[Call], table: KernelTable) -> PassTime:
     """Price a list of calls without recomputation."""
     calls = tuple(calls)
     return PassTime(
-        forward_s=_by_part(((call, call.forward) for call in calls), table),
-        backward_s=_by_part(((call, call.backward) for call in calls), table),
+        forward_s=_by_part([(call, call.forward) for call in calls], table),
+        backward_s=_by_part([(call, call.backward) for call in calls], table),
         recompute_s={},
     )
 
@@ -91,9 +95,34 @@ def scaled(seconds: PartSeconds, factor: float) -> PartSeconds:
     return {part: value * factor for part, value in seconds.items()}
 
 
-def _by_part(pairs: Iterable[tuple[Call, tuple[Case, ...]]], table: KernelTable) -> PartSeconds:
+def _by_part(pairs: Sequence[tuple[Call, tuple[Case, ...]]], table: KernelTable) -> PartSeconds:
     total: dict[Part, float] = {}
     for call, cases in pairs:
         for case in cases:
             total[call.part] = total.get(call.part, 0.0) + call.times * table.seconds(case)
-    return total
+    waiting = _waiting(pairs, table, own_work_s=_own_work(total))
+    return added((total, waiting))
+
+
+def _own_work(seconds: PartSeconds) -> float:
+    return sum(value for part, value in seconds.items() if part not in COMMUNICATION)
+
+
+def _waiting(
+    pairs: Sequence[tuple[Call, tuple[Case, ...]]], table: KernelTable, *, own_work_s: float
+) -> PartSeconds:
+    """Seconds lost at the meetings of a pass, by the part that calls them."""
+    meetings = [
+        (call.part, call.times, case)
+        for call, cases in pairs
+        for case in cases
+        if case.operation == "collective" and case.kind != "send_recv"
+    ]
+    count = sum(times for _, times, _ in meetings)
+    if not count or own_work_s <= 0.0:
+        return {}
+    lost: dict[Part, float] = {}
+    for part, times, case in meetings:
+        each_s = table.seconds(rendezvous(case, work_s=own_work_s / count))
+        lost[part] = lost.get(part, 0.0) + times * each_s
+    return lost

@@ -104,7 +104,7 @@ def layer_activations(
         return LayerActivations(saved=whole, transient=0)
     shared = _shared(work, degrees)
     outside = before + _router(work, degrees) + shared
-    inside = _experts(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
+    inside = chunk_bytes(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
     weights = _weights(work, degrees)
     own_weights = weights if work.element_bytes == SCALE_BYTES else 0
     if recompute is Recompute.NONE:
@@ -116,6 +116,40 @@ def layer_activations(
         return LayerActivations(saved=kept, transient=outside + inside + own_weights - kept)
     again = outside + weights - kept
     return LayerActivations(saved=kept, transient=max(again, again - shared + inside))
+
+
+def chunk_bytes(
+    work: Workload, degrees: Degrees, *, layer: int, chunks: int, expert_rank: int | None = None
+) -> int:
+    """Count what dispatch, experts and combine of one chunk keep."""
+    moe, index = work.model.moe, work.moe_index[layer]
+    assert moe is not None
+    assert index is not None
+    sent = -(-work.tokens(degrees) // chunks) * moe.top_k
+    by_rank = [sum(counts) for counts in work.received(degrees, index)]
+    received = -(-(max(by_rank) if expert_rank is None else by_rank[expert_rank]) // chunks)
+    return received * _received_copy(work, degrees) + sent * _sent_copy(work)
+
+
+def most_chunk_copies(work: Workload, degrees: Degrees, *, free_bytes: int) -> int:
+    """MemFine's s'_max: the received copies of one chunk that fit, as many sent ones beside them.
+
+    Eq. 8 of arXiv 2511.21431 on the bytes that this engine keeps.
+    """
+    return max(0, free_bytes // (_received_copy(work, degrees) + _sent_copy(work)))
+
+
+def _received_copy(work: Workload, degrees: Degrees) -> int:
+    moe = work.model.moe
+    assert moe is not None
+    is_sorted_again = 1 < degrees.expert < moe.num_experts
+    width = (work.model.hidden_size + 3 * moe.expert_ffn_size) * work.element_bytes
+    return width + (2 * ID_BYTES if is_sorted_again else 0)
+
+
+def _sent_copy(work: Workload) -> int:
+    cast_weight = work.element_bytes if work.element_bytes != SCALE_BYTES else 0
+    return work.model.hidden_size * work.element_bytes + ID_BYTES + cast_weight
 
 
 def token_ids_bytes(work: Workload, degrees: Degrees) -> int:
@@ -187,20 +221,3 @@ def _shared(work: Workload, degrees: Degrees) -> int:
         return 0
     gathered = _hidden(work, degrees) * degrees.tensor if degrees.tensor > 1 else 0
     return gathered + _swiglu(work, degrees, width=moe.shared_ffn_size)
-
-
-def _experts(
-    work: Workload, degrees: Degrees, *, layer: int, chunks: int, expert_rank: int | None
-) -> int:
-    moe, index = work.model.moe, work.moe_index[layer]
-    assert moe is not None
-    assert index is not None
-    copies = -(-work.tokens(degrees) // chunks) * moe.top_k
-    by_rank = [sum(counts) for counts in work.received(degrees, index)]
-    received = -(-(max(by_rank) if expert_rank is None else by_rank[expert_rank]) // chunks)
-    hidden, ffn, width = work.model.hidden_size, moe.expert_ffn_size, work.element_bytes
-    sorted_again = degrees.expert > 1 and degrees.expert < moe.num_experts
-    cast_weight = width if width != SCALE_BYTES else 0
-    return received * (
-        (hidden + 3 * ffn) * width + (2 * ID_BYTES if sorted_again else 0)
-    ) + copies * (hidden * width + cast_weight + ID_BYTES)

@@ -10,6 +10,7 @@ Letters as in tuner/costs/workload.py; n tokens of a rank, N = n * tensor tokens
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from profilers.records import Case
 from profilers.steps.config import LayerKind
@@ -48,6 +49,17 @@ class Part(StrEnum):
     """Gradients and parameters between data-parallel ranks."""
     OPTIMIZER = "optimizer"
     """The update."""
+
+
+COMMUNICATION: Final = frozenset(
+    {
+        Part.TENSOR_COMMUNICATION,
+        Part.EXPERT_COMMUNICATION,
+        Part.PIPELINE_COMMUNICATION,
+        Part.DATA_COMMUNICATION,
+    }
+)
+"""Parts that are spent between devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +228,12 @@ def collective(kind: str, *, num_bytes: int, ranks: int, stride: int, world: int
     """Name one collective, bytes as in profilers/links (NCCL's tests)."""
     axes = {"bytes": num_bytes, "ranks": ranks, "stride": stride, "world": world}
     return Case(operation="collective", kind=kind, axes=axes)
+
+
+def rendezvous(collective: Case, *, work_s: float) -> Case:
+    """Name the meeting of a collective's group after `work_s` seconds of work on each rank."""
+    group = {axis: collective.axes[axis] for axis in ("ranks", "stride", "world")}
+    return Case(operation="rendezvous", axes={"work_us": round(work_s * 1e6), **group})
 
 
 def device_copy(num_bytes: int) -> Case:

@@ -15,16 +15,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from tuner.costs.layer_time import PartSeconds
-from tuner.costs.operations import Part
-
-COMMUNICATION: Final = frozenset(
-    {
-        Part.TENSOR_COMMUNICATION,
-        Part.EXPERT_COMMUNICATION,
-        Part.PIPELINE_COMMUNICATION,
-        Part.DATA_COMMUNICATION,
-    }
-)
+from tuner.costs.operations import COMMUNICATION, Part
 
 Factor = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 

@@ -21,7 +21,7 @@ from profilers.records import Case
 from profilers.steps.config import LayerKind
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.layer_time import PartSeconds, added
-from tuner.costs.operations import Part, collective, device_copy, elementwise
+from tuner.costs.operations import Part, collective, device_copy
 from tuner.costs.workload import Degrees, Workload
 from tuner.spec.accounting import (
     attention_weights,
@@ -153,7 +153,11 @@ def _accumulate_s(unit: Unit, work: Workload, table: KernelTable) -> float:
 
 def _gather_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
     num_bytes = unit.parameters * work.element_bytes
-    converted = [_cast_case(unit.parameters)] if work.element_bytes != GRADIENT_BYTES else []
+    converted = (
+        [_parameter_case("convert", unit.parameters, dtype=work.precision)]
+        if work.element_bytes != GRADIENT_BYTES
+        else []
+    )
     if unit.ranks == 1 or not degrees.zero_stage:
         return [*converted, device_copy(num_bytes)]
     gather = _unit_collective("all_gather", unit, degrees, num_bytes=num_bytes)
@@ -172,10 +176,7 @@ def _reduce_cases(unit: Unit, degrees: Degrees) -> list[Case]:
 
 
 def _accumulate_cases(unit: Unit, work: Workload) -> list[Case]:
-    added_up = elementwise("residual_add", elements=unit.parameters, dtype="fp32")
-    if work.element_bytes == GRADIENT_BYTES:
-        return [added_up]
-    return [_cast_case(unit.parameters), added_up]
+    return [_parameter_case("accumulate", unit.parameters, dtype=work.precision)]
 
 
 def _unit_collective(kind: str, unit: Unit, degrees: Degrees, *, num_bytes: int) -> Case:
@@ -184,15 +185,14 @@ def _unit_collective(kind: str, unit: Unit, degrees: Degrees, *, num_bytes: int)
     )
 
 
-def _cast_case(parameters: int) -> Case:
-    return elementwise("cast", elements=parameters, dtype="bf16")
-
-
 def _optimizer_s(parameters: int, table: KernelTable) -> float:
     return table.seconds(_optimizer_case(parameters))
 
 
 def _optimizer_case(parameters: int) -> Case:
-    return Case(
-        operation="optimizer", kind="adamw", dtype="fp32", axes={"parameters": max(1, parameters)}
-    )
+    return _parameter_case("adamw", parameters, dtype="fp32")
+
+
+def _parameter_case(kind: str, parameters: int, *, dtype: str) -> Case:
+    axes = {"parameters": max(1, parameters)}
+    return Case(operation="optimizer", kind=kind, dtype=dtype, axes=axes)

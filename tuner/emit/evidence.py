@@ -5,7 +5,7 @@ A plan that nobody measured says so first, with the reason that was given.
 
 from collections.abc import Iterable
 
-from tuner.plan import TrainDecision, TrainPrediction, VerifiedPlan
+from tuner.plan import TrainDecision, VerifiedPlan
 from tuner.units import format_bytes, format_s
 
 
@@ -17,17 +17,6 @@ def statement(verified: VerifiedPlan) -> tuple[str, ...]:
         *_evidence(verified),
         *_expectation(verified),
         *_degrees(verified.decision),
-    )
-
-
-def prediction(verified: VerifiedPlan) -> TrainPrediction | None:
-    """Return what the plan predicts of the decision to launch; None when it never priced it."""
-    plan = verified.plan
-    if plan.decision == verified.decision:
-        return plan.predicted
-    return next(
-        (other.predicted for other in plan.alternatives if other.decision == verified.decision),
-        None,
     )
 
 
@@ -50,9 +39,7 @@ def _evidence(verified: VerifiedPlan) -> tuple[str, ...]:
 
 
 def _expectation(verified: VerifiedPlan) -> tuple[str, ...]:
-    predicted = prediction(verified)
-    if predicted is None:
-        return ()
+    predicted = verified.predicted
     low, high = predicted.step_time_s_band
     memory = ", ".join(format_bytes(size) for size in predicted.peak_memory_bytes)
     return (

@@ -1,6 +1,7 @@
-"""Emits the reference training step under torchrun: `step.json` and `run.sh`.
+"""Emits the reference training step under torchrun: `step.json`, `train.json` and `run.sh`.
 
-The step ships with the product (profilers/steps/), so the folder starts as it lies.
+The step ships with the product (profilers/steps/), so the folder starts as it lies. `step.json` is
+what verification launches; `train.json` lets the router learn, with chunks chosen at run time.
 """
 
 from pathlib import PurePosixPath
@@ -10,12 +11,18 @@ from tuner.emit.evidence import statement
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.launch.shape import launch_shape
-from tuner.launch.step_config import step_config
+from tuner.launch.step_config import step_config, training_config
 from tuner.plan import VerifiedPlan
 
 TIMED_STEPS: Final = 8
 """Enough for a median; a user edits `step.json` for more."""
 WARMUP_STEPS: Final = 2
+
+
+_OWN_ENVIRONMENT: Final = (
+    "  PYTHON                   the interpreter",
+    "  CONFIG                   step.json (as verified) or train.json (learned routing)",
+)
 
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
@@ -24,24 +31,30 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     config = step_config(
         verified.plan, verified.decision, steps=TIMED_STEPS, warmup_steps=WARMUP_STEPS
     )
+    training = training_config(verified, steps=TIMED_STEPS, warmup_steps=WARMUP_STEPS)
     said = statement(verified)
     script = (
         "#!/usr/bin/env bash\n"
-        + comment((*said, "", *ENVIRONMENT_NOTE, "  PYTHON                   the interpreter"))
+        + comment((*said, "", *ENVIRONMENT_NOTE, *_OWN_ENVIRONMENT))
         + preamble(shape)
         + 'exec "${LAUNCHER[@]}" --no-python "${PYTHON:-python}" -P -m profilers.steps \\\n'
-        + '  step.json "--report=${REPORT:-report.json}" "$@"\n'
+        + '  "${CONFIG:-step.json}" "--report=${REPORT:-report.json}" "$@"\n'
     )
     return (
         EmittedFile(path=PurePosixPath("run.sh"), text=script, executable=True),
         EmittedFile(path=PurePosixPath("step.json"), text=config.model_dump_json(indent=2) + "\n"),
+        EmittedFile(
+            path=PurePosixPath("train.json"), text=training.model_dump_json(indent=2) + "\n"
+        ),
         EmittedFile(
             path=PurePosixPath("README.txt"),
             text=comment(
                 (
                     *said,
                     "",
-                    "bash run.sh trains on step.json and writes report.json beside it.",
+                    "bash run.sh runs step.json, as verified, and writes report.json beside it.",
+                    "CONFIG=train.json bash run.sh lets the router learn; MoE layers then choose",
+                    "their chunks at run time, so that no device outgrows its memory.",
                 ),
                 prefix="",
             ),

@@ -110,7 +110,9 @@ def sample_verified(
     if waived:
         return VerifiedPlan.waive(plan, reason=waived)
     trial = TrialSummary(decision=decision, status="ok", predicted_step_s=2.0, measured_step_s=2.1)
-    return VerifiedPlan(plan=plan, decision=decision, trials=(trial,))
+    return VerifiedPlan(
+        plan=plan, decision=decision, predicted=_prediction(decision), trials=(trial,)
+    )
 
 
 def write_emitted(folder: Path, files: Iterable[EmittedFile]) -> None:
@@ -184,6 +186,7 @@ def _prediction(decision: TrainDecision) -> TrainPrediction:
         optimizer_bytes=0,
         activation_bytes=0,
         other_bytes=0,
+        max_chunk_tokens=30_000,
     )
     return TrainPrediction(
         step_time_s=2.0,

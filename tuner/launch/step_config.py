@@ -13,7 +13,7 @@ from profilers.steps.config import (
     StepConfig,
 )
 from tuner.launch.shape import launch_shape
-from tuner.plan import Plan, TrainDecision
+from tuner.plan import Plan, TrainDecision, VerifiedPlan
 from tuner.spec.model import ModelSpec
 
 
@@ -57,6 +57,24 @@ def step_config(
         warmup_steps=warmup_steps,
         device=launch_shape(plan, decision).device_kind,
     )
+
+
+def training_config(verified: VerifiedPlan, *, steps: int, warmup_steps: int) -> StepConfig:
+    """Return what a real run is told: routing is learned, and may outgrow the planned loads.
+
+    MoE layers that are recomputed choose their chunks at run time then, from the token copies that
+    the plan found room for (MemFine's s'_max). Where there is room for none, the planned chunks
+    stay.
+
+    Raises:
+        ValueError: the reference step cannot run the decision.
+    """
+    fixed = step_config(verified.plan, verified.decision, steps=steps, warmup_steps=warmup_steps)
+    stages = tuple(
+        stage.model_copy(update={"max_chunk_tokens": predicted.max_chunk_tokens or None})
+        for stage, predicted in zip(fixed.stages, verified.predicted.stages, strict=True)
+    )
+    return fixed.model_copy(update={"stages": stages, "routing": Routing(mode="learned")})
 
 
 def model_shape(model: ModelSpec) -> ModelShape:

@@ -10,9 +10,16 @@ A band of ratio b around a prediction p holds the measurements m with |p - m| / 
 from collections.abc import Mapping
 from itertools import pairwise
 
+from profilers.steps.config import Recompute
 from tuner.costs.layer_time import PartSeconds, added, scaled
-from tuner.costs.memory import State, layer_activations, state_of
-from tuner.costs.residuals import COMMUNICATION
+from tuner.costs.memory import (
+    State,
+    chunk_bytes,
+    layer_activations,
+    most_chunk_copies,
+    state_of,
+)
+from tuner.costs.operations import COMMUNICATION
 from tuner.costs.update import layer_units
 from tuner.formulate.pricing import CandidateCosts
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
@@ -37,6 +44,16 @@ def predict(costs: CandidateCosts, decision: TrainDecision) -> TrainPrediction:
     band = costs.machine.residual.band_ratio
     stages = tuple(_stage(costs, decision, stage) for stage in range(decision.num_stages))
     peaks = _peak_bytes(costs, decision, stages)
+    stages = tuple(
+        stage.model_copy(
+            update={
+                "max_chunk_tokens": _max_chunk_tokens(
+                    costs, decision, index, peak_bytes=peaks[index % ranks]
+                )
+            }
+        )
+        for index, stage in enumerate(stages)
+    )
     return TrainPrediction(
         step_time_s=step_s,
         step_time_s_band=band_around(step_s, ratio=band),
@@ -171,6 +188,26 @@ def _activation_bytes(
             peak = max(peak, _recompute_peak(costs, decision, stage, expert_rank))
         largest = max(largest, held + peak)
     return largest
+
+
+def _max_chunk_tokens(
+    costs: CandidateCosts, decision: TrainDecision, stage: int, *, peak_bytes: int
+) -> int | None:
+    """MemFine's s'_max of a stage: what is left for one chunk once everything else is held."""
+    option = options_of(decision)[stage]
+    chunked = [
+        layer
+        for layer in layers_of(decision)[stage]
+        if costs.work.moe_index[layer] is not None and option.recompute is not Recompute.NONE
+    ]
+    if not chunked:
+        return None
+    largest = max(
+        chunk_bytes(costs.work, costs.degrees, layer=layer, chunks=option.chunks)
+        for layer in chunked
+    )
+    free_bytes = costs.machine.memory_limit_bytes - (peak_bytes - largest)
+    return most_chunk_copies(costs.work, costs.degrees, free_bytes=free_bytes)
 
 
 def _recompute_peak(

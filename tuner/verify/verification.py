@@ -105,7 +105,7 @@ def conclude(
     )
 
 
-def verified_plan(plan: Plan, verified: Verified) -> VerifiedPlan:
+def verified_plan(neighbourhood: Neighbourhood, verified: Verified) -> VerifiedPlan:
     """Wrap a plan with its evidence; the winner is what gets launched.
 
     Raises:
@@ -114,8 +114,9 @@ def verified_plan(plan: Plan, verified: Verified) -> VerifiedPlan:
     if verified.winner is None:
         raise ValueError("no trial ran")
     return VerifiedPlan(
-        plan=plan,
+        plan=neighbourhood.plan,
         decision=verified.winner,
+        predicted=neighbourhood.predicted(verified.winner),
         trials=tuple(
             TrialSummary(
                 decision=trial.decision,

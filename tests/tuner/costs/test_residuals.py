@@ -2,7 +2,8 @@ import pytest
 from pydantic import ValidationError
 
 from tuner.costs.operations import Part
-from tuner.costs.residuals import COMMUNICATION, UNKNOWN_BAND, Residual, residual_for
+from tuner.costs.operations import COMMUNICATION
+from tuner.costs.residuals import UNKNOWN_BAND, Residual, residual_for
 
 
 def _residual(**changes: float) -> Residual:

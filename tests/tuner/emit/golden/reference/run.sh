@@ -11,6 +11,7 @@
 #   NODE_RANK                this node's number, from 0 (Slurm's SLURM_NODEID is understood)
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   PYTHON                   the interpreter
+#   CONFIG                   step.json (as verified) or train.json (learned routing)
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
@@ -42,4 +43,4 @@ else
   LAUNCHER+=(--standalone)
 fi
 exec "${LAUNCHER[@]}" --no-python "${PYTHON:-python}" -P -m profilers.steps \
-  step.json "--report=${REPORT:-report.json}" "$@"
+  "${CONFIG:-step.json}" "--report=${REPORT:-report.json}" "$@"
