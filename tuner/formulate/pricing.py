@@ -39,6 +39,7 @@ from tuner.costs.update import (
 )
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import Option
+from tuner.formulate.schedule import in_flight, most_in_flight
 from tuner.spec.capabilities import Capabilities
 
 
@@ -153,7 +154,7 @@ class CandidateCosts:
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """Micro-batches whose activations each stage holds at once, under (interleaved) 1F1B."""
+        """Micro-batches whose activations each stage holds at once."""
         return in_flight(self.degrees, num_microbatches=self.num_microbatches)
 
     @cached_property
@@ -202,9 +203,20 @@ class CandidateCosts:
 
 
 def layout_problem(
-    costs: CandidateCosts, *, options: Sequence[Option], capabilities: Capabilities
+    costs: CandidateCosts,
+    *,
+    options: Sequence[Option],
+    capabilities: Capabilities,
+    chunks_alike: bool = True,
 ) -> LayoutProblem:
     """Lay the costs of a candidate out for the layout solvers.
+
+    Args:
+        costs: of the candidate.
+        options: ways to run a layer.
+        capabilities: of the targets.
+        chunks_alike: count micro-batches in flight as if all model chunks of a rank kept alike
+            bytes, exact then; otherwise bound them, safe for any layout.
 
     Memory is that of the fullest rank of every layer; where different layers have different
     fullest ranks that is more than any rank holds, never less.
@@ -248,7 +260,9 @@ def layout_problem(
         saved_bytes_RO=np.array([[one.saved for one in row] for row in activations]),
         fixed_saved_bytes_S=np.zeros(len(stages), dtype=np.int64),
         transient_bytes_RO=np.array([[one.transient for one in row] for row in activations]),
-        in_flight_S=costs.in_flight,
+        in_flight_S=(in_flight if chunks_alike else most_in_flight)(
+            degrees, num_microbatches=costs.num_microbatches
+        ),
         memory_limit_bytes_D=np.full(degrees.pipeline, costs.machine.memory_limit_bytes),
         num_microbatches=costs.num_microbatches,
         uniform_option=not (capabilities.recompute_per_stage and capabilities.chunks_per_stage),
@@ -268,27 +282,3 @@ def lower_bound_s(problem: LayoutProblem) -> float:
     slowest = total / problem.num_devices
     per_chunk = 1.0 / problem.stages_per_device
     return (problem.num_microbatches - per_chunk) * slowest + per_chunk * total
-
-
-def in_flight(degrees: Degrees, *, num_microbatches: int) -> tuple[int, ...]:
-    """Count what each stage holds at its fullest.
-
-    1F1B: stage s of P holds min(m, P - s). Interleaved, v chunks a rank: rank r runs
-    (v - 1) P + 2 (P - 1 - r) forwards before its first backward and one more with it, P
-    micro-batches of a chunk at a time (Narayanan et al., SC 2021, section 2.2); fewer
-    micro-batches than ranks are all in flight.
-    """
-    ranks, chunks = degrees.pipeline, degrees.virtual_pipeline
-    if chunks == 1:
-        if num_microbatches < ranks:
-            return (num_microbatches,) * ranks
-        return tuple(min(num_microbatches, ranks - stage) for stage in range(ranks))
-    held = []
-    for stage in range(degrees.num_stages):
-        chunk, rank = divmod(stage, ranks)
-        forwards = min((chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1, num_microbatches * chunks)
-        rounds, rest = divmod(forwards, ranks * chunks)
-        held.append(
-            min(num_microbatches, rounds * ranks + min(max(rest - chunk * ranks, 0), ranks))
-        )
-    return tuple(held)

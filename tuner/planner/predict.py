@@ -22,6 +22,7 @@ from tuner.costs.memory import (
 from tuner.costs.operations import COMMUNICATION
 from tuner.costs.update import layer_units
 from tuner.formulate.pricing import CandidateCosts
+from tuner.formulate.schedule import moments
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.planner.decisions import layers_of, options_of
 
@@ -166,28 +167,48 @@ def _peak_bytes(
 def _activation_bytes(
     costs: CandidateCosts, decision: TrainDecision, stages: range | tuple[int, ...]
 ) -> int:
-    """Largest live sum of saved storages of these stages, on the fullest expert rank."""
-    work, degrees = costs.work, costs.degrees
-    options, layers = options_of(decision), layers_of(decision)
+    """Largest live sum of saved storages of these stages of one rank, on its fullest device."""
+    always = sum(costs.ends_held_bytes(stage) for stage in stages)
+    ranks = decision.pipeline_model_parallel_size
+    mine = [stage // ranks for stage in stages]
+    seen = set(
+        moments(costs.degrees, num_microbatches=costs.num_microbatches, rank=stages[0] % ranks)
+    )
     largest = 0
-    for expert_rank in range(degrees.expert):
-        held, peak = 0, 0
-        for stage in stages:
-            held += costs.ends_held_bytes(stage)
-            peak = max(peak, costs.ends_transient_bytes(stage))
-            for layer in layers[stage]:
-                one = layer_activations(
-                    work,
-                    degrees,
-                    layer=layer,
-                    recompute=options[stage].recompute,
-                    chunks=options[stage].chunks,
-                    expert_rank=expert_rank,
-                )
-                held += costs.in_flight[stage] * one.saved
-            peak = max(peak, _recompute_peak(costs, decision, stage, expert_rank))
-        largest = max(largest, held + peak)
-    return largest
+    for expert_rank in range(costs.degrees.expert):
+        saved = [_saved_bytes(costs, decision, stage, expert_rank) for stage in stages]
+        peaks = {
+            chunk: max(
+                costs.ends_transient_bytes(stage),
+                _recompute_peak(costs, decision, stage, expert_rank),
+            )
+            for chunk, stage in zip(mine, stages, strict=True)
+        }
+        held = max(
+            sum(moment.held[chunk] * kept for chunk, kept in zip(mine, saved, strict=True))
+            + peaks.get(moment.chunk, 0)
+            for moment in seen
+        )
+        largest = max(largest, held)
+    return always + largest
+
+
+def _saved_bytes(
+    costs: CandidateCosts, decision: TrainDecision, stage: int, expert_rank: int
+) -> int:
+    """What one micro-batch keeps on a stage."""
+    option = options_of(decision)[stage]
+    return sum(
+        layer_activations(
+            costs.work,
+            costs.degrees,
+            layer=layer,
+            recompute=option.recompute,
+            chunks=option.chunks,
+            expert_rank=expert_rank,
+        ).saved
+        for layer in layers_of(decision)[stage]
+    )
 
 
 def _max_chunk_tokens(

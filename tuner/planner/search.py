@@ -11,7 +11,7 @@ is the bound of the whole search.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import solve_layout
@@ -22,9 +22,12 @@ from tuner.formulate.pricing import CandidateCosts, Machine, layout_problem, low
 from tuner.formulate.space import Enumeration, enumerate_degrees
 from tuner.plan import Certificate, Space, TrainDecision
 from tuner.planner.decisions import decode
-from tuner.planner.predict import band_around
+from tuner.planner.predict import band_around, predict
 from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
+
+SHORTEST_SOLVE_S = 0.1
+"""A solver that is asked once more at the very end of the time gets this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,9 @@ def search(
     )
     ways = options(has_experts=work.model.moe is not None, capabilities=capabilities, search=limits)
     candidates = _candidates(work, machine, enumeration.legal, ways, capabilities)
-    run = _BranchAndBound(settings=settings, machine=machine, ways=ways, start_s=start_s)
+    run = _BranchAndBound(
+        settings=settings, machine=machine, ways=ways, capabilities=capabilities, start_s=start_s
+    )
     for candidate in candidates:
         run.visit(candidate)
     found = tuple(sorted(run.found, key=_reproducible_order))
@@ -127,11 +132,18 @@ class _BranchAndBound:
     """The state of one search; lives as long as the call that made it."""
 
     def __init__(
-        self, *, settings: Settings, machine: Machine, ways: Sequence[Option], start_s: float
+        self,
+        *,
+        settings: Settings,
+        machine: Machine,
+        ways: Sequence[Option],
+        capabilities: Capabilities,
+        start_s: float,
     ) -> None:
         self._settings = settings
         self._machine = machine
         self._ways = ways
+        self._capabilities = capabilities
         self._start_s = start_s
         self.found: list[Solved] = []
         self.infeasible: list[Candidate] = []
@@ -150,10 +162,40 @@ class _BranchAndBound:
             self._open += 1
             self._open_bounds_s.append(candidate.bound_s)
             return
-        outcome = solve_layout(
-            candidate.problem, method=self._settings.method, time_limit_s=remaining_s
-        )
+        outcome = self._solved(candidate.problem)
+        if self._overflows(candidate, outcome):
+            outcome = self._bounded_by(self._solved(self._safe_problem(candidate)), outcome)
         self._keep(candidate, outcome)
+
+    def _solved(self, problem: LayoutProblem) -> Outcome[Layout]:
+        remaining_s = self._settings.time_limit_s - self._elapsed_s()
+        return solve_layout(
+            problem, method=self._settings.method, time_limit_s=max(remaining_s, SHORTEST_SOLVE_S)
+        )
+
+    def _overflows(self, candidate: Candidate, outcome: Outcome[Layout]) -> bool:
+        """Whether unlike chunks of a rank make the layout larger than the problem counted."""
+        if outcome.solution is None or candidate.costs.degrees.virtual_pipeline == 1:
+            return False
+        decision = decode(candidate.costs.degrees, outcome.solution, self._ways)
+        peak_bytes = max(predict(candidate.costs, decision).peak_memory_bytes)
+        return peak_bytes > self._machine.memory_limit_bytes
+
+    def _safe_problem(self, candidate: Candidate) -> LayoutProblem:
+        return layout_problem(
+            candidate.costs,
+            options=self._ways,
+            capabilities=self._capabilities,
+            chunks_alike=False,
+        )
+
+    def _bounded_by(self, safe: Outcome[Layout], relaxed: Outcome[Layout]) -> Outcome[Layout]:
+        """Keep the layout that surely fits; the problem that counted less memory bounds it."""
+        if safe.solution is None:
+            return replace(safe, status=Status.UNKNOWN, bound=relaxed.bound)
+        is_proven = safe.objective <= relaxed.bound * (1.0 + 1e-9)
+        status = Status.OPTIMAL if is_proven else Status.FEASIBLE
+        return replace(safe, status=status, bound=min(relaxed.bound, safe.objective))
 
     def certificate(self, found: Sequence[Solved], enumeration: Enumeration) -> Certificate:
         """State what is proven."""

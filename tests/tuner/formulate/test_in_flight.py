@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tuner.costs.workload import Degrees
-from tuner.formulate.pricing import in_flight
+from tuner.formulate.schedule import in_flight
 
 Cut = Callable[..., Degrees]
 
