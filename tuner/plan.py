@@ -146,7 +146,7 @@ class Alternative(Record):
     decision: TrainDecision
     predicted: TrainPrediction
     within_band: bool
-    """The error bands overlap: the model cannot tell it from the chosen one."""
+    """Predicted inside the chosen one's error band: the model cannot tell the two apart."""
     lost_by: str
     """The cost that made the difference, in words."""
 
@@ -155,7 +155,7 @@ class Space(Record):
     """Where every candidate of the search went; the parts add up to the whole space."""
 
     priced: Size
-    """Solved to the end."""
+    """Solved, to a layout or to the proof that none fits."""
     bounded: Size
     """Dropped because a lower bound proved them worse than the kept ones."""
     illegal: Size

@@ -1,7 +1,7 @@
 """One candidate (degrees of parallelism) as numbers: what each layer and each end costs.
 
 `CandidateCosts` is where costs meet the solver: `layout_problem` lays them out as a
-`LayoutProblem`, and tuner/formulate/predict.py reads the same numbers back for a finished
+`LayoutProblem`, and tuner/planner/predict.py reads the same numbers back for a finished
 decision, so that the objective a solver minimised and the time a plan predicts are one model.
 
 What is paid once per step (gradient sums, parameter gathers, optimizer) is spread over the step's
@@ -275,7 +275,7 @@ def lower_bound_s(problem: LayoutProblem) -> float:
     """Seconds that no layout of the problem can beat, memory left aside.
 
     With every layer at its fastest the total work W is fixed; the slowest device has at least
-    W / D and at least any device's fixed part, and the objective grows with its share.
+    W / D, and the objective grows with its share.
     """
     fastest = problem.time_s_RO.min(axis=1)
     total = float(np.dot(fastest, problem.run_lengths) + problem.fixed_time_s_S.sum())
