@@ -14,7 +14,6 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     collective       0                                 the message times its bus factor
     rendezvous       0                                 none; the work before it stands in
     storage          0                                 the bytes
-    step             0                                 layers x micro-batches, in place of bytes
 
 The causal half is what attention's 2 B A S^2 D counts; its backward forms five products where the
 forward formed two (Dao, FlashAttention-2, 2023). These are a base to which measured points add what

@@ -41,6 +41,8 @@ SMALLEST_LOSS_S = 1e-6
 ROWS, WIDTH, SETS = 256, 512, 8
 
 Round = Callable[[], object]
+Seen = tuple[float, list[float], list[float]]
+"""One rank's t0, its seconds of work before each meeting, and both together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,28 +82,34 @@ class RendezvousBench:
         group = team.group(Shape(ranks=axes["ranks"], stride=axes["stride"]))
         one_round = _round(device)
         rounds = team.decided(_rounds_in(axes["work_us"] * 1e-6, one_round, device))
-        meetings = BLOCK * _blocks(budget_s, meeting_s=axes["work_us"] * 1e-6)
+        meetings = BLOCK * num_blocks(budget_s, meeting_s=axes["work_us"] * 1e-6)
         alone_s = statistics.median(_meet(ALONE, 0, one_round, group, device)[1])
         work_s, total_s = _meet(meetings, rounds, one_round, group, device)
         seen = team.gathered((alone_s, work_s, total_s))
         if team.rank != 0:
             return ()
-        baseline_s = max(alone for alone, _, _ in seen)
-        works = zip(*(work for _, work, _ in seen), strict=True)
-        totals = zip(*(total for _, _, total in seen), strict=True)
-        lost_s = [
-            max(total) - statistics.fmean(work) - baseline_s
-            for work, total in zip(works, totals, strict=True)
-        ]
-        return (Measurement(case=case, times_s=_block_means(lost_s)),)
+        return (Measurement(case=case, times_s=block_means(lost_seconds(seen))),)
 
 
-def _block_means(lost_s: Sequence[float]) -> tuple[float, ...]:
+def lost_seconds(seen: Sequence[Seen]) -> list[float]:
+    """What each meeting lost, from what every rank saw."""
+    baseline_s = max(alone_s for alone_s, _, _ in seen)
+    works = zip(*(work_s for _, work_s, _ in seen), strict=True)
+    totals = zip(*(total_s for _, _, total_s in seen), strict=True)
+    return [
+        max(total_s) - statistics.fmean(work_s) - baseline_s
+        for work_s, total_s in zip(works, totals, strict=True)
+    ]
+
+
+def block_means(lost_s: Sequence[float]) -> tuple[float, ...]:
+    """Mean loss of every block of meetings, positive."""
     blocks = [lost_s[start : start + BLOCK] for start in range(0, len(lost_s), BLOCK)]
     return tuple(max(SMALLEST_LOSS_S, statistics.fmean(block)) for block in blocks)
 
 
-def _blocks(budget_s: float, *, meeting_s: float) -> int:
+def num_blocks(budget_s: float, *, meeting_s: float) -> int:
+    """How many blocks of meetings the budget allows."""
     affordable = int(budget_s / (BLOCK * max(meeting_s, 1e-4)))
     return min(MAX_BLOCKS, max(MIN_BLOCKS, affordable))
 

@@ -53,6 +53,20 @@ def test_an_all_reduce_moves_twice_its_share() -> None:
     assert of("collective", size, kind="send_recv")[1] == 800.0
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "expected"),
+    # 10 parameters. fp32 totals are read and written: 4 + 4, gradients 2 or 4; converting reads 4.
+    [
+        ("adamw", "fp32", 280.0),
+        ("accumulate", "bf16", 100.0),
+        ("accumulate", "fp32", 120.0),
+        ("convert", "bf16", 60.0),
+    ],
+)
+def test_parameters_are_read_and_written_by_hand(kind: str, dtype: str, expected: float) -> None:
+    assert of("optimizer", {"parameters": 10}, kind=kind, dtype=dtype) == (0.0, expected)
+
+
 @pytest.mark.parametrize("operation", sorted(AXES))
 def test_every_operation_has_work(operation: str) -> None:
     flop, moved = of(operation, dict.fromkeys(AXES[operation], 8), kind="write")

@@ -113,8 +113,10 @@ def update_cases(units: tuple[Unit, ...], work: Workload, degrees: Degrees) -> t
     """List every case that `update_time` looks up."""
     cases: list[Case] = []
     for unit in units:
-        cases += [_optimizer_case(unit.sharded(degrees)), *_accumulate_cases(unit, work)]
-        cases += _gather_cases(unit, work, degrees) + _reduce_cases(unit, degrees)
+        cases += [_optimizer_case(unit.sharded(degrees)), *_gather_cases(unit, work, degrees)]
+        cases += _reduce_cases(unit, degrees)
+        if degrees.zero_stage != 3:
+            cases += _accumulate_cases(unit, work)
     return tuple(cases)
 
 

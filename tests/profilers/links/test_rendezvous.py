@@ -1,0 +1,97 @@
+"""Losses at meetings, by hand; two ranks really meet in tests/profilers/test_session.py."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.bench import Setting
+from profilers.links.groups import shapes
+from profilers.links.rendezvous import (
+    BLOCK,
+    MAX_BLOCKS,
+    MIN_BLOCKS,
+    SMALLEST_LOSS_S,
+    WORK_US,
+    RendezvousBench,
+    block_means,
+    lost_seconds,
+    num_blocks,
+)
+from profilers.records import Case, Status
+from profilers.team import Alone
+from profilers.timing import HostClock
+
+
+class Four(Alone):
+    """One of four ranks that are not connected."""
+
+    world = 4
+
+
+def _bench(team: Alone) -> RendezvousBench:
+    setting = Setting(
+        device="cpu", dtypes=("fp32",), team=team, clock=HostClock(), directory=Path()
+    )
+    return RendezvousBench(setting=setting)
+
+
+def test_what_a_meeting_loses_by_hand() -> None:
+    # Two ranks, two meetings, 0.1 s and 0.2 s for the same collective alone: 0.2 s.
+    # First: done at 1.5 and 1.4 after work of 1.0 and 1.2: 1.5 - 1.1 - 0.2. Then no loss at all.
+    seen = [(0.1, [1.0, 1.0], [1.5, 1.2]), (0.2, [1.2, 1.0], [1.4, 1.1])]
+    assert lost_seconds(seen) == pytest.approx([0.2, 0.0])
+
+
+def test_repeats_are_means_of_blocks() -> None:
+    lost = [1.0] * BLOCK + [0.0] * (BLOCK - 1) + [4.0 * BLOCK]
+    assert block_means(lost) == pytest.approx((1.0, 4.0))
+
+
+def test_a_loss_below_the_clock_is_still_positive() -> None:
+    assert block_means([0.0] * BLOCK + [-1.0] * BLOCK) == (SMALLEST_LOSS_S, SMALLEST_LOSS_S)
+
+
+@settings(deadline=None, max_examples=60)
+@given(lost_s=st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=5 * BLOCK))
+def test_every_block_is_a_positive_repeat_no_larger_than_its_largest_loss(
+    lost_s: list[float],
+) -> None:
+    means = block_means(lost_s)
+    assert len(means) == -(-len(lost_s) // BLOCK)
+    assert min(means) >= SMALLEST_LOSS_S
+    assert max(means) <= max(SMALLEST_LOSS_S, *lost_s) + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "meeting_s", "blocks"),
+    # A block of 8 meetings of 10 ms takes 80 ms; ten of them fit into 0.8 s.
+    [(0.801, 0.01, 10), (0.0, 0.01, MIN_BLOCKS), (1e3, 0.01, MAX_BLOCKS), (1.0, 0.0, MAX_BLOCKS)],
+)
+def test_the_budget_decides_how_often_ranks_meet(
+    budget_s: float, meeting_s: float, blocks: int
+) -> None:
+    assert num_blocks(budget_s, meeting_s=meeting_s) == blocks
+
+
+def test_every_group_meets_after_little_work_and_much() -> None:
+    cases = _bench(Four()).cases()
+    assert len({case.id for case in cases}) == len(cases) == len(shapes(4)) * len(WORK_US)
+    groups = {(case.axes["ranks"], case.axes["stride"], case.axes["world"]) for case in cases}
+    assert groups == {(2, 1, 4), (2, 2, 4), (4, 1, 4)}
+    assert {case.axes["work_us"] for case in cases} == set(WORK_US)
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    bench = _bench(Alone())
+    assert bench.cases() == ()
+    assert "waits for nobody" in bench.note()
+    assert _bench(Four()).note() == ""
+
+
+def test_a_meeting_without_peers_is_recorded() -> None:
+    axes = {"work_us": 250, "ranks": 2, "stride": 1, "world": 2}
+    case = Case(operation="rendezvous", axes=axes)
+    (row,) = _bench(Alone()).measure(case, budget_s=0.0)
+    assert (row.status, row.error) == (Status.FAILED, "no such group of ranks here")
