@@ -90,6 +90,21 @@ def test_collectives_are_linear_in_log_space_inside_a_group() -> None:
     assert extrapolated.tolist() == [False, False, True, True]
 
 
+def test_losses_at_meetings_follow_the_work_before_them_inside_a_group() -> None:
+    met = Series("rendezvous", "", "", "")
+    curve = fit(met, {(250, 2, 1, 4): 1e-5, (1000, 2, 1, 4): 4e-5, (1000, 4, 1, 4): 9e-5})
+    asked = np.array([[250.0, 2, 1, 4], [500.0, 2, 1, 4], [1000.0, 4, 1, 4], [0.0, 2, 1, 4]])
+    seconds, _ = curve.predict(asked)
+    # Half way in log space; no less below the start.
+    assert seconds == pytest.approx([1e-5, 2e-5, 9e-5, 1e-5])
+
+
+def test_calls_cost_their_mean_and_pauses_of_the_machine_are_nobodys() -> None:
+    # Median 2; 30 is beyond three medians, 5 is skew: (1 + 2 + 2 + 5) / 4.
+    curves = fit_curves(fake_profile([gemm_row(64, 1.0, 2.0, 2.0, 5.0, 30.0)]))
+    assert curves[GEMM].predict(np.array([[64.0, 256.0, 256.0]]))[0][0] == pytest.approx(2.5)
+
+
 def test_groups_do_not_mix() -> None:
     curve = fit(
         SENT,

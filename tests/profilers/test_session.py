@@ -1,6 +1,7 @@
 """Profiles really measured, in seconds: alone, and by two ranks that the session starts."""
 
 import errno
+import math
 import os
 import signal
 import subprocess
@@ -53,7 +54,7 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
     started_s = time.monotonic()
     header = measure_profile(
         tmp_path / "profile",
-        budget_s=7.0,
+        budget_s=9.0,
         ranks=2,
         device="cpu",
         extra_cases=(gemm_case(77), gemm_case(77, dtype="bf16"), link_case("all_to_all", size=777)),
@@ -61,7 +62,8 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
         environment=ALONE,
     )
     assert header is not None
-    assert time.monotonic() - started_s < 7.0 + 15.0
+    # Starting two ranks takes seconds, on a busy machine many; without a budget it is minutes.
+    assert time.monotonic() - started_s < 9.0 + 60.0
     assert all(info.complete for info in header.tables.values())
     assert header.machine.world == 2
     profile = read_profile(tmp_path / "profile")
@@ -69,6 +71,11 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
     assert {row.case.kind for row in profile.table("collective")} == set(BUILDERS)
     assert {row.rank for row in profile.table("gemm")} == {0, 1}
     assert {row.rank for row in profile.table("collective")} == {0}
+    meetings = profile.table("rendezvous")
+    assert meetings
+    for row in meetings:
+        assert (row.status, row.rank) == (Status.OK, 0), row.error
+        assert all(0.0 < time_s < math.inf for time_s in row.times_s)
     asked = {row.case.id for row in profile.measurements if row.status is Status.OK}
     assert {gemm_case(77).id, gemm_case(77, dtype="bf16").id} <= asked
     assert link_case("all_to_all", size=777).id in asked
@@ -89,7 +96,7 @@ def test_a_rank_that_dies_is_named_and_complete_tables_stay(tmp_path: Path) -> N
         measure_profile(
             tmp_path,
             suites=("links", "storage"),
-            budget_s=3.0,
+            budget_s=5.0,
             ranks=2,
             device="cpu",
             extra_cases=(
@@ -161,7 +168,7 @@ def test_ranks_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
         ranks = psutil.Process(parent.pid).children()
         parent.kill()
     assert len(ranks) == 2
-    _, alive = psutil.wait_procs(ranks, timeout=20.0)
+    _, alive = psutil.wait_procs(ranks, timeout=60.0)
     assert alive == []
 
 
@@ -223,7 +230,7 @@ def test_without_resume_an_older_profile_is_replaced(tmp_path: Path) -> None:
     header = measure_profile(tmp_path, suites=("links",), budget_s=1.0, environment=ALONE)
     assert read_header(tmp_path) == header
     files = sorted(file.name for file in tmp_path.iterdir())
-    assert files == ["collective.parquet", "notes.txt", "profile.json"]
+    assert files == ["collective.parquet", "notes.txt", "profile.json", "rendezvous.parquet"]
 
 
 def test_a_single_rank_has_no_collectives_and_says_so(tmp_path: Path) -> None:
@@ -231,6 +238,8 @@ def test_a_single_rank_has_no_collectives_and_says_so(tmp_path: Path) -> None:
     assert header is not None
     assert header.tables["collective"].rows == 0
     assert "no links" in header.tables["collective"].note
+    assert header.tables["rendezvous"].rows == 0
+    assert "waits for nobody" in header.tables["rendezvous"].note
 
 
 def test_a_budget_too_small_is_noted(tmp_path: Path) -> None:

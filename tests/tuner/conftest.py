@@ -1,8 +1,9 @@
 """A tiny training spec on disk, and the profile of a machine whose every time is a short formula.
 
-The machine: 5 us per call, 1e11 flop/s, 1e10 B/s; a collective over R ranks takes R - 1 latencies
-of 20 us and moves its bytes at 1e9 B/s. Times at any size follow from profilers/work.py, so nothing
-is timed and every predicted second can be worked out by hand.
+The machine: 15 us per call, 1e11 flop/s, 1e10 B/s; a collective over R ranks takes R - 1 latencies
+of 20 us and moves its bytes at 1e9 B/s, and its ranks lose 2 % of the work since they last met.
+Times at any size follow from profilers/work.py, so nothing is timed and every predicted second can
+be worked out by hand.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import pytest
 import yaml
 
 from profilers.interpolation import Bools, Curve, Floats, Series
+from profilers.links.groups import shapes
 from profilers.records import AXES, Case, Measurement, Profile
 from profilers.steps.config import LayerKind
 from profilers.store import write_header, write_table
@@ -37,8 +39,9 @@ from tuner.verify.testing import FakeLauncher
 
 Fields = dict[str, Any]
 
-CALL_S, LATENCY_S = 5e-6, 20e-6
+CALL_S, LATENCY_S = 15e-6, 20e-6
 FLOP_PER_S, BYTES_PER_S, LINK_BYTES_PER_S = 1e11, 1e10, 1e9
+MEETING_RATIO = 0.02
 WORLD = 4
 USABLE_RATIO = 0.95
 """Of a pool's memory, see tuner/spec/cluster.py."""
@@ -347,7 +350,8 @@ def _write_spec(
 
 def _profile_for(path: Path) -> Profile:
     spec = read_spec(path)
-    cases = {case.id: case for case in (*cases_for(spec), *_coarse_grid())}
+    listed = (*cases_for(spec), *_coarse_grid(), *_meetings(spec.num_devices))
+    cases = {case.id: case for case in listed}
     rows = [
         Measurement(case=cases[name], times_s=(_formula_s(cases[name]),)) for name in sorted(cases)
     ]
@@ -368,6 +372,8 @@ def _formula_s(case: Case) -> float:
         case.operation, kind=case.kind, dtype=case.dtype, direction=case.direction, axes=axes
     )
     flop, moved = float(needed.flop[0]), float(needed.bytes[0])
+    if case.operation == "rendezvous":
+        return MEETING_RATIO * case.axes["work_us"] * 1e-6
     if case.operation == "collective":
         return LATENCY_S * max(1, case.axes["ranks"] - 1) + moved / LINK_BYTES_PER_S
     return CALL_S + flop / FLOP_PER_S + moved / BYTES_PER_S
@@ -402,15 +408,23 @@ def _coarse_grid() -> Iterator[Case]:
         for kind, rows, width in product(PASSES, sizes, (16, 1024)):
             if dtype == "fp32" or kind not in FP32_ONLY:
                 yield from _both("memory_bound", kind=kind, dtype=dtype, rows=rows, width=width)
-    for parameters in (10**3, 10**6):
+    updates = [("adamw", "fp32"), *product(("accumulate", "convert"), ("bf16", "fp32"))]
+    for (kind, dtype), parameters in product(updates, (10**3, 10**6)):
         axes = {"parameters": parameters}
-        yield Case(operation="optimizer", kind="adamw", dtype="fp32", axes=axes)
+        yield Case(operation="optimizer", kind=kind, dtype=dtype, axes=axes)
     for num_bytes in (64, 2**24):
         yield Case(operation="copy", kind="device", axes={"bytes": num_bytes})
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
     for kind, num_bytes in product(kinds, (64, 2**24)):
         axes = {"bytes": num_bytes, "ranks": 2, "stride": 1, "world": 2}
         yield Case(operation="collective", kind=kind, axes=axes)
+
+
+def _meetings(world: int) -> Iterator[Case]:
+    """The ends of a line: work from a microsecond to ten seconds, for every group of a world."""
+    for shape, work_us in product(shapes(world), (1, 10**7)):
+        axes = {"work_us": work_us, "ranks": shape.ranks, "stride": shape.stride, "world": world}
+        yield Case(operation="rendezvous", axes=axes)
 
 
 def _both(operation: str, *, dtype: str, kind: str = "", **axes: int) -> Iterator[Case]:

@@ -9,7 +9,8 @@ import torch
 
 from profilers.bench import Setting
 from profilers.devices import DTYPES, clock_of, count_accelerators, pick_device
-from profilers.kernels.autograd import Prepared
+from profilers.kernels import optimizer
+from profilers.kernels.autograd import MAX_SETS, Prepared, in_turns
 from profilers.kernels.memory_bound import BUILDERS
 from profilers.kernels.suite import (
     KERNELS,
@@ -34,23 +35,34 @@ TINY: dict[str, dict[str, int]] = {
     "optimizer": {"parameters": 2**20 + 1},
     "copy": {"bytes": 1000},
 }
-KINDS = {"memory_bound": tuple(BUILDERS), "copy": ("device",)}
+KINDS = {
+    "memory_bound": tuple(BUILDERS),
+    "optimizer": ("accumulate", "convert"),
+    "copy": ("device",),
+}
 MATRIX = ("gemm", "grouped_gemm", "attention", "memory_bound")
+ADAMW = Case(
+    operation="optimizer",
+    kind="adamw",
+    dtype="fp32",
+    axes={"parameters": TINY["optimizer"]["parameters"]},
+)
 
 
 def tiny_cases() -> list[Case]:
-    return [
+    listed = [
         Case(
             operation=operation,
             kind=kind,
-            dtype=dtype if operation in MATRIX else "",
+            dtype=dtype,
             direction="forward" if operation in MATRIX else "",
             axes=axes,
         )
         for operation, axes in TINY.items()
         for kind in KINDS.get(operation, ("",))
-        for dtype in (DTYPES if operation in MATRIX else ("",))
+        for dtype in (DTYPES if operation != "copy" else ("",))
     ]
+    return [*listed, ADAMW]
 
 
 def measured(case: Case, *, device: torch.device = CPU) -> tuple[Measurement, ...]:
@@ -152,9 +164,60 @@ def test_a_case_that_cannot_fit_is_not_tried() -> None:
     assert live_bytes(case) > 2**34
 
 
-def test_a_kind_that_does_not_exist_is_recorded() -> None:
-    case = tiny_cases()[-1].model_copy(update={"operation": "memory_bound", "kind": "sort"})
-    case = case.model_copy(update={"axes": {"rows": 4, "width": 4}, "dtype": "fp32"})
+@pytest.mark.parametrize("operation", ["memory_bound", "optimizer"])
+def test_a_kind_that_does_not_exist_is_recorded(operation: str) -> None:
+    case = Case(operation=operation, kind="sort", dtype="fp32", axes=TINY[operation])
     (row,) = measured(case)
     assert row.status is Status.FAILED
     assert "'sort'" in row.error
+
+
+def test_the_optimizers_table_has_a_line_of_each_kind_and_type() -> None:
+    lines = {(case.kind, case.dtype) for case in optimizer.cases(CPU, ("fp32", "bf16"))}
+    added_up = {("accumulate", "fp32"), ("accumulate", "bf16")}
+    converted = {("convert", "fp32"), ("convert", "bf16")}
+    assert lines == {("adamw", "fp32"), *added_up, *converted}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_are_added_in_place_and_in_fp32(dtype: str) -> None:
+    case = Case(operation="optimizer", kind="accumulate", dtype=dtype, axes={"parameters": 2**16})
+    run = optimizer.prepare(case, CPU).forward
+    first = run()
+    assert isinstance(first, torch.Tensor)
+    assert (first.dtype, first.numel()) == (torch.float32, 2**16)
+    before = first.clone()
+    # Operands take turns, so that none is found in a cache: after all others the first is back.
+    for _ in range(MAX_SETS):
+        again = run()
+        if again is first:
+            break
+    assert again is first
+    assert not torch.equal(first, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parameters_are_converted_to_the_type_asked_for(dtype: str) -> None:
+    case = Case(operation="optimizer", kind="convert", dtype=dtype, axes={"parameters": 64})
+    target = optimizer.prepare(case, CPU).forward()
+    assert isinstance(target, torch.Tensor)
+    assert target.dtype is DTYPES[dtype]
+
+
+def test_operands_take_turns_until_they_fill_a_cache_twice() -> None:
+    made: list[torch.Tensor] = []
+
+    def operands() -> tuple[torch.Tensor]:
+        made.append(torch.zeros(25))
+        return (made[-1],)
+
+    # 100 bytes each: 2 * 250 bytes of cache take five.
+    turns = in_turns(operands, cold_bytes=250)
+    assert len(made) == 5
+    handed_out = [next(turns)[0] for _ in range(10)]
+    assert all(one is other for one, other in zip(handed_out, made * 2, strict=True))
+
+
+def test_one_set_of_operands_does_where_no_cache_is_to_be_cold() -> None:
+    turns = in_turns(lambda: (torch.zeros(1),), cold_bytes=0)
+    assert next(turns) is next(turns)

@@ -6,7 +6,7 @@ from profilers.records import Case
 from profilers.steps.config import Recompute
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.layer_time import added, call_time, layer_time, scaled
-from tuner.costs.operations import Part, layer_calls
+from tuner.costs.operations import COMMUNICATION, Part, boundary_calls, layer_calls
 from tuner.costs.workload import Degrees, Workload
 
 Make = Callable[..., Workload]
@@ -87,6 +87,66 @@ def test_more_chunks_never_take_less_time(tiny_work: Make, cut: Cut, table: Kern
             for chunks in (1, 2, 4, 8)
         ]
         assert seconds == sorted(seconds)
+
+
+def test_ranks_wait_at_every_meeting_for_the_work_before_it(
+    tiny_work: Make, cut: Cut, table_of: TableOf
+) -> None:
+    # Two ranks of experts. Forward, 30 s of products, and the counts, dispatch and combine meet:
+    # 10 s of work before each. Backward, dispatch and combine only: 15 s.
+    waited: list[Case] = []
+
+    def seconds(case: Case) -> float:
+        if case.operation == "rendezvous":
+            waited.append(case)
+            return case.axes["work_us"] * 1e-7
+        return 30.0 if case.operation == "grouped_gemm" else 0.0
+
+    work, degrees = tiny_work(layers="m"), cut(data=2, expert=2)
+    time = call_time(layer_calls(work, degrees, layer=0, chunks=1)[1], table_of(seconds))
+    assert time.forward_s[Part.EXPERT_COMMUNICATION] == pytest.approx(3 * 1.0)
+    assert time.backward_s[Part.EXPERT_COMMUNICATION] == pytest.approx(2 * 1.5)
+    assert {case.axes["work_us"] for case in waited} == {10_000_000, 15_000_000}
+    groups = {tuple(case.axes[axis] for axis in ("ranks", "stride", "world")) for case in waited}
+    assert groups == {(2, 1, 2)}
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 8])
+def test_a_share_lost_of_the_work_is_lost_however_often_ranks_meet(
+    tiny_work: Make, cut: Cut, table_of: TableOf, chunks: int
+) -> None:
+    def seconds(case: Case) -> float:
+        if case.operation == "rendezvous":
+            return case.axes["work_us"] * 1e-7
+        return 30.0 / chunks if case.operation == "grouped_gemm" else 0.0
+
+    time = layer_time(
+        tiny_work(layers="m"),
+        cut(data=2, expert=2),
+        table_of(seconds),
+        layer=0,
+        recompute=Recompute.NONE,
+        chunks=chunks,
+    )
+    assert time.by_part()[Part.EXPERT_COMMUNICATION] == pytest.approx(0.1 * 2 * 30.0)
+
+
+def test_nobody_waits_without_a_meeting_or_without_work(
+    tiny_work: Make, cut: Cut, table_of: TableOf
+) -> None:
+    def only(operation: str) -> KernelTable:
+        known = {"rendezvous": 1e9, operation: 1.0}
+        return table_of(lambda case: known.get(case.operation, 0.0))
+
+    alone = layer_calls(tiny_work(layers="m"), cut(), layer=0, chunks=1)
+    for calls in alone:
+        assert not set(call_time(calls, only("gemm")).by_part()) & COMMUNICATION
+    # Sends between stages are no meetings: a pipeline's slack absorbs them.
+    sends = boundary_calls(tiny_work(), cut(pipeline=2))
+    assert call_time(sends, only("collective")).total_s == 2.0
+    # Where only the exchange itself takes time, nobody is late: three there, two back.
+    _, inside = layer_calls(tiny_work(layers="m"), cut(data=2, expert=2), layer=0, chunks=1)
+    assert call_time(inside, only("collective")).total_s == 5.0
 
 
 def test_parts_add_up_and_scale() -> None:

@@ -24,8 +24,10 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from tuner.costs.memory import (
     LayerActivations,
+    chunk_bytes,
     head_saved,
     layer_activations,
+    most_chunk_copies,
     state_of,
     token_ids_bytes,
 )
@@ -124,6 +126,35 @@ def test_the_fullest_expert_rank_is_counted_unless_one_is_named(tiny_work: Make,
     assert _counted(work, degrees, Recompute.NONE, 1).saved == max(by_rank)
     more = sum(work.received(degrees, 0)[0]) - sum(work.received(degrees, 0)[1])
     assert by_rank[0] - by_rank[1] == more * (448 * 2 + 16)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 8])
+def test_a_chunk_keeps_its_share_of_the_experts(tiny_work: Make, cut: Cut, chunks: int) -> None:
+    found = chunk_bytes(tiny_work(layers="m"), cut(), layer=0, chunks=chunks)
+    assert found == EXPERTS // chunks
+
+
+def test_as_many_copies_fit_as_their_bytes_allow(tiny_work: Make, cut: Cut) -> None:
+    # A copy sent keeps 64 * 2 + 8 + 2 bytes, a copy received (64 + 3 * 128) * 2.
+    work, one_copy = tiny_work(layers="m"), 138 + 896
+    assert most_chunk_copies(work, cut(), free_bytes=10 * one_copy) == 10
+    assert most_chunk_copies(work, cut(), free_bytes=10 * one_copy - 1) == 9
+    assert most_chunk_copies(work, cut(), free_bytes=one_copy - 1) == 0
+    assert most_chunk_copies(work, cut(), free_bytes=-5) == 0
+    # Ranks that sort rows again keep two orders of 8 bytes; fp32 has no cast weight.
+    shared = cut(data=2, expert=2)
+    assert most_chunk_copies(work, shared, free_bytes=10 * (one_copy + 16)) == 10
+    wide = tiny_work(layers="m", batch={"precision": "fp32"})
+    assert most_chunk_copies(wide, cut(), free_bytes=10 * (264 + 1792)) == 10
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+def test_a_balanced_chunk_is_as_many_copies_as_fit_into_its_bytes(
+    tiny_work: Make, cut: Cut, chunks: int
+) -> None:
+    work, degrees = tiny_work(layers="m"), cut(data=2, expert=2)
+    one_chunk = chunk_bytes(work, degrees, layer=0, chunks=chunks)
+    assert most_chunk_copies(work, degrees, free_bytes=one_chunk) == 256 // chunks
 
 
 def test_a_dense_layer_by_hand(tiny_work: Make, cut: Cut) -> None:

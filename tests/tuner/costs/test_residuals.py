@@ -1,8 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tuner.costs.operations import Part
-from tuner.costs.operations import COMMUNICATION
+from tuner.costs.operations import COMMUNICATION, Part
 from tuner.costs.residuals import UNKNOWN_BAND, Residual, residual_for
 
 

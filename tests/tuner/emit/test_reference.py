@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from profilers.steps.config import StepConfig, StepReport
 from tuner.emit.registry import emit
 from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
@@ -38,6 +40,25 @@ def test_the_emitted_step_is_the_one_that_verification_launches() -> None:
     assert config == launched
 
 
+def test_the_training_run_learns_its_routing_within_the_memory_planned() -> None:
+    verified = _two_ranks()
+    (train,) = [file for file in emit("reference", verified) if file.path.name == "train.json"]
+    config = StepConfig.model_validate_json(train.text)
+    assert config.routing.mode == "learned"
+    (stage,) = config.stages
+    (predicted,) = verified.predicted.stages
+    assert stage.max_chunk_tokens == predicted.max_chunk_tokens is not None
+
+
+def test_the_script_starts_the_training_run_when_asked(tmp_path: Path) -> None:
+    write_emitted(tmp_path, emit("reference", _two_ranks()))
+    ran = Recorders(tmp_path / "recorders").run(
+        tmp_path / "run.sh", cwd=Path("/"), CONFIG="train.json"
+    )
+    assert ran.code == 0, ran.stderr
+    assert ran.only("torchrun")[-2:] == ["train.json", "--report=report.json"]
+
+
 def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> None:
     write_emitted(tmp_path, emit("reference", _two_ranks()))
     ran = Recorders(tmp_path / "recorders").run(
@@ -62,7 +83,8 @@ def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> N
     ]
 
 
-def test_the_emitted_folder_really_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["step.json", pytest.param("train.json", marks=pytest.mark.slow)])
+def test_the_emitted_folder_really_trains(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "my launch $(exit 1)"
     write_emitted(folder, emit("reference", _two_ranks()))
     programs = Path(sys.executable).parent
@@ -73,6 +95,7 @@ def test_the_emitted_folder_really_trains(tmp_path: Path) -> None:
             **os.environ,
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHON": sys.executable,
+            "CONFIG": name,
         },
         check=True,
         capture_output=True,

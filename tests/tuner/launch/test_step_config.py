@@ -5,7 +5,7 @@ import pytest
 from profilers.steps.config import Recompute, StepConfig
 from tuner.emit.testing import sample_decision, sample_verified
 from tuner.launch.shape import launch_shape
-from tuner.launch.step_config import step_config
+from tuner.launch.step_config import step_config, training_config
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
@@ -37,6 +37,49 @@ def test_routing_reproduces_the_loads_that_were_priced(tiny: ModelSpec) -> None:
     loads = ((0.5, *(0.5 / 7,) * 7),) * 4
     plan = sample_verified(tiny, decision).plan.model_copy(update={"load_ratio": loads})
     assert step_config(plan, decision, steps=1, warmup_steps=0).routing.load_ratio == loads
+
+
+def _trained(tiny: ModelSpec, *, max_chunk_tokens: int | None, **changes: object) -> StepConfig:
+    """What a real run is told when every stage has this much room for a chunk."""
+    verified = sample_verified(tiny, sample_decision(pipeline_layout=(2, 2), **changes))
+    room = {"max_chunk_tokens": max_chunk_tokens}
+    stages = tuple(stage.model_copy(update=room) for stage in verified.predicted.stages)
+    predicted = verified.predicted.model_copy(update={"stages": stages})
+    verified = verified.model_copy(update={"predicted": predicted})
+    config = training_config(verified, steps=5, warmup_steps=1)
+    # Copies are not validated when they are made: what is written must be readable.
+    assert StepConfig.model_validate_json(config.model_dump_json()) == config
+    return config
+
+
+def test_a_real_run_learns_its_routing_and_chooses_its_chunks(tiny: ModelSpec) -> None:
+    config = _trained(tiny, max_chunk_tokens=700)
+    assert config.routing.mode == "learned"
+    assert config.routing.load_ratio == ()
+    assert [stage.max_chunk_tokens for stage in config.stages] == [700, 700]
+    assert [stage.chunks for stage in config.stages] == [4, 4]
+    assert (config.steps, config.warmup_steps) == (5, 1)
+
+
+@pytest.mark.parametrize("room", [0, None])
+def test_without_room_for_a_copy_the_planned_chunks_stay(tiny: ModelSpec, room: int | None) -> None:
+    config = _trained(tiny, max_chunk_tokens=room)
+    assert [stage.max_chunk_tokens for stage in config.stages] == [None, None]
+    assert [stage.chunks for stage in config.stages] == [4, 4]
+
+
+def test_layers_that_keep_everything_choose_nothing_at_run_time(tiny: ModelSpec) -> None:
+    config = _trained(tiny, max_chunk_tokens=None, stage_recompute=("none", "none"), chunks=(1, 1))
+    assert [stage.max_chunk_tokens for stage in config.stages] == [None, None]
+    assert config.routing.mode == "learned"
+
+
+def test_a_real_run_differs_from_the_verified_step_in_nothing_else(tiny: ModelSpec) -> None:
+    verified = sample_verified(tiny, sample_decision(pipeline_layout=(2, 2)))
+    step = step_config(verified.plan, verified.decision, steps=5, warmup_steps=1)
+    training = training_config(verified, steps=5, warmup_steps=1)
+    changed = {"stages": step.stages, "routing": step.routing}
+    assert training.model_copy(update=changed) == step
 
 
 def test_the_reference_step_has_no_zero_stage_2(tiny: ModelSpec) -> None:

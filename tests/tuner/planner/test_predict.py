@@ -165,3 +165,30 @@ def test_a_later_layer_s_bytes_are_gone_when_an_earlier_one_is_computed_again(
     peak = max(head, moe.transient - dense.saved)
     assert found.activation_bytes == (moe.saved + dense.saved + peak + 8 * 64 * 8,)
     assert peak < moe.transient
+
+
+def test_a_chunk_may_receive_what_is_left_once_all_else_is_held(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    work = tiny_work(vocab_size=16)
+    peak = _predict(work, cut(), formula_machine(), layers=(4,), option=SELECTIVE)
+    # 256 copies in two chunks of 128, of which each keeps 138 sent and 896 received bytes.
+    for more, copies in ((0, 128), (1033, 128), (1034, 129), (50 * 1034, 178), (-1034, 127)):
+        limit = peak.peak_memory_bytes[0] + more
+        machine = formula_machine(memory_limit_bytes=limit)
+        found = _predict(work, cut(), machine, layers=(4,), option=SELECTIVE)
+        assert found.stages[0].max_chunk_tokens == copies
+    machine = formula_machine(memory_limit_bytes=1)
+    found = _predict(work, cut(), machine, layers=(4,), option=SELECTIVE)
+    assert found.stages[0].max_chunk_tokens == 0
+
+
+def test_only_stages_that_compute_experts_again_have_a_largest_chunk(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    work, degrees = tiny_work(layers="dmmm"), cut(pipeline=2)
+    for option in (NONE, SELECTIVE, FULL):
+        found = _predict(work, degrees, formula_machine(), layers=(1, 3), option=option)
+        dense, experts = (stage.max_chunk_tokens for stage in found.stages)
+        assert dense is None
+        assert (experts is None) == (option is NONE)

@@ -18,17 +18,28 @@ Ask = Callable[..., Any]
 )
 def test_planning_asks_no_price_that_is_not_listed(ask: Ask, changes: dict[str, Any]) -> None:
     asked_for: set[str] = set()
+    meeting: set[tuple[int, ...]] = set()
 
     def note(case: Case) -> float:
-        asked_for.add(case.id)
+        # How long ranks work before they meet follows from prices; only who meets is known before.
+        if case.operation == "rendezvous":
+            meeting.add(_group(case))
+        else:
+            asked_for.add(case.id)
         return 1e-3
 
     machine = {"seconds": note, "num_devices": 4}
     asked = ask(machine=machine, pool={"devices_per_node": 4}, **({"search": {}} | changes))
     asked.planned()
-    listed = {case.id for case in cases_for(asked.question.spec)}
+    listed = cases_for(asked.question.spec)
     assert asked_for
-    assert asked_for <= listed
+    assert asked_for <= {case.id for case in listed}
+    assert meeting
+    assert meeting <= {_group(case) for case in listed if case.operation == "collective"}
+
+
+def _group(case: Case) -> tuple[int, ...]:
+    return tuple(case.axes[axis] for axis in ("ranks", "stride", "world"))
 
 
 def test_no_case_is_listed_twice_and_the_order_is_reproducible(

@@ -60,6 +60,20 @@ def test_the_winner_is_the_fastest_measured_and_recalibration_helps(
     assert found.residual.release == "0.fake"
 
 
+def test_what_is_launched_is_the_winner_with_what_was_expected_of_it(
+    planned: Path, around: Around, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    # Everything but one neighbour crashes, so the winner is not what the plan chose.
+    neighbourhood = around(planned)
+    found = verify(planned, hidden_launcher(planned, ends={1: "ok"}, otherwise="crashed"), trials=4)
+    made = verified_plan(neighbourhood, found)
+    assert made.decision == found.winner != made.plan.decision
+    assert made.predicted == neighbourhood.predicted(made.decision)
+    assert made.predicted != made.plan.predicted
+    assert [trial.status for trial in made.trials] == [trial.status for trial in found.trials]
+    assert not made.waived
+
+
 def test_no_decision_is_launched_twice_and_each_has_a_folder_of_its_own(
     planned: Path, verify: Verify, hidden_launcher: Launcher
 ) -> None:
@@ -102,7 +116,7 @@ def test_trials_that_fail_are_recorded_and_the_study_goes_on(
 
 
 def test_when_every_trial_fails_there_is_no_winner_and_it_is_written_down(
-    planned: Path, verify: Verify, hidden_launcher: Launcher
+    planned: Path, around: Around, verify: Verify, hidden_launcher: Launcher
 ) -> None:
     before = {file: file.read_bytes() for file in (planned / "launch").rglob("*") if file.is_file()}
     found = verify(planned, hidden_launcher(planned, otherwise="crashed"), trials=3)
@@ -115,7 +129,7 @@ def test_when_every_trial_fails_there_is_no_winner_and_it_is_written_down(
     # The launch files stay what they were: not verified, and saying so.
     assert {file: file.read_bytes() for file in before} == before
     with pytest.raises(ValueError, match="no trial ran"):
-        verified_plan(read_plan(planned), found)
+        verified_plan(around(planned), found)
 
 
 @pytest.mark.parametrize("killed_at", [0, 1, 3])
