@@ -53,22 +53,54 @@ CASES: Mapping[str, tuple[int, Fields, str]] = {
     ),
     "tensor 2, pipeline 2, zero 0": (4, {"tensor": 2, "pipeline": 2, "zero": 0}, "learned"),
 }
+# Every kind of parallelism and recomputation once or twice; the others are slow.
+ESSENTIAL = frozenset(
+    {
+        "selective in 2 chunks",
+        "full in 4 chunks",
+        "zero 0",
+        "data 2, zero 1",
+        "data 2, zero 3, full",
+        "expert 2, loss-free",
+        "expert 2, chunks at run time",
+        "tensor 2 folded into expert 2",
+        "pipeline 2",
+        "pipeline 2, virtual 2, full",
+        "data 2, pipeline 2, expert 2",
+        "tensor 2, data 2, expert 4",
+    }
+)
+NAMES = [
+    pytest.param(name, marks=() if name in ESSENTIAL else pytest.mark.slow, id=name)
+    for name in CASES
+]
 ROUTING: Mapping[str, Fields] = {"learned": {}, "forced": FORCED, "loss-free": LOSS_FREE}
+
+
+def _wanted(request: pytest.FixtureRequest) -> frozenset[str]:
+    """Cases that some selected test of this file looks at."""
+    named = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
+    return ESSENTIAL.union(map(str, named))
 
 
 @pytest.fixture(scope="module")
 def observed(
+    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     tiny_config: Callable[..., Fields],
     observe_cases: Callable[..., Observed],
 ) -> Observed:
-    directory = tmp_path_factory.mktemp("layouts")
+    directory, wanted = tmp_path_factory.mktemp("layouts"), _wanted(request)
     found: Observed = {}
     for ranks in (1, 2, 4):
         cases = {
             name: tiny_config(routing=ROUTING[reference], **changes)
             for name, (needed, changes, reference) in CASES.items()
-            if needed == ranks
+            if needed == ranks and name in wanted
         }
         if ranks == 1:
             cases |= {name: tiny_config(routing=routing) for name, routing in ROUTING.items()}
@@ -76,13 +108,13 @@ def observed(
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_losses_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
     reference = observed[CASES[name][2]]
     assert observed[name]["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
     reference = observed[CASES[name][2]]["gradients"]
     gradients = observed[name]["gradients"]
@@ -92,7 +124,7 @@ def test_gradients_agree_with_the_single_process_run(observed: Observed, name: s
         assert error <= 2e-5 * torch.linalg.vector_norm(expected), weight
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_token_copy_is_counted_once(observed: Observed, name: str) -> None:
     for load_LE in observed[name]["loads"]:
         assert [sum(load_E) for load_E in load_LE] == [8 * 32 * 2] * 3
