@@ -21,6 +21,7 @@ if (( GPUS > 0 )); then
   mkdir -p "$OUT"
   sed -e "s|devices_per_node: 2 .*|devices_per_node: $GPUS|" \
     -e 's|model: ../models/|model: ../examples/models/|' \
+    -e 's|path: ../routing/|path: ../examples/routing/|' \
     -e 's|profile: .*|profile: profile|' "$SPEC" > "$OUT/spec.yaml"
   SPEC="$OUT/spec.yaml"
 fi

@@ -34,6 +34,7 @@ from tuner.plan_folder import (
 from tuner.planner.planning import make_plan
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
+from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection
 from tuner.spec.cluster import Pool
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.read import read_spec
@@ -207,15 +208,15 @@ def machine_of(pool: Pool, profile: Profile) -> Machine:
         num_devices=pool.num_devices,
         memory_limit_bytes=int(memory_bytes * pool.usable_memory_ratio),
         table=KernelTable.from_profile(profile),
-        residual=residual_for(REFERENCE, measured.device_kind),
+        residual=residual_for(REFERENCE, device=measured.device, device_kind=measured.device_kind),
     )
 
 
 def refuse_unpriced(spec: Spec) -> None:
-    """Refuse what the cost model of this version does not cover.
+    """Refuse what this version does not price, and what a target of the spec cannot launch.
 
     Raises:
-        SpecError: several pools, or attention that is not grouped-query attention.
+        SpecError: several pools, latent attention, or a model or precision that a target lacks.
     """
     if len(spec.cluster.pools) > 1:
         names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
@@ -225,6 +226,48 @@ def refuse_unpriced(spec: Spec) -> None:
             f"model: {spec.model.architecture} has multi-head latent attention, which this "
             "version cannot price; grouped-query attention works"
         )
+    capabilities = intersection(spec.emit)
+    for target in capabilities.parts or (capabilities,):
+        lacking = sorted(features(spec.model) & target.unsupported)
+        if lacking:
+            raise SpecError(
+                f"emit: {target.names[0]} cannot build {lacking[0]} ({spec.model.architecture}); "
+                f"{_able(spec)}"
+            )
+        if spec.goal.precision.value not in target.precisions:
+            raise SpecError(
+                f"emit: {target.names[0]} has no precision {spec.goal.precision.value!r}; it has "
+                f"{', '.join(sorted(target.precisions))}"
+            )
+
+
+def _able(spec: Spec) -> str:
+    """Say which programs can build the model in its precision."""
+    able = [
+        name
+        for name, target in TARGETS.items()
+        if name not in WRAPPERS
+        and not features(spec.model) & target.unsupported
+        and spec.goal.precision.value in target.precisions
+    ]
+    return f"targets that can: {', '.join(able)}" if able else "no target of this version can"
+
+
+def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
+    """Name what the spec says and this version does not use."""
+    unused = {
+        "cluster.links": bool(spec.cluster.links),
+        f"cluster.pools.{pool.name}.nic": pool.nic is not None,
+        f"cluster.pools.{pool.name}.nics_per_node": pool.nics_per_node is not None,
+        f"cluster.pools.{pool.name}.oversubscription": pool.oversubscription != 1.0,
+        f"cluster.pools.{pool.name}.scale_up_domain": pool.scale_up_domain is not None,
+        f"cluster.pools.{pool.name}.price_per_device_hour": pool.price_per_device_hour is not None,
+        "goal.tokens": spec.goal.tokens is not None,
+        "goal.reliability": spec.goal.reliability is not None,
+    }
+    return tuple(
+        f"{name} changes nothing in this version" for name, is_set in unused.items() if is_set
+    )
 
 
 def _profile_of(pool: Pool, profiles: Sequence[Path]) -> tuple[Path, Profile]:
@@ -267,10 +310,21 @@ def _notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) -> tuple[
             f"collectives were measured over {measured.world} ranks, the plan uses up to "
             f"{pool.num_devices}: larger groups are extrapolated"
         )
+    if pool.nodes > measured.nodes:
+        notes.append(
+            f"the profile covers {measured.nodes} node, the pool has {pool.nodes}: links between "
+            "nodes are priced like those inside one"
+        )
+    notes += _without_effect(spec, pool)
     if measured.oversubscribed:
         notes.append("the profile ran more ranks than cores or accelerators")
     if machine.residual.num_runs == 0:
         notes.append(f"error band: {machine.residual.origin}")
+    elif machine.residual.release != measured.libraries.get("torch", ""):
+        notes.append(
+            f"error band: compared on torch {machine.residual.release}, the profile is of "
+            f"{measured.libraries.get('torch', 'no torch')}"
+        )
     notes += [
         f"table {name}: {info.note}"
         for name, info in sorted(profile.header.tables.items())

@@ -161,7 +161,7 @@ class Space(Record):
     illegal: Size
     """Break a rule of the model, the cluster, the batch or the target."""
     open: Size = 0
-    """Left without a verdict because time ran out."""
+    """Left without a verdict: time ran out, or the method does not cover them."""
 
 
 class Certificate(Record):
@@ -175,7 +175,8 @@ class Certificate(Record):
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     space: Space
     within_band: Size
-    """Alternatives that the model cannot tell from the chosen one."""
+    """Other combinations of degrees, each at its best, that the model cannot tell from the
+    chosen one."""
     solve_s: Seconds
     method: str
 

@@ -10,6 +10,7 @@ Everything but `trials/` can be derived again from what lies beside it.
 """
 
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,8 @@ PLAN_NAME: Final = "plan.json"
 VERIFIED_NAME: Final = "verified.json"
 TRIALS_NAME: Final = "trials"
 JOURNAL_NAME: Final = "study.journal"
-STAGED_NAME: Final = ".next"
-"""Where a plan is written that will take the place of another."""
+STAGED_PREFIX: Final = ".moetune-"
+"""Of the folder where a plan is written that will take the place of another."""
 
 MAX_PLAN_BYTES: Final = 64 * 2**20
 
@@ -158,12 +159,14 @@ def _replace_plan(
     its `plan.json` goes first and the new one comes last: whatever lies beside one belongs to it.
     """
     stale = _former_files(folder) - files.keys()
-    staged = folder / STAGED_NAME
+    had_plan = (folder / PLAN_NAME).exists()
+    staged = folder
     try:
-        shutil.rmtree(staged, ignore_errors=True)
+        staged = Path(tempfile.mkdtemp(prefix=STAGED_PREFIX, dir=folder)) / "plan"
         write_directory(staged, files, executable=executable)
         (folder / PLAN_NAME).unlink(missing_ok=True)
-        _forget_trials(folder)
+        if had_plan:
+            _forget_trials(folder)
         for name in sorted(stale):
             _remove(folder, name)
         for name in files:
@@ -174,7 +177,8 @@ def _replace_plan(
             f"cannot write {str(folder)!r}: {error.strerror}; choose another place with -o"
         ) from error
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        if staged != folder:
+            shutil.rmtree(staged.parent, ignore_errors=True)
 
 
 def _former_files(folder: Path) -> frozenset[str]:
@@ -196,10 +200,13 @@ def _remove(folder: Path, name: str) -> None:
 
 
 def _forget_trials(folder: Path) -> None:
-    """Trials belong to the plan they were launched for; a new plan starts without any."""
+    """Trials belong to the plan they were launched for; a new plan starts without any.
+
+    Only files that a verification writes are ours to remove.
+    """
     trials = folder / TRIALS_NAME
-    if trials.is_dir():
-        for file in trials.iterdir():
+    for pattern in ("[0-9][0-9][0-9][0-9].json", f"{JOURNAL_NAME}*"):
+        for file in trials.glob(pattern):
             if not file.is_dir():
                 file.unlink()
     (folder / VERIFIED_NAME).unlink(missing_ok=True)

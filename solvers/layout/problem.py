@@ -36,7 +36,7 @@ import numpy.typing as npt
 Seconds = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.int64]
 
-LARGEST_BYTES = 2**48
+LARGEST_BYTES = 2**52
 """No device holds more (281 TB), which leaves 64-bit integers room for every sum of bytes."""
 
 
@@ -77,7 +77,7 @@ class LayoutProblem:
     in_flight_S: tuple[int, ...]
     """Micro-batches whose activations a stage holds at once."""
     memory_limit_bytes_D: Bytes
-    """What each device has; more than 2^48 counts as 2^48, which no layout can need."""
+    """What each device has; more than 2^52 counts as 2^52, which no layout can need."""
     num_microbatches: int
     uniform_option: bool = False
     """Every stage must run under the same option."""
@@ -162,7 +162,7 @@ class LayoutProblem:
         given = np.array(getattr(self, name))
         whole = np.ceil(given) if round_up else np.minimum(np.floor(given), LARGEST_BYTES)
         if whole.shape != shape or not ((whole >= 0) & (whole <= LARGEST_BYTES)).all():
-            raise ValueError(f"{name} must be bytes in 0..2^48 of shape {shape}")
+            raise ValueError(f"{name} must be bytes in 0..2^52 of shape {shape}")
         frozen = whole.astype(np.int64)
         frozen.setflags(write=False)
         object.__setattr__(self, name, frozen)
@@ -194,4 +194,4 @@ class LayoutProblem:
             + int(self.transient_bytes_RO.max())
         )
         if largest > LARGEST_BYTES:
-            raise ValueError(f"a device could need {largest} bytes, sums must stay below 2^48")
+            raise ValueError(f"a device could need {largest} bytes, sums must stay below 2^52")

@@ -8,9 +8,11 @@ Modules of commands are imported for every `--help`, so they import nothing heav
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Final
+from types import FrameType
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -20,6 +22,7 @@ from tuner.cli import doctor, explain, plan, profile, schema, verify
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 ENVIRONMENT: Final = 3
 UNUSABLE: Final = 2
 DISK_ERRORS: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
@@ -66,6 +69,7 @@ app.command("schema")(schema.command)
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
+    former = signal.signal(signal.SIGTERM, _terminated)
     try:
         code = _invoke(list(arguments))
         sys.stdout.flush()
@@ -89,7 +93,14 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(_first_problem(error), UNUSABLE)
     except ClickError as error:
         return _fail(_usage(error), UNUSABLE)
+    finally:
+        signal.signal(signal.SIGTERM, former)
     return code
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Leave by an exception, so that children and unfinished files go with us."""
+    raise SystemExit(TERMINATED)
 
 
 def _invoke(arguments: list[str]) -> int:

@@ -14,7 +14,9 @@ def command(
         typer.Option(help="Stored profile; repeatable, matched by device. Default: the spec's."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Decisions to return at least.")] = 5,
-    time_limit: Annotated[str, typer.Option(help="For the search, with its unit.")] = "60s",
+    time_limit: Annotated[
+        str, typer.Option(help="For solving, with its unit; pricing comes on top.")
+    ] = "60s",
     solver: Annotated[str, typer.Option(help="milp (CBC), cp_sat or exact.")] = "milp",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:

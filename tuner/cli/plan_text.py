@@ -21,8 +21,8 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
         *_prediction_lines(plan.predicted),
         f"certificate    {certificate_line(plan.certificate)}, "
         f"solved in {format_s(plan.certificate.solve_s)}",
-        f"inside band    {plan.certificate.within_band} alternatives that the model cannot tell "
-        "from this one",
+        f"inside band    {plan.certificate.within_band} other combinations of degrees that the "
+        "model cannot tell from this one",
         f"bound by       {plan.binding_constraint}",
         *(
             f"not launchable {missing.feature} would save {format_ratio(missing.gain_ratio)}; "

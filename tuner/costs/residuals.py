@@ -47,11 +47,12 @@ UNKNOWN_BAND: Final = 0.5
 """Where nothing was ever compared."""
 
 SHIPPED: Final[Mapping[tuple[str, str], Residual]] = {}
+"""By engine and device; the release that it was compared on is in the residual."""
 
 
-def residual_for(engine: str, device_kind: Literal["cpu", "cuda"]) -> Residual:
+def residual_for(engine: str, *, device: str, device_kind: Literal["cpu", "cuda"]) -> Residual:
     """Look the shipped residual up; factors of one and a wide band when there is none."""
-    known = SHIPPED.get((engine, device_kind))
+    known = SHIPPED.get((engine, device))
     if known is not None:
         return known
     return Residual(
@@ -59,6 +60,6 @@ def residual_for(engine: str, device_kind: Literal["cpu", "cuda"]) -> Residual:
         release="",
         device_kind=device_kind,
         band_ratio=UNKNOWN_BAND,
-        origin="no run of this engine on this kind of device was compared yet",
+        origin="no run of this engine on this device was compared yet",
         num_runs=0,
     )

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
-from solvers.layout.problem import LayoutProblem
+from solvers.layout.problem import LARGEST_BYTES, LayoutProblem
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.layer_time import PartSeconds, PassTime, added, call_time, layer_time, scaled
 from tuner.costs.memory import (
@@ -223,6 +224,15 @@ def layout_problem(
     """
     degrees = costs.degrees
     stages = range(degrees.num_stages)
+    count = in_flight if chunks_alike else most_in_flight
+    flying = count(degrees, num_microbatches=costs.num_microbatches)
+    # More than any device has; capped so that sums over a whole model stay exact.
+    entries = 4 * (costs.work.model.num_layers + len(stages)) * (1 + max(flying))
+    most_bytes = LARGEST_BYTES // entries
+
+    def capped(needs: Sequence[int] | Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+        return np.array(np.minimum(np.array(needs, dtype=object), most_bytes), dtype=np.int64)
+
     firsts = [first for first, _ in costs.runs]
     activations = [[costs.activations(first, option) for option in options] for first in firsts]
     return LayoutProblem(
@@ -248,8 +258,8 @@ def layout_problem(
                 for stage in stages
             ]
         ),
-        static_bytes_R=np.array([costs.state(first).total for first in firsts]),
-        fixed_bytes_S=np.array(
+        static_bytes_R=capped([costs.state(first).total for first in firsts]),
+        fixed_bytes_S=capped(
             [
                 state_of(costs.ends_units(stage), costs.work, degrees).total
                 + costs.ends_held_bytes(stage)
@@ -257,12 +267,10 @@ def layout_problem(
                 for stage in stages
             ]
         ),
-        saved_bytes_RO=np.array([[one.saved for one in row] for row in activations]),
+        saved_bytes_RO=capped([[one.saved for one in row] for row in activations]),
         fixed_saved_bytes_S=np.zeros(len(stages), dtype=np.int64),
-        transient_bytes_RO=np.array([[one.transient for one in row] for row in activations]),
-        in_flight_S=(in_flight if chunks_alike else most_in_flight)(
-            degrees, num_microbatches=costs.num_microbatches
-        ),
+        transient_bytes_RO=capped([[one.transient for one in row] for row in activations]),
+        in_flight_S=flying,
         memory_limit_bytes_D=np.full(degrees.pipeline, costs.machine.memory_limit_bytes),
         num_microbatches=costs.num_microbatches,
         uniform_option=not (capabilities.recompute_per_stage and capabilities.chunks_per_stage),

@@ -8,15 +8,19 @@ breaks one rule, which is counted; nothing is dropped in silence.
 Not covered: context parallelism and expert tensor parallelism above 1, pools of unlike devices.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Final
 
 from profilers.steps.config import LayerKind
 from tuner.costs.workload import Degrees, Workload, ZeroStage
 from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
+
+BATCH_RULE: Final = "micro_batch_size * data_parallel_size does not divide global_batch_size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,9 @@ class Enumeration:
 
     legal: tuple[Degrees, ...]
     illegal: Mapping[str, int]
+    """Combinations by the first rule they break."""
+    nearly: tuple[tuple[str, Degrees], ...]
+    """Combinations that break one rule only, with that rule."""
 
     @property
     def num_illegal(self) -> int:
@@ -38,13 +45,18 @@ def enumerate_degrees(
     """Sort the whole space into legal combinations and counted refusals."""
     legal: list[Degrees] = []
     illegal: Counter[str] = Counter()
+    nearly: list[tuple[str, Degrees]] = []
     for degrees in _all_degrees(work, num_devices):
-        rule = next(_broken_rules(work, degrees, capabilities, search), None)
-        if rule is None:
+        rules = tuple(_broken_rules(work, degrees, capabilities, search))
+        if not rules:
             legal.append(degrees)
-        else:
-            illegal[rule] += 1
-    return Enumeration(legal=tuple(legal), illegal=dict(sorted(illegal.items())))
+            continue
+        illegal[rules[0]] += 1
+        if len(rules) == 1:
+            nearly.append((rules[0], degrees))
+    return Enumeration(
+        legal=tuple(legal), illegal=dict(sorted(illegal.items())), nearly=tuple(nearly)
+    )
 
 
 def _all_degrees(work: Workload, num_devices: int) -> Iterator[Degrees]:
@@ -104,7 +116,7 @@ def _broken_by_model(work: Workload, degrees: Degrees) -> Iterator[str]:
 
 def _broken_by_batch(work: Workload, degrees: Degrees) -> Iterator[str]:
     if work.global_batch_size % (degrees.micro_batch_size * degrees.data):
-        yield "micro_batch_size * data_parallel_size does not divide global_batch_size"
+        yield BATCH_RULE
     elif degrees.virtual_pipeline > 1 and work.num_microbatches(degrees) % degrees.pipeline:
         yield "interleaving needs micro-batches divisible by pipeline_model_parallel_size"
 
@@ -141,7 +153,8 @@ def _broken_by_search(degrees: Degrees, search: Search) -> Iterator[str]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def _powers_of_two(limit: int) -> list[int]:

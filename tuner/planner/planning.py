@@ -16,8 +16,8 @@ from tuner.planner.loads import load_ratios
 from tuner.planner.predict import predict
 from tuner.planner.reasons import (
     binding_constraint,
-    commonest_rules,
     needed_memory_bytes,
+    rules_in_the_way,
     why_lost,
 )
 from tuner.planner.search import SearchResult, Settings, Solved, search
@@ -146,7 +146,7 @@ def _without_decision(
     question: Question, result: SearchResult, settings: Settings, provenance: Provenance
 ) -> Plan:
     nearest = _nearest(question, result, settings)
-    limits = ", ".join(relaxation.limit for relaxation in nearest) or "time limit"
+    limits = ", ".join(relaxation.limit for relaxation in nearest) or "no verdict"
     return _plan(
         question,
         provenance=provenance,
@@ -166,7 +166,9 @@ def _nearest(
     if not result.infeasible:
         if result.certificate.space.open:
             return ()
-        return commonest_rules(result.enumeration.illegal)
+        return rules_in_the_way(
+            result.enumeration, global_batch_size=question.work.global_batch_size
+        )
     usable = needed_memory_bytes(result.infeasible, time_limit_s=settings.time_limit_s)
     if usable is None:
         return ()
@@ -238,7 +240,7 @@ def certificate_line(certificate: Certificate) -> str:
         f"{space.illegal} illegal"
     )
     if space.open:
-        counted += f", {space.open} left open for lack of time"
+        counted += f", {space.open} left open without a verdict"
     if certificate.status == "optimal":
         return f"proven optimal under the model ({counted})"
     if certificate.status == "feasible":

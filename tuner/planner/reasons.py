@@ -1,8 +1,10 @@
 """Why this plan: what binds it, why the others lost, how far an impossible one is from possible."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from solvers.layout.relax import nearest_relaxation
+from tuner.formulate.space import BATCH_RULE, Enumeration
 from tuner.plan import Relaxation, TrainPrediction
 from tuner.planner.search import Candidate
 from tuner.units import format_bytes, format_ratio, format_s
@@ -58,10 +60,36 @@ def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float)
     return min(needed, default=None)
 
 
-def commonest_rules(illegal: Mapping[str, int], *, most: int = 3) -> tuple[Relaxation, ...]:
-    """Name the rules that most combinations break, when none is legal."""
-    by_count = sorted(illegal.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(
-        Relaxation(limit=rule, change=f"{count} of {sum(illegal.values())} combinations break it")
-        for rule, count in by_count[:most]
-    )
+def rules_in_the_way(
+    enumeration: Enumeration, *, global_batch_size: int, most: int = 3
+) -> tuple[Relaxation, ...]:
+    """Name the rules that alone keep combinations from being legal, when none is.
+
+    Where no combination is one rule away, the rules that most of them break come first instead.
+    """
+    alone = Counter(rule for rule, _ in enumeration.nearly)
+    counts = alone or Counter(enumeration.illegal)
+    found = []
+    for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
+        only = "only this stands in the way of" if alone else "it is broken by"
+        change = f"{only} {count} of {enumeration.num_illegal} combinations"
+        if rule == BATCH_RULE and alone:
+            divisors = {
+                degrees.micro_batch_size * degrees.data
+                for broken, degrees in enumeration.nearly
+                if broken == rule
+            }
+            change += f"; {_nearest_batch(global_batch_size, divisors)} would do"
+        found.append(Relaxation(limit=rule, change=change))
+    return tuple(found)
+
+
+def _nearest_batch(batch: int, divisors: Collection[int]) -> str:
+    multiples = {
+        multiple
+        for divisor in divisors
+        for multiple in (batch // divisor * divisor, -(-batch // divisor) * divisor)
+        if multiple > 0
+    }
+    nearest = min(multiples, key=lambda multiple: (abs(multiple - batch), multiple))
+    return f"global_batch_size {nearest} instead of {batch}"

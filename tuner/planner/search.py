@@ -6,15 +6,15 @@ and every tie of the best), the rest is proven worse and left. So
 
     space = priced (solved, feasible or proven infeasible) + bounded + illegal + open
 
-where `open` is what time ran out for. The smallest bound of what is open or solved without proof
-is the bound of the whole search.
+where `open` is what got no verdict: time ran out, or the method does not cover it. The smallest
+bound of what is open or solved is the bound of the whole search.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from solvers.layout.problem import Layout, LayoutProblem
-from solvers.registry import solve_layout
+from solvers.registry import OPTIMALITY_TOLERANCE, solve_layout
 from solvers.result import Outcome, Status
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import Option, options
@@ -27,7 +27,7 @@ from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
 
 SHORTEST_SOLVE_S = 0.1
-"""A solver that is asked once more at the very end of the time gets this."""
+"""The candidate of the best bound is always solved, and one that is solved twice may end late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class Settings:
     top: int
     """Candidates to return at least, when there are as many."""
     time_limit_s: float
+    """For solving, once every candidate is priced."""
     method: str
     """A layout solver of solvers/registry.py."""
     clock: Callable[[], float]
@@ -58,6 +59,8 @@ class Solved:
     costs: CandidateCosts
     decision: TrainDecision
     objective_s: float
+    bound_s: float
+    """No layout of these degrees is faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,6 +148,8 @@ class _BranchAndBound:
         self._ways = ways
         self._capabilities = capabilities
         self._start_s = start_s
+        self._priced_s = settings.clock()
+        self._visited = False
         self.found: list[Solved] = []
         self.infeasible: list[Candidate] = []
         self._bounded = 0
@@ -157,21 +162,26 @@ class _BranchAndBound:
         if candidate.bound_s > self._wanted_s():
             self._bounded += 1
             return
-        remaining_s = self._settings.time_limit_s - self._elapsed_s()
-        if remaining_s <= 0.0:
+        if self._visited and self._left_s() <= 0.0:
             self._open += 1
             self._open_bounds_s.append(candidate.bound_s)
             return
+        self._visited = True
         outcome = self._solved(candidate.problem)
         if self._overflows(candidate, outcome):
             outcome = self._bounded_by(self._solved(self._safe_problem(candidate)), outcome)
         self._keep(candidate, outcome)
 
     def _solved(self, problem: LayoutProblem) -> Outcome[Layout]:
-        remaining_s = self._settings.time_limit_s - self._elapsed_s()
         return solve_layout(
-            problem, method=self._settings.method, time_limit_s=max(remaining_s, SHORTEST_SOLVE_S)
+            problem,
+            method=self._settings.method,
+            time_limit_s=max(self._left_s(), SHORTEST_SOLVE_S),
         )
+
+    def _left_s(self) -> float:
+        """Seconds left to solve; the limit begins when all candidates are priced."""
+        return self._settings.time_limit_s - (self._settings.clock() - self._priced_s)
 
     def _overflows(self, candidate: Candidate, outcome: Outcome[Layout]) -> bool:
         """Whether unlike chunks of a rank make the layout larger than the problem counted."""
@@ -200,12 +210,10 @@ class _BranchAndBound:
     def certificate(self, found: Sequence[Solved], enumeration: Enumeration) -> Certificate:
         """State what is proven."""
         best_s = found[0].objective_s if found else None
-        bound_s = min(
-            [*self._open_bounds_s, *([best_s] if best_s is not None else [])], default=None
-        )
-        proven = not self._open_bounds_s or (best_s is not None and bound_s == best_s)
-        unproven_status = "feasible" if found else "unknown"
+        bound_s = min([*self._open_bounds_s, *(one.bound_s for one in found)], default=None)
         gap = 0.0 if best_s is None or bound_s is None else max(0.0, 1.0 - bound_s / best_s)
+        proven = gap <= OPTIMALITY_TOLERANCE if found else not self._open_bounds_s
+        unproven_status = "feasible" if found else "unknown"
         return Certificate(
             status=("optimal" if found else "infeasible") if proven else unproven_status,
             objective=best_s,
@@ -226,14 +234,18 @@ class _BranchAndBound:
         if outcome.status is Status.INFEASIBLE:
             self.infeasible.append(candidate)
             return
-        if outcome.status is not Status.OPTIMAL:
-            self._open_bounds_s.append(max(outcome.bound, candidate.bound_s))
         if outcome.solution is None:
             self._open += 1
+            self._open_bounds_s.append(max(outcome.bound, candidate.bound_s))
             return
         decision = decode(candidate.costs.degrees, outcome.solution, self._ways)
         self.found.append(
-            Solved(costs=candidate.costs, decision=decision, objective_s=outcome.objective)
+            Solved(
+                costs=candidate.costs,
+                decision=decision,
+                objective_s=outcome.objective,
+                bound_s=min(outcome.bound, outcome.objective),
+            )
         )
 
     def _wanted_s(self) -> float:

@@ -17,9 +17,9 @@ class Pool(Record):
     """Folder of a stored profile that was measured on such a machine."""
     device: Name | None = None
     """Name of a device description that ships with the product, to plan from the datasheet."""
-    nodes: Count = 1
+    nodes: Annotated[Count, Field(le=100_000)] = 1
     """Machines in the pool."""
-    devices_per_node: Count
+    devices_per_node: Annotated[Count, Field(le=1024)]
     """Accelerators of one machine; processes that it runs where there is none."""
     scale_up_domain: Count | None = None
     """Devices that reach each other over NVLink-class links; `devices_per_node` when absent."""

@@ -8,6 +8,7 @@ every target can launch is a neighbour.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from profilers.steps.config import Recompute
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import Option, options
 from tuner.formulate.pricing import CandidateCosts, Machine
@@ -111,13 +112,17 @@ class Neighbourhood:
         return tuple(dict.fromkeys([*points, *kinds, *ties]))
 
     def _other_chunks(self, names: Sequence[str]) -> list[str]:
-        """Options that differ from a candidate's only in chunks and fit, nearest first."""
+        """Options that differ from a candidate's only in chunks and fit, nearest first.
+
+        Beside a candidate that computes nothing again, those that chunk its experts.
+        """
         found: list[tuple[float, str]] = []
         for name in names:
             own = options_of(self.candidates[name])[0]
+            level = Recompute.SELECTIVE if own.recompute is Recompute.NONE else own.recompute
             for option in self._options():
                 near = self.decision_at(Point(degrees=name, option=option.name))
-                same = option.recompute is own.recompute and option.chunks != own.chunks
+                same = option.recompute is level and option.chunks != own.chunks
                 if same and near is not None and self.excess_bytes(near) <= 0:
                     ratio = max(option.chunks, own.chunks) / min(option.chunks, own.chunks)
                     found.append((ratio, option.name))

@@ -28,7 +28,7 @@ def test_computation_and_communication_have_a_factor_each() -> None:
 
 
 def test_an_engine_that_nobody_compared_is_not_corrected_and_says_so() -> None:
-    residual = residual_for("no such engine", "cpu")
+    residual = residual_for("no such engine", device="any", device_kind="cpu")
     assert (residual.computation, residual.communication, residual.num_runs) == (1.0, 1.0, 0)
     assert residual.band_ratio == UNKNOWN_BAND
     assert "no run" in residual.origin

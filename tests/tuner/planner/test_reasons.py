@@ -3,11 +3,13 @@ from typing import Any
 
 import pytest
 
+from tuner.costs.workload import Degrees
+from tuner.formulate.space import BATCH_RULE, Enumeration
 from tuner.plan import TrainPrediction
 from tuner.planner.reasons import (
     binding_constraint,
-    commonest_rules,
     needed_memory_bytes,
+    rules_in_the_way,
     why_lost,
 )
 
@@ -53,10 +55,33 @@ def test_a_runner_up_lost_by_what_grew_most() -> None:
     assert why_lost(CHOSEN, CHOSEN) == "nothing: the model predicts the same time"
 
 
-def test_the_commonest_rules_come_first_and_ties_by_name() -> None:
-    found = commonest_rules({"b": 2, "a": 2, "c": 5, "d": 1})
+def test_rules_that_alone_stand_in_the_way_come_first(cut: Callable[..., Degrees]) -> None:
+    # Seven combinations are illegal; three of them break one rule only.
+    found = rules_in_the_way(
+        Enumeration(
+            legal=(),
+            illegal={"a": 5, "b": 2},
+            nearly=(
+                ("b", cut()),
+                (BATCH_RULE, cut(data=2, micro_batch_size=2)),
+                (BATCH_RULE, cut(data=4, micro_batch_size=2)),
+            ),
+        ),
+        global_batch_size=31,
+    )
+    assert [one.limit for one in found] == [BATCH_RULE, "b"]
+    # Micro-batches of 2 over 2 or 4 replicas need multiples of 4 or 8: 28 is three away, 32 one.
+    assert found[0].change == (
+        "only this stands in the way of 2 of 7 combinations; "
+        "global_batch_size 32 instead of 31 would do"
+    )
+
+
+def test_where_nothing_is_one_rule_away_the_commonest_rules_come_first() -> None:
+    illegal = {"b": 2, "a": 2, "c": 5, "d": 1}
+    found = rules_in_the_way(Enumeration(legal=(), illegal=illegal, nearly=()), global_batch_size=8)
     assert [one.limit for one in found] == ["c", "a", "b"]
-    assert found[0].change == "5 of 10 combinations break it"
+    assert found[0].change == "it is broken by 5 of 10 combinations"
 
 
 def test_the_least_memory_is_that_of_the_leanest_candidate(ask: Callable[..., Any]) -> None:

@@ -13,7 +13,7 @@ from tuner.verify.records import TrialRecord
 Record = Callable[..., TrialRecord]
 Times = list[tuple[float, float]]
 
-PRIOR = residual_for("reference", "cpu")
+PRIOR = residual_for("reference", device="any", device_kind="cpu")
 
 parts = st.floats(0.01, 10.0)
 several = st.lists(st.tuples(parts, parts), min_size=4, max_size=8)

@@ -283,7 +283,11 @@ def test_deleting_a_damaged_record_is_the_way_out_it_names(
 def _concluded(planned: Path, records: list[TrialRecord]) -> Verified:
     from tuner.costs.residuals import residual_for
 
-    return conclude(read_plan(planned), records, prior=residual_for("reference", "cpu"))
+    return conclude(
+        read_plan(planned),
+        records,
+        prior=residual_for("reference", device="any", device_kind="cpu"),
+    )
 
 
 def _others(planned: Path) -> list[TrainDecision]:

@@ -1,0 +1,128 @@
+"""Every shipped model on every target: planned, or refused in one line that names the rule."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.api import refuse_unpriced, wanted_cases
+from tuner.errors import SpecError
+from tuner.spec.capabilities import TARGETS
+from tuner.spec.read import read_spec
+
+ROOT = Path(__file__).parents[2]
+MODELS = sorted(folder.parent.name for folder in (ROOT / "examples/models").glob("*/config.json"))
+
+SPEC = """\
+schema_version: 1
+model: {model}
+cluster: {{pools: [{{name: p, profile: nowhere, devices_per_node: {devices}, nodes: {nodes}}}]}}
+goal: {{kind: train, sequence_length: {sequence}, global_batch_size: 8, precision: {precision}}}
+emit: [{target}]
+"""
+
+
+def _spec(folder: Path, **changes: object) -> Path:
+    fields: dict[str, object] = {
+        "model": ROOT / "examples/models/tiny-moe/config.json",
+        "devices": 2,
+        "nodes": 1,
+        "sequence": 64,
+        "precision": "bf16",
+        "target": "reference",
+    }
+    path = folder / "spec.yaml"
+    path.write_text(SPEC.format(**fields | changes), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_is_planned_for_a_target_or_refused_by_name(
+    tmp_path: Path, model: str, target: str
+) -> None:
+    config = ROOT / "examples/models" / model / "config.json"
+    spec = read_spec(_spec(tmp_path, model=config, target=target))
+    said = ""
+    try:
+        refuse_unpriced(spec)
+    except SpecError as refusal:
+        said = str(refusal)
+    assert "\n" not in said
+    assert not said or spec.model.architecture in said
+
+
+def test_a_precision_that_a_target_lacks_is_refused(tmp_path: Path) -> None:
+    spec = read_spec(_spec(tmp_path, precision="fp32", target="reference, megatron-lm"))
+    with pytest.raises(SpecError, match="megatron-lm has no precision 'fp32'; it has bf16"):
+        refuse_unpriced(spec)
+
+
+def test_a_model_that_one_target_lacks_is_refused_with_those_that_can(tmp_path: Path) -> None:
+    config = ROOT / "examples/models/qwen3-30b-a3b/config.json"
+    spec = read_spec(_spec(tmp_path, model=config))
+    with pytest.raises(SpecError, match=r"reference cannot build .*targets that can: megatron-lm"):
+        refuse_unpriced(spec)
+
+
+def test_absurd_counts_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="nodes"):
+        read_spec(_spec(tmp_path, nodes=10**9))
+
+
+def test_an_absurdly_long_sequence_is_infeasible_and_no_crash(
+    tmp_path: Path, profile_for: Callable[[Path], object], store_profile: Callable[..., Path]
+) -> None:
+    from tuner.api import plan
+
+    profile = store_profile(tmp_path / "profile", profile_for(_spec(tmp_path)))
+    made = plan(_spec(tmp_path, sequence=2**27), profiles=(profile,), time_limit_s=5.0).plan
+    assert made.certificate.status == "infeasible"
+    assert made.relaxations[0].limit == "memory_per_device"
+
+
+def test_the_copy_of_the_spec_that_the_quickstart_makes_for_gpus_can_be_read() -> None:
+    script = (ROOT / "examples/quickstart.sh").read_text(encoding="utf-8")
+    start = script.index("  sed -e")
+    command = script[start : script.index('> "$OUT/spec.yaml"', start)]
+    copied = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        env=os.environ | {"GPUS": "1", "SPEC": "examples/quickstart/spec.yaml"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    # It is read from a folder beside examples/.
+    assert "devices_per_node: 1\n" in copied
+    for name in ("model: ../examples/", "path: ../examples/", "profile: profile\n"):
+        assert name in copied
+
+
+def test_being_terminated_is_an_exception_so_that_everything_is_cleaned_up() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from tuner.cli import app, doctor\n"
+        "def command():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        signal.pause()\n"
+        "    finally:\n"
+        "        print('cleaned up')\n"
+        "app.app.command('wait')(command)\n"
+        "sys.exit(app.run(['wait']))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.stdout == "cleaned up\n"
+    assert ended.returncode == 128 + signal.SIGTERM
+
+
+def test_cases_of_a_refused_spec_are_not_listed(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="megatron-lm"):
+        wanted_cases(_spec(tmp_path, precision="fp32", target="megatron-lm"))
