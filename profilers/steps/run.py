@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from profilers.errors import RankError
+from profilers.machine import processor_name
 from profilers.steps.config import RankMemory, StepConfig, StepReport
 from profilers.steps.layout import Layout, join
 from profilers.steps.memory import ActivationMeter, allocator_peak
@@ -98,10 +99,8 @@ def refusal(config: StepConfig) -> str | None:
 
 
 def device_name(device: torch.device) -> str:
-    """Name the accelerator, or the processor architecture when there is none."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
+    """Name the accelerator, or the processor when there is none, as a profile does."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
 def _timed_step(

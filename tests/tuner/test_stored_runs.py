@@ -1,0 +1,105 @@
+"""Today's cost model against runs that were really measured, stored under examples/profiles/.
+
+Each folder there is a verified plan: the profile it used and the trials that were launched. The
+profile and the trials never change, so what is tested is the model, whatever this machine does.
+"""
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.api import machine_of, work_of
+from tuner.costs.residuals import Residual
+from tuner.plan_folder import TRIALS_NAME, read_plan, read_used_profile
+from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.recalibration import recalibrated_step_s
+from tuner.verify.records import TrialRecord, read_trials
+
+STORED = sorted(
+    folder.parent
+    for folder in (Path(__file__).parents[2] / "examples/profiles").glob("*/plan.json")
+)
+
+NOTHING_FITTED = Residual(
+    engine="reference",
+    release="",
+    device_kind="cpu",
+    band_ratio=0.5,
+    origin="no residual: the profile alone",
+    num_runs=0,
+)
+
+
+@pytest.fixture(params=STORED, ids=lambda folder: folder.name)
+def trials(request: pytest.FixtureRequest) -> tuple[TrialRecord, ...]:
+    """The stored trials that ran, predicted again by the model as it is now."""
+    folder: Path = request.param
+    plan = read_plan(folder)
+    machine = machine_of(plan.cluster.pools[0], read_used_profile(folder))
+    neighbourhood = Neighbourhood(
+        plan=plan,
+        work=work_of(plan),
+        machine=replace(machine, residual=NOTHING_FITTED),
+        limits=plan.search,
+    )
+    ran = [trial for trial in read_trials(folder / TRIALS_NAME) if trial.status == "ok"]
+    return tuple(
+        trial.model_copy(
+            update={
+                "predicted_step_s": predicted.step_time_s,
+                "predicted_communication_s": predicted.communication_s,
+                "predicted_activation_bytes": predicted.activation_bytes,
+            }
+        )
+        for trial in ran
+        for predicted in (neighbourhood.predicted(trial.decision),)
+    )
+
+
+def test_there_are_stored_runs_of_every_kind_of_parallelism(
+    trials: tuple[TrialRecord, ...],
+) -> None:
+    decisions = [trial.decision for trial in trials]
+    assert len(trials) >= 6
+    assert any(one.data_parallel_size > 1 for one in decisions)
+    assert any(one.expert_model_parallel_size > 1 for one in decisions)
+    assert any(one.pipeline_model_parallel_size > 1 for one in decisions)
+    assert len({max(one.chunks) for one in decisions}) >= 3
+
+
+def test_step_times_are_predicted_within_25_percent_from_the_profile_alone(
+    trials: tuple[TrialRecord, ...],
+) -> None:
+    assert statistics.median(_ape(trial.predicted_step_s, trial) for trial in trials) <= 0.25
+
+
+def test_step_times_are_predicted_within_10_percent_from_the_other_trials(
+    trials: tuple[TrialRecord, ...],
+) -> None:
+    again = [recalibrated_step_s(trial, trials) for trial in trials]
+    errors = [_ape(step_s, trial) for step_s, trial in zip(again, trials, strict=True) if step_s]
+    assert len(errors) == len(trials)
+    assert statistics.median(errors) <= 0.10
+
+
+def test_the_measured_best_is_among_the_model_s_first_three(
+    trials: tuple[TrialRecord, ...],
+) -> None:
+    best = min(trials, key=lambda trial: trial.measured_step_s or 0.0)
+    faster = sum(trial.predicted_step_s < best.predicted_step_s for trial in trials)
+    assert faster < 3
+
+
+def test_activations_are_predicted_within_5_percent_on_every_trial(
+    trials: tuple[TrialRecord, ...],
+) -> None:
+    for trial in trials:
+        pairs = zip(trial.predicted_activation_bytes, trial.measured_activation_bytes, strict=True)
+        assert all(abs(predicted - measured) <= 0.05 * measured for predicted, measured in pairs)
+
+
+def _ape(predicted_s: float, trial: TrialRecord) -> float:
+    assert trial.measured_step_s is not None
+    return abs(predicted_s - trial.measured_step_s) / trial.measured_step_s
