@@ -107,7 +107,9 @@ class Plan:
             if row.status is Status.OK and row.rank == 0:
                 series = self._run_s.setdefault((row.case.kind, row.case.dtype), {})
                 at = price(row.case)
-                series[at] = series.get(at, 0.0) + row.median_s
+                # A meeting stores what was lost at it; the work before it takes time as well.
+                worked_s = row.case.axes.get("work_us", 0) * 1e-6
+                series[at] = series.get(at, 0.0) + row.median_s + worked_s
         self._seen = len(self.rows)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tuner.costs.operations import boundary_calls, cases, embedding_calls, head_calls, layer_calls
+from tuner.costs.update import layer_units, update_cases
 from tuner.costs.workload import Workload
 from tuner.formulate.pricing import Machine
 from tuner.plan import Alternative, Certificate, Plan, Provenance, Relaxation, Unlaunchable
@@ -228,7 +229,11 @@ def _with_extrapolated(provenance: Provenance, best: Solved) -> Provenance:
         for option in set(options_of(best.decision)):
             outside, inside = layer_calls(work, degrees, layer=first, chunks=option.chunks)
             calls += outside + inside
-    outside_profile = best.costs.machine.table.extrapolated(cases(calls))
+    units = [unit for stage in range(degrees.num_stages) for unit in best.costs.ends_units(stage)]
+    for first, _ in best.costs.runs:
+        units += layer_units(work, degrees, layer=first)
+    priced = (*cases(calls), *update_cases(tuple(units), work, degrees))
+    outside_profile = best.costs.machine.table.extrapolated(priced)
     return provenance.model_copy(update={"extrapolated": outside_profile})
 
 

@@ -21,6 +21,7 @@ from tuner.costs.memory import (
 )
 from tuner.costs.operations import COMMUNICATION
 from tuner.costs.update import layer_units
+from tuner.formulate.options import Option
 from tuner.formulate.pricing import CandidateCosts
 from tuner.formulate.schedule import moments
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
@@ -214,21 +215,51 @@ def _saved_bytes(
 def _max_chunk_tokens(
     costs: CandidateCosts, decision: TrainDecision, stage: int, *, peak_bytes: int
 ) -> int | None:
-    """MemFine's s'_max of a stage: what is left for one chunk once everything else is held."""
+    """MemFine's s'_max of a stage: what is left for one chunk beside the most that is ever held."""
     option = options_of(decision)[stage]
-    chunked = [
-        layer
-        for layer in layers_of(decision)[stage]
-        if costs.work.moe_index[layer] is not None and option.recompute is not Recompute.NONE
-    ]
-    if not chunked:
+    layers = layers_of(decision)[stage]
+    chunked = [layer for layer in layers if costs.work.moe_index[layer] is not None]
+    if not chunked or option.recompute is Recompute.NONE:
         return None
-    largest = max(
-        chunk_bytes(costs.work, costs.degrees, layer=layer, chunks=option.chunks)
-        for layer in chunked
+    ranks = decision.pipeline_model_parallel_size
+    mine = range(stage % ranks, decision.num_stages, ranks)
+    state_bytes = peak_bytes - _activation_bytes(costs, decision, mine)
+    beside = max(
+        _held_bytes(costs, decision, mine, expert_rank)
+        + max(_beside_chunk(costs, layer, option, expert_rank) for layer in chunked)
+        for expert_rank in range(costs.degrees.expert)
     )
-    free_bytes = costs.machine.memory_limit_bytes - (peak_bytes - largest)
+    free_bytes = costs.machine.memory_limit_bytes - state_bytes - beside
     return most_chunk_copies(costs.work, costs.degrees, free_bytes=free_bytes)
+
+
+def _held_bytes(
+    costs: CandidateCosts, decision: TrainDecision, stages: range, expert_rank: int
+) -> int:
+    """The most that a rank keeps for the backward pass, recomputation left aside."""
+    ranks = decision.pipeline_model_parallel_size
+    saved = [_saved_bytes(costs, decision, stage, expert_rank) for stage in stages]
+    seen = moments(costs.degrees, num_microbatches=costs.num_microbatches, rank=stages[0] % ranks)
+    kept = max(
+        sum(count * one for count, one in zip(moment.held, saved, strict=True)) for moment in seen
+    )
+    return kept + sum(costs.ends_held_bytes(stage) for stage in stages)
+
+
+def _beside_chunk(costs: CandidateCosts, layer: int, option: Option, expert_rank: int) -> int:
+    """What a layer adds while it is computed again, its chunk of the experts left aside."""
+    transient = layer_activations(
+        costs.work,
+        costs.degrees,
+        layer=layer,
+        recompute=option.recompute,
+        chunks=option.chunks,
+        expert_rank=expert_rank,
+    ).transient
+    chunk = chunk_bytes(
+        costs.work, costs.degrees, layer=layer, chunks=option.chunks, expert_rank=expert_rank
+    )
+    return max(0, transient - chunk)
 
 
 def _recompute_peak(
