@@ -108,6 +108,27 @@ def read_plan(folder: Path) -> Plan:
         raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; write it anew") from error
 
 
+def read_verified(folder: Path) -> Verified | None:
+    """Read `verified.json` of a plan's folder; None where nothing was verified yet.
+
+    Raises:
+        PlanUnreadableError: it is damaged.
+    """
+    file = folder / VERIFIED_NAME
+    if not file.is_file():
+        return None
+    try:
+        if file.stat().st_size > MAX_PLAN_BYTES:
+            raise PlanUnreadableError(f"{file}: larger than any verification; verify again")
+        return Verified.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "file"
+        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; verify again") from error
+
+
 def read_used_profile(folder: Path) -> Profile:
     """Read the copy of the profile that the plan was made from.
 

@@ -12,9 +12,15 @@ def command(
 ) -> None:
     """Explain a plan: time and memory by stage, what is proven, why each runner-up lost."""
     from tuner.cli.plan_text import explanation
-    from tuner.plan_folder import read_plan
+    from tuner.cli.verify_text import verdict_text
+    from tuner.plan_folder import read_plan, read_verified
 
-    made = read_plan(plan)
-    print(made.model_dump_json(indent=2) if as_json else explanation(made))
+    made, verified = read_plan(plan), read_verified(plan)
+    if as_json:
+        print(made.model_dump_json(indent=2))
+    else:
+        print(explanation(made))
+        if verified is not None:
+            print(f"\n{verdict_text(verified)}")
     if made.decision is None:
         raise typer.Exit(1)

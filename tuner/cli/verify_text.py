@@ -23,6 +23,11 @@ def verified_text(verified: Verified, *, folder: Path) -> str:
     return "\n".join(lines)
 
 
+def verdict_text(verified: Verified) -> str:
+    """Say in a few lines what the trials made of the plan."""
+    return "\n".join(("what the trials say", *_verdict(verified), *_accuracy(verified)))
+
+
 _HEADER = ("decision", "from", "status", "measured", "predicted", "error", "recalibrated", "error")
 
 

@@ -58,3 +58,14 @@ def test_no_readable_plan_is_one_line(planned: Path, capsys: Captured, name: str
     assert printed.out == ""
     (line,) = printed.err.splitlines()
     assert PLAN_NAME in line
+
+
+def test_it_says_what_the_trials_said_once_there_are_any(capsys: Captured, tmp_path: Path) -> None:
+    stored = Path(__file__).parents[3] / "examples/profiles/epyc-2-ranks"
+    assert frame.run(["explain", str(stored)]) == 0
+    assert "\nwhat the trials say\nwinner         tp1 pp2x2 " in capsys.readouterr().out
+    for name in (PLAN_NAME, "verified.json"):
+        (tmp_path / name).write_bytes((stored / name).read_bytes()[:2000])
+    (tmp_path / PLAN_NAME).write_bytes((stored / PLAN_NAME).read_bytes())
+    assert frame.run(["explain", str(tmp_path)]) == 2
+    assert "verified.json" in capsys.readouterr().err
