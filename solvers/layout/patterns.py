@@ -62,7 +62,11 @@ def overfull_devices(
 
 
 def least_objective_s(problem: LayoutProblem) -> float:
-    """A lower bound in seconds: every layer under its fastest option, devices perfectly even."""
+    """Seconds that no layout can beat: every layer at its fastest, devices perfectly even.
+
+    The total work W is then fixed, the slowest of D devices has at least W / D, and the objective
+    grows with its share; memory and the rules of a layout can only make it larger.
+    """
     total_s = float(problem.time_s_RO.min(axis=1) @ np.array(problem.run_lengths))
     total_s += float(problem.fixed_time_s_S.sum())
     per_device = problem.stages_per_device

@@ -6,7 +6,13 @@ from pathlib import Path
 from tuner.cli.text import columns
 from tuner.plan import Alternative, Plan, TrainDecision, TrainPrediction
 from tuner.planner.planning import certificate_line
-from tuner.units import format_bytes, format_ratio, format_s
+from tuner.spec.accounting import (
+    active_parameters,
+    kv_bytes_per_token,
+    num_parameters,
+    training_flop_per_token,
+)
+from tuner.units import format_bytes, format_count, format_ratio, format_s
 
 SHOWN_ALTERNATIVES = 8
 
@@ -41,6 +47,7 @@ def explanation(plan: Plan) -> str:
     if plan.decision is None or plan.predicted is None:
         return "\n".join(_nothing_fits(plan))
     lines = [
+        _model_line(plan),
         *decision_lines(plan.decision),
         "",
         "where a step's time goes",
@@ -63,6 +70,18 @@ def explanation(plan: Plan) -> str:
         *_notes(plan),
     ]
     return "\n".join(lines)
+
+
+def _model_line(plan: Plan) -> str:
+    model, sequence = plan.model, plan.goal.sequence_length
+    flop = training_flop_per_token(model, sequence_length=sequence)
+    cached = kv_bytes_per_token(model, bytes_per_element=2.0)
+    return (
+        f"{model.name}: {format_count(num_parameters(model))} parameters, "
+        f"{format_count(active_parameters(model))} active per token; "
+        f"{format_count(flop)} FLOP per token to train on {sequence} tokens, "
+        f"{format_bytes(cached)} of bf16 KV cache per token"
+    )
 
 
 def decision_lines(decision: TrainDecision) -> Iterable[str]:

@@ -277,16 +277,3 @@ def layout_problem(
         fixed_layout=None,
         min_layers_per_stage=1,
     )
-
-
-def lower_bound_s(problem: LayoutProblem) -> float:
-    """Seconds that no layout of the problem can beat, memory left aside.
-
-    With every layer at its fastest the total work W is fixed; the slowest device has at least
-    W / D, and the objective grows with its share.
-    """
-    fastest = problem.time_s_RO.min(axis=1)
-    total = float(np.dot(fastest, problem.run_lengths) + problem.fixed_time_s_S.sum())
-    slowest = total / problem.num_devices
-    per_chunk = 1.0 / problem.stages_per_device
-    return (problem.num_microbatches - per_chunk) * slowest + per_chunk * total

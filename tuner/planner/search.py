@@ -13,12 +13,13 @@ bound of what is open or solved is the bound of the whole search.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import OPTIMALITY_TOLERANCE, solve_layout
 from solvers.result import Outcome, Status
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import Option, options
-from tuner.formulate.pricing import CandidateCosts, Machine, layout_problem, lower_bound_s
+from tuner.formulate.pricing import CandidateCosts, Machine, layout_problem
 from tuner.formulate.space import Enumeration, enumerate_degrees
 from tuner.plan import Certificate, Space, TrainDecision
 from tuner.planner.decisions import decode
@@ -114,7 +115,9 @@ def _candidates(
     for degrees in legal:
         costs = CandidateCosts(work=work, degrees=degrees, machine=machine)
         problem = layout_problem(costs, options=ways, capabilities=capabilities)
-        candidates.append(Candidate(costs=costs, problem=problem, bound_s=lower_bound_s(problem)))
+        candidates.append(
+            Candidate(costs=costs, problem=problem, bound_s=least_objective_s(problem))
+        )
     return sorted(candidates, key=lambda one: one.bound_s)
 
 

@@ -63,7 +63,10 @@ def test_no_readable_plan_is_one_line(planned: Path, capsys: Captured, name: str
 def test_it_says_what_the_trials_said_once_there_are_any(capsys: Captured, tmp_path: Path) -> None:
     stored = Path(__file__).parents[3] / "examples/profiles/epyc-2-ranks"
     assert frame.run(["explain", str(stored)]) == 0
-    assert "\nwhat the trials say\nwinner         tp1 pp2x2 " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "\nwhat the trials say\nwinner         tp1 pp2x2 " in text
+    # 4 layers x (8 experts x 3 x 256 x 512 + 196,608 + 2,048 + 512) + 2 x 65,536 + 256
+    assert text.startswith("tiny-moe: 13.5M parameters, ")
     for name in (PLAN_NAME, "verified.json"):
         (tmp_path / name).write_bytes((stored / name).read_bytes()[:2000])
     (tmp_path / PLAN_NAME).write_bytes((stored / PLAN_NAME).read_bytes())
