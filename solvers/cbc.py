@@ -4,8 +4,8 @@ PuLP's own status calls an incumbent at the time limit "Optimal" and keeps no bo
 is run here, on a model that PuLP wrote:
 
 - the first line of the solution file names the outcome, the log holds the lower bound;
-- files live in a private directory that is gone afterwards, whatever happens;
-- the process is gone afterwards too, whatever happens, an interrupt included;
+- files live in a private directory that is gone afterwards, an interrupt included;
+- the process is gone afterwards too; only a hard kill of the caller leaves it, to its time limit;
 - arguments go as a list and files by relative name, so no path needs quoting.
 
 CBC's printed objective ignores a constant term: models must not have one. Numbers are CBC's, within
@@ -16,6 +16,7 @@ model so that this is small, and check the values exactly.
 import dataclasses
 import math
 import re
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -105,6 +106,9 @@ def _run(executable: str, directory: Path, time_limit_s: float, threads: int) ->
     arguments += ["-threads", str(threads)] if threads > 1 else []
     arguments += ["-solve", "-solution", "solution.txt"]
     with (directory / "log.txt").open("wb") as log:
+        # Ctrl-C is held back until the process is known, or one that has just begun would stay.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        process: subprocess.Popen[bytes] | None = None
         try:
             process = subprocess.Popen(
                 [executable, *arguments],
@@ -113,17 +117,19 @@ def _run(executable: str, directory: Path, time_limit_s: float, threads: int) ->
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            process.wait(timeout=time_limit_s + GRACE_S)
         except OSError as error:
             raise BackendFailedError(
                 f"CBC cannot be started ({error}); choose another method, e.g. 'exact'"
             ) from error
-        try:
-            process.wait(timeout=time_limit_s + GRACE_S)
         except subprocess.TimeoutExpired:
             return False
         finally:
-            process.kill()
-            process.wait()
+            if process is not None:
+                process.kill()
+                process.wait()
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
     return True
 
 
