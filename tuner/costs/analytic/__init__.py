@@ -1,0 +1,1 @@
+"""The step of production engines as closed formulas over arrays of strategies."""

@@ -1,0 +1,60 @@
+"""What the analytic model answers: seconds and bytes per column, and what they are made of."""
+
+from dataclasses import dataclass
+
+from tuner.costs.analytic.shapes import Grid, Numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPrice:
+    """Seconds of one optimizer step, per column."""
+
+    step_s: Numbers
+    """From the closed form of the pipeline."""
+    forward_s_SC: Grid
+    """Of one micro-batch on each stage, exposed communication included."""
+    backward_s_SC: Grid
+    """The same, recomputation included."""
+    boundary_s: Numbers
+    """Sending one micro-batch from a stage to the next."""
+    once_s: Numbers
+    """Paid once a step by the slowest rank: exposed gradient sums and gathers, optimizer."""
+    bubble_s: Numbers
+    """Of `step_s`: waiting for other stages."""
+    tensor_s: Numbers
+    """Of `step_s`: exposed collectives of tensor parallelism."""
+    context_s: Numbers
+    """Of `step_s`: exposed collectives of context parallelism."""
+    expert_s: Numbers
+    """Of `step_s`: exposed dispatch and combine."""
+    recompute_s: Numbers
+    """Of `step_s`: forward passes that are run again."""
+    host_s: Numbers
+    """Of `step_s`: what the host's launches cost beyond the device's work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryPrice:
+    """Bytes on the fullest device of every pipeline rank, [P, C]."""
+
+    weights_PC: Grid
+    gradients_PC: Grid
+    optimizer_PC: Grid
+    activations_PC: Grid
+    """What is saved for backward at the fullest moment, logits and loss included."""
+    buffers_PC: Grid
+    """Dispatch buffers at the routed load, communication buffers, temporaries of one layer."""
+    reserve_PC: Grid
+    """Context, graphs' private pools, what the allocator cannot give back."""
+
+    @property
+    def total_PC(self) -> Grid:
+        """All of it."""
+        return (
+            self.weights_PC
+            + self.gradients_PC
+            + self.optimizer_PC
+            + self.activations_PC
+            + self.buffers_PC
+            + self.reserve_PC
+        )

@@ -1,0 +1,223 @@
+"""What the analytic model is asked about, as columns: models, strategies, machines, stages.
+
+Every field is a number or an array with one entry per column, and numpy's broadcasting does the
+rest: the planner prices many strategies of one model on one machine, a backtest prices many runs,
+each of its own model and machine, with the same formulas. Yes/no fields are 0.0 and 1.0.
+
+Letters: C columns (strategies or runs), S pipeline stages in execution order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = float | npt.NDArray[np.float64]
+"""A number, or one per column."""
+
+Grid = npt.NDArray[np.float64]
+"""[S, C], or [S, 1] where all columns agree."""
+
+Columns = TypeVar("Columns", "ModelShape", "Strategies", "Hardware")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelShape:
+    """A decoder-only transformer in the numbers that cost time and bytes."""
+
+    hidden: Numbers
+    heads: Numbers
+    kv_heads: Numbers
+    head_dim: Numbers
+    """Of queries and keys; for MLA qk_nope + qk_rope."""
+    value_dim: Numbers
+    """Of values."""
+    is_mla: Numbers = 0.0
+    q_lora_rank: Numbers = 0.0
+    """0: queries are projected in one step."""
+    kv_lora_rank: Numbers = 0.0
+    rope_dim: Numbers = 0.0
+    """MLA: width of the rotary part of a key."""
+    has_sinks: Numbers = 0.0
+    window: Numbers = 0.0
+    """Tokens that a windowed layer looks back on; 0: none is windowed."""
+    windowed_ratio: Numbers = 0.0
+    """Share of the layers that are windowed."""
+    dense_ffn: Numbers = 0.0
+    is_gated: Numbers = 1.0
+    """Three matrices per network rather than two."""
+    vocab: Numbers
+    is_tied: Numbers = 0.0
+    """The head uses the embedding's weights."""
+    dense_layers: Numbers
+    """Layers without experts; those with experts follow them."""
+    moe_layers: Numbers = 0.0
+    experts: Numbers = 0.0
+    top_k: Numbers = 0.0
+    moe_ffn: Numbers = 0.0
+    shared_ffn: Numbers = 0.0
+    """Total width of the shared experts."""
+    mtp_layers: Numbers = 0.0
+    """Multi-token-prediction layers, each with a second head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Strategies:
+    """How a step is run; world = TP * CP * DP * PP = ETP * EP * EDP * PP."""
+
+    sequence: Numbers
+    """Tokens of one sequence."""
+    micro_batch: Numbers
+    """Sequences of one micro-batch on one data-parallel replica."""
+    num_microbatches: Numbers
+    """Per pipeline and step."""
+    tensor: Numbers = 1.0
+    context: Numbers = 1.0
+    pipeline: Numbers = 1.0
+    virtual_pipeline: Numbers = 1.0
+    data: Numbers = 1.0
+    expert: Numbers = 1.0
+    expert_tensor: Numbers = 1.0
+    sequence_parallel: Numbers = 1.0
+    zero_stage: Numbers = 1.0
+    """0 replicates the optimizer state, 1 shards it, 2 gradients too, 3 parameters too (FSDP)."""
+    shard_ranks: Numbers = 0.0
+    """HSDP: ranks that state is sharded over; 0: all of them."""
+    element_bytes: Numbers = 2.0
+    """Of an activation."""
+    gradient_bytes: Numbers = 4.0
+    """Of a main gradient."""
+    weight_bytes: Numbers = 2.0
+    """Of a parameter as the layers read it, low-precision copies included."""
+    recompute_full: Numbers = 0.0
+    """Share of every stage's layers that are computed again as a whole."""
+    recompute_core_attention: Numbers = 0.0
+    recompute_mlp: Numbers = 0.0
+    """Dense feed-forward networks."""
+    recompute_moe: Numbers = 0.0
+    """Dispatch, experts and combine."""
+    recompute_moe_act: Numbers = 0.0
+    """The product of gate and up inside the experts."""
+    recompute_layernorm: Numbers = 0.0
+    recompute_mla_up_proj: Numbers = 0.0
+    recompute_shared_experts: Numbers = 0.0
+    chunks: Numbers = 1.0
+    """MemFine: pieces of a MoE layer's tokens that are computed again one by one."""
+    has_flash_attention: Numbers = 1.0
+    dropout: Numbers = 0.0
+    """Masks are kept (GPT-3 style training)."""
+    a2a_overlap: Numbers = 0.0
+    """Dispatch and combine of one micro-batch run beside another's work."""
+    is_deepep: Numbers = 0.0
+    """Dispatcher DeepEP: sends each token once per node rather than once per expert."""
+    is_hybridep: Numbers = 0.0
+    """Dispatcher HybridEP, the same over a rack-wide scale-up domain."""
+    overlap_gradients: Numbers = 1.0
+    """Gradient sums of data parallelism run beside the backward pass."""
+    overlap_parameters: Numbers = 1.0
+    """Parameter gathers of the sharded optimizer run beside the forward pass."""
+    overlap_tensor: Numbers = 0.0
+    """Collectives of tensor parallelism run beside its products (userbuffers)."""
+    partial_graph: Numbers = 0.0
+    """CUDA graphs of parts of a layer."""
+    full_graph: Numbers = 0.0
+    """One CUDA graph of a whole step."""
+    fused_grouped_mlp: Numbers = 0.0
+    """One kernel for the experts' products and activation."""
+    ends_as_layers: Numbers = 0.0
+    """Embedding and loss count as layers when stages are balanced."""
+    zero_bubble: Numbers = 0.0
+    """Weight gradients are computed apart and fill the bubble."""
+    optimizer_offload: Numbers = 0.0
+    """Share of the optimizer state that lives in host memory."""
+    activation_offload: Numbers = 0.0
+    """Share of the saved activations that lives in host memory."""
+    busiest_ratio: Numbers = 1.0
+    """Copies on the busiest expert rank over their mean, averaged over layers and passes."""
+    busiest_ratio_p99: Numbers = 1.0
+    """The same in one of a hundred passes, on the layer where it is largest; sizes buffers."""
+
+    @property
+    def world(self) -> Numbers:
+        """Devices in all."""
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def stage_ranks(self) -> Numbers:
+        """Devices that share the layers of one stage."""
+        return self.tensor * self.context * self.data
+
+    @property
+    def expert_data(self) -> Numbers:
+        """Devices of a stage that hold the same part of the same experts."""
+        return self.stage_ranks / (self.expert * self.expert_tensor)
+
+    @property
+    def tokens(self) -> Numbers:
+        """Tokens of one micro-batch on the ranks of one tensor-parallel group together."""
+        return self.micro_batch * self.sequence / self.context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Hardware:
+    """One device and what joins it to others; bandwidths per device and direction."""
+
+    matmul_flop_per_s: Numbers
+    """Peak of the linear layers' precision, dense."""
+    attention_flop_per_s: Numbers
+    """Peak of attention's precision, bf16 everywhere so far."""
+    compute_units: Numbers
+    memory_bytes: Numbers
+    memory_bytes_per_s: Numbers
+    scale_up_bytes_per_s: Numbers
+    domain: Numbers
+    """Devices of one scale-up domain."""
+    devices_per_node: Numbers
+    scale_out_bytes_per_s: Numbers
+    """Network bandwidth of one device: cards of a node over its devices, oversubscription taken
+    off."""
+    host_bytes_per_s: Numbers = 50e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stages:
+    """What every stage holds; columns with fewer stages are padded with empty ones."""
+
+    dense_SC: Grid
+    """Layers without experts."""
+    moe_SC: Grid
+    """Layers with experts."""
+    embedding_SC: Grid
+    """1 where the token embedding lies."""
+    head_SC: Grid
+    """1 where final norm, logits and loss lie."""
+    mtp_SC: Grid
+    """Multi-token-prediction layers."""
+    load_SC: Grid | None = None
+    """Sum of busiest ratios over the stage's MoE layers; None: `busiest_ratio` for each."""
+
+
+def stacked(parts: Sequence[Columns]) -> Columns:
+    """Join single columns (fields that are numbers) to one value with arrays [C]."""
+    kind = type(parts[0])
+    return kind(
+        **{
+            field.name: np.array([float(getattr(part, field.name)) for part in parts])
+            for field in fields(kind)
+        }
+    )
+
+
+def taken(columns: Columns, chosen: npt.NDArray[np.intp]) -> Columns:
+    """Keep the chosen columns; fields that are numbers stay numbers."""
+    kind = type(columns)
+    return kind(
+        **{
+            field.name: value[chosen]
+            if isinstance(value := getattr(columns, field.name), np.ndarray)
+            else value
+            for field in fields(kind)
+        }
+    )

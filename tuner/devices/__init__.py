@@ -1,0 +1,1 @@
+"""Descriptions of the usual accelerators, so that a plan needs no profile."""
