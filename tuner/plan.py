@@ -41,12 +41,16 @@ class TrainDecision(Record):
     sequence_parallel: bool
     micro_batch_size: Count
     zero_stage: Literal[0, 1, 2, 3]
-    dispatcher: Literal["alltoall"] = "alltoall"
+    dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] = "alltoall"
+    """What moves token copies between expert-parallel ranks."""
     a2a_overlap: bool = False
+    """Dispatch and combine of one micro-batch run beside another's work."""
     recompute: Recompute
     """The strongest level used on any stage; see `stage_recompute`."""
     recompute_modules: tuple[str, ...] = ()
     """Megatron's names of what selective recompute covers, e.g. `moe`."""
+    recompute_num_layers: Count | None = None
+    """Full recomputation of so many layers of every stage only; None means of all."""
     stage_recompute: Annotated[tuple[Recompute, ...], Field(min_length=1)]
     """Level of each stage, in execution order."""
     chunks: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -55,6 +59,24 @@ class TrainDecision(Record):
     """Transformer layers of each stage in execution order; stage s runs on pipeline rank s % PP."""
     mtp_num_layers: Size = 0
     fp8_recipe: str = ""
+    """Empty for bf16; otherwise a precision of tuner/spec/goal.py, e.g. `mxfp8`."""
+    schedule: Literal["1f1b", "interleaved", "zero_bubble"] | None = None
+    """Order of passes in the pipeline; None: interleaved where virtual, otherwise 1F1B."""
+    rank_order: str = "tp-cp-ep-dp-pp"
+    """Groups from neighbouring to distant ranks; decides which lie inside a scale-up domain."""
+    cuda_graph: Literal["none", "partial", "full_iteration"] = "none"
+    overlap_grad_reduce: bool = False
+    """Gradient sums run beside the backward pass."""
+    overlap_param_gather: bool = False
+    """Parameter gathers of the sharded optimizer run beside the forward pass."""
+    gradient_bytes: Literal[2, 4] = 4
+    """Of one main gradient."""
+    optimizer_offload: bool = False
+    """The optimizer state lives in host memory."""
+    activation_offload: bool = False
+    """Saved activations live in host memory."""
+    ends_as_layers: bool = False
+    """Embedding and loss were counted as layers when the stages were balanced."""
 
     @property
     def num_devices(self) -> int:

@@ -1,10 +1,12 @@
 """What the plan is for: a training run, its precision, its recorded routing, its failures."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from profilers.records import Record
-from tuner.spec.fields import Count, FilePath, Number, PositiveSeconds, Seconds
+from tuner.spec.fields import BytesPerSecond, Count, FilePath, Number, PositiveSeconds, Seconds
 
 
 class Precision(StrEnum):
@@ -14,6 +16,23 @@ class Precision(StrEnum):
     """bfloat16 products, fp32 master weights and optimizer state."""
     FP32 = "fp32"
     """Single precision throughout."""
+    FP8_DELAYED = "fp8-delayed"
+    """fp8 products, one scale per tensor from the history of its largest values."""
+    FP8_TENSORWISE = "fp8-tensorwise"
+    """fp8 products, one scale per tensor from its own values (current scaling)."""
+    FP8_BLOCKWISE = "fp8-blockwise"
+    """fp8 products, a scale per 1 x 128 and 128 x 128 block (DeepSeek-V3)."""
+    MXFP8 = "mxfp8"
+    """fp8 products, a power-of-two scale per 32 values."""
+    NVFP4 = "nvfp4"
+    """fp4 products, an fp8 scale per 16 values."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Precision | None":
+        """Megatron's own words: `--fp8-recipe` alone, and `fp8`, whose recipe is then delayed."""
+        recipes = {"fp8": "delayed", "delayed": "delayed", "tensorwise": "tensorwise"}
+        recipe = {**recipes, "blockwise": "blockwise"}.get(str(value))
+        return None if recipe is None else cls(f"fp8-{recipe}")
 
 
 class Phase(StrEnum):
@@ -33,6 +52,18 @@ class Routing(Record):
     phase: Phase = Phase.STEADY
 
 
+class Checkpoint(Record):
+    """How the state of a run is saved."""
+
+    bandwidth: BytesPerSecond | None = None
+    """Bytes per second of all writers together; absent: what the profile measured, otherwise
+    2 GB/s a machine."""
+    asynchronous: bool = False
+    """The state is copied to host memory and written beside the following steps."""
+    interval: PositiveSeconds | None = None
+    """Seconds between checkpoints; absent: the best one is found."""
+
+
 class Reliability(Record):
     """How often devices fail and what that costs."""
 
@@ -40,6 +71,13 @@ class Reliability(Record):
     """Mean time between failures of one device, seconds."""
     restart: Seconds
     """From a failure to the first step after it, checkpoint reading apart, seconds."""
+    node_mtbf: PositiveSeconds | None = None
+    """Mean time between failures of what the devices of a machine share; None: it never fails."""
+    checkpoint: Checkpoint = Checkpoint()
+    spare_nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Machines of the cluster that wait to replace a failed one; the plan does not use them."""
+    repair: PositiveSeconds | None = None
+    """Until a failed machine is back; None: before the spares run out."""
 
 
 class TrainGoal(Record):

@@ -28,6 +28,24 @@ Stages = Annotated[
 Recomputes = Annotated[tuple[Recompute, ...], Field(min_length=1), BeforeValidator(one_or_many)]
 
 
+Switches = Annotated[tuple[bool, ...], Field(min_length=1), BeforeValidator(one_or_many)]
+Dispatchers = Annotated[
+    tuple[Literal["alltoall", "allgather", "deepep", "hybridep"], ...],
+    Field(min_length=1),
+    BeforeValidator(one_or_many),
+]
+Graphs = Annotated[
+    tuple[Literal["none", "partial", "full_iteration"], ...],
+    Field(min_length=1),
+    BeforeValidator(one_or_many),
+]
+Schedules = Annotated[
+    tuple[Literal["1f1b", "interleaved", "zero_bubble"], ...],
+    Field(min_length=1),
+    BeforeValidator(one_or_many),
+]
+
+
 class Search(Record):
     """Allowed values by decision, in Megatron's names; None leaves the decision free."""
 
@@ -53,3 +71,15 @@ class Search(Record):
     """What is computed again in the backward pass."""
     chunks: Counts | None = None
     """Pieces that MemFine cuts an expert layer's tokens into."""
+    dispatcher: Dispatchers | None = None
+    """What moves token copies between expert-parallel ranks."""
+    a2a_overlap: Switches | None = None
+    """Whether dispatch and combine run beside another micro-batch's work."""
+    cuda_graph: Graphs | None = None
+    """How much of a step is replayed as CUDA graphs."""
+    schedule: Schedules | None = None
+    """Order of passes in the pipeline."""
+    optimizer_offload: Switches | None = None
+    """Whether the optimizer state lives in host memory."""
+    activation_offload: Switches | None = None
+    """Whether saved activations live in host memory."""
