@@ -3,6 +3,7 @@
 TunerError
 ├── SpecError              the spec, a model config or another input file is unusable
 ├── UnknownTargetError     an emit target that does not exist
+├── UnknownDeviceError     a device that no shipped description has as name or alias
 ├── OutsideProfileError    a cost was asked for that no measurement supports
 ├── PlanUnreadableError    a stored plan or trial record is missing or damaged
 ├── OutputError            a directory or file cannot be written
@@ -23,6 +24,10 @@ class SpecError(TunerError):
 
 class UnknownTargetError(TunerError):
     """The emit target is not in the registry; the message lists those that are."""
+
+
+class UnknownDeviceError(TunerError):
+    """No device description has this name; the message lists those that exist."""
 
 
 class OutsideProfileError(TunerError):

@@ -1,0 +1,112 @@
+import pytest
+
+from tuner.devices.catalogue import DEVICES, find_device, spelling
+from tuner.devices.datasheet import Datasheet, Generation
+from tuner.errors import UnknownDeviceError
+
+STATED = sorted(set(Datasheet.model_fields) - {"name", "aliases", "generation", "sources"})
+EVERY = pytest.mark.parametrize("sheet", DEVICES.values(), ids=DEVICES.keys())
+
+
+@EVERY
+def test_every_field_names_its_source(sheet: Datasheet) -> None:
+    assert sorted(sheet.sources) == STATED
+    assert all(len(source) > 10 for source in sheet.sources.values())
+
+
+@EVERY
+def test_a_name_and_its_aliases_lead_back_to_the_device(sheet: Datasheet) -> None:
+    for name in (sheet.name, *sheet.aliases):
+        assert find_device(name) is sheet
+        assert find_device(f" {name.upper()} ") is sheet
+        assert find_device(name.replace("-", "_")) is sheet
+
+
+def test_no_name_means_two_devices() -> None:
+    owner: dict[str, str] = {}
+    for sheet in DEVICES.values():
+        for written in {spelling(name) for name in (sheet.name, *sheet.aliases)}:
+            assert owner.setdefault(written, sheet.name) == sheet.name
+
+
+@EVERY
+def test_peaks_are_dense_and_double_with_half_the_bits(sheet: Datasheet) -> None:
+    peaks = sheet.flop_per_s
+    if "fp8" in peaks:
+        assert peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=0.015)
+    if "tf32" in peaks:
+        assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.015)
+    if "fp4" in peaks:
+        assert 2.0 <= peaks["fp4"] / peaks["fp8"] <= 3.0
+
+
+@EVERY
+def test_balances_of_rate_memory_and_links_are_plausible(sheet: Datasheet) -> None:
+    # A product that reuses each byte some 35 (H20) to 420 (L40S) times is bound by arithmetic.
+    assert 30 <= sheet.flop_per_s["bf16"] / sheet.memory_bytes_per_s <= 450
+    # All of memory is read in 15 ms (A100-40) to 60 ms.
+    assert 0.01 <= sheet.memory_bytes / sheet.memory_bytes_per_s <= 0.06
+    assert sheet.scale_out_bytes_per_s < sheet.scale_up_bytes_per_s < sheet.memory_bytes_per_s
+    assert sheet.host_bytes_per_s <= sheet.scale_up_bytes_per_s
+    assert sheet.scale_up_domain % sheet.devices_per_node == 0
+    # One unit does 0.5 to 4 Tera-operations per GHz and second between 1 and 3 GHz.
+    assert 1e12 < sheet.flop_per_s["bf16"] / sheet.compute_units < 2e13
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("DGX-GB200", "gb200-nvl72"),
+        ("DGX-GB300", "gb300-nvl72"),
+        ("DGX-H100", "h100-sxm"),
+        ("DGX-B200", "b200-sxm"),
+        ("DGX-B300", "b300-sxm"),
+        ("A100", "a100-80gb-sxm"),
+        ("A100-40GB", "a100-40gb-sxm"),
+        ("A100-80GB", "a100-80gb-sxm"),
+        ("H100-80GB", "h100-sxm"),
+        ("H200-141GB", "h200-sxm"),
+        ("B200-SXM", "b200-sxm"),
+        ("H100-96GB-HBM2e-500W", "h100-96gb-hbm2e"),
+        ("Ampere (A100-class)", "a100-80gb-sxm"),
+        ("H800", "h800-sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb-sxm"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA B300 SXM6 AC", "b300-sxm"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Ascend910B2", "ascend-910b"),
+    ],
+)
+def test_names_of_published_runs_and_of_drivers_are_known(written: str, name: str) -> None:
+    assert find_device(written).name == name
+
+
+def test_figures_that_are_easily_taken_wrong() -> None:
+    assert DEVICES["h100-sxm"].flop_per_s["bf16"] == 989.4e12  # 1,979 is with sparsity
+    assert DEVICES["h800-sxm"].scale_up_bytes_per_s == 200e9  # 400 is both directions
+    assert DEVICES["h20-sxm"].flop_per_s["bf16"] == 148e12
+    assert DEVICES["b300-sxm"].flop_per_s["fp8"] == DEVICES["b200-sxm"].flop_per_s["fp8"]
+    assert (
+        DEVICES["gb300-nvl72"].flop_per_s["fp4"] == 1.5 * DEVICES["gb200-nvl72"].flop_per_s["fp4"]
+    )
+    assert DEVICES["rtx-4090"].flop_per_s["bf16"] == 165.2e12  # 330 accumulates in fp16
+    assert {DEVICES[name].scale_up_domain for name in ("gb200-nvl72", "gb300-nvl72")} == {72}
+
+
+def test_every_generation_has_a_device() -> None:
+    assert {sheet.generation for sheet in DEVICES.values()} == set(Generation)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_all() -> None:
+    with pytest.raises(UnknownDeviceError) as raised:
+        find_device("h100-smx")
+    message = str(raised.value)
+    assert "'h100-smx'; did you mean 'h100-sxm'?" in message
+    assert all(name in message for name in DEVICES)
+    assert "\n" not in message
+
+
+def test_a_name_like_no_other_is_answered_with_all() -> None:
+    with pytest.raises(UnknownDeviceError, match=r"'abacus'; known: a100-40gb-sxm, "):
+        find_device("abacus")

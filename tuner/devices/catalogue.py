@@ -1,0 +1,65 @@
+"""Every device description that ships, and the way from what people write to one of them."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from tuner.devices import ampere, blackwell, hopper, others
+from tuner.devices.datasheet import Datasheet
+from tuner.errors import UnknownDeviceError
+
+DEVICES: Final[Mapping[str, Datasheet]] = MappingProxyType(
+    {
+        sheet.name: sheet
+        for sheet in (
+            ampere.A100_40,
+            ampere.A100_80,
+            hopper.H100,
+            hopper.H100_HBM2E,
+            hopper.H200,
+            hopper.H800,
+            hopper.H20,
+            blackwell.B200,
+            blackwell.B300,
+            blackwell.GB200,
+            blackwell.GB300,
+            others.MI300X,
+            ampere.L40S,
+            ampere.RTX_4090,
+            others.ASCEND_910B,
+        )
+    }
+)
+"""By name, as a spec writes it."""
+
+
+def spelling(name: str) -> str:
+    """Reduce a name to what tells devices apart: lower-case letters and digits."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_BY_SPELLING: Final[Mapping[str, Datasheet]] = MappingProxyType(
+    {spelling(name): sheet for sheet in DEVICES.values() for name in (sheet.name, *sheet.aliases)}
+)
+_LONGEST_NAME: Final = 80
+"""Characters of an unknown name that a message repeats."""
+
+
+def find_device(name: str) -> Datasheet:
+    """Return the device that `name` means; case, spaces and punctuation do not matter.
+
+    Raises:
+        UnknownDeviceError: no device has this name or alias.
+    """
+    sheet = _BY_SPELLING.get(spelling(name))
+    if sheet is None:
+        raise UnknownDeviceError(_unknown(name[:_LONGEST_NAME]))
+    return sheet
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(spelling(name), sorted(_BY_SPELLING), n=1, cutoff=0.6)
+    meant = f"did you mean {_BY_SPELLING[near[0]].name!r}? " if near else ""
+    return f"no device description is named {name!r}; {meant}known: {', '.join(DEVICES)}"
