@@ -11,6 +11,7 @@ _ATLAS: Final = "Atlas 800T A2 training server, technical specifications (Huawei
 _CLOUDMATRIX: Final = (
     "Serving Large Language Models on Huawei CloudMatrix384 (Huawei, arXiv:2506.12708)"
 )
+_CANN: Final = "platform configuration of Ascend910B2 in the CANN toolkit (Huawei)"
 
 MI300X: Final = Datasheet(
     name="mi300x",
@@ -44,7 +45,7 @@ ASCEND_910B: Final = Datasheet(
     aliases=("910B", "Ascend910B", "Ascend910B2", "Ascend 910B2", "Ascend-910B-64GB"),
     generation=Generation.ASCEND,
     compute_units=24,
-    flop_per_s={"bf16": 376e12},
+    flop_per_s={"bf16": 353.9e12},
     memory_bytes=parse_bytes("64GiB"),
     memory_bytes_per_s=parse_bytes_per_s("1.6TB/s"),
     scale_up_bytes_per_s=parse_bytes_per_s("196GB/s"),
@@ -53,8 +54,9 @@ ASCEND_910B: Final = Datasheet(
     scale_out_bytes_per_s=parse_bytes_per_s("200Gbit/s"),
     host_bytes_per_s=parse_bytes_per_s("32GB/s"),
     sources={
-        "flop_per_s": f"{_CLOUDMATRIX}: 376 TFLOP/s for one die of two in a 910C; the 910B2's",
-        "compute_units": f"{_CLOUDMATRIX}: 24 cube cores in one die",
+        "flop_per_s": f"24 cube cores of 16 x 16 x 16 multiply-adds at 1.8 GHz ({_CANN}). The 376 "
+        "TFLOP/s that are often quoted count the vector units too",
+        "compute_units": f"{_CANN}: 24 cube cores in the 910B2",
         "memory_bytes": f"{_ATLAS}: 64 GB; counted in GiB, as the driver does",
         "memory_bytes_per_s": f"{_CLOUDMATRIX}: 1.6 TB/s for one die",
         "scale_up_bytes_per_s": f"{_ATLAS}: HCCS 392 GB/s, both directions together; 28 GB/s to "
