@@ -1,9 +1,9 @@
-# The arguments that Megatron-LM's own MoE guide gives for Mixtral 8x7B on 64 devices: PP 4 with
-# 8 model chunks, EP 8, micro-batch 1.
+# The example of Megatron-LM's MoE guide for Mixtral 8x7B on 32 devices, on twice the devices and
+# batch: PP 4, EP 8, micro-batch 1, and the dispatcher that the guide recommends with experts.
 torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py \
   --tensor-model-parallel-size 1 \
   --pipeline-model-parallel-size 4 \
-  --num-layers-per-virtual-pipeline-stage 1 \
+  --num-layers-per-virtual-pipeline-stage 8 \
   --expert-model-parallel-size 8 \
   --expert-tensor-parallel-size 1 \
   --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather \
