@@ -1,0 +1,1 @@
+"""Compares what is predicted with what others measured and published."""

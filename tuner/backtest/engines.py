@@ -1,0 +1,152 @@
+"""What is known of the software that ran a published row, beyond what its source prints.
+
+A generation of training software decides things that no table states: whether attention is fused,
+whether gradients are kept in fp32, what is overlapped. The generation follows from `release`, and
+from `source` where that is blank; nothing else depends on who published a row.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.backtest.rows import Row
+from tuner.costs.analytic.constants import Precision, Software
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One family of training software and its habits."""
+
+    family: str
+    """Name that residuals are stored under."""
+    software: Software
+    has_flash_attention: bool = True
+    sequence_parallel: bool = True
+    """Where TP > 1."""
+    dropout: float = 0.0
+    gradient_bytes: float = 4.0
+    """Of a main gradient."""
+    zero_stage: float = 1.0
+    """Where the row is silent."""
+    overlaps_gradients: bool = True
+    overlaps_tensor: bool = False
+    """Userbuffers in dense models."""
+    counts_full_square: bool = True
+    """Its TFLOP/s count attention over the full square of the sequence, not the causal half."""
+    is_local_batch: bool = False
+    """`mbs` is a rank's batch; pipelines cut it into single sequences."""
+    sequence: float = 0.0
+    """Tokens of a sequence where neither row nor architecture says; 0: none is usual."""
+
+
+_MEGATRON_2022: Final = Engine(
+    family="megatron-2022",
+    software=Software.MEGATRON_2021,
+    has_flash_attention=False,
+    sequence_parallel=False,
+    dropout=0.1,
+    zero_stage=0.0,
+    overlaps_gradients=False,
+)
+"""Megatron-LM before flash attention and before the distributed optimizer was usual."""
+_MEGATRON_DEEPSPEED: Final = Engine(
+    family="megatron-deepspeed",
+    software=Software.MEGATRON_2021,
+    has_flash_attention=False,
+    sequence_parallel=False,
+    dropout=0.1,
+    zero_stage=0.0,
+    overlaps_gradients=False,
+)
+_MEGATRON_LM: Final = Engine(family="megatron-lm", software=Software.MEGATRON_2025)
+_MEGATRON_2023: Final = Engine(
+    family="megatron-2023", software=Software.MEGATRON_2025, sequence=2048.0
+)
+"""The baseline of MegaScale (arXiv:2402.15627): GPT, sequences of 2,048 tokens."""
+_MEGASCALE: Final = Engine(family="megascale", software=Software.MEGATRON_2025, sequence=2048.0)
+_BRIDGE: Final = Engine(
+    family="nemo",
+    software=Software.MEGATRON_2025,
+    gradient_bytes=2.0,
+    overlaps_tensor=True,
+)
+"""Megatron-Bridge's performance recipes: gradients in bf16, userbuffers."""
+_AUTOMODEL: Final = Engine(family="automodel", software=Software.TORCH_FSDP, zero_stage=3.0)
+_TITAN: Final = Engine(
+    family="torchtitan",
+    software=Software.TORCH_FSDP,
+    zero_stage=3.0,
+    is_local_batch=True,
+    sequence=8192.0,
+)
+_FOUNDRY: Final = Engine(family="llm-foundry", software=Software.TORCH_FSDP, zero_stage=3.0)
+_UNSTATED: Final = Engine(family="unstated", software=Software.MEGATRON_2025)
+
+OF_SOURCE: Final[Mapping[str, Engine]] = {
+    "vtrain-single": _MEGATRON_DEEPSPEED,
+    "vtrain-multi": _MEGATRON_DEEPSPEED,
+    "megatron-seqsel-paper": _MEGATRON_2022,
+    "megascale-paper": _MEGATRON_2023,
+    "simumax-b200": _MEGATRON_LM,
+    "megatron-lm": _MEGATRON_LM,
+    "mbridge-skills": _BRIDGE,
+    "megatron-bridge": _BRIDGE,
+    "nemo-longctx": _BRIDGE,
+    "nemo-automodel": _AUTOMODEL,
+    "torchtitan": _TITAN,
+    "torchtitan-fork-pr": _TITAN,
+    "llm-foundry": _FOUNDRY,
+    "llama3-paper": Engine(
+        family="llama3", software=Software.MEGATRON_2025, counts_full_square=False
+    ),
+    "deepseek-v3-paper": Engine(family="deepseek-v3", software=Software.MEGATRON_2025),
+}
+"""By source, where the release is blank."""
+
+OF_RELEASE: Final[Mapping[str, Engine]] = {
+    "nemo": _BRIDGE,
+    "megatron-bridge": _BRIDGE,
+    "megatron-lm": _MEGATRON_LM,
+    "megatron-core": _MEGATRON_LM,
+    "mcore": _MEGATRON_LM,
+    "megatron-deepspeed": _MEGATRON_DEEPSPEED,
+    "automodel": _AUTOMODEL,
+    "torchtitan": _TITAN,
+    "llm-foundry": _FOUNDRY,
+}
+"""By the name in a release tag `name-version`."""
+
+FIRST_OF_2026: Final = (26, 4)
+"""NeMo containers from here on behave as `Software.MEGATRON_2026`."""
+
+_RELEASE: Final = re.compile(r"([a-z][a-z0-9-]*?)[-=@: ]?v?(\d+(?:\.\d+){0,3})?")
+
+
+def engine_of(row: Row) -> tuple[Engine, str]:
+    """Return a row's engine and its release, which is empty where none is known."""
+    match = _RELEASE.fullmatch(row.text("release").lower())
+    named = OF_RELEASE.get(match.group(1)) if match else None
+    engine = named or OF_SOURCE.get(row.source, _UNSTATED)
+    if engine is _MEGATRON_2023 and row.text("notes").startswith("MegaScale"):
+        engine = _MEGASCALE
+    return engine, (match.group(2) or "") if match else row.text("release")[:32]
+
+
+def software_of(engine: Engine, release: str) -> Software:
+    """Return the generation of software that generic constants are known for."""
+    if engine.software is not Software.MEGATRON_2025 or not release:
+        return engine.software
+    version = tuple(int(part) for part in release.split(".") if part.isdigit())
+    is_container = engine is _BRIDGE and version >= FIRST_OF_2026
+    return Software.MEGATRON_2026 if is_container else Software.MEGATRON_2025
+
+
+def precision_of(row: Row) -> Precision:
+    """Return what the linear layers compute in; a blank means half precision."""
+    text = row.text("precision").lower()
+    if "fp4" in text:
+        return Precision.NVFP4
+    if "mx" in text or "rowwise" in text or "blockwise" in text:
+        return Precision.MXFP8
+    return Precision.FP8 if "fp8" in text else Precision.BF16

@@ -1,0 +1,53 @@
+"""Reads what a published run computes again in its backward pass.
+
+Names are Megatron's modules, joined by +; `full` is every layer as a whole; `selective` is the core
+of attention in Megatron-LM (arXiv:2205.05198) and, in torchtitan, every second product, which half
+of full recomputation stands for.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tuner.backtest.rows import Row
+
+FIELD_OF_MODULE: Final[Mapping[str, str]] = {
+    "full": "recompute_full",
+    "core_attn": "recompute_core_attention",
+    "selective": "recompute_core_attention",
+    "mlp": "recompute_mlp",
+    "moe": "recompute_moe",
+    "moe_act": "recompute_moe_act",
+    "layernorm": "recompute_layernorm",
+    "mla_up_proj": "recompute_mla_up_proj",
+    "shared_experts": "recompute_shared_experts",
+}
+"""Module to the field of `Strategies` that says which share of it is recomputed."""
+NOTHING: Final = ("none", "off", "false")
+ALSO: Final = ("sp",)
+"""Words beside modules: sequence parallelism."""
+
+
+def recompute_of(row: Row, *, stage_layers: float, by_products: bool) -> dict[str, float] | None:
+    """Return fields of `Strategies`, or None where the row does not say.
+
+    Raises:
+        ValueError: a module is not one of Megatron's.
+    """
+    text = "+".join(part for part in (row.text("recompute"), row.text("recompute_modules")) if part)
+    whole = row.number_or("recompute_num_layers", 0.0)
+    if not text and not whole:
+        return None
+    fields: dict[str, float] = {}
+    for module in (part.strip().lower() for part in text.split("+")):
+        if not module or module in (*NOTHING, *ALSO):
+            continue
+        if by_products and module.startswith("selective"):
+            fields["recompute_full"] = 0.5
+            continue
+        if module not in FIELD_OF_MODULE:
+            known = ", ".join(FIELD_OF_MODULE)
+            raise ValueError(f"recompute {module[:40]!r} is none of none, {known}")
+        fields[FIELD_OF_MODULE[module]] = 1.0
+    if whole:
+        fields["recompute_full"] = min(1.0, whole / stage_layers)
+    return fields

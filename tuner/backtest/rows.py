@@ -1,0 +1,279 @@
+"""Reads a table of measured training runs, one row a run, as others published them.
+
+The file is untrusted and often incomplete: any cell may be blank, columns may be missing or
+unknown, and a cell that is no number, or none that can be, spoils its own row and no other. Such a
+row is kept with the reason, so that it is counted. What makes the whole file unusable (no header
+that we know, not text, too large) is one error.
+
+Memory is bounded by `LARGEST_BYTES`; a file is read once and never beyond that.
+"""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tuner.errors import SpecError
+
+LARGEST_BYTES: Final = 64 * 2**20
+LONGEST_SHOWN: Final = 40
+"""Characters of a bad cell that a reason quotes."""
+LARGEST_COUNT: Final = 1e9
+
+COLUMNS: Final[Mapping[str, str]] = {
+    "id": "stable name of the row",
+    "source": "where it was published; tells the software where `release` is blank",
+    "model": "name of the model",
+    "arch_json": "architecture: hidden, layers, heads, kv_heads, head_dim, ffn, glu, vocab, seq, "
+    "tied; experts, topk, moe_ffn, shared_ffn, dense_layers; attn: mla with q_lora_rank, "
+    "kv_lora_rank, qk_head_dim, qk_rope_dim, v_head_dim; mtp_layers",
+    "gpu": "device as published, e.g. DGX-H100",
+    "num_gpus": "devices of the run",
+    "gbs": "global batch in sequences",
+    "mbs": "micro-batch in sequences",
+    "seq": "tokens of a sequence",
+    "tp": "tensor parallel degree; blank: 1",
+    "pp": "pipeline parallel degree; blank: 1",
+    "vpp": "chunks per pipeline rank; blank: 1",
+    "cp": "context parallel degree; blank: 1",
+    "dp": "data parallel degree; blank: num_gpus / (tp * pp * cp)",
+    "ep": "expert parallel degree; blank: chosen",
+    "etp": "tensor parallel degree of the experts; blank: 1",
+    "zero_or_fsdp": "DDP, ZeRO-1 .. ZeRO-3, FSDP, FSDP=<ranks>, FSDP-FULL_SHARD, "
+    "FSDP-SHARD_GRAD_OP",
+    "recompute": "none, full, selective, or modules joined by +",
+    "precision": "bf16, fp16, fp8, fp8-rowwise, MXFP8, NVFP4, ...",
+    "tokens_per_sec_per_gpu": "measured",
+    "tflops_per_gpu": "measured, model FLOP in the source's convention",
+    "mfu": "measured, percent of the dense peak of bf16",
+    "step_time_s": "measured",
+    "peak_mem_gib": "measured, GiB of the fullest device",
+    "status": "out_of_memory: the run did not fit",
+    "workload": "pretrain, sft, lora, ...; lora is not predicted",
+    "group": "rows that are the same recipe; cross-validation keeps them together",
+    "notes": "conditions, e.g. w/o MTP, EP overlap on, MegaScale",
+    "url": "where it was published",
+    "release": "software and its version, e.g. nemo-26.04",
+    "recipe_match": "exact, layout, near, none: how far the flags below are known",
+    "recompute_modules": "modules joined by +",
+    "recompute_num_layers": "layers that are recomputed as a whole",
+    "dispatcher": "alltoall, deepep, hybridep",
+    "a2a_overlap": "true, false",
+    "cuda_graph": "none, local, transformer_engine, full_iteration",
+    "cuda_graph_scope": "what is captured, joined by +",
+    "cpu_offload_layers": "layers whose activations live in host memory",
+    "fused_grouped_mlp": "true, false",
+}
+"""What a table may hold, and what it means; everything else is ignored."""
+
+COUNTS: Final = (
+    "num_gpus",
+    "gbs",
+    "mbs",
+    "seq",
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "dp",
+    "ep",
+    "etp",
+)
+"""Whole numbers from 1 on."""
+OPTIONAL_COUNTS: Final = ("recompute_num_layers", "cpu_offload_layers")
+"""Whole numbers from 0 on."""
+QUANTITIES: Final = (
+    "tokens_per_sec_per_gpu",
+    "tflops_per_gpu",
+    "mfu",
+    "step_time_s",
+    "peak_mem_gib",
+)
+"""Numbers above 0."""
+FLAGS: Final = ("a2a_overlap", "fused_grouped_mlp")
+TRUE: Final = ("true", "1", "yes")
+FALSE: Final = ("false", "0", "no")
+
+Architecture = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One published run; what is blank is absent."""
+
+    number: int
+    """Line of the table, counted from 1 without the header."""
+    texts: Mapping[str, str]
+    numbers: Mapping[str, float]
+    flags: Mapping[str, bool]
+    architecture: Architecture = field(default_factory=dict)
+    """Contents of `arch_json`."""
+    reason: str = ""
+    """Why the row cannot be used; empty where it can."""
+
+    def text(self, column: str) -> str:
+        """Return a cell of text, empty where it is blank."""
+        return self.texts.get(column, "")
+
+    def number_or(self, column: str, default: float) -> float:
+        """Return a cell that is a number, or the default where it is blank."""
+        return self.numbers.get(column, default)
+
+    @property
+    def id(self) -> str:
+        """Name of the row, its number where none is given."""
+        return self.text("id") or f"row-{self.number}"
+
+    @property
+    def source(self) -> str:
+        """Where it was published."""
+        return self.text("source") or "unstated"
+
+    @property
+    def group(self) -> str:
+        """What cross-validation keeps together; without one a row stands for itself."""
+        return self.text("group") or self.id
+
+    @property
+    def has_run_out_of_memory(self) -> bool:
+        """The run was tried and did not fit."""
+        return self.text("status").lower() == "out_of_memory"
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """Read every row of a table in the layout of `COLUMNS`.
+
+    Raises:
+        SpecError: the file is absent, too large, not UTF-8, no CSV, or has no column that we know.
+    """
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        _check_header(header, path)
+        return tuple(
+            _row(header, cells, number=number)
+            for number, cells in enumerate((cells for cells in reader if cells), start=1)
+        )
+    except csv.Error as error:
+        raise SpecError(
+            f"{str(path)!r}, line {reader.line_num}: {error}; write it as comma-separated values"
+        ) from error
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise SpecError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    if len(data) > LARGEST_BYTES:
+        raise SpecError(
+            f"{str(path)!r} is larger than {LARGEST_BYTES // 2**20} MiB; split it into smaller ones"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"{str(path)!r}: byte {error.start} is not UTF-8; save the table as UTF-8 text"
+        ) from error
+
+
+def _check_header(header: Sequence[str], path: Path) -> None:
+    if not set(header) & set(COLUMNS):
+        raise SpecError(
+            f"{str(path)!r}: the first line names none of the columns that are known; "
+            "see 'moetune backtest --help'"
+        )
+    twice = next((name for name in header if name in COLUMNS and header.count(name) > 1), None)
+    if twice is not None:
+        raise SpecError(f"{str(path)!r}: column {twice!r} stands twice; remove one")
+
+
+def _row(header: Sequence[str], cells: Sequence[str], *, number: int) -> Row:
+    known = {
+        name: cell.strip()
+        for name, cell in zip(header, cells, strict=False)
+        if name in COLUMNS and cell.strip()
+    }
+    numbers: dict[str, float] = {}
+    flags: dict[str, bool] = {}
+    architecture: Architecture = {}
+    reason = ""
+    if len(cells) > len(header):
+        reason = f"{len(cells)} cells under {len(header)} columns"
+    try:
+        for name, text in known.items():
+            if name in COUNTS or name in OPTIONAL_COUNTS or name in QUANTITIES:
+                numbers[name] = _number(name, text)
+            elif name in FLAGS:
+                flags[name] = _flag(name, text)
+            elif name == "arch_json":
+                architecture = parsed_architecture(text)
+    except ValueError as error:
+        reason = reason or str(error)
+    return Row(
+        number=number,
+        texts={
+            name: text
+            for name, text in known.items()
+            if name not in (*COUNTS, *OPTIONAL_COUNTS, *QUANTITIES, *FLAGS, "arch_json")
+        },
+        numbers=numbers,
+        flags=flags,
+        architecture=architecture,
+        reason=reason,
+    )
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name} {_shown(text)} is not a number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{name} {_shown(text)} is not finite")
+    if name in QUANTITIES:
+        if value <= 0.0:
+            raise ValueError(f"{name} {_shown(text)} is not above 0")
+        return value
+    least = 0.0 if name in OPTIONAL_COUNTS else 1.0
+    if value != math.floor(value) or not least <= value <= LARGEST_COUNT:
+        raise ValueError(f"{name} {_shown(text)} is not a whole number from {least:g} on")
+    return value
+
+
+def _flag(name: str, text: str) -> bool:
+    lowered = text.lower()
+    if lowered not in (*TRUE, *FALSE):
+        raise ValueError(f"{name} {_shown(text)} is neither true nor false")
+    return lowered in TRUE
+
+
+def parsed_architecture(text: str) -> Architecture:
+    """Read one cell of `arch_json`.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    try:
+        found = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise ValueError(f"arch_json {_shown(text)} is not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"arch_json {_shown(text)} is not a JSON object")  # noqa: TRY004 bad input
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def _shown(text: str) -> str:
+    """Quote a cell on one line and no longer than needed."""
+    plain = re.sub(r"\s+", " ", text)
+    return repr(plain if len(plain) <= LONGEST_SHOWN else plain[: LONGEST_SHOWN - 3] + "...")
