@@ -1,0 +1,189 @@
+"""The whole run of a plan: length, failures, shares of time, bill, and how sure luck leaves us."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.faults.forecast import Run, RunForecast, forecast
+from tuner.faults.goodput import goodput_step_s
+from tuner.faults.reliability import Jobs, Reliability, Storage
+from tuner.faults.testing import Habits, lived
+
+HOUR = 3600.0
+STORAGE = Storage(write_bytes_per_s=40e9, read_bytes_per_s=80e9, host_bytes_per_s=25e9)
+RELIABILITY = Reliability(
+    device_mtbf_s=50_000 * HOUR, restart_s=600.0, repair_s=24 * HOUR, storage=STORAGE
+)
+JOBS = Jobs(devices=2048.0, nodes=256.0, checkpoint_bytes=9.4e12, writers=2048.0, spare_nodes=4.0)
+RUN = Run(
+    step_s=10.0,
+    tokens_per_step=4096 * 15360,
+    tokens=14.8e12,
+    devices_per_node=8,
+    price_per_device_hour=2.0,
+)
+
+
+def test_the_run_of_a_real_model_adds_up() -> None:
+    found = forecast(RUN, jobs=JOBS, reliability=RELIABILITY)
+    # 14.8e12 / 62,914,560 = 235,239.8 steps.
+    assert found.steps == 235_240
+    assert found.effective_step_s is not None
+    assert found.wall_clock_s is not None
+    assert found.device_hours is not None
+    assert found.checkpoint_interval_s is not None
+    assert found.wall_clock_s == pytest.approx(235_240 * found.effective_step_s)
+    assert found.effective_time_ratio == pytest.approx(10.0 / found.effective_step_s)
+    assert sum(found.time_ratios.values()) == pytest.approx(1.0, abs=1e-12)
+    assert found.failure_interval_s == pytest.approx(50_000 * HOUR / 2048)
+    # 2048 devices train and 4 * 8 stand by.
+    assert found.device_hours == pytest.approx(2080 * found.wall_clock_s / HOUR)
+    assert found.cost == pytest.approx(2 * found.device_hours)
+    running_s = found.wall_clock_s * (1 - found.time_ratios["waiting"])
+    assert found.expected_failures == pytest.approx(running_s * 2048 / (50_000 * HOUR))
+    assert found.goodput_tokens_per_s == pytest.approx(62_914_560 / found.effective_step_s)
+    # Young's sqrt(2 * 235.18 / 1.1378e-5) = 6429.6 s, less 2 c / 3 = 156.8 s to second order.
+    assert found.checkpoint_interval_s == pytest.approx(6272.8, abs=2.0)
+    assert found.checkpoint_interval_steps == round(found.checkpoint_interval_s / 10.0)
+
+
+def test_the_plan_s_objective_and_its_forecast_agree() -> None:
+    objective = float(goodput_step_s(RUN.step_s, jobs=JOBS, reliability=RELIABILITY))
+    found = forecast(RUN, jobs=JOBS, reliability=RELIABILITY)
+    assert found.effective_step_s == pytest.approx(objective, rel=1e-14)
+
+
+def test_without_reliability_the_run_is_its_steps() -> None:
+    found = forecast(RUN, jobs=JOBS, reliability=None)
+    assert found.wall_clock_s == 2_352_400.0
+    assert found.wall_clock_s_band == (2_352_400.0, 2_352_400.0)
+    assert (found.expected_failures, found.checkpoint_interval_s) == (0.0, None)
+    assert found.effective_time_ratio == 1.0
+
+
+def test_without_tokens_only_rates_are_stated() -> None:
+    found = forecast(replace(RUN, tokens=None), jobs=JOBS, reliability=RELIABILITY)
+    assert found.goodput_tokens_per_s > 0
+    assert (found.steps, found.wall_clock_s, found.cost) == (None, None, None)
+
+
+def test_without_a_price_there_are_hours_and_no_bill() -> None:
+    free = replace(RUN, price_per_device_hour=None)
+    found = forecast(free, jobs=JOBS, reliability=RELIABILITY)
+    assert found.device_hours is not None
+    assert found.cost is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"device_mtbf_s": 30 * HOUR}, "a checkpoint takes 3.92 min"),
+        ({"device_mtbf_s": 300 * HOUR, "restart_s": 6 * HOUR}, "restarting takes 6.03 h"),
+        ({"device_mtbf_s": 300 * HOUR, "interval_s": 20 * HOUR}, "two checkpoints takes 20.0 h"),
+    ],
+)
+def test_a_run_that_never_finishes_says_why(changed: dict[str, float], said: str) -> None:
+    values = {"device_mtbf_s": 1e9, "restart_s": 60.0} | changed
+    hopeless = Reliability(storage=STORAGE, **values)
+    found = forecast(RUN, jobs=JOBS, reliability=hopeless)
+    assert not found.finishes
+    assert said in found.reason
+    assert "use fewer devices" in found.reason
+    assert (found.effective_step_s, found.wall_clock_s, found.cost) == (None, None, None)
+    assert found.goodput_tokens_per_s == 0.0
+
+
+def test_a_run_that_waits_for_ever_says_so() -> None:
+    # One failure a day and 200 days of repair: all but one day of 201.
+    broken = replace(RELIABILITY, repair_s=200 * 24 * HOUR)
+    found = forecast(RUN, jobs=replace(JOBS, spare_nodes=0.0), reliability=broken)
+    assert not found.finishes
+    assert "waits for repairs" in found.reason
+
+
+@given(
+    mtbf=st.floats(1.0, 1e12),
+    restart=st.floats(0.0, 1e9),
+    repair=st.floats(0.0, 1e9),
+    size=st.floats(0.0, 1e18),
+    step=st.floats(1e-6, 1e6),
+    spares=st.integers(0, 50),
+    asynchronous=st.booleans(),
+)
+@settings(deadline=None, max_examples=200)
+def test_every_forecast_is_valid_json_without_nan_or_infinity(
+    mtbf: float,
+    restart: float,
+    repair: float,
+    size: float,
+    step: float,
+    spares: int,
+    asynchronous: bool,
+) -> None:
+    reliability = Reliability(
+        device_mtbf_s=mtbf,
+        restart_s=restart,
+        repair_s=repair,
+        storage=replace(STORAGE, asynchronous=asynchronous),
+    )
+    jobs = replace(JOBS, checkpoint_bytes=size, spare_nodes=float(spares))
+    found = forecast(replace(RUN, step_s=step), jobs=jobs, reliability=reliability)
+    text = found.model_dump_json()
+    json.loads(text, parse_constant=_refuse)
+    assert RunForecast.model_validate_json(text) == found
+    assert found.finishes != bool(found.reason)
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} in JSON")
+
+
+HABITS = Habits(
+    failures_per_s=1 / (4 * HOUR),
+    work_s=1800.0,
+    stall_s=60.0,
+    restart_s=600.0,
+    repair_s=2 * HOUR,
+    spare_nodes=1,
+)
+
+
+def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
+    # 64 devices of 256 h fail every 4 h; 15e12 bytes at 250 GB/s take 60 s, no copy worth naming.
+    storage = Storage(write_bytes_per_s=250e9, read_bytes_per_s=1e18, host_bytes_per_s=1e18)
+    reliability = Reliability(
+        device_mtbf_s=256 * HOUR,
+        restart_s=600.0,
+        repair_s=2 * HOUR,
+        interval_s=1800.0,
+        storage=storage,
+    )
+    jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=15e12, writers=64.0, spare_nodes=1.0)
+    run = Run(step_s=10.0, tokens_per_step=1, tokens=180 * 400.0, devices_per_node=8)
+    found = forecast(run, jobs=jobs, reliability=reliability)
+    rng = np.random.default_rng(7)
+    lives = [lived(HABITS, segments=400, rng=rng) for _ in range(600)]
+    wall_s = np.array([life.wall_s for life in lives])
+    assert found.wall_clock_s is not None
+    assert found.wall_clock_s_band is not None
+    assert found.wall_clock_s == pytest.approx(float(wall_s.mean()), rel=0.005)
+    failures = float(np.mean([life.failures for life in lives]))
+    assert found.expected_failures == pytest.approx(failures, rel=0.03)
+    for name, spent in (
+        ("waiting", [life.waiting_s for life in lives]),
+        ("restarting", [life.restarting_s for life in lives]),
+        ("checkpoints", [life.checkpoints_s for life in lives]),
+    ):
+        share = float(np.sum(spent)) / float(wall_s.sum())
+        assert found.time_ratios[name] == pytest.approx(share, rel=0.05)
+    low, high = found.wall_clock_s_band
+    # A tenth of the lives lies on either side; 600 lives scatter by 1.2 points, the normal
+    # approximation is allowed as much again.
+    assert float(np.mean(wall_s < low)) == pytest.approx(0.1, abs=0.04)
+    assert float(np.mean(wall_s > high)) == pytest.approx(0.1, abs=0.04)
+    assert math.isclose(found.time_ratios["training"], 720_000 / found.wall_clock_s, rel_tol=1e-12)

@@ -1,0 +1,44 @@
+"""A node's storage as a profile saw it."""
+
+from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
+from tuner.faults.measured import node_bytes_per_s
+
+
+def _row(kind: str, *, size: int, times_s: tuple[float, ...]) -> Measurement:
+    return Measurement(
+        case=Case(operation="storage", kind=kind, axes={"bytes": size}), times_s=times_s
+    )
+
+
+def _profile(*rows: Measurement) -> Profile:
+    machine = Machine(
+        hostname="a",
+        device="H100",
+        device_kind="cuda",
+        num_devices=8,
+        memory_bytes_per_device=80_000_000_000,
+        cores=64,
+        host_memory_bytes=10**12,
+        nodes=2,
+        world=16,
+        threads_per_rank=1,
+        oversubscribed=False,
+        libraries={},
+    )
+    header = ProfileHeader(moetune_version="0", created="", machine=machine, tables={})
+    return Profile(header=header, measurements=rows)
+
+
+def test_the_ranks_of_a_node_add_up_at_the_largest_size() -> None:
+    # 16 ranks on two nodes; each writes 200 MB in 0.5 s: 8 * 0.4 GB/s.
+    profile = _profile(
+        _row("write", size=1_000_000, times_s=(1.0,)),
+        _row("write", size=200_000_000, times_s=(0.4, 0.5, 0.6)),
+        _row("read", size=200_000_000, times_s=(0.1,)),
+    )
+    assert node_bytes_per_s(profile, kind="write") == 3.2e9
+    assert node_bytes_per_s(profile, kind="read") == 16e9
+
+
+def test_storage_that_was_not_measured_has_no_rate() -> None:
+    assert node_bytes_per_s(_profile(), kind="write") is None

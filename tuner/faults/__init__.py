@@ -1,0 +1,1 @@
+"""What failures do to a run of weeks: checkpoints, lost work, restarts, spares, time and cost."""

@@ -1,0 +1,114 @@
+"""How often to save, and what share of the time then advances the training.
+
+    tau      useful work between checkpoints         lambda  failures per second
+    c        seconds that a checkpoint stops training
+    w        seconds after that until it is safe (asynchronous writing; 0 when synchronous)
+    R        restart and reading the checkpoint; may itself be interrupted
+
+Work is kept from the moment that its checkpoint is safe. With exponential failures a segment of
+tau + c takes on average
+
+    E = exp(lambda R) / lambda * (exp(lambda (tau + c)) - 1) * exp(lambda w)
+
+For w = 0 this is the complete cost of Daly (Future Generation Computer Systems 22, 2006). With
+w > 0 (ours): a job that runs needs tau + c without failure until the next checkpoint is safe, one
+that has just restarted tau + c + w, which gives the last factor. The share of time that advances
+the training is tau / E, and its best tau does not depend on R and w:
+
+    1 - lambda tau = exp(-lambda (tau + c)),    to first order sqrt(2 c / lambda) (Young 1974)
+
+A write must be done before the next checkpoint begins, so tau >= w; and a checkpoint follows a
+whole step, so tau >= one step. Both only matter where they exceed the best tau: the share falls on
+both sides of it.
+
+Not covered: a write in the background that slows down training, checkpoints that fail.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.analytic.shapes import Numbers
+from tuner.faults.reliability import (
+    Jobs,
+    Reliability,
+    copy_s,
+    failure_rate_per_s,
+    read_s,
+    waiting_ratio,
+    write_s,
+)
+
+NEWTON_STEPS = 8
+"""From Young's interval the error squares each time; 5 reach the last digit of a double."""
+LARGEST_EXPONENT = 700.0
+"""exp() of more overflows; the share of useful time is then 0 in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cycle:
+    """What repeats between two failures, in seconds, per column."""
+
+    failures_per_s: Numbers
+    work_s: Numbers
+    """tau."""
+    stall_s: Numbers
+    """c."""
+    background_s: Numbers
+    """w."""
+    restart_s: Numbers
+    """R."""
+    waiting_ratio: Numbers
+    """Share of the wall clock spent waiting for repairs."""
+
+    @property
+    def effective_ratio(self) -> Numbers:
+        """Share of the wall clock that advances the training."""
+        rate = np.asarray(self.failures_per_s)
+        outside = np.minimum(rate * (self.restart_s + self.background_s), LARGEST_EXPONENT)
+        inside = np.minimum(rate * (self.work_s + self.stall_s), LARGEST_EXPONENT)
+        ratio = rate * self.work_s / np.expm1(inside) * np.exp(-outside)
+        ratio = ratio * (1.0 - self.waiting_ratio)
+        return float(ratio) if np.ndim(ratio) == 0 else ratio
+
+
+def best_work_s(*, failures_per_s: Numbers, stall_s: Numbers) -> Numbers:
+    """Return the tau that makes the share of useful time largest, seconds.
+
+    Solves x + exp(-x - s) = 1 for x = lambda tau, s = lambda c, by Newton's method from Young's
+    x = sqrt(2 s), which lies above the root of this convex function: every step comes closer.
+    """
+    stall = np.asarray(failures_per_s * stall_s, dtype=np.float64)
+    x = np.minimum(np.sqrt(2.0 * stall), 1.0)
+    for _ in range(NEWTON_STEPS):
+        slope = -np.expm1(-x - stall)
+        x = x - np.where(slope > 0.0, (x + np.expm1(-x - stall)) / _above_zero(slope), 0.0)
+    best = x / failures_per_s
+    return float(best) if np.ndim(best) == 0 else best
+
+
+def cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
+    """Work out the cycle of every column, its checkpoint interval chosen or as asked for."""
+    storage = reliability.storage
+    rate = failure_rate_per_s(jobs, reliability)
+    copied_s, written_s = copy_s(jobs, storage), write_s(jobs, storage)
+    stall_s = copied_s if storage.asynchronous else copied_s + written_s
+    background_s = written_s if storage.asynchronous else written_s * 0.0
+    wanted_s: Numbers
+    if reliability.interval_s is None:
+        wanted_s = best_work_s(failures_per_s=rate, stall_s=stall_s)
+    else:
+        wanted_s = reliability.interval_s
+    return Cycle(
+        failures_per_s=rate,
+        work_s=np.maximum(np.maximum(wanted_s, background_s), step_s),
+        stall_s=stall_s,
+        background_s=background_s,
+        restart_s=reliability.restart_s + read_s(jobs, storage),
+        waiting_ratio=waiting_ratio(jobs, reliability),
+    )
+
+
+def _above_zero(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.where(value > 0.0, value, 1.0)

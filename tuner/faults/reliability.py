@@ -1,0 +1,162 @@
+"""How often a job is stopped, and how long it then stands still: rates, storage, spares.
+
+    lambda   failures of the whole job per second, exponential: devices / MTBF_device
+             + nodes / MTBF_node
+    S        spare nodes, cold: they do not fail while they wait
+    a        lambda * repair: nodes in repair on average, if the job never waited
+
+A failed node is exchanged for a spare and goes into repair. With all S spares in repair the next
+failure leaves the job one node short, and it waits until the first repair is done. Nodes in repair
+are then the busy servers of a loss system with S + 1 servers, since no failure can happen while
+the job waits: the share of time that it waits is Erlang's B(S + 1, a), which depends on the mean of
+the repair time and not on its distribution (Erlang 1917; Sevastyanov 1957 for the latter).
+
+What the cited planner (MoFa, arXiv 2511.09837) reads from a cluster's failure history is known;
+its formulas are not. Everything in this package is our own model with the same inputs and outputs.
+An order of magnitude for the rates: 419 unexpected stops in 54 days on 16,384 devices (Llama 3,
+arXiv 2407.21783, section 3.3.4), about 50,000 hours per device with everything included.
+
+Not covered: failures that come in bursts or wear out, slow devices, silent data corruption,
+failures of devices that stand by.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.costs.analytic.shapes import Numbers
+
+NEGLIGIBLE_RATIO = 1e-15
+"""Below this a share of time is rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where checkpoints go and how; bytes per second."""
+
+    write_bytes_per_s: float
+    """What the storage takes from all nodes together."""
+    read_bytes_per_s: float
+    """What it gives to all nodes together."""
+    node_bytes_per_s: float = math.inf
+    """The most that one node moves to or from storage."""
+    host_bytes_per_s: float
+    """From one device to its host's memory."""
+    asynchronous: bool = False
+    """Training stops for the copy to host memory only; the write happens beside it."""
+
+    def __post_init__(self) -> None:
+        rates = (
+            self.write_bytes_per_s,
+            self.read_bytes_per_s,
+            self.node_bytes_per_s,
+            self.host_bytes_per_s,
+        )
+        if not min(rates) > 0.0:
+            raise ValueError(f"bandwidths {rates} must be above zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """How often machines fail and what is done about it."""
+
+    device_mtbf_s: float
+    """Mean time between failures of one device that stop the job."""
+    node_mtbf_s: float = math.inf
+    """The same for the rest of a node: host, cards, cables, software."""
+    restart_s: float
+    """From a failure to the first useful step, reading the checkpoint apart: notice it, exchange
+    the node, start the processes, warm up."""
+    repair_s: float = 0.0
+    """Mean time until a failed node can be used again; 0: there is always a replacement."""
+    storage: Storage
+    interval_s: float | None = None
+    """Useful work between checkpoints; None: the best there is."""
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.device_mtbf_s < math.inf and self.node_mtbf_s > 0.0):
+            raise ValueError(
+                f"mean times between failures {self.device_mtbf_s}, {self.node_mtbf_s} s"
+                " must be above zero, the device's finite"
+            )
+        if not (0.0 <= self.restart_s < math.inf and 0.0 <= self.repair_s < math.inf):
+            raise ValueError(
+                f"restart {self.restart_s} and repair {self.repair_s} s cannot be below zero"
+            )
+        if self.interval_s is not None and not 0.0 < self.interval_s < math.inf:
+            raise ValueError(f"checkpoint interval {self.interval_s} s must be above zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Jobs:
+    """What of a training configuration decides its failures; numbers or one per column."""
+
+    devices: Numbers
+    nodes: Numbers
+    """Nodes that the devices fill, in whole nodes."""
+    checkpoint_bytes: Numbers
+    """Of the whole model, every byte once."""
+    writers: Numbers
+    """Devices that each write a part of their own: all of them where the optimizer state is
+    sharded and saved in parallel, TP * PP (one replica) otherwise."""
+    spare_nodes: Numbers = 0.0
+    """Nodes that stand by, paid for and idle."""
+
+
+def checkpoint_bytes(
+    parameters: Numbers, *, weight_bytes: float = 2.0, optimizer_bytes: float = 12.0
+) -> Numbers:
+    """Bytes of one checkpoint: what is needed to continue exactly.
+
+    Model:   parameters * (2 bf16 weights + 4 fp32 master + 4 + 4 fp32 Adam moments)
+    Source:  what training with Adam in mixed precision keeps; the 13.8 TB that arXiv 2104.04473
+             states for 1,008 B parameters are 13.7 a parameter.
+    """
+    return parameters * (weight_bytes + optimizer_bytes)
+
+
+def failure_rate_per_s(jobs: Jobs, reliability: Reliability) -> Numbers:
+    """Failures per second that stop the job, lambda."""
+    return jobs.devices / reliability.device_mtbf_s + jobs.nodes / reliability.node_mtbf_s
+
+
+def copy_s(jobs: Jobs, storage: Storage) -> Numbers:
+    """Seconds to bring the busiest writer's part from device to host memory."""
+    return jobs.checkpoint_bytes / jobs.writers / storage.host_bytes_per_s
+
+
+def write_s(jobs: Jobs, storage: Storage) -> Numbers:
+    """Seconds from host memory to storage: the storage's rate, or that of the writing nodes."""
+    nodes = np.minimum(jobs.nodes, jobs.writers)
+    rate = np.minimum(storage.write_bytes_per_s, storage.node_bytes_per_s * nodes)
+    return _plain(jobs.checkpoint_bytes / rate)
+
+
+def read_s(jobs: Jobs, storage: Storage) -> Numbers:
+    """Seconds to load a checkpoint: every byte read once by somebody, then up to the devices.
+
+    How replicas pass on what they read is left out: that network is faster than storage.
+    """
+    rate = np.minimum(storage.read_bytes_per_s, storage.node_bytes_per_s * jobs.nodes)
+    return _plain(jobs.checkpoint_bytes / rate + copy_s(jobs, storage))
+
+
+def waiting_ratio(jobs: Jobs, reliability: Reliability) -> Numbers:
+    """Share of the wall clock that the job waits for a repair: B(S + 1, a), see the module.
+
+    By the recursion B(0) = 1, B(k) = a B(k-1) / (k + a B(k-1)).
+    """
+    load = failure_rate_per_s(jobs, reliability) * reliability.repair_s
+    servers = np.floor(np.asarray(jobs.spare_nodes, dtype=np.float64)) + 1.0
+    blocked = np.ones(np.broadcast(load, servers).shape)
+    for k in range(1, int(np.max(servers, initial=0.0)) + 1):
+        blocked = np.where(k <= servers, load * blocked / (k + load * blocked), blocked)
+        if np.all((k >= servers) | (blocked < NEGLIGIBLE_RATIO)):
+            break
+    return _plain(blocked)
+
+
+def _plain(value: Numbers) -> Numbers:
+    """Give a number back for numbers, an array for columns."""
+    return float(value) if np.ndim(value) == 0 else value
