@@ -131,6 +131,8 @@ def forecast(run: Run, *, jobs: Jobs, reliability: Reliability | None) -> RunFor
         checkpoint_write_s=float(found.stall_s) + float(found.background_s),
         restart_s=float(found.restart_s),
     )
+    if not finishes:
+        return disturbed.model_copy(update={"steps": run.steps})
     loss_s = _loss_deviation_s(found, jobs=jobs, reliability=reliability)
     return _with_bill(disturbed, run=run, jobs=jobs, deviation_s=loss_s)
 
@@ -138,7 +140,7 @@ def forecast(run: Run, *, jobs: Jobs, reliability: Reliability | None) -> RunFor
 def _with_bill(found: RunForecast, *, run: Run, jobs: Jobs, deviation_s: float) -> RunForecast:
     """Add what depends on the length of the run; `deviation_s`: root of E[t^2] of one failure."""
     if run.steps is None or found.effective_step_s is None:
-        return found.model_copy(update={"steps": run.steps})
+        return found
     wall_s = run.steps * found.effective_step_s
     failures = 0.0
     if found.failure_interval_s is not None:
@@ -183,11 +185,10 @@ def _loss_deviation_s(found: Cycle, *, jobs: Jobs, reliability: Reliability) -> 
     rate, waiting = float(found.failures_per_s), float(found.waiting_ratio)
     mean_s = cycle_s / 2.0 + float(found.background_s) + float(found.restart_s)
     square = mean_s**2 + cycle_s**2 / 12.0
-    if waiting > 0.0:
-        # A share q of the failures waits for the first of S + 1 repairs, exponential of mean one_s.
-        one_s = reliability.repair_s / (math.floor(float(jobs.spare_nodes)) + 1.0)
-        q = waiting / (1.0 - waiting) / (rate * one_s)
-        square += 2.0 * q * one_s * mean_s + 2.0 * q * one_s**2
+    # Some failures wait for the first of S + 1 repairs, exponential of mean one_s.
+    one_s = reliability.repair_s / (math.floor(float(jobs.spare_nodes)) + 1.0)
+    mean_wait_s = waiting / (1.0 - waiting) / rate
+    square += 2.0 * mean_wait_s * (mean_s + one_s)
     return math.sqrt(square)
 
 

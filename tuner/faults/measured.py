@@ -1,7 +1,7 @@
 """What a profile measured of a node's storage.
 
 profilers/storage.py lets all ranks write (or read) files of their own at once, so a node moves as
-many times one rank's bytes as it has ranks. The largest file is taken: a checkpoint is larger still.
+many times one rank's bytes as it has ranks. The largest file is taken: checkpoints are larger yet.
 
 Not covered: whether a shared storage keeps up with more nodes than were measured; state its limit
 in the spec where it does not.
