@@ -8,18 +8,27 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from solvers.errors import RejectedClaimError, UnknownSolverError
 from solvers.layout import check as layout_check
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.result import Claim, Outcome, Status
+from solvers.strategy import check as strategy_check
+from solvers.strategy.problem import Strategy, StrategyProblem
 
 LAYOUT: Final[Mapping[str, str]] = {
     "exact": "solvers.layout.exact:solve",
     "milp": "solvers.layout.milp:solve",
     "cp_sat": "solvers.layout.cp_sat:solve",
 }
+
+STRATEGY: Final[Mapping[str, str]] = {
+    "milp": "solvers.strategy.milp:solve",
+    "one_by_one": "solvers.strategy.one_by_one:solve",
+}
+
+S = TypeVar("S")
 
 OPTIMALITY_TOLERANCE = 1e-6
 """Largest relative gap that still counts as proven optimal."""
@@ -36,16 +45,31 @@ class LayoutSolver(Protocol):
     ) -> Claim[Layout]: ...
 
 
+class StrategySolver(Protocol):
+    """What every entry of `STRATEGY` is."""
+
+    def __call__(
+        self, problem: StrategyProblem, *, time_limit_s: float, threads: int = 1
+    ) -> Claim[Strategy]: ...
+
+
 def layout_solver(method: str) -> LayoutSolver:
     """Import the solver of that name.
 
     Raises:
         UnknownSolverError: the name is not in `LAYOUT`.
     """
-    if method not in LAYOUT:
-        raise UnknownSolverError(f"layout method {method!r} is not one of {', '.join(LAYOUT)}")
-    module, _, function = LAYOUT[method].partition(":")
-    solver: LayoutSolver = getattr(importlib.import_module(module), function)
+    solver: LayoutSolver = _solver(LAYOUT, "layout", method)
+    return solver
+
+
+def strategy_solver(method: str) -> StrategySolver:
+    """Import the solver of that name.
+
+    Raises:
+        UnknownSolverError: the name is not in `STRATEGY`.
+    """
+    solver: StrategySolver = _solver(STRATEGY, "strategy", method)
     return solver
 
 
@@ -66,13 +90,28 @@ def solve_layout(
         UnknownSolverError: the name is not in `LAYOUT`.
         RejectedClaimError: the layout breaks a rule, or the bound lies above its objective.
     """
-    if not time_limit_s > 0.0 or threads < 1:
-        raise ValueError(f"time_limit_s {time_limit_s} and threads {threads} must be positive")
-    solver = layout_solver(method)
-    started_s = clock()
-    claim = solver(problem, time_limit_s=time_limit_s, threads=threads)
-    solve_s = clock() - started_s
-    return checked_layout(problem, claim, method=method, solve_s=solve_s)
+    started_s = _started_s(clock, time_limit_s=time_limit_s, threads=threads)
+    claim = layout_solver(method)(problem, time_limit_s=time_limit_s, threads=threads)
+    return checked_layout(problem, claim, method=method, solve_s=clock() - started_s)
+
+
+def solve_strategy(
+    problem: StrategyProblem,
+    *,
+    method: str = "milp",
+    time_limit_s: float,
+    threads: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Outcome[Strategy]:
+    """Solve by the named method and return only what survives the check, as `solve_layout` does.
+
+    Raises:
+        UnknownSolverError: the name is not in `STRATEGY`.
+        RejectedClaimError: the strategy breaks a rule, or the bound lies above its objective.
+    """
+    started_s = _started_s(clock, time_limit_s=time_limit_s, threads=threads)
+    claim = strategy_solver(method)(problem, time_limit_s=time_limit_s, threads=threads)
+    return checked_strategy(problem, claim, method=method, solve_s=clock() - started_s)
 
 
 def checked_layout(
@@ -83,6 +122,53 @@ def checked_layout(
     Raises:
         RejectedClaimError: the layout breaks a rule, or the bound lies above its objective.
     """
+    return _checked(
+        claim,
+        violations=lambda layout: layout_check.violations(problem, layout),
+        objective=lambda layout: layout_check.objective(problem, layout),
+        method=method,
+        solve_s=solve_s,
+    )
+
+
+def checked_strategy(
+    problem: StrategyProblem, claim: Claim[Strategy], *, method: str, solve_s: float
+) -> Outcome[Strategy]:
+    """Turn a claim into an outcome, or refuse it.
+
+    Raises:
+        RejectedClaimError: the strategy breaks a rule, or the bound lies above its objective.
+    """
+    return _checked(
+        claim,
+        violations=lambda strategy: strategy_check.violations(problem, strategy),
+        objective=lambda strategy: strategy_check.objective(problem, strategy),
+        method=method,
+        solve_s=solve_s,
+    )
+
+
+def _solver(table: Mapping[str, str], family: str, method: str) -> Any:
+    if method not in table:
+        raise UnknownSolverError(f"{family} method {method!r} is not one of {', '.join(table)}")
+    module, _, function = table[method].partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _started_s(clock: Callable[[], float], *, time_limit_s: float, threads: int) -> float:
+    if not time_limit_s > 0.0 or threads < 1:
+        raise ValueError(f"time_limit_s {time_limit_s} and threads {threads} must be positive")
+    return clock()
+
+
+def _checked(
+    claim: Claim[S],
+    *,
+    violations: Callable[[S], tuple[str, ...]],
+    objective: Callable[[S], float],
+    method: str,
+    solve_s: float,
+) -> Outcome[S]:
     if math.isnan(claim.bound):
         raise RejectedClaimError(f"{method} claims a bound that is not a number")
     if claim.solution is None:
@@ -94,21 +180,21 @@ def checked_layout(
             solve_s=solve_s,
             method=method,
         )
-    broken = layout_check.violations(problem, claim.solution)
+    broken = violations(claim.solution)
     if broken:
-        raise RejectedClaimError(f"{method} claims a layout that is not allowed: {broken[0]}")
-    objective = layout_check.objective(problem, claim.solution)
-    if claim.bound > objective * (1.0 + BOUND_TOLERANCE):
+        raise RejectedClaimError(f"{method} claims a solution that is not allowed: {broken[0]}")
+    value = objective(claim.solution)
+    if claim.bound > value * (1.0 + BOUND_TOLERANCE):
         raise RejectedClaimError(
-            f"{method} claims that nothing is below {claim.bound} s, its layout takes {objective} s"
+            f"{method} claims that nothing is below {claim.bound} s, its solution takes {value} s"
         )
-    proven = objective - claim.bound <= OPTIMALITY_TOLERANCE * objective
+    proven = value - claim.bound <= OPTIMALITY_TOLERANCE * value
     unproven_optimum = claim.status is Status.OPTIMAL and not proven
     return Outcome(
         status=Status.FEASIBLE if unproven_optimum else claim.status,
         solution=claim.solution,
-        objective=objective,
-        bound=min(claim.bound, objective),
+        objective=value,
+        bound=min(claim.bound, value),
         solve_s=solve_s,
         method=method,
     )

@@ -51,7 +51,7 @@ def test_a_tampered_layout_is_rejected(
     complaint: str,
 ) -> None:
     claim = tampered(true_claim, stage, layers_R)
-    with pytest.raises(RejectedClaimError, match="lie claims a layout that is not allowed"):
+    with pytest.raises(RejectedClaimError, match="lie claims a solution that is not allowed"):
         checked_layout(problem, claim, method="lie", solve_s=0.0)
     assert claim.solution is not None
     from solvers.layout.check import violations

@@ -1,0 +1,1 @@
+"""Which strategy to run, chosen together with its layout."""
