@@ -8,8 +8,8 @@ Letters: C columns (strategies or runs), S pipeline stages in execution order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,13 @@ Numbers = float | npt.NDArray[np.float64]
 Grid = npt.NDArray[np.float64]
 """[S, C], or [S, 1] where all columns agree."""
 
-Columns = TypeVar("Columns", "ModelShape", "Strategies", "Hardware")
+
+class _OfNumbers(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Columns = TypeVar("Columns", bound=_OfNumbers)
+"""A dataclass all of whose fields are `Numbers`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

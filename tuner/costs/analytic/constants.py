@@ -1,0 +1,228 @@
+"""The few numbers that no datasheet states and that decide how long a step takes.
+
+Each is one physical residual: what share of a peak a kernel reaches, what a launch costs the host,
+how much of a collective stays visible. A set of them belongs to a device generation, a precision
+and a generation of training software, never to one run. `uncalibrated` gives generic values known
+before any run of the user's; `tuner/calibrate` replaces chosen ones by fitted values inside the
+bounds of `FITTED`.
+
+Origins of the defaults: [P] public measurements of the kernel or link named; [M] Megatron-LM's and
+PyTorch's source, counted by hand; [T] typical of published training runs, i.e. a prior that a
+calibration should replace. Where a value is [T], its spread in `FITTED` is wide.
+
+Not covered: what differs between two runs of the same software on the same device.
+"""
+
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from tuner.costs.analytic.shapes import Numbers
+from tuner.devices.datasheet import Generation
+
+
+class Precision(StrEnum):
+    """What the linear layers compute in."""
+
+    BF16 = "bf16"
+    """Or fp16."""
+    FP8 = "fp8"
+    """One scale per tensor."""
+    MXFP8 = "mxfp8"
+    """One scale per 32 elements."""
+    NVFP4 = "nvfp4"
+
+
+class Software(StrEnum):
+    """Generations of training software whose hosts and kernels behave alike."""
+
+    MEGATRON_2021 = "megatron-2021"
+    """Megatron-LM and Megatron-DeepSpeed of 2021 and 2022: own fused kernels, no flash attention,
+    no transformer engine."""
+    MEGATRON_2025 = "megatron-2025"
+    """Megatron-Core with the transformer engine, up to NeMo containers 26.02."""
+    MEGATRON_2026 = "megatron-2026"
+    """The same from containers 26.04 on."""
+    TORCH_FSDP = "torch-fsdp"
+    """Plain PyTorch modules under FSDP: llm-foundry, torchtitan, DeepSpeed ZeRO-3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Constants:
+    """Residuals of one device, precision and software, or one set per column."""
+
+    matmul_ratio: Numbers = 0.80
+    """Share of the linear layers' peak that a large matrix product reaches."""
+    head_ratio: Numbers = 0.80
+    """The same for the head, which stays in bf16."""
+    grouped_ratio: Numbers = 0.90
+    """What grouped products reach of `matmul_ratio`. [T]"""
+    extra_depth: Numbers = 192.0
+    """Elements of the inner dimension that starting and ending one tile costs. [T]"""
+    attention_ratio: Numbers = 0.40
+    """Share of the bf16 peak that causal flash attention reaches in the forward pass."""
+    attention_backward_ratio: Numbers = 0.80
+    """What its backward pass reaches of `attention_ratio`. [P] FlashAttention-2, fig. 4 to 6."""
+    sink_ratio: Numbers = 0.5
+    """What attention with sinks or windows of 128 reaches of `attention_ratio`. [T]"""
+    memory_factor: Numbers = 1.2
+    """Time of memory-bound kernels over their bytes at the datasheet's bandwidth. [T]"""
+    score_factor: Numbers = 1.2
+    """The same for kernels over attention scores, where flash attention is missing. [T]"""
+    moe_memory_factor: Numbers = 1.9
+    """The same for permutation and activation of routed tokens. [T]"""
+    fused_moe_factor: Numbers = 0.7
+    """The same with the fused grouped network; part of the traffic is gone. [T]"""
+    launch_s: Numbers = 8e-6
+    """Of the host, per kernel."""
+    dense_launches: Numbers = 34.0
+    """Kernels of one dense layer's forward pass. [M]"""
+    moe_launches: Numbers = 80.0
+    """Kernels of one MoE layer's forward pass, those per expert apart. [T]"""
+    expert_launches: Numbers = 9.0
+    """Per local expert on top. [T]"""
+    backward_launches: Numbers = 2.2
+    """Launches of a backward pass over those of its forward pass. [M]"""
+    partial_graph_ratio: Numbers = 0.5
+    """Launches that partial CUDA graphs leave. [T]"""
+    full_graph_ratio: Numbers = 0.01
+    """Launches that a graph of the whole step leaves. [T]"""
+    scale_up_ratio: Numbers = 0.75
+    """Share of the scale-up bandwidth that a ring reaches. [P] NCCL tests, 8 A100: 227 of 300 GB/s"""
+    scale_out_ratio: Numbers = 0.85
+    """Share of the cards' bandwidth that a ring reaches. [P] NCCL tests between nodes"""
+    all_to_all_ratio: Numbers = 0.7
+    """What an all-to-all reaches of a ring's bandwidth. [T]"""
+    collective_s: Numbers = 15e-6
+    """Fixed cost of one collective. [P] NCCL's small messages"""
+    hop_s: Numbers = 3e-6
+    """On top per further rank inside a domain. [P] NCCL's small messages"""
+    far_hop_s: Numbers = 20e-6
+    """On top per doubling of the domains. [P] NCCL's small messages"""
+    tensor_exposed_ratio: Numbers = 1.0
+    """Of tensor-parallel collectives without overlap."""
+    tensor_overlapped_ratio: Numbers = 0.5
+    """The same with `overlap_tensor`. [T]"""
+    context_exposed_ratio: Numbers = 0.3
+    """Of the smaller of ring exchange and attention. [T]"""
+    expert_overlapped_ratio: Numbers = 0.55
+    """Of dispatch and combine with `a2a_overlap`; 1 without. [T]"""
+    gradient_exposed_ratio: Numbers = 0.3
+    """Of gradient sums with `overlap_gradients`; 1 without. [T]"""
+    parameter_exposed_ratio: Numbers = 0.3
+    """Of parameter gathers with `overlap_parameters`; 1 without. [T]"""
+    fsdp_exposed_ratio: Numbers = 0.15
+    """Of FSDP's gathers and sums per micro-batch, what interference leaves visible. [T]"""
+    boundary_exposed_ratio: Numbers = 1.0
+    """Of sending activations between stages."""
+    optimizer_bytes: Numbers = 45.0
+    """Of memory traffic per local parameter: fp32 moments and weight read and written (24),
+    gradient read twice for norm and update, low-precision copy, casts. [M]"""
+    step_fixed_s: Numbers = 4e-3
+    """Once a step: gradient norm, loss reduction, data, synchronisation. [T]"""
+    straggler_factor: Numbers = 1.0
+    """Of the slowest device's compute time over the typical one's."""
+
+
+class Prior(NamedTuple):
+    """How far a constant may be fitted."""
+
+    default: float
+    spread: float
+    """Standard deviation of its natural logarithm before data."""
+    low: float
+    high: float
+
+
+FITTED: Final = {
+    "matmul_ratio": Prior(0.80, 0.25, 0.2, 0.98),
+    "head_ratio": Prior(0.80, 0.25, 0.2, 0.98),
+    "grouped_ratio": Prior(0.90, 0.3, 0.2, 1.2),
+    "extra_depth": Prior(192.0, 1.0, 16.0, 6000.0),
+    "attention_ratio": Prior(0.40, 0.4, 0.05, 0.9),
+    "attention_backward_ratio": Prior(0.80, 0.2, 0.4, 1.1),
+    "sink_ratio": Prior(0.5, 0.5, 0.05, 1.0),
+    "memory_factor": Prior(1.2, 0.3, 0.6, 5.0),
+    "score_factor": Prior(1.2, 0.3, 0.6, 5.0),
+    "moe_memory_factor": Prior(1.9, 0.5, 0.4, 10.0),
+    "fused_moe_factor": Prior(0.7, 0.5, 0.2, 5.0),
+    "launch_s": Prior(8e-6, 0.7, 1e-6, 60e-6),
+    "dense_launches": Prior(34.0, 0.5, 5.0, 200.0),
+    "moe_launches": Prior(80.0, 0.5, 10.0, 500.0),
+    "expert_launches": Prior(9.0, 0.5, 1.0, 60.0),
+    "backward_launches": Prior(2.2, 0.2, 1.0, 4.0),
+    "partial_graph_ratio": Prior(0.5, 0.5, 0.05, 1.0),
+    "full_graph_ratio": Prior(0.01, 0.5, 0.001, 0.3),
+    "scale_up_ratio": Prior(0.75, 0.2, 0.2, 1.0),
+    "scale_out_ratio": Prior(0.85, 0.3, 0.1, 1.0),
+    "all_to_all_ratio": Prior(0.7, 0.4, 0.1, 1.3),
+    "collective_s": Prior(15e-6, 0.7, 1e-6, 200e-6),
+    "hop_s": Prior(3e-6, 0.7, 0.2e-6, 30e-6),
+    "far_hop_s": Prior(20e-6, 0.7, 1e-6, 200e-6),
+    "tensor_exposed_ratio": Prior(1.0, 0.2, 0.3, 1.5),
+    "tensor_overlapped_ratio": Prior(0.5, 0.4, 0.05, 1.0),
+    "context_exposed_ratio": Prior(0.3, 0.7, 0.02, 1.0),
+    "expert_overlapped_ratio": Prior(0.55, 0.4, 0.05, 1.0),
+    "gradient_exposed_ratio": Prior(0.3, 0.6, 0.02, 1.0),
+    "parameter_exposed_ratio": Prior(0.3, 0.6, 0.02, 1.0),
+    "fsdp_exposed_ratio": Prior(0.15, 0.7, 0.01, 1.0),
+    "boundary_exposed_ratio": Prior(1.0, 0.3, 0.1, 2.0),
+    "optimizer_bytes": Prior(45.0, 0.3, 12.0, 200.0),
+    "step_fixed_s": Prior(4e-3, 0.7, 0.1e-3, 0.2),
+    "straggler_factor": Prior(1.0, 0.05, 1.0, 1.5),
+}
+"""Name to default, spread of its logarithm, bounds. The default of a device, precision and
+software (`uncalibrated`) takes precedence over the one here; spread and bounds hold for all."""
+
+_MATMUL: Final = {
+    Generation.AMPERE: {Precision.BF16: 0.80},
+    Generation.ADA: {Precision.BF16: 0.80, Precision.FP8: 0.65},
+    Generation.HOPPER: {Precision.BF16: 0.75, Precision.FP8: 0.62},
+    Generation.BLACKWELL: {
+        Precision.BF16: 0.65,
+        Precision.FP8: 0.55,
+        Precision.MXFP8: 0.55,
+        Precision.NVFP4: 0.40,
+    },
+    Generation.CDNA3: {Precision.BF16: 0.55, Precision.FP8: 0.45},
+    Generation.ASCEND: {Precision.BF16: 0.70},
+}
+"""Share of the dense datasheet peak. It falls with every generation and with the width of the
+type, since clocks drop under load and the casts around a product do not shrink. [P] A100 and
+H100: cuBLAS figures of FlashAttention-3 (arXiv:2407.08608) and of the Megatron-LM README;
+others [T]."""
+
+_ATTENTION: Final = {
+    Generation.AMPERE: 0.45,
+    Generation.ADA: 0.50,
+    Generation.HOPPER: 0.45,
+    Generation.BLACKWELL: 0.42,
+    Generation.CDNA3: 0.30,
+    Generation.ASCEND: 0.35,
+}
+"""[P] FlashAttention-2 (arXiv:2307.08691) 0.45 to 0.6 on A100, FlashAttention-3 0.45 to 0.65 on
+H100 for causal attention of width 128, less in training's mixed shapes; others [T]."""
+
+_SOFTWARE: Final[dict[Software, dict[str, float]]] = {
+    # One kernel per operation from Python under autograd, gradient hooks and timers, on Epyc hosts
+    # of 2021: 20 to 25 us per launch. [T]
+    Software.MEGATRON_2021: {"launch_s": 22e-6, "collective_s": 35e-6, "hop_s": 5.5e-6},
+    Software.MEGATRON_2025: {"launch_s": 20e-6},
+    Software.MEGATRON_2026: {"launch_s": 16e-6},
+    Software.TORCH_FSDP: {"launch_s": 8e-6, "memory_factor": 1.6},
+}
+
+
+def uncalibrated(generation: Generation, *, precision: Precision, software: Software) -> Constants:
+    """Generic values for a device generation, precision and software; see the module's origins."""
+    of_type = _MATMUL[generation]
+    bf16 = of_type[Precision.BF16]
+    generic = Constants(
+        matmul_ratio=of_type.get(precision, min(of_type.values())),
+        head_ratio=bf16,
+        attention_ratio=_ATTENTION[generation],
+    )
+    return replace(generic, **_SOFTWARE[software])
+
+
+NAMES: Final = tuple(field.name for field in fields(Constants))

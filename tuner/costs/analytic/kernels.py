@@ -1,0 +1,119 @@
+"""Seconds of one kernel on one device, from its shape: products, attention, memory-bound work.
+
+Letters in formulas: m, n, k of a product [m, k] x [k, n]; b sequences of s tokens.
+
+Matrix products are cut into tiles, and tiles run in waves over the device's compute units:
+
+    waves = mean of max(tiles / units, 1) and its ceiling
+    seconds = waves * units * 2 * tile * (k + k0) / (peak * ratio * derate(tile))
+
+over the best of four tiles, and never below the bytes at 85 % of the memory bandwidth. The mean
+stands between a persistent kernel that splits the last wave and one that does not; k0 is what a
+tile's prologue and epilogue cost in elements of k. The form is that of NVIDIA's "Matrix
+Multiplication Background User's Guide" (tile and wave quantisation); derates and the mean are ours.
+
+Not covered: split-k, 2-SM tiles, alignment.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from tuner.costs.analytic.constants import Constants
+from tuner.costs.analytic.shapes import Hardware, Numbers
+
+TILES: Final = ((256.0, 128.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.80), (64.0, 64.0, 0.62))
+"""Rows, columns, and what the tile reaches of the largest one's rate."""
+
+STREAM_RATIO: Final = 0.85
+"""Of the memory bandwidth that a product can draw. STREAM on A100 and H100 reaches 0.85 to 0.92."""
+
+
+class Kernels(Protocol):
+    """Times of kernels; all arguments are numbers or arrays of one entry per column."""
+
+    def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
+        """One product; the head's stay in bf16."""
+
+    def grouped_gemm_s(self, groups: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+        """Products of `groups` experts with m rows each, in one kernel."""
+
+    def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+        """Independent products of attention's precision, in one kernel."""
+
+    def attention_s(
+        self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
+    ) -> Numbers:
+        """Flash attention's forward pass over `pairs` unmasked pairs of query and key per head."""
+
+    def attention_backward_s(
+        self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
+    ) -> Numbers:
+        """Its backward pass."""
+
+    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
+        """Element-wise kernels that read and write so many bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DatasheetKernels:
+    """Kernels from a device's datasheet and the share of it that is reached."""
+
+    hardware: Hardware
+    constants: Constants
+
+    def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
+        """One product; the head's stay in bf16."""
+        own, machine = self.constants, self.hardware
+        if in_head:
+            rate = machine.attention_flop_per_s * own.head_ratio
+        else:
+            rate = machine.matmul_flop_per_s * own.matmul_ratio
+        return self._tiled_s(1.0, m, n, k, rate)
+
+    def grouped_gemm_s(self, groups: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+        """Products of `groups` experts with m rows each, in one kernel."""
+        own = self.constants
+        rate = self.hardware.matmul_flop_per_s * own.matmul_ratio * own.grouped_ratio
+        return self._tiled_s(groups, m, n, k, rate)
+
+    def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+        """Independent products of attention's precision, in one kernel."""
+        rate = self.hardware.attention_flop_per_s * self.constants.head_ratio
+        return self._tiled_s(batches, m, n, k, rate)
+
+    def attention_s(
+        self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
+    ) -> Numbers:
+        """Two products over the unmasked pairs: 2 pairs heads (d_qk + d_v) operations."""
+        rate = self.hardware.attention_flop_per_s * self.constants.attention_ratio
+        return 2.0 * pairs * heads * (key_dim + value_dim) / rate
+
+    def attention_backward_s(
+        self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
+    ) -> Numbers:
+        """Five products: scores again, and gradients of queries, keys, scores and values."""
+        own = self.constants
+        rate = self.hardware.attention_flop_per_s * own.attention_ratio
+        flop = 2.0 * pairs * heads * (3.0 * key_dim + 2.0 * value_dim)
+        return flop / (rate * own.attention_backward_ratio)
+
+    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
+        """Bytes at the datasheet's bandwidth times the factor that kernels need."""
+        return moved_bytes * (self.constants.memory_factor / self.hardware.memory_bytes_per_s)
+
+    def _tiled_s(
+        self, groups: Numbers, m: Numbers, n: Numbers, k: Numbers, rate: Numbers
+    ) -> Numbers:
+        units = self.hardware.compute_units
+        depth = (2.0 * units) * (k + self.constants.extra_depth) / rate
+        best: Numbers = np.inf
+        for rows, columns, derate in TILES:
+            tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)
+            full = np.maximum(tiles / units, 1.0)
+            waves = 0.5 * (full + np.ceil(full))
+            best = np.minimum(best, waves * (rows * columns / derate))
+        moved_bytes = 2.0 * groups * (m * k + k * n + m * n)
+        floor = moved_bytes / (STREAM_RATIO * self.hardware.memory_bytes_per_s)
+        return np.maximum(best * depth, floor)
