@@ -57,18 +57,25 @@ def launch_files(verified: VerifiedPlan) -> LaunchFiles:
     return LaunchFiles(texts=texts, executable=frozenset(executable))
 
 
-def write_plan(folder: Path, plan: Plan, *, spec: Spec, profile: Path) -> Plan:
+def write_plan(folder: Path, plan: Plan, *, spec: Spec, profile: Path | None) -> Plan:
     """Write a new plan and everything that it used; return it with its files named.
+
+    Args:
+        folder: may hold an earlier plan, which is replaced.
+        plan: what to write.
+        spec: that it was made from.
+        profile: folder of the stored profile that it used; None where it rests on datasheets.
 
     Raises:
         OutputError: the folder cannot be written.
     """
     files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
-    files |= {
-        f"used/profile/{file.name}": file.read_bytes()
-        for file in sorted(profile.iterdir())
-        if file.is_file() and not file.name.startswith(".")
-    }
+    if profile is not None:
+        files |= {
+            f"used/profile/{file.name}": file.read_bytes()
+            for file in sorted(profile.iterdir())
+            if file.is_file() and not file.name.startswith(".")
+        }
     executable: frozenset[str] = frozenset()
     if plan.decision is not None:
         waived = VerifiedPlan.waive(plan, reason="no trial was launched yet; run moetune verify")

@@ -1,6 +1,7 @@
 """A plan as text for people: the decision first, then what it costs, then how sure that is."""
 
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
 from tuner.cli.text import columns
@@ -15,6 +16,7 @@ from tuner.spec.accounting import (
 from tuner.units import format_bytes, format_count, format_ratio, format_s
 
 SHOWN_ALTERNATIVES = 8
+SHOWN_RANKS = 4
 
 
 def plan_text(plan: Plan, *, folder: Path) -> str:
@@ -97,8 +99,9 @@ def decision_lines(decision: TrainDecision) -> Iterable[str]:
     )
     stages = zip(decision.pipeline_layout, decision.stage_recompute, decision.chunks, strict=True)
     yield "stages: " + "; ".join(
+        f"{f'{len(list(alike))} x ' if len(decision.pipeline_layout) > 1 else ''}"
         f"{layers} layers, recompute {recompute}, {chunks} MemFine chunk{'s' * (chunks > 1)}"
-        for layers, recompute, chunks in stages
+        for (layers, recompute, chunks), alike in groupby(stages)
     )
 
 
@@ -124,8 +127,16 @@ def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:
         f"(between {format_s(low)} and {format_s(high)}), "
         f"{predicted.tokens_per_s_per_device:.4g} tokens/s per device"
     )
-    peaks = ", ".join(format_bytes(peak) for peak in predicted.peak_memory_bytes)
-    yield f"peak memory    {peaks} (each pipeline rank, its fullest device)"
+    peaks = predicted.peak_memory_bytes
+    if len(peaks) > SHOWN_RANKS:
+        fullest = peaks.index(max(peaks))
+        yield (
+            f"peak memory    {format_bytes(peaks[fullest])} on pipeline rank {fullest}, the fullest "
+            f"of {len(peaks)}; {format_bytes(min(peaks))} on the emptiest"
+        )
+        return
+    listed = ", ".join(format_bytes(peak) for peak in peaks)
+    yield f"peak memory    {listed} (each pipeline rank, its fullest device)"
 
 
 def _breakdown(predicted: TrainPrediction) -> str:
