@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Recompute, Size
+from tuner.faults.forecast import RunForecast
 from tuner.spec.cluster import Cluster
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
@@ -160,6 +161,23 @@ class TrainPrediction(Record):
     communication_s: Seconds
     """What of `step_time_s` is spent in collectives, waiting in the bubble included."""
     stages: tuple[StagePrediction, ...]
+    mfu_ratio: float | None = None
+    """Model FLOPs (tuner/spec/accounting.py: no recomputation, causal attention, the head counted)
+    over what the devices' bf16 or low-precision peaks could do in `step_time_s`; absent where no
+    peak is known."""
+    run: RunForecast | None = None
+    """The whole run, failures included."""
+
+
+class ParetoPoint(Record):
+    """A decision that no other beats in step time, memory and cost at once."""
+
+    decision: TrainDecision
+    step_time_s: Seconds
+    peak_memory_bytes: Size
+    """Of the fullest device."""
+    cost_per_step: float | None = None
+    """Devices times their price for one step; absent without a price."""
 
 
 class Alternative(Record):
@@ -256,6 +274,8 @@ class Plan(Record):
     binding_constraint: str
     """What keeps the plan from being faster, or from existing."""
     alternatives: tuple[Alternative, ...]
+    pareto: tuple[ParetoPoint, ...] = ()
+    """Time against memory and cost, fastest first; empty where it was not asked for."""
     unlaunchable: tuple[Unlaunchable, ...] = ()
     relaxations: tuple[Relaxation, ...] = ()
     load_ratio: tuple[tuple[float, ...], ...] = ()
