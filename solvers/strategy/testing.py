@@ -12,13 +12,14 @@ def tiny_strategies(rng: np.random.Generator) -> StrategyProblem:
     """Up to four strategies, each small enough to try everything; some fit in no layout.
 
     Times that are paid once are of the size of the pipelines', so that neither decides alone. One
-    instance in five has next to no memory at all.
+    instance in four has next to no memory at all.
     """
     count = int(rng.integers(1, 5))
     layouts = [tiny_problem(rng) for _ in range(count)]
-    if rng.random() < 0.2:
+    if rng.random() < 0.25:
         layouts = [
-            dataclasses.replace(one, memory_limit_bytes_D=[2] * one.num_devices) for one in layouts
+            dataclasses.replace(one, memory_limit_bytes_D=np.full(one.num_devices, 2))
+            for one in layouts
         ]
     return StrategyProblem(
         layouts_K=tuple(layouts),

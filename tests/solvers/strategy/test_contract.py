@@ -12,7 +12,7 @@ from solvers.strategy import brute_force
 from solvers.strategy.problem import Strategy, StrategyProblem
 from solvers.strategy.testing import tiny_strategies
 
-SEEDS = range(40)
+SEEDS = range(60)
 TIME_LIMIT_S = 60.0
 
 
