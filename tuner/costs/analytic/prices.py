@@ -45,16 +45,27 @@ class MemoryPrice:
     buffers_PC: Grid
     """Dispatch buffers at the routed load, communication buffers, temporaries of one layer."""
     reserve_PC: Grid
-    """Context, graphs' private pools, what the allocator cannot give back."""
+    """Graphs' private pools, what the allocator holds and cannot give back."""
+    context_PC: Grid
+    """Outside of the allocator: the device's context, kernels, collectives' buffers."""
 
     @property
-    def total_PC(self) -> Grid:
-        """All of it."""
+    def allocated_PC(self) -> Grid:
+        """What tensors take: torch.cuda.max_memory_allocated."""
         return (
             self.weights_PC
             + self.gradients_PC
             + self.optimizer_PC
             + self.activations_PC
             + self.buffers_PC
-            + self.reserve_PC
         )
+
+    @property
+    def reserved_PC(self) -> Grid:
+        """What the allocator holds: torch.cuda.max_memory_reserved."""
+        return self.allocated_PC + self.reserve_PC
+
+    @property
+    def total_PC(self) -> Grid:
+        """All of it, to be compared with the device's memory."""
+        return self.reserved_PC + self.context_PC
