@@ -65,6 +65,8 @@ class Block:
     """Exposed dispatch and combine, forward; the backward pass has the same."""
     launches: Numbers = 0.0
     """Of a forward pass."""
+    expert_launches: Numbers = 0.0
+    """Those on top that grow with the local experts; partial graphs do not cover them."""
 
     def __add__(self, other: "Block") -> "Block":
         return Block(
@@ -128,8 +130,8 @@ def moe_blocks(setting: Setting) -> tuple[Block, Block]:
     routing = Block(forward_s=routing_s, backward_s=routing_s)
     shared = _shared_experts(setting)
     fixed = router + routing + shared + _around(setting, overlapped=False)
-    counted = own.moe_launches + own.expert_launches * m.experts / s.expert
-    fixed = replace(fixed, launches=counted)
+    counted = own.expert_launches * m.experts / s.expert
+    fixed = replace(fixed, launches=own.moe_launches, expert_launches=counted)
     return fixed, _routed(setting)
 
 

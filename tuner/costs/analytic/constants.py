@@ -91,8 +91,10 @@ class Constants:
     """Share of the scale-up bandwidth that a ring reaches. [P] NCCL tests, 8 A100: 227 of 300 GB/s"""
     scale_out_ratio: Numbers = 0.85
     """Share of the cards' bandwidth that a ring reaches. [P] NCCL tests between nodes"""
-    all_to_all_ratio: Numbers = 0.7
-    """What an all-to-all reaches of a ring's bandwidth. [T]"""
+    all_to_all_ratio: Numbers = 0.9
+    """What an all-to-all reaches of a ring's bandwidth inside a domain. [T]"""
+    far_all_to_all_ratio: Numbers = 0.6
+    """What it reaches of a ring's bandwidth between domains: many small messages. [T]"""
     collective_s: Numbers = 15e-6
     """Fixed cost of one collective. [P] NCCL's small messages"""
     hop_s: Numbers = 3e-6
@@ -155,7 +157,8 @@ FITTED: Final = {
     "full_graph_ratio": Prior(0.01, 0.5, 0.001, 0.3),
     "scale_up_ratio": Prior(0.75, 0.2, 0.2, 1.0),
     "scale_out_ratio": Prior(0.85, 0.3, 0.1, 1.0),
-    "all_to_all_ratio": Prior(0.7, 0.4, 0.1, 1.3),
+    "all_to_all_ratio": Prior(0.9, 0.3, 0.1, 1.3),
+    "far_all_to_all_ratio": Prior(0.6, 0.3, 0.1, 1.2),
     "collective_s": Prior(15e-6, 0.7, 1e-6, 200e-6),
     "hop_s": Prior(3e-6, 0.7, 0.2e-6, 30e-6),
     "far_hop_s": Prior(20e-6, 0.7, 1e-6, 200e-6),

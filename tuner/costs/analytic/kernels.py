@@ -9,7 +9,8 @@ Matrix products are cut into tiles, and tiles run in waves over the device's com
 
 over the best of four tiles, and never below the bytes at 85 % of the memory bandwidth. The mean
 stands between a persistent kernel that splits the last wave and one that does not; k0 is what a
-tile's prologue and epilogue cost in elements of k. The form is that of NVIDIA's "Matrix
+tile's prologue and epilogue cost in elements of k at bf16; that is a time, so that it is worth more
+elements of a faster type. The form is that of NVIDIA's "Matrix
 Multiplication Background User's Guide" (tile and wave quantisation); derates and the mean are ours.
 
 Not covered: split-k, 2-SM tiles, alignment.
@@ -67,21 +68,20 @@ class DatasheetKernels:
         """One product; the head's stay in bf16."""
         own, machine = self.constants, self.hardware
         if in_head:
-            rate = machine.attention_flop_per_s * own.head_ratio
-        else:
-            rate = machine.matmul_flop_per_s * own.matmul_ratio
-        return self._tiled_s(1.0, m, n, k, rate)
+            return self._tiled_s(1.0, m, n, k, machine.attention_flop_per_s * own.head_ratio, 1.0)
+        rate = machine.matmul_flop_per_s * own.matmul_ratio
+        return self._tiled_s(1.0, m, n, k, rate, self._faster)
 
     def grouped_gemm_s(self, groups: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
         """Products of `groups` experts with m rows each, in one kernel."""
         own = self.constants
         rate = self.hardware.matmul_flop_per_s * own.matmul_ratio * own.grouped_ratio
-        return self._tiled_s(groups, m, n, k, rate)
+        return self._tiled_s(groups, m, n, k, rate, self._faster)
 
     def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
         """Independent products of attention's precision, in one kernel."""
         rate = self.hardware.attention_flop_per_s * self.constants.head_ratio
-        return self._tiled_s(batches, m, n, k, rate)
+        return self._tiled_s(batches, m, n, k, rate, 1.0)
 
     def attention_s(
         self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
@@ -103,17 +103,28 @@ class DatasheetKernels:
         """Bytes at the datasheet's bandwidth times the factor that kernels need."""
         return moved_bytes * (self.constants.memory_factor / self.hardware.memory_bytes_per_s)
 
+    @property
+    def _faster(self) -> Numbers:
+        """How many times bf16's rate, and half its bytes per doubling, the linear layers have."""
+        return self.hardware.matmul_flop_per_s / self.hardware.attention_flop_per_s
+
     def _tiled_s(
-        self, groups: Numbers, m: Numbers, n: Numbers, k: Numbers, rate: Numbers
+        self,
+        groups: Numbers,
+        m: Numbers,
+        n: Numbers,
+        k: Numbers,
+        rate: Numbers,
+        faster: Numbers,
     ) -> Numbers:
         units = self.hardware.compute_units
-        depth = (2.0 * units) * (k + self.constants.extra_depth) / rate
+        depth = (2.0 * units) * (k + self.constants.extra_depth * faster) / rate
         best: Numbers = np.inf
         for rows, columns, derate in TILES:
             tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)
             full = np.maximum(tiles / units, 1.0)
             waves = 0.5 * (full + np.ceil(full))
             best = np.minimum(best, waves * (rows * columns / derate))
-        moved_bytes = 2.0 * groups * (m * k + k * n + m * n)
+        moved_bytes = 2.0 * groups * ((m * k + k * n) / faster + m * n)
         floor = moved_bytes / (STREAM_RATIO * self.hardware.memory_bytes_per_s)
         return np.maximum(best * depth, floor)

@@ -142,9 +142,9 @@ def all_to_all_s(
     constants: Constants,
 ) -> Numbers:
     """One rank sends so many bytes to others of its domain, and so many to other domains."""
-    own = constants.all_to_all_ratio
-    up = hardware.scale_up_bytes_per_s * constants.scale_up_ratio * own
-    out = hardware.scale_out_bytes_per_s * constants.scale_out_ratio * own
+    own = constants
+    up = hardware.scale_up_bytes_per_s * own.scale_up_ratio * own.all_to_all_ratio
+    out = hardware.scale_out_bytes_per_s * own.scale_out_ratio * own.far_all_to_all_ratio
     moved = np.maximum(inside_bytes / up, outside_bytes / out)
     return moved + latency_s(group, constants)
 

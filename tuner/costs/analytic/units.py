@@ -159,7 +159,7 @@ def _cost(setting: Setting, block: Block, *, full: Numbers) -> LayerCost:
     device_s = (block.forward_s + visible_s) * own.straggler_factor
     again_s = full * device_s + (1.0 - full) * block.again_s * own.straggler_factor
     device_back_s = (block.backward_s + visible_back_s) * own.straggler_factor + again_s
-    launched_s = block.launches * _launch_s(setting)
+    launched_s = _launched_s(setting, block)
     repeated = np.divide(again_s, np.maximum(device_s, 1e-30))
     forward_s = _larger(device_s, launched_s)
     backward_s = _larger(device_back_s, launched_s * (own.backward_launches + repeated))
@@ -189,10 +189,11 @@ def _moe_layer(
     return cost, (device_s * per_unit, device_back_s * per_unit)
 
 
-def _launch_s(setting: Setting) -> Numbers:
+def _launched_s(setting: Setting, block: Block) -> Numbers:
     s, own = setting.strategies, setting.constants
-    partly = np.where(s.partial_graph > 0.0, own.partial_graph_ratio, 1.0)
-    return own.launch_s * np.where(s.full_graph > 0.0, own.full_graph_ratio, partly)
+    partly = np.where(np.greater(s.partial_graph, 0.0), own.partial_graph_ratio, 1.0)
+    whole = np.where(np.greater(s.full_graph, 0.0), own.full_graph_ratio, 1.0)
+    return own.launch_s * whole * (partly * block.launches + block.expert_launches)
 
 
 def _larger(device_s: Numbers, launched_s: Numbers) -> Numbers:
