@@ -67,10 +67,23 @@ TWO_STAGES: dict[str, Any] = {
     "chunks": (1, 1),
 }
 
+SHARDED: dict[str, Any] = {"zero_stage": 3}
+SELECTIVE: dict[str, Any] = {"stage_recompute": ("selective",)}
+OVERLAP: dict[str, Any] = {"a2a_overlap": True}
+
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_plain_decision_can_be_launched_everywhere(target: str) -> None:
-    assert refusals(TARGETS[target], model=TINY, decision=_decision()) == ()
+    # torchtitan always shards: gradients and optimizer state at least.
+    stage = 1 if 1 in TARGETS[target].zero_stages else 3
+    assert (
+        refusals(
+            TARGETS[target],
+            model=TINY,
+            decision=_decision(zero_stage=stage, sequence_parallel=False),
+        )
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +91,7 @@ def test_a_plain_decision_can_be_launched_everywhere(target: str) -> None:
     [
         ("reference", {"zero_stage": 2}, "zero_stage 2 is not one of 0, 1, 3"),
         ("reference", TWO_STAGES | {"zero_stage": 3}, "zero_stage 3 needs pipeline"),
-        ("megatron-lm", {"zero_stage": 3}, "zero_stage 3 is not one of 0, 1"),
+        ("megatron-lm", TWO_STAGES | {"zero_stage": 3}, "with a pipeline one of 0, 1"),
         ("reference", {"context_parallel_size": 2}, "no context parallelism"),
         ("reference", {"expert_tensor_parallel_size": 2, "expert_model_parallel_size": 2}, "split"),
         (
@@ -123,8 +136,88 @@ def test_a_plain_decision_can_be_launched_everywhere(target: str) -> None:
             "chunks 65 exceeds 64",
         ),
         ("reference", {"a2a_overlap": True}, "a2a_overlap"),
-        ("reference", {"fp8_recipe": "mxfp8"}, "'mxfp8' needs fp8"),
+        ("reference", {"fp8_recipe": "mxfp8"}, "'mxfp8' is not one of bf16, fp32"),
         ("reference", {"mtp_num_layers": 1}, "mtp_num_layers must be 0"),
+        ("megatron-lm", {"schedule": "zero_bubble"}, "schedule zero_bubble is not one of 1f1b"),
+        ("megatron-lm", {"schedule": "interleaved"}, "parallel_size above 1"),
+        ("megatron-lm", TWO_STAGES | OVERLAP, "needs virtual_pipeline_model_parallel_size above 1"),
+        ("megatron-lm", OVERLAP | {"stage_recompute": ("full",)}, "a2a_overlap needs recompute"),
+        ("megatron-lm", OVERLAP | SELECTIVE, "a2a_overlap cannot recompute moe"),
+        ("megatron-lm", OVERLAP | {"dispatcher": "allgather"}, "needs dispatcher alltoall, deepep"),
+        ("megatron-lm", OVERLAP | {"mtp_num_layers": 2}, "mtp_num_layers 1 at most"),
+        (
+            "megatron-lm",
+            OVERLAP | {"expert_model_parallel_size": 1},
+            "a2a_overlap needs expert_model_parallel_size above 1",
+        ),
+        ("megatron-lm-0.16", OVERLAP | {"mtp_num_layers": 1}, "needs pipeline_model_parallel_size"),
+        (
+            "megatron-lm",
+            {"dispatcher": "deepep", "expert_model_parallel_size": 1},
+            "dispatcher deepep needs expert_model_parallel_size above 1",
+        ),
+        (
+            "megatron-lm",
+            SELECTIVE | {"recompute_modules": ("moe_act",), "fp8_recipe": "fp8-delayed"},
+            "fp8-delayed cannot recompute moe_act",
+        ),
+        (
+            "megatron-lm",
+            SELECTIVE | {"recompute_modules": ("mla_up_proj",)},
+            "mla_up_proj needs latent attention",
+        ),
+        (
+            "megatron-lm",
+            SELECTIVE | {"recompute_modules": ("moe_act",), "chunks": (2,)},
+            "more than one chunk needs recompute_modules moe",
+        ),
+        ("megatron-lm", {"recompute_num_layers": 2}, "needs recompute full on every stage"),
+        ("megatron-lm", {"cuda_graph": "full_iteration"}, "with experts needs dispatcher hybridep"),
+        (
+            "megatron-lm-0.16",
+            {"cuda_graph": "full_iteration"},
+            "needs a model without experts",
+        ),
+        ("megatron-lm", SELECTIVE | {"cuda_graph": "partial"}, "partial cannot recompute moe"),
+        (
+            "megatron-lm",
+            {"cuda_graph": "partial", "stage_recompute": ("full",)},
+            "cuda_graph partial needs recompute none, selective",
+        ),
+        ("megatron-lm", {"optimizer_offload": True, "zero_stage": 0}, "needs zero_stage 1"),
+        (
+            "megatron-lm",
+            {"activation_offload": True, "stage_recompute": ("full",)},
+            "activation_offload needs recompute none, selective",
+        ),
+        ("megatron-lm", {"overlap_param_gather": True}, "needs overlap_grad_reduce"),
+        ("megatron-lm", {"rank_order": "dp-tp"}, "rank_order 'dp-tp' is not one of tp-cp-ep-dp-pp"),
+        ("torchtitan", {"zero_stage": 1}, "zero_stage 1 is not one of 0, 2, 3"),
+        ("torchtitan", {"zero_stage": 0}, "must divide the 1 context and tensor ranks"),
+        ("torchtitan", SHARDED | SELECTIVE, "recompute selective is not one of full, none"),
+        ("torchtitan", SHARDED | {"dispatcher": "allgather"}, "dispatcher allgather is not one"),
+        ("torchtitan", SHARDED | {"gradient_bytes": 2}, "gradient_bytes 2 is not one of 4"),
+        (
+            "torchtitan",
+            SHARDED | TWO_STAGES | {"schedule": "zero_bubble"},
+            "zero_bubble needs virtual_pipeline_model_parallel_size above 1",
+        ),
+        ("deepspeed", TWO_STAGES | SHARDED, "zero_stage 3 needs pipeline_model_parallel_size 1"),
+        ("deepspeed", TWO_STAGES | {"pipeline_layout": (1, 3)}, "same number of layers"),
+        (
+            "deepspeed",
+            {"tensor_model_parallel_size": 2},
+            "tensor ranks cannot share the sequence",
+        ),
+        (
+            "deepspeed",
+            {
+                "tensor_model_parallel_size": 2,
+                "sequence_parallel": False,
+                "expert_model_parallel_size": 1,
+            },
+            "tensor parallelism with experts needs expert_model_parallel_size above 1",
+        ),
     ],
 )
 def test_a_refusal_names_the_target_and_the_rule(
@@ -149,6 +242,19 @@ def test_a_refusal_names_the_target_and_the_rule(
         ("megatron-lm", {"stage_recompute": ("selective",), "chunks": (3,)}),
         ("megatron-lm", TWO_STAGES | {"pipeline_layout": (0, 4)}),
         ("megatron-lm", {"mtp_num_layers": 1}),
+        ("megatron-lm", {"zero_stage": 3}),
+        ("megatron-lm", {"dispatcher": "hybridep", "cuda_graph": "full_iteration"}),
+        ("megatron-lm", OVERLAP | {"cuda_graph": "partial", "dispatcher": "deepep"}),
+        ("megatron-lm", SELECTIVE | {"recompute_modules": ("moe_act", "core_attn")}),
+        ("megatron-lm", {"optimizer_offload": True, "activation_offload": True}),
+        ("megatron-lm", {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+        ("megatron-lm", {"rank_order": "tp-cp-ep-pp-dp", "gradient_bytes": 2}),
+        ("megatron-lm", {"stage_recompute": ("full",), "recompute_num_layers": 2}),
+        ("megatron-bridge", {"fp8_recipe": "mxfp8", "mtp_num_layers": 1}),
+        ("torchtitan", SHARDED | {"context_parallel_size": 2}),
+        ("torchtitan", SHARDED | {"expert_model_parallel_size": 1, "stage_recompute": ("full",)}),
+        ("deepspeed", {"dispatcher": "deepep", "zero_stage": 3, "optimizer_offload": True}),
+        ("deepspeed", TWO_STAGES),
     ],
 )
 def test_what_a_target_can_express_is_not_refused(target: str, changes: dict[str, Any]) -> None:
@@ -202,6 +308,38 @@ def test_every_feature_outside_the_reference_step_is_refused_by_name() -> None:
     lines = refusals(REFERENCE, model=model, decision=decision)
     assert len(lines) == len(features(model))
     assert refusals(MEGATRON, model=model, decision=decision) == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "rule"),
+    [
+        ("megatron-lm", "gpt-oss-20b", ""),
+        ("megatron-lm", "olmoe-1b-7b", "norms over all heads"),
+        ("megatron-bridge", "olmoe-1b-7b", ""),
+        ("torchtitan", "gpt-oss-20b", ""),
+        ("deepspeed", "deepseek-v3", ""),
+    ],
+)
+def test_what_of_public_models_a_target_builds(target: str, name: str, rule: str) -> None:
+    model = _model(name)
+    decision = _decision(pipeline_layout=(model.num_layers,), zero_stage=3)
+    found = refusals(TARGETS[target], model=model, decision=decision)
+    assert bool(found) == bool(rule)
+    assert rule in "".join(found)
+
+
+def test_biases_of_some_products_only_have_no_switch() -> None:
+    model = _model("gpt-oss-20b")
+    attention = model.attention.model_copy(update={"output_bias": False})
+    some = model.model_copy(update={"attention": attention})
+    decision = _decision(pipeline_layout=(24,))
+    (line,) = refusals(MEGATRON, model=some, decision=decision)
+    assert "biases are everywhere or nowhere" in line
+    split = _decision(
+        pipeline_layout=(24,), expert_tensor_parallel_size=2, expert_model_parallel_size=2
+    )
+    (line,) = refusals(MEGATRON, model=model, decision=split)
+    assert "expert_tensor_parallel_size must be 1" in line
 
 
 def test_a_dense_stage_agrees_with_selective_recomputation_elsewhere() -> None:
@@ -265,7 +403,20 @@ def _decisions(draw: st.DrawFn) -> TrainDecision:
         stage_recompute=tuple(draw(each)),
         chunks=tuple(draw(counts)),
         pipeline_layout=tuple(layout),
-        mtp_num_layers=draw(st.sampled_from([0, 1])),
+        mtp_num_layers=draw(st.sampled_from([0, 1, 2])),
+        dispatcher=draw(st.sampled_from(["alltoall", "allgather", "deepep", "hybridep"])),
+        a2a_overlap=draw(st.booleans()),
+        recompute_modules=draw(st.sampled_from([(), ("moe",), ("moe_act", "core_attn")])),
+        recompute_num_layers=draw(st.sampled_from([None, None, 2])),
+        schedule=draw(st.sampled_from([None, "1f1b", "interleaved", "zero_bubble"])),
+        cuda_graph=draw(st.sampled_from(["none", "partial", "full_iteration"])),
+        rank_order=draw(st.sampled_from(["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"])),
+        overlap_grad_reduce=draw(st.booleans()),
+        overlap_param_gather=draw(st.booleans()),
+        gradient_bytes=draw(st.sampled_from([2, 4])),
+        optimizer_offload=draw(st.booleans()),
+        activation_offload=draw(st.booleans()),
+        fp8_recipe=draw(st.sampled_from(["", "fp8-delayed", "mxfp8"])),
     )
 
 

@@ -1,0 +1,114 @@
+"""What the rules read of a training decision, and what its stages have in common.
+
+Some targets have one setting for the whole model where a decision has one per stage; `global_*`
+says whether one setting expresses all of them.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from profilers.steps.config import LayerKind, Recompute
+from tuner.spec.model import ModelSpec
+
+
+class Decision(Protocol):
+    """What is read from a training decision; `tuner.plan.TrainDecision` has it."""
+
+    @property
+    def tensor_model_parallel_size(self) -> int: ...
+    @property
+    def pipeline_model_parallel_size(self) -> int: ...
+    @property
+    def virtual_pipeline_model_parallel_size(self) -> int: ...
+    @property
+    def context_parallel_size(self) -> int: ...
+    @property
+    def data_parallel_size(self) -> int: ...
+    @property
+    def expert_model_parallel_size(self) -> int: ...
+    @property
+    def expert_tensor_parallel_size(self) -> int: ...
+    @property
+    def sequence_parallel(self) -> bool: ...
+    @property
+    def zero_stage(self) -> int: ...
+    @property
+    def gradient_bytes(self) -> int: ...
+    @property
+    def overlap_grad_reduce(self) -> bool: ...
+    @property
+    def overlap_param_gather(self) -> bool: ...
+    @property
+    def optimizer_offload(self) -> bool: ...
+    @property
+    def activation_offload(self) -> bool: ...
+    @property
+    def dispatcher(self) -> str: ...
+    @property
+    def a2a_overlap(self) -> bool: ...
+    @property
+    def recompute_modules(self) -> tuple[str, ...]: ...
+    @property
+    def recompute_num_layers(self) -> int | None: ...
+    @property
+    def stage_recompute(self) -> tuple[Recompute, ...]: ...
+    @property
+    def chunks(self) -> tuple[int, ...]: ...
+    @property
+    def pipeline_layout(self) -> tuple[int, ...]: ...
+    @property
+    def schedule(self) -> str | None: ...
+    @property
+    def rank_order(self) -> str: ...
+    @property
+    def cuda_graph(self) -> str: ...
+    @property
+    def mtp_num_layers(self) -> int: ...
+    @property
+    def fp8_recipe(self) -> str: ...
+
+
+def global_recompute(model: ModelSpec, decision: Decision) -> Recompute | None:
+    """Return the one recompute level that says the same as all stages do; None when there is none.
+
+    Recomputation of experts alone does nothing on a stage without MoE layers, so there it is the
+    same as none, and a stage without layers agrees with everything.
+    """
+    of_experts = set(selective_modules(decision)) == {"moe"}
+    fitting = set(Recompute)
+    for level, kinds in zip(decision.stage_recompute, stage_kinds(model, decision), strict=True):
+        if not kinds:
+            continue
+        same = of_experts and level is not Recompute.FULL and LayerKind.MOE not in kinds
+        fitting &= {Recompute.NONE, Recompute.SELECTIVE} if same else {level}
+    return next((level for level in Recompute if level in fitting), None)
+
+
+def global_chunks(model: ModelSpec, decision: Decision) -> int | None:
+    """Return the one chunk count of every MoE layer, 1 without any; None when stages differ."""
+    counts = {
+        chunks
+        for chunks, kinds in zip(decision.chunks, stage_kinds(model, decision), strict=True)
+        if LayerKind.MOE in kinds
+    }
+    return counts.pop() if len(counts) == 1 else None if counts else 1
+
+
+def selective_modules(decision: Decision) -> tuple[str, ...]:
+    """Return what selective recomputation covers; the MoE layer unless something is named."""
+    return decision.recompute_modules or ("moe",)
+
+
+def recomputed(decision: Decision) -> frozenset[str]:
+    """Return the modules that some stage recomputes selectively."""
+    if Recompute.SELECTIVE not in decision.stage_recompute:
+        return frozenset()
+    return frozenset(selective_modules(decision))
+
+
+def stage_kinds(model: ModelSpec, decision: Decision) -> Iterator[tuple[LayerKind, ...]]:
+    """Yield the layers of each stage, in execution order."""
+    start = 0
+    for count in decision.pipeline_layout:
+        yield model.layers[start : start + count]
+        start += count

@@ -1,0 +1,50 @@
+"""DeepSpeed 0.19: ZeRO, AutoTP and AutoEP around a model of the user's own code.
+
+Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engine.py`,
+`module_inject/auto_ep_config.py`, `auto_ep_folding.py`):
+
+- ZeRO stages 2 and 3 refuse a pipeline, which is a `PipelineModule` of the user's code with equal
+  stages and the 1F1B schedule.
+- AutoTP splits products, not the sequence, and not under a pipeline; with experts it needs AutoEP.
+- AutoEP spreads experts over any of a stage's ranks and never splits one; its experts travel by
+  all-to-all or DeepEP.
+- Recomputation is turned on in the model's code, for whole layers.
+
+Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++ and parameter offload.
+"""
+
+from typing import Final
+
+from profilers.steps.config import Recompute
+from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER, Capabilities
+
+DEEPSPEED_0_19: Final = Capabilities(
+    names=("deepspeed",),
+    release="0.19",
+    source="pypi.org/project/deepspeed/0.19.8",
+    zero_stages_with_pipeline=frozenset({0, 1}),
+    optimizer_offload_zero_stages=frozenset({1, 2, 3}),
+    recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+    recompute_modules=frozenset(),
+    recompute_num_layers=False,
+    recompute_per_stage=False,
+    activation_offload=False,
+    largest_chunks=1,
+    schedules=frozenset({"1f1b"}),
+    virtual_pipeline=False,
+    context_parallel=False,
+    uneven_layout=False,
+    empty_stages=False,
+    tensor_with_pipeline=False,
+    tensor_beyond_kv_heads=False,
+    sequence_parallel=False,
+    rank_orders=frozenset({DEFAULT_RANK_ORDER}),
+    expert_tensor_parallel=False,
+    moe_tensor_needs_experts=True,
+    dispatchers=frozenset({"alltoall", "deepep"}),
+    a2a_overlap=False,
+    cuda_graphs=frozenset({"none"}),
+    precisions=frozenset({"bf16", "fp32"}),
+    mtp=False,
+    tied_embeddings_with_pipeline=False,
+)
