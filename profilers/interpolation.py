@@ -8,7 +8,9 @@ Kernels, per (operation, kind, dtype, direction):
 r is the Kriging interpolant, with covariance exp(-d / L), of the log residuals ln(t / t0) at the
 measured points; d is the distance in octaves over all axes and L = 4. It is exact at measured
 points, between two of them nearly linear in log space, and fades to the base alone far away.
-A rising base keeps growing as the physics does, where a fitted polynomial would turn.
+A rising base keeps growing as the physics does, where a fitted polynomial would turn. Beyond
+`MAX_POINTS` points, as imported tables have them, each prediction takes the `NEIGHBOURS` nearest
+alone (ordinary practice in geostatistics: Chiles and Delfiner, Geostatistics, 2012, section 3.6).
 Source: the covariance is Ornstein and Uhlenbeck's; Matheron, Economic Geology 58, 1963. The choice
 of base and L is ours.
 
@@ -41,6 +43,11 @@ BY_GROUP = frozenset({"collective", "rendezvous"})
 """Operations whose first axis is interpolated inside one group shape, the other axes."""
 
 LENGTH_OCTAVES = 4.0
+MAX_POINTS = 1500
+"""Points whose mutual covariance is held and solved at once: 18 MB, a fraction of a second."""
+NEIGHBOURS = 32
+CHUNK = 256
+"""Predictions whose distances to all points are held at once."""
 TOLERANCE_RATIO = 1.05
 
 
@@ -128,6 +135,49 @@ class KernelCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NeighbourCurve:
+    """A physical base and what the nearest measured points add to it."""
+
+    series: Series
+    coefficients: Floats
+    """Seconds per call, per flop, per byte."""
+    octaves_NA: Floats
+    residual_N: Floats
+    """ln(t / t0) at the measured points."""
+
+    @property
+    def num_points(self) -> int:
+        return len(self.octaves_NA)
+
+    def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
+        octaves_NA = _octaves(axes_NA)
+        parts = [
+            self._residual(octaves_NA[start : start + CHUNK])
+            for start in range(0, len(octaves_NA), CHUNK)
+        ]
+        base_N = _features(self.series, axes_NA) @ self.coefficients
+        seconds: Floats = base_N * np.exp(np.concatenate(parts))
+        return seconds, _outside(octaves_NA, self.octaves_NA)
+
+    def _residual(self, octaves_QA: Floats) -> Floats:
+        """Solve one small Kriging system per asked point Q over its K nearest measured ones."""
+        squares_QN = (
+            (octaves_QA**2).sum(axis=1)[:, None]
+            + (self.octaves_NA**2).sum(axis=1)
+            - 2.0 * octaves_QA @ self.octaves_NA.T
+        )
+        near_QK = np.argpartition(squares_QN, NEIGHBOURS, axis=1)[:, :NEIGHBOURS]
+        points_QKA = self.octaves_NA[near_QK]
+        apart_QKK = np.linalg.norm(points_QKA[:, :, None] - points_QKA[:, None], axis=3)
+        away_QK = np.linalg.norm(points_QKA - octaves_QA[:, None], axis=2)
+        weights_QK1 = np.linalg.solve(
+            np.exp(-apart_QKK / LENGTH_OCTAVES), np.exp(-away_QK / LENGTH_OCTAVES)[:, :, None]
+        )
+        residual_Q: Floats = (weights_QK1[:, :, 0] * self.residual_N[near_QK]).sum(axis=1)
+        return residual_Q
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CollectiveCurve:
     """Measured times over message sizes, for each group shape."""
 
@@ -153,11 +203,20 @@ class CollectiveCurve:
         return seconds, extrapolated
 
 
-def _fit_kernel(series: Series, axes_NA: Floats, seconds_N: Floats) -> KernelCurve:
+def _fit_kernel(series: Series, axes_NA: Floats, seconds_N: Floats) -> Curve:
     coefficients = _non_negative_fit(_features(series, axes_NA), seconds_N)
     base_N = _features(series, axes_NA) @ coefficients
     octaves_NA = _octaves(axes_NA)
     residual_N: Floats = np.log(seconds_N / base_N)
+    if len(seconds_N) > MAX_POINTS:
+        for array in (coefficients, octaves_NA, residual_N):
+            array.setflags(write=False)
+        return NeighbourCurve(
+            series=series,
+            coefficients=coefficients,
+            octaves_NA=octaves_NA,
+            residual_N=residual_N,
+        )
     covariance_NN = _covariance(octaves_NA, octaves_NA)
     pull_N = np.linalg.solve(covariance_NN, residual_N).astype(np.float64)
     for array in (coefficients, octaves_NA, pull_N):

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 SCHEMA_VERSION = 1
-# 1: first release.
+# 1: first release. Tables were added since, from windowed_attention on, for imports: a profile
+#    without them reads as before, and an older release names the table that it does not know.
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -57,6 +58,12 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "collective": ("bytes", "ranks", "stride", "world"),
     "rendezvous": ("work_us", "ranks", "stride", "world"),
     "storage": ("bytes",),
+    "windowed_attention": ("batch", "sequence", "heads", "kv_heads", "head_dim", "window"),
+    "decode_attention": ("batch", "past", "heads", "kv_heads", "head_dim", "window"),
+    "latent_attention": ("batch", "sequence", "heads"),
+    "latent_decode": ("batch", "past", "heads"),
+    "moe": ("tokens", "hidden", "ffn", "top_k", "experts", "tensor", "expert"),
+    "expert_all_to_all": ("tokens", "hidden", "top_k", "experts", "ranks", "nodes", "units"),
 }
 """The integer columns of each operation's table.
 
@@ -73,6 +80,21 @@ collective    `kind` names it; `bytes` is the message as NCCL's tests count it, 
 rendezvous    seconds lost at a meeting of the group after `work_us` of work on each rank, see
               profilers/links/rendezvous.py
 storage       `kind`: write, read
+
+Imported only, because nothing above can hold them:
+
+windowed_attention  causal attention in which a token looks back on `window` tokens
+decode_attention    one new token for each of `batch` sequences that hold `past` tokens; `window` 0
+                    where it looks back on all of them. `kind` names the stored keys' type where it
+                    is not the dtype
+latent_attention    MLA of DeepSeek-V3's widths over whole sequences; `kind`: core is the kernel
+                    alone, module has the projections around it
+latent_decode       the same for one new token per sequence
+moe                 routed experts, from the routed tokens to their weighted sum, on the busiest
+                    rank of `expert` x `tensor` that share `tokens` tokens; `kind` names the load
+                    distribution
+expert_all_to_all   dispatch or combine of `tokens` per rank over `ranks` on `nodes`; `kind` names
+                    library, mode and half; `units` multiprocessors serve it, 0: not said
 """
 
 

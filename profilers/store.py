@@ -88,6 +88,15 @@ def write_table(path: Path, rows: Sequence[Measurement], *, operation: str) -> N
     )
 
 
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a whole profile over whatever profile the directory held."""
+    for operation in profile.header.tables:
+        rows = [row for row in profile.measurements if row.case.operation == operation]
+        write_table(path, rows, operation=operation)
+    write_header(path, profile.header)
+    clear_unlisted(path, profile.header)
+
+
 def clear_unlisted(path: Path, header: ProfileHeader) -> None:
     """Remove tables that the header does not count, and what a killed process left half written."""
     for operation in AXES:

@@ -14,13 +14,20 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     collective       0                                 the message times its bus factor
     rendezvous       0                                 none; the work before it stands in
     storage          0                                 the bytes
+    windowed_attention  2 B A D S min(S, 2 W)          as attention
+    decode_attention 4 B A D P, P past tokens          s B P D 2 G, P at most the window
+    latent_attention 2 B A S^2 (192 + 128) / 2         s B S A (2 * 192 + 2 * 128)
+    latent_decode    2 B A P (576 + 512)               s B P 576
+    moe              6 R H F, R = T K / expert rows    s (3 min(E, R) H F + R (2 H + 6 F)), E and F
+                                                       those of one rank
+    expert_all_to_all   0                              s T K H
 
 The causal half is what attention's 2 B A S^2 D counts; its backward forms five products where the
 forward formed two (Dao, FlashAttention-2, 2023). These are a base to which measured points add what
 is missing (profilers/interpolation.py), so constants matter little and growth matters much.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,6 +72,8 @@ def work(
         return _grouped_gemm(axes, size=size, backward=backward)
     if operation == "attention":
         return _attention(axes, size=size, backward=backward)
+    if operation in _FORWARD_ONLY:
+        return _FORWARD_ONLY[operation](axes, size)
     moved = _moved(operation, kind=kind, axes=axes, size=size, backward=backward)
     return Work(flop=np.zeros_like(moved), bytes=moved)
 
@@ -92,6 +101,52 @@ def _attention(axes: Mapping[str, Floats], *, size: float, backward: bool) -> Wo
     )
 
 
+def _windowed_attention(axes: Mapping[str, Floats], size: float) -> Work:
+    B, S, D = axes["batch"], axes["sequence"], axes["head_dim"]
+    A, G = axes["heads"], axes["kv_heads"]
+    seen = np.minimum(S, 2.0 * np.maximum(axes["window"], 1.0))
+    return Work(flop=2.0 * B * A * D * S * seen, bytes=size * B * S * D * (2.0 * A + 2.0 * G))
+
+
+def _decode_attention(axes: Mapping[str, Floats], size: float) -> Work:
+    B, D, A, G = axes["batch"], axes["head_dim"], axes["heads"], axes["kv_heads"]
+    window = np.where(axes["window"] > 0.0, axes["window"], np.inf)
+    P = np.minimum(axes["past"], window)
+    return Work(flop=4.0 * B * A * D * P, bytes=size * B * P * D * 2.0 * G)
+
+
+def _latent_attention(axes: Mapping[str, Floats], size: float) -> Work:
+    B, S, A = axes["batch"], axes["sequence"], axes["heads"]
+    return Work(flop=B * A * S * S * (192.0 + 128.0), bytes=size * B * S * A * 640.0)
+
+
+def _latent_decode(axes: Mapping[str, Floats], size: float) -> Work:
+    B, P, A = axes["batch"], axes["past"], axes["heads"]
+    return Work(flop=2.0 * B * A * P * (576.0 + 512.0), bytes=size * B * P * 576.0)
+
+
+def _moe(axes: Mapping[str, Floats], size: float) -> Work:
+    H, E = axes["hidden"], axes["experts"] / axes["expert"]
+    F, R = axes["ffn"] / axes["tensor"], axes["tokens"] * axes["top_k"] / axes["expert"]
+    moved = size * (3.0 * np.minimum(E, R) * H * F + R * (2.0 * H + 6.0 * F))
+    return Work(flop=6.0 * R * H * F, bytes=moved)
+
+
+def _expert_all_to_all(axes: Mapping[str, Floats], size: float) -> Work:
+    moved = size * axes["tokens"] * axes["top_k"] * axes["hidden"]
+    return Work(flop=np.zeros_like(moved), bytes=moved)
+
+
+_FORWARD_ONLY: Final[Mapping[str, Callable[[Mapping[str, Floats], float], Work]]] = {
+    "windowed_attention": _windowed_attention,
+    "decode_attention": _decode_attention,
+    "latent_attention": _latent_attention,
+    "latent_decode": _latent_decode,
+    "moe": _moe,
+    "expert_all_to_all": _expert_all_to_all,
+}
+
+
 def _moved(
     operation: str, *, kind: str, axes: Mapping[str, Floats], size: float, backward: bool
 ) -> Floats:
@@ -108,7 +163,7 @@ def _moved(
         ranks = np.maximum(axes["ranks"], 1.0)
         share = (ranks - 1.0) / ranks
         factor = {"all_reduce": 2.0 * share, "send_recv": np.ones_like(share)}
-        return axes["bytes"] * factor.get(kind, share)
+        return axes["bytes"] * factor.get(kind.partition("/")[0], share)
     if operation == "storage":
         return axes["bytes"]
     if operation == "rendezvous":

@@ -76,3 +76,82 @@ def test_every_operation_has_work(operation: str) -> None:
 def test_an_unknown_operation_is_refused() -> None:
     with pytest.raises(ValueError, match="'dance'"):
         of("dance", {"steps": 3})
+
+
+@pytest.mark.parametrize(
+    ("operation", "axes", "flop", "moved"),
+    [
+        # 4 * 2 * 8 * 64 * 100 flop for one token each; keys and values of 100 tokens, 2 bytes
+        (
+            "decode_attention",
+            {"batch": 2, "past": 100, "heads": 8, "kv_heads": 4, "head_dim": 64, "window": 0},
+            4 * 2 * 8 * 64 * 100,
+            2 * 2 * 100 * 64 * 2 * 4,
+        ),
+        # A window of 10 hides the other 90.
+        (
+            "decode_attention",
+            {"batch": 2, "past": 100, "heads": 8, "kv_heads": 4, "head_dim": 64, "window": 10},
+            4 * 2 * 8 * 64 * 10,
+            2 * 2 * 10 * 64 * 2 * 4,
+        ),
+        # 64 * 2 / 4 = 32 rows on a rank of 2 experts, 6 * 32 * 16 * 8 flop
+        (
+            "moe",
+            {
+                "tokens": 64,
+                "hidden": 16,
+                "ffn": 8,
+                "top_k": 2,
+                "experts": 8,
+                "tensor": 1,
+                "expert": 4,
+            },
+            6 * 32 * 16 * 8,
+            2 * (3 * 2 * 16 * 8 + 32 * (2 * 16 + 6 * 8)),
+        ),
+        (
+            "latent_decode",
+            {"batch": 3, "past": 7, "heads": 2},
+            2 * 3 * 2 * 7 * 1088,
+            2 * 3 * 7 * 576,
+        ),
+        (
+            "latent_attention",
+            {"batch": 1, "sequence": 4, "heads": 2},
+            2 * 16 * 320,
+            2 * 4 * 2 * 640,
+        ),
+        (
+            "expert_all_to_all",
+            {
+                "tokens": 5,
+                "hidden": 16,
+                "top_k": 2,
+                "experts": 8,
+                "ranks": 8,
+                "nodes": 1,
+                "units": 0,
+            },
+            0,
+            2 * 5 * 2 * 16,
+        ),
+    ],
+)
+def test_imported_operations_by_hand(
+    operation: str, axes: dict[str, int], flop: float, moved: float
+) -> None:
+    assert of(operation, axes) == (flop, moved)
+
+
+def test_a_window_that_holds_the_whole_sequence_is_plain_attention() -> None:
+    plain = {"batch": 1, "sequence": 16, "heads": 2, "kv_heads": 1, "head_dim": 8}
+    assert of("windowed_attention", plain | {"window": 16}) == of("attention", plain)
+    assert of("windowed_attention", plain | {"window": 2})[0] < of("attention", plain)[0]
+
+
+def test_the_kernel_behind_a_collective_changes_nothing_of_its_work() -> None:
+    size = {"bytes": 64, "ranks": 4, "stride": 1, "world": 4}
+    assert of("collective", size, kind="all_reduce/vllm") == of(
+        "collective", size, kind="all_reduce"
+    )

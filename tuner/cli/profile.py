@@ -1,10 +1,11 @@
-"""`moetune profile`: measure this machine; `show` one stored profile; `diff` two of them."""
+"""`moetune profile`: measure this machine, `show`, `diff` or `import` a stored profile."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli import profile_import
 from tuner.cli.text import columns
 from tuner.errors import TunerError
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from profilers.records import Profile, ProfileHeader
 
 app = typer.Typer(rich_markup_mode=None)
+app.command("import")(profile_import.run)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -69,7 +71,7 @@ def measure(
         )
     # Only the first rank of a job that a launcher started has something to say.
     if header is not None:
-        print(header.model_dump_json(indent=2) if as_json else _summary(header))
+        print(header.model_dump_json(indent=2) if as_json else summary(header))
 
 
 @app.command("show")
@@ -84,7 +86,7 @@ def show(
     if as_json:
         print(found.model_dump_json(indent=2))
         return
-    print(_summary(found.header))
+    print(summary(found.header))
     print()
     print(_medians(found))
 
@@ -127,7 +129,8 @@ def diff(
         raise typer.Exit(1)
 
 
-def _summary(header: "ProfileHeader") -> str:
+def summary(header: "ProfileHeader") -> str:
+    """Say what was measured, where, and how completely."""
     from tuner.units import format_bytes, format_s
 
     machine = header.machine

@@ -111,3 +111,36 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: Cap
     assert code in (2, 3)
     (line,) = capsys.readouterr().err.splitlines()
     assert "choose another directory" in line
+
+
+NCCL_TESTS = """\
+# Collective test starting: all_reduce_perf
+#  Rank  0 Group  0 Pid  1 on   host device  0 [0000:01:00] NVIDIA H200
+#  Rank  1 Group  0 Pid  2 on   host device  1 [0000:02:00] NVIDIA H200
+    1024   256   float    sum    -1   20.00   0.05   0.09      0  21.00   0.05   0.09      0
+"""
+
+
+def test_import_writes_a_profile_that_show_prints(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "run.txt").write_text(NCCL_TESTS)
+    out = str(tmp_path / "out")
+    arguments = ["profile", "import", "nccl-tests", str(tmp_path / "run.txt"), "-o", out]
+    assert frame.run(arguments) == 0
+    assert "2 x NVIDIA H200 on host" in capsys.readouterr().out
+    assert frame.run(["profile", "show", out]) == 0
+    assert "collective/all_reduce/bytes1024-ranks2-stride1-world2" in capsys.readouterr().out
+    assert frame.run([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tables"]["collective"]["rows"] == 1
+
+
+def test_import_answers_a_wrong_kind_or_option_in_one_line(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    out = str(tmp_path / "out")
+    assert frame.run(["profile", "import", "csv", "-o", out]) == 2
+    assert "'csv' is not one of aiconfigurator, nccl-tests" in capsys.readouterr().err
+    (tmp_path / "run.txt").write_text("nothing\n")
+    assert frame.run(["profile", "import", "nccl-tests", str(tmp_path / "run.txt"), "-o", out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "lists no ranks" in line
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,1 @@
+"""Measurements that others took, read into our stored profile."""

@@ -1,0 +1,302 @@
+"""Read aiconfigurator's measured tables of one system into a profile.
+
+A systems folder holds `<system>.yaml` and, in the folder that its `data_dir` names or beside it,
+tables in `<family>/<framework>/<version>/<table>.parquet`; older releases lack the family and write
+comma-separated text. Without a path the folder of an installed `aiconfigurator-core` is read; the
+package itself is never imported, so its engines are not loaded.
+
+One profile is one machine with one software: the tables of one framework and NCCL's. Of several
+versions the newest that measured a case counts, and every table's note says which versions and
+kernels its rows come from. Rows that name another device than most are left out.
+
+The tables of one framework are some 400,000 rows, which take a quarter of a minute to read back;
+`operations` keeps the named ones alone.
+
+Not covered: kernels that our operations cannot hold (aiconfigurator_tables.py); they are named.
+"""
+
+import importlib.metadata
+import importlib.util
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from profilers.errors import MissingLibraryError, ProfileUnreadableError, UnknownNameError
+from profilers.imports.aiconfigurator_tables import TABLES, Entry
+from profilers.imports.columns import Row, read_rows, table_name
+from profilers.imports.result import Imported
+from profilers.records import (
+    AXES,
+    Case,
+    Machine,
+    Measurement,
+    Profile,
+    ProfileHeader,
+    Source,
+    TableInfo,
+)
+from profilers.tables import MAX_ROWS, first_problem
+
+PACKAGE: Final = "aiconfigurator_core"
+COLLECTIVE_LIBRARY: Final = "nccl"
+"""Framework of the collectives; they belong to every other framework's profile."""
+MAX_SYSTEM_BYTES: Final = 2**20
+MAX_FILES: Final = 10_000
+_BEFORE_RELEASE: Final = ("a", "alpha", "b", "beta", "rc", "dev")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """One file."""
+
+    name: str
+    framework: str
+    version: str
+    path: Path
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What has been read so far; the first entry of a case stays."""
+
+    operations: frozenset[str]
+    """Those that are wanted."""
+    measurement_of: dict[tuple[object, ...], Measurement] = field(default_factory=dict)
+    origin: dict[str, Counter[str]] = field(default_factory=dict)
+    """By operation: how many rows come from which version and kernel."""
+
+
+def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Imported:
+    """Read the tables of one system and framework.
+
+    Raises:
+        MissingLibraryError: no path is given and the package is not installed.
+        UnknownNameError: the system or framework is not there, or none is named and there are
+            several.
+        ProfileUnreadableError: a file is missing or damaged, or nothing in it is of use.
+    """
+    root = path if path is not None else _installed()
+    system, folder, described = _system(root, options.get("system"))
+    tables = _tables(folder)
+    framework = _chosen(
+        "framework",
+        options.get("framework"),
+        sorted({table.framework for table in tables} - {COLLECTIVE_LIBRARY}),
+    )
+    wanted = [table for table in tables if table.framework in (framework, COLLECTIVE_LIBRARY)]
+    known = [table for table in wanted if table.name in TABLES]
+    contents = {table.path: read_rows(table.path) for table in known}
+    device = _device(contents.values())
+    rows = _Rows(operations=_operations(options.get("operations", "")))
+    left_out = [f"{name}: no operation of a profile holds it" for name in _unknown(wanted)]
+    for table in sorted(known, key=lambda table: _order(table.version), reverse=True):
+        strangers = _take(rows, table, contents.pop(table.path), device=device)
+        if strangers:
+            left_out.append(f"{table.path.name} {table.version}: {strangers} rows not of {device}")
+    if not rows.measurement_of:
+        raise ProfileUnreadableError(f"{folder}: no table of {framework} that a profile can hold")
+    machine = _machine(described, system=system, device=device, tables=known)
+    return Imported(profile=_profile(rows, machine, created), left_out=tuple(left_out))
+
+
+def _installed() -> Path:
+    """The systems folder of the installed package, found without importing it."""
+    found = importlib.util.find_spec(PACKAGE)
+    places = found.submodule_search_locations if found is not None else None
+    if not places:
+        raise MissingLibraryError(
+            "aiconfigurator-core is not installed: pip install 'moetune[nvidia]', or name the "
+            "folder of its tables"
+        )
+    return Path(places[0]) / "systems"
+
+
+def _system(root: Path, name: str | None) -> tuple[str, Path, Mapping[str, Any]]:
+    """The system's name, the folder of its tables and its description."""
+    if not root.is_dir():
+        raise ProfileUnreadableError(f"{root} is not a folder; name one with <system>.yaml files")
+    files = {file.stem: file for file in sorted(root.glob("*.yaml"))}
+    if not files:
+        beside = [root.parent / f"{root.name}.yaml", root.parent.parent / f"{root.name}.yaml"]
+        file = next((file for file in beside if file.is_file()), None)
+        if file is None:
+            raise ProfileUnreadableError(f"{root}: no <system>.yaml in it, nor one for it beside")
+        return root.name, root, _described(file)
+    folders = {}
+    for system, file in files.items():
+        stated = _described(file).get("data_dir")
+        places = [root / stated] if isinstance(stated, str) else []
+        folder = next((place for place in (*places, root / system) if place.is_dir()), None)
+        # A description may not lead out of the folder that the user named.
+        if folder is not None and folder.resolve().is_relative_to(root.resolve()):
+            folders[system] = folder
+    chosen = _chosen("system", name, sorted(folders))
+    return chosen, folders[chosen], _described(files[chosen])
+
+
+def _described(file: Path) -> Mapping[str, Any]:
+    try:
+        if file.stat().st_size > MAX_SYSTEM_BYTES:
+            raise ProfileUnreadableError(f"{file}: more than {MAX_SYSTEM_BYTES} bytes")
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ProfileUnreadableError(f"{file}: {reason}") from error
+    if not isinstance(content, dict):
+        raise ProfileUnreadableError(f"{file}: is no mapping of a system's facts")
+    return content
+
+
+def _chosen(what: str, name: str | None, present: Sequence[str]) -> str:
+    """The named one, or the only one."""
+    if name in present:
+        return str(name)
+    listed = ", ".join(present) or "none"
+    if name is not None:
+        raise UnknownNameError(f"{what} {name!r} has no tables there; those with tables: {listed}")
+    if len(present) != 1:
+        raise UnknownNameError(f"there are tables of several: say --{what} with one of {listed}")
+    return present[0]
+
+
+def _operations(written: str) -> frozenset[str]:
+    names = frozenset(name.strip() for name in written.split(",") if name.strip())
+    if unknown := sorted(names - set(AXES)):
+        raise UnknownNameError(f"operation {unknown[0]!r} is not one of {', '.join(AXES)}")
+    return names or frozenset(AXES)
+
+
+def _tables(folder: Path) -> list[_Table]:
+    tables = []
+    for file in itertools.islice(sorted(folder.rglob("*")), MAX_FILES):
+        name, parts = table_name(file), file.relative_to(folder).parts
+        if name is not None and len(parts) >= 3:
+            *_, framework, version, _ = parts
+            tables.append(_Table(name=name, framework=framework, version=version, path=file))
+    return tables
+
+
+def _unknown(tables: Sequence[_Table]) -> list[str]:
+    return sorted({table.name for table in tables} - set(TABLES))
+
+
+def _order(version: str) -> list[tuple[int, int]]:
+    """Sort 1.3.0rc10 before 1.3.0rc20 before 1.3.0 before 1.3.0.post1."""
+    key = []
+    for word in re.findall(r"\d+|[a-z]+", version.lower()):
+        if word.isdigit():
+            key.append((2, int(word)))
+        else:
+            key.append((0, _BEFORE_RELEASE.index(word)) if word in _BEFORE_RELEASE else (3, 0))
+    return [*key, (1, 0)]
+
+
+def _device(contents: Iterable[Sequence[Row]]) -> str:
+    """What most rows name as their device."""
+    named = Counter(
+        str(row["device"])[:200] for rows in contents for row in rows if row.get("device")
+    )
+    return named.most_common(1)[0][0] if named else ""
+
+
+def _take(rows: _Rows, table: _Table, found: Sequence[Row], *, device: str) -> int:
+    """Add the rows of one file; the number of those that were taken on another device."""
+    strangers = 0
+    for number, row in enumerate(found):
+        if row.get("device") not in (None, device):
+            strangers += 1
+            continue
+        try:
+            for entry in TABLES[table.name](row):
+                _add(rows, entry, origin=_origin(table, row))
+        except ValidationError as error:
+            reason = first_problem(error)
+            raise ProfileUnreadableError(f"{table.path}: row {number}: {reason}") from error
+        except ValueError as error:
+            raise ProfileUnreadableError(f"{table.path}: row {number}: {error}") from error
+    return strangers
+
+
+def _add(rows: _Rows, entry: Entry, *, origin: str) -> None:
+    place = tuple(entry.axes[axis] for axis in AXES[entry.operation])
+    key = (entry.operation, entry.kind, entry.dtype, entry.direction, place)
+    if entry.operation not in rows.operations or key in rows.measurement_of:
+        return
+    if len(rows.measurement_of) >= MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} rows in all")
+    case = Case(
+        operation=entry.operation,
+        kind=entry.kind,
+        dtype=entry.dtype,
+        direction=entry.direction,
+        axes=entry.axes,
+    )
+    rows.measurement_of[key] = Measurement(
+        case=case, source=Source.IMPORTED, times_s=(entry.time_s,)
+    )
+    rows.origin.setdefault(entry.operation, Counter())[origin] += 1
+
+
+def _origin(table: _Table, row: Row) -> str:
+    kernel = str(row.get("kernel_source") or table.name)[:80]
+    return f"{table.framework} {table.version} {kernel}"
+
+
+def _machine(
+    described: Mapping[str, Any], *, system: str, device: str, tables: Sequence[_Table]
+) -> Machine:
+    try:
+        node, gpu = described["node"], described["gpu"]
+        num_devices, memory_bytes = int(node["num_gpus_per_node"]), int(gpu["mem_capacity"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProfileUnreadableError(
+            f"{system}.yaml: node.num_gpus_per_node and gpu.mem_capacity must be numbers"
+        ) from error
+    newest: dict[str, str] = {}
+    for table in sorted(tables, key=lambda table: _order(table.version)):
+        newest[table.framework] = table.version
+    return Machine(
+        hostname=f"aiconfigurator {system}",
+        device=device or system,
+        device_kind="cuda",
+        num_devices=num_devices,
+        memory_bytes_per_device=memory_bytes,
+        cores=0,
+        host_memory_bytes=0,
+        world=num_devices,
+        threads_per_rank=0,
+        oversubscribed=False,
+        libraries=newest,
+    )
+
+
+def _profile(rows: _Rows, machine: Machine, created: str) -> Profile:
+    measurements = sorted(
+        rows.measurement_of.values(), key=lambda row: list(AXES).index(row.case.operation)
+    )
+    count = Counter(row.case.operation for row in measurements)
+    tables = {
+        operation: TableInfo(
+            rows=count[operation],
+            complete=True,
+            seconds=0.0,
+            note="; ".join(
+                f"{num} rows of {name}" for name, num in rows.origin[operation].most_common(12)
+            ),
+        )
+        for operation in count
+    }
+    header = ProfileHeader(
+        moetune_version=importlib.metadata.version("moetune"),
+        created=created,
+        machine=machine,
+        tables=tables,
+    )
+    return Profile(header=header, measurements=tuple(measurements))

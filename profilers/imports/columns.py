@@ -1,0 +1,73 @@
+"""Rows of somebody else's table, from Parquet or from comma-separated text, plain or gzipped.
+
+A table is data: it is read within limits, and nothing in it is executed. Text tables are read batch
+by batch, so that a small file that unpacks to a huge one is refused before it fills the memory.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from profilers.errors import ProfileUnreadableError
+from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES
+
+Row = Mapping[str, Any]
+
+SUFFIXES: Final = (".parquet", ".csv", ".csv.gz", ".txt")
+POINTER: Final = b"version https://git-lfs"
+"""How a file begins that git replaced by a note where the real one lies."""
+
+
+def table_name(path: Path) -> str | None:
+    """The name of the table in this file; nothing where it is no table."""
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if path.name.endswith(suffix):
+            return path.name.removesuffix(suffix)
+    return None
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read every row, in stored order.
+
+    Raises:
+        ProfileUnreadableError: the file is missing, damaged, too large or no such table.
+    """
+    import pyarrow as pa
+
+    try:
+        size = path.stat().st_size
+        if not path.is_file() or size > MAX_FILE_BYTES:
+            raise ValueError(f"{size} bytes; a regular file of at most {MAX_FILE_BYTES} is read")
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                raise ValueError("only a Git LFS pointer; fetch the file itself with git lfs pull")
+        return _parquet(path) if path.suffix == ".parquet" else _text(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ProfileUnreadableError(f"{path}: {reason}") from error
+
+
+def _parquet(path: Path) -> list[Row]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        meta = file.metadata
+        unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+        if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
+            raise ValueError(f"{meta.num_rows} rows of {unpacked} bytes are too many")
+        rows: list[Row] = file.read().to_pylist()
+    return rows
+
+
+def _text(path: Path) -> list[Row]:
+    import pyarrow.csv
+
+    rows: list[Row] = []
+    unpacked = 0
+    with pyarrow.csv.open_csv(path) as batches:
+        for batch in batches:
+            unpacked += batch.nbytes
+            if len(rows) + batch.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
+                raise ValueError(f"more than {MAX_ROWS} rows or {MAX_UNPACKED_BYTES} bytes")
+            rows += batch.to_pylist()
+    return rows

@@ -1,0 +1,40 @@
+"""The kinds of measurements that `moetune profile import` reads, by the name that users type."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Final, cast
+
+from profilers.errors import UnknownNameError
+from profilers.imports.result import Imported, Importer
+
+KINDS: Final[Mapping[str, str]] = {
+    "aiconfigurator": "profilers.imports.aiconfigurator:read",
+    "nccl-tests": "profilers.imports.nccl_tests:read",
+}
+
+OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "aiconfigurator": ("system", "framework", "operations"),
+    "nccl-tests": ("collective",),
+}
+"""What may be said beside the path, by kind."""
+
+
+def import_measurements(
+    kind: str, path: Path | None, *, options: Mapping[str, str], created: str
+) -> Imported:
+    """Read measurements of that kind; `created` is the moment, ISO 8601 in UTC.
+
+    Raises:
+        UnknownNameError: the kind, or an option of it, does not exist.
+        ProfileUnreadableError: the source is missing, damaged or holds nothing of use.
+    """
+    if kind not in KINDS:
+        raise UnknownNameError(f"import kind {kind!r} is not one of {', '.join(KINDS)}")
+    if unknown := sorted(options.keys() - set(OPTIONS[kind])):
+        raise UnknownNameError(
+            f"{kind} has no option {unknown[0]!r}; it has {', '.join(OPTIONS[kind])}"
+        )
+    module, _, attribute = KINDS[kind].partition(":")
+    importer = cast("Importer", getattr(import_module(module), attribute))
+    return importer(path, options=options, created=created)

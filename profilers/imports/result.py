@@ -1,0 +1,25 @@
+"""What an importer returns: a profile, and what of the source it had to leave."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from profilers.records import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A profile made of others' measurements."""
+
+    profile: Profile
+    left_out: tuple[str, ...]
+    """Tables or rows that no operation of ours can hold, one line each."""
+
+
+class Importer(Protocol):
+    """What every entry of the registry is."""
+
+    def __call__(
+        self, path: Path | None, *, options: Mapping[str, str], created: str
+    ) -> Imported: ...

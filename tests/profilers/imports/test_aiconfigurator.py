@@ -1,0 +1,329 @@
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profilers.errors import MissingLibraryError, ProfileUnreadableError, UnknownNameError
+from profilers.imports import aiconfigurator
+from profilers.imports.registry import import_measurements
+from profilers.imports.result import Imported
+from profilers.records import Measurement, Source
+from profilers.store import read_profile, write_profile
+
+Write = Callable[[str, Sequence[Mapping[str, Any]]], Path]
+
+GEMM = {"gemm_dtype": "bfloat16", "m": 4, "n": 8, "k": 16, "latency": 0.5}
+ATTENTION = {
+    "batch_size": 2,
+    "isl": 128,
+    "num_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "beam_width": 1,
+    "window_size": 0,
+    "attn_dtype": "bfloat16",
+    "kv_cache_dtype": "bfloat16",
+    "step": 0,
+    "latency": 0.25,
+}
+MLA = {
+    "mla_dtype": "bfloat16",
+    "kv_cache_dtype": "fp8",
+    "num_heads": 16,
+    "batch_size": 2,
+    "isl": 64,
+    "tp_size": 8,
+    "step": 0,
+    "latency": 2.0,
+}
+MOE = {
+    "moe_dtype": "fp8_block",
+    "num_tokens": 256,
+    "hidden_size": 512,
+    "inter_size": 1024,
+    "topk": 2,
+    "num_experts": 8,
+    "moe_tp_size": 1,
+    "moe_ep_size": 4,
+    "distribution": "power_law_1.2",
+    "latency": 1.0,
+}
+NCCL = {
+    "op_name": "alltoall",
+    "nccl_dtype": "half",
+    "num_gpus": 4,
+    "message_size": 1024,
+    "latency": 0.01,
+}
+DEEPEP = {
+    "node_num": 2,
+    "hidden_size": 7168,
+    "num_token": 64,
+    "num_topk": 8,
+    "num_experts": 256,
+    "dispatch_sms": 20,
+    "dispatch_transmit_us": 100.0,
+    "dispatch_notify_us": 20.0,
+    "combine_sms": 24,
+    "combine_transmit_us": 200.0,
+    "combine_notify_us": 30.0,
+}
+
+
+def imported(systems: Path, **options: str) -> Imported:
+    return import_measurements("aiconfigurator", systems, options=options, created="now")
+
+
+def only(found: Imported) -> Measurement:
+    (row,) = found.profile.measurements
+    return row
+
+
+def test_a_product_becomes_seconds_with_its_origin(systems: Path, write: Write) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    found = imported(systems)
+    row = only(found)
+    assert row.case.id == "gemm/bf16/forward/m4-n8-k16"
+    assert row.times_s == (0.0005,)  # 0.5 ms
+    assert row.source is Source.IMPORTED
+    assert found.profile.header.tables["gemm"].note == "1 rows of trtllm 1.0 k"
+    machine = found.profile.header.machine
+    assert (machine.device, machine.num_devices) == ("NVIDIA T1", 8)
+    assert machine.memory_bytes_per_device == 1_000_000
+    assert machine.libraries == {"trtllm": "1.0"}
+
+
+@pytest.mark.parametrize(
+    ("place", "row", "expected"),
+    [
+        (
+            "context_attention_perf",
+            ATTENTION,
+            "attention/bf16/forward/batch2-sequence128-heads8-kv_heads4-head_dim64",
+        ),
+        (
+            "context_attention_perf",
+            ATTENTION | {"window_size": 32, "kv_cache_dtype": "fp8"},
+            "windowed_attention/kv_fp8/bf16/forward/"
+            "batch2-sequence128-heads8-kv_heads4-head_dim64-window32",
+        ),
+        (
+            "generation_attention_perf",
+            ATTENTION | {"isl": 1, "step": 4095},
+            "decode_attention/bf16/forward/batch2-past4095-heads8-kv_heads4-head_dim64-window0",
+        ),
+        (
+            "context_mla_perf",
+            MLA,
+            "latent_attention/core/kv_fp8/bf16/forward/batch2-sequence64-heads16",
+        ),
+        (
+            "mla_generation_module_perf",
+            MLA | {"step": 9, "gemm_type": "fp8_block"},
+            "latent_decode/module/kv_fp8/gemm_fp8_block/bf16/forward/batch2-past9-heads16",
+        ),
+        (
+            "moe_perf",
+            MOE,
+            "moe/power_law_1.2/fp8_block/forward/"
+            "tokens256-hidden512-ffn1024-top_k2-experts8-tensor1-expert4",
+        ),
+        (
+            "moe_perf",
+            MOE | {"kernel_source": "moe_nongated"},
+            "moe/power_law_1.2/nongated/fp8_block/forward/"
+            "tokens256-hidden512-ffn1024-top_k2-experts8-tensor1-expert4",
+        ),
+        # 1024 elements of two bytes
+        ("nccl_perf", NCCL, "collective/all_to_all/bytes2048-ranks4-stride1-world4"),
+        (
+            "custom_allreduce_perf",
+            NCCL | {"allreduce_dtype": "bfloat16", "backend": "vllm_graph"},
+            "collective/all_reduce/vllm_graph/bytes2048-ranks4-stride1-world4",
+        ),
+    ],
+)
+def test_every_table_becomes_one_of_our_operations(
+    systems: Path, write: Write, place: str, row: Mapping[str, Any], expected: str
+) -> None:
+    write(f"trtllm/1.0/{place}.parquet", [row])
+    assert only(imported(systems)).case.id == expected
+
+
+def test_both_halves_of_deepep_are_read_with_their_notification(
+    systems: Path, write: Write
+) -> None:
+    write("comm/sglang/0.5/wideep_deepep_normal_perf.parquet", [DEEPEP])
+    dispatch, combine = imported(systems).profile.measurements
+    assert dispatch.case.id == (
+        "expert_all_to_all/deepep_normal_dispatch/"
+        "tokens64-hidden7168-top_k8-experts256-ranks16-nodes2-units20"
+    )
+    # 100 + 20 and 200 + 30 microseconds
+    assert dispatch.times_s == pytest.approx((120e-6,))
+    assert combine.times_s == pytest.approx((230e-6,))
+    assert combine.case.axes["units"] == 24
+
+
+def test_one_framework_is_read_with_the_collectives_of_all(systems: Path, write: Write) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    write("gemm/vllm/0.2/gemm_perf.parquet", [GEMM | {"m": 32}])
+    write("comm/nccl/2.29/nccl_perf.parquet", [NCCL])
+    with pytest.raises(UnknownNameError, match="say --framework with one of trtllm, vllm"):
+        imported(systems)
+    profile = imported(systems, framework="vllm").profile
+    assert [row.case.axes.get("m") for row in profile.table("gemm")] == [32]
+    assert len(profile.table("collective")) == 1
+    with pytest.raises(UnknownNameError, match="'sglang' has no tables there; those with tables"):
+        imported(systems, framework="sglang")
+
+
+def test_of_two_versions_the_newer_measurement_counts(systems: Path, write: Write) -> None:
+    write("gemm/trtllm/1.3.0rc9/gemm_perf.parquet", [GEMM, GEMM | {"m": 2, "latency": 7.0}])
+    write("gemm/trtllm/1.3.0rc10/gemm_perf.parquet", [GEMM | {"latency": 0.25}])
+    found = imported(systems)
+    assert {row.case.axes["m"]: row.times_s[0] for row in found.profile.measurements} == {
+        4: 0.00025,
+        2: 0.007,
+    }
+    assert found.profile.header.tables["gemm"].note == (
+        "1 rows of trtllm 1.3.0rc10 k; 1 rows of trtllm 1.3.0rc9 k"
+    )
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [("1.3.0rc20", "1.3.0"), ("0.5.6", "0.5.6.post2"), ("0.5.9", "0.5.10"), ("1.2", "1.2.1")],
+)
+def test_versions_are_ordered_as_people_read_them(older: str, newer: str) -> None:
+    assert aiconfigurator._order(older) < aiconfigurator._order(newer)
+
+
+def test_rows_of_another_device_are_left_out_and_named(systems: Path, write: Write) -> None:
+    rows = [GEMM, GEMM | {"m": 8}, GEMM | {"m": 16, "device": "NVIDIA T2"}]
+    write("gemm/trtllm/1.0/gemm_perf.parquet", rows)
+    found = imported(systems)
+    assert len(found.profile.measurements) == 2
+    assert found.left_out == ("gemm_perf.parquet 1.0: 1 rows not of NVIDIA T1",)
+
+
+def test_tables_that_no_operation_holds_are_named(systems: Path, write: Write) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    write("quantize/trtllm/1.0/scale_matrix_perf.parquet", [{"m": 1, "latency": 1.0}])
+    assert imported(systems).left_out == ("scale_matrix_perf: no operation of a profile holds it",)
+
+
+def test_text_tables_of_older_releases_are_read(systems: Path, write: Write) -> None:
+    write("trtllm/1.0/gemm_perf.txt", [GEMM])
+    assert only(imported(systems)).case.id == "gemm/bf16/forward/m4-n8-k16"
+
+
+def test_the_folder_of_a_system_itself_can_be_named(systems: Path, write: Write) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    assert only(imported(systems / "data" / "tiny_sxm")).case.operation == "gemm"
+
+
+def test_only_the_named_operations_are_kept(systems: Path, write: Write) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    write("moe/trtllm/1.0/moe_perf.parquet", [MOE])
+    assert only(imported(systems, operations="moe")).case.operation == "moe"
+    with pytest.raises(UnknownNameError, match="operation 'sorting' is not one of gemm, "):
+        imported(systems, operations="moe,sorting")
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        (GEMM | {"latency": -1.0}, "row 1: latency is -1.0, must be positive"),
+        (GEMM | {"latency": float("nan")}, "row 1: latency is 'nan', must be a number"),
+        (GEMM | {"m": 0}, "row 1: m is 0.0, must be a whole number of at least 1"),
+        (GEMM | {"gemm_dtype": "x" * 99}, "row 1: gemm_dtype is 'x+', must be a short text"),
+    ],
+)
+def test_a_damaged_row_is_one_clear_line(
+    systems: Path, write: Write, row: Mapping[str, Any], complaint: str
+) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM, row])
+    with pytest.raises(ProfileUnreadableError, match=complaint) as raised:
+        imported(systems)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_column_is_named(systems: Path, write: Write) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [{"gemm_dtype": "fp8", "m": 1, "n": 1}])
+    with pytest.raises(ProfileUnreadableError, match="row 0: k is 'None', must be a number"):
+        imported(systems)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"PAR1 nonsense PAR1", "gemm_perf.parquet: "),
+        (b"version https://git-lfs.github.com/spec/v1\n", "only a Git LFS pointer"),
+        (b"", "gemm_perf.parquet: "),
+    ],
+)
+def test_a_file_that_is_no_table_is_one_clear_line(
+    systems: Path, write: Write, content: bytes, complaint: str
+) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM]).write_bytes(content)
+    with pytest.raises(ProfileUnreadableError, match=complaint) as raised:
+        imported(systems)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_description_may_not_lead_out_of_its_folder(systems: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (systems / "tiny_sxm.yaml").write_text("data_dir: ../elsewhere\n")
+    with pytest.raises(UnknownNameError, match="say --system with one of none"):
+        imported(systems)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object/apply:os.getcwd []"])
+def test_a_description_that_is_no_mapping_is_refused(systems: Path, text: str) -> None:
+    (systems / "tiny_sxm.yaml").write_text(text)
+    with pytest.raises(ProfileUnreadableError, match=r"tiny_sxm\.yaml"):
+        imported(systems)
+
+
+def test_a_description_without_the_machine_is_refused(systems: Path, write: Write) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    (systems / "tiny_sxm.yaml").write_text("data_dir: data/tiny_sxm\nnode: 3\ngpu: {}\n")
+    with pytest.raises(ProfileUnreadableError, match=r"node\.num_gpus_per_node and gpu\.mem"):
+        imported(systems)
+
+
+def test_without_a_path_the_installed_package_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aiconfigurator, "PACKAGE", "no_such_package_is_installed")
+    with pytest.raises(MissingLibraryError, match=r"pip install 'moetune\[nvidia\]'"):
+        import_measurements("aiconfigurator", None, options={}, created="now")
+
+
+def test_an_installed_package_is_found_without_being_imported(
+    systems: Path, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    package = tmp_path / "site" / "fake_configurator"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('engines are loaded')\n")
+    systems.rename(package / "systems")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(aiconfigurator, "PACKAGE", "fake_configurator")
+    found = import_measurements("aiconfigurator", None, options={}, created="now")
+    assert only(found).case.operation == "gemm"
+
+
+def test_what_was_imported_survives_the_disk(systems: Path, write: Write, tmp_path: Path) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    write("moe/trtllm/1.0/moe_perf.parquet", [MOE])
+    profile = imported(systems).profile
+    write_profile(tmp_path / "out", profile)
+    assert read_profile(tmp_path / "out") == profile
+
+
+def test_an_unknown_kind_or_option_is_answered_with_the_known_ones(systems: Path) -> None:
+    with pytest.raises(UnknownNameError, match="'csv' is not one of aiconfigurator, nccl-tests"):
+        import_measurements("csv", systems, options={}, created="now")
+    with pytest.raises(UnknownNameError, match="no option 'collective'; it has system, framework"):
+        imported(systems, collective="all_reduce")
