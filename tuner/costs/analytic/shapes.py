@@ -47,6 +47,8 @@ class ModelShape:
     rope_dim: Numbers = 0.0
     """MLA: width of the rotary part of a key."""
     has_sinks: Numbers = 0.0
+    has_qk_norm: Numbers = 0.0
+    """Every head's query and key are normalised, as in Qwen3."""
     window: Numbers = 0.0
     """Tokens that a windowed layer looks back on; 0: none is windowed."""
     windowed_ratio: Numbers = 0.0
@@ -93,6 +95,9 @@ class Strategies:
     """HSDP: ranks that state is sharded over; 0: all of them."""
     element_bytes: Numbers = 2.0
     """Of an activation."""
+    linear_bytes: Numbers = 0.0
+    """Of an input that a linear layer keeps for its weight gradient: 1 where products run in fp8;
+    0: as `element_bytes`."""
     gradient_bytes: Numbers = 4.0
     """Of a main gradient."""
     weight_bytes: Numbers = 2.0
