@@ -1,17 +1,20 @@
 """Bytes that one layer keeps for its backward pass, per micro-batch, on one rank.
 
 Of n = N / T tokens of this rank (N of its tensor group; n = N without sequence parallelism), R
-routed copies that it receives, D bytes an element:
+routed copies that it receives, D bytes an element, B an element of what linear layers keep of their
+input (but D for the norm's output before experts, which the router reads too):
 
     residuals     2 n h D                    inputs of both norms
-    norm outputs  2 n h D                    inputs of attention and of the network behind it
+    norm outputs  2 n h B                    inputs of attention and of the network behind it
     attention     N (a + g) (d + v) D / T    q, k, v and the core's output
     flash         4 N a / T                  log-sum-exp
     MLA           n (2 r_q + 2 r_kv + rope) D   low ranks before and after their norms, on top
-    dense FFN     3 N F D / T                gate and up, their product; 2 N F D / T ungated
+    output in fp8 N a v B / T                where B < D: what the output projection reads
+    q, k norm     N (a + g) d D / T          where there is one: q and k before it
+    dense FFN     N F (2 D + B) / T          gate and up, their product; N F (D + B) / T ungated
     router        4 n E + 8 n k              fp32 probabilities, the map of copies
-    shared        3 N F_s D / T
-    experts       R (h + 3 F_e / ETP) D      a copy, gate and up, their product
+    shared        N F_s (2 D + B) / T
+    experts       R (h B + F_e (2 D + B) / ETP)   a copy, gate and up, their product
     no flash      N a s (2 + 3 dropout) / T   softmax; its mask and output under dropout (D = 2)
     dropout       2 N h                      masks of both residual branches, one byte each
 
@@ -28,7 +31,8 @@ What is dropped comes back, one layer at a time, during its backward pass: `agai
 Letters as in state.py. Sources: Korthikanti et al., arXiv 2205.05198, section 4 (34 s b h + 5 a s^2
 b); FlashAttention, arXiv 2205.14135 (log-sum-exp in place of the scores); Megatron-LM's MoE layer,
 which multiplies by the router's weights inside the experts; MemFine, arXiv 2511.21431 (chunks).
-Not covered: fp8 copies of saved inputs, capacity limits, attention sinks.
+Not covered: capacity limits, attention sinks, scales of fp8 blocks; that PyTorch's tensor
+parallelism keeps gathered inputs where Megatron's keeps the rank's part.
 """
 
 from dataclasses import dataclass
@@ -92,9 +96,12 @@ def activation_bytes(
     hidden = own * model.hidden * width
     whole = group * model.hidden * width
     attention = _attention(model, strategies, own, exchanged_ratio)
+    norm_input = own * model.hidden * _linear_bytes(strategies)
+    dense = _dense(model, strategies, attention, norm_input)
+    moe = _moe(model, strategies, own, attention)
     return ActivationBytes(
-        dense=_layer(strategies, hidden, own, _dense(model, strategies, attention)),
-        moe=_layer(strategies, hidden, own, _moe(model, strategies, own, attention)),
+        dense=_layer(strategies, hidden, norm_input, own, dense),
+        moe=_layer(strategies, hidden, norm_input, own, moe),
         embedding=strategies.dropout * own * model.hidden * MASK_BYTES,
         norm=2.0 * hidden + SCORE_BYTES * own,
         logit=group * padded_vocab(model, strategies) / strategies.tensor,
@@ -115,15 +122,33 @@ class _Part:
     """Of `dropped`, held at once when it comes back."""
 
 
-def _layer(strategies: Strategies, hidden: Numbers, own: Numbers, parts: "_Layer") -> LayerBytes:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Layer:
+    """What makes up a layer beside its residuals and the norm before attention."""
+
+    attention: _Part
+    network: _Part
+    network_input: Numbers
+    drops_network_input: Numbers
+    gradients: Numbers
+    later: Numbers
+    """Of the network, chunks that come back after others are gone."""
+
+
+def _layer(
+    strategies: Strategies, hidden: Numbers, normed: Numbers, own: Numbers, parts: _Layer
+) -> LayerBytes:
     masks = 2.0 * strategies.dropout * hidden / strategies.element_bytes * MASK_BYTES
     scales = 2.0 * SCORE_BYTES * own
     attention, network = parts.attention, parts.network
-    whole = 4.0 * hidden + scales + masks + attention.whole + network.whole
-    drops_norms = strategies.recompute_layernorm + np.maximum(
-        strategies.recompute_layernorm, parts.drops_network_input
+    norms = normed + parts.network_input
+    whole = 2.0 * hidden + norms + scales + masks + attention.whole + network.whole
+    drops_norm = strategies.recompute_layernorm
+    dropped_norms = (
+        drops_norm * normed
+        + np.maximum(drops_norm, parts.drops_network_input) * parts.network_input
     )
-    dropped = drops_norms * hidden + attention.dropped + network.dropped
+    dropped = dropped_norms + attention.dropped + network.dropped
     full = strategies.recompute_full
     everything = whole - hidden - parts.later
     return LayerBytes(
@@ -133,16 +158,9 @@ def _layer(strategies: Strategies, hidden: Numbers, own: Numbers, parts: "_Layer
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Layer:
-    """What makes up a layer beside its residuals and norms."""
-
-    attention: _Part
-    network: _Part
-    gradients: Numbers
-    drops_network_input: Numbers
-    later: Numbers
-    """Of the network, chunks that come back after others are gone."""
+def _linear_bytes(strategies: Strategies) -> Numbers:
+    chosen = np.asarray(strategies.linear_bytes)
+    return np.where(chosen > 0.0, chosen, strategies.element_bytes)
 
 
 def _attention(
@@ -153,7 +171,12 @@ def _attention(
     key_heads = np.where(np.asarray(model.is_mla) > 0.0, model.heads, model.kv_heads)
     projected = model.heads * model.head_dim + key_heads * (model.head_dim + model.value_dim)
     projected = tokens * projected * width
-    output = tokens * model.heads * model.value_dim * width
+    normed = model.heads * model.head_dim + model.kv_heads * model.head_dim
+    normed = model.has_qk_norm * tokens * normed * width
+    output = tokens * model.heads * model.value_dim
+    linear = _linear_bytes(strategies)
+    quantised = np.where(linear < width, linear, 0.0) * output
+    output = output * width
     low_ranks = 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_dim
     low_ranks = model.is_mla * own * low_ranks * width
     flash = strategies.has_flash_attention
@@ -165,19 +188,23 @@ def _attention(
         strategies.recompute_core_attention * scores
         + strategies.recompute_mla_up_proj * model.is_mla * projected
     )
-    whole = projected + output + exchanged + low_ranks + scores
+    whole = projected + normed + output + quantised + exchanged + low_ranks + scores
     return _Part(whole=whole, dropped=dropped, again=dropped)
 
 
-def _dense(model: ModelShape, strategies: Strategies, attention: _Part) -> _Layer:
-    product = strategies.tokens * model.dense_ffn / strategies.tensor * strategies.element_bytes
-    whole = (2.0 + model.is_gated) * product
+def _dense(
+    model: ModelShape, strategies: Strategies, attention: _Part, norm_input: Numbers
+) -> _Layer:
+    width = strategies.element_bytes
+    product = strategies.tokens * model.dense_ffn / strategies.tensor
+    whole = product * ((1.0 + model.is_gated) * width + _linear_bytes(strategies))
     dropped = strategies.recompute_mlp * whole
     return _Layer(
         attention=attention,
         network=_Part(whole=whole, dropped=dropped, again=dropped),
-        gradients=(1.0 + model.is_gated) * product,
+        network_input=norm_input,
         drops_network_input=strategies.recompute_mlp,
+        gradients=(1.0 + model.is_gated) * product * width,
         later=0.0,
     )
 
@@ -186,16 +213,17 @@ def _moe(model: ModelShape, strategies: Strategies, own: Numbers, attention: _Pa
     width = strategies.element_bytes
     sent = own * model.top_k
     received = sent * strategies.expert_tensor * strategies.busiest_ratio_p99
-    copies = received * model.hidden * width
-    product = received * model.moe_ffn / strategies.expert_tensor * width
-    routed = copies + (2.0 + model.is_gated) * product
+    linear = _linear_bytes(strategies)
+    copies = received * model.hidden
+    product = received * model.moe_ffn / strategies.expert_tensor
+    gates = (1.0 + model.is_gated) * width
+    routed = copies * linear + product * (gates + linear)
     router = own * model.experts * SCORE_BYTES + sent * MAP_BYTES
-    shared = (2.0 + model.is_gated) * model.shared_ffn / strategies.tensor
-    shared = strategies.tokens * shared * width
+    shared = strategies.tokens * model.shared_ffn / strategies.tensor * (gates + linear)
     whole_again = strategies.recompute_moe
     routed_again = np.maximum(whole_again, strategies.chunks > 1.0)
     dropped_routed = routed_again * routed + (1.0 - routed_again) * (
-        strategies.recompute_moe_act * product
+        strategies.recompute_moe_act * product * linear
     )
     dropped_others = whole_again * router + shared * np.maximum(
         whole_again, strategies.recompute_shared_experts
@@ -208,8 +236,8 @@ def _moe(model: ModelShape, strategies: Strategies, own: Numbers, attention: _Pa
             dropped=dropped_routed + dropped_others,
             again=dropped_routed * at_once + dropped_others,
         ),
-        gradients=((1.0 + model.is_gated) * product + copies + sent * model.hidden * width)
-        * at_once,
+        network_input=own * model.hidden * width,
         drops_network_input=0.0,
+        gradients=(gates * product + (copies + sent * model.hidden) * width) * at_once,
         later=routed * (1.0 - at_once),
     )

@@ -119,7 +119,7 @@ def unit_bytes(
             kept.embedding * on_device,
             prediction * on_device,
         ),
-        head_saved_C=_column(kept.norm + constants.logit_bytes * kept.logit),
+        head_saved_C=_column(kept.norm + _logit_bytes(strategies, constants) * kept.logit),
         head_moment_C=_column(
             kept.head_gradient
             + count.vocab
@@ -145,6 +145,11 @@ def unit_bytes(
         pool_ratio_C=_column(constants.graph_ratio * strategies.partial_graph),
         context_C=_column(constants.context_bytes),
     )
+
+
+def _logit_bytes(strategies: Strategies, constants: MemoryConstants) -> Numbers:
+    is_split = np.asarray(strategies.tensor) > 1.0
+    return constants.logit_bytes + np.where(is_split, constants.split_logit_bytes, 0.0)
 
 
 def _moment(layer: LayerBytes) -> Numbers:
