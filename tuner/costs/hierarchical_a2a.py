@@ -120,9 +120,10 @@ def two_levels(group: Group, *, hardware: Hardware, constants: Constants) -> Lev
     The own share of n(g) is not sent: 1 / peers of it. Straight between all ranks the slower of
     both links decides.
     """
-    own = constants.all_to_all_ratio
-    up = hardware.scale_up_bytes_per_s * constants.scale_up_ratio * own
-    out = hardware.scale_out_bytes_per_s * constants.scale_out_ratio * own
+    up = hardware.scale_up_bytes_per_s * constants.scale_up_ratio * constants.all_to_all_ratio
+    out = (
+        hardware.scale_out_bytes_per_s * constants.scale_out_ratio * constants.far_all_to_all_ratio
+    )
     domains = group.ranks / group.inside
     far_s_per_byte = (domains - 1.0) / domains / out
     near_s_per_byte = (group.inside - 1.0) / group.ranks / up

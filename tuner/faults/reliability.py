@@ -39,8 +39,9 @@ class Storage:
     """What the storage takes from all nodes together."""
     read_bytes_per_s: float
     """What it gives to all nodes together."""
-    node_bytes_per_s: float = math.inf
-    """The most that one node moves to or from storage."""
+    node_write_bytes_per_s: float = math.inf
+    """The most that one node sends to storage."""
+    node_read_bytes_per_s: float = math.inf
     host_bytes_per_s: float
     """From one device to its host's memory."""
     asynchronous: bool = False
@@ -50,7 +51,8 @@ class Storage:
         rates = (
             self.write_bytes_per_s,
             self.read_bytes_per_s,
-            self.node_bytes_per_s,
+            self.node_write_bytes_per_s,
+            self.node_read_bytes_per_s,
             self.host_bytes_per_s,
         )
         if not min(rates) > 0.0:
@@ -129,7 +131,7 @@ def copy_s(jobs: Jobs, storage: Storage) -> Numbers:
 def write_s(jobs: Jobs, storage: Storage) -> Numbers:
     """Seconds from host memory to storage: the storage's rate, or that of the writing nodes."""
     nodes = np.minimum(jobs.nodes, jobs.writers)
-    rate = np.minimum(storage.write_bytes_per_s, storage.node_bytes_per_s * nodes)
+    rate = np.minimum(storage.write_bytes_per_s, storage.node_write_bytes_per_s * nodes)
     return _plain(jobs.checkpoint_bytes / rate)
 
 
@@ -138,7 +140,7 @@ def read_s(jobs: Jobs, storage: Storage) -> Numbers:
 
     How replicas pass on what they read is left out: that network is faster than storage.
     """
-    rate = np.minimum(storage.read_bytes_per_s, storage.node_bytes_per_s * jobs.nodes)
+    rate = np.minimum(storage.read_bytes_per_s, storage.node_read_bytes_per_s * jobs.nodes)
     return _plain(jobs.checkpoint_bytes / rate + copy_s(jobs, storage))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.costs.analytic.constants import Constants
-from tuner.costs.analytic.links import Group
+from tuner.costs.analytic.links import Group, all_to_all_s
 from tuner.costs.analytic.shapes import Hardware
 from tuner.costs.hierarchical_a2a import (
     Hop,
@@ -137,6 +137,23 @@ def test_columns_are_priced_together_and_a_single_domain_needs_no_second_hop() -
     # ranks that lie one to a domain have nobody to pass on to.
     assert depth.tolist() == [1, 2, 1]
     assert time_DC[0, 0] == time_DC[1, 0]
+
+
+@pytest.mark.parametrize(("ranks", "inside"), [(64.0, 8.0), (8.0, 8.0), (16.0, 1.0)])
+def test_without_duplicates_one_hop_is_the_analytic_model_s_all_to_all(
+    ranks: float, inside: float
+) -> None:
+    group, copies = Group(ranks=ranks, inside=inside), 1e9
+    levels = two_levels(group, hardware=HARDWARE, constants=Constants())
+    found = dispatch_s(levels, reached=(1.0, 1.0), tokens=1.0, row_bytes=copies)[0, 0]
+    expected = all_to_all_s(
+        copies * (inside - 1.0) / ranks,
+        copies * (ranks - inside) / ranks,
+        group,
+        HARDWARE,
+        Constants(),
+    )
+    assert found == pytest.approx(float(expected))
 
 
 @given(

@@ -224,7 +224,10 @@ def test_a_checkpoint_follows_a_whole_step() -> None:
 
 def test_one_node_cannot_write_faster_than_its_cards() -> None:
     narrow = Storage(
-        write_bytes_per_s=1e12, read_bytes_per_s=1e12, host_bytes_per_s=25e9, node_bytes_per_s=1e9
+        write_bytes_per_s=1e12,
+        read_bytes_per_s=1e12,
+        host_bytes_per_s=25e9,
+        node_write_bytes_per_s=1e9,
     )
     found = cycle(BIG, replace(_whole(), storage=narrow), step_s=10.0)
     assert found.stall_s == pytest.approx(9.4e12 / 256e9 + 0.1836, abs=1e-4)

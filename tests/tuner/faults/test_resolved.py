@@ -1,0 +1,101 @@
+"""What a spec states, a profile measured and a strategy decides, brought together."""
+
+import math
+
+import numpy as np
+import pytest
+
+from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
+from tuner.costs.analytic.shapes import Strategies
+from tuner.faults.reliability import read_s, write_s
+from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S, jobs_of, resolved
+from tuner.spec.cluster import Pool
+from tuner.spec.goal import Checkpoint
+from tuner.spec.goal import Reliability as Stated
+
+STATED = Stated(device_mtbf=1.8e8, restart=600.0)
+POOL = Pool(name="h", device="h100-sxm", nodes=32, devices_per_node=8)
+
+
+def _strategies(**columns: list[float]) -> Strategies:
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    return Strategies(sequence=4096.0, micro_batch=1.0, num_microbatches=8.0, **arrays)
+
+
+def _profile(*rows: Measurement) -> Profile:
+    machine = Machine(
+        hostname="a",
+        device="H100",
+        device_kind="cuda",
+        num_devices=8,
+        memory_bytes_per_device=80_000_000_000,
+        cores=64,
+        host_memory_bytes=10**12,
+        world=8,
+        threads_per_rank=1,
+        oversubscribed=False,
+        libraries={},
+    )
+    header = ProfileHeader(moetune_version="0", created="", machine=machine, tables={})
+    return Profile(header=header, measurements=rows)
+
+
+def _row(kind: str, time_s: float) -> Measurement:
+    case = Case(operation="storage", kind=kind, axes={"bytes": 10**9})
+    return Measurement(case=case, times_s=(time_s,))
+
+
+def test_nothing_stated_or_measured_takes_the_usual_rate_of_a_machine() -> None:
+    found = resolved(STATED, host_bytes_per_s=5e10, profile=None)
+    assert found.storage.node_write_bytes_per_s == USUAL_NODE_BYTES_PER_S
+    assert found.storage.node_read_bytes_per_s == USUAL_NODE_BYTES_PER_S
+    assert (found.node_mtbf_s, found.repair_s, found.interval_s) == (math.inf, 0.0, None)
+
+
+def test_a_measured_machine_is_taken_and_a_stated_bandwidth_goes_before_it() -> None:
+    # Eight ranks write 1 GB in 4 s and read it in 2 s: 2 and 4 GB/s a machine.
+    profile = _profile(_row("write", 4.0), _row("read", 2.0))
+    measured = resolved(STATED, host_bytes_per_s=5e10, profile=profile)
+    assert measured.storage.node_write_bytes_per_s == 2e9
+    assert measured.storage.node_read_bytes_per_s == 4e9
+    checkpoint = Checkpoint(bandwidth=1e10, asynchronous=True, interval=1800.0)
+    stated = STATED.model_copy(update={"checkpoint": checkpoint})
+    found = resolved(stated, host_bytes_per_s=5e10, profile=profile)
+    assert found.storage.write_bytes_per_s == found.storage.read_bytes_per_s == 1e10
+    assert found.storage.node_write_bytes_per_s == math.inf
+    assert found.storage.asynchronous
+    assert found.interval_s == 1800.0
+
+
+def test_columns_say_who_writes_and_how_many_machines_they_fill() -> None:
+    # Three ways to use 128, 128 and 120 devices: sharded; replicated with 4 x 8 expert ranks per
+    # stage; sharded on 15 machines.
+    strategies = _strategies(
+        tensor=[8.0, 4.0, 8.0],
+        pipeline=[2.0, 2.0, 1.0],
+        data=[8.0, 16.0, 15.0],
+        expert=[1.0, 32.0, 1.0],
+        zero_stage=[1.0, 0.0, 1.0],
+    )
+    jobs = jobs_of(strategies, parameters=1e10, pool=POOL, stated=STATED)
+    assert np.asarray(jobs.devices).tolist() == [128.0, 128.0, 120.0]
+    assert np.asarray(jobs.nodes).tolist() == [16.0, 16.0, 15.0]
+    assert np.asarray(jobs.writers).tolist() == [128.0, 64.0, 120.0]
+    assert jobs.checkpoint_bytes == 1.4e11
+    assert jobs.spare_nodes == 0.0
+
+
+def test_unused_machines_stand_by_once_repairs_are_priced() -> None:
+    strategies = _strategies(data=[256.0, 128.0])
+    stated = STATED.model_copy(update={"repair": 86400.0})
+    jobs = jobs_of(strategies, parameters=1e10, pool=POOL, stated=stated)
+    assert np.asarray(jobs.spare_nodes).tolist() == [0.0, 16.0]
+
+
+def test_the_usual_rate_of_all_machines_writes_and_reads_a_checkpoint() -> None:
+    # 140 GB over 16 machines of 2 GB/s: 4.375 s; the copy of 140 GB / 128 at 50 GB/s: 0.021875 s.
+    found = resolved(STATED, host_bytes_per_s=5e10, profile=None)
+    strategies = _strategies(data=[128.0])
+    jobs = jobs_of(strategies, parameters=1e10, pool=POOL, stated=STATED)
+    assert np.asarray(write_s(jobs, found.storage)).tolist() == pytest.approx([4.375])
+    assert np.asarray(read_s(jobs, found.storage)).tolist() == pytest.approx([4.396875])

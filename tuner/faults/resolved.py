@@ -1,0 +1,79 @@
+"""From what a spec states and a profile measured to the numbers that the formulas take."""
+
+import math
+from typing import Final, Literal
+
+import numpy as np
+
+from profilers.records import Profile
+from tuner.costs.analytic.shapes import Numbers, Strategies
+from tuner.faults.measured import node_bytes_per_s
+from tuner.faults.reliability import Jobs, Reliability, Storage, checkpoint_bytes
+from tuner.spec.cluster import Pool
+from tuner.spec.goal import Reliability as StatedReliability
+
+USUAL_NODE_BYTES_PER_S: Final = 2e9
+"""Write rate of one machine where nothing is stated or measured: about what one file client of a
+parallel file system reaches; ours, meant to be replaced by a measurement."""
+
+
+def resolved(
+    stated: StatedReliability, *, host_bytes_per_s: float, profile: Profile | None
+) -> Reliability:
+    """Fill in what the spec leaves open.
+
+    A stated bandwidth is that of all machines together, and holds for reading too. Without one each
+    machine moves what the profile measured, or the usual rate.
+    """
+    checkpoint = stated.checkpoint
+    together = math.inf if checkpoint.bandwidth is None else checkpoint.bandwidth
+    write, read = math.inf, math.inf
+    if checkpoint.bandwidth is None:
+        write = _measured(profile, "write") or USUAL_NODE_BYTES_PER_S
+        read = _measured(profile, "read") or write
+    return Reliability(
+        device_mtbf_s=stated.device_mtbf,
+        node_mtbf_s=math.inf if stated.node_mtbf is None else stated.node_mtbf,
+        restart_s=stated.restart,
+        repair_s=0.0 if stated.repair is None else stated.repair,
+        storage=Storage(
+            write_bytes_per_s=together,
+            read_bytes_per_s=together,
+            node_write_bytes_per_s=write,
+            node_read_bytes_per_s=read,
+            host_bytes_per_s=host_bytes_per_s,
+            asynchronous=checkpoint.asynchronous,
+        ),
+        interval_s=checkpoint.interval,
+    )
+
+
+def jobs_of(
+    strategies: Strategies, *, parameters: Numbers, pool: Pool, stated: StatedReliability
+) -> Jobs:
+    """What of each column's strategy decides its failures, on one pool.
+
+    With the optimizer state sharded (ZeRO 1 and above) every device writes; otherwise one replica
+    of each part. Where repairs are priced, every machine of the pool that a column leaves unused
+    stands by for it; otherwise only those that the spec keeps back.
+    """
+    world = strategies.world
+    nodes = np.ceil(world / pool.devices_per_node)
+    parts = strategies.pipeline * np.maximum(
+        strategies.tensor, strategies.expert * strategies.expert_tensor
+    )
+    writers = np.where(np.greater(strategies.zero_stage, 0.0), world, np.minimum(world, parts))
+    spare: Numbers = float(stated.spare_nodes)
+    if stated.repair is not None:
+        spare = np.maximum(pool.nodes - nodes, 0.0)
+    return Jobs(
+        devices=world,
+        nodes=nodes,
+        checkpoint_bytes=checkpoint_bytes(parameters),
+        writers=writers,
+        spare_nodes=spare,
+    )
+
+
+def _measured(profile: Profile | None, kind: Literal["write", "read"]) -> float | None:
+    return None if profile is None else node_bytes_per_s(profile, kind=kind)
