@@ -104,6 +104,9 @@ class Strategies:
     """Of a parameter as the layers read it, low-precision copies included."""
     recompute_full: Numbers = 0.0
     """Share of every stage's layers that are computed again as a whole."""
+    recompute_products: Numbers = 0.0
+    """Torchtitan's selective checkpoints by operation: attention and every second product of each
+    layer are kept, the rest is computed again."""
     recompute_core_attention: Numbers = 0.0
     recompute_mlp: Numbers = 0.0
     """Dense feed-forward networks."""
