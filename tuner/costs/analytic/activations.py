@@ -24,13 +24,16 @@ busiest rank in one of a hundred passes. A module that is computed again keeps i
     core_attention    drops softmax, masks and log-sum-exp     layernorm      drops norm outputs
     mlp               drops the dense network and its input    moe_act        drops the product
     moe, chunks > 1   drops router, shared and experts         shared_experts drops them
-    mla_up_proj       drops q, k, v                            full           keeps 2 n h alone
+    mla_up_proj       drops q, k, v                            full           keeps n h D alone
+    products          keeps n h D, q, v, the core's output, one of gate and up, the last product;
+                      of experts the copies that arrived
 
 What is dropped comes back, one layer at a time, during its backward pass: `again`.
 
 Letters as in state.py. Sources: Korthikanti et al., arXiv 2205.05198, section 4 (34 s b h + 5 a s^2
 b); FlashAttention, arXiv 2205.14135 (log-sum-exp in place of the scores); Megatron-LM's MoE layer,
-which multiplies by the router's weights inside the experts; MemFine, arXiv 2511.21431 (chunks).
+which multiplies by the router's weights inside the experts; MemFine, arXiv 2511.21431 (chunks);
+torchtitan, torchtitan/distributed/activation_checkpoint.py (products).
 Not covered: capacity limits, attention sinks, scales of fp8 blocks; that PyTorch's tensor
 parallelism keeps gathered inputs where Megatron's keeps the rank's part.
 """
@@ -97,7 +100,7 @@ def activation_bytes(
     whole = group * model.hidden * width
     attention = _attention(model, strategies, own, exchanged_ratio)
     norm_input = own * model.hidden * _linear_bytes(strategies)
-    dense = _dense(model, strategies, attention, norm_input)
+    dense = _dense(model, strategies, attention, norm_input=norm_input, hidden=hidden)
     moe = _moe(model, strategies, own, attention)
     return ActivationBytes(
         dense=_layer(strategies, hidden, norm_input, own, dense),
@@ -116,6 +119,8 @@ class _Part:
 
     whole: Numbers
     """Kept where nothing is computed again."""
+    products: Numbers
+    """Kept where every second product is."""
     dropped: Numbers
     """Not kept, by the modules that are computed again."""
     again: Numbers
@@ -149,11 +154,16 @@ def _layer(
         + np.maximum(drops_norm, parts.drops_network_input) * parts.network_input
     )
     dropped = dropped_norms + attention.dropped + network.dropped
-    full = strategies.recompute_full
+    full, by_products = strategies.recompute_full, strategies.recompute_products
+    products = hidden + attention.products + network.products
     everything = whole - hidden - parts.later
     return LayerBytes(
-        saved=(1.0 - full) * (whole - dropped) + full * hidden,
-        again=np.where(full > 0.0, everything, np.maximum(attention.again, network.again)),
+        saved=(1.0 - full - by_products) * (whole - dropped)
+        + full * hidden
+        + by_products * products,
+        again=np.where(
+            full + by_products > 0.0, everything, np.maximum(attention.again, network.again)
+        ),
         gradients=parts.gradients + hidden,
     )
 
@@ -189,11 +199,17 @@ def _attention(
         + strategies.recompute_mla_up_proj * model.is_mla * projected
     )
     whole = projected + normed + output + quantised + exchanged + low_ranks + scores
-    return _Part(whole=whole, dropped=dropped, again=dropped)
+    products = tokens * (model.heads * model.head_dim + key_heads * model.value_dim) * width
+    return _Part(whole=whole, products=products + output + scores, dropped=dropped, again=dropped)
 
 
 def _dense(
-    model: ModelShape, strategies: Strategies, attention: _Part, norm_input: Numbers
+    model: ModelShape,
+    strategies: Strategies,
+    attention: _Part,
+    *,
+    norm_input: Numbers,
+    hidden: Numbers,
 ) -> _Layer:
     width = strategies.element_bytes
     product = strategies.tokens * model.dense_ffn / strategies.tensor
@@ -201,7 +217,12 @@ def _dense(
     dropped = strategies.recompute_mlp * whole
     return _Layer(
         attention=attention,
-        network=_Part(whole=whole, dropped=dropped, again=dropped),
+        network=_Part(
+            whole=whole,
+            products=product * width + model.is_gated * hidden,
+            dropped=dropped,
+            again=dropped,
+        ),
         network_input=norm_input,
         drops_network_input=strategies.recompute_mlp,
         gradients=(1.0 + model.is_gated) * product * width,
@@ -233,6 +254,7 @@ def _moe(model: ModelShape, strategies: Strategies, own: Numbers, attention: _Pa
         attention=attention,
         network=_Part(
             whole=router + shared + routed,
+            products=router + copies * width,
             dropped=dropped_routed + dropped_others,
             again=dropped_routed * at_once + dropped_others,
         ),

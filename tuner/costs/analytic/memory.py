@@ -164,8 +164,15 @@ def _state(
     ranks: tuple[Numbers, Numbers],
     gathered: Numbers,
 ) -> Floats:
-    dense = state_bytes(strategies, ranks=ranks[0], optimizer_bytes=constants.optimizer_bytes)
-    expert = state_bytes(strategies, ranks=ranks[1], optimizer_bytes=constants.optimizer_bytes)
+    dense, expert = (
+        state_bytes(
+            strategies,
+            ranks=sharing,
+            master_bytes=constants.master_bytes,
+            moments_bytes=constants.moments_bytes,
+        )
+        for sharing in ranks
+    )
     whole = gathered * (strategies.weight_bytes + strategies.gradient_bytes)
     rows = []
     for of_dense, of_expert in (

@@ -7,7 +7,7 @@ Not covered: what differs between two runs of the same software.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -26,8 +26,10 @@ WORKSPACE_BYTES: Final = 32.0 * 2**20
 class MemoryConstants:
     """Residuals of one training software, or one set per column."""
 
-    optimizer_bytes: Numbers = 12.0
-    """Per parameter: fp32 master and two fp32 moments of Adam."""
+    master_bytes: Numbers = 4.0
+    """Of the parameter that the optimizer updates."""
+    moments_bytes: Numbers = 8.0
+    """Of Adam's two moments of a parameter."""
     logit_bytes: Numbers = 2.0
     """Per logit at the head's backward; 2 where the fused loss writes gradients over bf16 logits,
     and 4 more for each fp32 copy of them."""
@@ -49,38 +51,56 @@ class MemoryConstants:
     """Of the activations: private pools of partial graphs."""
 
 
+_EAGER_LOSS: Final = MemoryConstants(
+    logit_bytes=12.0, split_logit_bytes=4.0, exchanged_ratio=0.0, unused_ratio=0.02
+)
+"""PyTorch's cross entropy of logits cast to fp32: its output, the gradient of that and of its
+input; where the vocabulary is split a product of them (torch/distributed/tensor/parallel/loss.py).
+Expandable segments leave little unused (torchtitan's run_train.sh)."""
+
+_FUSED_LOSS: Final = replace(_EAGER_LOSS, logit_bytes=4.0, split_logit_bytes=0.0)
+"""One kernel for loss and gradient: bf16 logits, bf16 gradients."""
+
 OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
-    # The loss casts logits to fp32 and turns those into gradients in place
-    # (megatron/core/tensor_parallel/cross_entropy.py); no transformer engine keeps gradients.
+    # Logits in bf16 and a copy in fp32 that becomes the gradient in place
+    # (megatron/core/tensor_parallel/cross_entropy.py).
     Software.MEGATRON_2021: MemoryConstants(logit_bytes=6.0),
     Software.MEGATRON_2025: MemoryConstants(),
     Software.MEGATRON_2026: MemoryConstants(),
-    # torch.nn.functional.cross_entropy of logits cast to fp32: its output, the gradient of that and
-    # of its input; a split vocabulary adds a product (torch/distributed/tensor/parallel/loss.py).
-    Software.TORCH_FSDP: MemoryConstants(
-        logit_bytes=12.0, split_logit_bytes=4.0, exchanged_ratio=0.0, unused_ratio=0.02
+    Software.TORCH_FSDP: _EAGER_LOSS,
+}
+"""By generation of software."""
+
+OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
+    # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
+    "llm-foundry": _FUSED_LOSS,
+    # Compiled loss, but in December 2024 (commit e8977b0, "turning off compile on loss function").
+    "torchtitan": _FUSED_LOSS,
+    "torchtitan-2024": _EAGER_LOSS,
+    # bf16 parameters and moments under torch.optim.Adam, loss in bf16
+    # (examples/benchmark/configs/*.yaml).
+    "automodel": replace(
+        _EAGER_LOSS,
+        logit_bytes=6.0,
+        split_logit_bytes=2.0,
+        master_bytes=2.0,
+        moments_bytes=4.0,
     ),
 }
-"""What is known of a software without any run of it."""
-
-FUSED_LOSS_BYTES: Final = 4.0
-"""Per logit in PyTorch where one kernel computes the loss and its gradient: bf16 logits, bf16
-gradients. Of FlashAttention's kernel (llm-foundry's default) and of compiled losses."""
+"""By family of software where that says more than its generation."""
 
 
 def memory_constants(
-    software: Sequence[Software], *, has_fused_loss: Sequence[bool] = ()
+    software: Sequence[Software], families: Sequence[str] | None = None
 ) -> MemoryConstants:
-    """One set per column; `has_fused_loss` matters to PyTorch's software alone."""
-    fused = has_fused_loss or [False] * len(software)
-    sets = [OF_SOFTWARE[one] for one in software]
-    columns = {
-        field.name: np.array([float(getattr(one, field.name)) for one in sets])
-        for field in fields(MemoryConstants)
-    }
-    is_fused = np.array(
-        [one is Software.TORCH_FSDP and flag for one, flag in zip(software, fused, strict=True)]
+    """One set per column, known before any run of the user's."""
+    names = families if families is not None else [""] * len(software)
+    sets = [
+        OF_FAMILY.get(name, OF_SOFTWARE[one]) for one, name in zip(software, names, strict=True)
+    ]
+    return MemoryConstants(
+        **{
+            field.name: np.array([float(getattr(one, field.name)) for one in sets])
+            for field in fields(MemoryConstants)
+        }
     )
-    columns["logit_bytes"] = np.where(is_fused, FUSED_LOSS_BYTES, columns["logit_bytes"])
-    columns["split_logit_bytes"] = np.where(is_fused, 0.0, columns["split_logit_bytes"])
-    return MemoryConstants(**columns)

@@ -32,9 +32,6 @@ import numpy as np
 
 from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
 
-MASTER_BYTES = 4.0
-"""An fp32 master parameter."""
-
 VOCAB_MULTIPLE = 128.0
 """Megatron-LM's --make-vocab-size-divisible-by."""
 
@@ -119,14 +116,15 @@ def shard_ranks(strategies: Strategies) -> tuple[Numbers, Numbers]:
     return np.minimum(dense, limit), np.maximum(1.0, np.minimum(experts, limit))
 
 
-def state_bytes(strategies: Strategies, *, ranks: Numbers, optimizer_bytes: Numbers) -> StateBytes:
+def state_bytes(
+    strategies: Strategies, *, ranks: Numbers, master_bytes: Numbers, moments_bytes: Numbers
+) -> StateBytes:
     """Bytes of one parameter whose state is shared by `ranks` devices."""
-    stage = strategies.zero_stage
-    kept = optimizer_bytes * (1.0 - strategies.optimizer_offload)
-    is_sharded = np.where(stage >= 3.0, 1.0, 0.0)
+    stage = np.asarray(strategies.zero_stage)
+    owns_master = np.where(stage >= 3.0, 0.0, master_bytes)
+    on_device = 1.0 - strategies.optimizer_offload
     return StateBytes(
-        weight=np.where(stage >= 3.0, MASTER_BYTES / ranks, strategies.weight_bytes),
+        weight=np.where(stage >= 3.0, master_bytes / ranks, strategies.weight_bytes),
         gradient=strategies.gradient_bytes / np.where(stage >= 2.0, ranks, 1.0),
-        optimizer=(kept - is_sharded * MASTER_BYTES * (1.0 - strategies.optimizer_offload))
-        / np.where(stage >= 1.0, ranks, 1.0),
+        optimizer=(owns_master + moments_bytes) * on_device / np.where(stage >= 1.0, ranks, 1.0),
     )
