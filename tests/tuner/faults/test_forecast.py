@@ -189,6 +189,26 @@ def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
     assert math.isclose(found.time_ratios["training"], 720_000 / found.wall_clock_s, rel_tol=1e-12)
 
 
+def test_the_band_follows_the_work_that_failures_take_away() -> None:
+    # No waiting and hardly a restart: every failure (8 h apart) costs half of two hours on average.
+    storage = Storage(write_bytes_per_s=250e9, read_bytes_per_s=1e18, host_bytes_per_s=1e18)
+    reliability = Reliability(
+        device_mtbf_s=512 * HOUR, restart_s=60.0, interval_s=2 * HOUR, storage=storage
+    )
+    jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=15e12, writers=64.0)
+    run = Run(step_s=10.0, tokens_per_step=1, tokens=720 * 200.0, devices_per_node=8)
+    found = forecast(run, jobs=jobs, reliability=reliability)
+    habits = Habits(failures_per_s=1 / (8 * HOUR), work_s=2 * HOUR, stall_s=60.0, restart_s=60.0)
+    rng = np.random.default_rng(8)
+    wall_s = np.array([lived(habits, segments=200, rng=rng).wall_s for _ in range(1000)])
+    assert found.wall_clock_s_band is not None
+    low, high = found.wall_clock_s_band
+    # A thousand lives know the width between P10 and P90 to about 4 %.
+    width = float(np.subtract(*np.percentile(wall_s, [90, 10])))
+    assert high - low == pytest.approx(width, rel=0.15)
+    assert float(np.mean((wall_s > low) & (wall_s < high))) == pytest.approx(0.8, abs=0.05)
+
+
 def test_the_largest_published_run_keeps_more_than_nine_tenths_of_its_time() -> None:
     # Llama 3 405B (arXiv 2407.21783, sections 3.3.1 and 3.3.4): 419 unexpected stops of 16,384
     # devices in 54 days, storage of 2 TB/s, "higher than 90 % effective training time". A restart
