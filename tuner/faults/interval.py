@@ -21,7 +21,8 @@ A write must be done before the next checkpoint begins, so tau >= w; and a check
 whole step, so tau >= one step. Both only matter where they exceed the best tau: the share falls on
 both sides of it.
 
-Not covered: a write in the background that slows down training, checkpoints that fail.
+Not covered: a write in the background that slows down training or finds no host memory to wait in,
+checkpoints that fail.
 """
 
 from dataclasses import dataclass
