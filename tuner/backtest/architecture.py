@@ -9,6 +9,7 @@ Not covered: hybrids with state-space layers (Nemotron-H, Nemotron 3), which `ar
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -45,7 +46,8 @@ def shape_of(row: Row) -> ModelShape:
             raise ValueError(f"arch_json: {heads:g} heads do not divide hidden {hidden:g}")
         head_dim = hidden / heads
     dense = min(_count(read, "dense_layers", default=0.0), layers) if experts else layers
-    is_gpt_oss = "gptoss" in row.text("model").lower().replace(" ", "").replace("-", "")
+    name = re.sub(r"[^a-z0-9]", "", row.text("model").lower())
+    is_gpt_oss = name.startswith("gptoss")
     shape = ModelShape(
         hidden=hidden,
         heads=heads,
@@ -57,6 +59,7 @@ def shape_of(row: Row) -> ModelShape:
         kv_lora_rank=_count(read, "kv_lora_rank") if is_mla else 0.0,
         rope_dim=rope,
         has_sinks=float(is_gpt_oss),
+        has_qk_norm=float(_flag(read, "qk_norm", default=name.startswith("qwen3"))),
         window=GPT_OSS_WINDOW if is_gpt_oss else 0.0,
         windowed_ratio=0.5 if is_gpt_oss else 0.0,
         dense_ffn=_count(read, "ffn", default=0.0 if experts else 4.0 * hidden),

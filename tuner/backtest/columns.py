@@ -4,7 +4,8 @@ What a row leaves blank is chosen by one rule each, and named in `Run.assumed`:
 
 - degrees: 1; dp: num_gpus / (tp * pp * cp). Where the printed degrees and dp do not give the
   devices, cp is what is missing, as in NeMo's long-context tables.
-- ep of a model with experts: as many as a server has devices, if that divides; etp: 1.
+- ep of a model with experts: as many as a server has devices, and under FSDP all that share the
+  state, as far as that divides; etp: 1.
 - micro-batch: 1. Global batch: one micro-batch per replica. Sequence: the architecture's.
 - flags of Megatron-Bridge rows whose recipe is not known: the majority of those that are, see
   `tuner/backtest/flags.py`.
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.architecture import shape_of
-from tuner.backtest.engines import Engine, engine_of, precision_of, software_of
+from tuner.backtest.engines import Engine, engine_of, memory_family_of, precision_of, software_of
 from tuner.backtest.flags import flags_of
 from tuner.backtest.measured import measured_step_s
 from tuner.backtest.recompute import recompute_of
@@ -32,8 +33,8 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import UnknownDeviceError
 
-LOW_PRECISION_WEIGHT_BYTES = 2.0
-"""With fp8 or fp4 weights Megatron keeps them twice, as is and transposed, of a byte each."""
+INTERLEAVED_CHUNKS = 2.0
+"""Of torchtitan's interleaved schedule, where a row names the schedule and not its depth."""
 PEAK_OF = {
     Precision.BF16: ("bf16",),
     Precision.FP8: ("fp8", "bf16"),
@@ -53,6 +54,8 @@ class Run:
     software: Software
     family: str
     """Software as residuals know it."""
+    memory_family: str
+    """The same as constants of memory know it."""
     release: str
     """Its version, empty where unknown."""
     shape: ModelShape
@@ -139,11 +142,12 @@ def run_of(row: Row) -> Run:
         precision=precision,
         software=software_of(engine, release),
         family=engine.family,
+        memory_family=memory_family_of(engine, release),
         release=release,
         shape=shape,
         strategy=replace(
             strategy,
-            weight_bytes=2.0 if precision is Precision.BF16 else LOW_PRECISION_WEIGHT_BYTES,
+            linear_bytes=float(engine.keeps_quantized and precision is not Precision.BF16),
         ),
         hardware=hardware_of(device, precision),
         counts=counts,
@@ -220,7 +224,8 @@ def _degrees_of(row: Row) -> _Degrees:
             + (f" * dp {data:g}" if "dp" in row.numbers else "")
             + f" does not divide num_gpus {devices:g}"
         )
-    chunks = row.number_or("vpp", 1.0) if pipeline > 1.0 else 1.0
+    usual = INTERLEAVED_CHUNKS if "Interleaved" in row.text("notes") else 1.0
+    chunks = row.number_or("vpp", usual) if pipeline > 1.0 else 1.0
     return _Degrees(
         tensor=tensor,
         context=context,
@@ -237,7 +242,10 @@ def _strategy_of(
     degrees = _degrees_of(row)
     sequence, micro_batch, num_microbatches, filled = _batch_of_row(row, degrees, engine)
     assumed = degrees.assumed + filled
-    expert, expert_tensor, filled = _expert_degrees(row, shape, degrees, device)
+    stage, shard_ranks = _sharding(row, engine, degrees)
+    expert, expert_tensor, filled = _expert_degrees(
+        row, shape, degrees, device, shards_everything=stage > 2.0
+    )
     assumed += filled
     counts, ends_as_layers = layers_of_stages(
         int(shape.dense_layers + shape.moe_layers),
@@ -253,7 +261,6 @@ def _strategy_of(
     )
     if recompute is None and not flags.knows_recompute:
         assumed += ("recompute",)
-    stage, shard_ranks = _sharding(row, engine, degrees)
     is_parallel_sequence = degrees.tensor > 1.0 and (
         engine.sequence_parallel or "sp" in row.text("recompute").split("+")
     )
@@ -324,7 +331,12 @@ def _batch_of_row(
 
 
 def _expert_degrees(
-    row: Row, shape: ModelShape, degrees: _Degrees, device: Datasheet
+    row: Row,
+    shape: ModelShape,
+    degrees: _Degrees,
+    device: Datasheet,
+    *,
+    shards_everything: bool,
 ) -> tuple[float, float, tuple[str, ...]]:
     if not shape.experts:
         return 1.0, 1.0, ()
@@ -335,9 +347,8 @@ def _expert_degrees(
         assumed = ("etp",)
     expert = row.number_or("ep", 0.0)
     if not expert:
-        expert = float(
-            np.gcd.reduce([device.devices_per_node, int(stage_ranks), int(shape.experts)])
-        )
+        widest = stage_ranks if shards_everything else device.devices_per_node
+        expert = float(np.gcd.reduce([int(widest), int(stage_ranks), int(shape.experts)]))
         assumed += ("ep",)
     if shape.experts % expert:
         raise ValueError(f"ep {expert:g} does not divide {shape.experts:g} experts")
@@ -358,7 +369,9 @@ def _sharding(row: Row, engine: Engine, degrees: _Degrees) -> tuple[float, float
         stage = text.removeprefix("zero-")
         if stage not in ("0", "1", "2", "3"):
             raise ValueError(f"zero_or_fsdp {text[:40]!r} is not one of ZeRO-0 to ZeRO-3")
-        return float(stage), 0.0
+        # Megatron sums gradients once, after the last micro-batch, whatever the stage is called.
+        most = 3.0 if engine.software is Software.TORCH_FSDP else 1.0
+        return min(float(stage), most), 0.0
     if "shard-grad-op" in text:
         return 2.0, 0.0
     name, _, ranks = text.partition("=")

@@ -34,6 +34,8 @@ class Engine:
     """Userbuffers in dense models."""
     counts_full_square: bool = True
     """Its TFLOP/s count attention over the full square of the sequence, not the causal half."""
+    keeps_quantized: bool = False
+    """Linear layers keep their inputs in the products' type for the backward pass."""
     is_local_batch: bool = False
     """`mbs` is a rank's batch; pipelines cut it into single sequences."""
     sequence: float = 0.0
@@ -59,7 +61,9 @@ _MEGATRON_DEEPSPEED: Final = Engine(
     zero_stage=0.0,
     overlaps_gradients=False,
 )
-_MEGATRON_LM: Final = Engine(family="megatron-lm", software=Software.MEGATRON_2025)
+_MEGATRON_LM: Final = Engine(
+    family="megatron-lm", software=Software.MEGATRON_2025, keeps_quantized=True
+)
 _MEGATRON_2023: Final = Engine(
     family="megatron-2023", software=Software.MEGATRON_2025, sequence=2048.0
 )
@@ -68,6 +72,7 @@ _MEGASCALE: Final = Engine(family="megascale", software=Software.MEGATRON_2025, 
 _BRIDGE: Final = Engine(
     family="nemo",
     software=Software.MEGATRON_2025,
+    keeps_quantized=True,
     gradient_bytes=2.0,
     overlaps_tensor=True,
 )
@@ -104,7 +109,9 @@ OF_SOURCE: Final[Mapping[str, Engine]] = {
 }
 """By source, where the release is blank."""
 
-OF_RELEASE: Final[Mapping[str, Engine]] = {
+OF_DATED_PAGE: Final = re.compile(r"_(20\d\d)-?(\d\d)_")
+"""torchtitan names its pages of measurements by month."""
+_RELEASE: Final[Mapping[str, Engine]] = {
     "nemo": _BRIDGE,
     "megatron-bridge": _BRIDGE,
     "megatron-lm": _MEGATRON_LM,
@@ -120,6 +127,8 @@ OF_RELEASE: Final[Mapping[str, Engine]] = {
 FIRST_OF_2026: Final = (26, 4)
 """NeMo containers from here on behave as `Software.MEGATRON_2026`."""
 
+_DATED_PAGE: Final = re.compile(r"_(20\d\d)-?(\d\d)_")
+"""torchtitan names its pages of measurements by month."""
 _RELEASE: Final = re.compile(r"([a-z][a-z0-9-]*?)[-=@: ]?v?(\d+(?:\.\d+){0,3})?")
 
 
@@ -130,7 +139,15 @@ def engine_of(row: Row) -> tuple[Engine, str]:
     engine = named or OF_SOURCE.get(row.source, _UNSTATED)
     if engine is _MEGATRON_2023 and row.text("notes").startswith("MegaScale"):
         engine = _MEGASCALE
+    dated = _DATED_PAGE.search(row.text("url"))
+    if engine is _TITAN and not row.text("release") and dated:
+        return engine, f"{dated.group(1)}.{dated.group(2)}"
     return engine, (match.group(2) or "") if match else row.text("release")[:32]
+
+
+def memory_family_of(engine: Engine, release: str) -> str:
+    """Return the family that constants of memory know the software by."""
+    return "torchtitan-2024" if engine is _TITAN and release.startswith("2024") else engine.family
 
 
 def software_of(engine: Engine, release: str) -> Software:

@@ -7,7 +7,7 @@ them: what is blank is off. Elsewhere each is what most known recipes of the sam
 - MoE models on Blackwell run partial CUDA graphs, on Hopper none; dense ones none except in
   NVFP4, which runs full-iteration graphs; from containers 26.06 on, GB200 and GB300 run MoE with
   full-iteration graphs and overlap.
-- Blackwell dispatches by HybridEP, Hopper by all-to-all unless the notes say DeepEP.
+- Blackwell dispatches by HybridEP, Hopper by DeepEP.
 
 Source: the counts over the public recipes of Megatron-Bridge, tags v0.2 to v0.5.
 """
@@ -92,8 +92,10 @@ def _majority(
     )
     is_partial = has_experts and is_blackwell and not is_whole
     fields = {
-        "a2a_overlap": float(has_experts and is_whole),
-        "is_deepep": 0.0,
+        "a2a_overlap": float(
+            has_experts and (is_whole or "ep overlap on" in row.text("notes").lower())
+        ),
+        "is_deepep": float(has_experts and not is_blackwell),
         "is_hybridep": float(has_experts and is_blackwell),
         "full_graph": float(is_whole),
         "partial_graph": float(is_partial),

@@ -2,7 +2,7 @@
 
 In this order: `step_time_s`; tokens per second and device; TFLOP/s per device; MFU. The last two
 need the model's FLOP as the source counts them, by default Megatron-LM's convention: 6 per
-parameter of every matrix that a token meets (top-k experts only) and attention over the full square,
+parameter of every matrix that a token meets (top-k experts only), attention over the full square,
 
     FLOP per token = 3 * [2 * matrices + 2 * s * heads * (d_qk + d_v) * layers + 2 * hidden * vocab]
 

@@ -1,8 +1,8 @@
 """Reads what a published run computes again in its backward pass.
 
 Names are Megatron's modules, joined by +; `full` is every layer as a whole; `selective` is the core
-of attention in Megatron-LM (arXiv:2205.05198) and, in torchtitan, every second product, which half
-of full recomputation stands for.
+of attention in Megatron-LM (arXiv:2205.05198) and, in torchtitan, all but attention and every second
+product.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def recompute_of(row: Row, *, stage_layers: float, by_products: bool) -> dict[st
         if not module or module in (*NOTHING, *ALSO):
             continue
         if by_products and module.startswith("selective"):
-            fields["recompute_full"] = 0.5
+            fields["recompute_products"] = 1.0
             continue
         if module not in FIELD_OF_MODULE:
             known = ", ".join(FIELD_OF_MODULE)

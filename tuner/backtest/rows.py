@@ -30,7 +30,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "source": "where it was published; tells the software where `release` is blank",
     "model": "name of the model",
     "arch_json": "architecture: hidden, layers, heads, kv_heads, head_dim, ffn, glu, vocab, seq, "
-    "tied; experts, topk, moe_ffn, shared_ffn, dense_layers; attn: mla with q_lora_rank, "
+    "tied, qk_norm; experts, topk, moe_ffn, shared_ffn, dense_layers; attn: mla with q_lora_rank, "
     "kv_lora_rank, qk_head_dim, qk_rope_dim, v_head_dim; mtp_layers",
     "gpu": "device as published, e.g. DGX-H100",
     "num_gpus": "devices of the run",
@@ -42,7 +42,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "vpp": "chunks per pipeline rank; blank: 1",
     "cp": "context parallel degree; blank: 1",
     "dp": "data parallel degree; blank: num_gpus / (tp * pp * cp)",
-    "ep": "expert parallel degree; blank: chosen",
+    "ep": "expert parallel degree; blank: the devices of a server, under FSDP of the state",
     "etp": "tensor parallel degree of the experts; blank: 1",
     "zero_or_fsdp": "DDP, ZeRO-1 .. ZeRO-3, FSDP, FSDP=<ranks>, FSDP-FULL_SHARD, "
     "FSDP-SHARD_GRAD_OP",

@@ -1,0 +1,151 @@
+"""How far predictions are from measurements: errors of seconds, of choices, of memory.
+
+p is predicted, m measured, both seconds of one step.
+
+    ape    |p - m| / m, as a share
+    bias   median(p / m) - 1
+
+Choices are judged within cases: rows equal in model, device, count of devices, sequence and
+precision. As rows of one case may differ in batch, they are compared by seconds per token. The
+regret of a case is the measured seconds per token of the row that is predicted to be the best, over
+those of the row that is, less 1; of the best three, the same with the best measured of the three
+that are predicted best. Rank correlation is Spearman's, within a case, and its median over cases.
+
+Letters: N rows, K cases.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.backtest.records import Errors
+
+Values = npt.NDArray[np.float64]
+
+RANKED: int = 3
+"""Rows that a case needs before their order says anything."""
+CHOSEN: int = 2
+"""Rows that a case needs before a choice among them can be wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """One row as far as errors need it; absent numbers are None."""
+
+    predicted_s: float | None
+    measured_s: float | None
+    tokens: float
+    """Of the global batch."""
+    case: tuple[str, ...]
+    """What its choice is judged within."""
+    predicted_bytes: float | None = None
+    measured_bytes: float | None = None
+    fits: bool | None = None
+    """Whether the model says that it fits; None where memory was not priced."""
+    has_run_out_of_memory: bool = False
+
+
+def errors_of(rows: Sequence[Scored]) -> Errors:
+    """Summarise rows; what cannot be said is None."""
+    timed = [row for row in rows if row.predicted_s is not None and row.measured_s is not None]
+    predicted_N = np.array([row.predicted_s for row in timed], dtype=np.float64)
+    measured_N = np.array([row.measured_s for row in timed], dtype=np.float64)
+    ape_N = np.abs(predicted_N - measured_N) / measured_N
+    cases = _cases(timed)
+    correlations = [found for case in cases if (found := _correlation(case)) is not None]
+    chosen = [case for case in cases if len(case) >= CHOSEN]
+    first_K = np.array([_regret(case, best_of=1) for case in chosen])
+    third_K = np.array([_regret(case, best_of=3) for case in chosen])
+    memory_N = _memory_errors(rows)
+    return Errors(
+        rows=len(rows),
+        predicted=sum(row.predicted_s is not None for row in rows),
+        median_ape=_median(ape_N),
+        mean_ape=_mean(ape_N),
+        p90_ape=_quantile(ape_N, 0.9),
+        bias=None if not timed else float(np.median(predicted_N / measured_N)) - 1.0,
+        rank_correlation=_median(np.array(correlations)),
+        rank_correlation_min=min(correlations, default=None),
+        choice_cases=len(chosen),
+        choice_regret=_mean(first_K),
+        choice_regret_max=_largest(first_K),
+        choice_regret_top3=_mean(third_K),
+        choice_regret_top3_max=_largest(third_K),
+        false_fits=_count_wrong(rows, out_of_memory=True),
+        false_misfits=_count_wrong(rows, out_of_memory=False),
+        memory_rows=len(memory_N),
+        memory_median_ape=_median(memory_N),
+        memory_p90_ape=_quantile(memory_N, 0.9),
+        memory_max_ape=_largest(memory_N),
+    )
+
+
+def _cases(rows: Sequence[Scored]) -> list[list[Scored]]:
+    by_case: dict[tuple[str, ...], list[Scored]] = {}
+    for row in rows:
+        by_case.setdefault(row.case, []).append(row)
+    return [by_case[case] for case in sorted(by_case)]
+
+
+def _per_token(case: Sequence[Scored]) -> tuple[Values, Values]:
+    predicted_N = np.array([(row.predicted_s or 0.0) / row.tokens for row in case])
+    return predicted_N, np.array([(row.measured_s or 0.0) / row.tokens for row in case])
+
+
+def _regret(case: Sequence[Scored], *, best_of: int) -> float:
+    predicted_N, measured_N = _per_token(case)
+    picked = np.argsort(predicted_N, kind="stable")[:best_of]
+    return float(measured_N[picked].min() / measured_N.min()) - 1.0
+
+
+def _correlation(case: Sequence[Scored]) -> float | None:
+    """Return Spearman's rank correlation, None where too few rows differ."""
+    if len(case) < RANKED:
+        return None
+    predicted_N, measured_N = (_ranks(values) for values in _per_token(case))
+    if np.ptp(predicted_N) == 0.0 or np.ptp(measured_N) == 0.0:
+        return None
+    return float(np.corrcoef(predicted_N, measured_N)[0, 1])
+
+
+def _ranks(values_N: Values) -> Values:
+    """Return ranks from 0; equal values share the mean of theirs."""
+    _, inverse_N, count_U = np.unique(values_N, return_inverse=True, return_counts=True)
+    last_U = np.cumsum(count_U)
+    return (last_U - 0.5 * (count_U + 1.0))[inverse_N]
+
+
+def _memory_errors(rows: Sequence[Scored]) -> Values:
+    return np.array(
+        [
+            abs(row.predicted_bytes - row.measured_bytes) / row.measured_bytes
+            for row in rows
+            if row.predicted_bytes is not None and row.measured_bytes is not None
+        ]
+    )
+
+
+def _count_wrong(rows: Sequence[Scored], *, out_of_memory: bool) -> int | None:
+    """Count rows that were said to fit and did not, or the reverse; None where there are none."""
+    asked = [
+        row for row in rows if row.fits is not None and row.has_run_out_of_memory == out_of_memory
+    ]
+    return sum(row.fits == out_of_memory for row in asked) if asked else None
+
+
+def _median(values_N: Values) -> float | None:
+    return float(np.median(values_N)) if values_N.size else None
+
+
+def _mean(values_N: Values) -> float | None:
+    return float(np.mean(values_N)) if values_N.size else None
+
+
+def _largest(values_N: Values) -> float | None:
+    return float(np.max(values_N)) if values_N.size else None
+
+
+def _quantile(values_N: Values, share_ratio: float) -> float | None:
+    return float(np.quantile(values_N, share_ratio)) if values_N.size else None
