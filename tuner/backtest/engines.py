@@ -109,9 +109,7 @@ OF_SOURCE: Final[Mapping[str, Engine]] = {
 }
 """By source, where the release is blank."""
 
-OF_DATED_PAGE: Final = re.compile(r"_(20\d\d)-?(\d\d)_")
-"""torchtitan names its pages of measurements by month."""
-_RELEASE: Final[Mapping[str, Engine]] = {
+OF_RELEASE: Final[Mapping[str, Engine]] = {
     "nemo": _BRIDGE,
     "megatron-bridge": _BRIDGE,
     "megatron-lm": _MEGATRON_LM,

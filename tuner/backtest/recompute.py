@@ -1,8 +1,8 @@
 """Reads what a published run computes again in its backward pass.
 
 Names are Megatron's modules, joined by +; `full` is every layer as a whole; `selective` is the core
-of attention in Megatron-LM (arXiv:2205.05198) and, in torchtitan, all but attention and every second
-product.
+of attention in Megatron-LM (arXiv:2205.05198) and, in torchtitan, all but attention and every
+second product.
 """
 
 from collections.abc import Mapping
