@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol, TypeVar
 from solvers.errors import RejectedClaimError, UnknownSolverError
 from solvers.layout import check as layout_check
 from solvers.layout.problem import Layout, LayoutProblem
+from solvers.partition import check as partition_check
+from solvers.partition.problem import Partition, PartitionProblem
 from solvers.result import Claim, Outcome, Status
 from solvers.strategy import check as strategy_check
 from solvers.strategy.problem import Strategy, StrategyProblem
@@ -26,6 +28,11 @@ LAYOUT: Final[Mapping[str, str]] = {
 STRATEGY: Final[Mapping[str, str]] = {
     "milp": "solvers.strategy.milp:solve",
     "one_by_one": "solvers.strategy.one_by_one:solve",
+}
+
+PARTITION: Final[Mapping[str, str]] = {
+    "exact": "solvers.partition.exact:solve",
+    "milp": "solvers.partition.milp:solve",
 }
 
 S = TypeVar("S")
@@ -53,6 +60,14 @@ class StrategySolver(Protocol):
     ) -> Claim[Strategy]: ...
 
 
+class PartitionSolver(Protocol):
+    """What every entry of `PARTITION` is."""
+
+    def __call__(
+        self, problem: PartitionProblem, *, time_limit_s: float, threads: int = 1
+    ) -> Claim[Partition]: ...
+
+
 def layout_solver(method: str) -> LayoutSolver:
     """Import the solver of that name.
 
@@ -70,6 +85,16 @@ def strategy_solver(method: str) -> StrategySolver:
         UnknownSolverError: the name is not in `STRATEGY`.
     """
     solver: StrategySolver = _solver(STRATEGY, "strategy", method)
+    return solver
+
+
+def partition_solver(method: str) -> PartitionSolver:
+    """Import the solver of that name.
+
+    Raises:
+        UnknownSolverError: the name is not in `PARTITION`.
+    """
+    solver: PartitionSolver = _solver(PARTITION, "partition", method)
     return solver
 
 
@@ -114,6 +139,25 @@ def solve_strategy(
     return checked_strategy(problem, claim, method=method, solve_s=clock() - started_s)
 
 
+def solve_partition(
+    problem: PartitionProblem,
+    *,
+    method: str = "exact",
+    time_limit_s: float,
+    threads: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Outcome[Partition]:
+    """Solve by the named method and return only what survives the check, as `solve_layout` does.
+
+    Raises:
+        UnknownSolverError: the name is not in `PARTITION`.
+        RejectedClaimError: the partition breaks a rule, or the bound lies above its objective.
+    """
+    started_s = _started_s(clock, time_limit_s=time_limit_s, threads=threads)
+    claim = partition_solver(method)(problem, time_limit_s=time_limit_s, threads=threads)
+    return checked_partition(problem, claim, method=method, solve_s=clock() - started_s)
+
+
 def checked_layout(
     problem: LayoutProblem, claim: Claim[Layout], *, method: str, solve_s: float
 ) -> Outcome[Layout]:
@@ -143,6 +187,23 @@ def checked_strategy(
         claim,
         violations=lambda strategy: strategy_check.violations(problem, strategy),
         objective=lambda strategy: strategy_check.objective(problem, strategy),
+        method=method,
+        solve_s=solve_s,
+    )
+
+
+def checked_partition(
+    problem: PartitionProblem, claim: Claim[Partition], *, method: str, solve_s: float
+) -> Outcome[Partition]:
+    """Turn a claim into an outcome, or refuse it.
+
+    Raises:
+        RejectedClaimError: the partition breaks a rule, or the bound lies above its objective.
+    """
+    return _checked(
+        claim,
+        violations=lambda partition: partition_check.violations(problem, partition),
+        objective=lambda partition: partition_check.objective(problem, partition),
         method=method,
         solve_s=solve_s,
     )

@@ -1,0 +1,140 @@
+"""Every registered method meets the oracle, on the same instances."""
+
+import dataclasses
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solvers.errors import RejectedClaimError, UnknownSolverError
+from solvers.partition import brute_force
+from solvers.partition.problem import Partition, PartitionProblem, PartitionStage
+from solvers.partition.testing import tiny_problem, two_pools
+from solvers.registry import PARTITION, checked_partition, partition_solver, solve_partition
+from solvers.result import Claim, Outcome, Status
+
+SEEDS = range(60)
+TIME_LIMIT_S = 60.0
+
+
+@functools.cache
+def instance(seed: int) -> PartitionProblem:
+    return tiny_problem(np.random.default_rng(seed))
+
+
+@functools.cache
+def expected(seed: int) -> Outcome[Partition]:
+    problem = instance(seed)
+    claim = brute_force.solve(problem, time_limit_s=TIME_LIMIT_S)
+    return checked_partition(problem, claim, method="brute_force", solve_s=0.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("method", PARTITION)
+def test_meets_the_oracle(method: str, seed: int) -> None:
+    outcome = solve_partition(instance(seed), method=method, time_limit_s=TIME_LIMIT_S)
+    assert outcome.status is expected(seed).status
+    assert outcome.objective == pytest.approx(expected(seed).objective, rel=1e-9)
+    assert outcome.gap_ratio <= 1e-6 or outcome.status is Status.INFEASIBLE
+
+
+def test_the_instances_cover_every_feature() -> None:
+    seen = Counter[str]()
+    for seed in SEEDS:
+        problem, outcome = instance(seed), expected(seed)
+        seen[f"pools {problem.num_pools}"] += 1
+        seen[str(outcome.status)] += 1
+        seen["cut links"] += bool(np.isinf(problem.hop_s_PP).any())
+        if outcome.solution is not None:
+            used = {stage.pool for stage in outcome.solution.stages}
+            seen["several pools used"] += len(used) > 1
+            seen["a pool left alone"] += len(used) < problem.num_pools
+            seen["several stages"] += len(outcome.solution.stages) > 2
+    features = {
+        *("pools 1", "pools 2", "pools 3", "optimal", "infeasible", "cut links"),
+        *("several pools used", "a pool left alone", "several stages"),
+    }
+    assert min(seen[feature] for feature in features) >= 5, seen
+
+
+def test_the_slower_pool_gets_fewer_layers() -> None:
+    outcome = solve_partition(two_pools(), time_limit_s=TIME_LIMIT_S)
+    assert outcome.status is Status.OPTIMAL
+    assert outcome.solution is not None
+    layers_of = Counter[int]()
+    for stage in outcome.solution.stages:
+        layers_of[stage.pool] += stage.layers
+    # 8 stages of 6 layers take 0.096 s each; 2 layers take 0.071 s on the slower pool.
+    assert layers_of == {0: 48, 1: 13}
+    # 48 * 0.016 + 13 * 0.016 / 0.45 + 2 (13 * 0.001 + 0.008) + 63 * 0.096
+    assert outcome.objective == pytest.approx(7.32022, rel=1e-5)
+
+
+def test_a_link_that_is_too_slow_leaves_its_pool_out() -> None:
+    problem = two_pools(hop_s_PP=[[0.001, 9.0], [9.0, 0.001]], memory_limit_bytes_P=[2e12, 2e12])
+    outcome = solve_partition(problem, time_limit_s=TIME_LIMIT_S)
+    assert outcome.solution is not None
+    assert {stage.pool for stage in outcome.solution.stages} == {0}
+
+
+def test_out_of_time_is_never_called_optimal() -> None:
+    outcome = solve_partition(two_pools(), method="exact", time_limit_s=1e-6)
+    assert outcome.status is Status.UNKNOWN
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(seed=st.integers(10_000, 20_000), extra_bytes=st.integers(1, 40))
+def test_more_memory_never_hurts(seed: int, extra_bytes: int) -> None:
+    problem = instance(seed)
+    roomier = dataclasses.replace(
+        problem, memory_limit_bytes_P=problem.memory_limit_bytes_P + extra_bytes
+    )
+    before = solve_partition(problem, time_limit_s=TIME_LIMIT_S)
+    after = solve_partition(roomier, time_limit_s=TIME_LIMIT_S)
+    assert after.objective <= before.objective * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(seed=st.integers(10_000, 20_000))
+def test_the_order_of_the_pools_changes_nothing(seed: int) -> None:
+    problem = instance(seed)
+    order = np.random.default_rng(seed).permutation(problem.num_pools)
+    shuffled = PartitionProblem(
+        pools=tuple(problem.pools[p] for p in order),
+        max_stages_P=tuple(problem.max_stages_P[p] for p in order),
+        time_s_PL=problem.time_s_PL[order],
+        static_bytes_PL=problem.static_bytes_PL[order],
+        saved_bytes_PL=problem.saved_bytes_PL[order],
+        memory_limit_bytes_P=problem.memory_limit_bytes_P[order],
+        hop_s_PP=problem.hop_s_PP[np.ix_(order, order)],
+        num_microbatches=problem.num_microbatches,
+    )
+    before = solve_partition(problem, time_limit_s=TIME_LIMIT_S)
+    after = solve_partition(shuffled, time_limit_s=TIME_LIMIT_S)
+    assert after.objective == pytest.approx(before.objective, rel=1e-9)
+
+
+def test_false_claims_are_refused() -> None:
+    problem = two_pools()
+    true = partition_solver("exact")(problem, time_limit_s=TIME_LIMIT_S)
+    assert true.solution is not None
+    too_full = Partition(stages=(PartitionStage(pool=0, layers=61),))
+    with pytest.raises(RejectedClaimError, match="not allowed: stage 0 in pool 'new' needs"):
+        checked_partition(
+            problem,
+            Claim(status=Status.OPTIMAL, solution=too_full, bound=0.0),
+            method="lie",
+            solve_s=0.0,
+        )
+    with pytest.raises(RejectedClaimError, match="lie claims that nothing is below"):
+        checked_partition(
+            problem,
+            Claim(status=Status.FEASIBLE, solution=true.solution, bound=true.bound * 1.001),
+            method="lie",
+            solve_s=0.0,
+        )
+    with pytest.raises(UnknownSolverError, match="partition method 'guess' is not one of exact"):
+        solve_partition(problem, method="guess", time_limit_s=1.0)
