@@ -131,7 +131,9 @@ def _system(root: Path, name: str | None) -> tuple[str, Path, Mapping[str, Any]]
         return root.name, root, _described(file)
     folders = {}
     for system, file in files.items():
-        stated = _described(file).get("data_dir")
+        # Other settings of the package lie beside the systems and are no business of ours.
+        stated = _content(file)
+        stated = stated.get("data_dir") if isinstance(stated, dict) else None
         places = [root / stated] if isinstance(stated, str) else []
         folder = next((place for place in (*places, root / system) if place.is_dir()), None)
         # A description may not lead out of the folder that the user named.
@@ -142,16 +144,20 @@ def _system(root: Path, name: str | None) -> tuple[str, Path, Mapping[str, Any]]
 
 
 def _described(file: Path) -> Mapping[str, Any]:
-    try:
-        if file.stat().st_size > MAX_SYSTEM_BYTES:
-            raise ProfileUnreadableError(f"{file}: more than {MAX_SYSTEM_BYTES} bytes")
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ProfileUnreadableError(f"{file}: {reason}") from error
+    content = _content(file)
     if not isinstance(content, dict):
         raise ProfileUnreadableError(f"{file}: is no mapping of a system's facts")
     return content
+
+
+def _content(file: Path) -> Any:
+    try:
+        if file.stat().st_size > MAX_SYSTEM_BYTES:
+            raise ProfileUnreadableError(f"{file}: more than {MAX_SYSTEM_BYTES} bytes")
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ProfileUnreadableError(f"{file}: {reason}") from error
 
 
 def _chosen(what: str, name: str | None, present: Sequence[str]) -> str:
@@ -210,7 +216,7 @@ def _take(rows: _Rows, table: _Table, found: Sequence[Row], *, device: str) -> i
     """Add the rows of one file; the number of those that were taken on another device."""
     strangers = 0
     for number, row in enumerate(found):
-        if row.get("device") not in (None, device):
+        if not _is_same_device(row.get("device"), device):
             strangers += 1
             continue
         try:
@@ -222,6 +228,14 @@ def _take(rows: _Rows, table: _Table, found: Sequence[Row], *, device: str) -> i
         except ValueError as error:
             raise ProfileUnreadableError(f"{table.path}: row {number}: {error}") from error
     return strangers
+
+
+def _is_same_device(named: object, device: str) -> bool:
+    """Whether a row is of this device; some name `NVIDIA H100` what others name in full."""
+    if named is None:
+        return True
+    shorter, longer = sorted((f"{named} ", f"{device} "), key=len)
+    return longer.startswith(shorter)
 
 
 def _add(rows: _Rows, entry: Entry, *, origin: str) -> None:

@@ -47,8 +47,11 @@ COLLECTIVES: Final[Mapping[str, str]] = {
 DEVICES_PER_NODE: Final = 8
 """Of the servers on which DeepEP was measured; its tables state nodes, not ranks."""
 
-LONGEST_NAME: Final = 80
+LONGEST_NAME: Final = 200
 """Characters of a dtype, distribution or library that are taken from a row."""
+
+LONGEST_SHOWN: Final = 80
+"""Characters of a value that a message repeats."""
 
 
 def _gemm(row: Row) -> Iterator[Entry]:
@@ -141,7 +144,8 @@ def _nccl(row: Row) -> Iterator[Entry]:
 
 def _custom_all_reduce(row: Row) -> Iterator[Entry]:
     """A framework's own all-reduce kernel, beside NCCL's."""
-    library = _text(row, "backend" if row.get("backend") else "implementation")
+    named = next((n for n in ("backend", "implementation") if row.get(n)), "kernel_source")
+    library = _text(row, named).lower()
     yield _collective(row, kind=f"all_reduce/{library}", dtype=_dtype(row, "allreduce_dtype"))
 
 
@@ -224,7 +228,7 @@ TABLES: Final[Mapping[str, Callable[[Row], Iterator[Entry]]]] = {
 def _number(row: Row, name: str) -> float:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {str(value)[:LONGEST_NAME]!r}, must be a number")
+        raise ValueError(f"{name} is {str(value)[:LONGEST_SHOWN]!r}, must be a number")
     return float(value)
 
 
@@ -243,7 +247,7 @@ def _optional(row: Row, name: str) -> int:
 def _text(row: Row, name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
-        raise ValueError(f"{name} is {str(value)[:LONGEST_NAME]!r}, must be a short text")
+        raise ValueError(f"{name} is {str(value)[:LONGEST_SHOWN]!r}, must be a short text")
     return value
 
 

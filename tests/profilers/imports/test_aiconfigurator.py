@@ -208,6 +208,25 @@ def test_rows_of_another_device_are_left_out_and_named(systems: Path, write: Wri
     assert found.left_out == ("gemm_perf.parquet 1.0: 1 rows not of NVIDIA T1",)
 
 
+def test_a_device_named_in_short_is_the_same(systems: Path, write: Write) -> None:
+    rows = [GEMM | {"device": f"NVIDIA T1{more}", "m": m} for m, more in ((1, " 8GB"), (2, ""))]
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [*rows, GEMM | {"device": "NVIDIA T1 8GB"}])
+    found = imported(systems)
+    assert len(found.profile.measurements) == 3
+    assert found.profile.header.machine.device == "NVIDIA T1 8GB"
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [*rows, GEMM | {"device": "NVIDIA T10"}] * 2)
+    assert found.left_out == ()
+    assert len(imported(systems).left_out) == 1
+
+
+def test_settings_that_lie_beside_the_systems_are_passed_over(
+    systems: Path, write: Write
+) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    (systems / "defaults.yaml").write_text("- one\n- two\n")
+    assert only(imported(systems)).case.operation == "gemm"
+
+
 def test_tables_that_no_operation_holds_are_named(systems: Path, write: Write) -> None:
     write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
     write("quantize/trtllm/1.0/scale_matrix_perf.parquet", [{"m": 1, "latency": 1.0}])
@@ -238,7 +257,7 @@ def test_only_the_named_operations_are_kept(systems: Path, write: Write) -> None
         (GEMM | {"latency": -1.0}, "row 1: latency is -1.0, must be positive"),
         (GEMM | {"latency": float("nan")}, "row 1: latency is 'nan', must be a number"),
         (GEMM | {"m": 0}, "row 1: m is 0.0, must be a whole number of at least 1"),
-        (GEMM | {"gemm_dtype": "x" * 99}, "row 1: gemm_dtype is 'x+', must be a short text"),
+        (GEMM | {"gemm_dtype": "x" * 999}, "row 1: gemm_dtype is 'x+', must be a short text"),
     ],
 )
 def test_a_damaged_row_is_one_clear_line(
@@ -280,8 +299,8 @@ def test_a_description_may_not_lead_out_of_its_folder(systems: Path, tmp_path: P
         imported(systems)
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object/apply:os.getcwd []"])
-def test_a_description_that_is_no_mapping_is_refused(systems: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["a: [", "!!python/object/apply:os.getcwd []"])
+def test_a_description_that_is_no_plain_yaml_is_refused(systems: Path, text: str) -> None:
     (systems / "tiny_sxm.yaml").write_text(text)
     with pytest.raises(ProfileUnreadableError, match=r"tiny_sxm\.yaml"):
         imported(systems)
