@@ -16,7 +16,10 @@ further micro-batch waits 2 c (p - 1)/p as well; interleaved schedules hide that
 Once a step: gradient sums over data and context ranks and parameter gathers, beside the backward
 and forward pass of one micro-batch (what does not fit is visible, and of the rest a share), the
 optimizer over the local shard, and a fixed cost. ZeRO-3 (FSDP) instead gathers every layer's weights
-in both passes of every micro-batch and sums its gradients there; ZeRO-2 only the latter.
+in both passes of every micro-batch and sums its gradients there; ZeRO-2 only the latter. In a
+pipeline, where the weights of a stage would be fetched for each of many micro-batches, engines keep
+them gathered and sum once a step, as ZeRO-1 does (torchtitan, parallelize_llama.py:
+`reshard_after_forward` is off with pipelines).
 
 Letters: C columns, S stages in execution order, P devices of a pipeline. Stage s runs on device
 s mod p.
@@ -254,7 +257,7 @@ def _sums_s(asked: _Asked, parameters: Numbers, group: Group) -> Numbers:
     reduced = all_reduce_s(total, group, machine, own)
     scattered = all_gather_s(total, group, machine, own)
     return np.select(
-        [np.equal(s.zero_stage, 0.0), np.equal(s.zero_stage, 1.0)], [reduced, scattered], 0.0
+        [np.equal(_zero_stage(s), 0.0), np.equal(_zero_stage(s), 1.0)], [reduced, scattered], 0.0
     )
 
 
@@ -262,8 +265,13 @@ def _gathers_s(asked: _Asked, parameters: Numbers, group: Group) -> Numbers:
     s = asked.strategies
     total = parameters * np.minimum(s.weight_bytes, 2.0)
     gathered = all_gather_s(total, group, asked.hardware, asked.constants)
-    once = np.equal(s.zero_stage, 1.0) | np.equal(s.zero_stage, 2.0)
+    once = np.equal(_zero_stage(s), 1.0) | np.equal(_zero_stage(s), 2.0)
     return np.where(once, gathered, 0.0)
+
+
+def _zero_stage(s: Strategies) -> Numbers:
+    """Return the stage as traffic has it: in a pipeline FSDP gathers and sums once a step."""
+    return np.where(np.greater(s.pipeline, 1.0), np.minimum(s.zero_stage, 1.0), s.zero_stage)
 
 
 def _sharded(asked: _Asked, units: UnitCosts) -> UnitCosts:
@@ -289,8 +297,8 @@ def _sharded_layer(asked: _Asked, cost: LayerCost) -> LayerCost:
             cost.expert_parameters * weight_bytes, group, machine, own
         )
         sum_s = sum_s + all_gather_s(cost.expert_parameters * s.gradient_bytes, group, machine, own)
-    gather_s = np.where(np.greater(s.zero_stage, 2.0), gather_s, 0.0)
-    sum_s = np.where(np.greater(s.zero_stage, 1.0), sum_s, 0.0)
+    gather_s = np.where(np.greater(_zero_stage(s), 2.0), gather_s, 0.0)
+    sum_s = np.where(np.greater(_zero_stage(s), 1.0), sum_s, 0.0)
     exposed = own.fsdp_exposed_ratio
     return _with_passes(
         cost,

@@ -144,7 +144,15 @@ def unit_costs(
 
 def _layer(setting: Setting, block: Block) -> LayerCost:
     """A layer that full recomputation runs again as a whole."""
-    return _cost(setting, block, full=setting.strategies.recompute_full)
+    return _cost(setting, block, full=_whole_again(setting.strategies))
+
+
+def _whole_again(s: Strategies) -> Numbers:
+    """Share of a layer's forward pass that runs again.
+
+    By products: about half of the products and all memory-bound kernels, but not attention.
+    """
+    return np.maximum(s.recompute_full, 0.5 * s.recompute_products)
 
 
 def _end(setting: Setting, block: Block) -> LayerCost:
@@ -181,7 +189,7 @@ def _moe_layer(
     """A MoE layer at `busiest_ratio`, and the slopes of its passes by that ratio."""
     s, own = setting.strategies, setting.constants
     cost = _layer(setting, fixed + routed)
-    full = s.recompute_full
+    full = _whole_again(s)
     device_s = routed.forward_s + routed.expert_s
     again_s = full * device_s + (1.0 - full) * routed.again_s
     device_back_s = routed.backward_s + routed.expert_s + again_s
