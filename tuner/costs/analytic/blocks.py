@@ -241,9 +241,11 @@ def _attention_core(setting: Setting) -> Block:
     slower = np.where((m.has_sinks > 0.0) | (m.window > 0.0), 1.0 / own.sink_ratio, 1.0)
     forward_s = slower * setting.kernels.attention_s(pairs, **shape)
     backward_s = slower * setting.kernels.attention_backward_s(pairs, **shape)
+    more: Numbers = 0.0
     if not _all(s.has_flash_attention):
         plain = _plain_attention(setting)
         has_flash = s.has_flash_attention > 0.0
+        more = np.where(has_flash, 0.0, plain.launches)
         forward_s = np.where(has_flash, forward_s, plain.forward_s)
         backward_s = np.where(has_flash, backward_s, plain.backward_s)
     exchange_s = _ring_s(setting)
@@ -254,7 +256,7 @@ def _attention_core(setting: Setting) -> Block:
         again_s=s.recompute_core_attention * forward_s,
         context_s=_hidden_s(exchange_s, forward_s, exposed),
         context_backward_s=_hidden_s(2.0 * exchange_s, backward_s, exposed),
-        launches=own.dense_launches * 0.5,
+        launches=own.dense_launches * 0.5 + more,
     )
 
 
@@ -267,7 +269,12 @@ def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
 
 
 def _plain_attention(setting: Setting) -> Block:
-    """Scores and weighted values as two batched products, all pairs, softmax between."""
+    """Scores and weighted values as two batched products, all pairs, softmax between.
+
+    Megatron's kernel for scale, mask and softmax wants a multiple of four matrices
+    (megatron/model/fused_softmax.py, `is_kernel_available`); else PyTorch's single steps run, in
+    fp32: scale 4, mask 5, cast 6, softmax 8, cast 6, dropout 5 bytes per score and as many back.
+    """
     m, s, own = setting.model, setting.strategies, setting.constants
     batches = s.micro_batch * m.heads / s.tensor
     rows = s.sequence
@@ -275,11 +282,13 @@ def _plain_attention(setting: Setting) -> Block:
     scores_s = batched_s(batches, rows, rows, m.head_dim)
     values_s = batched_s(batches, rows, m.value_dim, rows)
     per_byte = own.score_factor / own.memory_factor * batches * rows * rows
-    softmax_s = setting.kernels.memory_bound_s(9.0 * per_byte)
-    softmax_backward_s = setting.kernels.memory_bound_s(13.0 * per_byte)
+    is_single = np.mod(batches, 4.0) > 0.0
+    softmax_s = setting.kernels.memory_bound_s(np.where(is_single, 34.0, 9.0) * per_byte)
+    back_s = setting.kernels.memory_bound_s(np.where(is_single, 34.0, 13.0) * per_byte)
     return Block(
         forward_s=scores_s + values_s + softmax_s,
-        backward_s=2.0 * (scores_s + values_s) + softmax_backward_s,
+        backward_s=2.0 * (scores_s + values_s) + back_s,
+        launches=np.where(is_single, own.single_step_launches, 0.0),
     )
 
 

@@ -81,6 +81,8 @@ class Constants:
     """Kernels of one MoE layer's forward pass, those per expert apart. [T]"""
     expert_launches: Numbers = 9.0
     """Per local expert on top. [T]"""
+    single_step_launches: Numbers = 8.0
+    """On top where attention's softmax runs step by step. [M]"""
     backward_launches: Numbers = 2.2
     """Launches of a backward pass over those of its forward pass. [M]"""
     partial_graph_ratio: Numbers = 0.5
@@ -152,6 +154,7 @@ FITTED: Final = {
     "dense_launches": Prior(34.0, 0.5, 5.0, 200.0),
     "moe_launches": Prior(80.0, 0.5, 10.0, 500.0),
     "expert_launches": Prior(9.0, 0.5, 1.0, 60.0),
+    "single_step_launches": Prior(8.0, 0.5, 1.0, 40.0),
     "backward_launches": Prior(2.2, 0.2, 1.0, 4.0),
     "partial_graph_ratio": Prior(0.5, 0.5, 0.05, 1.0),
     "full_graph_ratio": Prior(0.01, 0.5, 0.001, 0.3),

@@ -80,7 +80,7 @@ class DatasheetKernels:
 
     def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
         """Independent products of attention's precision, in one kernel."""
-        rate = self.hardware.attention_flop_per_s * self.constants.head_ratio
+        rate = self.hardware.attention_flop_per_s * self.constants.matmul_ratio
         return self._tiled_s(batches, m, n, k, rate, 1.0)
 
     def attention_s(
