@@ -17,7 +17,7 @@ from tuner.costs.analytic.constants import Precision
 from tuner.costs.analytic.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.devices.datasheet import Datasheet
 from tuner.spec.cluster import Pool
-from tuner.spec.model import ModelSpec
+from tuner.spec.model import ModelSpec, QkNorm
 
 PEAK_OF: Final[Mapping[Precision, tuple[str, ...]]] = {
     Precision.BF16: ("bf16",),
@@ -69,6 +69,7 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
         q_lora_rank=float(attention.q_lora_rank or 0),
         kv_lora_rank=float(attention.kv_lora_rank),
         rope_dim=float(attention.qk_rope_head_dim),
+        has_qk_norm=float(attention.qk_norm is not QkNorm.NONE),
         has_sinks=float(attention.has_sinks),
         window=float(attention.sliding_window or 0) if any(model.windowed) else 0.0,
         windowed_ratio=sum(model.windowed) / model.num_layers,
