@@ -1,0 +1,310 @@
+"""A launch with nothing left open: every degree, batch and layer placed, ready to be priced.
+
+World = TP * CP * DP * PP = ETP * EP * EDP * PP. What the launch does not state comes from the
+spec (devices, sequence, batch), and the notes say so. Where a number does not divide another, the
+refusal names the nearest that would.
+
+tuner/estimate/division.py places the layers, tuner/estimate/legality.py holds the rules that no
+open number decides.
+"""
+
+from dataclasses import dataclass, replace
+
+from profilers.steps.config import Recompute
+from tuner.errors import SpecError
+from tuner.estimate.division import balanced, stages_of
+from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings, StageContent
+from tuner.estimate.nearest import nearest_divisor, nearest_multiple
+from tuner.estimate.stated_model import check_stated_model
+from tuner.spec.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One launchable setting of every knob; changes are made with `dataclasses.replace`."""
+
+    engine: Engine
+    devices: int
+    tensor: int
+    context: int
+    pipeline: int
+    virtual_pipeline: int
+    data: int
+    expert: int
+    expert_tensor: int
+    shard_ranks: int
+    """Ranks that share one copy of sharded state; 0: all."""
+    sequence_parallel: bool
+    sequence: int
+    global_batch: int
+    micro_batch: int
+    interleave_group: int
+    """Micro-batches that an interleaved schedule runs through one chunk before the next; 0: PP."""
+    stages: tuple[StageContent, ...]
+    """In execution order; stage s runs on pipeline rank s % PP."""
+    is_explicit_layout: bool
+    """Stated stage by stage rather than divided by the engine."""
+    ends_as_layers: bool
+    zero_bubble: bool
+    precision: str
+    """One of `tuner.costs.analytic.columns_of.PRECISION_OF`."""
+    gradient_bytes: int
+    zero_stage: int
+    recompute: Recompute
+    recompute_modules: tuple[str, ...]
+    recompute_ratio: float
+    """Share of a stage's layers that full recomputation covers."""
+    recompute_products: bool
+    """torchtitan's checkpoints by operation: every second product of a layer is kept."""
+    chunks: int
+    dispatcher: Dispatcher
+    a2a_overlap: bool
+    shared_expert_overlap: bool
+    overlap_gradients: bool
+    overlap_parameters: bool
+    overlap_tensor: bool
+    graphs: Graphs
+    flash_attention: bool
+    dropout: bool
+    optimizer_offload_ratio: float
+    activation_offload_ratio: float
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches per pipeline and step."""
+        return self.global_batch // (self.micro_batch * self.data)
+
+    @property
+    def num_stages(self) -> int:
+        """Model chunks of all pipeline ranks."""
+        return self.pipeline * self.virtual_pipeline
+
+    @property
+    def stage_ranks(self) -> int:
+        """Devices that share the layers of a stage."""
+        return self.tensor * self.context * self.data
+
+    @property
+    def expert_data(self) -> int:
+        """Devices of a stage that hold the same part of the same experts."""
+        return self.stage_ranks // (self.expert * self.expert_tensor)
+
+    @property
+    def mtp_layers(self) -> int:
+        """Multi-token-prediction layers of all stages."""
+        return sum(stage.mtp_layers for stage in self.stages)
+
+
+def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration, tuple[str, ...]]:
+    """Settle what the launch leaves open, and say what was taken from where.
+
+    Raises:
+        SpecError: the launch contradicts itself, the spec's model or its cluster.
+    """
+    notes = [*launch.notes, *check_stated_model(launch, spec.model)]
+    devices = _devices(launch, spec, notes)
+    data = _data(launch, devices)
+    sequence, batch, micro_batch = _batch(launch, spec, data=data, notes=notes)
+    stages = stages_of(launch, spec.model)
+    virtual = len(stages) // launch.pipeline
+    if launch.sequence_parallel and launch.tensor == 1:
+        notes.append(f"{launch.name('sequence_parallel')} has no effect: tensor parallelism is 1")
+    if launch.mtp_layers != spec.model.mtp_num_layers:
+        notes.append(
+            f"{launch.mtp_layers} multi-token-prediction layers are trained; the model's config "
+            f"has {spec.model.mtp_num_layers}"
+        )
+    per_stage = spec.model.num_layers / launch.pipeline
+    configuration = Configuration(
+        engine=launch.engine,
+        devices=devices,
+        tensor=launch.tensor,
+        context=launch.context,
+        pipeline=launch.pipeline,
+        virtual_pipeline=virtual,
+        data=data,
+        expert=launch.expert,
+        expert_tensor=launch.expert_tensor or launch.tensor,
+        shard_ranks=_shard_ranks(launch, data),
+        sequence_parallel=launch.sequence_parallel and launch.tensor > 1,
+        sequence=sequence,
+        global_batch=batch,
+        micro_batch=micro_batch,
+        interleave_group=launch.interleave_group or 0,
+        stages=stages,
+        is_explicit_layout=bool(launch.layout),
+        ends_as_layers=bool(launch.embedding_as_layers or launch.loss_as_layers),
+        zero_bubble=launch.zero_bubble,
+        precision=_precision(launch),
+        gradient_bytes=launch.gradient_bytes,
+        zero_stage=launch.zero_stage,
+        recompute=launch.recompute,
+        recompute_modules=launch.recompute_modules,
+        recompute_ratio=_recompute_ratio(launch, per_stage),
+        recompute_products=launch.recompute_products,
+        chunks=launch.chunks,
+        dispatcher=launch.dispatcher,
+        a2a_overlap=launch.a2a_overlap,
+        shared_expert_overlap=launch.shared_expert_overlap,
+        overlap_gradients=launch.overlap_gradients,
+        overlap_parameters=launch.overlap_parameters,
+        overlap_tensor=launch.overlap_tensor,
+        graphs=launch.graphs,
+        flash_attention=launch.flash_attention,
+        dropout=launch.dropout,
+        optimizer_offload_ratio=launch.optimizer_offload_ratio,
+        activation_offload_ratio=min(1.0, launch.activation_offload_layers / per_stage),
+    )
+    return configuration, tuple(notes)
+
+
+def rearranged(
+    configuration: Configuration,
+    *,
+    tensor: int | None = None,
+    pipeline: int | None = None,
+    virtual_pipeline: int | None = None,
+) -> Configuration:
+    """Return the configuration with other degrees: data parallelism and stages follow.
+
+    Data parallelism takes the devices that are left (0 where they do not divide); layers are spread
+    evenly, as `balanced` does, where a number of stages changes.
+    """
+    tensor = tensor or configuration.tensor
+    pipeline = pipeline or configuration.pipeline
+    virtual = virtual_pipeline or (configuration.virtual_pipeline if pipeline > 1 else 1)
+    ranks = tensor * configuration.context * pipeline
+    stages = configuration.stages
+    explicit = configuration.is_explicit_layout
+    if (pipeline, virtual) != (configuration.pipeline, configuration.virtual_pipeline):
+        layers = sum(stage.layers for stage in stages)
+        stages = balanced(layers, pipeline * virtual, mtp_layers=configuration.mtp_layers)
+        explicit = len({stage.layers for stage in stages}) > 1
+    return replace(
+        configuration,
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual_pipeline=virtual,
+        data=configuration.devices // ranks if configuration.devices % ranks == 0 else 0,
+        sequence_parallel=tensor > 1
+        and (configuration.sequence_parallel or configuration.tensor == 1),
+        stages=stages,
+        is_explicit_layout=explicit,
+    )
+
+
+def _devices(launch: LaunchSettings, spec: Spec, notes: list[str]) -> int:
+    available = spec.num_devices
+    if launch.devices is None:
+        notes.append(f"the launch leaves the number of devices open: the spec's {available} count")
+        return available
+    if launch.devices > available:
+        raise SpecError(
+            f"{launch.source}: starts {launch.devices} processes, but the spec's cluster has "
+            f"{available} devices; start at most {available} or name the cluster that is used"
+        )
+    if launch.devices < available:
+        notes.append(f"the launch uses {launch.devices} of the spec's {available} devices")
+    return launch.devices
+
+
+def _data(launch: LaunchSettings, devices: int) -> int:
+    ranks = launch.tensor * launch.context * launch.pipeline
+    said = (
+        f"{launch.name('tensor')} {launch.tensor} * {launch.name('context')} {launch.context} * "
+        f"{launch.name('pipeline')} {launch.pipeline} = {ranks}"
+    )
+    if devices % ranks:
+        raise SpecError(
+            f"{launch.source}: {devices} devices are not divisible by {said}; the nearest product "
+            f"that divides them is {nearest_divisor(devices, ranks)}"
+        )
+    data = devices // ranks
+    if launch.data is not None and launch.data != data:
+        raise SpecError(
+            f"{launch.source}: {launch.name('data')} {launch.data} times {said} are "
+            f"{launch.data * ranks} devices, not {devices}; the nearest is {data}"
+        )
+    return data
+
+
+def _batch(
+    launch: LaunchSettings, spec: Spec, *, data: int, notes: list[str]
+) -> tuple[int, int, int]:
+    """Return sequence, global batch and micro-batch."""
+    sequence = launch.sequence or spec.goal.sequence_length
+    if launch.sequence is None:
+        notes.append(f"the launch states no sequence length: the spec's {sequence} counts")
+    elif sequence != spec.goal.sequence_length:
+        notes.append(
+            f"{launch.name('sequence')} {sequence} replaces the spec's {spec.goal.sequence_length}"
+        )
+    batch = launch.global_batch
+    if batch is None:
+        batch = launch.micro_batch * (launch.accumulation or 1) * data
+    micro_batch = launch.micro_batch
+    if launch.micro_batch_follows:
+        each = data * (launch.accumulation or 1)
+        _check_batch(launch, batch, each, f"{each} (data * {launch.name('accumulation')})")
+        micro_batch = batch // each
+    each = micro_batch * data
+    _check_batch(
+        launch,
+        batch,
+        each,
+        f"{launch.name('micro_batch')} {micro_batch} * data parallelism {data} = {each}",
+    )
+    if launch.global_batch and launch.accumulation and batch != each * launch.accumulation:
+        raise SpecError(
+            f"{launch.source}: {launch.name('global_batch')} {batch} is not "
+            f"{launch.name('micro_batch')} {micro_batch} * {launch.name('accumulation')} "
+            f"{launch.accumulation} * data parallelism {data} = {each * launch.accumulation}; "
+            f"write {each * launch.accumulation}, or {batch // each} micro-batches"
+        )
+    if batch != spec.goal.global_batch_size:
+        notes.append(f"a global batch of {batch} replaces the spec's {spec.goal.global_batch_size}")
+    return sequence, batch, micro_batch
+
+
+def _check_batch(launch: LaunchSettings, batch: int, each: int, said: str) -> None:
+    if batch % each:
+        raise SpecError(
+            f"{launch.source}: {launch.name('global_batch')} {batch} is not divisible by {said}; "
+            f"the nearest that is: {nearest_multiple(batch, each)}"
+        )
+
+
+def _shard_ranks(launch: LaunchSettings, data: int) -> int:
+    ranks = data * launch.context
+    if launch.shard_ranks is not None:
+        if ranks % launch.shard_ranks:
+            raise SpecError(
+                f"{launch.source}: {launch.name('shard_ranks')} {launch.shard_ranks} does not "
+                f"divide the {ranks} data-parallel ranks; the nearest that does is "
+                f"{nearest_divisor(ranks, launch.shard_ranks)}"
+            )
+        return launch.shard_ranks if launch.shard_ranks < ranks else 0
+    if data % launch.replicas:
+        raise SpecError(
+            f"{launch.source}: {launch.replicas} copies of sharded state do not divide data "
+            f"parallelism {data}; the nearest that does is {nearest_divisor(data, launch.replicas)}"
+        )
+    return ranks // launch.replicas if launch.replicas > 1 else 0
+
+
+def _precision(launch: LaunchSettings) -> str:
+    if not launch.fp8_recipe:
+        return "fp32" if launch.precision == "fp32" else "bf16"
+    recipe = launch.fp8_recipe
+    return recipe if recipe in ("mxfp8", "nvfp4") else f"fp8-{recipe.replace('custom', 'delayed')}"
+
+
+def _recompute_ratio(launch: LaunchSettings, layers_per_rank: float) -> float:
+    """Share of the layers that full recomputation covers."""
+    if launch.recompute is not Recompute.FULL:
+        return 0.0
+    if launch.recompute_ratio is not None:
+        return launch.recompute_ratio
+    if launch.recompute_method == "block" and launch.recompute_layers:
+        return min(1.0, launch.recompute_layers / layers_per_rank)
+    return 1.0

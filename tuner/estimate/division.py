@@ -1,0 +1,160 @@
+"""Which layers lie on which pipeline stage: as the launch says, or as its engine divides them.
+
+Megatron-LM divides evenly and refuses otherwise, with embedding and loss counted as layers where
+asked and other counts on the first and last rank where stated; torchtitan gives the rest of the
+division to the earlier stages. A layout that is written out counts as it stands.
+"""
+
+from collections.abc import Iterator
+
+from tuner.errors import SpecError
+from tuner.estimate.launch import Engine, LaunchSettings, StageContent
+from tuner.estimate.nearest import nearest_divisor, nearest_multiple
+from tuner.spec.model import ModelSpec
+
+
+def stages_of(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent, ...]:
+    """Return what every stage holds, in execution order.
+
+    Raises:
+        SpecError: the layers cannot be placed as the launch says; the message has the nearest way.
+    """
+    ways = [
+        launch.name(field)
+        for field in ("layout", "layers_per_virtual_stage", "virtual_pipeline")
+        if getattr(launch, field)
+    ]
+    if len(ways) > 1:
+        raise SpecError(
+            f"{launch.source}: {' and '.join(ways)} both say how layers are cut; keep one"
+        )
+    if launch.layout:
+        return _explicit(launch, model)
+    if launch.first_stage_layers or launch.last_stage_layers:
+        return _contents(list(_ends_stated(launch, model)), launch.mtp_layers)
+    return _contents(list(_divided(launch, model)), launch.mtp_layers)
+
+
+def _explicit(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent, ...]:
+    name = launch.name("layout")
+    layers = sum(stage.layers for stage in launch.layout)
+    if layers != model.num_layers:
+        raise SpecError(
+            f"{launch.source}: {name} holds {layers} transformer layers, {model.name} has "
+            f"{model.num_layers}; place {model.num_layers}"
+        )
+    mtp = sum(stage.mtp_layers for stage in launch.layout)
+    if mtp != launch.mtp_layers and launch.engine is Engine.MEGATRON:
+        raise SpecError(
+            f"{launch.source}: {name} holds {mtp} MTP layers, {launch.name('mtp_layers')} says "
+            f"{launch.mtp_layers}; make them agree"
+        )
+    if len(launch.layout) % launch.pipeline:
+        raise SpecError(
+            f"{launch.source}: {name} has {len(launch.layout)} stages, not divisible by "
+            f"{launch.name('pipeline')} {launch.pipeline}; the nearest number is "
+            f"{nearest_multiple(len(launch.layout), launch.pipeline)}"
+        )
+    return launch.layout
+
+
+def _ends_stated(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
+    """Yield layers of every stage where the first or last rank's are stated; the rest is even."""
+    first, last = launch.first_stage_layers, launch.last_stage_layers
+    virtual = launch.virtual_pipeline or 1
+    inner_ranks = launch.pipeline - bool(first) - bool(last)
+    inner = model.num_layers - (first or 0) - (last or 0)
+    each = inner // inner_ranks if inner_ranks > 0 else 0
+    whole = inner_ranks >= 0 and each * max(inner_ranks, 0) == inner
+    counts = [first or each, *[each] * max(0, launch.pipeline - 2), last or each]
+    counts = counts[: launch.pipeline]
+    if not whole or any(count % virtual or count <= 0 for count in counts):
+        raise SpecError(
+            f"{launch.source}: {launch.name('first_stage_layers')} {first or 'not set'} and "
+            f"{launch.name('last_stage_layers')} {last or 'not set'} leave {inner} of "
+            f"{model.num_layers} layers for {inner_ranks} pipeline ranks with {virtual} chunks "
+            "each, which is no even division; say it with --pipeline-model-parallel-layout"
+        )
+    for _ in range(virtual):
+        yield from (count // virtual for count in counts)
+
+
+def _divided(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
+    """Yield layers of every stage, divided as the engine does."""
+    first, last = launch.embedding_as_layers, launch.loss_as_layers
+    total = model.num_layers + first + last
+    if launch.pipeline == 1 and launch.uneven_division:
+        yield model.num_layers
+        return
+    stages = _num_stages(launch, model, total)
+    share, rest = divmod(total, stages)
+    if rest and not launch.uneven_division:
+        raise SpecError(
+            f"{launch.source}: {total} layers ({model.num_layers} of {model.name}"
+            f"{', ends counted' if first or last else ''}) are not divisible by {stages} stages; "
+            f"the nearest number of stages is {nearest_divisor(total, stages)}, or place them with "
+            f"{launch.name('layout')}"
+        )
+    counts = [share + (stage < rest) for stage in range(stages)]
+    counts[0] -= first
+    counts[-1] -= last
+    if min(counts) < 0:
+        raise SpecError(
+            f"{launch.source}: {stages} stages are too many for {model.num_layers} layers; the "
+            f"most are {total}"
+        )
+    yield from counts
+
+
+def _num_stages(launch: LaunchSettings, model: ModelSpec, total: int) -> int:
+    each = launch.layers_per_virtual_stage
+    if each is None:
+        virtual = launch.virtual_pipeline or 1
+        if virtual > 1 and launch.pipeline == 1:
+            raise SpecError(
+                f"{launch.source}: {launch.name('virtual_pipeline')} {virtual} needs "
+                f"{launch.name('pipeline')} above 1; set it to 2 or leave interleaving out"
+            )
+        return launch.pipeline * virtual
+    stages = -(-total // each) if launch.uneven_division else total // each
+    whole = launch.uneven_division or stages * each == total
+    if not whole or stages % launch.pipeline or not stages:
+        share = total // launch.pipeline
+        raise SpecError(
+            f"{launch.source}: {launch.name('layers_per_virtual_stage')} {each} does not cut "
+            f"{total} layers into stages for {launch.name('pipeline')} {launch.pipeline}; "
+            + (
+                f"the nearest that does is {nearest_divisor(share, each)}"
+                if total % launch.pipeline == 0
+                else f"{total} is not divisible by {launch.pipeline}: place the layers with "
+                f"{launch.name('layout')}"
+            )
+        )
+    return stages
+
+
+def balanced(num_layers: int, num_stages: int, *, mtp_layers: int = 0) -> tuple[StageContent, ...]:
+    """Spread layers evenly; what is left over goes to the stages before the last ones.
+
+    With a rest, the first and last stages, which hold embedding, loss and multi-token prediction,
+    get the smaller share first.
+    """
+    share, rest = divmod(num_layers, num_stages)
+    counts = [share] * num_stages
+    inner = [*range(1, num_stages - 1), 0, num_stages - 1][:num_stages]
+    for stage in inner[:rest]:
+        counts[stage] += 1
+    return _contents(counts, mtp_layers)
+
+
+def _contents(counts: list[int], mtp_layers: int) -> tuple[StageContent, ...]:
+    last = len(counts) - 1
+    return tuple(
+        StageContent(
+            layers=count,
+            embedding=stage == 0,
+            mtp_layers=mtp_layers if stage == last else 0,
+            loss=stage == last,
+        )
+        for stage, count in enumerate(counts)
+    )

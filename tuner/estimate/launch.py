@@ -1,0 +1,170 @@
+"""What a launch file or command asks for, whatever engine it is written for.
+
+`LaunchSettings` is what a reader found, engine's defaults filled in where the engine documents
+them; what only the model or the number of devices can tell stays open and is settled in
+tuner/estimate/configuration.py. Every setting that a message may have to name keeps the spelling
+of its file (`spelled`).
+
+Not covered: data, tokenizer, optimizer and learning rate, which decide no time and no byte here.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from profilers.records import Record
+from profilers.steps.config import Recompute
+from tuner.spec.fields import Count
+
+
+class Engine(StrEnum):
+    """Programs whose launches are read."""
+
+    MEGATRON = "megatron"
+    """Megatron-LM's `pretrain_gpt.py`, as arguments or YAML."""
+    TORCHTITAN = "torchtitan"
+    """torchtitan's TOML, up to its change to Python configs."""
+    DEEPSPEED = "deepspeed"
+    """DeepSpeed's JSON."""
+
+
+class Dispatcher(StrEnum):
+    """How tokens reach their experts."""
+
+    ALLGATHER = "allgather"
+    """Every rank of the expert group gets every token."""
+    ALLTOALL = "alltoall"
+    """Each copy goes to its expert's rank."""
+    DEEPEP = "deepep"
+    """Each token goes once to every node that needs it."""
+    HYBRIDEP = "hybridep"
+    """The same over a rack-wide scale-up domain."""
+
+
+class Graphs(StrEnum):
+    """What CUDA graphs cover."""
+
+    NONE = "none"
+    """Nothing; every kernel is launched by the host."""
+    PARTIAL = "partial"
+    """Parts of a layer, or layers."""
+    FULL = "full"
+    """A whole step."""
+
+
+class StageContent(Record):
+    """What one pipeline stage holds."""
+
+    layers: Annotated[int, Field(ge=0)] = 0
+    """Transformer layers."""
+    embedding: bool = False
+    mtp_layers: Annotated[int, Field(ge=0)] = 0
+    loss: bool = False
+
+
+class StatedSize(Record):
+    """A size of the model that the launch states itself."""
+
+    size: str
+    """What tuner/estimate/stated_model.py calls it, e.g. `num_layers`."""
+    value: int | bool | tuple[int, ...]
+    said: str
+    """As the launch says it, e.g. `--num-layers 61`."""
+
+
+class LaunchSettings(Record):
+    """One launch, as its reader understood it."""
+
+    engine: Engine
+    source: str
+    """The file, or `the command`."""
+    devices: Count | None = None
+    """World size; absent where the launch leaves it to the scheduler."""
+    devices_per_node: Count | None = None
+
+    tensor: Count = 1
+    context: Count = 1
+    pipeline: Count = 1
+    expert: Count = 1
+    expert_tensor: Count | None = None
+    """Absent: the engine takes that of the dense layers."""
+    data: Count | None = None
+    """Absent: the devices that are left."""
+    replicas: Count = 1
+    """HSDP, or several instances of the distributed optimizer: copies of the sharded state."""
+    shard_ranks: Count | None = None
+    """The other way to say it: ranks that share one copy."""
+    virtual_pipeline: Count | None = None
+    """Model chunks per pipeline rank."""
+    layers_per_virtual_stage: Count | None = None
+    """The other way to say it."""
+    interleave_group: Count | None = None
+    """Micro-batches that an interleaved schedule runs through one chunk before the next."""
+    layout: tuple[StageContent, ...] = ()
+    """Every stage in execution order; empty: the engine divides the layers."""
+    first_stage_layers: Count | None = None
+    last_stage_layers: Count | None = None
+    embedding_as_layers: Annotated[int, Field(ge=0)] = 0
+    """Layers that the embedding counts for when the engine divides them."""
+    loss_as_layers: Annotated[int, Field(ge=0)] = 0
+    uneven_division: bool = False
+    """The engine gives earlier stages one layer more where the division leaves a rest."""
+    zero_bubble: bool = False
+    sequence_parallel: bool = False
+
+    sequence: Count | None = None
+    """Tokens of one sequence; absent: the spec's."""
+    micro_batch: Count = 1
+    micro_batch_follows: bool = False
+    """The micro-batch is not stated; it is what batch, accumulation and devices leave."""
+    global_batch: Count | None = None
+    """Sequences of one step; absent: the spec's, or `accumulation` if that is set."""
+    accumulation: Count | None = None
+    """Micro-batches of one replica in one step."""
+
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    fp8_recipe: str = ""
+    """The engine's name of it; empty without 8-bit or 4-bit products."""
+    gradient_bytes: Literal[2, 4] = 4
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    recompute: Recompute = Recompute.NONE
+    recompute_modules: tuple[str, ...] = ()
+    """Of selective recomputation, by Megatron's names."""
+    recompute_method: Literal["", "uniform", "block"] = ""
+    recompute_layers: Count | None = None
+    """Method `uniform`: layers of one unit. `block`: layers of a stage that are recomputed."""
+    recompute_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Share of the layers that is recomputed, where an engine says it so."""
+    recompute_products: bool = False
+    """torchtitan's selective checkpoints by operation."""
+    chunks: Count = 1
+    """MemFine's `--mlp-chunks-for-training`."""
+    dispatcher: Dispatcher = Dispatcher.ALLTOALL
+    a2a_overlap: bool = False
+    shared_expert_overlap: bool = False
+    overlap_gradients: bool = False
+    overlap_parameters: bool = False
+    overlap_tensor: bool = False
+    graphs: Graphs = Graphs.NONE
+    flash_attention: bool = True
+    dropout: bool = False
+    optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    activation_offload_layers: Annotated[int, Field(ge=0)] = 0
+    mtp_layers: Annotated[int, Field(ge=0)] = 0
+
+    stated: tuple[StatedSize, ...] = ()
+    spelled: dict[str, str] = Field(default_factory=dict)
+    """By field of this record: how the launch says it, e.g. `tensor`: `--tensor-model-...`."""
+    understood: tuple[str, ...] = ()
+    """Settings that the price depends on, or that were compared with the model."""
+    ignored: tuple[str, ...] = ()
+    """Settings that change nothing in the price."""
+    deprecated: tuple[str, ...] = ()
+    """What the engine no longer wants, and what to say instead."""
+    notes: tuple[str, ...] = ()
+    """What the reader had to take for granted."""
+
+    def name(self, field: str) -> str:
+        """Return how the launch spells a field, or how its engine would."""
+        return self.spelled.get(field, field.replace("_", " "))

@@ -1,0 +1,1 @@
+"""One file per launch format: text in, `LaunchSettings` out."""

@@ -1,0 +1,53 @@
+"""Megatron-LM's `--moe-layer-freq`: which layers have experts, e.g. `([0]*3+[1]*58)` or `2`.
+
+The engine evaluates it as Python; here it is read as what it is documented to be: a number n (layer
+i has experts where i % n is 0), or a sum of lists of 0 and 1, each possibly repeated.
+"""
+
+import re
+from typing import Final
+
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+from tuner.spec.model import MOST_LAYERS
+
+_RUN: Final = re.compile(r"\(?\[([01](?:,[01])*)\]\)?(?:\*(\d{1,5}))?")
+
+
+def layer_pattern(text: str, *, num_layers: int, said: str) -> tuple[int, ...]:
+    """Return 1 for every layer with experts and 0 for the others.
+
+    Raises:
+        SpecError: neither a number nor such a list, or not one entry a layer.
+    """
+    plain = re.sub(r"\s", "", text)
+    if re.fullmatch(r"\d{1,5}", plain) and int(plain):
+        return tuple(int(layer % int(plain) == 0) for layer in range(num_layers))
+    while plain.startswith("(") and plain.endswith(")") and _is_whole(plain):
+        plain = plain[1:-1]
+    found: list[int] = []
+    for part in plain.split("+"):
+        match = _RUN.fullmatch(part)
+        if match is None:
+            raise SpecError(
+                f"{said} {shown_value(text)} is no pattern of layers; write a number, or lists of "
+                "0 and 1 such as ([0]*3+[1]*58)"
+            )
+        found += [int(kind) for kind in match.group(1).split(",")] * int(match.group(2) or 1)
+        if len(found) > MOST_LAYERS:
+            raise SpecError(f"{said} {shown_value(text)}: more than {MOST_LAYERS} layers")
+    if len(found) != num_layers:
+        raise SpecError(
+            f"{said} {shown_value(text)} names {len(found)} layers, --num-layers {num_layers}"
+        )
+    return tuple(found)
+
+
+def _is_whole(text: str) -> bool:
+    """Say whether the first parenthesis closes at the very end."""
+    depth = 0
+    for index, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return index == len(text) - 1
+    return False

@@ -1,0 +1,264 @@
+"""The words of a launch command, out of a shell script or a pasted command that is never run.
+
+The text is split by `shlex`. Assignments that are written out (`TP=8`, `ARGS=( ... )`, `ARGS+=`)
+are put in where `$TP`, `${TP}`, `${ARGS[@]}` or `${NNODES:-1}` stands; a default counts where the
+file assigns nothing; `$((8*2))` is one operation on two whole numbers. Everything else that a shell
+would do (commands in `$( )`, tests, loops, sourced files) is left as it stands: a word that still
+holds a `$` has no value here, and what an `if` or a loop would add is named rather than guessed.
+
+A comment starts at a `#` that begins a word outside quotes. `#SBATCH` lines are kept apart.
+"""
+
+import itertools
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+
+MOST_CHARACTERS: Final = 2_000_000
+"""What all variables together may put in; more is a runaway expansion."""
+_DEEPEST: Final = 8
+"""Assignments that refer to assignments."""
+
+_PIECE: Final = re.compile(
+    r"""(?P<quoted>'[^']*'|"(?:[^"\\]|\\.)*")|(?P<escaped>\\.)|(?P<comment>(?<![^\s;(])\#[^\n]*)"""
+    r"""|(?P<plain>[^'"\\\#]+|\#)""",
+    re.DOTALL | re.VERBOSE,
+)
+_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_VARIABLE: Final = re.compile(
+    r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\}|(\d+|[@*]))"
+)
+_ARITHMETIC: Final = re.compile(r"\$\(\((\d{1,9})(?:([*+/-])(\d{1,9}))?\)\)")
+_OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "*": operator.mul,
+    "+": operator.add,
+    "-": operator.sub,
+    "/": operator.floordiv,
+}
+_REDIRECTION: Final = re.compile(r"(\d|&)?>.*|<.*")
+_OPENERS: Final = frozenset({"if", "for", "while", "until", "case", "select"})
+_CLOSERS: Final = frozenset({"fi", "done", "esac"})
+_PREFIXES: Final = frozenset({"then", "else", "do", "export", "local", "declare", "readonly"})
+_SEPARATORS: Final = frozenset({";", "&&", "||", "|", "&"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command of the text, its variables put in where they are known."""
+
+    words: tuple[str, ...]
+    is_conditional: bool
+    """Inside an `if`, a loop or a `case`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellText:
+    """What a script holds."""
+
+    commands: tuple[Command, ...]
+    scheduler: tuple[str, ...]
+    """Words of the `#SBATCH` lines."""
+    skipped: tuple[str, ...]
+    """Assignments that only a running shell could decide on."""
+    defaults: tuple[str, ...]
+    """Variables whose default was taken, as `NAME=value`."""
+
+
+def shell_text(text: str, *, source: str) -> ShellText:
+    """Split a script or command into commands.
+
+    Raises:
+        SpecError: a quote or array is never closed, or the text is no shell text.
+    """
+    scheduler = tuple(
+        word
+        for line in text.splitlines()
+        if line.startswith("#SBATCH")
+        for word in line.split()[1:]
+    )
+    variables = _Variables(source)
+    commands: list[Command] = []
+    skipped: list[str] = []
+    depth = 0
+    for words in _statements(_words(text, source=source), source=source):
+        depth += _opened(words)
+        rest = _without_prefixes(words)
+        assigned = _leading_assignments(rest)
+        for name, adds, values in assigned:
+            if depth:
+                skipped.append(f"{name}{'+' if adds else ''}={' '.join(values)}")
+            else:
+                variables.assign(name, values, adds=adds)
+        left = rest[len(assigned) :]
+        if left:
+            filled = tuple(
+                itertools.takewhile(
+                    lambda word: not _REDIRECTION.fullmatch(word), variables.filled(left)
+                )
+            )
+            commands.append(Command(words=filled, is_conditional=depth > 0))
+    return ShellText(
+        commands=tuple(commands),
+        scheduler=scheduler,
+        skipped=tuple(skipped),
+        defaults=tuple(f"{name}={value}" for name, value in variables.defaults.items()),
+    )
+
+
+def _words(text: str, *, source: str) -> Iterator[str]:
+    """Yield words, and the line breaks between them.
+
+    Comments and continued lines go first, because shlex knows quotes but not both of these.
+    """
+    if "\0" in text:
+        raise SpecError(f"{source}: holds a null character, so it is not a launch")
+    kept = []
+    position = 0
+    plain = text.replace("\r\n", "\n").replace("\\\n", " ")
+    while position < len(plain):
+        match = _PIECE.match(plain, position)
+        if match is None:
+            line = plain.count("\n", 0, position) + 1
+            raise SpecError(f"{source}: line {line}: a quote is never closed")
+        if match.lastgroup != "comment":
+            kept.append(match.group())
+        position = match.end()
+    lexer = shlex.shlex("".join(kept), posix=True, punctuation_chars="\n")
+    lexer.whitespace = " \t"
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        yield from lexer
+    except ValueError as error:
+        raise SpecError(f"{source}: not shell text: {str(error).lower()}") from error
+
+
+def _statements(words: Iterator[str], *, source: str) -> Iterator[list[str]]:
+    """Group words into statements; inside an array's parentheses a new line ends nothing."""
+    statement: list[str] = []
+    open_parentheses = 0
+    for word in words:
+        is_break = word.strip("\n") == ""
+        if open_parentheses:
+            if not is_break:
+                statement.append(word)
+                open_parentheses += word.count("(") - word.count(")")
+            continue
+        if is_break or word in _SEPARATORS:
+            if statement:
+                yield statement
+            statement = []
+            continue
+        ends = word.endswith(";")
+        statement.append(word.rstrip(";") if ends else word)
+        if re.match(r"[A-Za-z_]\w*\+?=\(", word):
+            open_parentheses = max(0, word.count("(") - word.count(")"))
+        elif ends:
+            yield statement
+            statement = []
+    if open_parentheses:
+        raise SpecError(f"{source}: the array {shown_value(statement[0])} is never closed with )")
+    if statement:
+        yield statement
+
+
+def _opened(words: Sequence[str]) -> int:
+    first = next((word for word in words if word not in _PREFIXES), "")
+    return (first in _OPENERS) - (first in _CLOSERS)
+
+
+def _without_prefixes(words: Sequence[str]) -> list[str]:
+    start = 0
+    while start < len(words) and words[start] in _PREFIXES:
+        start += 1
+    return list(words[start:])
+
+
+def _leading_assignments(words: list[str]) -> list[tuple[str, bool, tuple[str, ...]]]:
+    """Read the assignments that a statement begins with; an array's words shrink to one entry.
+
+    `words` is shortened in place so that each assignment takes exactly one word of it.
+    """
+    found: list[tuple[str, bool, tuple[str, ...]]] = []
+    while len(found) < len(words):
+        match = _ASSIGNED.fullmatch(words[len(found)])
+        if match is None or words[len(found)].startswith("-"):
+            break
+        name, adds, value = match.groups()
+        values: tuple[str, ...] = (value,) if value else ()
+        if value.startswith("("):
+            inner = [value[1:], *words[len(found) + 1 :]]
+            end = _closing(inner)
+            values = tuple(word for word in (*inner[:end], inner[end][:-1]) if word)
+            del words[len(found) + 1 : len(found) + 1 + end]
+        found.append((name, bool(adds), values))
+    return found
+
+
+def _closing(words: Sequence[str]) -> int:
+    depth = 1
+    for index, word in enumerate(words):
+        depth += word.count("(") - word.count(")")
+        if depth <= 0 and word.endswith(")"):
+            return index
+    return len(words) - 1
+
+
+class _Variables:
+    """What the text assigns, while it is read from top to bottom."""
+
+    def __init__(self, source: str) -> None:
+        self.defaults: dict[str, str] = {}
+        self._source = source
+        self._words: dict[str, tuple[str, ...]] = {}
+        self._left = MOST_CHARACTERS
+
+    def assign(self, name: str, values: Sequence[str], *, adds: bool) -> None:
+        words = tuple(self.filled(values))
+        self._words[name] = (*self._words.get(name, ()), *words) if adds else words
+
+    def filled(self, words: Sequence[str]) -> Iterator[str]:
+        """Put variables in; what comes out of one is split at spaces, as without quotes."""
+        for word in words:
+            if "$" not in word:
+                yield from word.split() if word.startswith("--") else (word,)
+                continue
+            filled = word
+            for _ in range(_DEEPEST):
+                before = filled
+                filled = _ARITHMETIC.sub(_computed, _VARIABLE.sub(self._value, filled))
+                if filled == before:
+                    break
+            yield from filled.split()
+
+    def _value(self, match: re.Match[str]) -> str:
+        plain, braced, default, _positional = match.groups()
+        name = plain or braced
+        if name in self._words:
+            value = " ".join(self._words[name])
+        elif name and default is not None:
+            value = self.defaults[name] = default
+        else:
+            return match.group()
+        self._left -= len(value)
+        if self._left < 0:
+            raise SpecError(
+                f"{self._source}: its variables hold more than {MOST_CHARACTERS} characters, so "
+                "it is not a launch"
+            )
+        return value
+
+
+def _computed(match: re.Match[str]) -> str:
+    left, sign, right = match.groups()
+    if sign is None:
+        return left
+    if sign == "/" and int(right) == 0:
+        return match.group()
+    return str(_OPERATIONS[sign](int(left), int(right)))

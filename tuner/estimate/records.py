@@ -1,0 +1,141 @@
+"""What `moetune estimate` answers: the values behind its text and its `--json`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from profilers.records import Record, Seconds
+from profilers.steps.config import Size
+from tuner.plan import Band, TrainDecision
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class RankMemory(Record):
+    """Bytes on the fullest device of one pipeline rank."""
+
+    pipeline_rank: Size
+    layers: Size
+    """Transformer layers of all its model chunks."""
+    weight_bytes: Size
+    gradient_bytes: Size
+    optimizer_bytes: Size
+    activation_bytes: Size
+    """Saved for backward at the fullest moment, logits and loss included."""
+    buffer_bytes: Size
+    """Dispatch and communication buffers, temporaries of one layer."""
+    reserve_bytes: Size
+    """Device context, graphs' pools, what the allocator cannot give back."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return (
+            self.weight_bytes
+            + self.gradient_bytes
+            + self.optimizer_bytes
+            + self.activation_bytes
+            + self.buffer_bytes
+            + self.reserve_bytes
+        )
+
+
+class ExposedRatios(Record):
+    """Shares of the step; what is left is useful work on the device."""
+
+    all_to_all_ratio: Ratio
+    """Visible dispatch and combine of experts."""
+    tensor_ratio: Ratio
+    """Visible collectives of tensor parallelism."""
+    context_ratio: Ratio
+    """Visible exchanges of context parallelism."""
+    data_ratio: Ratio
+    """Visible gradient sums and parameter gathers of data parallelism."""
+    bubble_ratio: Ratio
+    """Waiting for other pipeline stages."""
+    recompute_ratio: Ratio
+    """Forward passes that are run again."""
+    host_ratio: Ratio
+    """The device waits for the host to launch kernels."""
+
+
+class Utilisation(Record):
+    """Operations per second against the device's peak, and by whose count."""
+
+    mfu_ratio: Ratio
+    """Model FLOPs over time, devices and peak."""
+    hfu_ratio: Ratio
+    """The same with recomputed operations counted."""
+    convention: str
+    """What counts as a model FLOP."""
+    peak_flop_per_s: float
+    """Of one device."""
+    peak_name: str
+    """Device and type of the peak."""
+    megatron_flop_per_s_per_device: float
+    """As Megatron-LM would print it in its log, in FLOP/s."""
+
+
+class Change(Record):
+    """One or two knobs at another setting, and what that is predicted to bring."""
+
+    what: tuple[str, ...]
+    """In words, one entry a knob."""
+    lines: tuple[str, ...]
+    """What to write into the launch."""
+    step_time_s: Seconds
+    gain_ratio: float
+    """Share of the step time that is saved; negative where a change only makes the run fit."""
+    peak_memory_bytes: Size
+    decision: TrainDecision
+
+
+class Estimate(Record):
+    """What a launch will do."""
+
+    schema_version: Literal[1] = 1
+    source: str
+    """File or command."""
+    engine: str
+    model: str
+    device: str
+    """Name of the datasheet."""
+    devices: Size
+    sequence_length: Size
+    global_batch_size: Size
+    num_microbatches: Size
+    decision: TrainDecision
+    """The launch in the words of a plan."""
+    step_time_s: Seconds
+    step_time_s_band: Band
+    tokens_per_s_per_device: float
+    tokens_per_s_per_device_band: Band
+    utilisation: Utilisation
+    exposed: ExposedRatios
+    memory: tuple[RankMemory, ...]
+    """By pipeline rank."""
+    fullest_pipeline_rank: Size
+    peak_memory_bytes: Size
+    memory_limit_bytes: Size
+    """What may be used of one device."""
+    fits: bool
+    smallest_change: Change | None
+    """The best change of one knob, or of two where no single one helps; absent when nothing in
+    reach is predicted to be better by more than `least_gain_ratio`."""
+    best_pair: Change | None = None
+    """Two knobs, where together they bring more than the smallest change."""
+    changes: tuple[Change, ...]
+    """Every knob's best setting, best first."""
+    least_gain_ratio: float
+    num_tried: Size
+    """Launchable configurations that were priced for the changes."""
+    flags_understood: tuple[str, ...]
+    flags_ignored: tuple[str, ...]
+    """Change nothing in the prediction."""
+    flags_deprecated: tuple[str, ...]
+    refused_by: tuple[str, ...]
+    """What the target's manifest says against the launch as it stands."""
+    notes: tuple[str, ...]

@@ -1,0 +1,98 @@
+"""Launch formats by name: who reads them, and what they look like."""
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tuner.errors import SpecError
+from tuner.estimate.launch import LaunchSettings
+from tuner.spec.files import read_small_text, shown_path, shown_value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One way to write a launch down."""
+
+    name: str
+    """As users choose it with --format."""
+    suffixes: tuple[str, ...]
+    """Of files that are read so unless told otherwise; none: everything that is left."""
+    reader: str
+    """Module and function: (text, source=...) -> LaunchSettings."""
+
+
+FORMATS: Final[tuple[Format, ...]] = (
+    Format(
+        name="torchtitan",
+        suffixes=(".toml",),
+        reader="tuner.estimate.readers.torchtitan:read",
+    ),
+    Format(
+        name="deepspeed",
+        suffixes=(".json",),
+        reader="tuner.estimate.readers.deepspeed:read",
+    ),
+    Format(
+        name="megatron",
+        suffixes=(".yaml", ".yml"),
+        reader="tuner.estimate.readers.megatron:read_yaml",
+    ),
+    Format(name="megatron", suffixes=(), reader="tuner.estimate.readers.megatron:read"),
+)
+NAMES: Final = tuple(dict.fromkeys(format_.name for format_ in FORMATS))
+LONGEST_BYTES: Final = 200_000
+"""Launches are short; what is longer is something else."""
+_COMMAND: Final = re.compile(r"\s|^-")
+
+Reader = Callable[..., LaunchSettings]
+
+
+def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSettings:
+    """Read a launch file, or a command that was pasted instead of one.
+
+    Args:
+        launch: path of a file, or a command or its arguments as text.
+        format_name: one of `NAMES`; by the file's ending when absent, Megatron-LM's otherwise.
+
+    Raises:
+        SpecError: no such file or format, or a launch that cannot be read.
+    """
+    path = Path(launch)
+    is_command = _is_command(launch, path)
+    chosen = _chosen(format_name, "" if is_command else path.suffix.lower())
+    if is_command:
+        if len(launch) > LONGEST_BYTES:
+            raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
+        return _reader(chosen)(launch, source="the command")
+    text = read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
+    return _reader(chosen)(text, source=shown_path(path))
+
+
+def _is_command(launch: str, path: Path) -> bool:
+    if not launch.strip():
+        raise SpecError("--launch is empty; name a launch file, or paste the command")
+    if "\0" in launch or len(launch) > 4096:
+        return True
+    try:
+        return bool(_COMMAND.search(launch)) and not path.exists()
+    except OSError:
+        return True
+
+
+def _chosen(name: str | None, suffix: str) -> Format:
+    if name is not None and name not in NAMES:
+        raise SpecError(f"--format {shown_value(name)} is none of {', '.join(NAMES)}")
+    by_suffix = [
+        one for one in FORMATS if suffix in one.suffixes and (name is None or one.name == name)
+    ]
+    plain: Mapping[str, Format] = {one.name: one for one in FORMATS}
+    return by_suffix[0] if by_suffix else plain[name or "megatron"]
+
+
+def _reader(chosen: Format) -> Reader:
+    module, _, function = chosen.reader.partition(":")
+    reader: Reader = getattr(importlib.import_module(module), function)
+    return reader

@@ -1,0 +1,87 @@
+"""Compares the sizes that a launch states with the model of the spec: they must be the same model.
+
+Vocabularies may differ by padding: engines round up to a multiple of their own, and published
+configs are already padded. Up to one part in twenty that is a note; beyond it is another model.
+The width of dense layers is compared only where the model has such layers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from profilers.steps.config import LayerKind
+from tuner.errors import SpecError
+from tuner.estimate.launch import LaunchSettings
+from tuner.spec.model import ModelSpec
+
+VOCABULARY_TOLERANCE_RATIO: Final = 0.05
+
+Size = int | bool | tuple[int, ...]
+
+_SIZES: Final[Mapping[str, Callable[[ModelSpec], Size | None]]] = {
+    "num_layers": lambda model: model.num_layers,
+    "hidden_size": lambda model: model.hidden_size,
+    "num_heads": lambda model: model.attention.num_heads,
+    "num_kv_heads": lambda model: model.attention.num_kv_heads,
+    "head_dim": lambda model: None if model.attention.kind == "mla" else model.attention.head_dim,
+    "is_mla": lambda model: model.attention.kind == "mla",
+    "q_lora_rank": lambda model: model.attention.q_lora_rank,
+    "kv_lora_rank": lambda model: model.attention.kv_lora_rank,
+    "qk_nope_head_dim": lambda model: model.attention.qk_nope_head_dim,
+    "qk_rope_head_dim": lambda model: model.attention.qk_rope_head_dim,
+    "v_head_dim": lambda model: model.attention.v_head_dim,
+    "dense_ffn_size": lambda model: (
+        model.dense_ffn_size if LayerKind.DENSE in model.layers else None
+    ),
+    "ffn_is_gated": lambda model: model.ffn_is_gated,
+    "is_untied": lambda model: not model.tie_word_embeddings,
+    "num_experts": lambda model: model.moe.num_experts if model.moe else 0,
+    "top_k": lambda model: model.moe.top_k if model.moe else None,
+    "expert_ffn_size": lambda model: model.moe.expert_ffn_size if model.moe else None,
+    "shared_ffn_size": lambda model: model.moe.shared_ffn_size if model.moe else None,
+    "moe_layers": lambda model: tuple(int(kind is LayerKind.MOE) for kind in model.layers),
+}
+"""What the model says; None where it has no such size to compare."""
+
+
+def check_stated_model(launch: LaunchSettings, model: ModelSpec) -> tuple[str, ...]:
+    """Return notes on sizes that differ and may.
+
+    Raises:
+        SpecError: the launch trains another model than the spec names.
+    """
+    notes = tuple(_vocabulary_notes(launch, model))
+    for stated in launch.stated:
+        compare = _SIZES.get(stated.size)
+        expected = compare(model) if compare else None
+        if expected is None or expected == stated.value:
+            continue
+        raise SpecError(
+            f"{launch.source}: {stated.said}, but {model.name} of the spec has "
+            f"{stated.size} {_shown(expected)}; name the model that is launched"
+        )
+    return notes
+
+
+def _vocabulary_notes(launch: LaunchSettings, model: ModelSpec) -> Iterator[str]:
+    for stated in launch.stated:
+        if stated.size != "vocab_size" or not isinstance(stated.value, int):
+            continue
+        difference = abs(stated.value - model.vocab_size)
+        if difference > VOCABULARY_TOLERANCE_RATIO * model.vocab_size:
+            raise SpecError(
+                f"{launch.source}: {stated.said}, but {model.name} of the spec has vocab_size "
+                f"{model.vocab_size}; name the model that is launched"
+            )
+        if difference:
+            yield f"{stated.said}: priced with the model's vocabulary of {model.vocab_size}"
+
+
+def _shown(value: Size) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, tuple):
+        return str(value)
+    dense = value.index(1) if 1 in value else len(value)
+    if set(value[dense:]) <= {1}:
+        return f"([0]*{dense}+[1]*{len(value) - dense})"
+    return f"{sum(value)} of {len(value)}"
