@@ -2,7 +2,7 @@
 
 Of P ranks with v chunks each and m micro-batches, rank r holds before its first backward
 
-    v = 1    min(m, P - r) micro-batches                1F1B; GPipe where m < P
+    v = 1    min(m, P - r) micro-batches                1F1B
     v > 1    min(m v, (v - 1) P + 2 (P - 1 - r) + 1)    interleaved; P of each chunk in turn
 
 Zero-bubble schedules put off weight gradients, which need the same activations: every rank holds

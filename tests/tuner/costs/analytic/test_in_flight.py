@@ -1,0 +1,92 @@
+"""Counts of micro-batches in flight against the schedule that is walked moment by moment."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.costs.analytic.in_flight import held
+from tuner.costs.workload import Degrees
+from tuner.formulate.schedule import in_flight, moments, most_in_flight
+
+
+def _degrees(ranks: int, chunks: int) -> Degrees:
+    return Degrees(
+        tensor=1,
+        pipeline=ranks,
+        virtual_pipeline=chunks,
+        data=1,
+        expert=1,
+        micro_batch_size=1,
+        zero_stage=0,
+    )
+
+
+def _held(ranks: int, chunks: int, microbatches: int, zero_bubble: float = 0.0) -> list[list[int]]:
+    counts = held(
+        ranks,
+        chunks,
+        microbatches=np.array([float(microbatches)]),
+        zero_bubble=np.array([zero_bubble]),
+    )
+    return [[int(count) for count in of_chunk[:, 0]] for of_chunk in counts]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    ranks=st.integers(1, 6),
+    microbatches=st.integers(1, 12),
+    chunks=st.integers(1, 3),
+    data=st.data(),
+)
+def test_the_first_backward_finds_what_the_schedule_holds(
+    ranks: int, microbatches: int, chunks: int, data: st.DataObject
+) -> None:
+    # Below as many micro-batches as ranks the reference step runs GPipe, production engines 1F1B.
+    microbatches += ranks
+    if chunks > 1:
+        ranks = max(2, ranks)
+        microbatches = ranks * data.draw(st.integers(1, 4))
+    degrees = _degrees(ranks, chunks)
+    found = _held(ranks, chunks, microbatches)
+    for rank in range(ranks):
+        first = next(iter(moments(degrees, num_microbatches=microbatches, rank=rank)))
+        assert tuple(found[chunk][rank] for chunk in range(chunks)) == first.held
+    fullest = in_flight(degrees, num_microbatches=microbatches)
+    for rank in range(ranks):
+        assert sum(found[chunk][rank] for chunk in range(chunks)) == sum(fullest[rank::ranks])
+
+
+def test_chunks_of_unequal_weight_hold_at_most_a_round_more_later() -> None:
+    # 4 ranks, 2 chunks, 8 micro-batches: rank 0 holds 4 + 4 + 3 at first, and never more than 8 and
+    # 7 of its chunks at any one moment.
+    degrees = _degrees(4, 2)
+    first = _held(4, 2, 8)
+    assert [of_chunk[0] for of_chunk in first] == [7, 4]
+    most = most_in_flight(degrees, num_microbatches=8)
+    assert all(
+        first[chunk][rank] <= most[4 * chunk + rank] for chunk in (0, 1) for rank in range(4)
+    )
+
+
+def test_plain_pipelines_hold_one_less_on_every_rank() -> None:
+    assert _held(4, 1, 100) == [[4, 3, 2, 1]]
+    assert _held(4, 1, 2) == [[2, 2, 2, 1]]
+
+
+def test_zero_bubble_schedules_hold_on_every_rank_what_the_first_one_does() -> None:
+    assert _held(4, 1, 100, zero_bubble=1.0) == [[4, 4, 4, 4]]
+    interleaved = _held(4, 2, 100, zero_bubble=1.0)
+    assert all(count >= 4 for of_chunk in interleaved for count in of_chunk)
+    assert interleaved[0][0] == _held(4, 2, 100)[0][0]
+
+
+def test_columns_are_counted_each_for_itself() -> None:
+    counts = held(
+        4, 1, microbatches=np.array([1.0, 3.0, 9.0]), zero_bubble=np.array([0.0, 0.0, 1.0])
+    )
+    assert counts[0].tolist() == [
+        [1.0, 3.0, 4.0],
+        [1.0, 3.0, 4.0],
+        [1.0, 2.0, 4.0],
+        [1.0, 1.0, 4.0],
+    ]
