@@ -13,8 +13,9 @@ Megatron's order; with another order, `order`, the outer degrees count too.) A s
 distinct combinations once and gathers with `UnitCosts.taken`.
 
 The host launches every kernel; a device whose kernels are shorter than that waits. Seconds of a
-pass are the smooth maximum (d^6 + l^6)^(1/6) of the device's work d and the launches l, since queues
-absorb part of the difference. The exponent is ours.
+pass are the smooth maximum (d^6 + l^6)^(1/6) of the device's kernels d and the launches l, since
+queues absorb part of the difference. Exposed collectives come on top: they wait for the latest of
+several hosts, so that none runs ahead under them. The exponent is ours.
 
 Letters: C columns. Not covered: hosts that are slower on some ranks.
 """
@@ -161,25 +162,28 @@ def _end(setting: Setting, block: Block) -> LayerCost:
 
 
 def _cost(setting: Setting, block: Block, *, full: Numbers) -> LayerCost:
-    own = setting.constants
-    visible_s = block.tensor_s + block.context_s + block.expert_s
+    slower = setting.constants.straggler_factor
+    once_s = block.tensor_s + block.context_s + block.expert_s
+    visible_s = once_s * slower
     visible_back_s = block.tensor_backward_s + block.context_backward_s + block.expert_s
-    device_s = (block.forward_s + visible_s) * own.straggler_factor
-    again_s = full * device_s + (1.0 - full) * block.again_s * own.straggler_factor
-    device_back_s = (block.backward_s + visible_back_s) * own.straggler_factor + again_s
+    visible_back_s = (visible_back_s + full * once_s) * slower
+    kernels_s = block.forward_s * slower
+    repeated_s = (full * block.forward_s + (1.0 - full) * block.again_s) * slower
+    kernels_back_s = block.backward_s * slower + repeated_s
     launched_s = _launched_s(setting, block)
-    repeated = np.divide(again_s, np.maximum(device_s, 1e-30))
-    forward_s = _larger(device_s, launched_s)
-    backward_s = _larger(device_back_s, launched_s * (own.backward_launches + repeated))
+    repeated = repeated_s / np.maximum(kernels_s, 1e-30)
+    launched_back_s = launched_s * (setting.constants.backward_launches + repeated)
+    waited_s = _larger(kernels_s, launched_s) - kernels_s
+    waited_back_s = _larger(kernels_back_s, launched_back_s) - kernels_back_s
     return LayerCost(
-        forward_s=forward_s,
-        backward_s=backward_s,
-        weight_s=block.weight_s * own.straggler_factor,
-        tensor_s=block.tensor_s * (1.0 + full) + block.tensor_backward_s,
-        context_s=block.context_s * (1.0 + full) + block.context_backward_s,
-        expert_s=block.expert_s * (2.0 + full),
-        recompute_s=again_s,
-        host_s=forward_s - device_s + backward_s - device_back_s,
+        forward_s=kernels_s + waited_s + visible_s,
+        backward_s=kernels_back_s + waited_back_s + visible_back_s,
+        weight_s=block.weight_s * slower,
+        tensor_s=(block.tensor_s * (1.0 + full) + block.tensor_backward_s) * slower,
+        context_s=(block.context_s * (1.0 + full) + block.context_backward_s) * slower,
+        expert_s=block.expert_s * (2.0 + full) * slower,
+        recompute_s=repeated_s + full * visible_s,
+        host_s=waited_s + waited_back_s,
     )
 
 
