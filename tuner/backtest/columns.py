@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tuner.backtest.architecture import shape_of
 from tuner.backtest.engines import Engine, engine_of, memory_family_of, precision_of, software_of
-from tuner.backtest.flags import flags_of
+from tuner.backtest.flags import Flags, flags_of
 from tuner.backtest.measured import measured_step_s
 from tuner.backtest.recompute import recompute_of
 from tuner.backtest.rows import Row
@@ -69,6 +69,8 @@ class Run:
     assumed: tuple[str, ...]
     """Columns that were blank and that a rule filled."""
     knows_recompute: bool
+    reports_reserved: bool
+    """Its peak is what the allocator reserved, not what tensors took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,6 +166,7 @@ def run_of(row: Row) -> Run:
         peak_bytes=None if peak is None else peak * 2.0**30,
         assumed=assumed,
         knows_recompute=knows_recompute,
+        reports_reserved=engine.reports_reserved,
     )
 
 
@@ -292,11 +295,19 @@ def _strategy_of(
                 1.0, row.number_or("cpu_offload_layers", 0.0) * degrees.pipeline / sum(counts)
             ),
             **flags.fields,
-            **(flags.recompute if recompute is None else recompute),
+            **_recompute_fields(recompute, flags, engine),
         ),
         counts,
         tuple(dict.fromkeys(assumed)),
     )
+
+
+def _recompute_fields(
+    printed: dict[str, float] | None, flags: Flags, engine: Engine
+) -> dict[str, float]:
+    if printed is not None:
+        return printed
+    return {engine.recompute: 1.0} if engine.recompute else flags.recompute
 
 
 def _batch_of_row(

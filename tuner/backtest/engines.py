@@ -29,6 +29,8 @@ class Engine:
     """Of a main gradient."""
     zero_stage: float = 1.0
     """Where the row is silent."""
+    recompute: str = ""
+    """The field of `Strategies` that is on by default."""
     overlaps_gradients: bool = True
     overlaps_tensor: bool = False
     """Userbuffers in dense models."""
@@ -36,6 +38,8 @@ class Engine:
     """Its TFLOP/s count attention over the full square of the sequence, not the causal half."""
     keeps_quantized: bool = False
     """Linear layers keep their inputs in the products' type for the backward pass."""
+    reports_reserved: bool = False
+    """Prints what the allocator reserved, not what tensors took."""
     is_local_batch: bool = False
     """`mbs` is a rank's batch; pipelines cut it into single sequences."""
     sequence: float = 0.0
@@ -77,12 +81,16 @@ _BRIDGE: Final = Engine(
     overlaps_tensor=True,
 )
 """Megatron-Bridge's performance recipes: gradients in bf16, userbuffers."""
-_AUTOMODEL: Final = Engine(family="automodel", software=Software.TORCH_FSDP, zero_stage=3.0)
+_AUTOMODEL: Final = Engine(
+    family="automodel", software=Software.TORCH_FSDP, zero_stage=3.0, gradient_bytes=2.0
+)
 _TITAN: Final = Engine(
     family="torchtitan",
     software=Software.TORCH_FSDP,
     zero_stage=3.0,
     is_local_batch=True,
+    reports_reserved=True,
+    recompute="recompute_products",
     sequence=8192.0,
 )
 _FOUNDRY: Final = Engine(family="llm-foundry", software=Software.TORCH_FSDP, zero_stage=3.0)

@@ -15,7 +15,7 @@ over published runs; each states how many it rests on.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -171,16 +171,6 @@ def as_constants(values_KC: Factors) -> Constants:
         for index, name in enumerate(NAMES)
     }
     return Constants(**bounded)
-
-
-def taken_constants(constants: Constants, chosen: npt.NDArray[np.intp]) -> Constants:
-    """Keep the chosen columns."""
-    return Constants(
-        **{
-            field.name: np.asarray(getattr(constants, field.name))[chosen]
-            for field in fields(Constants)
-        }
-    )
 
 
 def band_of(regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
