@@ -38,6 +38,8 @@ class Configuration:
     sequence: int
     global_batch: int
     micro_batch: int
+    rounds: int
+    """Times that the pipeline runs empty in one step."""
     interleave_group: int
     """Micro-batches that an interleaved schedule runs through one chunk before the next; 0: PP."""
     stages: tuple[StageContent, ...]
@@ -71,8 +73,8 @@ class Configuration:
 
     @property
     def num_microbatches(self) -> int:
-        """Micro-batches per pipeline and step."""
-        return self.global_batch // (self.micro_batch * self.data)
+        """Micro-batches per pipeline between two times that it runs empty."""
+        return self.global_batch // (self.micro_batch * self.data * self.rounds)
 
     @property
     def num_stages(self) -> int:
@@ -124,12 +126,13 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         virtual_pipeline=virtual,
         data=data,
         expert=launch.expert,
-        expert_tensor=launch.expert_tensor or launch.tensor,
+        expert_tensor=(launch.expert_tensor or launch.tensor) if spec.model.moe else 1,
         shard_ranks=_shard_ranks(launch, data),
         sequence_parallel=launch.sequence_parallel and launch.tensor > 1,
         sequence=sequence,
         global_batch=batch,
         micro_batch=micro_batch,
+        rounds=_rounds(launch, batch, data),
         interleave_group=launch.interleave_group or 0,
         stages=stages,
         is_explicit_layout=bool(launch.layout),
@@ -272,6 +275,18 @@ def _check_batch(launch: LaunchSettings, batch: int, each: int, said: str) -> No
             f"{launch.source}: {launch.name('global_batch')} {batch} is not divisible by {said}; "
             f"the nearest that is: {nearest_multiple(batch, each)}"
         )
+
+
+def _rounds(launch: LaunchSettings, batch: int, data: int) -> int:
+    if launch.flush is None:
+        return 1
+    _check_batch(
+        launch,
+        batch,
+        launch.flush * data,
+        f"{launch.name('flush')} {launch.flush} * data parallelism {data} = {launch.flush * data}",
+    )
+    return batch // (launch.flush * data)
 
 
 def _shard_ranks(launch: LaunchSettings, data: int) -> int:

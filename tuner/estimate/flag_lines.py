@@ -34,7 +34,6 @@ def _megatron(launch: LaunchSettings, before: Configuration, own: Configuration)
         "--pipeline-model-parallel-size": str(own.pipeline),
         "--context-parallel-size": str(own.context),
         "--expert-model-parallel-size": str(own.expert),
-        "--expert-tensor-parallel-size": str(own.expert_tensor),
         "--micro-batch-size": str(own.micro_batch),
     }
     switches = {
@@ -47,6 +46,9 @@ def _megatron(launch: LaunchSettings, before: Configuration, own: Configuration)
         "--moe-shared-expert-overlap": own.shared_expert_overlap,
     }
     found |= {flag: "" for flag, is_on in switches.items() if is_on}
+    if launch.expert_tensor or own.expert_tensor != own.tensor:
+        # Left out, the engine takes that of the dense layers.
+        found["--expert-tensor-parallel-size"] = str(own.expert_tensor)
     found |= _megatron_recompute(own)
     if own.dispatcher in (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP):
         found["--moe-token-dispatcher-type"] = "flex"
@@ -121,10 +123,10 @@ def _torchtitan(launch: LaunchSettings, before: Configuration, own: Configuratio
     if _checkpoint_mode(own) == '"selective"':
         every = "op" if own.recompute_products else str(round(1.0 / own.recompute_ratio))
         found["activation_checkpoint.selective_ac_option"] = f'"{every}"'
+    local = own.micro_batch
     if own.pipeline > 1:
-        local = own.global_batch // own.data
+        local *= own.num_microbatches
         found[f"{parallelism}pipeline_parallel_microbatch_size"] = str(own.micro_batch)
-        found["training.local_batch_size"] = str(local)
         schedule = (
             "InterleavedZeroBubble"
             if own.zero_bubble
@@ -133,13 +135,12 @@ def _torchtitan(launch: LaunchSettings, before: Configuration, own: Configuratio
             else "Interleaved1F1B"
         )
         found[f"{parallelism}pipeline_parallel_schedule"] = f'"{schedule}"'
-    else:
-        found["training.local_batch_size"] = str(own.micro_batch)
+    found["training.local_batch_size"] = str(local)
     if own.num_stages > 1 and own.num_stages != before.num_stages:
         layers = sum(stage.layers for stage in own.stages) + 2
         each = -(-layers // own.num_stages)
         found[f"{parallelism}pipeline_parallel_layers_per_stage"] = str(each)
-    if launch.global_batch is None and own.micro_batch * own.data != before.micro_batch:
+    if launch.global_batch is None and local * own.data != own.global_batch:
         found["training.global_batch_size"] = str(own.global_batch)
     return found
 
@@ -160,7 +161,7 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, own: Configuration
         '"expert_parallel": {"autoep_size"}': str(own.expert),
     }
     if own.recompute is not Recompute.NONE:
-        found['"activation_checkpointing"'] = "{}"
+        found["activation checkpointing in the training script"] = "on"
     if own.overlap_gradients:
         found['"zero_optimization": {"overlap_comm"}'] = "true"
     return found

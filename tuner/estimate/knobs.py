@@ -58,6 +58,12 @@ def turns(own: Configuration, model: ModelSpec, generation: Generation) -> Itera
     yield from _micro_batch(own)
     yield from _degrees(own)
     yield from _virtual(own)
+    if own.rounds > 1:
+        yield Turn(
+            knob="rounds",
+            what=f"run the pipeline empty once a step instead of {own.rounds} times",
+            apply=_set(rounds=1),
+        )
     if own.engine is Engine.MEGATRON:
         yield from _layouts(own, model)
         yield from _megatron_switches(own)

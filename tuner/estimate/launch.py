@@ -122,6 +122,8 @@ class LaunchSettings(Record):
     """Sequences of one step; absent: the spec's, or `accumulation` if that is set."""
     accumulation: Count | None = None
     """Micro-batches of one replica in one step."""
+    flush: Count | None = None
+    """Sequences of one replica after which its pipeline runs empty; absent: those of a step."""
 
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     fp8_recipe: str = ""

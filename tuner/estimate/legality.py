@@ -34,15 +34,16 @@ def broken_rules(own: Configuration, model: ModelSpec, *, name: Name) -> Iterato
 def _tensor(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
     heads, groups = model.attention.num_heads, model.attention.num_kv_heads
     said = f"{name('tensor')} {own.tensor}"
+    ranks = own.devices // (own.context * own.pipeline)
     if heads % own.tensor:
         yield (
             f"{said} does not divide the {heads} attention heads; the nearest that does is "
-            f"{nearest_divisor(heads, own.tensor)}"
+            f"{nearest_common_divisor(heads, ranks, own.tensor)}"
         )
     elif groups % own.tensor and own.tensor % groups:
         yield (
             f"{said} neither divides the {groups} key-value heads nor is a multiple of them; the "
-            f"nearest that divides them is {nearest_divisor(groups, own.tensor)}"
+            f"nearest that divides them is {nearest_common_divisor(groups, ranks, own.tensor)}"
         )
     widths = {
         "the feed-forward width": model.dense_ffn_size if LayerKind.DENSE in model.layers else 0,
@@ -52,7 +53,7 @@ def _tensor(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
         if width % own.tensor:
             yield (
                 f"{said} does not divide {what} {width}; the nearest that does is "
-                f"{nearest_divisor(width, own.tensor)}"
+                f"{nearest_common_divisor(width, ranks, own.tensor)}"
             )
 
 
@@ -60,10 +61,11 @@ def _sequence(own: Configuration, name: Name) -> Iterator[str]:
     # Causal attention is balanced by giving each rank a piece of both halves of the sequence.
     if own.context > 1 and own.sequence % (2 * own.context):
         half = own.sequence // 2 if own.sequence % 2 == 0 else 1
+        ranks = own.devices // (own.tensor * own.pipeline)
         yield (
             f"{name('context')} {own.context} does not cut {name('sequence')} {own.sequence} into "
             f"2 * {own.context} equal pieces; the nearest degree that does is "
-            f"{nearest_divisor(half, own.context)}"
+            f"{nearest_common_divisor(half, ranks, own.context)}"
         )
     elif own.sequence_parallel and own.sequence % (own.tensor * own.context):
         yield (
@@ -85,7 +87,7 @@ def _experts(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
     elif experts % own.expert:
         yield (
             f"{said} does not divide the {experts} experts of {model.name}; the nearest that does "
-            f"is {nearest_divisor(experts, own.expert)}"
+            f"is {nearest_common_divisor(experts, ranks, own.expert)}"
         )
     if model.moe.expert_ffn_size % own.expert_tensor:
         yield (

@@ -107,6 +107,10 @@ class Estimate(Record):
     sequence_length: Size
     global_batch_size: Size
     num_microbatches: Size
+    """Per pipeline, each time that it fills and runs empty."""
+    rounds: Size = 1
+    """Times that the pipeline runs empty in one step."""
+    precision: str
     decision: TrainDecision
     """The launch in the words of a plan."""
     step_time_s: Seconds

@@ -116,7 +116,7 @@ def settings_of(given: Flags) -> LaunchSettings:
         context=flags.number("context-parallel-size") or 1,
         pipeline=pipeline,
         expert=flags.number("expert-model-parallel-size") or 1,
-        expert_tensor=flags.number("expert-tensor-parallel-size") or tensor,
+        expert_tensor=flags.number("expert-tensor-parallel-size"),
         virtual_pipeline=flags.number("num-virtual-stages-per-pipeline-rank"),
         layers_per_virtual_stage=flags.number("num-layers-per-virtual-pipeline-stage"),
         interleave_group=flags.number(table.SPELLED["interleave_group"]),

@@ -28,6 +28,7 @@ SPELLED: Final[Mapping[str, str]] = {
     "sequence": "training.seq_len",
     "micro_batch": "parallelism.pipeline_parallel_microbatch_size",
     "local_batch": "training.local_batch_size",
+    "flush": "training.local_batch_size",
     "global_batch": "training.global_batch_size",
     "layers_per_virtual_stage": "parallelism.pipeline_parallel_layers_per_stage",
     "layout": "parallelism.module_fqns_per_model_part",
@@ -106,6 +107,9 @@ def read(text: str, *, source: str) -> LaunchSettings:
     }
     if settings["global_batch"] is None:
         settings["accumulation"] = local // micro_batch
+    elif pipeline > 1:
+        # Accumulation runs the pipeline empty after every local batch.
+        settings["flush"] = local
     return LaunchSettings(
         engine=Engine.TORCHTITAN,
         source=source,

@@ -1,0 +1,32 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.goal import TrainGoal
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.spec import Spec
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+LAUNCHES = Path(__file__).parent / "launches"
+
+
+@pytest.fixture
+def spec_of() -> Callable[..., Spec]:
+    """Make a spec of a model on servers of eight devices."""
+
+    def make(model: str, *, nodes: int, device: str = "h100-sxm", **goal: Any) -> Spec:
+        asked = {"sequence_length": 4096, "global_batch_size": 256} | goal
+        pool = Pool(name="pool", device=device, nodes=nodes, devices_per_node=8, nic=50e9)
+        return Spec(
+            path=Path("spec.yaml"),
+            model_path=MODELS / model,
+            model=read_model(MODELS / model),
+            cluster=Cluster(pools=(pool,)),
+            goal=TrainGoal(kind="train", **asked),
+            emit=("megatron-lm",),
+        )
+
+    return make

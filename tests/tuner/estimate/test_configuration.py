@@ -1,0 +1,316 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import SpecError
+from tuner.estimate.configuration import configuration_of, rearranged
+from tuner.estimate.division import balanced
+from tuner.estimate.legality import broken_rules
+from tuner.estimate.nearest import nearest_divisor, nearest_multiple
+from tuner.estimate.readers import deepspeed, megatron, torchtitan
+from tuner.spec.spec import Spec
+
+LAUNCHES = Path(__file__).parent / "launches"
+MakeSpec = Callable[..., Spec]
+
+LAUNCH = (
+    "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --seq-length 4096 "
+    "--global-batch-size 256 --bf16 "
+)
+"""Of 64 devices, all of them data parallel until more is said."""
+
+
+def refusal(flags: str, spec: Spec, *, launch: str = LAUNCH) -> str:
+    """Return the one line that a launch is refused with."""
+    settings = megatron.read(launch + flags, source="run.sh")
+    try:
+        configuration, _ = configuration_of(settings, spec)
+    except SpecError as error:
+        message = str(error)
+    else:
+        broken = next(broken_rules(configuration, spec.model, name=settings.name))
+        message = f"{settings.source}: {broken}"
+    assert "\n" not in message
+    return message
+
+
+def test_a_script_becomes_one_setting_of_every_knob(spec_of: MakeSpec) -> None:
+    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+    own, notes = configuration_of(launch, spec_of("mixtral-8x7b", nodes=8))
+
+    assert (own.devices, own.data, own.expert_data, own.num_microbatches) == (64, 16, 2, 16)
+    assert [stage.layers for stage in own.stages] == [8, 8, 8, 8]
+    assert (own.stages[0].embedding, own.stages[3].loss) == (True, True)
+    assert not any("replaces" in note for note in notes)
+
+
+def test_what_the_launch_says_replaces_the_spec_and_that_is_said(spec_of: MakeSpec) -> None:
+    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+    spec = spec_of("mixtral-8x7b", nodes=16, sequence_length=8192, global_batch_size=512)
+    _, notes = configuration_of(launch, spec)
+
+    assert "--seq-length 4096 replaces the spec's 8192" in notes
+    assert "a global batch of 256 replaces the spec's 512" in notes
+    assert "the launch uses 64 of the spec's 128 devices" in notes
+
+
+def test_ends_that_count_as_layers_make_126_layers_divide_by_64(spec_of: MakeSpec) -> None:
+    launch = megatron.read_yaml((LAUNCHES / "llama.yaml").read_text(), source="llama.yaml")
+    own, _ = configuration_of(launch, spec_of("llama-3.1-405b", nodes=128))
+
+    # 128 with the ends, two for each of 64 stages.
+    assert [stage.layers for stage in own.stages] == [1, *[2] * 62, 1]
+    assert own.expert_tensor == 1
+
+
+def test_torchtitan_gives_the_rest_to_earlier_stages_and_flushes_each_local_batch(
+    spec_of: MakeSpec,
+) -> None:
+    launch = torchtitan.read((LAUNCHES / "deepseek-16b.toml").read_text(), source="d.toml")
+    own, _ = configuration_of(launch, spec_of("deepseek-v2-lite", nodes=2))
+
+    # 27 layers and both ends are 29: 8, 7, 7, 7, less one at either end.
+    assert [stage.layers for stage in own.stages] == [7, 7, 7, 6]
+    # 512 sequences over 8 replicas are 64, eight local batches of eight.
+    assert (own.num_microbatches, own.rounds) == (8, 8)
+    assert own.shard_ranks == 4
+
+
+def test_deepspeed_accumulates_what_the_devices_leave(spec_of: MakeSpec) -> None:
+    launch = deepspeed.read((LAUNCHES / "zero3.json").read_text(), source="ds.json")
+    own, _ = configuration_of(launch, spec_of("llama-3.1-8b", nodes=8))
+
+    assert (own.data, own.num_microbatches, own.zero_stage) == (64, 4, 3)
+
+
+def test_a_launch_that_leaves_the_devices_open_uses_those_of_the_spec(spec_of: MakeSpec) -> None:
+    launch = megatron.read("--micro-batch-size 1 --global-batch-size 64", source="args")
+    own, notes = configuration_of(launch, spec_of("llama-3.1-8b", nodes=2))
+
+    assert own.data == 16
+    assert "the launch leaves the number of devices open: the spec's 16 count" in notes
+
+
+def test_sequence_parallelism_without_tensor_parallelism_is_noted(spec_of: MakeSpec) -> None:
+    launch = megatron.read(LAUNCH + "--sequence-parallel", source="run.sh")
+    own, notes = configuration_of(launch, spec_of("llama-3.1-8b", nodes=8))
+
+    assert not own.sequence_parallel
+    assert "--sequence-parallel has no effect: tensor parallelism is 1" in notes
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "parts"),
+    [
+        (
+            "llama-3.1-8b",
+            "--tensor-model-parallel-size 3",
+            ("64 devices are not divisible by", "nearest product that divides them is 2"),
+        ),
+        (
+            "llama-3.1-8b",
+            "--micro-batch-size 3",
+            ("--global-batch-size 256 is not divisible by", "the nearest that is: 192"),
+        ),
+        (
+            "llama-3.1-8b",
+            "--pipeline-model-parallel-size 8 --global-batch-size 96 "
+            "--num-virtual-stages-per-pipeline-rank 2",
+            ("12 micro-batches do not fill groups of 8", "set --global-batch-size 128"),
+        ),
+        (
+            "llama-3.1-8b",
+            "--tensor-model-parallel-size 64 --sequence-parallel",
+            ("does not divide the 32 attention heads", "the nearest that does is 32"),
+        ),
+        (
+            "llama-3.1-8b",
+            "--context-parallel-size 64 --seq-length 4160",
+            ("--context-parallel-size 64 does not cut --seq-length 4160", "that does is 32"),
+        ),
+        (
+            "llama-3.1-8b",
+            "--expert-model-parallel-size 2",
+            ("--expert-model-parallel-size 2: llama-3.1-8b has no experts; set it to 1",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--expert-model-parallel-size 16",
+            ("exceeds the 8 experts of mixtral-8x7b; the most is 8",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--expert-model-parallel-size 3",
+            ("does not divide the 8 experts", "the nearest that does is 2"),
+        ),
+        (
+            "mixtral-8x7b",
+            "--expert-model-parallel-size 8 --expert-tensor-parallel-size 16",
+            ("does not divide the 64 devices of a pipeline stage", "degree that does is 4"),
+        ),
+        (
+            "mixtral-8x7b",
+            "--tensor-model-parallel-size 2",
+            ("with experts needs --sequence-parallel; add it",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*8|t*8|t*8|t*8L "
+            "--num-layers-per-virtual-pipeline-stage 4",
+            (
+                "--pipeline-model-parallel-layout and --num-layers-per-virtual-pipeline-stage",
+                "keep one",
+            ),
+        ),
+        (
+            "mixtral-8x7b",
+            "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*8|t*8|t*8|t*7L",
+            ("holds 31 transformer layers, mixtral-8x7b has 32; place 32",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*8|t*8|t*16L",
+            ("has 3 stages, not divisible by --pipeline-model-parallel-size 4", "number is 4"),
+        ),
+        (
+            "mixtral-8x7b",
+            "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3",
+            ("does not cut 32 layers into stages", "the nearest that does is 2"),
+        ),
+        (
+            "deepseek-v3",
+            "--pipeline-model-parallel-size 4",
+            ("61 layers (61 of deepseek-v3) are not divisible by 4 stages",),
+        ),
+        (
+            "deepseek-v3",
+            "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 14",
+            ("leave 47 of 61 layers for 3 pipeline ranks",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--num-virtual-stages-per-pipeline-rank 2",
+            ("needs --pipeline-model-parallel-size above 1",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type alltoall",
+            ("needs --expert-model-parallel-size above 1",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--expert-model-parallel-size 8 --overlap-moe-expert-parallel-comm "
+            "--moe-token-dispatcher-type alltoall --pipeline-model-parallel-size 4",
+            ("needs more than one model chunk per rank",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--expert-model-parallel-size 8 --overlap-moe-expert-parallel-comm "
+            "--moe-token-dispatcher-type alltoall --recompute-granularity full "
+            "--recompute-method uniform --recompute-num-layers 1",
+            ("excludes --recompute-granularity full",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--recompute-granularity selective --recompute-modules mla_up_proj",
+            ("mla_up_proj: mixtral-8x7b has no latent attention",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--overlap-param-gather --overlap-grad-reduce",
+            ("--overlap-param-gather needs --use-distributed-optimizer",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--mlp-chunks-for-training 4",
+            ("saves memory only with --recompute-modules moe",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--num-distributed-optimizer-instances 3",
+            ("3 copies of sharded state do not divide data parallelism 64",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--num-layers 61",
+            ("--num-layers 61, but mixtral-8x7b of the spec has num_layers 32",),
+        ),
+        (
+            "mixtral-8x7b",
+            "--vocab-size 128256",
+            ("--vocab-size 128256, but mixtral-8x7b of the spec has vocab_size 32000",),
+        ),
+        (
+            "deepseek-v3",
+            "--num-layers 61 --num-experts 256 --multi-latent-attention",
+            ("--moe-layer-freq 1, but deepseek-v3 of the spec has moe_layers ([0]*3+[1]*58)",),
+        ),
+        (
+            "llama-3.1-8b",
+            "--num-layers 32 --num-attention-heads 32",
+            ("no --group-query-attention, but llama-3.1-8b of the spec has num_kv_heads 8",),
+        ),
+    ],
+)
+def test_refuses_with_value_rule_and_nearest_way_out(
+    spec_of: MakeSpec, model: str, flags: str, parts: tuple[str, ...]
+) -> None:
+    message = refusal(flags, spec_of(model, nodes=8))
+
+    assert message.startswith("run.sh: ")
+    assert all(part in message for part in parts), message
+
+
+def test_more_processes_than_devices_are_refused(spec_of: MakeSpec) -> None:
+    message = refusal("", spec_of("llama-3.1-8b", nodes=4))
+
+    assert "starts 64 processes, but the spec's cluster has 32 devices" in message
+
+
+def test_torchtitan_degrees_must_make_the_devices(spec_of: MakeSpec) -> None:
+    launch = torchtitan.read("[parallelism]\ndata_parallel_shard_degree = 6", source="t.toml")
+    with pytest.raises(SpecError, match="are 6 devices, not 16; the nearest is 16"):
+        configuration_of(launch, spec_of("llama-3.1-8b", nodes=2))
+
+
+def test_deepspeed_batches_must_agree(spec_of: MakeSpec) -> None:
+    text = (
+        '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, '
+        '"gradient_accumulation_steps": 4}'
+    )
+    launch = deepspeed.read(text, source="ds.json")
+    with pytest.raises(SpecError, match=r"= 128; write 128, or 2 micro-batches"):
+        configuration_of(launch, spec_of("llama-3.1-8b", nodes=2))
+
+
+def test_a_padded_vocabulary_is_a_note(spec_of: MakeSpec) -> None:
+    launch = megatron.read(LAUNCH + "--vocab-size 31999", source="run.sh")
+    _, notes = configuration_of(launch, spec_of("mixtral-8x7b", nodes=8))
+
+    assert "--vocab-size 31999: priced with the model's vocabulary of 32000" in notes
+
+
+def test_other_degrees_take_their_devices_from_data_parallelism(spec_of: MakeSpec) -> None:
+    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+    own, _ = configuration_of(launch, spec_of("mixtral-8x7b", nodes=8))
+    other = rearranged(own, tensor=2, pipeline=8)
+
+    assert (other.data, other.sequence_parallel, len(other.stages)) == (4, True, 8)
+    assert other.devices == own.devices
+
+
+def test_uneven_layers_leave_the_ends_the_smaller_share() -> None:
+    assert [stage.layers for stage in balanced(61, 4)] == [15, 16, 15, 15]
+    assert [stage.layers for stage in balanced(63, 4)] == [16, 16, 16, 15]
+
+
+@pytest.mark.parametrize(
+    ("whole", "wanted", "expected"), [(64, 3, 2), (64, 100, 64), (7, 4, 1), (1, 5, 1), (12, 5, 4)]
+)
+def test_the_nearest_divisor(whole: int, wanted: int, expected: int) -> None:
+    assert nearest_divisor(whole, wanted) == expected
+
+
+def test_the_nearest_multiple_is_never_nothing() -> None:
+    assert (nearest_multiple(1, 8), nearest_multiple(13, 8)) == (8, 16)

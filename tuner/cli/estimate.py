@@ -1,0 +1,46 @@
+"""`moetune estimate`: what the launch of today does, and the smallest change that beats it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    spec: Annotated[
+        Path,
+        typer.Argument(help="The spec, a YAML file: model, cluster, defaults.", show_default=False),
+    ],
+    launch: Annotated[
+        str,
+        typer.Option(
+            "--launch",
+            help="Launch file (shell script, arguments, YAML, TOML, JSON), or the command itself.",
+        ),
+    ],
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="megatron, torchtitan or deepspeed; by the file's ending when left out.",
+        ),
+    ] = None,
+    uncalibrated: Annotated[
+        bool, typer.Option("--uncalibrated", help="Drop the residuals that ship with moetune.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
+) -> None:
+    """Price the launch of today: time, MFU, exposed communication, memory, what to change."""
+    from tuner.cli.estimate_text import estimate_text
+    from tuner.estimate.estimate import estimate, shipped_residuals
+    from tuner.estimate.registry import read_launch
+    from tuner.spec.read import read_spec
+
+    found = estimate(
+        read_spec(spec),
+        read_launch(launch, format_name=format_name),
+        residuals=None if uncalibrated else shipped_residuals(),
+    )
+    print(found.model_dump_json(indent=2) if as_json else estimate_text(found))
+    if not found.fits:
+        raise typer.Exit(1)

@@ -1,0 +1,210 @@
+"""An estimate as text for people: time first, then where it goes, memory, and what to change."""
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from tuner.cli.text import columns
+from tuner.estimate.records import Change, Estimate, RankMemory
+from tuner.units import format_bytes, format_flop_per_s, format_ratio, format_s
+
+SHOWN_RANKS = 8
+LINE_WIDTH = 100
+
+
+def estimate_text(found: Estimate) -> str:
+    """Say what the launch does and what would beat it."""
+    return "\n".join(
+        [
+            *_what(found),
+            "",
+            *_time(found),
+            "",
+            "where a step's time goes",
+            _shares(found),
+            "",
+            "memory of the fullest device, by pipeline rank",
+            _memory(found),
+            *_verdict(found),
+            "",
+            *_changes(found),
+            "",
+            *_flags(found),
+            *(line for note in found.notes for line in _wrapped("note           ", note)),
+        ]
+    )
+
+
+def _what(found: Estimate) -> Iterator[str]:
+    decision = found.decision
+    degrees = {
+        "TP": decision.tensor_model_parallel_size,
+        "CP": decision.context_parallel_size,
+        "PP": decision.pipeline_model_parallel_size,
+        "VPP": decision.virtual_pipeline_model_parallel_size,
+        "DP": decision.data_parallel_size,
+        "EP": decision.expert_model_parallel_size,
+        "ETP": decision.expert_tensor_parallel_size,
+    }
+    yield f"{found.source}: {found.model} with {found.engine} on {found.devices} x {found.device}"
+    yield (
+        ", ".join(f"{name} {degree}" for name, degree in degrees.items())
+        + f", ZeRO {decision.zero_stage}; {_times(found.rounds)}{found.num_microbatches} "
+        f"micro-batch{'es' * (found.num_microbatches > 1)} of {decision.micro_batch_size} x "
+        f"{found.sequence_length} tokens, batch {found.global_batch_size}"
+    )
+    recompute = ", ".join(decision.recompute_modules) or (
+        f"{decision.recompute_num_layers} layers of each rank"
+        if decision.recompute_num_layers
+        else "whole layers"
+    )
+    dispatcher = f"dispatcher {decision.dispatcher}{' overlapped' * decision.a2a_overlap}; "
+    yield (
+        f"{found.precision}; {dispatcher if decision.expert_model_parallel_size > 1 else ''}"
+        f"recompute {decision.recompute}"
+        f"{f' ({recompute})' if decision.recompute != 'none' else ''}"
+    )
+
+
+def _times(rounds: int) -> str:
+    return f"{rounds} times " if rounds > 1 else ""
+
+
+def _time(found: Estimate) -> Iterator[str]:
+    low, high = found.step_time_s_band
+    slow, fast = found.tokens_per_s_per_device_band
+    use = found.utilisation
+    yield (
+        f"step time      {format_s(found.step_time_s)} "
+        f"(between {format_s(low)} and {format_s(high)})"
+    )
+    yield (
+        f"tokens/s       {found.tokens_per_s_per_device:.4g} per device "
+        f"(between {slow:.4g} and {fast:.4g})"
+    )
+    yield (
+        f"MFU            {format_ratio(use.mfu_ratio)}, HFU {format_ratio(use.hfu_ratio)} "
+        f"of {use.peak_name}"
+    )
+    yield from _wrapped("               ", use.convention)
+    yield (
+        f"Megatron's log {format_flop_per_s(use.megatron_flop_per_s_per_device)} per GPU by "
+        "Megatron-LM's own count"
+    )
+
+
+def _shares(found: Estimate) -> str:
+    shares = found.exposed
+    rows = [
+        ("pipeline bubble", shares.bubble_ratio),
+        ("exposed all-to-all of experts", shares.all_to_all_ratio),
+        ("exposed tensor parallelism", shares.tensor_ratio),
+        ("exposed context parallelism", shares.context_ratio),
+        ("exposed data parallelism", shares.data_ratio),
+        ("recomputation", shares.recompute_ratio),
+        ("waiting for the host", shares.host_ratio),
+    ]
+    ordered = sorted(rows, key=lambda row: -row[1])
+    return columns([(f"  {name}", format_ratio(share)) for name, share in ordered])
+
+
+def _memory(found: Estimate) -> str:
+    ranks = found.memory
+    shown = list(ranks[:SHOWN_RANKS])
+    if found.fullest_pipeline_rank >= SHOWN_RANKS:
+        shown[-1] = ranks[found.fullest_pipeline_rank]
+    rows = [_memory_row(rank, is_fullest=rank is _fullest(found)) for rank in shown]
+    header = ("  rank", "layers", "weights", "gradients", "optimizer", "activations", "buffers")
+    table = columns(rows, header=(*header, "reserve", "total", ""))
+    left = len(ranks) - len(shown)
+    return f"{table}\n  and {left} more in --json" if left else table
+
+
+def _fullest(found: Estimate) -> RankMemory:
+    return found.memory[found.fullest_pipeline_rank]
+
+
+def _memory_row(rank: RankMemory, *, is_fullest: bool) -> tuple[object, ...]:
+    sizes = (
+        rank.weight_bytes,
+        rank.gradient_bytes,
+        rank.optimizer_bytes,
+        rank.activation_bytes,
+        rank.buffer_bytes,
+        rank.reserve_bytes,
+        rank.total_bytes,
+    )
+    return (
+        f"  {rank.pipeline_rank}",
+        rank.layers,
+        *(format_bytes(size) for size in sizes),
+        "fullest" if is_fullest else "",
+    )
+
+
+def _verdict(found: Estimate) -> Iterator[str]:
+    limit, peak = format_bytes(found.memory_limit_bytes), format_bytes(found.peak_memory_bytes)
+    where = f"pipeline rank {found.fullest_pipeline_rank} needs {peak}, {limit} may be used"
+    yield f"fits           {where}" if found.fits else f"DOES NOT FIT   {where}"
+
+
+def _changes(found: Estimate) -> Iterator[str]:
+    if found.smallest_change is None:
+        yield (
+            f"smallest change that beats it: none of {found.num_tried} changes of one or two knobs "
+            f"is more than {format_ratio(found.least_gain_ratio)} better"
+            if found.fits
+            else f"no change of one or two knobs ({found.num_tried} tried) makes it fit; "
+            "ask moetune plan"
+        )
+        return
+    beats = "beats it" if found.fits else "makes it fit"
+    yield f"smallest change that {beats}: {_described(found.smallest_change)}"
+    yield from _lines(found.smallest_change)
+    if found.best_pair is not None:
+        yield f"two changes bring more: {_described(found.best_pair)}"
+        yield from _lines(found.best_pair)
+    others = [one for one in found.changes if one != found.smallest_change]
+    if others:
+        yield "other single changes"
+        rows = [
+            (f"  {', '.join(one.what)}", _gain(one), format_bytes(one.peak_memory_bytes))
+            for one in others
+        ]
+        yield columns(rows, header=("  change", "time", "memory"))
+
+
+def _described(change: Change) -> str:
+    return (
+        f"{' and '.join(change.what)} ({_gain(change)}: {format_s(change.step_time_s)} a step, "
+        f"{format_bytes(change.peak_memory_bytes)})"
+    )
+
+
+def _gain(change: Change) -> str:
+    word = "less" if change.gain_ratio >= 0 else "more"
+    return f"{format_ratio(abs(change.gain_ratio))} {word}"
+
+
+def _lines(change: Change) -> Iterator[str]:
+    yield from (f"    {line}" for line in change.lines)
+
+
+def _flags(found: Estimate) -> Iterator[str]:
+    for flag in found.flags_deprecated:
+        yield from _wrapped("deprecated     ", flag)
+    for refusal in found.refused_by:
+        yield from _wrapped("manifest       ", refusal)
+    if found.flags_ignored:
+        yield from _wrapped("ignored        ", ", ".join(found.flags_ignored))
+
+
+def _wrapped(label: str, text: str) -> Iterator[str]:
+    """Yield lines of a bounded width, all but the first under the label's end."""
+    yield from wrap(
+        text,
+        LINE_WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,249 @@
+"""Prices configurations on the analytic model, many at a time: seconds by cause, bytes by rank.
+
+All configurations of one call share model, machine and software, so they become columns of one
+call of `price_step` and one of `price_memory`. Those of unlike precision are priced apart, because
+precision decides the constants.
+
+Approximations: dispatcher `allgather` is priced as all-to-all; a recompute method `uniform` with
+several layers per unit keeps fewer inputs than is counted; graphs by `--cuda-graph-modules` are
+priced alike whichever modules they cover.
+
+Letters: C configurations, P pipeline ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.analytic.calibration import Regime, Residuals, band_of, constants_of
+from tuner.costs.analytic.columns_of import (
+    PRECISION_OF,
+    StageLayers,
+    hardware_of_pool,
+    shape_of_model,
+    stages_of_layouts,
+)
+from tuner.costs.analytic.constants import Precision, Software
+from tuner.costs.analytic.memory import price_memory
+from tuner.costs.analytic.memory_constants import memory_constants
+from tuner.costs.analytic.prices import MemoryPrice, StepPrice
+from tuner.costs.analytic.routing import BusiestRatios
+from tuner.costs.analytic.shapes import Hardware, ModelShape, Strategies, stacked
+from tuner.costs.analytic.step import price_step
+from tuner.devices.datasheet import Datasheet
+from tuner.estimate.configuration import Configuration
+from tuner.estimate.launch import Dispatcher, Engine, Graphs
+from tuner.spec.cluster import Pool
+from tuner.spec.model import ModelSpec
+
+SOFTWARE_OF: Final[Mapping[Engine, tuple[str, Software]]] = {
+    Engine.MEGATRON: ("megatron-lm", Software.MEGATRON_2025),
+    Engine.TORCHTITAN: ("torchtitan", Software.TORCH_FSDP),
+    Engine.DEEPSPEED: ("deepspeed", Software.TORCH_FSDP),
+}
+"""How residuals know an engine, and which generation's constants it starts from."""
+
+Price = TypeVar("Price", StepPrice, MemoryPrice)
+
+_MODULES: Final[Mapping[str, str]] = {
+    "core_attn": "recompute_core_attention",
+    "mlp": "recompute_mlp",
+    "moe": "recompute_moe",
+    "moe_act": "recompute_moe_act",
+    "layernorm": "recompute_layernorm",
+    "mla_up_proj": "recompute_mla_up_proj",
+    "shared_experts": "recompute_shared_experts",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bench:
+    """What every configuration of one estimate is priced on."""
+
+    model: ModelSpec
+    pool: Pool
+    sheet: Datasheet
+    residuals: Residuals | None
+    busiest: BusiestRatios | None
+    """From recorded routing; None: balanced experts."""
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """What a plan may use of one device."""
+        total = self.pool.memory_per_device or self.sheet.memory_bytes
+        return total * self.pool.usable_memory_ratio
+
+    def regime(self, configuration: Configuration) -> Regime:
+        """Return what a configuration's kernels and host depend on."""
+        family, software = SOFTWARE_OF[configuration.engine]
+        return Regime(
+            device=self.sheet.name,
+            generation=self.sheet.generation,
+            precision=PRECISION_OF[configuration.precision],
+            software=software,
+            family=family,
+        )
+
+    def band(self, configuration: Configuration) -> tuple[float, float]:
+        """Return measured over predicted seconds, lowest and highest."""
+        return band_of(self.regime(configuration), self.residuals)
+
+    def hardware(self, precision: Precision) -> Hardware:
+        """Return the machine, with the peak that the linear layers run at."""
+        return hardware_of_pool(self.sheet, self.pool, precision=precision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Priced:
+    """One configuration with its price."""
+
+    configuration: Configuration
+    step: StepPrice
+    """One column."""
+    memory: MemoryPrice
+    """One column, as many ranks as the pipeline has."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step."""
+        return float(np.asarray(self.step.step_s).ravel()[0])
+
+    @property
+    def peak_bytes_P(self) -> npt.NDArray[np.float64]:
+        """Bytes on the fullest device of every pipeline rank."""
+        ranks: npt.NDArray[np.float64] = self.memory.total_PC[: self.configuration.pipeline, 0]
+        return ranks
+
+    def seconds(self, name: str) -> float:
+        """Return a part of the step by its name in `StepPrice`."""
+        return float(np.asarray(getattr(self.step, name)).ravel()[0])
+
+
+def priced(configurations: Sequence[Configuration], bench: Bench) -> tuple[Priced, ...]:
+    """Price every configuration, in the order given."""
+    found: dict[int, Priced] = {}
+    kinds = dict.fromkeys((one.precision, one.mtp_layers) for one in configurations)
+    for precision, mtp_layers in kinds:
+        chosen = [
+            index
+            for index, one in enumerate(configurations)
+            if (one.precision, one.mtp_layers) == (precision, mtp_layers)
+        ]
+        alike = [configurations[index] for index in chosen]
+        found |= dict(zip(chosen, _priced_alike(alike, bench), strict=True))
+    return tuple(found[index] for index in range(len(configurations)))
+
+
+def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
+    shape = shape_of_model(bench.model, mtp_layers=alike[0].mtp_layers)
+    precision = PRECISION_OF[alike[0].precision]
+    hardware = bench.hardware(precision)
+    strategies = stacked([strategies_of(one, bench) for one in alike])
+    stages = stages_of_layouts(bench.model, [_layout(one) for one in alike])
+    constants = constants_of([bench.regime(alike[0])] * len(alike), bench.residuals)
+    step = price_step(shape, strategies, hardware, constants, stages)
+    family, software = SOFTWARE_OF[alike[0].engine]
+    memory = price_memory(
+        shape, strategies, hardware, stages, constants=memory_constants([software], [family])
+    )
+    return [
+        Priced(
+            configuration=one,
+            step=_repeated(_column(step, index), one.rounds),
+            memory=_column(memory, index),
+        )
+        for index, one in enumerate(alike)
+    ]
+
+
+def model_shape(configuration: Configuration, bench: Bench) -> ModelShape:
+    """Return the model as the configuration trains it."""
+    return shape_of_model(bench.model, mtp_layers=configuration.mtp_layers)
+
+
+def strategies_of(own: Configuration, bench: Bench) -> Strategies:
+    """Return one configuration as a column of numbers."""
+    is_low = PRECISION_OF[own.precision] is not Precision.BF16
+    wide = 4.0 if own.precision == "fp32" else 2.0
+    mean, p99 = (1.0, 1.0)
+    if bench.busiest is not None and own.expert in bench.busiest.degrees:
+        mean, p99 = bench.busiest.of_degree(own.expert)
+    return Strategies(
+        sequence=float(own.sequence),
+        micro_batch=float(own.micro_batch),
+        num_microbatches=float(own.num_microbatches),
+        tensor=float(own.tensor),
+        context=float(own.context),
+        pipeline=float(own.pipeline),
+        virtual_pipeline=float(own.virtual_pipeline),
+        data=float(own.data),
+        expert=float(own.expert),
+        expert_tensor=float(own.expert_tensor) if bench.model.moe else 1.0,
+        sequence_parallel=float(own.sequence_parallel),
+        zero_stage=float(own.zero_stage),
+        shard_ranks=float(own.shard_ranks),
+        element_bytes=wide,
+        gradient_bytes=float(own.gradient_bytes),
+        # Megatron keeps 8-bit weights twice, as they are and transposed.
+        weight_bytes=2.0 if is_low else wide,
+        linear_bytes=1.0 if is_low else 0.0,
+        recompute_full=own.recompute_ratio,
+        recompute_products=float(own.recompute_products),
+        **{_MODULES[module]: 1.0 for module in own.recompute_modules},
+        chunks=float(own.chunks),
+        has_flash_attention=float(own.flash_attention),
+        dropout=float(own.dropout),
+        a2a_overlap=float(own.a2a_overlap),
+        is_deepep=float(own.dispatcher is Dispatcher.DEEPEP),
+        is_hybridep=float(own.dispatcher is Dispatcher.HYBRIDEP),
+        overlap_gradients=float(own.overlap_gradients),
+        overlap_parameters=float(own.overlap_parameters),
+        overlap_tensor=float(own.overlap_tensor),
+        partial_graph=float(own.graphs is Graphs.PARTIAL),
+        full_graph=float(own.graphs is Graphs.FULL),
+        ends_as_layers=float(own.ends_as_layers),
+        zero_bubble=float(own.zero_bubble),
+        optimizer_offload=own.optimizer_offload_ratio,
+        activation_offload=own.activation_offload_ratio,
+        busiest_ratio=mean,
+        busiest_ratio_p99=p99,
+    )
+
+
+def _layout(own: Configuration) -> tuple[StageLayers, ...]:
+    return tuple(
+        StageLayers(
+            layers=stage.layers,
+            embedding=stage.embedding,
+            head=stage.loss,
+            mtp_layers=stage.mtp_layers,
+        )
+        for stage in own.stages
+    )
+
+
+def _repeated(step: StepPrice, rounds: int) -> StepPrice:
+    """Run the pipeline several times before the update."""
+    if rounds == 1:
+        return step
+    return replace(
+        step,
+        step_s=(step.step_s - step.once_s) * rounds + step.once_s,
+        **{
+            name: getattr(step, name) * rounds
+            for name in ("bubble_s", "tensor_s", "context_s", "expert_s", "recompute_s", "host_s")
+        },
+    )
+
+
+def _column(price: Price, index: int) -> Price:
+    """Keep one column of every field."""
+    kept = {}
+    for field in fields(price):
+        value = np.asarray(getattr(price, field.name))
+        column = min(index, value.shape[-1] - 1) if value.ndim else 0
+        kept[field.name] = value[..., column : column + 1] if value.ndim else value
+    return replace(price, **kept)
