@@ -18,7 +18,7 @@ import typer
 
 from profilers.errors import ProfilerError
 from solvers.errors import SolverError
-from tuner.cli import doctor, explain, plan, profile, schema, verify
+from tuner.cli import doctor, estimate, explain, plan, profile, schema, verify
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
@@ -61,6 +61,7 @@ def _options(
 
 app.command("doctor")(doctor.command)
 app.add_typer(profile.app, name="profile")
+app.command("estimate")(estimate.command)
 app.command("plan")(plan.command)
 app.command("verify")(verify.command)
 app.command("explain")(explain.command)

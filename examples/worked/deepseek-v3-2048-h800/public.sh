@@ -5,6 +5,7 @@ torchrun --nnodes 256 --nproc-per-node 8 pretrain_gpt.py \
   --tensor-model-parallel-size 1 \
   --pipeline-model-parallel-size 16 \
   --pipeline-model-parallel-layout "Et*2|(tt|)*29t|mL" \
+  --microbatch-group-size-per-virtual-pipeline-stage 20 \
   --context-parallel-size 1 \
   --expert-model-parallel-size 64 \
   --expert-tensor-parallel-size 1 \
