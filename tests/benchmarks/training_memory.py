@@ -23,7 +23,7 @@ from tuner.backtest.columns import Run, batch_of, runs_of
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.memory import price_memory
-from tuner.costs.analytic.memory_constants import MemoryConstants, memory_constants
+from tuner.costs.analytic.memory_constants import FITTED, MemoryConstants, memory_constants
 from tuner.costs.analytic.prices import MemoryPrice
 
 Floats = npt.NDArray[np.float64]
@@ -38,8 +38,6 @@ LARGEST_REFUSED = 1
 """Runs that ran and are predicted not to fit. The one is a page's 70B model without sharding whose
 weights and gradients alone, 263 GiB, leave no room on its device."""
 
-FITTED = {"live_bytes": 0.25 * GIB, "activation_ratio": 0.05, "weight_gradient_ratio": 0.25}
-"""Constants that are calibrated, and how far they may plausibly be from their priors."""
 NOISE = 0.005
 """Relative error that a run is expected to keep."""
 

@@ -1,7 +1,7 @@
 """The few numbers of a training software that decide its memory and that no shape gives.
 
-The defaults are those of Megatron-Core with the transformer engine. A calibration may replace them
-inside `MEMORY_BOUNDS` by values fitted to runs of one software, never to one run.
+The defaults are those of Megatron-Core with the transformer engine. A calibration may move those in
+`FITTED`, for all runs of one software together, never for one run.
 
 Not covered: what differs between two runs of the same software.
 """
@@ -60,6 +60,13 @@ Expandable segments leave little unused (torchtitan's run_train.sh)."""
 
 _FUSED_LOSS: Final = replace(_EAGER_LOSS, logit_bytes=4.0, split_logit_bytes=0.0)
 """One kernel for loss and gradient: bf16 logits, bf16 gradients."""
+
+FITTED: Final[Mapping[str, float]] = {
+    "live_bytes": 0.25 * GIB,
+    "activation_ratio": 0.05,
+    "weight_gradient_ratio": 0.25,
+}
+"""Constants that a calibration may move, and how far they may plausibly be from what is known."""
 
 OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
     # Logits in bf16 and a copy in fp32 that becomes the gradient in place
