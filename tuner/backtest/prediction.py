@@ -5,8 +5,8 @@
 A row that cannot be predicted stays, with its reason. Without residuals the generic constants hold.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,17 +39,37 @@ class Predicted:
     fits: bool
 
 
-def backtest(rows: Sequence[Row], *, residuals: Residuals | None) -> Backtest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """Which residuals hold for which device."""
+
+    usual: Residuals | None = None
+    """Where nothing else is given; None: the generic constants."""
+    of_device: Mapping[str, Residuals] = field(default_factory=dict)
+    """By name of the datasheet."""
+
+    def of(self, device: str) -> Residuals | None:
+        """Return what holds for a device."""
+        return self.of_device.get(device, self.usual)
+
+    @property
+    def origin(self) -> str:
+        """Say where it comes from."""
+        named = [f"{name}: {one.origin}" for name, one in sorted(self.of_device.items())]
+        return "; ".join((self.usual.origin if self.usual else "uncalibrated", *named))
+
+
+def backtest(rows: Sequence[Row], *, knowledge: Knowledge) -> Backtest:
     """Predict what can be predicted and measure the errors."""
     runs, reasons = runs_of(rows)
-    predicted = {found.run.row.number: found for found in predictions(runs, residuals=residuals)}
+    predicted = {found.run.row.number: found for found in predictions(runs, knowledge=knowledge)}
     judged = tuple(_judged(row, predicted.get(row.number), reasons.get(row.number)) for row in rows)
     scored = [_scored(row, predicted.get(row.number)) for row in rows]
     with_experts = [bool(row.architecture.get("experts")) for row in rows]
     moe = [(row, one) for row, one, has in zip(rows, scored, with_experts, strict=True) if has]
     inside = [_is_inside(row) for row in judged if row.predicted and row.measured]
     return Backtest(
-        residuals="uncalibrated" if residuals is None else residuals.origin,
+        residuals=knowledge.origin,
         coverage_ratio=float(np.mean(inside)) if inside else None,
         sources=_by_name([(row.source, one) for row, one in zip(rows, scored, strict=True)]),
         moe_only=_by_name([(row.source, one) for row, one in moe]),
@@ -66,14 +86,18 @@ def backtest(rows: Sequence[Row], *, residuals: Residuals | None) -> Backtest:
     )
 
 
-def predictions(runs: Sequence[Run], *, residuals: Residuals | None) -> tuple[Predicted, ...]:
+def predictions(runs: Sequence[Run], *, knowledge: Knowledge) -> tuple[Predicted, ...]:
     """Predict runs; unknown recomputation is chosen first."""
     if not runs:
         return ()
     chosen = with_recompute(runs)
     regimes = [regime_of(run) for run in chosen]
     pricer = pricer_of(chosen)
-    step_s_C = pricer.step_s(constants_of(regimes, residuals))
+    step_s_C = pricer.step_s(constants_of(regimes, knowledge.usual))
+    for device, residuals in knowledge.of_device.items():
+        here_C = np.array([regime.device == device for regime in regimes])
+        found_C = pricer.step_s(constants_of(regimes, residuals))
+        step_s_C = np.where(here_C, found_C, step_s_C)
     peaks = pricer.peaks(memory_constants_of(chosen))
     reported_C = reported_peaks(chosen, peaks)
     return tuple(
@@ -81,7 +105,7 @@ def predictions(runs: Sequence[Run], *, residuals: Residuals | None) -> tuple[Pr
             run=run,
             regime=regime,
             step_s=float(step_s_C[place]),
-            band=band_of(regime, residuals),
+            band=band_of(regime, knowledge.of(regime.device)),
             peak_bytes=float(reported_C[place]),
             fits=bool(peaks.total_C[place] <= float(run.hardware.memory_bytes)),
         )
@@ -136,20 +160,29 @@ def _is_inside(row: Judged) -> bool:
     )
 
 
+def case_of(row: Row) -> tuple[str, ...]:
+    """Return what makes two rows alternatives of each other."""
+    texts = (row.text(name) for name in ("model", "gpu", "precision"))
+    numbers = (f"{row.number_or(name, 0.0):g}" for name in ("num_gpus", "seq"))
+    return (row.source, *texts, *numbers)
+
+
+def tokens_of(run: Run) -> float:
+    """Return the tokens of one step."""
+    s = run.strategy
+    return float(s.micro_batch * s.num_microbatches * s.data * s.sequence)
+
+
 def _scored(row: Row, predicted: Predicted | None) -> Scored:
-    names = ("model", "gpu", "precision")
-    case = (row.source, *(row.text(name) for name in names))
-    case += (str(row.number_or("num_gpus", 0.0)), str(row.number_or("seq", 0.0)))
     if predicted is None:
-        return Scored(predicted_s=None, measured_s=None, tokens=1.0, case=case)
-    s, run = predicted.run.strategy, predicted.run
+        return Scored(predicted_s=None, measured_s=None, tokens=1.0, case=case_of(row))
     return Scored(
         predicted_s=predicted.step_s,
-        measured_s=run.measured_s,
-        tokens=float(s.micro_batch * s.num_microbatches * s.data * s.sequence),
-        case=case,
+        measured_s=predicted.run.measured_s,
+        tokens=tokens_of(predicted.run),
+        case=case_of(row),
         predicted_bytes=predicted.peak_bytes,
-        measured_bytes=run.peak_bytes,
+        measured_bytes=predicted.run.peak_bytes,
         fits=predicted.fits,
         has_run_out_of_memory=row.has_run_out_of_memory,
     )

@@ -175,11 +175,12 @@ def as_constants(values_KC: Factors) -> Constants:
 
 def band_of(regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
     """Return measured over predicted seconds, lowest and highest, that a prediction allows for."""
-    holding = [
-        band
-        for band in (residuals.bands if residuals is not None else ())
-        if band.where.holds(regime)
-    ]
+    return band_among(regime, residuals.bands if residuals is not None else ())
+
+
+def band_among(regime: Regime, bands: Sequence[Band]) -> tuple[float, float]:
+    """Return the band with the narrowest `where` that holds; of two, the first."""
+    holding = [band for band in bands if band.where.holds(regime)]
     if not holding:
         return GENERIC_BAND
     narrowest = max(holding, key=lambda band: band.where.narrowness)

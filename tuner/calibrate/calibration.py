@@ -1,0 +1,198 @@
+"""Fits residuals to a table of runs and says how well they would have predicted it unseen.
+
+    rows -> runs -> Problem (terms.py) -> fit -> corrections
+                                       -> fits without each fold -> errors, bands
+
+Runs weigh by how new they are: of n runs that differ only in depth, data parallelism, pipeline or
+batch (same width, tensor parallelism, micro-batch, device, software) each weighs n^-0.5, so that
+one paper's many near-repeats do not decide what many others share.
+
+The bands' own promise is tested by folds inside folds: bands made without a fold's recipes have to
+hold them.
+
+Letters: C runs, P offsets.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.backtest.assumptions import with_recompute
+from tuner.backtest.columns import Run, runs_of
+from tuner.backtest.pricing import pricer_of, regime_of
+from tuner.backtest.rows import Row
+from tuner.calibrate.bands import STATED, bands_of, covered_ratio
+from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, folds_of, held_out
+from tuner.calibrate.fit import Fit, Floats, Problem, blocks_of, fit
+from tuner.calibrate.terms import TERMS, Level, Offset, holding, offsets_of
+from tuner.costs.analytic.calibration import (
+    Correction,
+    Regime,
+    Residuals,
+    Where,
+    as_constants,
+    generic_values,
+)
+from tuner.costs.analytic.constants import FITTED, NAMES
+from tuner.errors import SpecError
+
+FEWEST_RUNS: Final = 2
+OUTER_FOLDS: Final = 5
+SMALLEST_OFFSET: Final = 1e-3
+"""Of a logarithm; what moved less is left out of the corrections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calibration:
+    """A fit with everything that judges it."""
+
+    runs: tuple[Run, ...]
+    regimes: tuple[Regime, ...]
+    problem: Problem
+    offsets: tuple[Offset, ...]
+    whole: Fit
+    held_out: Mapping[str, Floats]
+    """log(predicted / measured) of each run, by what was left out: `KEYS`."""
+    residuals: Residuals
+
+
+def calibrate(
+    rows: Sequence[Row],
+    *,
+    origin: str,
+    data_sha256: str,
+    terms: Mapping[str, Mapping[Level, float]] = TERMS,
+) -> Calibration:
+    """Fit the rows that can be predicted and have a time.
+
+    Raises:
+        SpecError: fewer than two such rows.
+    """
+    runs = tuple(run for run in runs_of(rows)[0] if run.measured_s is not None)
+    if len(runs) < FEWEST_RUNS:
+        raise SpecError(
+            f"{len(runs)} of {len(rows)} rows can be predicted and have a measured time, which is "
+            "too few to fit; 'moetune backtest' says why for each"
+        )
+    runs = with_recompute(runs)
+    regimes = tuple(regime_of(run) for run in runs)
+    problem, offsets = problem_of(runs, regimes, terms)
+    whole = fit(problem)
+    groups = [run.row.group for run in runs]
+    residual_by = {
+        name: held_out(problem, whole, folds_of(keys, most=MOST_FOLDS))
+        for name, keys in keys_of(runs).items()
+    }
+    return Calibration(
+        runs=runs,
+        regimes=regimes,
+        problem=problem,
+        offsets=offsets,
+        whole=whole,
+        held_out=residual_by,
+        residuals=Residuals(
+            origin=origin,
+            data_sha256=data_sha256,
+            rows=len(runs),
+            groups=len(set(groups)),
+            stated_ratio=STATED,
+            covered_ratio=nested_coverage(problem, whole, runs, regimes),
+            corrections=corrections_of(offsets, whole.offset_P),
+            bands=bands_of(regimes, groups, residual_by),
+        ),
+    )
+
+
+def problem_of(
+    runs: Sequence[Run], regimes: Sequence[Regime], terms: Mapping[str, Mapping[Level, float]]
+) -> tuple[Problem, tuple[Offset, ...]]:
+    """State what is fitted."""
+    offsets = offsets_of(regimes, terms)
+    pricer, holds_PC = pricer_of(runs), holding(offsets, regimes)
+    bounds_K = [FITTED.get(name) for name in NAMES]
+    problem = Problem(
+        price=lambda values_KC: pricer.step_s(as_constants(values_KC)),
+        generic_KC=generic_values(regimes),
+        low_K=np.array([-np.inf if prior is None else prior.low for prior in bounds_K]),
+        high_K=np.array([np.inf if prior is None else prior.high for prior in bounds_K]),
+        measured_C=np.array([run.measured_s for run in runs], dtype=np.float64),
+        weight_C=weights_of(runs),
+        constant_P=np.array([NAMES.index(offset.constant) for offset in offsets], dtype=np.intp),
+        holds_PC=holds_PC,
+        spread_P=np.array([offset.spread for offset in offsets]),
+        blocks=blocks_of(holds_PC),
+    )
+    return problem, offsets
+
+
+def weights_of(runs: Sequence[Run]) -> Floats:
+    """Return n^-0.5 for n runs whose layers have the same kernels on the same software."""
+    kinds = [
+        (
+            run.family,
+            run.release,
+            run.device.name,
+            run.precision,
+            run.shape.hidden,
+            run.shape.experts,
+            run.strategy.tensor,
+            run.strategy.expert,
+            run.strategy.micro_batch,
+            run.strategy.sequence,
+        )
+        for run in runs
+    ]
+    count = Counter(kinds)
+    return np.array([count[kind] ** -0.5 for kind in kinds])
+
+
+def keys_of(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return what is left out together: for tables, and for bands."""
+    keys = {name: [key(run) for run in runs] for name, key in KEYS.items()}
+    keys["release"] = [f"{run.family}|{run.release}" for run in runs]
+    keys["generation"] = [f"{run.family}|{run.device.generation}" for run in runs]
+    keys["family"] = [run.family for run in runs]
+    return keys
+
+
+def corrections_of(offsets: Sequence[Offset], offset_P: Floats) -> tuple[Correction, ...]:
+    """Gather factors by where they hold."""
+    by_where: dict[Where, dict[str, float]] = {}
+    for offset, value in zip(offsets, offset_P, strict=True):
+        if abs(value) >= SMALLEST_OFFSET:
+            factors = by_where.setdefault(offset.where, {})
+            factors[offset.constant] = float(f"{np.exp(value):.5g}")
+    return tuple(
+        Correction(where=where, factors=dict(sorted(factors.items())))
+        for where, factors in sorted(by_where.items(), key=lambda pair: str(pair[0]))
+    )
+
+
+def nested_coverage(
+    problem: Problem, whole: Fit, runs: Sequence[Run], regimes: Sequence[Regime]
+) -> float | None:
+    """Return the share of recipes that bands hold which were made without them."""
+    groups = [run.row.group for run in runs]
+    keys = keys_of(runs)
+    outer_C = folds_of(groups, most=OUTER_FOLDS, seed=1)
+    judged_C = held_out(problem, whole, outer_C)
+    shares: dict[str, float] = {}
+    for fold in np.unique(outer_C):
+        used_C = outer_C != fold
+        if not used_C.any():
+            return None
+        residual_by = {
+            name: held_out(problem, whole, _inner_folds(keys[name]), used_C=used_C)
+            for name in ("group", "release", "generation", "family")
+        }
+        bands = bands_of(regimes, groups, residual_by)
+        shares |= covered_ratio(regimes, groups, np.where(used_C, np.nan, judged_C), bands)
+    return float(np.mean(list(shares.values()))) if shares else None
+
+
+def _inner_folds(keys: Sequence[str]) -> npt.NDArray[np.intp]:
+    return folds_of(keys, most=5, seed=2)

@@ -1,0 +1,59 @@
+"""Predicts every run from a fit that has not seen it, nor anything too like it.
+
+A key says what is too like: runs of one key are left out together. The recipe (`group`) is the
+usual one; leaving out whole models, devices or cells (hidden width, tensor parallelism and
+micro-batch, which together make the kernels' shapes) asks for more.
+
+Letters: C runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.backtest.columns import Run
+from tuner.calibrate.fit import Fit, Floats, Problem, refit
+
+MOST_FOLDS: Final = 10
+SEED: Final = 20_260_101
+
+KEYS: Final[Mapping[str, Callable[[Run], str]]] = {
+    "group": lambda run: run.row.group,
+    "model": lambda run: run.row.text("model"),
+    "device": lambda run: run.device.name,
+    "cell": lambda run: (
+        f"{run.family}|{run.shape.hidden}|{run.strategy.tensor}|{run.strategy.micro_batch}"
+    ),
+    "hidden": lambda run: f"{run.family}|{run.shape.hidden}",
+}
+"""What is left out together, by the name it has in tables."""
+
+
+def folds_of(keys: Sequence[str], *, most: int, seed: int = SEED) -> npt.NDArray[np.intp]:
+    """Deal keys to at most `most` folds at random; every run of a key is in its key's fold."""
+    distinct, key_C = np.unique(np.asarray(keys), return_inverse=True)
+    dealt = np.random.default_rng(seed).permutation(len(distinct)) % min(most, len(distinct))
+    fold_C: npt.NDArray[np.intp] = dealt[key_C.ravel()]
+    return fold_C
+
+
+def held_out(
+    problem: Problem,
+    whole: Fit,
+    fold_C: npt.NDArray[np.intp],
+    *,
+    used_C: npt.NDArray[np.bool_] | None = None,
+) -> Floats:
+    """Return log(predicted / measured) of every run by the fit without its fold.
+
+    Runs outside of `used_C` are in no fit at all; theirs come back as NaN.
+    """
+    used_C = np.ones(len(fold_C), dtype=bool) if used_C is None else used_C
+    residual_C = np.full(len(fold_C), np.nan)
+    for fold in np.unique(fold_C[used_C]):
+        out_C = (fold_C == fold) & used_C
+        weight_C = np.where(out_C | ~used_C, 0.0, problem.weight_C)
+        residual_C[out_C] = refit(problem, whole, weight_C)[out_C]
+    return residual_C

@@ -1,0 +1,116 @@
+"""Backtests and cross-validations as tables for people."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from tuner.backtest.records import Backtest, Errors
+from tuner.calibrate.records import CalibrationReport
+from tuner.cli.text import columns
+
+HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
+MOST_REASONS = 12
+
+
+def backtest_text(judged: Backtest) -> str:
+    """Return errors per source, models with experts apart, by generation, and what is left out."""
+    parts = [
+        f"residuals: {judged.residuals}",
+        _table("all models", {**judged.sources, "total": judged.total}),
+    ]
+    if judged.moe_only:
+        parts.append(_table("models with experts", {**judged.moe_only, "total": judged.moe_total}))
+    if judged.generations:
+        parts.append(_table("by generation", judged.generations))
+    parts.append(_memory(judged))
+    if judged.coverage_ratio is not None:
+        parts.append(f"inside their printed band: {_percent(judged.coverage_ratio)} of runs")
+    parts.append(_left_out(judged))
+    return "\n\n".join(part for part in parts if part)
+
+
+def report_text(report: CalibrationReport) -> str:
+    """Return the cross-validation of a calibration."""
+    fitted = report.residuals
+    parts = [
+        f"{fitted.rows} runs of {fitted.groups} recipes fitted, {report.skipped} rows left out"
+        " ('moetune backtest' says why)",
+    ]
+    for name, found in report.cross_validation.items():
+        parts.append(
+            _table(f"without runs of the same {name}", {**found.sources, "total": found.total})
+        )
+        if found.moe_only:
+            parts.append(
+                _table("  models with experts", {**found.moe_only, "total": found.moe_total})
+            )
+    if fitted.covered_ratio is not None:
+        parts.append(
+            f"bands: stated {_percent(fitted.stated_ratio)}, held"
+            f" {_percent(fitted.covered_ratio)} of recipes that they were made without"
+        )
+    return "\n\n".join(parts)
+
+
+def _table(title: str, errors: Mapping[str, Errors]) -> str:
+    rows = [
+        (
+            name,
+            one.rows,
+            one.predicted,
+            _percent(one.median_ape),
+            _percent(one.mean_ape),
+            _percent(one.p90_ape),
+            _percent(one.bias, signed=True),
+            "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
+            _percent(one.choice_regret),
+            _percent(one.choice_regret_top3),
+        )
+        for name, one in errors.items()
+    ]
+    return columns(rows, header=(title, *HEADER[1:]))
+
+
+def _memory(judged: Backtest) -> str:
+    rows = [
+        (
+            name,
+            one.memory_rows,
+            _percent(one.memory_median_ape),
+            _percent(one.memory_p90_ape),
+            _percent(one.memory_max_ape),
+            "-" if one.false_fits is None else one.false_fits,
+            "-" if one.false_misfits is None else one.false_misfits,
+        )
+        for name, one in {**judged.sources, "total": judged.total}.items()
+        if one.memory_rows or one.false_fits or one.false_misfits
+    ]
+    header = (
+        "peak memory",
+        "rows",
+        "median",
+        "P90",
+        "max",
+        "said to fit, did not",
+        "ran, said not",
+    )
+    return columns(rows, header=header) if rows else ""
+
+
+def _left_out(judged: Backtest) -> str:
+    reasons = Counter((row.source, row.reason) for row in judged.rows if row.reason)
+    if not reasons:
+        return ""
+    listed = [
+        f"{count} of {source}: {reason}"
+        for (source, reason), count in reasons.most_common(MOST_REASONS)
+    ]
+    more = len(reasons) - len(listed)
+    if more > 0:
+        listed.append(f"... and {more} further reasons; --json has every row")
+    return "not predicted:\n" + "\n".join(f"  {line}" for line in listed)
+
+
+def _percent(ratio: float | None, *, signed: bool = False) -> str:
+    if ratio is None:
+        return "-"
+    return f"{100.0 * ratio:+.1f} %" if signed else f"{100.0 * ratio:.1f} %"
