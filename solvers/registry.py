@@ -15,6 +15,8 @@ from solvers.layout import check as layout_check
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.partition import check as partition_check
 from solvers.partition.problem import Partition, PartitionProblem
+from solvers.rank_placement import check as rank_placement_check
+from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from solvers.result import Claim, Outcome, Status
 from solvers.strategy import check as strategy_check
 from solvers.strategy.problem import Strategy, StrategyProblem
@@ -33,6 +35,11 @@ STRATEGY: Final[Mapping[str, str]] = {
 PARTITION: Final[Mapping[str, str]] = {
     "exact": "solvers.partition.exact:solve",
     "milp": "solvers.partition.milp:solve",
+}
+
+RANK_PLACEMENT: Final[Mapping[str, str]] = {
+    "annealing": "solvers.rank_placement.annealing:solve",
+    "milp": "solvers.rank_placement.milp:solve",
 }
 
 S = TypeVar("S")
@@ -68,6 +75,14 @@ class PartitionSolver(Protocol):
     ) -> Claim[Partition]: ...
 
 
+class RankPlacementSolver(Protocol):
+    """What every entry of `RANK_PLACEMENT` is."""
+
+    def __call__(
+        self, problem: RankPlacementProblem, *, time_limit_s: float, threads: int = 1
+    ) -> Claim[RankPlacement]: ...
+
+
 def layout_solver(method: str) -> LayoutSolver:
     """Import the solver of that name.
 
@@ -95,6 +110,16 @@ def partition_solver(method: str) -> PartitionSolver:
         UnknownSolverError: the name is not in `PARTITION`.
     """
     solver: PartitionSolver = _solver(PARTITION, "partition", method)
+    return solver
+
+
+def rank_placement_solver(method: str) -> RankPlacementSolver:
+    """Import the solver of that name.
+
+    Raises:
+        UnknownSolverError: the name is not in `RANK_PLACEMENT`.
+    """
+    solver: RankPlacementSolver = _solver(RANK_PLACEMENT, "rank placement", method)
     return solver
 
 
@@ -158,6 +183,25 @@ def solve_partition(
     return checked_partition(problem, claim, method=method, solve_s=clock() - started_s)
 
 
+def solve_rank_placement(
+    problem: RankPlacementProblem,
+    *,
+    method: str = "annealing",
+    time_limit_s: float,
+    threads: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Outcome[RankPlacement]:
+    """Solve by the named method and return only what survives the check, as `solve_layout` does.
+
+    Raises:
+        UnknownSolverError: the name is not in `RANK_PLACEMENT`.
+        RejectedClaimError: the placement breaks a rule, or the bound lies above its objective.
+    """
+    started_s = _started_s(clock, time_limit_s=time_limit_s, threads=threads)
+    claim = rank_placement_solver(method)(problem, time_limit_s=time_limit_s, threads=threads)
+    return checked_rank_placement(problem, claim, method=method, solve_s=clock() - started_s)
+
+
 def checked_layout(
     problem: LayoutProblem, claim: Claim[Layout], *, method: str, solve_s: float
 ) -> Outcome[Layout]:
@@ -204,6 +248,23 @@ def checked_partition(
         claim,
         violations=lambda partition: partition_check.violations(problem, partition),
         objective=lambda partition: partition_check.objective(problem, partition),
+        method=method,
+        solve_s=solve_s,
+    )
+
+
+def checked_rank_placement(
+    problem: RankPlacementProblem, claim: Claim[RankPlacement], *, method: str, solve_s: float
+) -> Outcome[RankPlacement]:
+    """Turn a claim into an outcome, or refuse it.
+
+    Raises:
+        RejectedClaimError: the placement breaks a rule, or the bound lies above its objective.
+    """
+    return _checked(
+        claim,
+        violations=lambda placement: rank_placement_check.violations(problem, placement),
+        objective=lambda placement: rank_placement_check.objective(problem, placement),
         method=method,
         solve_s=solve_s,
     )

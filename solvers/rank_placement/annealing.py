@@ -1,0 +1,205 @@
+"""Simulated annealing over the order of nodes, then the best swaps until none helps.
+
+The state is an order of all nodes; the first R S fill the pipelines row by row, the rest are spare.
+Each step reverses a stretch, moves one node, swaps two, moves a stretch, or moves it reversed, with
+equal probability; a step that is worse by d is taken with probability exp(-d / temperature). The
+temperature falls from a share of the first cost to a thousandth of that. The five moves are those
+of Pipette (DATE 2024, arXiv:2405.18093); its stopping rule is a wall clock, ours a number of steps
+as well, so that equal inputs give equal placements where time suffices.
+
+The objective is a sum of two maxima, on which most steps change nothing. So steps are judged by it
+plus the means over all pipelines and all ring links; what is kept is judged by the objective alone.
+The start is the best of three: the nodes as numbered, and two that follow the links. There nodes
+are merged along the fastest links first (single linkage, Sibson, The Computer Journal 16(1), 1973),
+which lines up every rack at every level, and the line is cut into rings, or into pipelines.
+
+Where memory differs the start can be the order that puts the fullest stages on the roomiest nodes,
+which exists if any placement does; steps that break memory are not taken. Infeasibility is
+therefore proven. Optimality is, where the cost meets the bound of `bound.py`; otherwise FEASIBLE.
+
+Letters: N nodes in the order of the state, R pipelines, S stages.
+"""
+
+import math
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.rank_placement.bound import lower_bound_s
+from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
+from solvers.result import Claim, Status
+
+SEED = 20_240_518
+STEPS_PER_NODE = 1_500
+MOST_STEPS = 150_000
+FIRST_TEMPERATURE_RATIO = 0.02
+"""Of the start's cost."""
+LAST_TEMPERATURE_RATIO = 1e-3
+"""Of the first temperature."""
+TOLERANCE_RATIO = 1e-9
+"""A cost this near to the bound meets it."""
+CLOCK_STEPS = 64
+"""Steps between two looks at the clock."""
+
+Order = npt.NDArray[np.int64]
+
+
+class _Cost:
+    """The objective of an order, with the matrices that it looks things up in."""
+
+    def __init__(self, problem: RankPlacementProblem) -> None:
+        self.problem = problem
+        self.shape = (problem.pipelines, problem.stages)
+        slowness_NN = 1.0 / problem.bytes_per_s_NN
+        self.hop_s_NN = problem.rounds * problem.hop_bytes * (slowness_NN + slowness_NN.T)
+        self.slowness_NN = slowness_NN
+        share = 2.0 * (problem.pipelines - 1) / problem.pipelines
+        self.volume_S = share * problem.gradient_bytes_S
+        self.has_tight_memory = bool(
+            problem.stage_bytes_S.max() > problem.memory_limit_bytes_N.min()
+        )
+
+    def __call__(self, order_N: Order) -> tuple[float, float]:
+        """Seconds of a step, and those plus the means; both `inf` where memory is broken."""
+        node_RS = order_N[: self.problem.num_cells].reshape(self.shape)
+        if self.has_tight_memory:
+            room_RS = self.problem.memory_limit_bytes_N[node_RS]
+            if (room_RS < self.problem.stage_bytes_S).any():
+                return math.inf, math.inf
+        computing_RS = self.problem.stage_s_N[node_RS]
+        pipeline_R = computing_RS.sum(axis=1)
+        pipeline_R = pipeline_R + (self.problem.num_microbatches - 1) * computing_RS.max(axis=1)
+        if self.shape[1] > 1:
+            pipeline_R = pipeline_R + self.hop_s_NN[node_RS[:, :-1], node_RS[:, 1:]].sum(axis=1)
+        cost, mean = float(pipeline_R.max()), float(pipeline_R.mean())
+        if self.shape[0] > 1:
+            next_RS = np.concatenate([node_RS[1:], node_RS[:1]])
+            ring_RS = self.volume_S * self.slowness_NN[node_RS, next_RS]
+            cost, mean = cost + float(ring_RS.max()), mean + float(ring_RS.mean())
+        return cost, cost + mean
+
+
+def solve(
+    problem: RankPlacementProblem, *, time_limit_s: float, threads: int = 1
+) -> Claim[RankPlacement]:
+    """Return the best order met, with the lower bound of the matrix."""
+    deadline_s = time.perf_counter() + time_limit_s
+    fitting = _fitting(problem)
+    if fitting is None:
+        return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
+    cost, bound = _Cost(problem), lower_bound_s(problem)
+    start = min((fitting, *_following_links(problem)), key=lambda order: cost(order)[0])
+    rng = np.random.default_rng(SEED)
+    enough = bound * (1.0 + TOLERANCE_RATIO)
+    order, value = _anneal(cost, start, rng, enough=enough, deadline_s=deadline_s)
+    order, value = _swap(cost, order, value, enough=enough, deadline_s=deadline_s)
+    R, S = cost.shape
+    cells = order[: R * S].reshape(R, S).tolist()
+    placement = RankPlacement(node_RS=tuple(tuple(nodes) for nodes in cells))
+    status = Status.OPTIMAL if value <= enough else Status.FEASIBLE
+    return Claim(status=status, solution=placement, bound=min(bound, value))
+
+
+def _following_links(problem: RankPlacementProblem) -> tuple[Order, Order]:
+    """Nodes lined up along the fastest links, cut into rings and cut into pipelines."""
+    N, R, S = problem.num_nodes, problem.pipelines, problem.stages
+    rates_NN = np.minimum(problem.bytes_per_s_NN, problem.bytes_per_s_NN.T)
+    left, right = np.triu_indices(N, k=1)
+    fastest_first = np.argsort(-rates_NN[left, right], kind="stable")
+    group_of = list(range(N))
+    members = {node: [node] for node in range(N)}
+    for one, two in zip(left[fastest_first].tolist(), right[fastest_first].tolist(), strict=True):
+        mine, theirs = group_of[one], group_of[two]
+        if mine == theirs:
+            continue
+        for node in members[theirs]:
+            group_of[node] = mine
+        members[mine] += members.pop(theirs)
+        if len(members) == 1:
+            break
+    (line,) = members.values()
+    pipelines = np.array(line)
+    rings = pipelines.copy()
+    rings[: R * S] = pipelines[: R * S].reshape(S, R).T.ravel()
+    return rings, pipelines
+
+
+def _fitting(problem: RankPlacementProblem) -> Order | None:
+    """The nodes as they are numbered where all fit, else by memory; nothing where none can."""
+    R, S = problem.pipelines, problem.stages
+    order = np.arange(problem.num_nodes)
+    needed_RS = np.broadcast_to(problem.stage_bytes_S, (R, S))
+    if (problem.memory_limit_bytes_N[order[: R * S]].reshape(R, S) >= needed_RS).all():
+        return order
+    roomiest = np.argsort(-problem.memory_limit_bytes_N, kind="stable")
+    fullest = np.argsort(-needed_RS.ravel(), kind="stable")
+    if (problem.memory_limit_bytes_N[roomiest[: R * S]] < needed_RS.ravel()[fullest]).any():
+        return None
+    order[fullest] = roomiest[: R * S]
+    order[R * S :] = roomiest[R * S :]
+    return order
+
+
+def _anneal(
+    cost: _Cost, start: Order, rng: np.random.Generator, *, enough: float, deadline_s: float
+) -> tuple[Order, float]:
+    here, (best_s, here_s) = start, cost(start)
+    best = here
+    if len(start) < 2:
+        return best, best_s
+    steps = min(MOST_STEPS, STEPS_PER_NODE * len(start))
+    cooling = LAST_TEMPERATURE_RATIO ** (1.0 / steps)
+    temperature_s = FIRST_TEMPERATURE_RATIO * here_s
+    for step in range(steps):
+        if best_s <= enough or (step % CLOCK_STEPS == 0 and time.perf_counter() >= deadline_s):
+            break
+        there = _moved(here, rng)
+        value_s, there_s = cost(there)
+        worse_s = there_s - here_s
+        if worse_s <= 0.0 or rng.random() < math.exp(-worse_s / max(temperature_s, 1e-300)):
+            here, here_s = there, there_s
+            if value_s < best_s:
+                best, best_s = here, value_s
+        temperature_s *= cooling
+    return best, best_s
+
+
+def _moved(order: Order, rng: np.random.Generator) -> Order:
+    """One of the five moves, on a copy."""
+    first, second = sorted(rng.choice(len(order) + 1, size=2, replace=False).tolist())
+    move = int(rng.integers(5))
+    if move == 0:
+        return np.concatenate([order[:first], order[first:second][::-1], order[second:]])
+    if move == 1:
+        one, two = rng.choice(len(order), size=2, replace=False).tolist()
+        swapped = order.copy()
+        swapped[[one, two]] = order[[two, one]]
+        return swapped
+    if move == 2:
+        second = first + 1 if first < len(order) else first
+        first = second - 1
+    stretch, rest = order[first:second], np.concatenate([order[:first], order[second:]])
+    place = int(rng.integers(len(rest) + 1))
+    if move == 4:
+        stretch = stretch[::-1]
+    return np.concatenate([rest[:place], stretch, rest[place:]])
+
+
+def _swap(
+    cost: _Cost, order: Order, value: float, *, enough: float, deadline_s: float
+) -> tuple[Order, float]:
+    """Swap pairs as long as one helps; the first that does is taken."""
+    improved = True
+    while improved and value > enough:
+        improved = False
+        for one in range(min(cost.problem.num_cells, len(order) - 1)):
+            if time.perf_counter() >= deadline_s:
+                return order, value
+            for two in range(one + 1, len(order)):
+                swapped = order.copy()
+                swapped[[one, two]] = order[[two, one]]
+                swapped_s, _ = cost(swapped)
+                if swapped_s < value:
+                    order, value, improved = swapped, swapped_s, True
+    return order, value

@@ -1,0 +1,153 @@
+"""Integer program over nodes and cells, solved by CBC through PuLP; for small clusters.
+
+    minimise    slowest_pipeline + slowest_ring
+    such that   sum_n y[n, r, s] = 1, sum_{r,s} y[n, r, s] <= 1
+                y[n, r, s] = 0 where stage s does not fit node n
+                x[e, u, v] >= 0 for each pair e of cells that communicate:
+                    sum_v x[e, u, v] = y[u, source of e],  sum_u x[e, u, v] = y[v, target of e]
+                peak[r] >= sum_n stage_s[n] y[n, r, s]
+                slowest_pipeline >= sum_{s,n} stage_s[n] y[n, r, s] + (m - 1) peak[r]
+                                    + rounds sum_{e in r,u,v} hop_s[u, v] x[e, u, v]
+                slowest_ring >= volume[s] sum_{u,v} x[e, u, v] / w[u, v]     each link e of ring s
+
+y is binary; with it the transport x of a pair is the product of both ends. Where all nodes are used
+the ring's rotation is fixed by putting node 0 into the first pipeline. Proves optimality and
+infeasibility up to CBC's tolerances, which are taken off the bound; beyond some ten nodes the time
+limit is the usual end, and `annealing.py` stands in for a placement that is no better.
+
+Letters: N nodes, R pipelines, S stages.
+"""
+
+import itertools
+import time
+
+import numpy as np
+import pulp
+from pulp.apis.coin_api import pulp_cbc_path
+
+from solvers.cbc import CbcAnswer, run_cbc
+from solvers.rank_placement import annealing, check
+from solvers.rank_placement.bound import lower_bound_s
+from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
+from solvers.result import Claim, Status
+
+SCALED_OBJECTIVE = 1e4
+"""Least objective in the model's units: CBC's absolute tolerance of 1e-5 is then 1e-9 of it."""
+
+RELATIVE_TOLERANCE = 1e-7
+"""Taken off every bound."""
+
+SHORTEST_RUN_S = 0.05
+"""What CBC gets even when writing the model has used up the time."""
+
+START_SHARE = 0.25
+"""Of the time, for a placement to fall back on."""
+
+Cell = tuple[int, int]
+
+
+def solve(
+    problem: RankPlacementProblem, *, time_limit_s: float, threads: int = 1
+) -> Claim[RankPlacement]:
+    """Return CBC's best placement with a proven lower bound on the step time."""
+    deadline_s = time.perf_counter() + time_limit_s
+    start = annealing.solve(problem, time_limit_s=START_SHARE * time_limit_s)
+    if start.solution is None or start.status is Status.OPTIMAL:
+        return start
+    bound = lower_bound_s(problem)
+    scale = SCALED_OBJECTIVE / bound if bound > 0.0 else 1.0
+    model = _model(problem, scale)
+    answer = run_cbc(
+        executable=pulp_cbc_path,
+        write_model=model.writeMPS,
+        time_limit_s=max(SHORTEST_RUN_S, deadline_s - time.perf_counter()),
+        threads=threads,
+    )
+    bound = max(bound, answer.bound / scale * (1.0 - RELATIVE_TOLERANCE))
+    start_s = check.objective(problem, start.solution)
+    if not answer.status.has_solution:
+        return Claim(status=Status.FEASIBLE, solution=start.solution, bound=min(bound, start_s))
+    found = _placement(problem, answer)
+    found_s = check.objective(problem, found)
+    if found_s >= start_s:
+        found, found_s = start.solution, start_s
+    return Claim(status=answer.status, solution=found, bound=min(bound, found_s))
+
+
+def _model(problem: RankPlacementProblem, scale: float) -> pulp.LpProblem:
+    R, S = problem.pipelines, problem.stages
+    nodes, repeats = range(problem.num_nodes), problem.num_microbatches - 1
+    model = pulp.LpProblem("rank_placement", pulp.LpMinimize)
+    pipeline = model.add_variable("pipeline", lowBound=0.0)
+    ring = model.add_variable("ring", lowBound=0.0)
+    model += pipeline + ring
+    y = {
+        (r, s): [model.add_variable(_name(n, r, s), cat=pulp.LpBinary) for n in nodes]
+        for r, s in itertools.product(range(R), range(S))
+    }
+    for (_, s), y_N in y.items():
+        model += pulp.lpSum(y_N) == 1
+        for lean in np.flatnonzero(problem.memory_limit_bytes_N < problem.stage_bytes_S[s]):
+            model += y_N[lean] == 0
+    for n in nodes:
+        model += pulp.lpSum(y_N[n] for y_N in y.values()) <= 1
+    if problem.num_nodes == problem.num_cells:
+        model += pulp.lpSum(y[0, s][0] for s in range(S)) == 1
+    slowness_NN = 1.0 / problem.bytes_per_s_NN
+    hop_s_NN = problem.rounds * problem.hop_bytes * (slowness_NN + slowness_NN.T) * scale
+    stage_s_N = (problem.stage_s_N * scale).tolist()
+    for r in range(R):
+        peak = model.add_variable(f"peak{r}", lowBound=0.0)
+        computing = [
+            pulp.LpAffineExpression(zip(y[r, s], stage_s_N, strict=True)) for s in range(S)
+        ]
+        for of_stage in computing:
+            model += of_stage <= peak
+        hops = [_carried(model, y, (r, s), (r, s + 1), hop_s_NN) for s in range(S - 1)]
+        model += pulp.lpSum(computing) + repeats * peak + pulp.lpSum(hops) <= pipeline
+    for s in range(S if R > 1 else 0):
+        volume = 2.0 * (R - 1) / R * float(problem.gradient_bytes_S[s]) * scale
+        for r in range(R):
+            target = ((r + 1) % R, s)
+            model += _carried(model, y, (r, s), target, volume * slowness_NN) <= ring
+    return model
+
+
+def _carried(
+    model: pulp.LpProblem,
+    y: dict[Cell, list[pulp.LpVariable]],
+    source: Cell,
+    target: Cell,
+    cost_NN: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+) -> pulp.LpAffineExpression:
+    """The cost between the nodes of two cells."""
+    nodes = range(len(cost_NN))
+    label = "x" + "_".join(str(number) for number in (*source, *target))
+    x = {
+        (u, v): model.add_variable(f"{label}_{u}_{v}", lowBound=0.0)
+        for u, v in itertools.permutations(nodes, 2)
+    }
+    for u in nodes:
+        model += pulp.lpSum(x[u, v] for v in nodes if v != u) == y[source][u]
+        model += pulp.lpSum(x[v, u] for v in nodes if v != u) == y[target][u]
+    return pulp.LpAffineExpression((column, float(cost_NN[pair])) for pair, column in x.items())
+
+
+def _name(node: int, pipeline: int, stage: int) -> str:
+    return f"y{node}_{pipeline}_{stage}"
+
+
+def _placement(problem: RankPlacementProblem, answer: CbcAnswer) -> RankPlacement:
+    value = answer.value_of_column
+    return RankPlacement(
+        node_RS=tuple(
+            tuple(
+                max(
+                    range(problem.num_nodes),
+                    key=lambda node: value.get(_name(node, pipeline, stage), 0.0),
+                )
+                for stage in range(problem.stages)
+            )
+            for pipeline in range(problem.pipelines)
+        )
+    )

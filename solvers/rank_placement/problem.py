@@ -1,0 +1,123 @@
+"""Which node runs which stage of which pipeline, on a cluster whose links and nodes are unlike.
+
+R pipelines of S stages each need R S of N nodes; a node runs one stage of one pipeline, with its
+tensor-parallel group and part of the data parallelism inside. A pipeline hands activations from
+node to node; the nodes that run the same stage sum their gradients around a ring, in the order of
+the pipelines. Nominally equal links differ in truth, so bandwidths are a measured matrix.
+
+Objective (to be minimised): seconds of one optimizer step,
+
+    step = max_r [ sum_s c(r,s) + (m - 1) max_s c(r,s) + max(1, m / S) sum_s hop(r,s) ] + max_s G_s
+    hop(r,s) = hop_bytes (1 / w(u, v) + 1 / w(v, u)),   u and v the nodes of stages s and s + 1
+    G_s      = 2 (R - 1) / R gradient_bytes[s] max over the ring's links (u, v) of 1 / w(u, v)
+
+with c(r,s) the time of one micro-batch on its node. Hops recur once for every S micro-batches,
+because no more are in flight: each batch of S travels down and back before the next may follow.
+Source: Pipette, DATE 2024 (arXiv:2405.18093), its latency model and its cost of a placement. Ours
+are: every stage's ring is priced, not the first alone; both directions of a link count; m / S is
+taken as it is rather than rounded down; nodes may compute at unlike speed, hold unlike memory, and
+be more than are needed.
+
+Letters: N nodes, R pipelines, S stages. Not covered: two stages on one node, interleaving.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Seconds = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.int64]
+Rates = npt.NDArray[np.float64]
+
+LARGEST_BYTES = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlacement:
+    """A solution: the node of every stage of every pipeline."""
+
+    node_RS: tuple[tuple[int, ...], ...]
+
+    @property
+    def launch_order(self) -> tuple[int, ...]:
+        """Nodes in the order of ranks: Megatron numbers tensor first, then data, then pipeline."""
+        return tuple(node for stage in zip(*self.node_RS, strict=True) for node in stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankPlacementProblem:
+    """One instance; array arguments may be anything numpy can turn into an array."""
+
+    pipelines: int
+    """R: data-parallel replicas that lie on nodes of their own."""
+    stages: int
+    """S."""
+    num_microbatches: int
+    """Of one pipeline."""
+    bytes_per_s_NN: Rates
+    """From the row's node to the column's, as measured; the diagonal is not looked at."""
+    stage_s_N: Seconds
+    """Forward and backward of one micro-batch of one stage on each node."""
+    hop_bytes: float
+    """What one micro-batch hands from a stage to the next, over all links of a node together."""
+    gradient_bytes_S: Rates
+    """What a node sums with its ring, over all links of a node together."""
+    stage_bytes_S: Bytes
+    """What each device must hold of a stage."""
+    memory_limit_bytes_N: Bytes
+    """What each device of a node has."""
+
+    def __post_init__(self) -> None:
+        if min(self.pipelines, self.stages, self.num_microbatches) < 1:
+            raise ValueError("pipelines, stages and num_microbatches must be at least 1")
+        nodes = len(np.atleast_1d(np.asarray(self.stage_s_N)))
+        if nodes < self.num_cells:
+            raise ValueError(
+                f"{self.pipelines} pipelines of {self.stages} stages need {self.num_cells} nodes, "
+                f"there are {nodes}"
+            )
+        if not 0.0 <= self.hop_bytes < np.inf:
+            raise ValueError(f"hop_bytes {self.hop_bytes} must be at least 0")
+        rates_NN = np.array(self.bytes_per_s_NN, dtype=np.float64)
+        if rates_NN.shape != (nodes, nodes):
+            raise ValueError(f"bytes_per_s_NN is {rates_NN.shape}, must be [{nodes}, {nodes}]")
+        np.fill_diagonal(rates_NN, np.inf)
+        if not (rates_NN > 0.0).all():
+            raise ValueError("bytes_per_s_NN must be positive between every two nodes")
+        self._freeze("bytes_per_s_NN", rates_NN)
+        self._freeze_numbers("stage_s_N", nodes)
+        self._freeze_numbers("gradient_bytes_S", self.stages)
+        self._freeze_bytes("stage_bytes_S", self.stages, round_up=True)
+        self._freeze_bytes("memory_limit_bytes_N", nodes, round_up=False)
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.stage_s_N)
+
+    @property
+    def num_cells(self) -> int:
+        """Nodes that are needed."""
+        return self.pipelines * self.stages
+
+    @property
+    def rounds(self) -> float:
+        """How often a step pays the hops of a whole pipeline."""
+        return max(1.0, self.num_microbatches / self.stages)
+
+    def _freeze_numbers(self, name: str, length: int) -> None:
+        array = np.array(getattr(self, name), dtype=np.float64)
+        if array.shape != (length,) or not (np.isfinite(array).all() and (array >= 0.0).all()):
+            raise ValueError(f"{name} must be {length} numbers, at least 0")
+        self._freeze(name, array)
+
+    def _freeze_bytes(self, name: str, length: int, *, round_up: bool) -> None:
+        self._freeze_numbers(name, length)
+        array = getattr(self, name)
+        rounded = np.ceil(array) if round_up else np.floor(array)
+        self._freeze(name, np.minimum(rounded, LARGEST_BYTES).astype(np.int64))
+
+    def _freeze(self, name: str, array: npt.NDArray[np.generic]) -> None:
+        array.setflags(write=False)
+        object.__setattr__(self, name, array)

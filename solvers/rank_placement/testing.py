@@ -1,0 +1,50 @@
+"""Instances for tests: tiny random ones, and clusters of racks with a few bad links.
+
+Letters: N nodes, S stages.
+"""
+
+import numpy as np
+
+from solvers.rank_placement.problem import RankPlacementProblem
+
+
+def tiny_problem(rng: np.random.Generator) -> RankPlacementProblem:
+    """A random instance small enough to try everything, sometimes without a solution."""
+    pipelines, stages = [(1, 2), (2, 1), (2, 2), (1, 4), (3, 1), (5, 1), (2, 2)][rng.integers(7)]
+    nodes = pipelines * stages + int(rng.integers(0, 2))
+    rates_NN = 1e9 * rng.integers(1, 9, size=(nodes, nodes)).astype(np.float64)
+    if rng.random() < 0.5:
+        rates_NN = np.minimum(rates_NN, rates_NN.T)
+    is_tight = rng.random() < 0.4
+    return RankPlacementProblem(
+        pipelines=pipelines,
+        stages=stages,
+        num_microbatches=int(rng.integers(1, 9)),
+        bytes_per_s_NN=rates_NN,
+        stage_s_N=1e-3 * rng.integers(5, 8, size=nodes).astype(np.float64),
+        hop_bytes=1e6 * float(rng.integers(0, 9)),
+        gradient_bytes_S=1e6 * rng.integers(0, 30, size=stages).astype(np.float64),
+        stage_bytes_S=rng.integers(1, 9, size=stages),
+        memory_limit_bytes_N=rng.integers(4, 12, size=nodes) if is_tight else np.full(nodes, 9),
+    )
+
+
+def racks(
+    rng: np.random.Generator, *, num_racks: int, nodes_per_rack: int, pipelines: int
+) -> RankPlacementProblem:
+    """Racks of 50 GB/s inside and 12.5 GB/s between, shuffled, links off by up to a tenth."""
+    nodes = num_racks * nodes_per_rack
+    rack_N = rng.permutation(np.arange(nodes) // nodes_per_rack)
+    rates_NN = np.where(rack_N[:, None] == rack_N, 50e9, 12.5e9)
+    stages = nodes // pipelines
+    return RankPlacementProblem(
+        pipelines=pipelines,
+        stages=stages,
+        num_microbatches=4 * stages,
+        bytes_per_s_NN=rates_NN * rng.uniform(0.9, 1.0, size=(nodes, nodes)),
+        stage_s_N=np.full(nodes, 0.05),
+        hop_bytes=64e6,
+        gradient_bytes_S=np.full(stages, 8e9),
+        stage_bytes_S=np.ones(stages, dtype=np.int64),
+        memory_limit_bytes_N=np.ones(nodes, dtype=np.int64),
+    )

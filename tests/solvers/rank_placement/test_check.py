@@ -1,0 +1,101 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from solvers.rank_placement.check import gradient_s, objective, pipeline_s, violations
+from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
+
+Make = Callable[..., RankPlacementProblem]
+
+
+@pytest.fixture
+def make() -> Make:
+    """Two pipelines of two stages on five nodes; any field can be replaced."""
+
+    def problem(**changes: Any) -> RankPlacementProblem:
+        rates = [[10.0] * 5 for _ in range(5)]
+        rates[0][1], rates[1][0] = 5.0, 2.0
+        given: dict[str, Any] = {
+            "pipelines": 2,
+            "stages": 2,
+            "num_microbatches": 6,
+            "bytes_per_s_NN": rates,
+            "stage_s_N": [1.0, 2.0, 1.0, 1.0, 1.0],
+            "hop_bytes": 10.0,
+            "gradient_bytes_S": [30.0, 40.0],
+            "stage_bytes_S": [8, 4],
+            "memory_limit_bytes_N": [8, 8, 8, 8, 4],
+        }
+        return RankPlacementProblem(**(given | changes))
+
+    return problem
+
+
+def test_a_step_by_hand(make: Make) -> None:
+    placement = RankPlacement(node_RS=((0, 1), (2, 3)))
+    # 1 + 2 s of computing, 5 * 2 more; 3 rounds of 10 / 5 + 10 / 2. Then 1 + 1, 5 * 1, 3 * (1 + 1).
+    assert pipeline_s(make(), placement) == pytest.approx((13.0 + 21.0, 7.0 + 6.0))
+    # 2 * 1/2 * 30 and 40 bytes over links of 10 bytes/s
+    assert gradient_s(make(), placement) == pytest.approx((3.0, 4.0))
+    assert objective(make(), placement) == pytest.approx(38.0)
+
+
+def test_the_slowest_link_of_a_ring_sets_its_pace(make: Make) -> None:
+    # Stage 0 runs on nodes 0 and 1, whose links are 5 and 2 bytes/s: 30 / 2.
+    assert gradient_s(make(), RankPlacement(node_RS=((0, 2), (1, 3)))) == pytest.approx((15.0, 4.0))
+
+
+def test_one_pipeline_sums_no_gradients(make: Make) -> None:
+    assert gradient_s(make(pipelines=1), RankPlacement(node_RS=((0, 1),))) == (0.0, 0.0)
+
+
+def test_hops_recur_once_for_every_batch_in_flight(make: Make) -> None:
+    chain = RankPlacement(node_RS=((2, 3), (0, 4)))
+    few, many = (pipeline_s(make(num_microbatches=m), chain)[0] for m in (1, 8))
+    assert few == pytest.approx(2.0 + 2.0)  # one round of 1 + 1 at least
+    assert many == pytest.approx(9.0 + 4 * 2.0)
+
+
+def test_ranks_are_numbered_stage_by_stage() -> None:
+    assert RankPlacement(node_RS=((0, 1), (2, 3), (4, 5))).launch_order == (0, 2, 4, 1, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("node_RS", "complaint"),
+    [
+        (((0, 1),), "1 pipelines are placed, there are 2"),
+        (((0, 1), (2,)), "pipeline 1 has 1 nodes, its stages are 2"),
+        (((0, 1), (2, 5)), "pipeline 1 runs on node 5, there are 5"),
+        (((0, 1), (2, 0)), "node 0 runs 2 stages, at most 1"),
+        (((0, 1), (4, 3)), "stage 0 of pipeline 1 needs 8 bytes, node 4 has 4"),
+    ],
+)
+def test_every_broken_rule_is_named(
+    make: Make, node_RS: tuple[tuple[int, ...], ...], complaint: str
+) -> None:
+    assert complaint in violations(make(), RankPlacement(node_RS=node_RS))
+
+
+def test_an_allowed_placement_breaks_nothing(make: Make) -> None:
+    assert violations(make(), RankPlacement(node_RS=((0, 4), (2, 3)))) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"pipelines": 3}, "3 pipelines of 2 stages need 6 nodes, there are 5"),
+        ({"stages": 0}, "must be at least 1"),
+        ({"bytes_per_s_NN": [[1.0]]}, r"must be \[5, 5\]"),
+        ({"bytes_per_s_NN": [[0.0] * 5] * 5}, "must be positive between every two nodes"),
+        ({"hop_bytes": -1.0}, "hop_bytes -1.0 must be at least 0"),
+        ({"gradient_bytes_S": [1.0]}, "gradient_bytes_S must be 2 numbers"),
+        ({"stage_s_N": [1.0, 1.0, 1.0, 1.0, float("nan")]}, "stage_s_N must be 5 numbers"),
+        ({"memory_limit_bytes_N": [1] * 4}, "memory_limit_bytes_N must be 5 numbers"),
+    ],
+)
+def test_an_impossible_problem_cannot_be_made(
+    make: Make, changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        make(**changes)
