@@ -24,6 +24,7 @@ class Configuration:
     """One launchable setting of every knob; changes are made with `dataclasses.replace`."""
 
     engine: Engine
+    has_experts: bool
     devices: int
     tensor: int
     context: int
@@ -119,6 +120,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
     per_stage = spec.model.num_layers / launch.pipeline
     configuration = Configuration(
         engine=launch.engine,
+        has_experts=spec.model.moe is not None,
         devices=devices,
         tensor=launch.tensor,
         context=launch.context,

@@ -215,6 +215,8 @@ def _notes(spec: Spec, own: Configuration, bench: Bench) -> tuple[str, ...]:
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
     if own.dispatcher is Dispatcher.ALLGATHER and own.expert > 1:
         notes.append("dispatcher allgather is priced as all-to-all, which moves less")
+    if own.zero_stage >= 2 and own.rounds * own.num_microbatches > 1:
+        notes.append("gradients are sharded, so every micro-batch sums them")
     if own.precision == "fp32":
         notes.append("fp32 products are priced at the bf16 rate: no constants are known for them")
     if bench.residuals is None:

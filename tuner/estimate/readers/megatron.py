@@ -158,11 +158,14 @@ def settings_of(given: Flags) -> LaunchSettings:
             for name in given.values
             if name in table.DEPRECATED
         ),
-        notes=(*flags.notes, *_without_effect(flags)),
+        notes=(*flags.notes, *_remarks(flags)),
     )
 
 
-def _without_effect(flags: Flags) -> Iterator[str]:
+def _remarks(flags: Flags) -> Iterator[str]:
+    for name in ("hidden-dropout", "attention-dropout"):
+        if name not in flags.values:
+            yield f"no --{name}: Megatron-LM drops 10 % and keeps the masks; --{name} 0 is usual"
     is_selective = flags.word("recompute-granularity") == "selective" or any(
         flags.is_on(name) for name in ("recompute-activations", "moe-layer-recompute")
     )

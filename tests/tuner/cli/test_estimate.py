@@ -1,0 +1,114 @@
+"""`moetune estimate` as a user types it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner.cli import app as frame
+from tuner.estimate.records import Estimate
+
+Captured = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[3]
+LAUNCHES = ROOT / "tests" / "tuner" / "estimate" / "launches"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\n"
+        f"model: {ROOT / 'examples' / 'models' / 'mixtral-8x7b'}\n"
+        "cluster:\n"
+        "  pools: [{name: h100, device: h100-sxm, nodes: 8, devices_per_node: 8}]\n"
+        "goal: {kind: train, sequence_length: 4096, global_batch_size: 256}\n"
+        "emit: [megatron-lm]\n"
+    )
+    return path
+
+
+def run(*arguments: str | Path) -> int:
+    return frame.run(["estimate", *map(str, arguments)])
+
+
+def test_a_person_reads_time_utilisation_memory_and_what_to_change(
+    spec: Path, capsys: Captured
+) -> None:
+    assert run(spec, "--launch", LAUNCHES / "mixtral.sh") == 0
+
+    shown = capsys.readouterr().out
+    for part in (
+        "step time ",
+        "MFU  ",
+        "model FLOPs: 3 x forward",
+        "Megatron's log ",
+        "pipeline bubble",
+        "exposed all-to-all of experts",
+        "fullest",
+        "fits  ",
+        "smallest change that beats it: ",
+        "    --",
+        "ignored        --lr 1e-4, --normalization RMSNorm",
+        "note           routing is assumed balanced",
+    ):
+        assert part in shown, part
+    assert max(map(len, shown.splitlines())) < 160
+
+
+def test_json_holds_the_same_as_a_record(spec: Path, capsys: Captured) -> None:
+    assert run(spec, "--launch", LAUNCHES / "mixtral.sh", "--json") == 0
+
+    found = Estimate.model_validate(json.loads(capsys.readouterr().out))
+    assert found.devices == 64
+    assert found.decision.pipeline_model_parallel_size == 4
+
+
+def test_a_pasted_command_is_priced(spec: Path, capsys: Captured) -> None:
+    command = (
+        "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --bf16 "
+        "--pipeline-model-parallel-size 4 --expert-model-parallel-size 8 "
+        "--use-distributed-optimizer --moe-token-dispatcher-type alltoall --expert-tensor-"
+        "parallel-size 1 --global-batch-size 256"
+    )
+
+    assert run(spec, "--launch", command) == 0
+    assert "the command: mixtral-8x7b with megatron on 64 x h100-sxm" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_a_negative_result(spec: Path, capsys: Captured) -> None:
+    assert run(spec, "--launch", "--micro-batch-size 4 --global-batch-size 256 --bf16") == 1
+    assert "DOES NOT FIT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("launch", "line"),
+    [
+        (
+            "--micro-batch-size 1 --expert-model-parallel-size 16",
+            "moetune: the command: --expert-model-parallel-size 16 exceeds the 8 experts of "
+            "mixtral-8x7b; the most is 8",
+        ),
+        ("run.toml", "moetune: run.toml: cannot read the launch: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    spec: Path, capsys: Captured, launch: str, line: str
+) -> None:
+    assert run(spec, "--launch", launch) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.strip() == line
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom tuner.cli.app import run\nassert run(['estimate', '--help']) == 0\n"
+        "assert not {'numpy', 'pandas', 'torch', 'ortools', 'pulp'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+
+    assert done.returncode == 0, done.stderr
+    assert "--launch" in done.stdout

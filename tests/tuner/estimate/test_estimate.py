@@ -1,0 +1,242 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.costs.analytic.calibration import GENERIC_BAND
+from tuner.errors import SpecError, UnknownDeviceError
+from tuner.estimate.changes import LEAST_GAIN_RATIO
+from tuner.estimate.estimate import estimate
+from tuner.estimate.readers import deepspeed, megatron, torchtitan
+from tuner.estimate.records import Estimate
+from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.routing import RoutingRecord
+from tuner.spec.search import Search
+from tuner.spec.spec import Spec
+
+LAUNCHES = Path(__file__).parent / "launches"
+MakeSpec = Callable[..., Spec]
+DENSE = (
+    "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py --bf16 --micro-batch-size 1 "
+    "--global-batch-size 64 --seq-length 4096 --hidden-dropout 0 --attention-dropout 0 "
+    "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
+)
+
+
+def estimated(flags: str, spec: Spec, *, launch: str = DENSE) -> Estimate:
+    return estimate(spec, megatron.read(launch + flags, source="run.sh"))
+
+
+@pytest.fixture
+def mixtral(spec_of: MakeSpec) -> Estimate:
+    text = (LAUNCHES / "mixtral.sh").read_text()
+    return estimate(spec_of("mixtral-8x7b", nodes=8), megatron.read(text, source="mixtral.sh"))
+
+
+def test_time_and_tokens_are_two_views_of_one_number(mixtral: Estimate) -> None:
+    tokens = 256 * 4096
+
+    assert mixtral.tokens_per_s_per_device * mixtral.step_time_s * 64 == pytest.approx(tokens)
+    low, high = mixtral.step_time_s_band
+    assert (low, high) == pytest.approx([mixtral.step_time_s * side for side in GENERIC_BAND])
+    slow, fast = mixtral.tokens_per_s_per_device_band
+    assert slow < mixtral.tokens_per_s_per_device < fast
+
+
+def test_utilisation_follows_from_the_named_convention(mixtral: Estimate) -> None:
+    # Llama-like counts by hand: Mixtral has 12.6 G active weights outside the embedding, 6 FLOP
+    # each, and 6 * 32 layers * 4096 * 2 attended-token-halves of attention: about 79 GFLOP a token.
+    per_token = 6 * 12.6e9 + 6 * 32 * 4096 * 4096
+    achieved = per_token * mixtral.tokens_per_s_per_device
+    use = mixtral.utilisation
+
+    assert use.mfu_ratio == pytest.approx(achieved / 989.4e12, rel=0.02)
+    assert use.hfu_ratio == use.mfu_ratio
+    assert use.megatron_flop_per_s_per_device == pytest.approx(achieved, rel=0.02)
+    assert use.peak_name.startswith("h100-sxm, dense bf16")
+
+
+def test_shares_stay_inside_the_step(mixtral: Estimate) -> None:
+    shares = mixtral.exposed.model_dump().values()
+
+    assert all(0.0 <= share < 1.0 for share in shares)
+    assert sum(shares) < 1.0
+    # Four ranks, 16 micro-batches: 3 of 19 slots are empty at least.
+    assert mixtral.exposed.bubble_ratio > 0.1
+    assert mixtral.exposed.tensor_ratio == 0.0
+    assert mixtral.exposed.all_to_all_ratio > 0.0
+
+
+def test_memory_is_stated_by_rank_and_the_fullest_is_named(mixtral: Estimate) -> None:
+    totals = [rank.total_bytes for rank in mixtral.memory]
+
+    assert len(totals) == 4
+    assert mixtral.peak_memory_bytes == max(totals)
+    assert totals[mixtral.fullest_pipeline_rank] == max(totals)
+    assert [rank.layers for rank in mixtral.memory] == [8, 8, 8, 8]
+    # 1F1B keeps most micro-batches in flight on the first rank.
+    assert mixtral.memory[0].activation_bytes > mixtral.memory[3].activation_bytes
+
+
+def test_the_smallest_change_is_one_knob_and_its_lines_say_so(mixtral: Estimate) -> None:
+    change = mixtral.smallest_change
+
+    assert change is not None
+    assert len(change.what) == 1
+    assert change.gain_ratio > LEAST_GAIN_RATIO
+    assert change.step_time_s < mixtral.step_time_s
+    assert change.peak_memory_bytes <= mixtral.memory_limit_bytes
+    assert change == mixtral.changes[0]
+    gains = [one.gain_ratio for one in mixtral.changes]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_pairs_are_offered_only_where_they_bring_more(mixtral: Estimate) -> None:
+    if mixtral.best_pair is not None and mixtral.smallest_change is not None:
+        assert mixtral.best_pair.step_time_s < mixtral.smallest_change.step_time_s
+        assert len(mixtral.best_pair.what) == 2
+
+
+def test_a_change_can_be_launched_and_does_what_was_predicted(
+    spec_of: MakeSpec, mixtral: Estimate
+) -> None:
+    change = mixtral.smallest_change
+    assert change is not None
+    text = (LAUNCHES / "mixtral.sh").read_text()
+    kept = [line for line in change.lines if not line.startswith("remove")]
+    assert kept == list(change.lines)
+    # The last of two equal flags counts, so appending the lines makes the change.
+    changed = text.replace('"$@"', " ".join(kept))
+    again = estimate(spec_of("mixtral-8x7b", nodes=8), megatron.read(changed, source="mixtral.sh"))
+
+    assert again.decision == change.decision
+    assert again.step_time_s == pytest.approx(change.step_time_s)
+
+
+def test_recomputation_costs_time_saves_memory_and_counts_in_hfu_only(spec_of: MakeSpec) -> None:
+    spec = spec_of("llama-3.1-8b", nodes=1)
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    without, with_full = estimated("", spec), estimated(full, spec)
+
+    assert with_full.step_time_s > without.step_time_s
+    assert with_full.peak_memory_bytes < without.peak_memory_bytes
+    assert with_full.exposed.recompute_ratio > without.exposed.recompute_ratio == 0.0
+    use = with_full.utilisation
+    # One more forward pass of the layers: just below four thirds.
+    assert 1.25 < use.hfu_ratio / use.mfu_ratio < 4 / 3
+
+
+def test_a_launch_that_recomputes_in_vain_is_told_so(spec_of: MakeSpec) -> None:
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    found = estimated(f"{full} --seq-length 2048", spec_of("llama-3.1-8b", nodes=1))
+
+    assert found.smallest_change is not None
+    assert found.smallest_change.lines == (
+        "remove --recompute-granularity",
+        "remove --recompute-method",
+        "remove --recompute-num-layers",
+    )
+
+
+def test_what_does_not_fit_gets_the_change_that_makes_it_fit(spec_of: MakeSpec) -> None:
+    found = estimated("--micro-batch-size 8", spec_of("llama-3.1-8b", nodes=1))
+
+    assert not found.fits
+    assert found.peak_memory_bytes > found.memory_limit_bytes
+    assert found.smallest_change is not None
+    assert found.smallest_change.peak_memory_bytes <= found.memory_limit_bytes
+
+
+def test_limits_of_the_spec_hold_for_changes_too(spec_of: MakeSpec, mixtral: Estimate) -> None:
+    spec = spec_of("mixtral-8x7b", nodes=8)
+    limits = Search(virtual_pipeline_model_parallel_size=(1,), pipeline_model_parallel_size=(4,))
+    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+    found = estimate(spec.model_copy(update={"search": limits}), launch)
+    changes = [*found.changes, *([found.best_pair] if found.best_pair else [])]
+
+    assert all(one.decision.virtual_pipeline_model_parallel_size == 1 for one in changes)
+    assert all(one.decision.pipeline_model_parallel_size == 4 for one in changes)
+
+
+def test_a_slower_network_exposes_more_of_data_parallelism(spec_of: MakeSpec) -> None:
+    text = DENSE.replace("--nnodes 1", "--nnodes 8")
+    fast = spec_of("llama-3.1-8b", nodes=8)
+    (pool,) = fast.cluster.pools
+    slow_pool = pool.model_copy(update={"nic": 2e9})
+    slow = fast.model_copy(update={"cluster": Cluster(pools=(slow_pool,))})
+
+    found_fast, found_slow = (estimated("", spec, launch=text) for spec in (fast, slow))
+    assert found_slow.exposed.data_ratio > found_fast.exposed.data_ratio > 0.0
+
+
+def test_recorded_imbalance_makes_a_step_longer(spec_of: MakeSpec, mixtral: Estimate) -> None:
+    spec = spec_of(
+        "mixtral-8x7b", nodes=8, routing={"path": Path("routing.json"), "phase": "steady"}
+    )
+    uneven = (0.3, *[0.1] * 7)
+    record = RoutingRecord(
+        name="uneven", num_experts=8, top_k=2, layer_ids=(0,), load_ratios=(uneven,)
+    )
+    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+    found = estimate(spec.model_copy(update={"routing": record}), launch)
+
+    assert found.step_time_s > mixtral.step_time_s
+    assert not any("balanced" in note for note in found.notes)
+    assert any("balanced" in note for note in mixtral.notes)
+
+
+def test_every_engine_is_priced(spec_of: MakeSpec) -> None:
+    titan = torchtitan.read((LAUNCHES / "llama3-70b.toml").read_text(), source="t.toml")
+    small = torchtitan.read((LAUNCHES / "deepseek-16b.toml").read_text(), source="d.toml")
+    zero = deepspeed.read((LAUNCHES / "zero3.json").read_text(), source="ds.json")
+    bridge = megatron.read_yaml((LAUNCHES / "llama.yaml").read_text(), source="llama.yaml")
+    deepseek = megatron.read((LAUNCHES / "deepseek-v3.sh").read_text(), source="deepseek-v3.sh")
+
+    for launch, spec in (
+        (titan, spec_of("llama-3.1-70b", nodes=8)),
+        (small, spec_of("deepseek-v2-lite", nodes=2)),
+        (zero, spec_of("llama-3.1-8b", nodes=8)),
+        (bridge, spec_of("llama-3.1-405b", nodes=128)),
+        (deepseek, spec_of("deepseek-v3", nodes=128)),
+    ):
+        found = estimate(spec, launch)
+        assert 0.01 < found.utilisation.mfu_ratio < 0.9
+        assert found.engine == launch.engine
+        assert found.decision.num_devices == found.devices
+        assert Estimate.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_pipeline_that_runs_empty_more_often_waits_more(spec_of: MakeSpec) -> None:
+    text = (LAUNCHES / "deepseek-16b.toml").read_text()
+    spec = spec_of("deepseek-v2-lite", nodes=2)
+    often = estimate(spec, torchtitan.read(text, source="t.toml"))
+    once = estimate(
+        spec,
+        torchtitan.read(
+            text.replace("local_batch_size = 8", "local_batch_size = 64"), source="t.toml"
+        ),
+    )
+
+    assert (often.rounds, once.rounds) == (8, 1)
+    assert often.step_time_s > once.step_time_s
+    assert often.exposed.bubble_ratio > once.exposed.bubble_ratio
+
+
+def test_pools_need_a_device_description(spec_of: MakeSpec) -> None:
+    spec = spec_of("llama-3.1-8b", nodes=1)
+    measured = Pool(name="pool", profile=Path("profile"), nodes=1, devices_per_node=8)
+    unknown = Pool(name="pool", device="h1000", nodes=1, devices_per_node=8)
+
+    with pytest.raises(SpecError, match="has no 'device'"):
+        estimated("", spec.model_copy(update={"cluster": Cluster(pools=(measured,))}))
+    with pytest.raises(UnknownDeviceError):
+        estimated("", spec.model_copy(update={"cluster": Cluster(pools=(unknown,))}))
+
+
+def test_a_launch_is_priced_on_one_pool(spec_of: MakeSpec) -> None:
+    spec = spec_of("llama-3.1-8b", nodes=1)
+    pools = tuple(
+        Pool(name=name, device="h100-sxm", nodes=1, devices_per_node=8) for name in ("a", "b")
+    )
+    with pytest.raises(SpecError, match="priced on one pool"):
+        estimated("", spec.model_copy(update={"cluster": Cluster(pools=pools)}))
