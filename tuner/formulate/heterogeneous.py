@@ -1,0 +1,192 @@
+"""Unlike machines in one run: from a cluster's pools to the problems that place stages, and back.
+
+Two problems of one kind of run, in which TP and CP stay inside a node and DP inside a pool, so that
+only what a stage hands to the next crosses from pool to pool (the mapping of Holmes,
+arXiv:2312.03549):
+
+- `partition_problem`: pools of unlike devices, joined by the links that the spec states. Which pool
+  runs which stages, and how many layers each (solvers/partition).
+- `rank_placement_problem`: alike stages on nodes whose links were measured one by one. Which node
+  runs which stage of which pipeline (solvers/rank_placement).
+
+A cut carries the activations of one micro-batch of every replica; `boundary_bytes` counts them
+together. Inside a pool they travel over the network cards of all devices of a stage, between pools
+over the stated link, or the cards where those are slower. Two pools without a link are not joined.
+
+Letters: P pools, L layers (any units in model order), N nodes, S stages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.partition.problem import Partition, PartitionProblem
+from solvers.rank_placement.problem import RankPlacementProblem
+from tuner.devices.catalogue import find_device
+from tuner.errors import SpecError
+from tuner.spec.cluster import Cluster, Pool
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolPrices:
+    """What the layers cost on one pool, as the cost model says."""
+
+    stage_devices: int
+    """Devices that one stage takes there: TP x CP x DP."""
+    time_s_L: Floats
+    """Forward and backward of one micro-batch; a step's gradient sums are spread over its
+    micro-batches."""
+    static_bytes_L: Floats
+    """Weights, gradients and optimizer state on one device."""
+    saved_bytes_L: Floats
+    """Activations on one device, per micro-batch in flight."""
+    memory_limit_bytes: int
+    """What a plan may use of one device."""
+    card_bytes_per_s: float
+    """Network bandwidth of one device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStages:
+    """The stretch of the pipeline that one pool runs."""
+
+    pool: str
+    first_layer: int
+    """Of the whole model."""
+    layers: tuple[int, ...]
+    """Of each stage, in execution order."""
+
+
+def card_bytes_per_s(pool: Pool) -> float:
+    """The network bandwidth of one device of a pool, in bytes per second and direction.
+
+    Raises:
+        SpecError: neither the spec nor a device description states a network card.
+        UnknownDeviceError: the pool's device has no description.
+    """
+    if pool.nic is not None:
+        return pool.nic * pool.nics / pool.devices_per_node / pool.oversubscription
+    if pool.device is not None:
+        return find_device(pool.device).scale_out_bytes_per_s / pool.oversubscription
+    raise SpecError(
+        f"cluster: pool {pool.name!r} states no 'nic'; unlike pools need the bandwidth of theirs"
+    )
+
+
+def partition_problem(
+    cluster: Cluster,
+    prices: Sequence[PoolPrices],
+    *,
+    boundary_bytes: float,
+    num_microbatches: int,
+) -> PartitionProblem:
+    """State which pool may run which layers at what price; prices come in the order of pools.
+
+    Raises:
+        SpecError: a stage of no pool has enough devices.
+    """
+    if len(prices) != len(cluster.pools):
+        raise ValueError(f"{len(prices)} prices for {len(cluster.pools)} pools")
+    max_stages = tuple(
+        pool.num_devices // price.stage_devices
+        for pool, price in zip(cluster.pools, prices, strict=True)
+    )
+    if not any(max_stages):
+        smallest = min(price.stage_devices for price in prices)
+        largest = max(pool.num_devices for pool in cluster.pools)
+        raise SpecError(
+            f"cluster: a stage takes {smallest} devices, the largest pool has {largest}; "
+            "lower tensor, context or data parallelism"
+        )
+    return PartitionProblem(
+        pools=tuple(pool.name for pool in cluster.pools),
+        max_stages_P=max_stages,
+        time_s_PL=np.array([price.time_s_L for price in prices]),
+        static_bytes_PL=np.array([price.static_bytes_L for price in prices]),
+        saved_bytes_PL=np.array([price.saved_bytes_L for price in prices]),
+        memory_limit_bytes_P=np.array([price.memory_limit_bytes for price in prices]),
+        hop_s_PP=_hop_s_PP(cluster, prices, boundary_bytes=boundary_bytes),
+        num_microbatches=num_microbatches,
+    )
+
+
+def stages_by_pool(problem: PartitionProblem, partition: Partition) -> tuple[PoolStages, ...]:
+    """Read a partition as one stretch per pool, in execution order."""
+    found: list[PoolStages] = []
+    first_layer = 0
+    for stage in partition.stages:
+        name = problem.pools[stage.pool]
+        if found and found[-1].pool == name:
+            last = found.pop()
+            found.append(
+                PoolStages(
+                    pool=name, first_layer=last.first_layer, layers=(*last.layers, stage.layers)
+                )
+            )
+        else:
+            found.append(PoolStages(pool=name, first_layer=first_layer, layers=(stage.layers,)))
+        first_layer += stage.layers
+    return tuple(found)
+
+
+def rank_placement_problem(
+    *,
+    bytes_per_s_NN: Floats,
+    devices_per_node: int,
+    tensor: int,
+    context: int,
+    pipeline: int,
+    data: int,
+    num_microbatches: int,
+    stage_s_N: Floats,
+    boundary_bytes: float,
+    gradient_bytes_S: Floats,
+    stage_bytes_S: npt.NDArray[np.int64],
+    memory_limit_bytes_N: npt.NDArray[np.int64],
+) -> RankPlacementProblem:
+    """State a run of alike stages on nodes with measured links; a node holds part of one stage.
+
+    `boundary_bytes` and `gradient_bytes_S` are those of one device. A node's devices share its
+    links, so what they hand on adds up; gradients are summed inside the node first, so that those
+    of one tensor-parallel group leave it.
+
+    Raises:
+        SpecError: a node does not hold a whole number of replicas of one stage.
+    """
+    inside = devices_per_node // (tensor * context)
+    if inside * tensor * context != devices_per_node or not inside or data % inside:
+        raise SpecError(
+            f"cluster: a node of {devices_per_node} devices cannot hold whole replicas of TP "
+            f"{tensor} x CP {context} of DP {data}; nodes with measured links need "
+            "devices_per_node = TP x CP x a divisor of DP"
+        )
+    return RankPlacementProblem(
+        pipelines=data // inside,
+        stages=pipeline,
+        num_microbatches=num_microbatches,
+        bytes_per_s_NN=bytes_per_s_NN,
+        stage_s_N=stage_s_N,
+        hop_bytes=boundary_bytes * devices_per_node,
+        gradient_bytes_S=np.asarray(gradient_bytes_S) * tensor,
+        stage_bytes_S=stage_bytes_S,
+        memory_limit_bytes_N=memory_limit_bytes_N,
+    )
+
+
+def _hop_s_PP(cluster: Cluster, prices: Sequence[PoolPrices], *, boundary_bytes: float) -> Floats:
+    """One micro-batch over a cut, one way; `inf` between pools that nothing joins."""
+    names = [pool.name for pool in cluster.pools]
+    cards_P = np.array([price.stage_devices * price.card_bytes_per_s for price in prices])
+    hop_s_PP = np.full((len(names), len(names)), np.inf)
+    np.fill_diagonal(hop_s_PP, boundary_bytes / cards_P)
+    for link in cluster.links:
+        one, two = (names.index(name) for name in link.between)
+        rate = min(link.bandwidth, float(cards_P[one]), float(cards_P[two]))
+        hop_s = link.latency + boundary_bytes / rate
+        # Of several links between two pools the fastest is taken, as sends go over one.
+        hop_s_PP[one, two] = hop_s_PP[two, one] = min(float(hop_s_PP[one, two]), hop_s)
+    return hop_s_PP
