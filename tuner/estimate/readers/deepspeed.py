@@ -61,29 +61,34 @@ def read(text: str, *, source: str) -> LaunchSettings:
     is_expert = given.is_on("expert_parallel.enabled")
     expert = given.number(SPELLED["expert"], default=1) if is_expert else 1
     shard = given.number(SPELLED["shard_ranks"], default=-1, least=-1)
+    is_legacy = given.value("zero_optimization.cpu_offload") is not None
+    settings = {
+        "tensor": tensor,
+        "context": given.number(SPELLED["context"], default=1),
+        "expert": expert,
+        "expert_tensor": given.number(SPELLED["expert_tensor"], default=1)
+        if expert > 1
+        else tensor,
+        "shard_ranks": shard if shard > 0 else None,
+        **_batch(given),
+        **_precision(given),
+        "zero_stage": stage,
+        "recompute": Recompute.FULL if has_checkpointing else Recompute.NONE,
+        "overlap_gradients": given.is_on(SPELLED["overlap_gradients"], default=stage == 3),
+        "overlap_parameters": stage == 3,
+        "optimizer_offload_ratio": _offload(given, stage),
+    }
+    given.check_spelling()
     return LaunchSettings(
         engine=Engine.DEEPSPEED,
         source=source,
-        tensor=tensor,
-        context=given.number(SPELLED["context"], default=1),
-        expert=expert,
-        expert_tensor=given.number(SPELLED["expert_tensor"], default=1) if expert > 1 else tensor,
-        sequence_parallel=False,
-        shard_ranks=shard if shard > 0 else None,
-        **_batch(given),
-        **_precision(given),
-        zero_stage=stage,
-        recompute=Recompute.FULL if has_checkpointing else Recompute.NONE,
-        overlap_gradients=given.is_on(SPELLED["overlap_gradients"], default=stage == 3),
-        overlap_parameters=stage == 3,
-        optimizer_offload_ratio=_offload(given, stage),
-        activation_offload_layers=0,
+        **settings,
         spelled=dict(SPELLED),
         understood=given.read,
         ignored=given.left,
-        deprecated=()
-        if given.value("zero_optimization.cpu_offload") is None
-        else ("zero_optimization.cpu_offload: say zero_optimization.offload_optimizer",),
+        deprecated=("zero_optimization.cpu_offload: say zero_optimization.offload_optimizer",)
+        if is_legacy
+        else (),
         notes=(
             "activation_checkpointing is configured, so every layer is taken to be recomputed; "
             "the training script decides"

@@ -9,7 +9,8 @@ YAML is read in three shapes: a mapping of flags (`--tensor-model-parallel-size:
 whose field names are the flags' with `_`.
 """
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
@@ -19,6 +20,7 @@ from tuner.estimate.readers import megatron_flags as table
 from tuner.estimate.readers.arguments import Flags, flags_of_text
 from tuner.estimate.readers.layer_pattern import layer_pattern
 from tuner.estimate.readers.pipeline_layout import pipeline_layout
+from tuner.estimate.readers.sections import SLIP_RATIO
 from tuner.spec.files import shown_value
 from tuner.spec.yaml_text import parse_yaml
 
@@ -105,6 +107,7 @@ def settings_of(given: Flags) -> LaunchSettings:
     layout = flags.word("pipeline-model-parallel-layout")
     zero_stage = _zero_stage(flags)
     unread = sorted(set(flags.values) - table.UNDERSTOOD)
+    _check_spelling(flags, unread)
     return LaunchSettings(
         engine=Engine.MEGATRON,
         source=flags.source,
@@ -160,6 +163,18 @@ def settings_of(given: Flags) -> LaunchSettings:
         ),
         notes=(*flags.notes, *_remarks(flags)),
     )
+
+
+def _check_spelling(flags: Flags, unread: Sequence[str]) -> None:
+    """Refuse a slip of the keyboard, which the engine would refuse too, rather than ignore it."""
+    for name in unread:
+        near = difflib.get_close_matches(name, table.UNDERSTOOD, n=1, cutoff=SLIP_RATIO)
+        is_longer = bool(near) and name.startswith(f"{near[0]}-")
+        if near and not is_longer and name not in (table.KNOWN | table.ALIKE):
+            raise SpecError(
+                f"{flags.source}: --{shown_value(name)[1:-1]} is no flag of Megatron-LM; did you "
+                f"mean --{near[0]}?"
+            )
 
 
 def _remarks(flags: Flags) -> Iterator[str]:

@@ -178,6 +178,9 @@ ALIASES: Final[Mapping[str, str]] = {
 }
 """Names that config files use for the same settings."""
 
+ALIKE: Final = frozenset({"decoder-seq-length", "mtp-hybrid-override-pattern"})
+"""Flags of the engine that look like slips in writing one that is understood."""
+
 KNOWN: Final = frozenset(
     (*SPELLED.values(), *SIZES.values(), *OTHERS, *ALIASES, *DEPRECATED, *REMOVED)
 ) - frozenset({"fp8", "fp4"})

@@ -3,6 +3,7 @@
 What nobody asked for is what the estimate ignores, and `left` lists it.
 """
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -10,6 +11,8 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
 LARGEST_NUMBER: Final = 2**31
+SLIP_RATIO: Final = 0.92
+"""Likeness of two names (difflib) from which on one is taken for a slip of the other."""
 _DEEPEST: Final = 12
 
 
@@ -20,9 +23,11 @@ class Sections:
         self.source = source
         self._values = values
         self._read: dict[str, str] = {}
+        self._asked: set[str] = set()
 
     def value(self, name: str) -> Any:
         """Return what stands at a name; None where nothing does, or a section is missing."""
+        self._asked.add(name)
         found: Any = self._values
         for key in name.split("."):
             if not isinstance(found, dict) or key not in found:
@@ -79,6 +84,29 @@ class Sections:
             rule = f"none of {', '.join(choices)}" if choices else "not a text"
             raise SpecError(f"{self.source}: {name} {shown_value(value)} is {rule}")
         return value
+
+    def check_spelling(self) -> None:
+        """Refuse a key that is a slip in writing one that was asked for, once all were.
+
+        Raises:
+            SpecError: there is one; the message names the key that was likely meant.
+        """
+        for name, _ in _leaves(self._values, "", depth=0):
+            section, _, key = name.rpartition(".")
+            alike = {
+                other.rpartition(".")[2]
+                for other in self._asked
+                if other.rpartition(".")[0] == section
+            }
+            near = difflib.get_close_matches(key, alike, n=1, cutoff=SLIP_RATIO)
+            if near and name not in self._asked and not self._holds(section, near[0]):
+                raise SpecError(
+                    f"{self.source}: {name} is no setting; did you mean "
+                    f"{f'{section}.' if section else ''}{near[0]}?"
+                )
+
+    def _holds(self, section: str, key: str) -> bool:
+        return f"{section}.{key}".lstrip(".") in self._read
 
     @property
     def read(self) -> tuple[str, ...]:

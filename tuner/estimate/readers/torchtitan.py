@@ -110,13 +110,15 @@ def read(text: str, *, source: str) -> LaunchSettings:
     elif pipeline > 1:
         # Accumulation runs the pipeline empty after every local batch.
         settings["flush"] = local
+    notes = _notes(given)
+    given.check_spelling()
     return LaunchSettings(
         engine=Engine.TORCHTITAN,
         source=source,
         spelled=dict(SPELLED),
         understood=given.read,
         ignored=given.left,
-        notes=_notes(given),
+        notes=notes,
         **settings,
     )
 

@@ -79,6 +79,10 @@ def test_the_old_way_to_offload_is_deprecated() -> None:
             "offload_optimizer needs zero_optimization.stage 1, 2 or 3, not 0",
         ),
         ("[" * 100_000, "nested too deeply"),
+        (
+            '{"train_batch_size": 8, "gradient_acumulation_steps": 2}',
+            "gradient_acumulation_steps is no setting; did you mean gradient_accumulation_steps?",
+        ),
     ],
 )
 def test_refuses_in_one_line_what_cannot_be_launched(text: str, part: str) -> None:

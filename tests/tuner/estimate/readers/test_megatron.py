@@ -106,6 +106,13 @@ def test_a_list_of_arguments_needs_no_command_and_no_quotes() -> None:
     assert [stage.layers for stage in launch.layout] == [1, 2, 2, 1]
 
 
+def test_flags_that_only_look_alike_are_ignored() -> None:
+    launch = read(LEAST + "--decoder-seq-length 128 --tp-comm-overlap-cfg overlap.yaml")
+
+    assert "--decoder-seq-length 128" in launch.ignored
+    assert not launch.overlap_tensor
+
+
 def test_the_last_of_two_equal_flags_counts() -> None:
     assert read(LEAST + "--seq-length 4096 --seq-length 8192").sequence == 8192
 
@@ -184,6 +191,10 @@ def test_graphs_by_new_and_old_names() -> None:
             "is no pattern of layers",
         ),
         (LEAST + "--lr 'open", "line 1: a quote is never closed"),
+        (
+            LEAST + "--expert-model-parallel-sise 8",
+            "is no flag of Megatron-LM; did you mean --expert-model-parallel-size?",
+        ),
         ("ARGS=(" + LEAST, "is never closed with )"),
     ],
 )

@@ -92,6 +92,10 @@ def test_checkpoints_by_operation_are_their_own_kind() -> None:
         ),
         ("[training]\n[model]\nconverters = 'float8'", "no list of names"),
         (
+            "[parallelism]\ntensor_parallel_degre = 8",
+            "tensor_parallel_degre is no setting; did you mean parallelism.tensor_parallel_degree?",
+        ),
+        (
             "[parallelism]\npipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [1]",
             "no list of lists",
         ),
