@@ -1,9 +1,14 @@
-"""How many micro-batches each model chunk of a pipeline rank holds at the fullest moment.
+"""How many micro-batches each model chunk of a pipeline rank holds, and the most bytes they keep.
 
-Of P ranks with v chunks each and m micro-batches, rank r holds before its first backward
+Of P ranks with v chunks each and m micro-batches, rank r runs ahead of its first backward by
 
-    v = 1    min(m, P - r) micro-batches                1F1B
-    v > 1    min(m v, (v - 1) P + 2 (P - 1 - r) + 1)    interleaved; P of each chunk in turn
+    v = 1    min(m, P - r) forwards                             1F1B
+    v > 1    min(m v, (v - 1) P + 2 (P - 1 - r) + 1) of them    interleaved; P of each chunk in turn
+
+and then alternates; backwards take the chunks in reverse. Where chunks keep different bytes a later
+moment can weigh more than the first. Between two changes of chunk, of the forwards or of the
+backwards, what is held moves along a line, so the 2 v moments before such changes within one round
+of P v backwards include the fullest.
 
 Zero-bubble schedules put off weight gradients, which need the same activations: every rank holds
 what rank 0 of 1F1B does, min(m, P) micro-batches of all its chunks.
@@ -11,27 +16,114 @@ what rank 0 of 1F1B does, min(m, P) micro-batches of all its chunks.
 Sources: Narayanan et al., SC 2021, section 2.2, in the order of PyTorch's schedules; Qi et al.,
 ICLR 2024 (ZB-H1: the memory of 1F1B's first stage). tuner/formulate/schedule.py counts every moment
 one by one and is what the tests compare with.
-Not covered: that with chunks of very different bytes a later moment can weigh more.
+
+Letters: V chunks of a rank, P ranks, C columns, K kinds of parts, M moments, U
+different numbers of micro-batches.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.shapes import Grid
+Floats = npt.NDArray[np.float64]
 
 
-def held(
-    ranks: int, chunks: int, *, microbatches: Grid, zero_bubble: Grid
-) -> npt.NDArray[np.float64]:
-    """Micro-batches held of each chunk: [chunk, rank, column] of a pipeline, columns as given."""
+def held(ranks: int, chunks: int, *, microbatches: Floats, zero_bubble: Floats) -> Floats:
+    """Micro-batches held of each chunk before the first backward, [V, P, C]."""
+    return _held(ranks, chunks, microbatches, zero_bubble, done=np.zeros((1, 1)))
+
+
+def most_bytes(
+    parts_KVPC: Floats, saved_KC: Floats, *, microbatches: Floats, zero_bubble: Floats
+) -> Floats:
+    """Bytes kept at every rank's fullest moment, [P, C].
+
+    `parts_KVPC` counts what each chunk has of each kind, `saved_KC` is what one of the kind keeps
+    of a micro-batch.
+    """
+    _, chunks, ranks, _ = parts_KVPC.shape
+    if (parts_KVPC == parts_KVPC[:, :1]).all():
+        first = held(ranks, chunks, microbatches=microbatches, zero_bubble=zero_bubble)
+        alike: Floats = first.sum(axis=0) * summed(parts_KVPC[:, 0], saved_KC)
+        return alike
+    if parts_KVPC.shape[-1] == 1:
+        return _most_of_shared(parts_KVPC, saved_KC, microbatches, zero_bubble)
+    chunk_VPC = summed(parts_KVPC, saved_KC)
+    counts = _moments(ranks, chunks, microbatches, zero_bubble)
+    most: Floats = np.stack([(count * chunk_VPC).sum(axis=0) for count in counts]).max(axis=0)
+    return most
+
+
+def _most_of_shared(
+    parts_KVPC: Floats, saved_KC: Floats, microbatches: Floats, zero_bubble: Floats
+) -> Floats:
+    """Count once for each number of micro-batches where columns share their stages.
+
+    Beyond one round after the warm-up, more micro-batches change nothing, so few numbers are left.
+    """
+    _, chunks, ranks, _ = parts_KVPC.shape
+    enough = ranks * np.ceil(((chunks + 1) * ranks - 1) / (ranks * chunks) + 1.0)
+    pairs = np.broadcast_arrays(np.minimum(microbatches, enough), zero_bubble, saved_KC[0])[:2]
+    kinds, kind = np.unique(np.stack(pairs), axis=1, return_inverse=True)
+    count_MVPU = np.stack(np.broadcast_arrays(*_moments(ranks, chunks, kinds[:1], kinds[1:])))
+    weight_UMPK = np.einsum("mvpu,kvp->umpk", count_MVPU, parts_KVPC[..., 0])
+    most = np.empty((ranks, kind.size))
+    for index, weight_MPK in enumerate(weight_UMPK):
+        columns = np.flatnonzero(kind.ravel() == index)
+        own = saved_KC if saved_KC.shape[-1] == 1 else saved_KC[:, columns]
+        most[:, columns] = np.matmul(weight_MPK, own).max(axis=0)
+    return most
+
+
+def summed(counts: Floats, bytes_KC: Floats) -> Floats:
+    """Sum counts [K, ..., C] times bytes, as a matrix product where columns share the counts."""
+    if counts.shape[-1] == 1:
+        shared: Floats = np.tensordot(counts[..., 0], bytes_KC, axes=(0, 0))
+        return shared
+    total: Floats = counts[0] * bytes_KC[0]
+    for count, of_one in zip(counts[1:], bytes_KC[1:], strict=True):
+        total += count * of_one
+    return total
+
+
+def _moments(ranks: int, chunks: int, microbatches: Floats, zero_bubble: Floats) -> list[Floats]:
+    """Count what is held before changes of chunk, [V, P, C] each."""
+    ahead = _ahead(ranks, chunks, microbatches)
+    done = [np.zeros((1, 1))]
+    for rounds in range(1, chunks + 1):
+        done += [rounds * ranks - np.mod(ahead, ranks), np.full((1, 1), float(rounds * ranks))]
+    return [_held(ranks, chunks, microbatches, zero_bubble, done=one) for one in done]
+
+
+def _ahead(ranks: int, chunks: int, microbatches: Floats) -> Floats:
     rank = np.arange(ranks, dtype=np.float64)[:, None]
+    ahead = ranks - rank
+    if chunks > 1:
+        ahead = (chunks - 1.0) * ranks + 2.0 * (ranks - 1.0 - rank) + 1.0
+    least: Floats = np.minimum(microbatches * chunks, ahead)
+    return least
+
+
+def _held(
+    ranks: int, chunks: int, microbatches: Floats, zero_bubble: Floats, *, done: Floats
+) -> Floats:
+    """Micro-batches held after `done` backwards, of which there may not be so many."""
+    ahead = _ahead(ranks, chunks, microbatches)
     if chunks == 1:
-        plain = np.minimum(microbatches, ranks - rank)[None]
-        return np.where(zero_bubble > 0.0, np.minimum(microbatches, float(ranks)), plain)
-    ahead = (chunks - 1.0) * ranks + 2.0 * (ranks - 1.0 - rank) + 1.0
-    ahead = np.minimum(microbatches * chunks, ahead)
-    rounds, rest = np.divmod(ahead, ranks * chunks)
-    chunk = np.arange(chunks, dtype=np.float64)[:, None, None]
-    counted = rounds * ranks + np.clip(rest - chunk * ranks, 0.0, ranks)
+        counted = ahead[None]
+    else:
+        done = np.minimum(done, microbatches * chunks)
+        forwards = np.minimum(microbatches * chunks, ahead + done)
+        chunk = np.arange(chunks, dtype=np.float64)[:, None, None]
+        counted = _of_chunk(forwards, chunk, ranks, chunks)
+        if done.any():
+            counted = counted - _of_chunk(done, chunks - 1.0 - chunk, ranks, chunks)
+    if not zero_bubble.any():
+        return counted
     filled = np.maximum(counted, np.minimum(microbatches, float(ranks)))
     return np.where(zero_bubble > 0.0, filled, counted)
+
+
+def _of_chunk(operations: Floats, turn: Floats, ranks: int, chunks: int) -> Floats:
+    """Count how many of the first operations are of the chunk whose turn is `turn`."""
+    rounds, rest = np.divmod(operations, ranks * chunks)
+    return rounds * ranks + np.clip(rest - turn * ranks, 0.0, ranks)

@@ -30,7 +30,7 @@ from dataclasses import fields
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.in_flight import held
+from tuner.costs.analytic.in_flight import most_bytes, summed
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.costs.analytic.memory_units import MemoryUnits, column, unit_bytes
 from tuner.costs.analytic.prices import MemoryPrice
@@ -100,10 +100,13 @@ def _price(
     reads_words = np.maximum(embedding, np.minimum(mtp, 1.0))
     vocab = reads_words + head - units.is_tied_C * np.minimum(reads_words, head)
     parts = _stacked(dense, moe, vocab, mtp)
-    weight, gradient, optimizer = (_summed(parts, state) for state in units.state_BKC[:3])
-    chunk = _summed(_stacked(dense_VPC, moe_VPC, embedding_VPC, mtp_VPC), units.saved_KC)
-    in_flight = held(size, depth, microbatches=microbatches, zero_bubble=zero_bubble)
-    kept = (in_flight * chunk).sum(axis=0) if depth > 1 else in_flight[0] * chunk[0]
+    weight, gradient, optimizer = (summed(parts, state) for state in units.state_BKC[:3])
+    kept = most_bytes(
+        _stacked(dense_VPC, moe_VPC, embedding_VPC, mtp_VPC),
+        units.saved_KC,
+        microbatches=microbatches,
+        zero_bubble=zero_bubble,
+    )
 
     has_dense, has_moe = np.minimum(dense, 1.0), np.minimum(moe + mtp, 1.0)
     logits = (head + mtp) * units.head_saved_C
@@ -116,7 +119,7 @@ def _price(
     )
     if size > 1:
         if units.is_gathered_C.any():
-            whole = _summed(parts, units.state_BKC[3])
+            whole = summed(parts, units.state_BKC[3])
             always = np.where(units.is_gathered_C > 0.0, whole, always)
         always = always + units.boundary_C
     activations = kept + np.where(head_is_fuller, logits, 0.0)
@@ -141,17 +144,6 @@ def _price(
 
 def _stacked(*counts: Floats) -> Floats:
     return np.stack(np.broadcast_arrays(*counts))
-
-
-def _summed(counts: Floats, bytes_KC: Floats) -> Floats:
-    """Sum counts [K, ..., C] times bytes, as a matrix product where columns share the counts."""
-    if counts.shape[-1] == 1:
-        shared: Floats = np.tensordot(counts[..., 0], bytes_KC, axes=(0, 0))
-        return shared
-    summed: Floats = counts[0] * bytes_KC[0]
-    for count, of_one in zip(counts[1:], bytes_KC[1:], strict=True):
-        summed += count * of_one
-    return summed
 
 
 def _groups(

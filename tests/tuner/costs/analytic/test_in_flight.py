@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.costs.analytic.in_flight import held
+from tuner.costs.analytic.in_flight import held, most_bytes
 from tuner.costs.workload import Degrees
-from tuner.formulate.schedule import in_flight, moments, most_in_flight
+from tuner.formulate.schedule import in_flight, moments
 
 
 def _degrees(ranks: int, chunks: int) -> Degrees:
@@ -56,16 +56,39 @@ def test_the_first_backward_finds_what_the_schedule_holds(
         assert sum(found[chunk][rank] for chunk in range(chunks)) == sum(fullest[rank::ranks])
 
 
-def test_chunks_of_unequal_weight_hold_at_most_a_round_more_later() -> None:
-    # 4 ranks, 2 chunks, 8 micro-batches: rank 0 holds 4 + 4 + 3 at first, and never more than 8 and
-    # 7 of its chunks at any one moment.
-    degrees = _degrees(4, 2)
-    first = _held(4, 2, 8)
-    assert [of_chunk[0] for of_chunk in first] == [7, 4]
-    most = most_in_flight(degrees, num_microbatches=8)
-    assert all(
-        first[chunk][rank] <= most[4 * chunk + rank] for chunk in (0, 1) for rank in range(4)
+@settings(deadline=None, max_examples=80)
+@given(
+    ranks=st.integers(2, 6),
+    chunks=st.integers(1, 4),
+    rounds=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
+)
+def test_the_fullest_moment_of_unequal_chunks_is_found(
+    ranks: int, chunks: int, rounds: int, seed: int
+) -> None:
+    layers = np.random.default_rng(seed).integers(0, 4, (chunks, ranks)).astype(np.float64)
+    found = most_bytes(
+        layers[None, :, :, None],
+        np.ones((1, 1)),
+        microbatches=np.array([float(ranks * rounds)]),
+        zero_bubble=np.array([0.0]),
     )
+    degrees = _degrees(ranks, chunks)
+    for rank in range(ranks):
+        seen = moments(degrees, num_microbatches=ranks * rounds, rank=rank)
+        expected = max(float(np.dot(moment.held, layers[:, rank])) for moment in seen)
+        assert found[rank, 0] == expected
+
+
+def test_a_later_moment_can_be_the_fullest() -> None:
+    # 2 ranks, 2 chunks of 3 and 1 layers, 8 micro-batches: rank 0 holds 3 and 2 of them before its
+    # first backward, 3 * 3 + 2 layers, and 4 and 1 before its second, 4 * 3 + 1.
+    layers = np.array([[3.0, 3.0], [1.0, 1.0]])[None, :, :, None]
+    assert [of_chunk[0] for of_chunk in _held(2, 2, 8)] == [3, 2]
+    found = most_bytes(
+        layers, np.ones((1, 1)), microbatches=np.array([8.0]), zero_bubble=np.array([0.0])
+    )
+    assert found[0, 0] == 13.0
 
 
 def test_plain_pipelines_hold_one_less_on_every_rank() -> None:
