@@ -91,10 +91,15 @@ def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Impo
         sorted({table.framework for table in tables} - {COLLECTIVE_LIBRARY}),
     )
     wanted = [table for table in tables if table.framework in (framework, COLLECTIVE_LIBRARY)]
-    known = [table for table in wanted if table.name in TABLES]
+    operations = _operations(options.get("operations", ""))
+    known = [
+        table
+        for table in wanted
+        if table.name in TABLES and operations & TABLES[table.name].operations
+    ]
     contents = {table.path: read_rows(table.path) for table in known}
     device = _device(contents.values())
-    rows = _Rows(operations=_operations(options.get("operations", "")))
+    rows = _Rows(operations=operations)
     left_out = [f"{name}: no operation of a profile holds it" for name in _unknown(wanted)]
     for table in sorted(known, key=lambda table: _order(table.version), reverse=True):
         strangers = _take(rows, table, contents.pop(table.path), device=device)
@@ -220,7 +225,7 @@ def _take(rows: _Rows, table: _Table, found: Sequence[Row], *, device: str) -> i
             strangers += 1
             continue
         try:
-            for entry in TABLES[table.name](row):
+            for entry in TABLES[table.name].entries(row):
                 _add(rows, entry, origin=_origin(table, row))
         except ValidationError as error:
             reason = first_problem(error)

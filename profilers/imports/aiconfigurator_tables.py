@@ -10,6 +10,7 @@ calibrations) are absent here, and the importer names them.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from profilers.imports.columns import Row
@@ -204,23 +205,41 @@ def _moe_all_to_all(row: Row) -> Iterator[Entry]:
     yield Entry("expert_all_to_all", kind, written, "", axes, _number(row, "latency") * 1e-6)
 
 
-TABLES: Final[Mapping[str, Callable[[Row], Iterator[Entry]]]] = {
-    "gemm_perf": _gemm,
-    "context_attention_perf": _prefill,
-    "generation_attention_perf": _decode,
-    "context_mla_perf": lambda row: _latent(row, part="core", is_decode=False),
-    "generation_mla_perf": lambda row: _latent(row, part="core", is_decode=True),
-    "mla_context_module_perf": lambda row: _latent(row, part="module", is_decode=False),
-    "mla_generation_module_perf": lambda row: _latent(row, part="module", is_decode=True),
-    "moe_perf": _moe,
-    "wideep_moe_perf": lambda row: _moe(row, prefix="wideep"),
-    "wideep_context_moe_perf": lambda row: _moe(row, prefix="wideep_context"),
-    "wideep_generation_moe_perf": lambda row: _moe(row, prefix="wideep_generation"),
-    "nccl_perf": _nccl,
-    "custom_allreduce_perf": _custom_all_reduce,
-    "wideep_deepep_normal_perf": _deepep_normal,
-    "wideep_deepep_ll_perf": _deepep_low_latency,
-    "moe_a2a_perf": _moe_all_to_all,
+class Table(NamedTuple):
+    """How the rows of one table are read."""
+
+    entries: Callable[[Row], Iterator[Entry]]
+    operations: frozenset[str]
+    """What they can become."""
+
+
+_PREFILL: Final = frozenset({"attention", "windowed_attention"})
+_DECODE: Final = frozenset({"decode_attention"})
+_LATENT: Final = frozenset({"latent_attention"})
+_LATENT_DECODE: Final = frozenset({"latent_decode"})
+_EXPERTS: Final = frozenset({"moe"})
+_COLLECTIVE: Final = frozenset({"collective"})
+_EXPERT_TRAFFIC: Final = frozenset({"expert_all_to_all"})
+
+TABLES: Final[Mapping[str, Table]] = {
+    "gemm_perf": Table(_gemm, frozenset({"gemm"})),
+    "context_attention_perf": Table(_prefill, _PREFILL),
+    "generation_attention_perf": Table(_decode, _DECODE),
+    "context_mla_perf": Table(partial(_latent, part="core", is_decode=False), _LATENT),
+    "generation_mla_perf": Table(partial(_latent, part="core", is_decode=True), _LATENT_DECODE),
+    "mla_context_module_perf": Table(partial(_latent, part="module", is_decode=False), _LATENT),
+    "mla_generation_module_perf": Table(
+        partial(_latent, part="module", is_decode=True), _LATENT_DECODE
+    ),
+    "moe_perf": Table(_moe, _EXPERTS),
+    "wideep_moe_perf": Table(partial(_moe, prefix="wideep"), _EXPERTS),
+    "wideep_context_moe_perf": Table(partial(_moe, prefix="wideep_context"), _EXPERTS),
+    "wideep_generation_moe_perf": Table(partial(_moe, prefix="wideep_generation"), _EXPERTS),
+    "nccl_perf": Table(_nccl, _COLLECTIVE),
+    "custom_allreduce_perf": Table(_custom_all_reduce, _COLLECTIVE),
+    "wideep_deepep_normal_perf": Table(_deepep_normal, _EXPERT_TRAFFIC),
+    "wideep_deepep_ll_perf": Table(_deepep_low_latency, _EXPERT_TRAFFIC),
+    "moe_a2a_perf": Table(_moe_all_to_all, _EXPERT_TRAFFIC),
 }
 """By file name."""
 
