@@ -13,7 +13,7 @@ Megatron's order; with another order, `order`, the outer degrees count too.) A s
 distinct combinations once and gathers with `UnitCosts.taken`.
 
 The host launches every kernel; a device whose kernels are shorter than that waits. Seconds of a
-pass are the smooth maximum (d^6 + l^6)^(1/6) of the device's kernels d and the launches l, since
+pass are the smooth maximum (d^4 + l^4)^(1/4) of the device's kernels d and the launches l, since
 queues absorb part of the difference. Exposed collectives come on top: they wait for the latest of
 several hosts, so that none runs ahead under them. The exponent is ours.
 
@@ -40,7 +40,7 @@ from tuner.costs.analytic.kernels import DatasheetKernels, Kernels
 from tuner.costs.analytic.links import MEGATRON_ORDER, groups
 from tuner.costs.analytic.shapes import Hardware, ModelShape, Numbers, Strategies, taken
 
-SMOOTHNESS = 6.0
+SMOOTHNESS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -209,7 +209,7 @@ def _launched_s(setting: Setting, block: Block) -> Numbers:
 
 
 def _larger(device_s: Numbers, launched_s: Numbers) -> Numbers:
-    # (d^6 + l^6)^(1/6) without under- or overflow, and without powers where it is plain.
+    # (d^4 + l^4)^(1/4) without under- or overflow, and without powers where it is plain.
     larger = np.maximum(device_s, launched_s)
     ratio = np.minimum(device_s, launched_s) / np.maximum(larger, 1e-30)
     return larger * (1.0 + ratio**SMOOTHNESS) ** (1.0 / SMOOTHNESS)
