@@ -44,11 +44,11 @@ class MemoryConstants:
     live_bytes: Numbers = 2.0 * WORKSPACE_BYTES
     """In the allocator whatever the model."""
     unused_ratio: Numbers = 0.03
-    """Of activations and buffers: blocks that the allocator holds and cannot use. Prior; fixed sizes
-    per step leave little."""
+    """Of activations and buffers: blocks that the allocator holds and cannot use. Prior; sizes that
+    repeat from step to step leave little."""
     context_bytes: Numbers = 2.0 * GIB
-    """Outside the allocator: the device's context, loaded kernels, collectives' buffers. Prior: half
-    a GiB for context and kernels, the rest for a few communicators; no published run states it."""
+    """Outside the allocator: the device's context, loaded kernels, collectives' buffers. Prior:
+    half a GiB for context and kernels, the rest for a few communicators; no run states it."""
     graph_ratio: Numbers = 0.1
     """Of the activations: private pools of partial graphs. Prior; Megatron-Bridge's guide to CUDA
     graphs says a few GB, and more than 10 in a pipeline."""
