@@ -91,7 +91,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
         header = [name.strip() for name in next(reader, [])]
         _check_header(header, path)
         return tuple(
-            _row(header, cells, number=number)
+            row_of(header, cells, number=number)
             for number, cells in enumerate((cells for cells in reader if cells), start=1)
         )
     except csv.Error as error:
@@ -139,7 +139,8 @@ def _check_header(header: Sequence[str], path: Path) -> None:
         raise SpecError(f"{str(path)!r}: column {twice!r} stands twice; remove one")
 
 
-def _row(header: Sequence[str], cells: Sequence[str], *, number: int) -> Row:
+def row_of(header: Sequence[str], cells: Sequence[str], *, number: int) -> Row:
+    """Read one line; what cannot be read is its reason."""
     known = {
         name: cell.strip()
         for name, cell in zip(header, cells, strict=False)

@@ -1,0 +1,115 @@
+"""Published rows as models, strategies and machines."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.backtest.columns import batch_of, run_of, runs_of
+from tuner.backtest.rows import Row, read_rows
+from tuner.costs.analytic.constants import Precision, Software
+
+RUNS = Path(__file__).parent / "runs.csv"
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    return {row.id: row for row in read_rows(RUNS)}
+
+
+def _with(row: Row, **numbers: float) -> Row:
+    return replace(row, numbers={**row.numbers, **numbers})
+
+
+def test_every_row_is_a_column_or_has_a_reason(rows: dict[str, Row]) -> None:
+    runs, reasons = runs_of(tuple(rows.values()))
+    assert [run.row.id for run in runs] == [
+        "dense-a",
+        "dense-b",
+        "dense-c",
+        "moe-a",
+        "moe-b",
+        "too-big",
+    ]
+    by_id = {row.id: reasons.get(row.number, "") for row in rows.values()}
+    assert by_id["no-arch"] == "no arch_json, and Mystery is not known"
+    assert by_id["bad-json"] == """arch_json '{"hidden":' is not JSON"""
+    assert by_id["not-finite"] == "step_time_s 'inf' is not finite"
+    assert by_id["negative"] == "mbs '-1' is not a whole number from 1 on"
+    assert by_id["no-time"].startswith("neither step_time_s, tokens_per_sec_per_gpu")
+    assert by_id["no-device"] == "no device description is named 'Abacus'"
+    assert by_id["indivisible"] == "gbs 7 is no multiple of mbs 2 * dp 1"
+    assert by_id["degrees"] == "tp 3 * pp 1 * cp 1 does not divide num_gpus 8"
+
+
+def test_data_parallelism_is_what_the_devices_leave(rows: dict[str, Row]) -> None:
+    run = run_of(rows["dense-b"])
+    # 8 devices / (TP 2 * PP 2) = 2 replicas, 128 sequences / (2 * 1) = 64 micro-batches.
+    assert run.strategy.data == 2.0
+    assert run.strategy.num_microbatches == 64.0
+    assert run.counts == (16, 16)
+    assert "vpp" in run.assumed
+
+
+def test_seconds_come_from_what_was_printed(rows: dict[str, Row]) -> None:
+    assert run_of(rows["dense-a"]).measured_s == 14.0
+    # 128 * 8192 tokens / 8 devices / 9000 tokens per second and device.
+    assert run_of(rows["dense-b"]).measured_s == pytest.approx(128 * 8192 / 8 / 9000)
+
+
+def test_seconds_from_flop_count_the_full_square_of_attention(rows: dict[str, Row]) -> None:
+    # Weights of a layer that a token meets: attention 4096 * (4096 + 2 * 1024 + 4096), network
+    # 3 * 4096 * 14336; the head 4096 * 128256. Scores and values: 2 * 8192 * 32 * (128 + 128) FLOP.
+    layer = 2 * (4096 * (4096 + 2048 + 4096) + 3 * 4096 * 14336) + 2 * 8192 * 32 * 256
+    flop_per_token = 3 * (32 * layer + 2 * 4096 * 128256)
+    expected_s = flop_per_token * 128 * 8192 / 8 / 420e12
+    assert run_of(rows["dense-c"]).measured_s == pytest.approx(expected_s)
+
+
+def test_what_ran_out_of_memory_needs_no_time(rows: dict[str, Row]) -> None:
+    assert run_of(rows["too-big"]).measured_s is None
+
+
+def test_flags_of_a_known_recipe_are_taken_and_others_follow_the_majority(
+    rows: dict[str, Row],
+) -> None:
+    known, guessed = run_of(rows["moe-a"]), run_of(rows["moe-b"])
+    for run in (known, guessed):
+        assert run.strategy.is_hybridep == 1.0
+        assert run.strategy.partial_graph == 1.0
+    assert "dispatcher" not in known.assumed
+    assert {"ep", "dispatcher", "cuda_graph", "recompute"} <= set(guessed.assumed)
+    # A GB200 tray has 4 devices, and 4 divides both 8 ranks and 128 experts.
+    assert guessed.strategy.expert == 4.0
+
+
+def test_release_and_precision_choose_software_and_peak(rows: dict[str, Row]) -> None:
+    run = run_of(rows["moe-a"])
+    assert (run.family, run.release) == ("nemo", "26.04")
+    assert run.software is Software.MEGATRON_2026
+    assert run.precision is Precision.MXFP8
+    assert run.hardware.matmul_flop_per_s == run.device.flop_per_s["fp8"]
+
+
+def test_degrees_that_cannot_be_are_refused(rows: dict[str, Row]) -> None:
+    with pytest.raises(ValueError, match="ep 5 does not divide 128 experts"):
+        run_of(_with(rows["moe-a"], ep=5.0))
+    with pytest.raises(ValueError, match="ep 16 \\* etp 1 does not divide the 8 ranks"):
+        run_of(_with(rows["moe-a"], ep=16.0))
+    with pytest.raises(ValueError, match=r"64 stages \(pp \* vpp\) exceed 32 layers"):
+        run_of(_with(rows["dense-b"], vpp=32.0))
+
+
+def test_context_parallelism_fills_what_the_printed_degrees_leave(rows: dict[str, Row]) -> None:
+    run = run_of(_with(rows["dense-a"], dp=2.0))
+    assert run.strategy.context == 4.0
+    assert "cp" in run.assumed
+
+
+def test_columns_keep_the_order_of_the_runs(rows: dict[str, Row]) -> None:
+    runs, _ = runs_of(tuple(rows.values()))
+    batch = batch_of(runs)
+    assert batch.strategy.tensor.tolist() == [1.0, 2.0, 4.0, 1.0, 1.0, 8.0]  # type: ignore[union-attr]  # an array here
+    assert batch.stages.dense_SC.shape == (2, 6)
+    assert batch.stages.dense_SC[:, 1].tolist() == [16.0, 16.0]
+    assert batch.stages.head_SC[:, 1].tolist() == [0.0, 1.0]

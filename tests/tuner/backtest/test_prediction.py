@@ -1,0 +1,102 @@
+"""Predictions of a small table, whole."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.backtest.assumptions import with_recompute
+from tuner.backtest.columns import run_of
+from tuner.backtest.prediction import Knowledge, backtest, predictions
+from tuner.backtest.rows import Row, read_rows
+from tuner.costs.analytic.calibration import Band, Correction, Residuals, Where
+
+RUNS = Path(__file__).parent / "runs.csv"
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[Row, ...]:
+    return read_rows(RUNS)
+
+
+def _residuals(**factors: float) -> Residuals:
+    return Residuals(
+        origin="test",
+        data_sha256="",
+        rows=1,
+        groups=1,
+        stated_ratio=0.9,
+        covered_ratio=None,
+        corrections=(Correction(where=Where(generation="hopper"), factors=factors),),
+        bands=(
+            Band(where=Where(), low=0.5, high=2.0, groups=1, rows=1),
+            Band(where=Where(generation="hopper"), low=0.8, high=1.25, groups=1, rows=1),
+        ),
+    )
+
+
+def test_all_rows_are_counted_and_none_is_dropped(rows: tuple[Row, ...]) -> None:
+    found = backtest(rows, knowledge=Knowledge())
+    assert len(found.rows) == len(rows) == found.total.rows
+    assert found.total.predicted == 6
+    assert sum(row.reason is not None for row in found.rows) == 8
+    assert all((row.predicted is None) == (row.reason is not None) for row in found.rows)
+    assert found.moe_total.rows == 2
+    assert set(found.moe_only) == {"bridge"}
+    assert set(found.generations) == {"hopper", "blackwell"}
+
+
+def test_predictions_are_of_the_right_size(rows: tuple[Row, ...]) -> None:
+    found = backtest(rows, knowledge=Knowledge())
+    for row in found.rows:
+        if row.predicted is not None and row.measured is not None:
+            assert 0.4 < row.predicted / row.measured < 2.5
+
+
+def test_what_ran_out_of_memory_is_said_not_to_fit(rows: tuple[Row, ...]) -> None:
+    found = backtest(rows, knowledge=Knowledge())
+    (too_big,) = [row for row in found.rows if row.id == "too-big"]
+    assert too_big.fits is False
+    assert found.sources["lab"].false_fits == 0
+    assert found.total.false_misfits == 0
+
+
+def test_corrections_and_bands_hold_where_they_say(rows: tuple[Row, ...]) -> None:
+    plain = backtest(rows, knowledge=Knowledge()).rows
+    slower = backtest(rows, knowledge=Knowledge(usual=_residuals(matmul_ratio=0.5))).rows
+    for before, after in zip(plain, slower, strict=True):
+        if before.predicted is None or after.predicted is None or after.band is None:
+            continue
+        if "h100" in after.regime:
+            assert after.predicted > 1.2 * before.predicted
+            assert after.band[1] == pytest.approx(1.25 * after.predicted)
+        else:
+            assert after.predicted == before.predicted
+            assert after.band[1] == pytest.approx(2.0 * after.predicted)
+
+
+def test_a_profiles_residuals_hold_for_its_device_alone(rows: tuple[Row, ...]) -> None:
+    own = Knowledge(of_device={"h100-sxm": _residuals(matmul_ratio=0.5)})
+    plain = {row.id: row.predicted for row in backtest(rows, knowledge=Knowledge()).rows}
+    found = {row.id: row.predicted for row in backtest(rows, knowledge=own).rows}
+    assert found["moe-a"] == plain["moe-a"]
+    assert (found["dense-a"] or 0.0) > (plain["dense-a"] or math.inf)
+
+
+def test_unknown_recomputation_is_the_least_that_fits(rows: tuple[Row, ...]) -> None:
+    row = next(row for row in rows if row.id == "dense-c")
+    texts = {name: text for name, text in row.texts.items() if name != "recompute"}
+    # Four sequences of 64 Ki tokens in one micro-batch keep far more than 80 GiB.
+    numbers = {**row.numbers, "seq": 65536.0, "mbs": 4.0, "gbs": 8.0}
+    large = run_of(replace(row, texts=texts, numbers=numbers))
+    small = run_of(replace(row, texts=texts))
+    (kept, changed) = with_recompute((small, large))
+    assert kept.strategy.recompute_full == 0.0
+    assert changed.strategy.recompute_full == 1.0
+    assert "recompute" in changed.assumed
+
+
+def test_nothing_to_predict_is_nothing_predicted() -> None:
+    assert predictions((), knowledge=Knowledge()) == ()
+    assert backtest((), knowledge=Knowledge()).total.predicted == 0

@@ -1,0 +1,72 @@
+"""Backtest and calibrate as commands."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuner.cli import backtest, calibrate
+from tuner.errors import SpecError
+
+RUNS = Path(__file__).parents[1] / "backtest" / "runs.csv"
+
+
+def test_the_help_lists_every_column() -> None:
+    from tuner.backtest.layout import COLUMNS
+
+    listed = backtest.command.__doc__ or ""
+    assert all(f"\n{name}: " in listed for name in COLUMNS)
+
+
+def test_json_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    backtest.command(RUNS, uncalibrated=True, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    names = {
+        "rows",
+        "predicted",
+        "median_ape",
+        "mean_ape",
+        "p90_ape",
+        "bias",
+        "rank_correlation",
+        "choice_regret",
+        "false_fits",
+        "false_misfits",
+    }
+    for part in ("sources", "moe_only"):
+        assert found[part]
+        assert all(names <= set(errors) for errors in found[part].values())
+    assert len(found["rows"]) == 14
+    assert all({"id", "predicted", "measured", "reason"} <= set(row) for row in found["rows"])
+
+
+def test_text_names_what_was_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    backtest.command(RUNS, uncalibrated=True)
+    shown = capsys.readouterr().out
+    assert "models with experts" in shown
+    assert "no arch_json, and Mystery is not known" in shown
+
+
+def test_dropping_and_naming_residuals_at_once_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="give one of them"):
+        backtest.command(RUNS, profile=[tmp_path], uncalibrated=True)
+
+
+def test_a_calibration_is_written_and_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "fitted.json"
+    calibrate.command("datasheets", RUNS, out=out, as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert report["residuals"]["rows"] == 5
+    assert report["skipped"] == 9
+    backtest.command(RUNS, profile=[out], as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["residuals"].startswith("fitted to runs.csv: bridge, lab")
+
+
+def test_a_profile_that_is_none_is_one_error(tmp_path: Path) -> None:
+    from profilers.errors import ProfilerError
+
+    with pytest.raises((SpecError, ProfilerError)):
+        calibrate.command(str(tmp_path / "none"), RUNS, out=tmp_path / "out")
