@@ -1,7 +1,7 @@
 """NVIDIA's Blackwell devices: B200 and B300 in servers of 8, GB200 and GB300 in racks of 72.
 
 Tables for these print most peaks with structured sparsity; halved here, except fp4 of B300 and
-GB300, whose dense peak is printed beside and is three quarters of the sparse one, not a half.
+GB300, whose dense peak is printed beside and is three quarters of the sparse one or more, not half.
 """
 
 from typing import Final
@@ -12,6 +12,7 @@ from tuner.units import parse_bytes, parse_bytes_per_s
 _HGX: Final = "NVIDIA HGX Platform, specifications of HGX B300 and HGX B200 (NVIDIA, 2025)"
 _DGX_B200: Final = "NVIDIA DGX B200 datasheet (NVIDIA, 2024)"
 _DGX_B300: Final = "NVIDIA DGX B300 datasheet (NVIDIA, 2025)"
+_ULTRA: Final = "NVIDIA Blackwell Ultra datasheet, column HGX B300 (NVIDIA, 2025)"
 _GB200: Final = "NVIDIA GB200 NVL72, specifications (NVIDIA, 2024), per rack of 72"
 _GB300: Final = "NVIDIA GB300 NVL72, specifications (NVIDIA, 2025), per rack of 72"
 _QUERIED: Final = "as CUDA's device query prints on the device"
@@ -46,7 +47,7 @@ B300: Final = Datasheet(
     aliases=("B300", "B300-270GB", "NVIDIA B300 SXM6 AC", "NVIDIA B300", "DGX-B300", "HGX-B300"),
     generation=Generation.BLACKWELL,
     compute_units=148,
-    flop_per_s={"bf16": 2250e12, "fp8": 4500e12, "fp4": 13500e12, "tf32": 1125e12},
+    flop_per_s={"bf16": 2250e12, "fp8": 4500e12, "fp4": 14000e12, "tf32": 1125e12},
     memory_bytes=parse_bytes("268GiB"),
     memory_bytes_per_s=parse_bytes_per_s("8TB/s"),
     scale_up_bytes_per_s=parse_bytes_per_s("900GB/s"),
@@ -55,8 +56,7 @@ B300: Final = Datasheet(
     scale_out_bytes_per_s=parse_bytes_per_s("800Gbit/s"),
     host_bytes_per_s=parse_bytes_per_s("64GB/s"),
     sources={
-        "flop_per_s": f"{_HGX}: an eighth of the board; fp4 dense 108 PFLOP/s, others sparse and "
-        "halved",
+        "flop_per_s": f"{_ULTRA}: fp4 dense 14 PFLOP/s, others sparse and halved",
         "compute_units": f"148 SMs {_QUERIED}",
         "memory_bytes": f"{_HGX}: 2.1 TB of 8 GPUs; 275,040 MiB, as the driver prints",
         "memory_bytes_per_s": f"{_DGX_B300}: 8 TB/s",
