@@ -1,0 +1,177 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.costs.analytic.shapes import Strategies
+from tuner.simulate.pipeline import Pipeline, bound_s, play
+
+seconds = st.floats(0.05, 4.0)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn, chunks: int = 1) -> Pipeline:
+    devices = draw(st.integers(1, 6))
+    stages = devices * chunks
+    forward = draw(st.lists(seconds, min_size=stages, max_size=stages))
+    backward = draw(st.lists(seconds, min_size=stages, max_size=stages))
+    m = draw(st.integers(1, 10)) if chunks == 1 else devices * draw(st.integers(1, 4))
+    return Pipeline(
+        forward_s_S=tuple(forward),
+        backward_s_S=tuple(backward),
+        num_devices=devices,
+        num_microbatches=m,
+        send_s=draw(st.floats(0.0, 0.3)),
+    )
+
+
+def equal(devices: int, microbatches: int, *, chunks: int = 1, weight_s: float = 0.0) -> Pipeline:
+    stages = devices * chunks
+    return Pipeline(
+        forward_s_S=(1.0,) * stages,
+        backward_s_S=(2.0,) * stages,
+        weight_s_S=(weight_s,) * stages if weight_s else (),
+        num_devices=devices,
+        num_microbatches=microbatches,
+    )
+
+
+def bound(pipeline: Pipeline) -> float:
+    weight = np.array(pipeline.weight_s_S)[:, None] if pipeline.weight_s_S else None
+    strategies = Strategies(
+        sequence=1.0,
+        micro_batch=1.0,
+        num_microbatches=float(pipeline.num_microbatches),
+        pipeline=float(pipeline.num_devices),
+        virtual_pipeline=float(pipeline.stages_per_device),
+        zero_bubble=float(bool(pipeline.weight_s_S)),
+    )
+    found = bound_s(
+        np.array(pipeline.forward_s_S)[:, None],
+        np.array(pipeline.backward_s_S)[:, None],
+        strategies,
+        boundary_s=pipeline.send_s,
+        weight_s_SC=weight,
+    )
+    return float(np.asarray(found)[0])
+
+
+def devices_s(pipeline: Pipeline) -> list[float]:
+    pairs = zip(pipeline.forward_s_S, pipeline.backward_s_S, strict=True)
+    both = [forward + backward for forward, backward in pairs]
+    return [sum(both[d :: pipeline.num_devices]) for d in range(pipeline.num_devices)]
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(1, 5), (4, 8), (8, 16), (4, 2)])
+def test_equal_stages_take_m_plus_p_minus_one_slots(devices: int, microbatches: int) -> None:
+    played = play(equal(devices, microbatches))
+    assert played.step_s == pytest.approx(3.0 * (microbatches + devices - 1))
+    assert played.idle_s_P == pytest.approx((3.0 * (devices - 1),) * devices)
+
+
+def test_device_d_of_1f1b_holds_p_minus_d_micro_batches() -> None:
+    assert play(equal(4, 8)).most_held_P == (4, 3, 2, 1)
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_interleaving_divides_the_bubble_by_the_chunks(chunks: int) -> None:
+    # 8 micro-batches of 3 s on each of `chunks` stages, bubble 3 x 3 s of one chunk
+    played = play(equal(4, 8, chunks=chunks))
+    assert played.step_s == pytest.approx(3.0 * 8 * chunks + 3.0 * 3)
+    # Device 0 warms up 2 (p - 1) + (v - 1) p passes and holds one more.
+    assert played.most_held_P[0] == 2 * 3 + (chunks - 1) * 4 + 1
+
+
+def test_zero_bubble_leaves_forward_plus_backward_minus_weight_per_device() -> None:
+    # Passes of 1 s each: (p - 1) (F + B - W) = 3 s in place of 1F1B's 9 s, at its memory.
+    played = play(equal(4, 8, weight_s=1.0))
+    assert played.step_s == pytest.approx(3.0 * 8 + 3.0)
+    assert max(played.most_held_P) == 4
+
+
+def test_the_last_micro_batches_of_an_uneven_group_are_played_too() -> None:
+    played = play(equal(4, 6, chunks=2))
+    assert played.step_s >= 3.0 * 6 * 2 + 3.0 * 3
+
+
+def test_sending_delays_the_first_and_the_last_micro_batch() -> None:
+    one = Pipeline(
+        forward_s_S=(1.0, 1.0),
+        backward_s_S=(1.0, 1.0),
+        num_devices=2,
+        num_microbatches=1,
+        send_s=0.5,
+    )
+    assert play(one).step_s == pytest.approx(4.0 + 2 * 0.5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(pipelines())
+def test_nothing_played_as_1f1b_beats_the_bound_or_exceeds_the_ceiling(pipeline: Pipeline) -> None:
+    played_s = play(pipeline).step_s
+    assert bound(pipeline) <= played_s * (1 + 1e-9)
+    if pipeline.send_s == 0.0:
+        slot_s = max(pipeline.forward_s_S) + max(pipeline.backward_s_S)
+        ceiling_s = sum(devices_s(pipeline)) + (pipeline.num_microbatches - 1) * slot_s
+        assert played_s <= ceiling_s * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(pipelines(chunks=3))
+def test_nothing_interleaved_beats_the_bound(pipeline: Pipeline) -> None:
+    assert bound(pipeline) <= play(pipeline).step_s * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(pipelines(), st.floats(0.1, 0.9))
+def test_nothing_played_as_zero_bubble_beats_the_bound(base: Pipeline, share: float) -> None:
+    pipeline = Pipeline(
+        forward_s_S=base.forward_s_S,
+        backward_s_S=base.backward_s_S,
+        weight_s_S=tuple(share * value for value in base.backward_s_S),
+        num_devices=base.num_devices,
+        num_microbatches=base.num_microbatches,
+        send_s=base.send_s,
+    )
+    assert bound(pipeline) <= play(pipeline).step_s * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(pipelines(), st.floats(0.3, 4.0))
+def test_the_closed_form_holds_where_backward_is_in_proportion_to_forward(
+    base: Pipeline, factor: float
+) -> None:
+    pipeline = Pipeline(
+        forward_s_S=base.forward_s_S,
+        backward_s_S=tuple(factor * value for value in base.forward_s_S),
+        num_devices=base.num_devices,
+        num_microbatches=base.num_microbatches,
+    )
+    own = devices_s(pipeline)
+    closed_s = sum(own) + (pipeline.num_microbatches - 1) * max(own)
+    assert play(pipeline).step_s <= closed_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_the_bound_is_exact_for_equal_stages(chunks: int) -> None:
+    pipeline = equal(4, 8, chunks=chunks)
+    assert bound(pipeline) == pytest.approx(play(pipeline).step_s)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_devices": 3}, "spread evenly"),
+        ({"num_microbatches": 0}, "at least 1"),
+        ({"backward_s_S": (1.0,)}, "as many backward"),
+    ],
+)
+def test_refuses_what_is_no_pipeline(changes: dict[str, object], said: str) -> None:
+    given_fields: dict[str, object] = {
+        "forward_s_S": (1.0,) * 4,
+        "backward_s_S": (1.0,) * 4,
+        "num_devices": 4,
+        "num_microbatches": 2,
+    }
+    with pytest.raises(ValueError, match=said):
+        Pipeline(**{**given_fields, **changes})  # type: ignore[arg-type] # wrong on purpose

@@ -1,0 +1,1 @@
+"""Plays schedules through event by event, where a closed form only estimates."""

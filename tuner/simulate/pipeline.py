@@ -1,0 +1,268 @@
+"""Plays one step of a pipeline: every forward and backward pass of every micro-batch.
+
+Each device works off a fixed list of passes; a pass starts when the device is free and what it
+needs has arrived from the neighbouring stage. Sending takes `send_s` and occupies no device.
+Stage s runs on device s mod p.
+
+    1F1B         device d runs p - 1 - d forward passes, then one forward and one backward pass in
+                 turn, then the remaining backward passes (Narayanan et al., arXiv:2104.04473)
+    interleaved  the same over model chunks: micro-batches in groups of p, each group through every
+                 chunk of a device before the next; 2 (p - 1 - d) + (v - 1) p passes of warm-up
+                 (Megatron-Core, `get_schedule_table` in pipeline_parallel/schedules.py)
+    zero bubble  1F1B whose backward passes leave weight gradients for later: that of micro-batch j
+                 runs after the backward pass of micro-batch j + d, and one behind every backward
+                 pass of the end (ZB-H1 of Qi et al., arXiv:2401.10241)
+
+`bound_s` is what no such schedule beats: device d starts when the first micro-batch has passed the
+stages before it, works m D_d seconds, and what it did last still travels back through those stages.
+It equals the played time where all stages are alike.
+
+The closed form of tuner/costs/analytic/step.py, sum D + (m - 1) max D, lies between: it is never
+below a played 1F1B where backward passes are in proportion to forward passes, and always within
+sum D + (m - 1) (max F + max B), which no 1F1B exceeds. Both are found by trial over random stages
+(the tests repeat it), not proven.
+
+Letters: C columns, S stages in execution order, P devices; p devices, v stages on each, m
+micro-batches. Not covered: sends that block the sender, devices that differ in speed over time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tuner.costs.analytic.shapes import Grid, Numbers, Strategies
+from tuner.costs.analytic.step import per_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """One step of one candidate."""
+
+    forward_s_S: tuple[float, ...]
+    """Of one micro-batch on each stage."""
+    backward_s_S: tuple[float, ...]
+    """Of one micro-batch, weight gradients included."""
+    weight_s_S: tuple[float, ...] = ()
+    """Of a backward pass, what may be put off; empty: nothing is, the schedule is 1F1B."""
+    num_devices: int
+    num_microbatches: int
+    send_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        stages, devices = len(self.forward_s_S), self.num_devices
+        if len(self.backward_s_S) != stages or len(self.weight_s_S) not in (0, stages):
+            raise ValueError(f"{stages} stages need as many backward passes and weight gradients")
+        if devices < 1 or not stages or stages % devices:
+            raise ValueError(f"{stages} stages do not spread evenly over {devices} devices")
+        if self.num_microbatches < 1:
+            raise ValueError(f"num_microbatches {self.num_microbatches} must be at least 1")
+        if self.weight_s_S and stages != devices:
+            raise ValueError("a zero-bubble schedule has one stage per device")
+
+    @property
+    def stages_per_device(self) -> int:
+        """The v of the schedule."""
+        return len(self.forward_s_S) // self.num_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What came of it."""
+
+    step_s: float
+    """Until the last device is done."""
+    idle_s_P: tuple[float, ...]
+    """Of `step_s`, in which each device waits."""
+    most_held_P: tuple[int, ...]
+    """Most passes whose activations a device holds at once, counted in stages x micro-batches."""
+
+
+class _Pass(NamedTuple):
+    kind: int
+    stage: int
+    microbatch: int
+
+
+FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+
+
+def play(pipeline: Pipeline) -> Played:
+    """Run the schedule that fits: zero bubble with `weight_s_S`, else 1F1B or interleaved."""
+    orders = [_order(pipeline, device) for device in range(pipeline.num_devices)]
+    ends = _ends(pipeline, orders)
+    step_s = max(ends)
+    return Played(
+        step_s=step_s,
+        idle_s_P=tuple(step_s - _work_s(pipeline, device) for device in range(len(orders))),
+        most_held_P=tuple(_most_held(order, last=_last_kind(pipeline)) for order in orders),
+    )
+
+
+def _order(pipeline: Pipeline, device: int) -> list[_Pass]:
+    if pipeline.stages_per_device > 1:
+        return _interleaved(pipeline, device)
+    if pipeline.weight_s_S:
+        return _zero_bubble(pipeline, device)
+    return _one_forward_one_backward(pipeline, device)
+
+
+def _one_forward_one_backward(pipeline: Pipeline, device: int) -> list[_Pass]:
+    m = pipeline.num_microbatches
+    warm = min(m, pipeline.num_devices - 1 - device)
+    order = [_Pass(FORWARD, device, j) for j in range(warm)]
+    for j in range(m - warm):
+        order += [_Pass(FORWARD, device, warm + j), _Pass(BACKWARD, device, j)]
+    return order + [_Pass(BACKWARD, device, j) for j in range(m - warm, m)]
+
+
+def _zero_bubble(pipeline: Pipeline, device: int) -> list[_Pass]:
+    m = pipeline.num_microbatches
+    last_forward = m - 1
+    order: list[_Pass] = []
+    weights, forwards = 0, 0
+    for done in _one_forward_one_backward(pipeline, device):
+        order.append(done)
+        forwards += done.kind == FORWARD
+        if done.kind == BACKWARD:
+            is_end = forwards > last_forward
+            if weights <= done.microbatch - (0 if is_end else device):
+                order.append(_Pass(WEIGHT, device, weights))
+                weights += 1
+    return order + [_Pass(WEIGHT, device, j) for j in range(weights, m)]
+
+
+def _interleaved(pipeline: Pipeline, device: int) -> list[_Pass]:
+    p, v, m = pipeline.num_devices, pipeline.stages_per_device, pipeline.num_microbatches
+    table = [
+        (chunk, j)
+        for first in range(0, m, p)
+        for chunk in range(v)
+        for j in range(first, min(first + p, m))
+    ]
+    total = m * v
+    warm = min(total, 2 * (p - 1 - device) + (v - 1) * p)
+    forwards = [_Pass(FORWARD, chunk * p + device, j) for chunk, j in table]
+    backwards = [_Pass(BACKWARD, (v - 1 - chunk) * p + device, j) for chunk, j in table]
+    order = forwards[:warm]
+    for index in range(total - warm):
+        order += [forwards[warm + index], backwards[index]]
+    return order + backwards[total - warm :]
+
+
+def _ends(pipeline: Pipeline, orders: Sequence[Sequence[_Pass]]) -> list[float]:
+    """Play all lists; return when each device is done."""
+    stages, m, p = len(pipeline.forward_s_S), pipeline.num_microbatches, pipeline.num_devices
+    seconds = _seconds(pipeline)
+    done_s = [[[-1.0] * m for _ in range(stages)] for _ in range(3)]
+    free_s, place = [0.0] * p, [0] * p
+    send_s = pipeline.send_s if p > 1 else 0.0
+    waiting = list(range(p))
+    while waiting:
+        moved = False
+        for device in waiting:
+            order, now, at = orders[device], free_s[device], place[device]
+            while at < len(order):
+                kind, stage, j = order[at]
+                ready = _ready_s(done_s, kind, stage, j, last=stages - 1, send_s=send_s)
+                if ready < 0.0:
+                    break
+                now = (now if now > ready else ready) + seconds[kind][stage]
+                done_s[kind][stage][j] = now
+                at += 1
+            moved = moved or at > place[device]
+            free_s[device], place[device] = now, at
+        if not moved:
+            raise ValueError("the schedule waits for itself; num_microbatches is too uneven")
+        waiting = [device for device in waiting if place[device] < len(orders[device])]
+    return free_s
+
+
+def _ready_s(
+    done_s: list[list[list[float]]],
+    kind: int,
+    stage: int,
+    microbatch: int,
+    *,
+    last: int,
+    send_s: float,
+) -> float:
+    """Return when a pass has what it needs, negative while that is not known."""
+    if kind == FORWARD:
+        if stage == 0:
+            return 0.0
+        needed = done_s[FORWARD][stage - 1][microbatch]
+        return needed + send_s if needed >= 0.0 else -1.0
+    if kind == WEIGHT:
+        return done_s[BACKWARD][stage][microbatch]
+    if stage == last:
+        return done_s[FORWARD][stage][microbatch]
+    needed = done_s[BACKWARD][stage + 1][microbatch]
+    return needed + send_s if needed >= 0.0 else -1.0
+
+
+def _seconds(pipeline: Pipeline) -> tuple[tuple[float, ...], ...]:
+    weight = pipeline.weight_s_S or (0.0,) * len(pipeline.forward_s_S)
+    backward = tuple(
+        both - later for both, later in zip(pipeline.backward_s_S, weight, strict=True)
+    )
+    return pipeline.forward_s_S, backward, weight
+
+
+def _work_s(pipeline: Pipeline, device: int) -> float:
+    own = slice(device, None, pipeline.num_devices)
+    once = sum(pipeline.forward_s_S[own]) + sum(pipeline.backward_s_S[own])
+    return once * pipeline.num_microbatches
+
+
+def _last_kind(pipeline: Pipeline) -> int:
+    return WEIGHT if pipeline.weight_s_S else BACKWARD
+
+
+def _most_held(order: Sequence[_Pass], *, last: int) -> int:
+    held = most = 0
+    for done in order:
+        held += (done.kind == FORWARD) - (done.kind == last)
+        most = max(most, held)
+    return most
+
+
+def bound_s(
+    forward_s_SC: Grid,
+    backward_s_SC: Grid,
+    strategies: Strategies,
+    *,
+    boundary_s: Numbers = 0.0,
+    weight_s_SC: Grid | None = None,
+) -> Numbers:
+    """Return seconds that no schedule of these stages beats, per column.
+
+    For device d, with F and B the passes of the stages 0 to d - 1 that lie before it:
+
+        sum F + m D_d + sum B + 2 d send                                  1F1B, interleaved
+        sum F + m (D_d - W_d) + max(m W_d, sum (B - W)) + ...             zero bubble
+
+    as weight gradients may run while the last micro-batch travels back.
+    """
+    s = strategies
+    devices_PC = per_device(forward_s_SC + backward_s_SC, s)
+    num_devices = devices_PC.shape[0]
+    exists_PC = np.arange(num_devices)[:, None] < np.asarray(s.pipeline)
+    sent_PC = np.arange(num_devices)[:, None] * np.asarray(boundary_s)
+    forth_PC = _before(forward_s_SC, num_devices) + sent_PC
+    back_PC = _before(backward_s_SC, num_devices) + sent_PC
+    whole_PC = forth_PC + s.num_microbatches * devices_PC + back_PC
+    if weight_s_SC is not None:
+        later_PC = s.num_microbatches * per_device(weight_s_SC, s)
+        left_PC = back_PC - _before(weight_s_SC, num_devices)
+        filled_PC = forth_PC + s.num_microbatches * devices_PC + np.maximum(left_PC - later_PC, 0.0)
+        whole_PC = np.where(np.greater(s.zero_bubble, 0.0), filled_PC, whole_PC)
+    longest: Numbers = np.where(exists_PC, whole_PC, 0.0).max(axis=0)
+    return longest
+
+
+def _before(stage_SC: Grid, num_devices: int) -> Grid:
+    """Sum of the stages 0 to d - 1, for every device d."""
+    first = stage_SC[:num_devices]
+    return np.cumsum(first, axis=0) - first
