@@ -22,6 +22,7 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.faults.forecast import Run, forecast
 from tuner.faults.reliability import Jobs
+from tuner.simulate.pipeline import Pipeline, play
 from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
 from tuner.spec.model import Attention, ModelSpec
@@ -234,6 +235,32 @@ def test_the_bubble_is_p_minus_1_over_v_m(ranks: int, chunks: int, microbatches:
     assert np.asarray(price.bubble_s).tolist() == pytest.approx(
         [ideal_s * (ranks - 1) / (chunks * microbatches)]
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "chunks", "microbatches"), [(4, 1, 8), (8, 1, 32), (4, 2, 8), (8, 4, 16)]
+)
+def test_a_played_pipeline_has_the_published_bubble_and_activations(
+    ranks: int, chunks: int, microbatches: int
+) -> None:
+    stages = ranks * chunks
+    played = play(
+        Pipeline(
+            forward_s_S=(1.0,) * stages,
+            backward_s_S=(2.0,) * stages,
+            num_devices=ranks,
+            num_microbatches=microbatches,
+        )
+    )
+    # 2104.04473, section 2.2: every device idles (p - 1) / (v m) of its ideal compute.
+    ideal_s = microbatches * chunks * 3.0
+    assert played.idle_s_P == pytest.approx(
+        [ideal_s * (ranks - 1) / (chunks * microbatches)] * ranks
+    )
+    # 2205.05198, section 4.2.3: the first device holds every layer once, p micro-batches of l / p,
+    # and interleaved 1 + (p - 1) / (p v) times as much.
+    times = 1.0 if chunks == 1 else 1.0 + (ranks - 1) / (ranks * chunks)
+    assert played.most_held_P[0] == pytest.approx(stages * times)
 
 
 def _a100s() -> Hardware:
