@@ -57,7 +57,7 @@ _STARTING: Final = re.compile(r"Collective test starting: (\w+?)_perf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
+class Rank:
     """One line of the list of devices."""
 
     rank: int
@@ -67,12 +67,13 @@ class _Rank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Log:
+class Log:
     """One file."""
 
     path: Path
-    ranks: tuple[_Rank, ...]
+    ranks: tuple[Rank, ...]
     nccl: str
+    """`NCCL` and its version; empty where the file does not say it."""
     rows: tuple[Measurement, ...]
 
 
@@ -85,7 +86,7 @@ def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Impo
     """
     if path is None:
         raise ProfileUnreadableError("nccl-tests needs a path: a file of its output, or a folder")
-    logs = [_log(file, options.get("collective")) for file in _files(path)]
+    logs = read_logs(path, collective=options.get("collective"))
     rows: dict[str, Measurement] = {}
     for row in itertools.chain.from_iterable(log.rows for log in logs):
         rows.setdefault(row.case.id, row)
@@ -104,6 +105,16 @@ def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Impo
     return Imported(profile=Profile(header=header, measurements=tuple(rows.values())), left_out=())
 
 
+def read_logs(path: Path, *, collective: str | None = None) -> list[Log]:
+    """Read one file, or every text file of a folder, each by itself.
+
+    Raises:
+        UnknownNameError: a collective is named neither by its file nor here.
+        ProfileUnreadableError: a file is missing, too large, or not such output.
+    """
+    return [_log(file, collective) for file in _files(path)]
+
+
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -115,7 +126,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _log(path: Path, named: str | None) -> _Log:
+def _log(path: Path, named: str | None) -> Log:
     try:
         if not path.is_file() or path.stat().st_size > MAX_TEXT_BYTES:
             raise ProfileUnreadableError(
@@ -134,15 +145,15 @@ def _log(path: Path, named: str | None) -> _Log:
         raise ProfileUnreadableError(f"{path}: holds no row of sizes and times")
     library = _LIBRARY.search(text)
     nccl = _version(int(library.group(1)[:9])) if library else ""
-    return _Log(path=path, ranks=ranks, nccl=nccl, rows=rows)
+    return Log(path=path, ranks=ranks, nccl=nccl, rows=rows)
 
 
-def _ranks(text: str) -> Iterator[_Rank]:
+def _ranks(text: str) -> Iterator[Rank]:
     for line in text.splitlines():
         found = _RANK.match(line[:500])
         if found:
             rank, group, host, device = found.groups()
-            yield _Rank(rank=int(rank), group=int(group or 0), host=host, device=device.strip())
+            yield Rank(rank=int(rank), group=int(group or 0), host=host, device=device.strip())
 
 
 def _collective(text: str, path: Path, named: str | None) -> str:
@@ -156,7 +167,7 @@ def _collective(text: str, path: Path, named: str | None) -> str:
     return COLLECTIVES[name]
 
 
-def _shape(path: Path, ranks: Sequence[_Rank]) -> tuple[int, int, int]:
+def _shape(path: Path, ranks: Sequence[Rank]) -> tuple[int, int, int]:
     """Ranks of a group, how far they are apart, and ranks in all."""
     first = sorted(rank.rank for rank in ranks if rank.group == ranks[0].group)
     apart = {right - left for left, right in itertools.pairwise(first)} or {1}
@@ -210,7 +221,7 @@ def _version(code: int) -> str:
     return f"NCCL {code // 10_000}.{code % 10_000 // 100}.{code % 100}"
 
 
-def _machine(logs: Sequence[_Log]) -> Machine:
+def _machine(logs: Sequence[Log]) -> Machine:
     """What the files say together; memory, cores and driver are not among it and stay 0."""
     devices = sorted({rank.device for log in logs for rank in log.ranks})
     if len(devices) > 1:

@@ -219,9 +219,7 @@ def test_a_device_named_in_short_is_the_same(systems: Path, write: Write) -> Non
     assert len(imported(systems).left_out) == 1
 
 
-def test_settings_that_lie_beside_the_systems_are_passed_over(
-    systems: Path, write: Write
-) -> None:
+def test_settings_that_lie_beside_the_systems_are_passed_over(systems: Path, write: Write) -> None:
     write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
     (systems / "defaults.yaml").write_text("- one\n- two\n")
     assert only(imported(systems)).case.operation == "gemm"

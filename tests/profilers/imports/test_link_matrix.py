@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profilers.errors import ProfileUnreadableError
+from profilers.imports.link_matrix import read_link_matrix
+
+
+def run(folder: Path, hosts: tuple[str, ...], *, time_us: float, name: str = "sendrecv") -> None:
+    ranks = "\n".join(
+        f"#  Rank {rank:2d} Group  0 Pid {rank + 7} on {host} device  0 [0000:01:00] NVIDIA H100"
+        for rank, host in enumerate(hosts)
+    )
+    (folder / f"{'-'.join(hosts)}.txt").write_text(
+        f"# Collective test starting: {name}_perf\n{ranks}\n"
+        f" 1000 250 float sum -1 {time_us:.2f} 0 0 0 {time_us:.2f} 0 0 0\n"
+        f" 4000 1000 float sum -1 {2 * time_us:.2f} 0 0 0 {2 * time_us:.2f} 0 0 0\n"
+    )
+
+
+def test_every_pair_has_the_best_of_its_sizes(tmp_path: Path) -> None:
+    run(tmp_path, ("a", "b"), time_us=1.0)
+    run(tmp_path, ("c", "a"), time_us=2.0)
+    run(tmp_path, ("b", "c"), time_us=4.0)
+    found = read_link_matrix(tmp_path)
+    assert found.nodes == ("a", "b", "c")
+    # 4000 bytes in 2, 4 and 8 microseconds
+    expected = [[np.inf, 2e9, 1e9], [2e9, np.inf, 5e8], [1e9, 5e8, np.inf]]
+    assert found.bytes_per_s_NN.ravel() == pytest.approx(np.ravel(expected))
+
+
+def test_half_of_an_all_to_all_crosses(tmp_path: Path) -> None:
+    run(tmp_path, ("a", "a", "a", "a", "b", "b", "b", "b"), time_us=1.0, name="alltoall")
+    # 4 ranks send 4000 bytes each, half of it to the other node, in 2 microseconds.
+    assert read_link_matrix(tmp_path).bytes_per_s_NN[0, 1] == pytest.approx(4e9)
+
+
+def test_a_pair_that_was_not_tested_is_named(tmp_path: Path) -> None:
+    run(tmp_path, ("a", "b"), time_us=1.0)
+    run(tmp_path, ("a", "c"), time_us=1.0)
+    with pytest.raises(ProfileUnreadableError, match="no test of the nodes b and c"):
+        read_link_matrix(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name", "complaint"),
+    [
+        (("a", "b", "c"), "sendrecv", "a test of a pair has two nodes with equal ranks"),
+        (("a", "a", "b"), "alltoall", "a test of a pair has two nodes with equal ranks"),
+        (("a", "a", "b", "b"), "sendrecv", "send_recv of 2 ranks per node says nothing"),
+        (("a", "b"), "all_reduce", "all_reduce of 1 ranks per node says nothing"),
+    ],
+)
+def test_a_run_that_is_no_test_of_a_pair_is_refused(
+    tmp_path: Path, hosts: tuple[str, ...], name: str, complaint: str
+) -> None:
+    run(tmp_path, hosts, time_us=1.0, name=name)
+    with pytest.raises(ProfileUnreadableError, match=complaint):
+        read_link_matrix(tmp_path)
