@@ -90,7 +90,7 @@ class Constants:
     full_graph_ratio: Numbers = 0.01
     """Launches that a graph of the whole step leaves. [T]"""
     scale_up_ratio: Numbers = 0.75
-    """Share of the scale-up bandwidth that a ring reaches. [P] NCCL tests, 8 A100: 227 of 300 GB/s"""
+    """Share of the scale-up bandwidth that a ring reaches. [P] NCCL tests, 8 A100: 227 of 300."""
     scale_out_ratio: Numbers = 0.85
     """Share of the cards' bandwidth that a ring reaches. [P] NCCL tests between nodes"""
     all_to_all_ratio: Numbers = 0.9

@@ -7,18 +7,18 @@ the pipeline and v stages on each,
     pipeline = (m - 1/v) max_d D_d + (1/v) sum_d D_d + boundaries
 
 as in solvers/layout/problem.py; the second part is the first micro-batch's way to the slowest
-device and the last one's way back. A zero-bubble schedule (Qi et al., arXiv:2401.10241, ZB-H1) fills
-two of the three parts of a weight gradient's time into that way: every other device counts
-D_d - 2 W_d. Boundaries: c seconds per crossing delay the first and last micro-batch by 2 (p - 1) c; with one
-stage per device the 1F1B schedule has only p - d micro-batches in flight on device d, so that every
-further micro-batch waits 2 c (p - 1)/p as well; interleaved schedules hide that.
+device and the last one's way back. A zero-bubble schedule (Qi et al., arXiv:2401.10241, ZB-H1)
+fills weight gradients into that way, where every other device then counts D_d - 2 W_d. Boundaries:
+c seconds per crossing delay the first and last micro-batch by 2 (p - 1) c; with one stage per
+device the 1F1B schedule has only p - d micro-batches in flight on device d, so that every further
+micro-batch waits 2 c (p - 1)/p as well; interleaved schedules hide that.
 
 Once a step: gradient sums over data and context ranks and parameter gathers, beside the backward
 and forward pass of one micro-batch (what does not fit is visible, and of the rest a share), the
-optimizer over the local shard, and a fixed cost. ZeRO-3 (FSDP) instead gathers every layer's weights
-in both passes of every micro-batch and sums its gradients there; ZeRO-2 only the latter. In a
-pipeline, where the weights of a stage would be fetched for each of many micro-batches, engines keep
-them gathered and sum once a step, as ZeRO-1 does (torchtitan, parallelize_llama.py:
+optimizer over the local shard, and a fixed cost. ZeRO-3 (FSDP) instead gathers every layer's
+weights in both passes of every micro-batch and sums its gradients there; ZeRO-2 only the latter.
+In a pipeline, where the weights of a stage would be fetched for each of many micro-batches, engines
+keep them gathered and sum once a step, as ZeRO-1 does (torchtitan, parallelize_llama.py:
 `reshard_after_forward` is off with pipelines).
 
 Letters: C columns, S stages in execution order, P devices of a pipeline. Stage s runs on device
@@ -29,6 +29,7 @@ Not covered: the first steps, data loading that does not keep up, checkpoints (t
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,7 @@ from tuner.costs.analytic.links import (
     groups,
     send_s,
 )
+from tuner.costs.analytic.parts import is_any
 from tuner.costs.analytic.prices import StepPrice
 from tuner.costs.analytic.shapes import Grid, Hardware, ModelShape, Numbers, Stages, Strategies
 from tuner.costs.analytic.units import KINDS, LayerCost, UnitCosts, unit_costs
@@ -88,8 +90,8 @@ def assemble(
         groups=groups(strategies, hardware, order=order),
     )
     s = strategies
-    units = _sharded(asked, units) if _any(np.greater(s.zero_stage, 1.0)) else units
-    units = _offloaded(asked, units) if _any(s.activation_offload) else units
+    units = _sharded(asked, units) if is_any(np.greater(s.zero_stage, 1.0)) else units
+    units = _offloaded(asked, units) if is_any(s.activation_offload) else units
     forward_SC = _per_stage(units, stages, "forward_s") + _load(stages, s, units.load_forward_s)
     backward_SC = _per_stage(units, stages, "backward_s") + _load(stages, s, units.load_backward_s)
     devices_PC = per_device(forward_SC + backward_SC, s)
@@ -165,7 +167,7 @@ def _per_stage(units: UnitCosts, stages: Stages, name: str) -> Grid:
     total: Grid = np.zeros((1, 1))
     for kind, count_SC in _counts(stages).items():
         value = getattr(getattr(units, kind), name)
-        if _any(value) and count_SC.any():
+        if is_any(value) and count_SC.any():
             total = total + count_SC * value
     return total
 
@@ -191,7 +193,7 @@ def _pipeline_s(
     v, p = s.virtual_pipeline, s.pipeline
     slowest_s = devices_PC.max(axis=0)
     way_s = devices_PC.sum(axis=0) - slowest_s
-    if _any(s.zero_bubble):
+    if is_any(s.zero_bubble):
         weights_PC = per_device(
             np.broadcast_to(_per_stage(units, stages, "weight_s"), _shape(stages, devices_PC)), s
         )
@@ -204,7 +206,8 @@ def _pipeline_s(
     visible_s = boundary_s * asked.constants.boundary_exposed_ratio
     crossings = 2.0 * (p - 1.0)
     each = np.where(np.equal(v, 1.0), crossings / p * (s.num_microbatches - 1.0), 0.0)
-    return s.num_microbatches * slowest_s + way_s / v + (crossings + each) * visible_s
+    total: Numbers = s.num_microbatches * slowest_s + way_s / v + (crossings + each) * visible_s
+    return total
 
 
 def _shape(stages: Stages, devices_PC: Grid) -> tuple[int, int]:
@@ -219,12 +222,12 @@ def _once_s(
     dense_P = per_device(np.broadcast_to(_per_stage(units, stages, "parameters"), shape), s)
     dense = dense_P.max(axis=0)
     experts: Numbers = 0.0
-    if _any(units.moe.expert_parameters):
+    if is_any(units.moe.expert_parameters):
         held = np.broadcast_to(_per_stage(units, stages, "expert_parameters"), shape)
         experts = per_device(held, s).max(axis=0)
     sums_s = _sums_s(asked, dense, asked.groups.shared)
     gathers_s = _gathers_s(asked, dense, asked.groups.shared)
-    if _any(experts):
+    if is_any(experts):
         sums_s = sums_s + _sums_s(asked, experts, asked.groups.expert_data)
         gathers_s = gathers_s + _gathers_s(asked, experts, asked.groups.expert_data)
     backward_s = per_device(backward_SC, s).max(axis=0)
@@ -238,7 +241,8 @@ def _once_s(
     local = local + np.where(sharded, experts / asked.groups.expert_data.ranks, experts)
     on_device = own.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
     on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
-    return visible_s + local * (on_device + on_host) + own.step_fixed_s
+    total: Numbers = visible_s + local * (on_device + on_host) + own.step_fixed_s
+    return total
 
 
 def _visible_s(moved_s: Numbers, beside_s: Numbers, overlaps: Numbers, exposed: Numbers) -> Numbers:
@@ -291,7 +295,7 @@ def _sharded_layer(asked: _Asked, cost: LayerCost) -> LayerCost:
     sum_s = sum_s + all_reduce_s(
         cost.parameters * s.gradient_bytes / shards, replicas, machine, own
     )
-    if _any(cost.expert_parameters):
+    if is_any(cost.expert_parameters):
         group = asked.groups.expert_data
         gather_s = gather_s + all_gather_s(
             cost.expert_parameters * weight_bytes, group, machine, own
@@ -333,7 +337,8 @@ def _mapped(
     *,
     kinds: tuple[str, ...] = KINDS,
 ) -> UnitCosts:
-    return replace(units, **{kind: change(getattr(units, kind)) for kind in kinds})
+    changed: dict[str, Any] = {kind: change(getattr(units, kind)) for kind in kinds}
+    return replace(units, **changed)
 
 
 def _with_passes(cost: LayerCost, *, forward_s: Numbers, backward_s: Numbers) -> LayerCost:
@@ -351,7 +356,3 @@ def _parts(units: UnitCosts, stages: Stages, strategies: Strategies) -> dict[str
             totals[name] = totals[name] + count * getattr(cost, name)
     share = strategies.num_microbatches / strategies.pipeline
     return {name: total * share for name, total in totals.items()}
-
-
-def _any(values: Numbers) -> bool:
-    return bool(np.any(np.asarray(values) > 0.0))

@@ -25,19 +25,13 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.blocks import (
-    Block,
-    Setting,
-    attention_block,
-    dense_block,
-    embedding_block,
-    head_block,
-    joining_block,
-    moe_blocks,
-)
+from tuner.costs.analytic.attention import attention_block
+from tuner.costs.analytic.blocks import dense_block, embedding_block, head_block, joining_block
 from tuner.costs.analytic.constants import Constants
+from tuner.costs.analytic.experts import moe_blocks
 from tuner.costs.analytic.kernels import DatasheetKernels, Kernels
 from tuner.costs.analytic.links import MEGATRON_ORDER, groups
+from tuner.costs.analytic.parts import Block, Setting, is_any
 from tuner.costs.analytic.shapes import Hardware, ModelShape, Numbers, Strategies, taken
 
 SMOOTHNESS = 4.0
@@ -116,15 +110,16 @@ def unit_costs(
         groups=groups(strategies, hardware, order=order),
     )
     attention = attention_block(setting)
-    has_moe = _any(model.moe_layers)
+    has_moe = is_any(model.moe_layers)
     dense = _layer(setting, attention + dense_block(setting))
     head = _end(setting, head_block(setting))
-    moe, slopes = dense, (0.0, 0.0)
+    moe = dense
+    slopes: tuple[Numbers, Numbers] = (0.0, 0.0)
     if has_moe:
         fixed, routed = moe_blocks(setting)
         moe, slopes = _moe_layer(setting, attention + fixed, routed)
     mtp = LayerCost()
-    if _any(model.mtp_layers):
+    if is_any(model.mtp_layers):
         joined = _layer(setting, joining_block(setting))
         mtp = _sum(_where(np.greater(model.moe_layers, 0.0), moe, dense), joined, head)
     counted = _counted_parameters(model, strategies)
@@ -257,7 +252,3 @@ def _where(condition: npt.NDArray[np.bool_], yes: LayerCost, no: LayerCost) -> L
             for field in fields(LayerCost)
         }
     )
-
-
-def _any(values: Numbers) -> bool:
-    return bool(np.any(np.asarray(values) > 0.0))

@@ -1,0 +1,156 @@
+"""Seconds of attention: projections, scores and values, exchange over context-parallel ranks.
+
+    b s        sequences of the micro-batch, tokens of one     a, g  query and key-value heads
+    T          tokens of one tensor-parallel group, b s / CP   d     width of a head
+    e          bytes of an element
+
+Flash attention computes the unmasked pairs alone and keeps no scores. Without it, as Megatron did
+until 2022, two batched products cover all pairs and 9 (forward) and 13 (backward) bytes per score
+move for mask, softmax and dropout. Attention stays in bf16 under every recipe. Rotation moves
+2 e (a + g) d bytes per token. Keys and values of other context-parallel ranks pass by in a ring
+beside the computation.
+
+Not covered: exchange by all-to-all over heads (Ulysses), attention biases.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tuner.costs.analytic.links import all_gather_s
+from tuner.costs.analytic.parts import (
+    BACKWARD_BYTES,
+    Block,
+    Setting,
+    around,
+    chosen,
+    is_any,
+    product,
+)
+from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
+
+
+def attention_block(setting: Setting) -> Block:
+    """Norm, projections, attention over the sequence, output projection, residual addition."""
+    projections = _mla_projections(setting) if is_any(setting.model.is_mla) else None
+    grouped = _gqa_projections(setting)
+    if projections is not None:
+        is_mla = np.greater(setting.model.is_mla, 0.0)
+        grouped = chosen(is_mla, projections, grouped)
+    core = _attention_core(setting)
+    return grouped + core + around(setting, overlapped=True)
+
+
+def _gqa_projections(setting: Setting) -> Block:
+    m, s = setting.model, setting.strategies
+    # With fewer key-value heads than tensor ranks, every rank still computes one.
+    kv_heads = np.maximum(m.kv_heads / s.tensor, 1.0)
+    wide = m.heads / s.tensor * m.head_dim + kv_heads * (m.head_dim + m.value_dim)
+    inputs = product(setting, s.tokens, wide, m.hidden)
+    outputs = product(setting, s.tokens, m.hidden, m.heads / s.tensor * m.value_dim)
+    # Rotation, or with learned positions the split of queries, keys and values.
+    turned = 2.0 * s.element_bytes * s.tokens * (m.heads / s.tensor + kv_heads) * m.head_dim
+    turn_s = setting.kernels.memory_bound_s(turned)
+    return inputs + outputs + Block(forward_s=turn_s, backward_s=turn_s)
+
+
+def _mla_projections(setting: Setting) -> Block:
+    m, s = setting.model, setting.strategies
+    heads = m.heads / s.tensor
+    rows = s.tokens
+    down_rows = rows * setting.norm_share
+    has_rank = np.greater(m.q_lora_rank, 0.0)
+    queries_in = np.where(has_rank, m.q_lora_rank, m.hidden)
+    down_q = product(setting, down_rows, np.maximum(m.q_lora_rank, 1.0), m.hidden)
+    down_q = chosen(has_rank, down_q, Block())
+    down_kv = product(setting, down_rows, m.kv_lora_rank + m.rope_dim, m.hidden)
+    nope = m.head_dim - m.rope_dim
+    up_q = product(setting, rows, heads * m.head_dim, queries_in)
+    up_kv = product(setting, rows, heads * (nope + m.value_dim), np.maximum(m.kv_lora_rank, 1.0))
+    outputs = product(setting, rows, m.hidden, heads * m.value_dim)
+    # Norms of the latents, rotation and concatenation of queries, keys and values.
+    moved = 2.0 * s.element_bytes * rows * (heads * (2.0 * m.head_dim + m.value_dim))
+    moved = moved + 2.0 * s.element_bytes * down_rows * (m.q_lora_rank + m.kv_lora_rank)
+    turn_s = setting.kernels.memory_bound_s(moved)
+    turned = Block(forward_s=turn_s, backward_s=BACKWARD_BYTES * turn_s)
+    again_s = s.recompute_mla_up_proj * (up_q.forward_s + up_kv.forward_s + turn_s)
+    block = down_q + down_kv + up_q + up_kv + outputs + turned
+    return replace(block, again_s=again_s)
+
+
+def _attention_core(setting: Setting) -> Block:
+    m, s, own = setting.model, setting.strategies, setting.constants
+    heads = m.heads / s.tensor
+    sequences = s.micro_batch
+    pairs = sequences * _mean_pairs(m, s) / s.context
+    shape = {"heads": heads, "key_dim": m.head_dim, "value_dim": m.value_dim}
+    # Windows of a few tiles and attention sinks leave the kernels' fast path.
+    slower = np.where(
+        np.greater(m.has_sinks, 0.0) | np.greater(m.window, 0.0), 1.0 / own.sink_ratio, 1.0
+    )
+    forward_s = slower * setting.kernels.attention_s(pairs, **shape)
+    backward_s = slower * setting.kernels.attention_backward_s(pairs, **shape)
+    more: Numbers = 0.0
+    if not np.all(np.greater(s.has_flash_attention, 0.0)):
+        plain = _plain_attention(setting)
+        has_flash = np.greater(s.has_flash_attention, 0.0)
+        more = np.where(has_flash, 0.0, plain.launches)
+        forward_s = np.where(has_flash, forward_s, plain.forward_s)
+        backward_s = np.where(has_flash, backward_s, plain.backward_s)
+    exchange_s = _ring_s(setting)
+    exposed = own.context_exposed_ratio
+    return Block(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        again_s=s.recompute_core_attention * forward_s,
+        context_s=_visible_s(exchange_s, forward_s, exposed),
+        context_backward_s=_visible_s(2.0 * exchange_s, backward_s, exposed),
+        launches=own.dense_launches * 0.5 + more,
+    )
+
+
+def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
+    """Unmasked pairs of one sequence and head, averaged over windowed and other layers."""
+    every = s.sequence * (s.sequence + 1.0) / 2.0
+    window = np.minimum(m.window, s.sequence)
+    near = window * (window + 1.0) / 2.0 + (s.sequence - window) * window
+    return m.windowed_ratio * near + (1.0 - m.windowed_ratio) * every
+
+
+def _plain_attention(setting: Setting) -> Block:
+    """Scores and weighted values as two batched products, all pairs, softmax between.
+
+    Megatron's kernel for scale, mask and softmax wants a multiple of four matrices
+    (megatron/model/fused_softmax.py, `is_kernel_available`); else PyTorch's single steps run, in
+    fp32: scale 4, mask 5, cast 6, softmax 8, cast 6, dropout 5 bytes per score and as many back.
+    """
+    m, s, own = setting.model, setting.strategies, setting.constants
+    batches = s.micro_batch * m.heads / s.tensor
+    rows = s.sequence
+    batched_s = setting.kernels.batched_gemm_s
+    scores_s = batched_s(batches, rows, rows, m.head_dim)
+    values_s = batched_s(batches, rows, m.value_dim, rows)
+    per_byte = own.score_factor / own.memory_factor * batches * rows * rows
+    is_single = np.mod(batches, 4.0) > 0.0
+    softmax_s = setting.kernels.memory_bound_s(np.where(is_single, 34.0, 9.0) * per_byte)
+    back_s = setting.kernels.memory_bound_s(np.where(is_single, 34.0, 13.0) * per_byte)
+    return Block(
+        forward_s=scores_s + values_s + softmax_s,
+        backward_s=2.0 * (scores_s + values_s) + back_s,
+        launches=np.where(is_single, own.single_step_launches, 0.0),
+    )
+
+
+def _ring_s(setting: Setting) -> Numbers:
+    """Keys and values of the other ranks pass by: (CP - 1)/CP of the sequence."""
+    m, s = setting.model, setting.strategies
+    group = setting.groups.context
+    kv_heads = np.maximum(m.kv_heads / s.tensor, 1.0)
+    width = kv_heads * (m.head_dim + m.value_dim)
+    total = s.element_bytes * s.micro_batch * s.sequence * width
+    return all_gather_s(total, group, setting.hardware, setting.constants)
+
+
+def _visible_s(moved_s: Numbers, work_s: Numbers, exposed: Numbers) -> Numbers:
+    """Visible part of communication beside work: what does not fit, and interference."""
+    return np.maximum(moved_s - work_s, 0.0) + exposed * np.minimum(moved_s, work_s)
