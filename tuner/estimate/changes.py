@@ -75,6 +75,8 @@ class _Search:
             return False
         if one.global_batch % (one.micro_batch * one.data * one.rounds):
             return False
+        if one.data % one.replicas:
+            return False
         return next(broken_rules(one, self.bench.model, name=self.launch.name), None) is None
 
     def is_allowed(self, one: Configuration) -> bool:

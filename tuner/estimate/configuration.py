@@ -33,8 +33,8 @@ class Configuration:
     data: int
     expert: int
     expert_tensor: int
-    shard_ranks: int
-    """Ranks that share one copy of sharded state; 0: all."""
+    replicas: int
+    """Copies of sharded state."""
     sequence_parallel: bool
     sequence: int
     global_batch: int
@@ -88,6 +88,11 @@ class Configuration:
         return self.tensor * self.context * self.data
 
     @property
+    def shard_ranks(self) -> int:
+        """Ranks that share one copy of sharded state; 0: all."""
+        return self.data * self.context // self.replicas if self.replicas > 1 else 0
+
+    @property
     def expert_data(self) -> int:
         """Devices of a stage that hold the same part of the same experts."""
         return self.stage_ranks // (self.expert * self.expert_tensor)
@@ -129,7 +134,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         data=data,
         expert=launch.expert,
         expert_tensor=(launch.expert_tensor or launch.tensor) if spec.model.moe else 1,
-        shard_ranks=_shard_ranks(launch, data),
+        replicas=_replicas(launch, data),
         sequence_parallel=launch.sequence_parallel and launch.tensor > 1,
         sequence=sequence,
         global_batch=batch,
@@ -291,7 +296,7 @@ def _rounds(launch: LaunchSettings, batch: int, data: int) -> int:
     return batch // (launch.flush * data)
 
 
-def _shard_ranks(launch: LaunchSettings, data: int) -> int:
+def _replicas(launch: LaunchSettings, data: int) -> int:
     ranks = data * launch.context
     if launch.shard_ranks is not None:
         if ranks % launch.shard_ranks:
@@ -300,13 +305,13 @@ def _shard_ranks(launch: LaunchSettings, data: int) -> int:
                 f"divide the {ranks} data-parallel ranks; the nearest that does is "
                 f"{nearest_divisor(ranks, launch.shard_ranks)}"
             )
-        return launch.shard_ranks if launch.shard_ranks < ranks else 0
+        return ranks // launch.shard_ranks
     if data % launch.replicas:
         raise SpecError(
             f"{launch.source}: {launch.replicas} copies of sharded state do not divide data "
             f"parallelism {data}; the nearest that does is {nearest_divisor(data, launch.replicas)}"
         )
-    return ranks // launch.replicas if launch.replicas > 1 else 0
+    return launch.replicas
 
 
 def _precision(launch: LaunchSettings) -> str:

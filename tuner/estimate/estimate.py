@@ -47,7 +47,7 @@ def estimate(spec: Spec, launch: LaunchSettings, *, residuals: Residuals | None 
         SpecError: the launch contradicts itself, the model or the cluster.
         UnknownDeviceError: no description of the pool's device.
     """
-    bench = _bench(spec, residuals)
+    bench = bench_of(spec, residuals)
     configuration, notes = configuration_of(launch, spec)
     broken = next(broken_rules(configuration, spec.model, name=launch.name), None)
     if broken is not None:
@@ -100,7 +100,13 @@ def shipped_residuals() -> Residuals | None:
     return shipped()
 
 
-def _bench(spec: Spec, residuals: Residuals | None) -> Bench:
+def bench_of(spec: Spec, residuals: Residuals | None) -> Bench:
+    """Return what launches are priced on: model, pool, device, corrections, recorded routing.
+
+    Raises:
+        SpecError: not one pool with a device.
+        UnknownDeviceError: no description of the pool's device.
+    """
     pool = _pool(spec)
     phase = spec.goal.routing.phase if spec.goal.routing else None
     busiest = (

@@ -123,6 +123,8 @@ def _torchtitan(launch: LaunchSettings, before: Configuration, own: Configuratio
     if _checkpoint_mode(own) == '"selective"':
         every = "op" if own.recompute_products else str(round(1.0 / own.recompute_ratio))
         found["activation_checkpoint.selective_ac_option"] = f'"{every}"'
+    if launch.data is not None:
+        found[f"{parallelism}data_parallel_shard_degree"] = str(own.data // own.replicas)
     local = own.micro_batch
     if own.pipeline > 1:
         local *= own.num_microbatches
@@ -162,6 +164,8 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, own: Configuration
     }
     if own.recompute is not Recompute.NONE:
         found["activation checkpointing in the training script"] = "on"
+    if launch.shard_ranks:
+        found['"zero_optimization": {"mics_shard_size"}'] = str(own.shard_ranks)
     if own.overlap_gradients:
         found['"zero_optimization": {"overlap_comm"}'] = "true"
     return found
