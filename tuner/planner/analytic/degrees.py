@@ -1,0 +1,217 @@
+"""All degrees and schedules of a number of devices: legal ones listed, the others counted by rule.
+
+The box of all combinations is
+
+    tensor * context * pipeline * data = devices            every ordered factorisation
+    virtual_pipeline = 1, or with a pipeline 2 .. layers // pipeline
+    micro_batch | global batch
+    expert * expert_tensor | tensor * context * data        Megatron's parallel folding
+
+It is unfolded in that order. A combination that breaks a rule takes everything below it along,
+which is counted and never listed, so the work is in proportion to what is legal. The last two are
+kept apart from the experts: a legal combination is a cell (degrees and schedule) with one of the
+expert pairs of its degrees.
+
+Letters: D dense degrees, N cells, E expert pairs, ordered by their dense degrees.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.rules import (
+    Ints,
+    Rule,
+    dense_rules,
+    divisors,
+    expert_rules,
+    first_broken,
+    schedule_rules,
+)
+
+DENSE = ("tensor", "context", "pipeline", "data")
+Table = Mapping[str, Ints]
+"""Columns of one length by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Degrees:
+    """The legal combinations, and how many break which rule."""
+
+    dense_D: Table
+    """Columns tensor, context, pipeline, data."""
+    cells_N: Table
+    """Columns dense (index into D), virtual_pipeline, micro_batch."""
+    pairs_E: Table
+    """Columns dense (index into D, ascending), expert, expert_tensor."""
+    illegal: Mapping[str, int]
+    """Combinations by the first rule they break."""
+
+    @property
+    def num_cells(self) -> int:
+        """N."""
+        return len(self.cells_N["dense"])
+
+    @property
+    def num_pairs_N(self) -> Ints:
+        """Expert pairs of each cell."""
+        return self._num_pairs_D[self.cells_N["dense"]]
+
+    @property
+    def num_legal(self) -> int:
+        """Cells times the expert pairs of their degrees."""
+        return int(self.num_pairs_N.sum())
+
+    @property
+    def num_illegal(self) -> int:
+        """Combinations that break a rule."""
+        return sum(self.illegal.values())
+
+    def rows(self, cells: Ints) -> Table:
+        """List the combinations of some cells: every expert pair of each, in order of cells."""
+        dense = self.cells_N["dense"][cells]
+        repeats = self._num_pairs_D[dense]
+        first = np.searchsorted(self.pairs_E["dense"], dense)
+        cell, pair = _unfolded(repeats, first)
+        dense_rows = self.dense_rows(dense)
+        schedule = {name: self.cells_N[name][cells] for name in ("virtual_pipeline", "micro_batch")}
+        return {
+            **_at(dense_rows | schedule, cell),
+            "expert": self.pairs_E["expert"][pair],
+            "expert_tensor": self.pairs_E["expert_tensor"][pair],
+        }
+
+    def dense_rows(self, dense: Ints) -> dict[str, Ints]:
+        """Return the dense degrees of some of D."""
+        return {name: self.dense_D[name][dense] for name in DENSE}
+
+    @property
+    def _num_pairs_D(self) -> Ints:
+        return np.bincount(self.pairs_E["dense"], minlength=len(self.dense_D["tensor"]))
+
+
+def legal_degrees(question: Question, *, without: frozenset[str] = frozenset()) -> Degrees:
+    """Sort the box into legal combinations and counted refusals.
+
+    Args:
+        question: the model, batch, devices, targets and limits.
+        without: texts of rules that are not applied.
+    """
+    illegal: Counter[str] = Counter()
+    micro_batches = divisors(question.global_batch_size)
+    dense = _factorisations(question.num_devices)
+    virtual_D = _num_virtual(question, dense["pipeline"])
+    pairs_of_ranks = {
+        int(ranks): _expert_pairs(int(ranks))
+        for ranks in np.unique(question.num_devices // dense["pipeline"])
+    }
+    all_pairs_D = np.array(
+        [
+            len(pairs_of_ranks[int(ranks)]["expert"])
+            for ranks in question.num_devices // dense["pipeline"]
+        ]
+    )
+    legal = _sifted(
+        dense,
+        weight=virtual_D * len(micro_batches) * all_pairs_D,
+        rules=_kept(dense_rules(question), without),
+        illegal=illegal,
+    )
+    dense, virtual_D, all_pairs_D = _at(dense, legal), virtual_D[legal], all_pairs_D[legal]
+    cells = _all_cells(dense, virtual_D, micro_batches)
+    legal = _sifted(
+        cells,
+        weight=all_pairs_D[cells["dense"]],
+        rules=_kept(schedule_rules(question), without),
+        illegal=illegal,
+    )
+    cells = _at({name: cells[name] for name in ("dense", "virtual_pipeline", "micro_batch")}, legal)
+    pairs = _all_pairs(dense, pairs_of_ranks, question.num_devices)
+    cells_D = np.bincount(cells["dense"], minlength=len(virtual_D))
+    legal = _sifted(
+        pairs,
+        weight=cells_D[pairs["dense"]],
+        rules=_kept(expert_rules(question), without),
+        illegal=illegal,
+    )
+    return Degrees(
+        dense_D=dense,
+        cells_N=cells,
+        pairs_E=_at({name: pairs[name] for name in ("dense", "expert", "expert_tensor")}, legal),
+        illegal=dict(sorted(illegal.items())),
+    )
+
+
+def _kept(rules: Iterable[Rule], without: frozenset[str]) -> list[Rule]:
+    return [rule for rule in rules if rule.text not in without]
+
+
+def _sifted(table: Table, *, weight: Ints, rules: list[Rule], illegal: Counter[str]) -> Ints:
+    """Return the indices of what is legal; what is not is counted with its weight."""
+    broken = first_broken(rules, table)
+    for index, rule in enumerate(rules):
+        count = int(weight[broken == index].sum())
+        if count:
+            illegal[rule.text] += count
+    return np.flatnonzero(broken < 0)
+
+
+def _factorisations(num_devices: int) -> dict[str, Ints]:
+    """Every ordered tensor * context * pipeline * data = devices."""
+    sizes = divisors(num_devices)
+    tensor, context, pipeline = (
+        grid.ravel() for grid in np.meshgrid(sizes, sizes, sizes, indexing="ij")
+    )
+    whole = num_devices % (tensor * context * pipeline) == 0
+    tensor, context, pipeline = tensor[whole], context[whole], pipeline[whole]
+    data = num_devices // (tensor * context * pipeline)
+    return {"tensor": tensor, "context": context, "pipeline": pipeline, "data": data}
+
+
+def _num_virtual(question: Question, pipeline: Ints) -> Ints:
+    """Choices of virtual stages: 1, and with a pipeline all that leave every chunk a layer."""
+    most = np.maximum(1, question.model.num_layers // pipeline)
+    return np.where(pipeline > 1, most, 1)
+
+
+def _expert_pairs(ranks: int) -> dict[str, Ints]:
+    sizes = divisors(ranks)
+    expert, expert_tensor = (grid.ravel() for grid in np.meshgrid(sizes, sizes, indexing="ij"))
+    whole = ranks % (expert * expert_tensor) == 0
+    return {"expert": expert[whole], "expert_tensor": expert_tensor[whole]}
+
+
+def _all_cells(dense: Table, virtual_D: Ints, micro_batches: Ints) -> dict[str, Ints]:
+    repeats = virtual_D * len(micro_batches)
+    index, within = _unfolded(repeats, np.zeros(len(repeats), dtype=np.int64))
+    virtual, micro = np.divmod(within, len(micro_batches))
+    chosen = {"virtual_pipeline": virtual + 1, "micro_batch": micro_batches[micro]}
+    return _at(dense, index) | chosen | {"dense": index}
+
+
+def _all_pairs(
+    dense: Table, pairs_of_ranks: Mapping[int, Table], num_devices: int
+) -> dict[str, Ints]:
+    of_each = [pairs_of_ranks[int(ranks)] for ranks in num_devices // dense["pipeline"]]
+    index = np.repeat(
+        np.arange(len(of_each)), np.array([len(pairs["expert"]) for pairs in of_each], dtype=int)
+    )
+    pairs = {
+        name: np.concatenate([np.zeros(0, dtype=np.int64), *(one[name] for one in of_each)])
+        for name in ("expert", "expert_tensor")
+    }
+    return _at(dense, index) | pairs | {"dense": index}
+
+
+def _unfolded(repeats: Ints, first: Ints) -> tuple[Ints, Ints]:
+    """Indices of the repeated entries, and first, first + 1, ... within each."""
+    index = np.repeat(np.arange(len(repeats)), repeats)
+    start = np.cumsum(repeats) - repeats
+    return index, np.arange(len(index)) - start[index] + first[index]
+
+
+def _at(table: Table, index: Ints) -> dict[str, Ints]:
+    return {name: column[index] for name, column in table.items()}

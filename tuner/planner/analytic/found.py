@@ -1,0 +1,87 @@
+"""What a search found and what it proves: rows at their best, counts of the space, a bound."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.planner.analytic.candidates import DEGREES, Candidates
+from tuner.planner.analytic.degrees import Degrees
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.rules import Ints
+from tuner.planner.analytic.ways import Ways
+
+Floats = npt.NDArray[np.float64]
+
+MOST_KEPT = 65_536
+"""Rows that are remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Counts:
+    """Where every decision of the space went, and how many rows did."""
+
+    priced: int
+    bounded: int
+    illegal: Mapping[str, int]
+    """By the first rule that they break."""
+    open: int
+    rows: int
+    """Legal combinations of degrees."""
+
+    @property
+    def num_illegal(self) -> int:
+        """Decisions that break a rule."""
+        return sum(self.illegal.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """Rows that fit, each at its best way, best first."""
+
+    candidates: Candidates
+    step_s: Floats
+    peak_bytes: Floats
+    layers_PC: Ints
+    """Layers of every device of the pipeline."""
+
+    def joined(self, other: "Found") -> "Found":
+        """Both, every row at the better of its ways, up to `MOST_KEPT` of them."""
+        step_s = np.concatenate((self.step_s, other.step_s))
+        candidates = self.candidates.joined(other.candidates)
+        order = np.argsort(step_s, kind="stable")
+        _, row = candidates.same(DEGREES)
+        _, first = np.unique(row[order], return_index=True)
+        kept = order[np.sort(first)][:MOST_KEPT]
+        return Found(
+            candidates=candidates.taken(kept),
+            step_s=step_s[kept],
+            peak_bytes=np.concatenate((self.peak_bytes, other.peak_bytes))[kept],
+            layers_PC=_side_by_side(self.layers_PC, other.layers_PC)[:, kept],
+        )
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Search:
+    """What a search found: each row at its best, best first."""
+
+    question: Question
+    ways: Ways
+    degrees: Degrees
+    found: Found | None
+    bound_s: float
+    """No decision of the space is faster; infinite when nothing fits."""
+    counts: Counts
+    solve_s: float
+
+
+def _side_by_side(one: Ints, other: Ints) -> Ints:
+    """Columns of both; the shorter ones are filled with zeros."""
+    rows = max(len(one), len(other))
+    return np.concatenate(
+        [np.pad(part, ((0, rows - len(part)), (0, 0))) for part in (one, other)], axis=1
+    )

@@ -1,0 +1,245 @@
+"""How many layers each pipeline stage holds, so that no device is much slower than another.
+
+Embedding, head and multi-token-prediction layers cost time where they lie: the embedding on the
+first device, the others on the last. With b the seconds of a common layer, e of the embedding and g
+of everything at the end, the slowest of p devices needs at least P where
+
+    sum over devices of floor((P - f_d) / b) >= number of layers,    f_0 = e, f_(p-1) = g, else 0
+
+(leading dense layers that are faster are not counted, which only lowers P), and no less than the
+whole work over p. `least_peak_s` is the smallest such P: no layout has a faster slowest device.
+`balanced` draws a layout up from it: the first and the last device take what fits below P, the
+others share the rest evenly. `lean` does the same under a limit of layers on each device. Device d
+runs stages d, d + p, ...; its layers are spread evenly over them.
+
+Letters: C columns of one pipeline size p and v stages a device, P devices, S = p v stages in
+execution order, L layers, K candidates for P. Not covered: other recomputation on some stages than
+on others, which is the integer program's (tuner/planner/analytic/finalists.py).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from profilers.steps.config import LayerKind
+from tuner.costs.analytic.shapes import Stages
+from tuner.planner.analytic.rules import Ints, Mask
+from tuner.spec.model import ModelSpec
+
+Floats = npt.NDArray[np.float64]
+
+LEAN_STEPS = 9
+"""Layers by which the slowest device of a lean layout may exceed the least; beyond that each device
+takes all that its memory allows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassTimes:
+    """Seconds of both passes of one micro-batch, per column."""
+
+    dense_s: Floats
+    moe_s: Floats
+    embedding_s: Floats
+    end_s: Floats
+    """Head and multi-token-prediction layers together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """Layers of the first and the last device; the others share the rest evenly."""
+
+    first_C: Ints
+    last_C: Ints
+
+
+def total_s(model: ModelSpec, times: PassTimes) -> Floats:
+    """Seconds of one micro-batch on all devices together."""
+    num_dense = model.num_layers - model.num_moe_layers
+    layers_s = num_dense * times.dense_s + model.num_moe_layers * times.moe_s
+    return layers_s + times.embedding_s + times.end_s
+
+
+def least_peak_s(model: ModelSpec, times: PassTimes, *, pipeline: Ints | int) -> Floats:
+    """Seconds below which the slowest device of no layout can stay."""
+    even_s = total_s(model, times) / pipeline
+    num_moe = model.num_moe_layers
+    if num_moe:
+        layer_s, count = times.moe_s, num_moe
+        # Leading dense layers that are slower than the others count as such.
+        slower = times.dense_s >= times.moe_s
+        count_C = np.where(slower, model.num_layers, count)
+    else:
+        layer_s, count_C = times.dense_s, np.full(len(even_s), model.num_layers)
+    fewest = np.floor(even_s / layer_s) - 1.0
+    rounds = np.arange(4)[:, None] + np.maximum(fewest, 0.0)
+    offsets = (np.zeros_like(layer_s), times.embedding_s, times.end_s)
+    peak_KC = np.concatenate([rounds * layer_s + offset for offset in offsets])
+    peak_KC = np.maximum(peak_KC, even_s)
+    room_KC = np.maximum(peak_KC * (1.0 + 1e-12), 0.0)
+    held = (pipeline - 2) * np.floor(room_KC / layer_s)
+    held = held + np.floor(np.maximum(room_KC - times.embedding_s, 0.0) / layer_s)
+    held = held + np.floor(np.maximum(room_KC - times.end_s, 0.0) / layer_s)
+    fits = (held >= count_C) & (room_KC >= np.maximum(times.embedding_s, times.end_s))
+    least = np.where(fits, peak_KC, np.inf).min(axis=0)
+    alone = np.equal(pipeline, 1)
+    # Beyond the last candidate nothing is claimed but the even share.
+    return np.where(alone | np.isinf(least), even_s, least)
+
+
+def balanced(model: ModelSpec, times: PassTimes, *, pipeline: int, least: Ints) -> Split:
+    """Draw up a split that keeps the first and last device below the least peak.
+
+    Args:
+        model: whose layers.
+        times: of every column.
+        pipeline: devices.
+        least: layers that every device must hold, per column.
+    """
+    columns, layers = len(times.moe_s), model.num_layers
+    if pipeline == 1:
+        whole = np.full(columns, layers, dtype=np.int64)
+        return Split(first_C=whole, last_C=whole)
+    peak_s = least_peak_s(model, times, pipeline=pipeline) * (1.0 + 1e-9)
+    layer_s = _common_s(model, times)
+    leading = _leading_dense(model)
+    last = np.floor((peak_s - times.end_s) / layer_s).astype(np.int64)
+    room_s = peak_s - times.embedding_s
+    dense = np.minimum(leading, np.floor(room_s / times.dense_s))
+    first = (dense + np.floor((room_s - dense * times.dense_s) / layer_s)).astype(np.int64)
+    middle = (pipeline - 2) * least
+    last = np.clip(last, least, layers - middle - least)
+    if pipeline == 2:
+        return Split(first_C=layers - last, last_C=last)
+    # What the middle devices can take below the peak need not be forced on the ends.
+    most_even = -(-layers // pipeline)
+    last = np.minimum(last, np.maximum(most_even, least))
+    first = np.minimum(first, np.minimum(layers - middle - last, most_even + leading))
+    return Split(first_C=np.maximum(first, least), last_C=last)
+
+
+def even(model: ModelSpec, *, pipeline: int, columns: int) -> Split:
+    """The split of targets whose stages must all hold the same number of layers."""
+    each = np.full(columns, model.num_layers // pipeline, dtype=np.int64)
+    return Split(first_C=each, last_C=each)
+
+
+def on_devices_of(model: ModelSpec, split: Split, *, pipeline: int) -> Ints:
+    """Layers of every device, [P, C]."""
+    devices_PC = np.empty((pipeline, len(split.first_C)), dtype=np.int64)
+    if pipeline == 1:
+        devices_PC[0] = model.num_layers
+        return devices_PC
+    devices_PC[0], devices_PC[-1] = split.first_C, split.last_C
+    inner = pipeline - 2
+    if inner:
+        rest = model.num_layers - split.first_C - split.last_C
+        each, more = np.divmod(rest, inner)
+        # Later devices hold fewer micro-batches, so the longer share is theirs.
+        position = np.arange(inner)[:, None]
+        devices_PC[1:-1] = each + (position >= inner - more)
+    return devices_PC
+
+
+def peak_under(model: ModelSpec, times: PassTimes, *, most_PC: Ints, count: int) -> Floats:
+    """Seconds below which the slowest device cannot stay when each holds at most so many layers.
+
+    A device's room grows at whole layers beyond its ends only, so the candidates are few.
+    Infinite where the limits leave no room for `count` layers.
+    """
+    layer_s = _common_s(model, times)
+    ends_PC = _ends_s(times, len(most_PC))
+    least_s = least_peak_s(model, times, pipeline=len(most_PC))
+    held_PC = np.maximum(most_PC, 0)
+    found = np.where(
+        held_PC.sum(axis=0) >= count, (ends_PC + held_PC * layer_s).max(axis=0), np.inf
+    )
+    fewest = np.maximum(np.floor(least_s / layer_s) - 1.0, 0.0)
+    for more in range(LEAN_STEPS, -1, -1):
+        for offset_s in (times.embedding_s, times.end_s, 0.0):
+            peak_s = np.maximum((fewest + more) * layer_s + offset_s, least_s)
+            room_PC = _room(peak_s, ends_PC, layer_s)
+            enough = np.minimum(held_PC, room_PC).sum(axis=0) >= count
+            found = np.where(enough, np.minimum(found, peak_s), found)
+    return found
+
+
+def lean(model: ModelSpec, times: PassTimes, *, most_PC: Ints, least: Ints) -> tuple[Ints, Mask]:
+    """Split layers under a limit of each device, [P, C], and say where that is possible.
+
+    The slowest device takes the least time that the limits leave; what is over is taken off the
+    first devices, whose activations live longest.
+    """
+    layers, layer_s = model.num_layers, _common_s(model, times)
+    ends_PC = _ends_s(times, len(most_PC))
+    peak_s = peak_under(model, times, most_PC=most_PC, count=layers)
+    found = np.isfinite(peak_s)
+    room_PC = _room(np.where(found, peak_s, 0.0), ends_PC, layer_s)
+    chosen_PC = np.minimum(np.maximum(most_PC, 0), room_PC)
+    found &= (chosen_PC >= least).all(axis=0)
+    over = np.maximum(chosen_PC.sum(axis=0) - layers, 0)
+    for device in range(len(most_PC)):
+        taken = np.minimum(over, np.maximum(chosen_PC[device] - least, 0))
+        chosen_PC[device] -= taken
+        over = over - taken
+    return chosen_PC, found & (chosen_PC.sum(axis=0) == layers)
+
+
+def _ends_s(times: PassTimes, pipeline: int) -> Floats:
+    """Seconds of what lies on the first and the last device beside layers, [P, C]."""
+    ends_PC = np.zeros((pipeline, len(times.moe_s)))
+    ends_PC[0] += times.embedding_s
+    ends_PC[-1] += times.end_s
+    return ends_PC
+
+
+def _room(peak_s: Floats, ends_PC: Floats, layer_s: Floats) -> Ints:
+    """Layers that each device works off in so many seconds."""
+    left_PC = np.maximum(peak_s * (1.0 + 1e-9) - ends_PC, 0.0)
+    return np.floor(left_PC / layer_s).astype(np.int64)
+
+
+def layers_of_stages(devices_PC: Ints, *, virtual: int) -> Ints:
+    """Layers of every stage, [S, C], in execution order, from those of every device."""
+    pipeline, columns = devices_PC.shape
+    if virtual == 1:
+        return devices_PC
+    each, more = np.divmod(devices_PC, virtual)
+    chunk = np.arange(virtual)[:, None, None]
+    # The embedding lies in the first chunk of the first device, the head in the last of the last.
+    longer_later = chunk >= virtual - more
+    longer_earlier = chunk < more
+    is_last = np.arange(pipeline)[:, None] == pipeline - 1
+    stages_VPC = each + np.where(is_last, longer_earlier, longer_later)
+    found: Ints = stages_VPC.reshape(virtual * pipeline, columns)
+    return found
+
+
+def stages_of(model: ModelSpec, layers_SC: Ints) -> Stages:
+    """Tell what lies on every stage."""
+    stages, columns = layers_SC.shape
+    ends = np.zeros((stages + 1, columns), dtype=np.int64)
+    np.cumsum(layers_SC, axis=0, out=ends[1:])
+    is_moe = np.array([kind is LayerKind.MOE for kind in model.layers])
+    before = np.concatenate(([0], np.cumsum(is_moe)))
+    moe_SC = np.diff(before[ends], axis=0)
+    first, last = np.zeros((stages, 1)), np.zeros((stages, 1))
+    first[0], last[-1] = 1.0, 1.0
+    return Stages(
+        dense_SC=(layers_SC - moe_SC).astype(np.float64),
+        moe_SC=moe_SC.astype(np.float64),
+        embedding_SC=first,
+        head_SC=last,
+        mtp_SC=model.mtp_num_layers * last,
+    )
+
+
+def _common_s(model: ModelSpec, times: PassTimes) -> Floats:
+    return times.moe_s if model.num_moe_layers else times.dense_s
+
+
+def _leading_dense(model: ModelSpec) -> int:
+    for index, kind in enumerate(model.layers):
+        if kind is not LayerKind.DENSE:
+            return index
+    return model.num_layers

@@ -1,0 +1,42 @@
+"""What the search is asked: a model and a batch on alike devices, under limits."""
+
+from dataclasses import dataclass, field
+
+from tuner.costs.analytic.constants import Constants
+from tuner.costs.analytic.kernels import Kernels
+from tuner.costs.analytic.memory_constants import MemoryConstants
+from tuner.costs.analytic.routing import BusiestRatios
+from tuner.costs.analytic.shapes import Hardware, ModelShape
+from tuner.spec.manifests.manifest import Capabilities
+from tuner.spec.model import ModelSpec
+from tuner.spec.search import Search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Question:
+    """One search; everything that does not change while it runs."""
+
+    model: ModelSpec
+    shape: ModelShape
+    """The model in the numbers of the analytic formulas."""
+    hardware: Hardware
+    constants: Constants
+    memory_constants: MemoryConstants
+    kernels: Kernels | None = None
+    """Measured ones; None: those of the datasheet."""
+    num_devices: int
+    memory_limit_bytes: float
+    """What a plan may use of one device."""
+    sequence_length: int
+    global_batch_size: int
+    """Sequences of one step."""
+    capabilities: Capabilities
+    """Of all targets together."""
+    limits: Search = field(default_factory=Search)
+    precision: str = "bf16"
+    element_bytes: float = 2.0
+    gradient_bytes: float = 4.0
+    weight_bytes: float = 2.0
+    busiest: BusiestRatios | None = None
+    """From recorded routing; None: balanced experts."""
+    price_per_device_hour: float | None = None

@@ -1,0 +1,177 @@
+"""What makes a combination of degrees illegal, rule by rule, on whole columns at once.
+
+A rule reads named columns and answers which entries break it. Rules come in four groups, each
+reading only what is already chosen when the space is unfolded: the dense degrees (tensor, context,
+pipeline, data), the schedule (virtual pipeline, micro-batch), the expert degrees, and the ways to
+run them (ways.py).
+
+Not covered: rules of one target's argument parser that no degree decides; those are checked on the
+finished decision (tuner/spec/capabilities.py).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from profilers.steps.config import LayerKind
+from tuner.planner.analytic.question import Question
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Chosen = Mapping[str, Ints]
+"""Columns by name, all of one length."""
+
+BATCH_RULE: Final = "data_parallel_size does not divide global_batch_size"
+
+DENSE_NAMES: Final = {
+    "tensor": "tensor_model_parallel_size",
+    "context": "context_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+    "data": "data_parallel_size",
+}
+SCHEDULE_NAMES: Final = {
+    "virtual_pipeline": "virtual_pipeline_model_parallel_size",
+    "micro_batch": "micro_batch_size",
+}
+EXPERT_NAMES: Final = {
+    "expert": "expert_model_parallel_size",
+    "expert_tensor": "expert_tensor_parallel_size",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One reason why a combination cannot be launched."""
+
+    text: str
+    """As it is counted and shown."""
+    broken: Callable[[Chosen], Mask]
+
+
+def dense_rules(question: Question) -> Iterator[Rule]:
+    """Yield the rules on tensor, context, pipeline and data parallelism."""
+    model, target = question.model, question.capabilities
+    sequence, batch = question.sequence_length, question.global_batch_size
+    heads, kv_heads = model.attention.num_heads, model.attention.num_kv_heads
+    beyond = target.tensor_beyond_kv_heads
+    yield Rule(
+        text="tensor_model_parallel_size does not divide the attention heads",
+        broken=lambda c: (
+            (heads % c["tensor"] != 0)
+            | ((kv_heads % c["tensor"] != 0) & ((c["tensor"] % kv_heads != 0) | (not beyond)))
+        ),
+    )
+    if LayerKind.DENSE in model.layers:
+        yield _divides("tensor", model.dense_ffn_size, "the feed-forward width")
+    if model.moe is not None and model.moe.shared_ffn_size:
+        yield _divides("tensor", model.moe.shared_ffn_size, "the shared expert's width")
+    yield _divides("tensor", sequence, "the sequence")
+    # Causal attention is balanced by giving each rank one piece of both halves of the sequence.
+    yield Rule(
+        text="context_parallel_size does not divide the sequence",
+        broken=lambda c: (c["context"] > 1) & (sequence % (2 * c["context"] * c["tensor"]) != 0),
+    )
+    if not target.context_parallel:
+        yield Rule(
+            text="the target has no context parallelism",
+            broken=lambda c: c["context"] > 1,
+        )
+    yield Rule(
+        text="more pipeline stages than layers",
+        broken=lambda c: c["pipeline"] > model.num_layers,
+    )
+    if model.tie_word_embeddings and not target.tied_embeddings_with_pipeline:
+        yield Rule(
+            text="tied embeddings keep the first and the last layer on one stage",
+            broken=lambda c: c["pipeline"] > 1,
+        )
+    yield Rule(text=BATCH_RULE, broken=lambda c: batch % c["data"] != 0)
+    yield from limit_rules(question, DENSE_NAMES)
+
+
+def schedule_rules(question: Question) -> Iterator[Rule]:
+    """Yield the rules on virtual stages and micro-batches, the dense degrees given."""
+    target, batch = question.capabilities, question.global_batch_size
+    yield Rule(
+        text="micro_batch_size * data_parallel_size does not divide global_batch_size",
+        broken=lambda c: batch % (c["micro_batch"] * c["data"]) != 0,
+    )
+    if not target.virtual_pipeline:
+        yield Rule(
+            text="the target has no interleaved schedule",
+            broken=lambda c: c["virtual_pipeline"] > 1,
+        )
+    yield Rule(
+        text="interleaving needs micro-batches divisible by pipeline_model_parallel_size",
+        broken=lambda c: (
+            (c["virtual_pipeline"] > 1)
+            & (batch // (c["micro_batch"] * c["data"]) % c["pipeline"] != 0)
+        ),
+    )
+    yield from limit_rules(question, SCHEDULE_NAMES)
+
+
+def expert_rules(question: Question) -> Iterator[Rule]:
+    """Yield the rules on expert and expert-tensor parallelism, the dense degrees given."""
+    moe, target = question.model.moe, question.capabilities
+    if moe is None:
+        yield Rule(
+            text="expert_model_parallel_size above 1 in a model without experts",
+            broken=lambda c: (c["expert"] > 1) | (c["expert_tensor"] > 1),
+        )
+    else:
+        yield _divides("expert", moe.num_experts, "the experts", EXPERT_NAMES)
+        yield _divides("expert_tensor", moe.expert_ffn_size, "the experts' width", EXPERT_NAMES)
+    if not target.expert_tensor_parallel:
+        yield Rule(
+            text="the target does not split one expert",
+            broken=lambda c: c["expert_tensor"] > 1,
+        )
+    if not target.expert_folding:
+        yield Rule(
+            text="the target has no parallel folding",
+            broken=lambda c: (
+                (c["expert"] > c["data"] * c["context"])
+                | ((c["expert_tensor"] != c["tensor"]) & (c["expert_tensor"] > 1))
+            ),
+        )
+    yield from limit_rules(question, EXPERT_NAMES)
+
+
+def limit_rules(question: Question, names: Mapping[str, str]) -> Iterator[Rule]:
+    """Yield what the user's limits leave out, one rule per limited decision."""
+    for column, name in names.items():
+        allowed = getattr(question.limits, name)
+        if allowed is not None:
+            yield Rule(text=f"search.{name} leaves it out", broken=_outside(column, allowed))
+
+
+def first_broken(rules: list[Rule], chosen: Chosen) -> Ints:
+    """Return the index of the first rule that each entry breaks, -1 where it is legal."""
+    length = len(next(iter(chosen.values())))
+    found = np.full(length, -1, dtype=np.int64)
+    for index, rule in enumerate(rules):
+        found[(found < 0) & rule.broken(chosen)] = index
+    return found
+
+
+def divisors(number: int) -> Ints:
+    """Return all divisors, ascending."""
+    candidates = np.arange(1, int(number**0.5) + 1, dtype=np.int64)
+    small = candidates[number % candidates == 0]
+    return np.unique(np.concatenate((small, number // small)))
+
+
+def _divides(column: str, whole: int, what: str, names: Mapping[str, str] = DENSE_NAMES) -> Rule:
+    return Rule(
+        text=f"{names[column]} does not divide {what}",
+        broken=lambda c: whole % c[column] != 0,
+    )
+
+
+def _outside(column: str, allowed: tuple[int, ...]) -> Callable[[Chosen], Mask]:
+    values = np.array(allowed, dtype=np.int64)
+    return lambda c: ~np.isin(c[column], values)
