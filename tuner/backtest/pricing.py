@@ -1,10 +1,15 @@
-"""Prices all runs at once, sorted into batches by depth so that few stages are padding.
+"""Prices all runs at once.
 
-Letters: C runs.
+What a layer costs is priced once for runs that agree in all that it depends on (tables of one
+software repeat a few layers in hundreds of layouts); then runs are sorted into batches by depth,
+so that few stages are padding, and put together from those costs.
+
+Letters: C runs, U runs with distinct layers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +20,34 @@ from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.memory_constants import MemoryConstants, memory_constants
 from tuner.costs.analytic.shapes import taken
-from tuner.costs.analytic.step import price_step
+from tuner.costs.analytic.step import assemble
+from tuner.costs.analytic.units import unit_costs
 
 DEPTHS = (1, 2, 4, 16, 100_000)
 """Most stages of a run in each batch."""
 
+BEYOND_LAYERS: Final = (
+    "dense_layers",
+    "moe_layers",
+    "mtp_layers",
+    "num_microbatches",
+    "pipeline",
+    "virtual_pipeline",
+    "data",
+    "zero_stage",
+    "shard_ranks",
+    "gradient_bytes",
+    "overlap_gradients",
+    "overlap_parameters",
+    "ends_as_layers",
+    "zero_bubble",
+    "optimizer_offload",
+    "activation_offload",
+)
+"""Fields that no layer's cost depends on (tuner/costs/analytic/units.py)."""
+
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,15 +66,28 @@ class Peaks:
 class Pricer:
     """Runs in batches; the places of a batch's runs in the order given come with it."""
 
-    parts: tuple[tuple[npt.NDArray[np.intp], Batch], ...]
-    num_runs: int
+    parts: tuple[tuple[Places, Batch], ...]
+    layers: Batch
+    """Runs with distinct layers."""
+    first_U: Places
+    """Where they stand among all."""
+    kind_C: Places
+    """Which of them has each run's layers."""
 
     def step_s(self, constants: Constants) -> Floats:
-        """Return seconds of one step per run; constants hold one entry per run."""
-        found_C = np.empty(self.num_runs)
+        """Return seconds of one step per run.
+
+        Constants hold one entry per run, the same for all runs of a regime.
+        """
+        layers = self.layers
+        units = unit_costs(
+            layers.shape, layers.strategy, layers.hardware, taken(constants, self.first_U)
+        )
+        found_C = np.empty(len(self.kind_C))
         for columns, batch in self.parts:
-            found_C[columns] = price_step(
+            found_C[columns] = assemble(
                 batch.shape,
+                units.taken(self.kind_C[columns]),
                 batch.strategy,
                 batch.hardware,
                 taken(constants, columns),
@@ -57,7 +97,7 @@ class Pricer:
 
     def peaks(self, constants: MemoryConstants) -> Peaks:
         """Return bytes of the fullest device per run; constants hold one entry per run."""
-        found_KC = np.empty((3, self.num_runs))
+        found_KC = np.empty((3, len(self.kind_C)))
         for columns, batch in self.parts:
             price = price_memory(
                 batch.shape,
@@ -79,7 +119,28 @@ def pricer_of(runs: Sequence[Run]) -> Pricer:
     for index in np.unique(batch_C):
         columns = np.flatnonzero(batch_C == index)
         parts.append((columns, batch_of([runs[int(column)] for column in columns])))
-    return Pricer(parts=tuple(parts), num_runs=len(runs))
+    kinds: dict[tuple[object, ...], int] = {}
+    kind_C = np.array([kinds.setdefault(_layer_facts(run), len(kinds)) for run in runs])
+    first_U = np.unique(kind_C, return_index=True)[1]
+    return Pricer(
+        parts=tuple(parts),
+        layers=batch_of([runs[int(place)] for place in first_U]),
+        first_U=first_U,
+        kind_C=kind_C,
+    )
+
+
+def _layer_facts(run: Run) -> tuple[object, ...]:
+    """Return all that `unit_costs` and its constants depend on."""
+    shape, strategy = (
+        tuple(
+            float(getattr(part, field.name))
+            for field in fields(part)
+            if field.name not in BEYOND_LAYERS
+        )
+        for part in (run.shape, run.strategy)
+    )
+    return shape, strategy, bool(run.shape.moe_layers), regime_of(run)
 
 
 def memory_constants_of(runs: Sequence[Run]) -> MemoryConstants:
