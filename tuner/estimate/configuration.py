@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from profilers.steps.config import Recompute
 from tuner.errors import SpecError
-from tuner.estimate.division import balanced, stages_of
+from tuner.estimate.division import balanced, front_loaded, stages_of
 from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings, StageContent
 from tuner.estimate.nearest import nearest_divisor, nearest_multiple
 from tuner.estimate.stated_model import check_stated_model
@@ -47,7 +47,8 @@ class Configuration:
     """In execution order; stage s runs on pipeline rank s % PP."""
     is_explicit_layout: bool
     """Stated stage by stage rather than divided by the engine."""
-    ends_as_layers: bool
+    ends: tuple[int, int]
+    """Layers that embedding and loss count for when layers are divided."""
     zero_bubble: bool
     precision: str
     """One of `tuner.costs.analytic.columns_of.PRECISION_OF`."""
@@ -143,7 +144,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         interleave_group=launch.interleave_group or 0,
         stages=stages,
         is_explicit_layout=bool(launch.layout),
-        ends_as_layers=bool(launch.embedding_as_layers or launch.loss_as_layers),
+        ends=(launch.embedding_as_layers, launch.loss_as_layers),
         zero_bubble=launch.zero_bubble,
         precision=_precision(launch),
         gradient_bytes=launch.gradient_bytes,
@@ -177,8 +178,8 @@ def rearranged(
 ) -> Configuration:
     """Return the configuration with other degrees: data parallelism and stages follow.
 
-    Data parallelism takes the devices that are left (0 where they do not divide); layers are spread
-    evenly, as `balanced` does, where a number of stages changes.
+    Data parallelism takes the devices that are left (0 where there is no way to divide them or the
+    layers); where the number of stages changes, layers are spread as the engine would.
     """
     tensor = tensor or configuration.tensor
     pipeline = pipeline or configuration.pipeline
@@ -188,19 +189,28 @@ def rearranged(
     explicit = configuration.is_explicit_layout
     if (pipeline, virtual) != (configuration.pipeline, configuration.virtual_pipeline):
         layers = sum(stage.layers for stage in stages)
-        stages = balanced(layers, pipeline * virtual, mtp_layers=configuration.mtp_layers)
-        explicit = len({stage.layers for stage in stages}) > 1
+        stages = _divided(configuration, layers, pipeline * virtual)
+        explicit = (
+            configuration.engine is Engine.MEGATRON and len({stage.layers for stage in stages}) > 1
+        )
     return replace(
         configuration,
         tensor=tensor,
         pipeline=pipeline,
         virtual_pipeline=virtual,
-        data=configuration.devices // ranks if configuration.devices % ranks == 0 else 0,
+        data=configuration.devices // ranks if stages and configuration.devices % ranks == 0 else 0,
+        zero_bubble=configuration.zero_bubble and virtual > 1,
         sequence_parallel=tensor > 1
         and (configuration.sequence_parallel or configuration.tensor == 1),
         stages=stages,
         is_explicit_layout=explicit,
     )
+
+
+def _divided(own: Configuration, layers: int, num_stages: int) -> tuple[StageContent, ...]:
+    if own.engine is Engine.TORCHTITAN:
+        return front_loaded(layers, num_stages, ends=own.ends, mtp_layers=own.mtp_layers)
+    return balanced(layers, num_stages, mtp_layers=own.mtp_layers)
 
 
 def _devices(launch: LaunchSettings, spec: Spec, notes: list[str]) -> int:

@@ -44,7 +44,7 @@ def decision_of(own: Configuration, model: ModelSpec) -> TrainDecision:
         gradient_bytes=2 if own.gradient_bytes == 2 else 4,
         optimizer_offload=own.optimizer_offload_ratio > 0.0,
         activation_offload=own.activation_offload_ratio > 0.0,
-        ends_as_layers=own.ends_as_layers,
+        ends_as_layers=any(own.ends),
     )
 
 

@@ -87,17 +87,14 @@ def _divided(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
         yield model.num_layers
         return
     stages = _num_stages(launch, model, total)
-    share, rest = divmod(total, stages)
-    if rest and not launch.uneven_division:
+    if total % stages and not launch.uneven_division:
         raise SpecError(
             f"{launch.source}: {total} layers ({model.num_layers} of {model.name}"
             f"{', ends counted' if first or last else ''}) are not divisible by {stages} stages; "
             f"the nearest number of stages is {nearest_divisor(total, stages)}, or place them with "
             f"{launch.name('layout')}"
         )
-    counts = [share + (stage < rest) for stage in range(stages)]
-    counts[0] -= first
-    counts[-1] -= last
+    counts = _front_loaded(model.num_layers, stages, ends=(first, last))
     if min(counts) < 0:
         raise SpecError(
             f"{launch.source}: {stages} stages are too many for {model.num_layers} layers; the "
@@ -131,6 +128,28 @@ def _num_stages(launch: LaunchSettings, model: ModelSpec, total: int) -> int:
             )
         )
     return stages
+
+
+def front_loaded(
+    num_layers: int, num_stages: int, *, ends: tuple[int, int], mtp_layers: int = 0
+) -> tuple[StageContent, ...]:
+    """Spread layers as torchtitan does, embedding and loss counting for as many layers as `ends`.
+
+    Returns:
+        Every stage; nothing where some stage would hold less than nothing.
+    """
+    counts = _front_loaded(num_layers, num_stages, ends=ends)
+    return _contents(counts, mtp_layers) if min(counts) >= 0 else ()
+
+
+def _front_loaded(num_layers: int, num_stages: int, *, ends: tuple[int, int]) -> list[int]:
+    if num_stages == 1:
+        return [num_layers]
+    share, rest = divmod(num_layers + sum(ends), num_stages)
+    counts = [share + (stage < rest) for stage in range(num_stages)]
+    counts[0] -= ends[0]
+    counts[-1] -= ends[1]
+    return counts
 
 
 def balanced(num_layers: int, num_stages: int, *, mtp_layers: int = 0) -> tuple[StageContent, ...]:

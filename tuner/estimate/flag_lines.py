@@ -138,13 +138,23 @@ def _torchtitan(launch: LaunchSettings, before: Configuration, own: Configuratio
         )
         found[f"{parallelism}pipeline_parallel_schedule"] = f'"{schedule}"'
     found["training.local_batch_size"] = str(local)
-    if own.num_stages > 1 and own.num_stages != before.num_stages:
-        layers = sum(stage.layers for stage in own.stages) + 2
-        each = -(-layers // own.num_stages)
-        found[f"{parallelism}pipeline_parallel_layers_per_stage"] = str(each)
+    found |= _torchtitan_stages(launch, before, own)
     if launch.global_batch is None and local * own.data != own.global_batch:
         found["training.global_batch_size"] = str(own.global_batch)
     return found
+
+
+def _torchtitan_stages(
+    launch: LaunchSettings, before: Configuration, own: Configuration
+) -> dict[str, str]:
+    """Say how layers are cut; up to two stages of a rank follow from the schedule."""
+    if own.stages == before.stages:
+        stated = (name for name in ("layout", "layers_per_virtual_stage") if getattr(launch, name))
+        return {launch.name(name): "as it is" for name in stated}
+    if own.virtual_pipeline <= 2:
+        return {}
+    total = sum(stage.layers for stage in own.stages) + sum(own.ends)
+    return {launch.name("layers_per_virtual_stage"): str(-(-total // own.num_stages))}
 
 
 def _checkpoint_mode(own: Configuration) -> str:

@@ -207,9 +207,7 @@ def _with_ends(own: Configuration, *, model: ModelSpec, first: int, last: int) -
         for index, stage in enumerate(spread)
     )
     uneven = len({stage.layers for stage in stages}) > 1
-    return replace(
-        own, stages=stages, is_explicit_layout=uneven, ends_as_layers=bool(first or last)
-    )
+    return replace(own, stages=stages, is_explicit_layout=uneven, ends=(first, last))
 
 
 def _megatron_switches(own: Configuration) -> Iterator[Turn]:

@@ -212,6 +212,17 @@ def _megatron_recompute(own: Configuration, name: Name) -> Iterator[str]:
 
 
 def _torchtitan(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
+    total = model.num_layers + sum(own.ends)
+    each = -(-total // own.num_stages)
+    if (
+        own.virtual_pipeline > 2
+        and not own.is_explicit_layout
+        and -(-total // each) != own.num_stages
+    ):
+        yield (
+            f"{name('layers_per_virtual_stage')} cannot cut {total} layers into {own.num_stages} "
+            f"stages; {each} make {-(-total // each)}"
+        )
     if own.expert > 1 and own.expert_tensor not in (1, own.tensor):
         yield (
             f"{name('expert_tensor')} {own.expert_tensor} must be 1 or {name('tensor')} "

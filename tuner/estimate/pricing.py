@@ -204,7 +204,7 @@ def strategies_of(own: Configuration, bench: Bench) -> Strategies:
         overlap_tensor=float(own.overlap_tensor),
         partial_graph=float(own.graphs is Graphs.PARTIAL),
         full_graph=float(own.graphs is Graphs.FULL),
-        ends_as_layers=float(own.ends_as_layers),
+        ends_as_layers=float(any(own.ends)),
         zero_bubble=float(own.zero_bubble),
         optimizer_offload=own.optimizer_offload_ratio,
         activation_offload=own.activation_offload_ratio,
