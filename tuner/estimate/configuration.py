@@ -123,6 +123,8 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
             f"{launch.mtp_layers} multi-token-prediction layers are trained; the model's config "
             f"has {spec.model.mtp_num_layers}"
         )
+    if launch.precision == "fp16":
+        notes.append("fp16 is priced as bf16, which is as fast and as large")
     per_stage = spec.model.num_layers / launch.pipeline
     configuration = Configuration(
         engine=launch.engine,

@@ -10,6 +10,7 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings
+from tuner.estimate.readers.megatron_flags import SHORTHANDS
 from tuner.estimate.readers.pipeline_layout import layout_text
 
 Settings = Mapping[str, str]
@@ -23,9 +24,22 @@ def flag_lines(
     say = _ENGINE[launch.engine]
     old, new = say(launch, before, before), say(launch, before, after)
     write = _FORM[launch.engine]
-    changed = tuple(write(key, value) for key, value in new.items() if old.get(key) != value)
-    dropped = tuple(f"remove {key}" for key in old if key not in new)
-    return changed + dropped
+    stated = {words.split()[0] for words in launch.understood if words}
+    changed = {key for key, value in new.items() if old.get(key) != value}
+    dropped = [key for key in old if key not in new]
+    overruled = [
+        short
+        for short, keys in SHORTHANDS.items()
+        if short in stated and (changed | set(dropped)) & set(keys)
+    ]
+    for short in overruled:
+        # Without the shorthand, everything that it stood for has to be said.
+        changed |= {key for key in SHORTHANDS[short] if key in new and key not in stated}
+        dropped = [key for key in dropped if key in stated or key not in SHORTHANDS[short]]
+    return (
+        *(write(key, value) for key, value in new.items() if key in changed),
+        *(f"remove {key}" for key in (*dropped, *overruled)),
+    )
 
 
 def _megatron(launch: LaunchSettings, before: Configuration, own: Configuration) -> Settings:

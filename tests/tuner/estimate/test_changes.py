@@ -46,8 +46,9 @@ LAUNCHES = st.fixed_dictionaries(
         "--use-distributed-optimizer": st.just(""),
         "--overlap-grad-reduce": st.just(""),
         "--recompute-activations": st.just(""),
+        "--external-cuda-graph": st.just(""),
+        "--moe-enable-deepep": st.just(""),
         "--overlap-moe-expert-parallel-comm": st.just(""),
-        "--cuda-graph-impl": st.just("transformer_engine"),
         "--num-distributed-optimizer-instances": st.just("2"),
     },
 )
@@ -68,15 +69,10 @@ def changed(flags: Flags, lines: Iterable[str]) -> Flags:
     for line in lines:
         first, *rest = shlex.split(line)
         if first == "remove":
-            # Selective recomputation can be asked for by a shorter flag as well.
-            found.pop(rest[0], None)
-            if rest[0] == "--recompute-granularity":
-                found.pop("--recompute-activations", None)
+            del found[rest[0]]
             continue
         value = " ".join(rest)
         found[first] = f"'{value}'" if "|" in value or "(" in value else value
-        if first == "--recompute-granularity":
-            found.pop("--recompute-activations", None)
     return found
 
 
@@ -98,6 +94,8 @@ def test_every_change_is_launched_by_its_lines_and_brings_what_it_promised(
 ) -> None:
     spec = spec_of("mixtral-8x7b", nodes=4)
     launch = COMMON | flags
+    if "--moe-enable-deepep" in flags:
+        launch["--moe-token-dispatcher-type"] = "flex"
     try:
         found = read_and_estimate(launch, spec)
     except SpecError:

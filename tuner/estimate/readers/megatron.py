@@ -178,6 +178,8 @@ def _check_spelling(flags: Flags, unread: Sequence[str]) -> None:
 
 
 def _remarks(flags: Flags) -> Iterator[str]:
+    if flags.word("moe-flex-dispatcher-backend") == "ncclep":
+        yield "--moe-flex-dispatcher-backend ncclep is priced as hybridep, which it mirrors"
     for name in ("hidden-dropout", "attention-dropout"):
         if name not in flags.values:
             yield f"no --{name}: Megatron-LM drops 10 % and keeps the masks; --{name} 0 is usual"

@@ -158,6 +158,15 @@ DEPRECATED: Final[Mapping[str, str]] = {
 }
 """Still read by the engine: what to say instead."""
 
+SHORTHANDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "--recompute-activations": ("--recompute-granularity", "--recompute-modules"),
+    "--moe-layer-recompute": ("--recompute-granularity", "--recompute-modules"),
+    "--moe-enable-deepep": ("--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"),
+    "--enable-cuda-graph": ("--cuda-graph-impl",),
+    "--external-cuda-graph": ("--cuda-graph-impl",),
+}
+"""Flags that overrule others: what they stand for."""
+
 REMOVED: Final[Mapping[str, str]] = {
     "batch-size": "--micro-batch-size",
     "model-parallel-size": "--tensor-model-parallel-size",
