@@ -1,32 +1,55 @@
 """Emits arguments for Megatron-LM's `pretrain_gpt.py`: `megatron_args.txt`, and `run.sh` around it.
 
-Flags exist under these names in core_v0.16.1, core_v0.18.0 and core_v0.19.0 of
-github.com/NVIDIA/Megatron-LM, except `--mlp-chunks-for-training`, which begins with 0.18 (MemFine's
-chunks: one global count, recomputed chunk by chunk under `--recompute-modules moe`). Expert tensor
-parallelism is always written, because the engine otherwise takes that of the dense layers.
+The fields of tuner/emit/megatron_core.py become flags, a few under another name; what is off is not
+written. Beside them stand the flags of the optimizer, its sharding and its overlaps. Flags were
+checked against the parsers of core_v0.16.1, core_v0.18.0 and core_v0.19.0 of
+github.com/NVIDIA/Megatron-LM. Expert tensor parallelism is always written, because the engine
+otherwise takes that of the dense layers.
 
 Not covered: data, tokenizer, checkpoints, optimizer and learning rate, which are the user's; rope
 scaling, partial rotary and routed scaling factors, which decide no time and no byte.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import PurePosixPath
+from typing import Final
 
-from profilers.steps.config import LayerKind, Recompute
 from tuner.emit.evidence import statement
 from tuner.emit.files import EmittedFile, comment
+from tuner.emit.megatron_core import GPT_OSS, Core, Value, decision_fields, model_fields
+from tuner.emit.megatron_environment import environment
 from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.launch.shape import launch_shape
 from tuner.plan import TrainDecision, VerifiedPlan
-from tuner.spec.capabilities import global_chunks, global_recompute
-from tuner.spec.goal import Precision, TrainGoal
-from tuner.spec.model import Attention, ModelSpec, Moe, QkNorm
+from tuner.spec.goal import TrainGoal
+from tuner.spec.manifests.manifest import PIPELINE_INSIDE_ORDER
+from tuner.spec.model import ModelSpec
 
 Argument = tuple[str, ...]
 """A flag and its values."""
 
-_YOURS = (
+_FLAGS: Final = {
+    "num_moe_experts": "--num-experts",
+    "layernorm_epsilon": "--norm-epsilon",
+    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
+    "fp8": "--fp8-format",
+    "fp4": "--fp4-format",
+}
+"""Where the flag is not the field's own name."""
+
+_ELSEWHERE: Final = frozenset(
+    {"add_bias_linear", "activation_func", "gated_linear_unit", "num_query_groups"}
+)
+"""Fields that flags of another form say."""
+
+_DEFAULTS: Final[dict[str, Value]] = {"cuda_graph_impl": "none", "moe_layer_freq": 1}
+"""Values that are what the parser has without the flag."""
+
+_SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
+"""Megatron-FSDP's names of the ZeRO stages that it adds."""
+
+_YOURS: Final = (
     "Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
     "learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:",
     "  bash run.sh --data-path ... --tokenizer-type ... --train-iters ... --lr ...",
@@ -35,14 +58,24 @@ _YOURS = (
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the argument file and a script that starts Megatron-LM with it."""
+    return _emit(verified, core=Core.V0_18)
+
+
+def emit_0_16(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the same for core 0.16 and 0.17."""
+    return _emit(verified, core=Core.V0_16)
+
+
+def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan = verified.plan
     said = (
         *statement(verified),
         f"The plan counts on a vocabulary of {plan.model.vocab_size}; the tokenizer decides.",
+        *cautions(plan.model, verified.decision),
         "",
         *_YOURS,
     )
-    lines = arguments(plan.model, plan.goal, verified.decision)
+    lines = arguments(plan.model, plan.goal, verified.decision, core=core)
     return (
         EmittedFile(
             path=PurePosixPath("megatron_args.txt"),
@@ -60,29 +93,48 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                 )
             )
             + preamble(launch_shape(plan, verified.decision))
-            + _start(),
+            + environment(verified.decision)
+            + _START,
             executable=True,
         ),
     )
 
 
-def arguments(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> tuple[Argument, ...]:
+def cautions(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
+    """Return what the reader must know before starting, a line each."""
+    found = []
+    if not model.ffn_is_gated:
+        found.append("The feed-forward activation is GELU unless you name another.")
+    if decision.cuda_graph == "full_iteration" and model.num_moe_layers:
+        found.append(
+            "One graph of the whole step pads experts: what exceeds 1.5 times an even share of the "
+            "tokens on an expert rank is dropped."
+        )
+    return tuple(found)
+
+
+def arguments(
+    model: ModelSpec, goal: TrainGoal, decision: TrainDecision, *, core: Core = Core.V0_18
+) -> tuple[Argument, ...]:
     """Return every argument that the plan decides, one flag with its values per entry.
 
     Raises:
         ValueError: stages differ in what is one setting for Megatron-LM.
     """
+    precision = decision.fp8_recipe or goal.precision.value
+    run = decision_fields(model, decision, precision=precision, core=core)
+    if run["pipeline_model_parallel_layout"] is not None:
+        # The layout says how many virtual stages there are.
+        run["virtual_pipeline_model_parallel_size"] = None
     found = (
+        *_flags(model_fields(model)),
         *_model(model, goal),
-        *_attention(model.attention),
-        *(_moe(model.moe, model) if model.moe and model.num_moe_layers else ()),
-        *_degrees(decision),
-        *_stages(decision),
-        *_memory(model, decision),
+        *_flags(run),
+        *_state(decision),
         ("--seq-length", str(goal.sequence_length)),
         ("--micro-batch-size", str(decision.micro_batch_size)),
         ("--global-batch-size", str(goal.global_batch_size)),
-        *((("--bf16",),) if goal.precision is Precision.BF16 else ()),
+        ("--bf16",),
     )
     # run.sh splits at spaces and nothing else; no value may hold one.
     if any(word.split() != [word] for argument in found for word in argument):
@@ -91,131 +143,78 @@ def arguments(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> tup
 
 
 def _model(model: ModelSpec, goal: TrainGoal) -> Iterator[Argument]:
-    yield ("--num-layers", str(model.num_layers))
-    yield ("--hidden-size", str(model.hidden_size))
-    expert_ffn_size = model.moe.expert_ffn_size if model.moe else 0
-    yield ("--ffn-hidden-size", str(model.dense_ffn_size or expert_ffn_size))
-    yield ("--swiglu",)
-    yield ("--disable-bias-linear",)
-    yield ("--normalization", "RMSNorm")
-    yield ("--norm-epsilon", f"{model.norm_epsilon:g}")
+    """Yield what flags of another form than the fields' say."""
+    if model.architecture == GPT_OSS:
+        yield ("--quick-geglu",)
+    elif model.ffn_is_gated:
+        yield ("--swiglu",)
+    if not model_fields(model)["add_bias_linear"]:
+        yield ("--disable-bias-linear",)
     yield ("--position-embedding-type", "rope")
     yield ("--rotary-base", str(round(model.rope_theta)))
     yield ("--max-position-embeddings", str(max(model.max_position, goal.sequence_length)))
-    # Megatron drops 10 % of the activations unless told otherwise.
-    yield ("--hidden-dropout", "0.0")
-    yield ("--attention-dropout", "0.0")
     if not model.tie_word_embeddings:
         yield ("--untie-embeddings-and-output-weights",)
-
-
-def _attention(attention: Attention) -> Iterator[Argument]:
-    yield ("--num-attention-heads", str(attention.num_heads))
-    if attention.kind == "mla":
-        yield ("--multi-latent-attention",)
-        if attention.q_lora_rank:
-            yield ("--q-lora-rank", str(attention.q_lora_rank))
-        yield ("--kv-lora-rank", str(attention.kv_lora_rank))
-        yield ("--qk-head-dim", str(attention.qk_nope_head_dim))
-        yield ("--qk-pos-emb-head-dim", str(attention.qk_rope_head_dim))
-        yield ("--v-head-dim", str(attention.v_head_dim))
-        # The norms of the compressed queries and keys are part of latent attention.
-        yield ("--qk-layernorm",)
-        return
-    yield ("--kv-channels", str(attention.head_dim))
-    if attention.num_kv_heads != attention.num_heads:
+    attention = model.attention
+    if attention.kind == "gqa" and attention.num_kv_heads != attention.num_heads:
         yield ("--group-query-attention",)
         yield ("--num-query-groups", str(attention.num_kv_heads))
-    if attention.qkv_bias:
-        yield ("--add-qkv-bias",)
-    if attention.qk_norm is QkNorm.HEAD:
-        yield ("--qk-layernorm",)
 
 
-def _moe(moe: Moe, model: ModelSpec) -> Iterator[Argument]:
-    yield ("--num-experts", str(moe.num_experts))
-    yield ("--moe-ffn-hidden-size", str(moe.expert_ffn_size))
-    yield ("--moe-router-topk", str(moe.top_k))
-    yield ("--moe-router-score-function", moe.scoring)
-    # Top-1 after normalisation is always one; the engine asks for the raw probability instead.
-    if moe.scoring == "softmax" and (not moe.normalise_top_k or moe.top_k == 1):
-        yield ("--moe-router-pre-softmax",)
-    if moe.score_correction_bias:
-        yield ("--moe-router-enable-expert-bias",)
-    if moe.groups_per_token < moe.num_groups:
-        yield ("--moe-router-num-groups", str(moe.num_groups))
-        yield ("--moe-router-group-topk", str(moe.groups_per_token))
-    if moe.shared_ffn_size:
-        yield ("--moe-shared-expert-intermediate-size", str(moe.shared_ffn_size))
-        if moe.shared_expert_gate:
-            yield ("--moe-shared-expert-gate",)
-    if model.num_moe_layers < model.num_layers:
-        yield ("--moe-layer-freq", _layer_pattern(model.layers))
-    yield ("--moe-grouped-gemm",)
-    yield ("--moe-token-dispatcher-type", "alltoall")
+def _flags(fields: Mapping[str, Value]) -> Iterator[Argument]:
+    for name, value in fields.items():
+        yield from _flag(name, value)
 
 
-def _degrees(decision: TrainDecision) -> Iterator[Argument]:
-    yield ("--tensor-model-parallel-size", str(decision.tensor_model_parallel_size))
-    yield ("--pipeline-model-parallel-size", str(decision.pipeline_model_parallel_size))
-    yield ("--context-parallel-size", str(decision.context_parallel_size))
-    yield ("--expert-model-parallel-size", str(decision.expert_model_parallel_size))
-    yield ("--expert-tensor-parallel-size", str(decision.expert_tensor_parallel_size))
-    if decision.sequence_parallel and decision.tensor_model_parallel_size > 1:
-        yield ("--sequence-parallel",)
-
-
-def _stages(decision: TrainDecision) -> Iterator[Argument]:
-    if decision.mtp_num_layers:
-        yield ("--mtp-num-layers", str(decision.mtp_num_layers))
-    if decision.pipeline_model_parallel_size == 1:
+def _flag(name: str, value: Value) -> Iterator[Argument]:
+    if name in _ELSEWHERE or value is None or value is False or _DEFAULTS.get(name) == value:
         return
-    if len(set(decision.pipeline_layout)) > 1:
-        yield ("--pipeline-model-parallel-layout", _pipeline_layout(decision))
-    elif decision.virtual_pipeline_model_parallel_size > 1:
-        virtual = decision.virtual_pipeline_model_parallel_size
-        yield ("--num-virtual-stages-per-pipeline-rank", str(virtual))
+    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    if value is True:
+        yield (flag,)
+    elif name in ("moe_layer_freq", "window_attn_skip_freq"):
+        yield (flag, _pattern(value))
+    elif name == "window_size" and isinstance(value, tuple):
+        yield (flag, ",".join(map(str, value)))
+    elif isinstance(value, tuple):
+        yield (flag, *map(str, value))
+    else:
+        yield (flag, f"{value:g}" if name == "layernorm_epsilon" else str(value))
 
 
-def _memory(model: ModelSpec, decision: TrainDecision) -> Iterator[Argument]:
-    if decision.zero_stage == 1:
+def _pattern(value: Value) -> str:
+    """Return Megatron's expression for a list of zeros and ones, e.g. `([0]*3+[1]*58)`."""
+    runs = groupby(value) if isinstance(value, tuple) else ()
+    return f"({'+'.join(f'[{entry}]*{len(tuple(run))}' for entry, run in runs)})"
+
+
+def _state(decision: TrainDecision) -> Iterator[Argument]:
+    if decision.zero_stage:
         yield ("--use-distributed-optimizer",)
-    recompute, chunks = global_recompute(model, decision), global_chunks(model, decision)
-    if recompute is None or chunks is None:
-        raise ValueError("recompute and chunks are global in Megatron-LM, but the stages differ")
-    if recompute is Recompute.FULL:
-        yield ("--recompute-granularity", "full")
-        yield ("--recompute-method", "uniform")
-        yield ("--recompute-num-layers", "1")
-    elif recompute is Recompute.SELECTIVE:
-        yield ("--recompute-granularity", "selective")
-        yield ("--recompute-modules", *(decision.recompute_modules or ("moe",)))
-    if chunks > 1:
-        yield ("--mlp-chunks-for-training", str(chunks))
+    if decision.zero_stage in _SHARDING:
+        yield ("--use-megatron-fsdp",)
+        yield ("--data-parallel-sharding-strategy", _SHARDING[decision.zero_stage])
+        yield ("--ckpt-format", "fsdp_dtensor")
+    if decision.overlap_grad_reduce:
+        yield ("--overlap-grad-reduce",)
+    if decision.overlap_param_gather:
+        yield ("--overlap-param-gather",)
+    if decision.gradient_bytes == 2:
+        yield ("--grad-reduce-in-bf16",)
+    if decision.optimizer_offload:
+        yield ("--optimizer-cpu-offload",)
+        yield ("--optimizer-offload-fraction", "1.0")
+        yield ("--overlap-cpu-optimizer-d2h-h2d",)
+        # The offloading optimizer is a variant of this one.
+        yield ("--use-precision-aware-optimizer",)
+    if decision.cuda_graph == "full_iteration":
+        # A graph cannot wait for the host to look at a number.
+        yield ("--no-check-for-nan-in-loss-and-grad",)
+    if decision.rank_order == PIPELINE_INSIDE_ORDER and decision.pipeline_model_parallel_size > 1:
+        yield ("--use-tp-pp-dp-mapping",)
 
 
-def _layer_pattern(layers: tuple[LayerKind, ...]) -> str:
-    """Return Megatron's pattern of MoE layers, e.g. `([0]*3+[1]*58)`."""
-    runs = (f"[{int(kind is LayerKind.MOE)}]*{len(tuple(run))}" for kind, run in groupby(layers))
-    return f"({'+'.join(runs)})"
-
-
-def _pipeline_layout(decision: TrainDecision) -> str:
-    """Return Megatron's layout, e.g. `Et*3|t*4|t*4|t*3L`: embedding, layers, loss by stage."""
-    stages = [_repeat("t", count) for count in decision.pipeline_layout]
-    stages[0] = f"E{stages[0]}"
-    stages[-1] = f"{stages[-1]}{_repeat('m', decision.mtp_num_layers)}L"
-    return "|".join(stages)
-
-
-def _repeat(letter: str, count: int) -> str:
-    return f"{letter}*{count}" if count > 1 else letter * count
-
-
-def _start() -> str:
-    return """\
-# Megatron-LM's overlap of communication and computation counts on one hardware queue.
-export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
+_START: Final = """\
 : "${MEGATRON_LM:?must name the folder of a Megatron-LM checkout}"
 mapfile -t ARGUMENTS < <(grep -v '^#' megatron_args.txt | tr ' ' '\\n')
 

@@ -15,7 +15,12 @@ EMITTERS: Final[Mapping[str, str]] = {
     "reference": "tuner.emit.reference:emit",
     "torchrun": "tuner.emit.reference:emit",
     "megatron-lm": "tuner.emit.megatron_lm:emit",
-    "megatron-lm-0.16": "tuner.emit.megatron_lm:emit",
+    "megatron-lm-0.16": "tuner.emit.megatron_lm:emit_0_16",
+    "megatron-bridge": "tuner.emit.megatron_bridge:emit",
+    "megatron-bridge-26.04": "tuner.emit.megatron_bridge:emit_26_04",
+    "megatron-bridge-26.02": "tuner.emit.megatron_bridge:emit_26_02",
+    "torchtitan": "tuner.emit.torchtitan:emit",
+    "deepspeed": "tuner.emit.deepspeed:emit",
     "slurm": "tuner.emit.slurm:emit",
 }
 

@@ -1,6 +1,5 @@
 """Arguments against the flags of Megatron-LM's own parser, and against its configuration class."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 
 from profilers.steps.config import LayerKind
+from tuner.emit.megatron_core import Core
 from tuner.emit.megatron_lm import arguments
 from tuner.emit.registry import emit
 from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
@@ -23,8 +23,29 @@ FLAGS = json.loads((Path(__file__).parent / "megatron_flags.json").read_text(enc
 
 RELEASES = {
     "megatron-lm": ("core_v0.18.0", "core_v0.19.0"),
-    "megatron-lm-0.16": ("core_v0.16.1",),
+    "megatron-lm-0.16": ("core_v0.16.1", "core_v0.17.1"),
 }
+CORES = {"megatron-lm": Core.V0_18, "megatron-lm-0.16": Core.V0_16}
+VERDICTS = json.loads((Path(__file__).parent / "megatron_verdicts.json").read_text("utf-8"))
+"""Decisions whose arguments were put through `parse_args`, `validate_args` and
+`core_transformer_config_from_args` of each tag, and the tags that took them."""
+
+BEYOND_THE_PARSER = (
+    # Refused when a layer, an optimizer or a dispatcher is built.
+    "optimizer_offload needs zero_stage 1",
+    "MoE layers under tensor parallelism need sequence_parallel",
+    "dispatcher deepep needs expert_model_parallel_size above 1",
+    # Taken, and without effect.
+    "more than one chunk needs recompute_modules moe",
+    "activation_offload needs recompute none, selective",
+    # Taken, and covered by no recipe.
+    "zero_stage 3 needs pipeline_model_parallel_size 1",
+    "a2a_overlap cannot recompute moe",
+    "cuda_graph full_iteration with experts needs dispatcher hybridep",
+    "cuda_graph full_iteration needs a model without experts",
+    "a2a_overlap needs cuda_graph",
+)
+"""What this product refuses and the parsers take."""
 
 ONE_STAGE: dict[str, Any] = {
     "pipeline_model_parallel_size": 1,
@@ -41,9 +62,11 @@ def _one_stage(model: ModelSpec, **changes: Any) -> TrainDecision:
     return sample_decision(**{**ONE_STAGE, "pipeline_layout": (model.num_layers,), **changes})
 
 
-def _options(model: ModelSpec, decision: TrainDecision) -> dict[str, list[str]]:
+def _options(
+    model: ModelSpec, decision: TrainDecision, *, core: Core = Core.V0_18
+) -> dict[str, list[str]]:
     goal = sample_verified(model, decision).plan.goal
-    found = arguments(model, goal, decision)
+    found = arguments(model, goal, decision, core=core)
     assert len({flag for flag, *_ in found}) == len(found), "a flag is written twice"
     return {flag: values for flag, *values in found}
 
@@ -54,10 +77,10 @@ def test_every_flag_exists_in_every_release_of_the_target(target: str, name: str
     model = _model(name)
     decision = _one_stage(model, mtp_num_layers=model.mtp_num_layers)
     if refusals(TARGETS[target], model=model, decision=decision):
-        # gpt-oss and OLMoE, see test_capabilities.py; nothing is written for them.
-        assert model.attention.has_sinks or name == "olmoe-1b-7b"
+        # OLMoE, see test_capabilities.py; nothing is written for it.
+        assert name == "olmoe-1b-7b"
         return
-    written = _options(model, decision)
+    written = _options(model, decision, core=CORES[target])
     for release in RELEASES[target]:
         assert set(written) <= set(FLAGS["releases"][release])
 
@@ -65,7 +88,7 @@ def test_every_flag_exists_in_every_release_of_the_target(target: str, name: str
 def test_the_flag_of_the_chunks_begins_with_release_0_18() -> None:
     flag = "--mlp-chunks-for-training"
     has = {release: flag in flags for release, flags in FLAGS["releases"].items()}
-    assert has == {"core_v0.16.1": False, "core_v0.18.0": True, "core_v0.19.0": True}
+    assert [tag for tag, present in has.items() if present] == ["core_v0.18.0", "core_v0.19.0"]
     assert TARGETS["megatron-lm-0.16"].largest_chunks == 1
 
 
@@ -167,23 +190,133 @@ def test_the_script_hands_every_argument_to_the_program(tmp_path: Path) -> None:
     assert argv[start:] == [*expected, "--lr", "1e-4"]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
-)
-def test_megatron_core_accepts_the_degrees() -> None:
-    from megatron.core.transformer import TransformerConfig  # type: ignore[import-not-found]  # optional
+@pytest.mark.parametrize("target", RELEASES)
+def test_the_manifest_refuses_what_the_engine_refuses(target: str) -> None:
+    for row in VERDICTS:
+        model = _model(row["model"])
+        decision = sample_decision(**row["changes"])
+        found = refusals(TARGETS[target], model=model, decision=decision)
+        for release in RELEASES[target]:
+            if release.removeprefix("core_v") in row["accepted"]:
+                assert all(any(rule in line for rule in BEYOND_THE_PARSER) for line in found), row
+            else:
+                assert found, row
 
-    model = _model("mixtral-8x7b")
-    options = _options(model, _one_stage(model))
-    TransformerConfig(
-        num_layers=int(options["--num-layers"][0]),
-        hidden_size=int(options["--hidden-size"][0]),
-        num_attention_heads=int(options["--num-attention-heads"][0]),
-        num_query_groups=int(options["--num-query-groups"][0]),
-        num_moe_experts=int(options["--num-experts"][0]),
-        expert_model_parallel_size=int(options["--expert-model-parallel-size"][0]),
-        expert_tensor_parallel_size=int(options["--expert-tensor-parallel-size"][0]),
-        recompute_granularity=options["--recompute-granularity"][0],
-        recompute_modules=options["--recompute-modules"],
-        add_bias_linear=False,
+
+@pytest.mark.parametrize("target", RELEASES)
+def test_every_flag_of_every_knob_exists(target: str) -> None:
+    for row in VERDICTS:
+        model, decision = _model(row["model"]), sample_decision(**row["changes"])
+        if refusals(TARGETS[target], model=model, decision=decision):
+            continue
+        written = _options(model, decision, core=CORES[target])
+        for release in RELEASES[target]:
+            assert set(written) <= set(FLAGS["releases"][release])
+
+
+def test_overlapped_deepep_with_partial_graphs() -> None:
+    model = _model("deepseek-v3")
+    decision = _one_stage(
+        model,
+        stage_recompute=("none",),
+        a2a_overlap=True,
+        dispatcher="deepep",
+        cuda_graph="partial",
     )
+    options = _options(model, decision)
+    assert options["--moe-token-dispatcher-type"] == ["flex"]
+    assert options["--moe-flex-dispatcher-backend"] == ["deepep"]
+    assert "--overlap-moe-expert-parallel-comm" in options
+    assert options["--cuda-graph-impl"] == ["transformer_engine"]
+    # The overlap runs dense feed-forward networks in turns, so no graph holds them.
+    assert options["--cuda-graph-modules"] == ["attn", "moe_router", "moe_preprocess"]
+    old = _options(model, decision, core=Core.V0_16)
+    assert old["--cuda-graph-scope"] == ["attn", "moe_router", "moe_preprocess"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        ("fp8-delayed", {"--fp8-format": ["hybrid"], "--fp8-recipe": ["delayed"]}),
+        ("fp8-blockwise", {"--fp8-format": ["e4m3"], "--fp8-recipe": ["blockwise"]}),
+        ("mxfp8", {"--fp8-format": ["e4m3"], "--fp8-recipe": ["mxfp8"]}),
+        ("nvfp4", {"--fp4-format": ["e2m1"], "--fp4-recipe": ["nvfp4"]}),
+    ],
+)
+def test_a_low_precision_comes_beside_bf16(precision: str, expected: dict[str, list[str]]) -> None:
+    model = _model("mixtral-8x7b")
+    options = _options(model, _one_stage(model, fp8_recipe=precision))
+    assert {flag: values for flag, values in options.items() if "-fp" in flag} == expected
+    assert "--bf16" in options
+
+
+def test_megatron_fsdp_is_zero_2_and_3() -> None:
+    model = _model("mixtral-8x7b")
+    for stage, strategy in ((2, "optim_grads"), (3, "optim_grads_params")):
+        options = _options(model, _one_stage(model, zero_stage=stage))
+        assert options["--data-parallel-sharding-strategy"] == [strategy]
+        assert options["--ckpt-format"] == ["fsdp_dtensor"]
+    assert "--use-megatron-fsdp" not in _options(model, _one_stage(model))
+
+
+def test_sharded_parameters_are_not_started_on_one_hardware_queue() -> None:
+    model = _model("mixtral-8x7b")
+    for changes, queues in (({"zero_stage": 3}, "32"), ({}, "1")):
+        verified = sample_verified(model, _one_stage(model, **changes), emit=("megatron-lm",))
+        script = next(file.text for file in emit("megatron-lm", verified) if file.executable)
+        assert f'"${{CUDA_DEVICE_MAX_CONNECTIONS:-{queues}}}"' in script
+
+
+def test_state_in_host_memory_and_overlaps_and_order_of_ranks() -> None:
+    decision = sample_decision(
+        optimizer_offload=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        gradient_bytes=2,
+        rank_order="tp-cp-ep-pp-dp",
+    )
+    options = _options(_model("mixtral-8x7b"), decision)
+    assert options["--optimizer-offload-fraction"] == ["1.0"]
+    assert {
+        "--optimizer-cpu-offload",
+        "--use-precision-aware-optimizer",
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--grad-reduce-in-bf16",
+        "--use-tp-pp-dp-mapping",
+    } <= set(options)
+
+
+def test_what_is_recomputed_is_not_moved_to_host_memory() -> None:
+    model = _model("mixtral-8x7b")
+    everything = _options(
+        model, _one_stage(model, activation_offload=True, stage_recompute=("none",))
+    )
+    assert "moe_act" in everything["--offload-modules"]
+    some = _options(model, _one_stage(model, activation_offload=True))
+    assert some["--recompute-modules"] == ["moe"]
+    assert not {"moe_act", "expert_fc1"} & set(some["--offload-modules"])
+
+
+def test_sinks_windows_and_biases_of_gpt_oss() -> None:
+    model = _model("gpt-oss-20b")
+    options = _options(model, _one_stage(model))
+    assert options["--softmax-type"] == ["learnable"]
+    # 128 tokens, the current one among them, on every other layer from the first.
+    assert options["--window-size"] == ["127,0"]
+    assert options["--window-attn-skip-freq"] == [f"({'+'.join(['[1]*1+[0]*1'] * 12)})"]
+    assert "--disable-bias-linear" not in options
+    assert "--quick-geglu" in options
+    assert "--swiglu" not in options
+
+
+def test_a_graph_of_the_whole_step_says_that_it_drops_tokens() -> None:
+    model = _model("mixtral-8x7b")
+    decision = _one_stage(
+        model, dispatcher="hybridep", cuda_graph="full_iteration", stage_recompute=("none",)
+    )
+    verified = sample_verified(model, decision, emit=("megatron-lm",))
+    assert all("is dropped" in file.text for file in emit("megatron-lm", verified))
+    options = _options(model, decision)
+    assert options["--moe-expert-rank-capacity-factor"] == ["1.5"]
+    assert "--no-check-for-nan-in-loss-and-grad" in options

@@ -99,11 +99,12 @@ def selective_modules(decision: Decision) -> tuple[str, ...]:
     return decision.recompute_modules or ("moe",)
 
 
-def recomputed(decision: Decision) -> frozenset[str]:
-    """Return the modules that some stage recomputes selectively."""
+def recomputed(model: ModelSpec, decision: Decision) -> frozenset[str]:
+    """Return the modules that some stage recomputes selectively; a dense model has no MoE layer."""
     if Recompute.SELECTIVE not in decision.stage_recompute:
         return frozenset()
-    return frozenset(selective_modules(decision))
+    found = frozenset(selective_modules(decision))
+    return found if model.num_moe_layers else found - {"moe"}
 
 
 def stage_kinds(model: ModelSpec, decision: Decision) -> Iterator[tuple[LayerKind, ...]]:

@@ -7,8 +7,8 @@ core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
   are recomputed one by one only under `--recompute-modules moe`; inside full recomputation they
   save nothing. Recomputation and the chunk count are global, so stages cannot differ in them.
 - `--overlap-moe-expert-parallel-comm` wants an interleaved pipeline when there is one, no full
-  recomputation, an all-to-all or flex dispatcher and one MTP layer at most; from core 0.18 on it
-  also refuses to recompute `moe`, which is held against the earlier releases as well.
+  recomputation, an all-to-all or flex dispatcher and one MTP layer at most; from core 0.17 on it
+  also refuses to recompute `moe`, which is held against 0.16 as well.
 - ZeRO stages 2 and 3 are Megatron-FSDP, which no public recipe combines with a pipeline.
 - A CUDA graph of a whole step with MoE layers needs HybridEP, which pads what each expert rank
   receives to a fixed capacity; that came with core 0.18.
@@ -72,7 +72,6 @@ MEGATRON_0_16: Final = replace(
     release="core 0.16 and 0.17",
     source="github.com/NVIDIA/Megatron-LM core_v0.16.1, core_v0.17.1",
     largest_chunks=1,
-    activation_offload_graphs=frozenset({"none"}),
     a2a_overlap_graphs=frozenset({"none", "partial"}),
     a2a_overlap_mtp_needs_pipeline=True,
     full_graph_dispatchers=frozenset(),

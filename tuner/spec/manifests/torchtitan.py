@@ -9,7 +9,8 @@ Read from the package torchtitan 0.3.0 (`config/configs.py`, `trainer.py`, `dist
 - Expert parallelism borrows ranks from data, context and tensor parallelism; experts are not split.
 - Its `selective` checkpointing keeps chosen operations inside a layer and has no counterpart among
   Megatron's modules, so only none and full can be planned.
-- One CUDA graph of the whole step, never with a pipeline, and with experts only under HybridEP.
+- One CUDA graph of the whole step, never with a pipeline. With experts it needs HybridEP and a
+  fixed capacity, which only its DeepSeek models take, so it is not planned for MoE layers.
 - fp8 and MTP are part of a model's code there, not of the configuration.
 - Zero-bubble schedules (`InterleavedZeroBubble`) need several stages per rank. `ZBVZeroBubble` and
   `DualPipeV` place stages in a V, where stage s is not on rank s % PP, and are not planned.
@@ -46,7 +47,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     a2a_overlap=False,
     cuda_graphs=frozenset({"none", "full_iteration"}),
     cuda_graphs_with_pipeline=frozenset({"none"}),
-    full_graph_dispatchers=frozenset({"hybridep"}),
+    full_graph_dispatchers=frozenset(),
     precisions=frozenset({"bf16", "fp32"}),
     mtp=False,
     tied_embeddings_with_pipeline=False,

@@ -22,7 +22,7 @@ def broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterat
     """Yield every rule of this kind that the decision breaks."""
     yield from _state(target, decision)
     yield from _recompute(target, model, decision)
-    yield from _delayed_scaling(target, decision)
+    yield from _delayed_scaling(target, model, decision)
     yield from _activation_offload(target, decision)
     yield from _chunks(target, model, decision)
     yield from _overlap(target, model, decision)
@@ -66,7 +66,7 @@ def _recompute(target: Capabilities, model: ModelSpec, decision: Decision) -> It
         yield f"recompute {level} is not one of {listed(target.recompute)}"
     if global_recompute(model, decision) is None and not target.recompute_per_stage:
         yield "recompute is one setting for the whole model; all stages must agree"
-    modules = recomputed(decision)
+    modules = recomputed(model, decision)
     if Recompute.SELECTIVE in target.recompute and modules - target.recompute_modules:
         yield (
             f"cannot recompute {listed(modules - target.recompute_modules)} alone; "
@@ -74,6 +74,8 @@ def _recompute(target: Capabilities, model: ModelSpec, decision: Decision) -> It
         )
     if "mla_up_proj" in modules and model.attention.kind != "mla":
         yield "recompute_modules mla_up_proj needs latent attention"
+    if "moe_act" in modules and not model.num_moe_layers:
+        yield "recompute_modules moe_act needs a model with experts"
     if decision.recompute_num_layers is not None:
         if not target.recompute_num_layers:
             yield "recomputes all layers of a stage or none; recompute_num_layers must be absent"
@@ -81,8 +83,8 @@ def _recompute(target: Capabilities, model: ModelSpec, decision: Decision) -> It
             yield "recompute_num_layers needs recompute full on every stage"
 
 
-def _delayed_scaling(target: Capabilities, decision: Decision) -> Iterator[str]:
-    excluded = recomputed(decision) & target.delayed_scaling_excludes
+def _delayed_scaling(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+    excluded = recomputed(model, decision) & target.delayed_scaling_excludes
     if decision.fp8_recipe == "fp8-delayed" and excluded:
         yield f"fp8-delayed cannot recompute {listed(excluded)}; another fp8_recipe can"
 
@@ -116,7 +118,7 @@ def _chunks(target: Capabilities, model: ModelSpec, decision: Decision) -> Itera
         )
     if any(level not in target.chunks_need for _, level in chunked):
         yield f"more than one chunk needs recompute {listed(target.chunks_need, joiner=' or ')}"
-    missing = target.chunks_need_modules - recomputed(decision)
+    missing = target.chunks_need_modules - recomputed(model, decision)
     if any(level is Recompute.SELECTIVE for _, level in chunked) and missing:
         yield f"more than one chunk needs recompute_modules {listed(missing)}"
 
@@ -133,7 +135,7 @@ def _overlap(target: Capabilities, model: ModelSpec, decision: Decision) -> Iter
         yield f"a2a_overlap needs dispatcher {listed(target.a2a_overlap_dispatchers)}"
     if set(decision.stage_recompute) - target.a2a_overlap_recompute:
         yield f"a2a_overlap needs recompute {listed(target.a2a_overlap_recompute)}"
-    if recomputed(decision) & target.a2a_overlap_excludes:
+    if recomputed(model, decision) & target.a2a_overlap_excludes:
         yield (
             f"a2a_overlap cannot recompute {listed(target.a2a_overlap_excludes)}; "
             "take it out of recompute_modules"
@@ -181,7 +183,7 @@ def _graphs(target: Capabilities, model: ModelSpec, decision: Decision) -> Itera
         return
     if set(decision.stage_recompute) - target.partial_graph_recompute:
         yield f"cuda_graph partial needs recompute {listed(target.partial_graph_recompute)}"
-    if recomputed(decision) & target.partial_graph_excludes:
+    if recomputed(model, decision) & target.partial_graph_excludes:
         yield (
             f"cuda_graph partial cannot recompute {listed(target.partial_graph_excludes)}; "
             "take it out of recompute_modules"

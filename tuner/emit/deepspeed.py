@@ -1,0 +1,152 @@
+"""Emits `deepspeed.json`, a `README.txt` that says what the user's program owes it, and `run.sh`.
+
+DeepSpeed runs a model of the user's own code: the JSON decides batch, precision, ZeRO, AutoTP,
+AutoEP and the number of stages; the pipeline itself (`PipelineModule`) and recomputation are built
+by that code, and the README says how. Field names were read from the package deepspeed 0.19.8.
+"""
+
+import json
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from profilers.steps.config import Recompute
+from tuner.emit.evidence import statement
+from tuner.emit.files import EmittedFile, comment
+from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.launch.shape import launch_shape
+from tuner.plan import TrainDecision, VerifiedPlan
+from tuner.spec.goal import Precision, TrainGoal
+from tuner.spec.manifests.decision import global_recompute
+from tuner.spec.model import ModelSpec
+
+_PRESETS: Final = {
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen3_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+"""AutoEP's names of the architectures that it takes apart by itself."""
+
+_YOURS: Final = (
+    "Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "learning rate. They belong to your program, which TRAIN names:",
+    "  TRAIN=train.py bash run.sh [arguments of the program]",
+)
+
+
+def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the configuration, what the program owes it, and a script that starts it."""
+    plan, decision = verified.plan, verified.decision
+    said = (*statement(verified), "", *_YOURS)
+    config = configuration(plan.model, plan.goal, decision)
+    return (
+        EmittedFile(path=PurePosixPath("deepspeed.json"), text=json.dumps(config, indent=2) + "\n"),
+        EmittedFile(
+            path=PurePosixPath("README.txt"),
+            text=comment((*said, "", *_owed(plan.model, decision)), prefix=""),
+        ),
+        EmittedFile(
+            path=PurePosixPath("run.sh"),
+            text="#!/usr/bin/env bash\n"
+            + comment(
+                (
+                    *said,
+                    "",
+                    *ENVIRONMENT_NOTE,
+                    "  TRAIN                    your training program; needed",
+                )
+            )
+            + preamble(launch_shape(plan, decision))
+            + _START,
+            executable=True,
+        ),
+    )
+
+
+def configuration(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict[str, Any]:
+    """Return DeepSpeed's configuration as it is read from JSON."""
+    found: dict[str, Any] = {
+        "train_batch_size": goal.global_batch_size,
+        "train_micro_batch_size_per_gpu": decision.micro_batch_size,
+        "gradient_accumulation_steps": decision.num_microbatches(goal.global_batch_size),
+        "data_types": {"grad_accum_dtype": "fp32" if decision.gradient_bytes == 4 else "bf16"},
+        "zero_optimization": _zero(decision),
+    }
+    if goal.precision is Precision.BF16:
+        found["bf16"] = {"enabled": True}
+    if decision.tensor_model_parallel_size > 1:
+        found["tensor_parallel"] = {"autotp_size": decision.tensor_model_parallel_size}
+    if decision.pipeline_model_parallel_size > 1:
+        full = global_recompute(model, decision) is Recompute.FULL
+        found["pipeline"] = {
+            "stages": decision.pipeline_model_parallel_size,
+            "partition": "uniform",
+            "activation_checkpoint_interval": int(full),
+        }
+    elif decision.expert_model_parallel_size > 1:
+        found["expert_parallel"] = _experts(model, goal, decision)
+    return found
+
+
+def _zero(decision: TrainDecision) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "stage": decision.zero_stage,
+        "overlap_comm": decision.overlap_grad_reduce or decision.overlap_param_gather,
+    }
+    if decision.optimizer_offload:
+        found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return found
+
+
+def _experts(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "enabled": True,
+        "autoep_size": decision.expert_model_parallel_size,
+        "expert_tensor_parallel_size": 1,
+        "comm_backend": "deepep" if decision.dispatcher == "deepep" else "comm",
+    }
+    preset = _PRESETS.get(model.architecture)
+    if preset:
+        found["preset_model"] = preset
+    if decision.dispatcher == "deepep":
+        found["comm_max_tokens_per_rank"] = decision.micro_batch_size * goal.sequence_length
+    return found
+
+
+def _owed(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
+    """Say what the user's program must do for the plan to hold."""
+    found = ["What your program owes this configuration:"]
+    if decision.pipeline_model_parallel_size > 1:
+        each = decision.pipeline_layout[0]
+        found.append(
+            f"- The model is a deepspeed.pipe.PipelineModule of {len(decision.pipeline_layout)} "
+            f"stages with {each} layers each; the embedding is on the first, the head on the last."
+        )
+    if global_recompute(model, decision) is Recompute.FULL:
+        found.append("- Every layer is recomputed: turn on gradient checkpointing in the model.")
+    else:
+        found.append("- Nothing is recomputed: leave gradient checkpointing off.")
+    experts = decision.expert_model_parallel_size
+    if experts > 1 and decision.pipeline_model_parallel_size > 1:
+        found.append(
+            "- AutoEP finds MoE layers in a model, not in a pipeline: build them with "
+            f"deepspeed.moe.layer.MoE and ep_size {experts}."
+        )
+    elif experts > 1 and model.architecture not in _PRESETS:
+        found.append(
+            "- AutoEP does not know this architecture: add moe_layer_pattern, router_pattern and "
+            "expert_pattern to expert_parallel."
+        )
+    found.append(
+        "- It reads the file that --deepspeed_config names (deepspeed.add_config_arguments) and "
+        "calls deepspeed.initialize."
+    )
+    return tuple(found)
+
+
+_START: Final = """\
+: "${TRAIN:?must name your training program}"
+
+exec "${LAUNCHER[@]}" "$TRAIN" --deepspeed_config "$PWD/deepspeed.json" "$@"
+"""

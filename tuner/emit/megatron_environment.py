@@ -1,0 +1,37 @@
+"""The environment that megatron-core asks for, as bash; the user's own values win.
+
+CUDA_DEVICE_MAX_CONNECTIONS orders the launches of communication and computation: one queue where
+collectives of tensor or context parallelism hide behind products, many where sharded state or the
+overlap of expert communication needs streams of its own (`validate_args` of core_v0.18.0).
+"""
+
+from typing import Final
+
+from tuner.plan import TrainDecision
+
+_ONE_QUEUE: Final = """\
+# Megatron-LM's overlap of communication and computation counts on one hardware queue.
+export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
+"""
+_MANY_QUEUES: Final = """\
+# Communication on streams of its own needs more than one hardware queue.
+export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}"
+"""
+_OFFLOAD: Final = """\
+# Transformer Engine would move weights to the host as well.
+export NVTE_CPU_OFFLOAD_V1="${NVTE_CPU_OFFLOAD_V1:-1}"
+"""
+_GRAPHS: Final = """\
+# Collectives inside CUDA graphs must not register memory that the allocator may remap.
+export NCCL_GRAPH_REGISTER="${NCCL_GRAPH_REGISTER:-0}"
+"""
+
+
+def environment(decision: TrainDecision) -> str:
+    """Return bash that exports what the decision needs."""
+    many = decision.zero_stage > 1 or decision.a2a_overlap
+    return (
+        (_MANY_QUEUES if many else _ONE_QUEUE)
+        + (_OFFLOAD if decision.activation_offload else "")
+        + (_GRAPHS if decision.cuda_graph != "none" else "")
+    )
