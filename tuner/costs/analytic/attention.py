@@ -29,6 +29,9 @@ from tuner.costs.analytic.parts import (
 )
 from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
 
+TILE = 128.0
+"""Queries that flash attention computes together."""
+
 
 def attention_block(setting: Setting) -> Block:
     """Norm, projections, attention over the sequence, output projection, residual addition."""
@@ -110,9 +113,12 @@ def _attention_core(setting: Setting) -> Block:
 
 
 def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
-    """Unmasked pairs of one sequence and head, averaged over windowed and other layers."""
+    """Pairs that are computed per sequence and head, averaged over windowed and other layers.
+
+    A window is as good as wider by a tile, since a tile of queries needs all keys of each.
+    """
     every = s.sequence * (s.sequence + 1.0) / 2.0
-    window = np.minimum(m.window, s.sequence)
+    window = np.minimum(m.window + TILE, s.sequence)
     near = window * (window + 1.0) / 2.0 + (s.sequence - window) * window
     return m.windowed_ratio * near + (1.0 - m.windowed_ratio) * every
 

@@ -57,27 +57,30 @@ class Constants:
     """The same for the head, which stays in bf16."""
     grouped_ratio: Numbers = 0.90
     """What grouped products reach of `matmul_ratio`. [T]"""
-    extra_depth: Numbers = 192.0
+    extra_depth: Numbers = 320.0
     """Elements of the inner dimension that starting and ending one tile costs. [T]"""
     attention_ratio: Numbers = 0.40
     """Share of the bf16 peak that causal flash attention reaches in the forward pass."""
     attention_backward_ratio: Numbers = 0.80
     """What its backward pass reaches of `attention_ratio`. [P] FlashAttention-2, fig. 4 to 6."""
-    sink_ratio: Numbers = 0.5
-    """What attention with sinks or windows of 128 reaches of `attention_ratio`. [T]"""
+    softmax_width: Numbers = 48.0
+    """Width of a head whose products take as long as its exponentials, which run beside neither.
+    [P] FlashAttention-2 and 3 at widths 64 and 128: 16 on A100, 64 on H100."""
+    sink_ratio: Numbers = 0.3
+    """What attention with sinks reaches of `attention_ratio`. [T]"""
     memory_factor: Numbers = 1.2
     """Time of memory-bound kernels over their bytes at the datasheet's bandwidth. [T]"""
     score_factor: Numbers = 1.2
     """The same for kernels over attention scores, where flash attention is missing. [T]"""
-    moe_memory_factor: Numbers = 1.9
+    moe_memory_factor: Numbers = 2.5
     """The same for permutation and activation of routed tokens. [T]"""
-    fused_moe_factor: Numbers = 0.7
+    fused_moe_factor: Numbers = 1.1
     """The same with the fused grouped network; part of the traffic is gone. [T]"""
     launch_s: Numbers = 8e-6
     """Of the host, per kernel."""
     dense_launches: Numbers = 34.0
     """Kernels of one dense layer's forward pass. [M]"""
-    moe_launches: Numbers = 80.0
+    moe_launches: Numbers = 70.0
     """Kernels of one MoE layer's forward pass, those per expert apart. [T]"""
     expert_launches: Numbers = 9.0
     """Per local expert on top. [T]"""
@@ -93,10 +96,11 @@ class Constants:
     """Share of the scale-up bandwidth that a ring reaches. [P] NCCL tests, 8 A100: 227 of 300."""
     scale_out_ratio: Numbers = 0.85
     """Share of the cards' bandwidth that a ring reaches. [P] NCCL tests between nodes"""
-    all_to_all_ratio: Numbers = 0.9
+    all_to_all_ratio: Numbers = 1.0
     """What an all-to-all reaches of a ring's bandwidth inside a domain. [T]"""
     far_all_to_all_ratio: Numbers = 0.6
-    """What it reaches of a ring's bandwidth between domains: many small messages. [T]"""
+    """What a plain one reaches of a ring's bandwidth between domains: many small messages. [T]
+    DeepEP and HybridEP reach all of it. [P] DeepEP's README: 43 to 58 of 50 GB/s."""
     collective_s: Numbers = 15e-6
     """Fixed cost of one collective. [P] NCCL's small messages"""
     hop_s: Numbers = 3e-6
@@ -109,13 +113,13 @@ class Constants:
     """The same with `overlap_tensor`. [T]"""
     context_exposed_ratio: Numbers = 0.3
     """Of the smaller of ring exchange and attention. [T]"""
-    expert_overlapped_ratio: Numbers = 0.55
+    expert_overlapped_ratio: Numbers = 0.5
     """Of dispatch and combine with `a2a_overlap`; 1 without. [T]"""
-    gradient_exposed_ratio: Numbers = 0.3
+    gradient_exposed_ratio: Numbers = 0.6
     """Of gradient sums with `overlap_gradients`; 1 without. [T]"""
-    parameter_exposed_ratio: Numbers = 0.3
+    parameter_exposed_ratio: Numbers = 0.4
     """Of parameter gathers with `overlap_parameters`; 1 without. [T]"""
-    fsdp_exposed_ratio: Numbers = 0.15
+    fsdp_exposed_ratio: Numbers = 0.4
     """Of FSDP's gathers and sums per micro-batch, what interference leaves visible. [T]"""
     boundary_exposed_ratio: Numbers = 1.0
     """Of sending activations between stages."""
@@ -142,17 +146,18 @@ FITTED: Final = {
     "matmul_ratio": Prior(0.80, 0.25, 0.2, 0.98),
     "head_ratio": Prior(0.80, 0.25, 0.2, 0.98),
     "grouped_ratio": Prior(0.90, 0.3, 0.2, 1.2),
-    "extra_depth": Prior(192.0, 1.0, 16.0, 6000.0),
+    "extra_depth": Prior(320.0, 1.0, 16.0, 6000.0),
     "attention_ratio": Prior(0.40, 0.4, 0.05, 0.9),
     "attention_backward_ratio": Prior(0.80, 0.2, 0.4, 1.1),
-    "sink_ratio": Prior(0.5, 0.5, 0.05, 1.0),
+    "softmax_width": Prior(48.0, 0.5, 2.0, 300.0),
+    "sink_ratio": Prior(0.3, 0.5, 0.05, 1.0),
     "memory_factor": Prior(1.2, 0.3, 0.6, 5.0),
     "score_factor": Prior(1.2, 0.3, 0.6, 5.0),
-    "moe_memory_factor": Prior(1.9, 0.5, 0.4, 10.0),
-    "fused_moe_factor": Prior(0.7, 0.5, 0.2, 5.0),
+    "moe_memory_factor": Prior(2.5, 0.5, 0.4, 10.0),
+    "fused_moe_factor": Prior(1.1, 0.5, 0.2, 5.0),
     "launch_s": Prior(8e-6, 0.7, 1e-6, 60e-6),
     "dense_launches": Prior(34.0, 0.5, 5.0, 200.0),
-    "moe_launches": Prior(80.0, 0.5, 10.0, 500.0),
+    "moe_launches": Prior(70.0, 0.5, 10.0, 500.0),
     "expert_launches": Prior(9.0, 0.5, 1.0, 60.0),
     "single_step_launches": Prior(8.0, 0.5, 1.0, 40.0),
     "backward_launches": Prior(2.2, 0.2, 1.0, 4.0),
@@ -160,7 +165,7 @@ FITTED: Final = {
     "full_graph_ratio": Prior(0.01, 0.5, 0.001, 0.3),
     "scale_up_ratio": Prior(0.75, 0.2, 0.2, 1.0),
     "scale_out_ratio": Prior(0.85, 0.3, 0.1, 1.0),
-    "all_to_all_ratio": Prior(0.9, 0.3, 0.1, 1.3),
+    "all_to_all_ratio": Prior(1.0, 0.3, 0.1, 1.3),
     "far_all_to_all_ratio": Prior(0.6, 0.3, 0.1, 1.2),
     "collective_s": Prior(15e-6, 0.7, 1e-6, 200e-6),
     "hop_s": Prior(3e-6, 0.7, 0.2e-6, 30e-6),
@@ -168,10 +173,10 @@ FITTED: Final = {
     "tensor_exposed_ratio": Prior(1.0, 0.2, 0.3, 1.5),
     "tensor_overlapped_ratio": Prior(0.5, 0.4, 0.05, 1.0),
     "context_exposed_ratio": Prior(0.3, 0.7, 0.02, 1.0),
-    "expert_overlapped_ratio": Prior(0.55, 0.4, 0.05, 1.0),
-    "gradient_exposed_ratio": Prior(0.3, 0.6, 0.02, 1.0),
-    "parameter_exposed_ratio": Prior(0.3, 0.6, 0.02, 1.0),
-    "fsdp_exposed_ratio": Prior(0.15, 0.7, 0.01, 1.0),
+    "expert_overlapped_ratio": Prior(0.5, 0.4, 0.05, 1.0),
+    "gradient_exposed_ratio": Prior(0.6, 0.6, 0.02, 1.0),
+    "parameter_exposed_ratio": Prior(0.4, 0.6, 0.02, 1.0),
+    "fsdp_exposed_ratio": Prior(0.4, 0.7, 0.01, 1.0),
     "boundary_exposed_ratio": Prior(1.0, 0.3, 0.1, 2.0),
     "optimizer_bytes": Prior(45.0, 0.3, 12.0, 200.0),
     "step_fixed_s": Prior(4e-3, 0.7, 0.1e-3, 0.2),
@@ -183,12 +188,12 @@ software (`uncalibrated`) takes precedence over the one here; spread and bounds 
 _MATMUL: Final = {
     Generation.AMPERE: {Precision.BF16: 0.80},
     Generation.ADA: {Precision.BF16: 0.80, Precision.FP8: 0.65},
-    Generation.HOPPER: {Precision.BF16: 0.75, Precision.FP8: 0.62},
+    Generation.HOPPER: {Precision.BF16: 0.75, Precision.FP8: 0.65},
     Generation.BLACKWELL: {
-        Precision.BF16: 0.65,
-        Precision.FP8: 0.55,
-        Precision.MXFP8: 0.55,
-        Precision.NVFP4: 0.40,
+        Precision.BF16: 0.60,
+        Precision.FP8: 0.60,
+        Precision.MXFP8: 0.60,
+        Precision.NVFP4: 0.45,
     },
     Generation.CDNA3: {Precision.BF16: 0.55, Precision.FP8: 0.45},
     Generation.ASCEND: {Precision.BF16: 0.70},
@@ -209,13 +214,35 @@ _ATTENTION: Final = {
 """[P] FlashAttention-2 (arXiv:2307.08691) 0.45 to 0.6 on A100, FlashAttention-3 0.45 to 0.65 on
 H100 for causal attention of width 128, less in training's mixed shapes; others [T]."""
 
+_SOFTMAX_WIDTH: Final = {
+    Generation.AMPERE: 16.0,
+    Generation.ADA: 32.0,
+    Generation.HOPPER: 64.0,
+    Generation.BLACKWELL: 96.0,
+    Generation.CDNA3: 48.0,
+    Generation.ASCEND: 48.0,
+}
+"""Matrix units double with every generation, units for exponentials do not. [P] A100 and H100:
+figures of FlashAttention-2 and 3 at head widths 64 and 128; others [T]."""
+
+_MEMORY: Final = {
+    Generation.AMPERE: 1.2,
+    Generation.ADA: 1.2,
+    Generation.HOPPER: 1.4,
+    Generation.BLACKWELL: 1.5,
+    Generation.CDNA3: 1.5,
+    Generation.ASCEND: 1.4,
+}
+"""Streams reach 0.85 to 0.92 of the datasheet; fused element-wise kernels less, the more so the
+faster the memory, since their inner dimension stays. [T]"""
+
 _SOFTWARE: Final[dict[Software, dict[str, float]]] = {
     # One kernel per operation from Python under autograd, gradient hooks and timers, on Epyc hosts
     # of 2021: 20 to 25 us per launch. [T]
     Software.MEGATRON_2021: {"launch_s": 22e-6, "collective_s": 35e-6, "hop_s": 5.5e-6},
-    Software.MEGATRON_2025: {"launch_s": 20e-6},
-    Software.MEGATRON_2026: {"launch_s": 16e-6},
-    Software.TORCH_FSDP: {"launch_s": 8e-6, "memory_factor": 1.6},
+    Software.MEGATRON_2025: {"launch_s": 14e-6},
+    Software.MEGATRON_2026: {"launch_s": 13e-6},
+    Software.TORCH_FSDP: {"launch_s": 8e-6},
 }
 
 
@@ -227,6 +254,8 @@ def uncalibrated(generation: Generation, *, precision: Precision, software: Soft
         matmul_ratio=of_type.get(precision, min(of_type.values())),
         head_ratio=bf16,
         attention_ratio=_ATTENTION[generation],
+        memory_factor=_MEMORY[generation],
+        softmax_width=_SOFTMAX_WIDTH[generation],
     )
     return replace(generic, **_SOFTWARE[software])
 

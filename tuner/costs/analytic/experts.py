@@ -130,8 +130,9 @@ def _exchange_s(setting: Setting, *, sent: Numbers) -> Numbers:
         near = reached * (inside - 1.0) / inside
         plain_in = np.where(np.greater(merges, 0.0), tokens * near, plain_in)
         plain_out = np.where(np.greater(merges, 0.0), tokens * far, plain_out)
-    once_s = all_to_all_s(plain_in * row_bytes, plain_out * row_bytes, group, machine, own)
-    once_s = np.where(ranks > 1.0, once_s, 0.0)
+    once_s = all_to_all_s(
+        plain_in * row_bytes, plain_out * row_bytes, group, machine, own, is_merged=merges
+    )
     gathered = sent * s.expert_tensor * row_bytes
     gather_s = all_gather_s(gathered, setting.groups.expert_tensor, machine, own)
     return 2.0 * (once_s + np.where(s.expert_tensor > 1.0, gather_s, 0.0))

@@ -13,6 +13,9 @@ tile's prologue and epilogue cost in elements of k at bf16; that is a time, so t
 elements of a faster type. The form is that of NVIDIA's "Matrix
 Multiplication Background User's Guide" (tile and wave quantisation); derates and the mean are ours.
 
+Attention counts the unmasked pairs. Exponentials take time beside the products, as if every head
+were wider by a constant; the share of the peak that is reached is stated at a width of 128.
+
 Not covered: split-k, 2-SM tiles, alignment.
 """
 
@@ -87,8 +90,8 @@ class DatasheetKernels:
         self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
     ) -> Numbers:
         """Two products over the unmasked pairs: 2 pairs heads (d_qk + d_v) operations."""
-        rate = self.hardware.attention_flop_per_s * self.constants.attention_ratio
-        return 2.0 * pairs * heads * (key_dim + value_dim) / rate
+        flop = 2.0 * pairs * heads * self._widened(key_dim + value_dim, 2.0)
+        return flop / (self.hardware.attention_flop_per_s * self.constants.attention_ratio)
 
     def attention_backward_s(
         self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
@@ -96,8 +99,13 @@ class DatasheetKernels:
         """Five products: scores again, and gradients of queries, keys, scores and values."""
         own = self.constants
         rate = self.hardware.attention_flop_per_s * own.attention_ratio
-        flop = 2.0 * pairs * heads * (3.0 * key_dim + 2.0 * value_dim)
+        flop = 2.0 * pairs * heads * self._widened(3.0 * key_dim + 2.0 * value_dim, 5.0)
         return flop / (rate * own.attention_backward_ratio)
+
+    def _widened(self, widths: Numbers, products: float) -> Numbers:
+        # Exponentials cost as much as so much width; the shares reached are stated at width 128.
+        more = products * self.constants.softmax_width
+        return (widths + more) * (products * 128.0) / (products * 128.0 + more)
 
     def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
         """Bytes at the datasheet's bandwidth times the factor that kernels need."""

@@ -140,11 +140,17 @@ def all_to_all_s(
     group: Group,
     hardware: Hardware,
     constants: Constants,
+    *,
+    is_merged: Numbers = 0.0,
 ) -> Numbers:
-    """One rank sends so many bytes to others of its domain, and so many to other domains."""
+    """One rank sends so many bytes to others of its domain, and so many to other domains.
+
+    A merged exchange (DeepEP, HybridEP) sends large messages between domains.
+    """
     own = constants
     up = hardware.scale_up_bytes_per_s * own.scale_up_ratio * own.all_to_all_ratio
-    out = hardware.scale_out_bytes_per_s * own.scale_out_ratio * own.far_all_to_all_ratio
+    far = np.where(np.greater(is_merged, 0.0), 1.0, own.far_all_to_all_ratio)
+    out = hardware.scale_out_bytes_per_s * own.scale_out_ratio * far
     moved = np.maximum(inside_bytes / up, outside_bytes / out)
     return moved + latency_s(group, constants)
 
