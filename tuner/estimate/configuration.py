@@ -175,6 +175,7 @@ def rearranged(
     configuration: Configuration,
     *,
     tensor: int | None = None,
+    context: int | None = None,
     pipeline: int | None = None,
     virtual_pipeline: int | None = None,
 ) -> Configuration:
@@ -186,7 +187,8 @@ def rearranged(
     tensor = tensor or configuration.tensor
     pipeline = pipeline or configuration.pipeline
     virtual = virtual_pipeline or (configuration.virtual_pipeline if pipeline > 1 else 1)
-    ranks = tensor * configuration.context * pipeline
+    context = context or configuration.context
+    ranks = tensor * context * pipeline
     stages = configuration.stages
     explicit = configuration.is_explicit_layout
     if (pipeline, virtual) != (configuration.pipeline, configuration.virtual_pipeline):
@@ -198,6 +200,7 @@ def rearranged(
     return replace(
         configuration,
         tensor=tensor,
+        context=context,
         pipeline=pipeline,
         virtual_pipeline=virtual,
         data=configuration.devices // ranks if stages and configuration.devices % ranks == 0 else 0,

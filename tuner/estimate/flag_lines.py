@@ -184,6 +184,7 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, own: Configuration
         '"gradient_accumulation_steps"': str(own.num_microbatches),
         '"zero_optimization": {"stage"}': str(own.zero_stage),
         '"tensor_parallel": {"autotp_size"}': str(own.tensor),
+        '"sequence_parallel_size"': str(own.context),
         '"expert_parallel": {"autoep_size"}': str(own.expert),
     }
     if own.recompute is not Recompute.NONE:

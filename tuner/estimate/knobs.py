@@ -161,6 +161,12 @@ def _degrees(own: Configuration) -> Iterator[Turn]:
                 what=f"tensor parallelism {tensor} instead of {own.tensor}",
                 apply=partial(rearranged, tensor=tensor),
             )
+    for context in sorted({own.context * 2, own.context // 2, 1} - {0, own.context}):
+        yield Turn(
+            knob="context",
+            what=f"context parallelism {context} instead of {own.context}",
+            apply=partial(rearranged, context=context),
+        )
     if own.engine is Engine.DEEPSPEED:
         return
     for pipeline in sorted({own.pipeline * 2, own.pipeline // 2, 1} - {0, own.pipeline}):

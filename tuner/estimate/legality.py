@@ -106,7 +106,10 @@ def _experts(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
 
 def _schedule(own: Configuration, name: Name) -> Iterator[str]:
     if own.virtual_pipeline > 1 and own.pipeline == 1:
-        yield f"{own.virtual_pipeline} model chunks per rank need {name('pipeline')} above 1"
+        yield (
+            f"{own.virtual_pipeline} model chunks per rank need {name('pipeline')} above 1; set it "
+            "to 2 or leave interleaving out"
+        )
 
 
 def _recompute(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:

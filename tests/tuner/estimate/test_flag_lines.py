@@ -41,6 +41,19 @@ def test_dropped_flags_are_taken_out_and_new_ones_written(spec_of: MakeSpec) -> 
         "--moe-flex-dispatcher-backend hybridep",
         "remove --recompute-granularity",
         "remove --recompute-modules",
+        "remove --moe-enable-deepep",
+    )
+
+
+def test_a_shorthand_is_written_out_when_part_of_it_changes(spec_of: MakeSpec) -> None:
+    text = "--micro-batch-size 1 --global-batch-size 64 --bf16 --recompute-activations"
+    launch = megatron.read(text, source="args")
+    own, _ = configuration_of(launch, spec_of("mixtral-8x7b", nodes=2))
+
+    assert flag_lines(launch, own, replace(own, recompute_modules=("moe_act",))) == (
+        "--recompute-granularity selective",
+        "--recompute-modules moe_act",
+        "remove --recompute-activations",
     )
 
 
