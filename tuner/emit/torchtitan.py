@@ -38,11 +38,12 @@ _MODELS: Final = {
     ("GptOssForCausalLM", 36, 2880): ("gpt_oss", "gpt_oss_120b", "120b"),
     ("LlamaForCausalLM", 32, 4096): ("llama3", "llama3_8b", "8B"),
     ("LlamaForCausalLM", 80, 8192): ("llama3", "llama3_70b", "70B"),
-    ("LlamaForCausalLM", 126, 16384): ("llama3", "llama3_405b", "405B"),
+    ("LlamaForCausalLM", 126, 16384): ("llama3", "llama3_70b", "405B"),
     ("Qwen3MoeForCausalLM", 48, 2048): ("qwen3", "qwen3_30b_a3b", "30B-A3B"),
     ("Qwen3MoeForCausalLM", 94, 4096): ("qwen3", "qwen3_30b_a3b", "235B-A22B"),
 }
-"""Module, configuration to start from and flavor, by architecture, layers and width."""
+"""Module, configuration to start from and flavor, by architecture, layers and width; where the
+flavor has no configuration, or one in fp8, that of a sibling."""
 
 _DEEPSEEK_V3_VOCABULARY: Final = 129_280
 """Kimi-K2 calls itself DeepSeek-V3 and has its layers and width."""

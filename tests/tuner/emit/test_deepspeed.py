@@ -1,0 +1,138 @@
+"""The JSON against DeepSpeed's own parser, and what the README asks of the user's program."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.emit.deepspeed import emit
+from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.plan import VerifiedPlan
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+
+ONE_STAGE: dict[str, Any] = {
+    "pipeline_model_parallel_size": 1,
+    "stage_recompute": ("none",),
+    "chunks": (1,),
+    "pipeline_layout": (32,),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "two stages": {},
+    "parameters sharded, optimizer in host memory, DeepEP": {
+        **ONE_STAGE,
+        "zero_stage": 3,
+        "optimizer_offload": True,
+        "dispatcher": "deepep",
+    },
+    "gradients sharded in bf16": {**ONE_STAGE, "zero_stage": 2, "gradient_bytes": 2},
+    "tensor ranks": {**ONE_STAGE, "tensor_model_parallel_size": 2, "expert_data_parallel_size": 2},
+}
+
+READ = """\
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from deepspeed.runtime.config import DeepSpeedConfig
+
+class Grid:
+    def get_data_parallel_world_size(self):
+        return int(sys.argv[2])
+
+import deepspeed.comm as dist
+dist.get_rank = lambda *given: 0
+config = DeepSpeedConfig(sys.argv[1], mpu=Grid())
+print(json.dumps([config.train_batch_size, config.gradient_accumulation_steps,
+                  int(config.zero_optimization_stage), config.expert_parallel_config.autoep_size]))
+"""
+
+
+def _verified(**changes: Any) -> VerifiedPlan:
+    model = read_model(MODELS / "mixtral-8x7b" / "config.json")
+    plain: dict[str, Any] = {
+        "recompute": "none",
+        "recompute_modules": (),
+        "stage_recompute": ("none", "none"),
+        "chunks": (1, 1),
+    }
+    return sample_verified(model, sample_decision(**{**plain, **changes}), emit=("deepspeed",))
+
+
+def _files(verified: VerifiedPlan) -> dict[str, str]:
+    return {file.path.name: file.text for file in emit(verified)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_deepspeed_reads_the_configuration(case: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed (extra: engines)")
+    verified = _verified(**CASES[case])
+    write_emitted(tmp_path, emit(verified))
+    decision = verified.decision
+    # In a process of its own, because importing it sets up an accelerator and its logs.
+    read = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            READ,
+            str(tmp_path / "deepspeed.json"),
+            str(decision.data_parallel_size),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert read.returncode == 0, read.stderr[-2000:]
+    batch, accumulated, stage, experts = json.loads(read.stdout.splitlines()[-1])
+    assert batch == 1536
+    assert accumulated == decision.num_microbatches(1536)
+    assert stage == decision.zero_stage
+    piped = decision.pipeline_model_parallel_size > 1
+    assert experts == (1 if piped else decision.expert_model_parallel_size)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_batch_is_what_the_replicas_accumulate(case: str) -> None:
+    verified = _verified(**CASES[case])
+    config = json.loads(_files(verified)["deepspeed.json"])
+    assert config["train_batch_size"] == (
+        config["train_micro_batch_size_per_gpu"]
+        * config["gradient_accumulation_steps"]
+        * verified.decision.data_parallel_size
+    )
+
+
+def test_offload_dispatcher_and_gradients_are_in_the_configuration() -> None:
+    case = "parameters sharded, optimizer in host memory, DeepEP"
+    config = json.loads(_files(_verified(**CASES[case]))["deepspeed.json"])
+    assert config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert config["expert_parallel"]["comm_backend"] == "deepep"
+    assert config["expert_parallel"]["comm_max_tokens_per_rank"] == 4096
+    assert config["expert_parallel"]["preset_model"] == "mixtral"
+    small = json.loads(_files(_verified(**CASES["gradients sharded in bf16"]))["deepspeed.json"])
+    assert small["data_types"]["grad_accum_dtype"] == "bf16"
+
+
+def test_the_readme_says_what_the_program_must_build() -> None:
+    piped = _files(_verified(stage_recompute=("full", "full")))
+    assert "PipelineModule of 2 stages with 16 layers each" in piped["README.txt"]
+    assert "deepspeed.moe.layer.MoE and ep_size 8" in piped["README.txt"]
+    assert "turn on gradient checkpointing" in piped["README.txt"]
+    assert "expert_parallel" not in json.loads(piped["deepspeed.json"])
+
+
+def test_the_script_hands_over_the_configuration(tmp_path: Path) -> None:
+    write_emitted(tmp_path, emit(_verified()))
+    recorders = Recorders(tmp_path / "recorders")
+    ran = recorders.run(
+        tmp_path / "run.sh", "--epochs", "1", cwd=Path("/"), MASTER_ADDR="head", TRAIN="mine.py"
+    )
+    assert ran.code == 0, ran.stderr
+    expected = ["mine.py", "--deepspeed_config", f"{tmp_path}/deepspeed.json", "--epochs", "1"]
+    assert ran.only("torchrun")[-5:] == expected
+    assert recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head").code != 0

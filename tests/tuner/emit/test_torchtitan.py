@@ -1,0 +1,151 @@
+"""The TOML against torchtitan's own dataclasses, and the program that hands it over."""
+
+import ast
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.emit.torchtitan import emit
+from tuner.plan import VerifiedPlan
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+
+CASES: dict[str, dict[str, Any]] = {
+    "two stages": {},
+    "no pipeline, whole layers recomputed": {
+        "pipeline_model_parallel_size": 1,
+        "recompute": "full",
+        "stage_recompute": ("full",),
+        "chunks": (1,),
+        "pipeline_layout": (48,),
+    },
+    "zero bubble on uneven stages": {
+        "virtual_pipeline_model_parallel_size": 2,
+        "schedule": "zero_bubble",
+        "stage_recompute": ("none",) * 4,
+        "chunks": (1,) * 4,
+        "pipeline_layout": (10, 13, 13, 12),
+    },
+    "tensor and context ranks under hybridep": {
+        "pipeline_model_parallel_size": 1,
+        "tensor_model_parallel_size": 2,
+        "context_parallel_size": 2,
+        "data_parallel_size": 4,
+        "expert_data_parallel_size": 2,
+        "sequence_parallel": True,
+        "dispatcher": "hybridep",
+        "stage_recompute": ("none",),
+        "chunks": (1,),
+        "pipeline_layout": (48,),
+    },
+}
+
+
+def _verified(name: str = "qwen3-30b-a3b", **changes: Any) -> VerifiedPlan:
+    model = read_model(MODELS / name / "config.json")
+    half = model.num_layers // 2
+    plain = {
+        "zero_stage": 3,
+        "recompute": "none",
+        "recompute_modules": (),
+        "stage_recompute": ("none", "none"),
+        "chunks": (1, 1),
+        "pipeline_layout": (half, model.num_layers - half),
+    }
+    return sample_verified(model, sample_decision(**{**plain, **changes}), emit=("torchtitan",))
+
+
+def _toml(verified: VerifiedPlan) -> dict[str, dict[str, Any]]:
+    (text,) = (file.text for file in emit(verified) if file.path.suffix == ".toml")
+    return tomllib.loads(text)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_torchtitans_own_classes_take_the_sections(case: str) -> None:
+    reason = "torchtitan is not installed (extra: engines)"
+    config = pytest.importorskip("torchtitan.config", reason=reason)
+    written = _toml(_verified(**CASES[case]))
+    parallelism = config.ParallelismConfig(**written["parallelism"])
+    training = config.TrainingConfig(**written["training"])
+    assert dataclasses.asdict(parallelism).items() >= written["parallelism"].items()
+    assert training.global_batch_size == 1536
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_degrees_multiply_to_the_devices(case: str) -> None:
+    verified = _verified(**CASES[case])
+    degrees = _toml(verified)["parallelism"]
+    asked = (
+        degrees["data_parallel_replicate_degree"]
+        * degrees["data_parallel_shard_degree"]
+        * degrees["context_parallel_degree"]
+        * degrees["tensor_parallel_degree"]
+        * degrees["pipeline_parallel_degree"]
+    )
+    assert asked == verified.decision.num_devices
+
+
+def test_stages_hold_the_layers_of_the_plan() -> None:
+    written = _toml(_verified(**CASES["zero bubble on uneven stages"]))["parallelism"]
+    assert written["pipeline_parallel_schedule"] == "InterleavedZeroBubble"
+    stages = written["module_fqns_per_model_part"]
+    assert stages[0][:2] == ["tok_embeddings", "layers.0"]
+    assert stages[1][0] == "layers.10"
+    assert stages[-1][-2:] == ["norm", "lm_head"]
+    assert [name for stage in stages for name in stage if name.startswith("layers")] == [
+        f"layers.{layer}" for layer in range(48)
+    ]
+
+
+def test_a_pipeline_takes_the_whole_batch_of_a_replica_at_once() -> None:
+    # 1536 sequences over 8 replicas.
+    assert _toml(_verified())["training"]["local_batch_size"] == 192
+    single = _toml(_verified(**CASES["no pipeline, whole layers recomputed"]))
+    assert single["training"]["local_batch_size"] == 1
+    assert single["activation_checkpoint"]["mode"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("stage", "replicate", "shard", "reshard"),
+    [(0, 8, 1, "never"), (2, 1, 8, "never"), (3, 1, 8, "always")],
+)
+def test_zero_stages_are_fsdp(stage: int, replicate: int, shard: int, reshard: str) -> None:
+    changes: dict[str, Any] = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
+    written = _toml(_verified(zero_stage=stage, **changes))["parallelism"]
+    assert written["data_parallel_replicate_degree"] == replicate
+    assert written["data_parallel_shard_degree"] == shard
+    assert written["fsdp_reshard_after_forward"] == reshard
+
+
+def test_a_shipped_model_is_named_and_another_one_asked_for(tmp_path: Path) -> None:
+    model = _toml(_verified(dispatcher="deepep"))["model"]
+    assert model["module"] == "qwen3"
+    assert model["flavor"] == "30B-A3B"
+    assert model["moe_comm_backend"] == "deepep"
+    verified = _verified("mixtral-8x7b")
+    assert "model" not in _toml(verified)
+    write_emitted(tmp_path, emit(verified))
+    recorders = Recorders(tmp_path / "recorders")
+    ran = recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head")
+    assert "MODULE" in ran.stderr
+    ran = recorders.run(
+        tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head", MODULE="mine", CONFIG="mixtral"
+    )
+    assert ran.code == 0, ran.stderr
+    assert ran.only("torchrun")[-4:] == ["--module", "moetune_plan", "--config", "plan"]
+
+
+def test_selective_recomputation_is_not_flattened() -> None:
+    with pytest.raises(ValueError, match="recompute selective"):
+        emit(_verified(stage_recompute=("selective", "selective")))
+
+
+def test_the_program_builds_torchtitans_configuration(tmp_path: Path) -> None:
+    (program,) = (file.text for file in emit(_verified()) if file.path.suffix == ".py")
+    names = {node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef)}
+    assert names == {"plan"}
