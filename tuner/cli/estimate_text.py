@@ -52,11 +52,10 @@ def _what(found: Estimate) -> Iterator[str]:
         f"micro-batch{'es' * (found.num_microbatches > 1)} of {decision.micro_batch_size} x "
         f"{found.sequence_length} tokens, batch {found.global_batch_size}"
     )
-    recompute = ", ".join(decision.recompute_modules) or (
-        f"{decision.recompute_num_layers} layers of each rank"
-        if decision.recompute_num_layers
-        else "whole layers"
-    )
+    layers = decision.recompute_num_layers
+    whole = f"{layers} layers of each rank" if layers else "whole layers"
+    by_part = ", ".join(decision.recompute_modules) or "by operation"
+    recompute = whole if decision.recompute == "full" else by_part
     dispatcher = f"dispatcher {decision.dispatcher}{' overlapped' * decision.a2a_overlap}; "
     yield (
         f"{found.precision}; {dispatcher if decision.expert_model_parallel_size > 1 else ''}"
@@ -77,6 +76,11 @@ def _time(found: Estimate) -> Iterator[str]:
         f"step time      {format_s(found.step_time_s)} "
         f"(between {format_s(low)} and {format_s(high)})"
     )
+    if found.played_step_time_s is not None and found.decision.pipeline_model_parallel_size > 1:
+        yield (
+            f"               {format_s(found.played_step_time_s)} with every pass of the pipeline "
+            "played out"
+        )
     yield (
         f"tokens/s       {found.tokens_per_s_per_device:.4g} per device "
         f"(between {slow:.4g} and {fast:.4g})"

@@ -25,6 +25,7 @@ from tuner.estimate.decision import decision_of
 from tuner.estimate.flop_counts import CONVENTION, megatron_flop, model_flop, recomputed_flop
 from tuner.estimate.launch import Dispatcher, LaunchSettings
 from tuner.estimate.legality import broken_rules
+from tuner.estimate.played import played_step_s
 from tuner.estimate.pricing import Bench, Priced, priced
 from tuner.estimate.records import Estimate, ExposedRatios, RankMemory, Utilisation
 from tuner.spec.cluster import Pool
@@ -73,6 +74,7 @@ def estimate(spec: Spec, launch: LaunchSettings, *, residuals: Residuals | None 
         decision=decision_of(configuration, spec.model),
         step_time_s=own.step_s,
         step_time_s_band=(low, high),
+        played_step_time_s=played_step_s(own),
         tokens_per_s_per_device=per_device / own.step_s,
         tokens_per_s_per_device_band=(per_device / high, per_device / low),
         utilisation=_utilisation(own, bench),

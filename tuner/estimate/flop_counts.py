@@ -43,11 +43,16 @@ def model_flop(own: Configuration, model: ModelSpec) -> float:
 
 
 def recomputed_flop(own: Configuration, model: ModelSpec) -> float:
-    """Operations of one step that recomputation runs again."""
+    """Operations of one step that recomputation runs again.
+
+    torchtitan's checkpoints by operation keep attention and every second product.
+    """
     forward = forward_flop_per_token(_with_mtp(model, own.mtp_layers), sequence_length=own.sequence)
     if own.recompute is Recompute.FULL:
         again = own.recompute_ratio * (forward.total - forward.head)
         return _tokens(own) * again
+    if own.recompute_products:
+        return _tokens(own) * 0.5 * (forward.total - forward.head - forward.attention_core)
     by_module = {
         "core_attn": forward.attention_core,
         "mlp": forward.dense_ffn,

@@ -117,6 +117,11 @@ class Priced:
         ranks: npt.NDArray[np.float64] = self.memory.total_PC[: self.configuration.pipeline, 0]
         return ranks
 
+    def stage_seconds(self, name: str) -> tuple[float, ...]:
+        """Return seconds of every stage by their name in `StepPrice`."""
+        grid = np.asarray(getattr(self.step, name))[: self.configuration.num_stages, 0]
+        return tuple(float(value) for value in grid)
+
     def seconds(self, name: str) -> float:
         """Return a part of the step by its name in `StepPrice`."""
         return float(np.asarray(getattr(self.step, name)).ravel()[0])

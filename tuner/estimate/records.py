@@ -115,6 +115,9 @@ class Estimate(Record):
     """The launch in the words of a plan."""
     step_time_s: Seconds
     step_time_s_band: Band
+    played_step_time_s: Seconds | None
+    """The same with every pass of the pipeline's schedule played out one by one, as a check of the
+    closed form; absent where the schedule is not one that can be played, or too long."""
     tokens_per_s_per_device: float
     tokens_per_s_per_device_band: Band
     utilisation: Utilisation

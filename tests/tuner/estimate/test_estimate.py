@@ -43,6 +43,16 @@ def test_time_and_tokens_are_two_views_of_one_number(mixtral: Estimate) -> None:
     assert slow < mixtral.tokens_per_s_per_device < fast
 
 
+def test_the_played_schedule_agrees_with_the_closed_form(mixtral: Estimate) -> None:
+    assert mixtral.played_step_time_s == pytest.approx(mixtral.step_time_s, rel=0.03)
+
+
+def test_without_a_pipeline_there_is_nothing_to_play(spec_of: MakeSpec) -> None:
+    found = estimated("", spec_of("llama-3.1-8b", nodes=1))
+
+    assert found.played_step_time_s == pytest.approx(found.step_time_s, rel=1e-9)
+
+
 def test_utilisation_follows_from_the_named_convention(mixtral: Estimate) -> None:
     # Llama-like counts by hand: Mixtral has 12.6 G active weights outside the embedding, 6 FLOP
     # each, and 6 * 32 layers * 4096 * 2 attended-token-halves of attention: about 79 GFLOP a token.

@@ -58,5 +58,7 @@ def test_recomputed_operations_are_those_of_the_modules(spec_of: MakeSpec) -> No
     assert again("layernorm", "moe_act") == 0.0
     assert 0.0 < again("core_attn") < again("moe") < full
     assert again("moe", "shared_experts") == again("moe")
+    by_operation = replace(own, recompute=Recompute.SELECTIVE, recompute_products=True)
+    assert 0.0 < recomputed_flop(by_operation, spec.model) < full / 2
     half = replace(own, recompute=Recompute.FULL, recompute_ratio=0.5)
     assert recomputed_flop(half, spec.model) == pytest.approx(full / 2)
