@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tuner.costs.analytic.kernels import AttentionShape
 from tuner.costs.analytic.links import all_gather_s
 from tuner.costs.analytic.parts import (
     BACKWARD_BYTES,
@@ -86,13 +87,21 @@ def _attention_core(setting: Setting) -> Block:
     heads = m.heads / s.tensor
     sequences = s.micro_batch
     pairs = sequences * _mean_pairs(m, s) / s.context
-    shape = {"heads": heads, "key_dim": m.head_dim, "value_dim": m.value_dim}
+    shape = AttentionShape(
+        pairs=pairs,
+        sequences=sequences,
+        sequence=s.sequence,
+        heads=heads,
+        kv_heads=np.maximum(m.kv_heads / s.tensor, 1.0),
+        key_dim=m.head_dim,
+        value_dim=m.value_dim,
+    )
     # Windows of a few tiles and attention sinks leave the kernels' fast path.
     slower = np.where(
         np.greater(m.has_sinks, 0.0) | np.greater(m.window, 0.0), 1.0 / own.sink_ratio, 1.0
     )
-    forward_s = slower * setting.kernels.attention_s(pairs, **shape)
-    backward_s = slower * setting.kernels.attention_backward_s(pairs, **shape)
+    forward_s = slower * setting.kernels.attention_s(shape)
+    backward_s = slower * setting.kernels.attention_backward_s(shape)
     more: Numbers = 0.0
     if not np.all(np.greater(s.has_flash_attention, 0.0)):
         plain = _plain_attention(setting)

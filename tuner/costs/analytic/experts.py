@@ -97,14 +97,11 @@ def _expert_products(
     local = np.maximum(m.experts / s.expert, 1.0)
     rows = copies / local
     inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0) * width
-    grouped_s = setting.kernels.grouped_gemm_s
-    forward_s = grouped_s(local, rows, inner, m.hidden) + grouped_s(local, rows, m.hidden, width)
-    input_s = grouped_s(local, rows, m.hidden, inner) + grouped_s(local, rows, width, m.hidden)
-    weight_s = grouped_s(local, inner, m.hidden, rows) + grouped_s(local, m.hidden, width, rows)
+    found = setting.kernels.experts_s(local, rows, hidden=m.hidden, width=width, inner=inner)
     return Block(
-        forward_s=pieces * forward_s,
-        backward_s=pieces * (input_s + weight_s),
-        weight_s=pieces * weight_s,
+        forward_s=pieces * found.forward_s,
+        backward_s=pieces * found.backward_s,
+        weight_s=pieces * found.weight_s,
     )
 
 

@@ -20,7 +20,7 @@ Not covered: split-k, 2-SM tiles, alignment.
 """
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,26 +34,49 @@ STREAM_RATIO: Final = 0.85
 """Of the memory bandwidth that a product can draw. STREAM on A100 and H100 reaches 0.85 to 0.92."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionShape:
+    """What one rank's attention over a micro-batch is about."""
+
+    pairs: Numbers
+    """Pairs of query and key that are computed, per head, all sequences together."""
+    sequences: Numbers
+    sequence: Numbers
+    """Tokens of one."""
+    heads: Numbers
+    kv_heads: Numbers
+    key_dim: Numbers
+    value_dim: Numbers
+
+
+class ExpertSeconds(NamedTuple):
+    """Products of a feed-forward network of several experts."""
+
+    forward_s: Numbers
+    backward_s: Numbers
+    """Both gradients."""
+    weight_s: Numbers
+    """Of the backward pass, the gradient of the weights."""
+
+
 class Kernels(Protocol):
     """Times of kernels; all arguments are numbers or arrays of one entry per column."""
 
     def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
         """One product; the head's stay in bf16."""
 
-    def grouped_gemm_s(self, groups: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-        """Products of `groups` experts with m rows each, in one kernel."""
+    def experts_s(
+        self, groups: Numbers, rows: Numbers, *, hidden: Numbers, width: Numbers, inner: Numbers
+    ) -> ExpertSeconds:
+        """[rows, hidden] x [hidden, inner] and [rows, width] x [width, hidden] of each expert."""
 
     def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
         """Independent products of attention's precision, in one kernel."""
 
-    def attention_s(
-        self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
-    ) -> Numbers:
-        """Flash attention's forward pass over `pairs` unmasked pairs of query and key per head."""
+    def attention_s(self, shape: AttentionShape) -> Numbers:
+        """Flash attention's forward pass."""
 
-    def attention_backward_s(
-        self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
-    ) -> Numbers:
+    def attention_backward_s(self, shape: AttentionShape) -> Numbers:
         """Its backward pass."""
 
     def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
@@ -75,31 +98,39 @@ class DatasheetKernels:
         rate = machine.matmul_flop_per_s * own.matmul_ratio
         return self._tiled_s(1.0, m, n, k, rate, self._faster)
 
-    def grouped_gemm_s(self, groups: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-        """Products of `groups` experts with m rows each, in one kernel."""
-        own = self.constants
-        rate = self.hardware.matmul_flop_per_s * own.matmul_ratio * own.grouped_ratio
-        return self._tiled_s(groups, m, n, k, rate, self._faster)
+    def experts_s(
+        self, groups: Numbers, rows: Numbers, *, hidden: Numbers, width: Numbers, inner: Numbers
+    ) -> ExpertSeconds:
+        """Six grouped products: two forward, two for inputs, two for weights."""
+
+        def grouped_s(m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+            return self._grouped_s(groups, m, n, k)
+
+        weight_s = grouped_s(inner, hidden, rows) + grouped_s(hidden, width, rows)
+        input_s = grouped_s(rows, hidden, inner) + grouped_s(rows, width, hidden)
+        return ExpertSeconds(
+            forward_s=grouped_s(rows, inner, hidden) + grouped_s(rows, hidden, width),
+            backward_s=input_s + weight_s,
+            weight_s=weight_s,
+        )
 
     def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
         """Independent products of attention's precision, in one kernel."""
         rate = self.hardware.attention_flop_per_s * self.constants.matmul_ratio
         return self._tiled_s(batches, m, n, k, rate, 1.0)
 
-    def attention_s(
-        self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
-    ) -> Numbers:
+    def attention_s(self, shape: AttentionShape) -> Numbers:
         """Two products over the unmasked pairs: 2 pairs heads (d_qk + d_v) operations."""
-        flop = 2.0 * pairs * heads * self._widened(key_dim + value_dim, 2.0)
+        widths = shape.key_dim + shape.value_dim
+        flop = 2.0 * shape.pairs * shape.heads * self._widened(widths, 2.0)
         return flop / (self.hardware.attention_flop_per_s * self.constants.attention_ratio)
 
-    def attention_backward_s(
-        self, pairs: Numbers, *, heads: Numbers, key_dim: Numbers, value_dim: Numbers
-    ) -> Numbers:
+    def attention_backward_s(self, shape: AttentionShape) -> Numbers:
         """Five products: scores again, and gradients of queries, keys, scores and values."""
         own = self.constants
         rate = self.hardware.attention_flop_per_s * own.attention_ratio
-        flop = 2.0 * pairs * heads * self._widened(3.0 * key_dim + 2.0 * value_dim, 5.0)
+        widths = 3.0 * shape.key_dim + 2.0 * shape.value_dim
+        flop = 2.0 * shape.pairs * shape.heads * self._widened(widths, 5.0)
         return flop / (rate * own.attention_backward_ratio)
 
     def _widened(self, widths: Numbers, products: float) -> Numbers:
@@ -110,6 +141,11 @@ class DatasheetKernels:
     def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
         """Bytes at the datasheet's bandwidth times the factor that kernels need."""
         return moved_bytes * (self.constants.memory_factor / self.hardware.memory_bytes_per_s)
+
+    def _grouped_s(self, groups: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+        own = self.constants
+        rate = self.hardware.matmul_flop_per_s * own.matmul_ratio * own.grouped_ratio
+        return self._tiled_s(groups, m, n, k, rate, self._faster)
 
     @property
     def _faster(self) -> Numbers:
