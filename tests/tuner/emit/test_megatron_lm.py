@@ -13,6 +13,7 @@ from tuner.emit.registry import emit
 from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.plan import TrainDecision
 from tuner.spec.capabilities import TARGETS, refusals
+from tuner.spec.goal import Precision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
@@ -248,6 +249,31 @@ def test_a_low_precision_comes_beside_bf16(precision: str, expected: dict[str, l
     options = _options(model, _one_stage(model, fp8_recipe=precision))
     assert {flag: values for flag, values in options.items() if "-fp" in flag} == expected
     assert "--bf16" in options
+
+
+def test_the_precision_of_the_goal_holds_where_the_decision_names_none() -> None:
+    model = _model("mixtral-8x7b")
+    decision = _one_stage(model)
+    goal = sample_verified(model, decision).plan.goal
+    goal = goal.model_copy(update={"precision": Precision.MXFP8})
+    assert ("--fp8-recipe", "mxfp8") in arguments(model, goal, decision)
+
+
+def test_the_61_layers_of_deepseek_on_16_ranks() -> None:
+    # Embedding and loss as layers: 63 over 16 is 4 on 15 ranks and 3 on one.
+    decision = sample_decision(
+        pipeline_model_parallel_size=16,
+        data_parallel_size=8,
+        stage_recompute=("none",) * 16,
+        recompute_modules=(),
+        chunks=(1,) * 16,
+        pipeline_layout=(3, *(4,) * 14, 2),
+        ends_as_layers=True,
+        mtp_num_layers=1,
+    )
+    options = _options(_model("deepseek-v3"), decision)
+    middle = "|".join(["t*4"] * 14)
+    assert options["--pipeline-model-parallel-layout"] == [f"Et*3|{middle}|t*2mL"]
 
 
 def test_megatron_fsdp_is_zero_2_and_3() -> None:

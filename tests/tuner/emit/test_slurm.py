@@ -1,10 +1,19 @@
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tuner.emit.registry import emit, emit_all
 from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.spec.huggingface.read import read_model
 
 MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"
+
+WHOLE_LAYERS: dict[str, Any] = {
+    "recompute": "full",
+    "stage_recompute": ("full", "full"),
+    "chunks": (1, 1),
+}
 
 
 def _directives(text: str) -> dict[str, str]:
@@ -49,6 +58,38 @@ def test_the_job_starts_the_first_program_of_the_plan(tmp_path: Path) -> None:
     assert "--node-rank=1" in argv
     assert "/megatron/pretrain_gpt.py" in argv
     assert argv[-2:] == ["--train-iters", "10"]
+
+
+@pytest.mark.parametrize(
+    ("program", "changes", "started"),
+    [
+        ("megatron-bridge", {}, "train.py"),
+        ("torchtitan", {"zero_stage": 3, **WHOLE_LAYERS}, "torchtitan.train"),
+        ("deepspeed", WHOLE_LAYERS, "mine.py"),
+    ],
+)
+def test_a_job_starts_any_program_on_the_devices_of_the_plan(
+    program: str, changes: dict[str, Any], started: str, tmp_path: Path
+) -> None:
+    decision = sample_decision(**changes)
+    verified = sample_verified(read_model(MIXTRAL), decision, emit=(program, "slurm"))
+    for target, files in emit_all(verified).items():
+        write_emitted(tmp_path / target, files)
+    ran = Recorders(tmp_path / "recorders").run(
+        tmp_path / "slurm" / "job.sbatch",
+        cwd=tmp_path / "slurm",
+        MODULE="mine",
+        CONFIG="mixtral",
+        TRAIN="mine.py",
+        SLURM_JOB_ID="7",
+        SLURM_JOB_NODELIST="node[1-2]",
+    )
+    assert ran.code == 0, ran.stderr
+    argv = ran.only("torchrun")
+    assert started in argv
+    assert argv[:2] == ["--nnodes=2", "--nproc-per-node=8"]
+    directives = _directives((tmp_path / "slurm" / "job.sbatch").read_text())
+    assert int(directives["nodes"]) * int(directives["gpus-per-node"]) == decision.num_devices
 
 
 def test_a_wrapper_alone_brings_the_reference_step() -> None:
