@@ -94,8 +94,8 @@ def _divided(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
             f"the nearest number of stages is {nearest_divisor(total, stages)}, or place them with "
             f"{launch.name('layout')}"
         )
-    counts = _front_loaded(model.num_layers, stages, ends=(first, last))
-    if min(counts) < 0:
+    counts = _front_loaded(model.num_layers, min(stages, total), ends=(first, last))
+    if stages > total or min(counts) < 0:
         raise SpecError(
             f"{launch.source}: {stages} stages are too many for {model.num_layers} layers; the "
             f"most are {total}"

@@ -1,0 +1,118 @@
+"""Whatever numbers a launch holds: an estimate, or one line."""
+
+import math
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import SpecError
+from tuner.estimate.estimate import estimate
+from tuner.estimate.launch import LaunchSettings
+from tuner.estimate.readers import deepspeed, megatron, torchtitan
+from tuner.spec.spec import Spec
+
+MakeSpec = Callable[..., Spec]
+SIZES = st.sampled_from([1, 1, 1, 1, 2, 2, 4, 8, 3, 32, 4096, 2**31])
+BUDGET = settings(
+    deadline=None,
+    max_examples=60,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def outcome(spec: Spec, read: Callable[..., LaunchSettings], text: str) -> str:
+    """Return the refusal, or nothing where there is an estimate that makes sense."""
+    try:
+        found = estimate(spec, read(text, source="launch"))
+    except SpecError as error:
+        return str(error)
+    assert math.isfinite(found.step_time_s)
+    assert found.step_time_s > 0.0
+    assert 0.0 < found.utilisation.mfu_ratio < 1.0
+    assert all(0.0 <= share <= 1.0 for share in found.exposed.model_dump().values())
+    assert found.decision.num_devices == found.devices
+    assert sum(found.decision.pipeline_layout) == spec.model.num_layers
+    return ""
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "tensor-model-parallel-size",
+                "pipeline-model-parallel-size",
+                "context-parallel-size",
+                "expert-model-parallel-size",
+                "expert-tensor-parallel-size",
+                "num-layers-per-virtual-pipeline-stage",
+                "num-virtual-stages-per-pipeline-rank",
+                "decoder-first-pipeline-num-layers",
+                "seq-length",
+                "global-batch-size",
+                "mtp-num-layers",
+                "recompute-num-layers",
+                "num-distributed-optimizer-instances",
+                "mlp-chunks-for-training",
+            ]
+        ),
+        SIZES,
+        max_size=5,
+    ),
+    st.booleans(),
+)
+@BUDGET
+def test_megatron(spec_of: MakeSpec, numbers: dict[str, int], is_moe: bool) -> None:
+    spec = spec_of("deepseek-v3" if is_moe else "llama-3.1-8b", nodes=4)
+    flags = " ".join(f"--{name} {value}" for name, value in numbers.items())
+    text = f"--micro-batch-size 1 --bf16 --sequence-parallel {flags}"
+
+    assert "\n" not in outcome(spec, megatron.read, text)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "training.local_batch_size",
+                "training.global_batch_size",
+                "training.seq_len",
+                "parallelism.data_parallel_shard_degree",
+                "parallelism.data_parallel_replicate_degree",
+                "parallelism.tensor_parallel_degree",
+                "parallelism.context_parallel_degree",
+                "parallelism.pipeline_parallel_degree",
+                "parallelism.pipeline_parallel_layers_per_stage",
+                "parallelism.pipeline_parallel_first_stage_less_layers",
+                "parallelism.pipeline_parallel_microbatch_size",
+                "parallelism.expert_parallel_degree",
+                "parallelism.expert_tensor_parallel_degree",
+            ]
+        ),
+        SIZES,
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(["1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "DualPipeV"]),
+)
+@BUDGET
+def test_torchtitan(spec_of: MakeSpec, numbers: dict[str, int], schedule: str) -> None:
+    lines = [f"{name} = {value}" for name, value in numbers.items()]
+    text = "\n".join([*lines, f'parallelism.pipeline_parallel_schedule = "{schedule}"'])
+
+    assert "\n" not in outcome(spec_of("deepseek-v2-lite", nodes=4), torchtitan.read, text)
+
+
+@given(st.lists(SIZES, min_size=5, max_size=5), st.integers(min_value=0, max_value=3))
+@BUDGET
+def test_deepspeed(spec_of: MakeSpec, sizes: list[int], stage: int) -> None:
+    batch, micro, tensor, sequence, expert = sizes
+    text = (
+        f'{{"train_batch_size": {batch}, "train_micro_batch_size_per_gpu": {micro}, '
+        f'"zero_optimization": {{"stage": {stage}}}, "tensor_parallel": {{"autotp_size": {tensor}}}'
+        f', "sequence_parallel_size": {sequence}, '
+        f'"expert_parallel": {{"enabled": true, "autoep_size": {expert}}}}}'
+    )
+
+    assert "\n" not in outcome(spec_of("mixtral-8x7b", nodes=1), deepspeed.read, text)
