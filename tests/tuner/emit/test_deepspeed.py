@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 READ = """\
 import json, sys, warnings
 warnings.simplefilter("ignore")
+from deepspeed.module_inject.auto_ep_config import validate_autoep_config
 from deepspeed.runtime.config import DeepSpeedConfig
 
 class Grid:
@@ -46,8 +47,16 @@ class Grid:
 import deepspeed.comm as dist
 dist.get_rank = lambda *given: 0
 config = DeepSpeedConfig(sys.argv[1], mpu=Grid())
+devices, stages, tensor = map(int, sys.argv[3:])
+stage = int(config.zero_optimization_stage)
+offload = config.zero_config.offload_optimizer is not None
+validate_autoep_config(
+    config.expert_parallel_config, devices, stages, tensor, 1,
+    zero_stage=stage, zero_offload_optimizer=offload,
+)
+assert int(config.tensor_parallel_config.autotp_size or 1) == tensor
 print(json.dumps([config.train_batch_size, config.gradient_accumulation_steps,
-                  int(config.zero_optimization_stage), config.expert_parallel_config.autoep_size]))
+                  stage, config.expert_parallel_config.autoep_size]))
 """
 
 
@@ -81,6 +90,9 @@ def test_deepspeed_reads_the_configuration(case: str, tmp_path: Path) -> None:
             READ,
             str(tmp_path / "deepspeed.json"),
             str(decision.data_parallel_size),
+            str(decision.num_devices),
+            str(decision.pipeline_model_parallel_size),
+            str(decision.tensor_model_parallel_size),
         ],
         capture_output=True,
         text=True,

@@ -214,6 +214,15 @@ def test_a_plain_decision_can_be_launched_everywhere(target: str) -> None:
             {
                 "tensor_model_parallel_size": 2,
                 "sequence_parallel": False,
+                "optimizer_offload": True,
+            },
+            "optimizer_offload with experts needs tensor_model_parallel_size 1",
+        ),
+        (
+            "deepspeed",
+            {
+                "tensor_model_parallel_size": 2,
+                "sequence_parallel": False,
                 "expert_model_parallel_size": 1,
             },
             "tensor parallelism with experts needs expert_model_parallel_size above 1",

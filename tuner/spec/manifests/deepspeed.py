@@ -5,7 +5,8 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
 
 - ZeRO stages 2 and 3 refuse a pipeline, which is a `PipelineModule` of the user's code with equal
   stages and the 1F1B schedule.
-- AutoTP splits products, not the sequence, and not under a pipeline; with experts it needs AutoEP.
+- AutoTP splits products, not the sequence, and not under a pipeline; with experts it needs AutoEP,
+  and then no state may live in host memory.
 - AutoEP spreads experts over any of a stage's ranks and never splits one; its experts travel by
   all-to-all or DeepEP.
 - Recomputation is turned on in the model's code, for whole layers.
@@ -41,6 +42,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     rank_orders=frozenset({DEFAULT_RANK_ORDER}),
     expert_tensor_parallel=False,
     moe_tensor_needs_experts=True,
+    moe_offload_needs_one_tensor_rank=True,
     dispatchers=frozenset({"alltoall", "deepep"}),
     a2a_overlap=False,
     cuda_graphs=frozenset({"none"}),

@@ -124,6 +124,8 @@ class Capabilities:
     """At zero_stage 0 experts are spread over context and tensor ranks only."""
     moe_tensor_needs_experts: bool = False
     """Tensor parallelism of a MoE model needs expert parallelism."""
+    moe_offload_needs_one_tensor_rank: bool = False
+    """The optimizer state of a MoE model under tensor parallelism stays on the devices."""
     dispatchers: frozenset[str] = DISPATCHERS
     a2a_overlap: bool = True
     """Dispatch and combine can run beside another micro-batch's work."""

@@ -118,6 +118,12 @@ def _experts(target: Capabilities, model: ModelSpec, decision: Decision) -> Iter
         return
     if decision.tensor_model_parallel_size > 1 and experts == 1 and target.moe_tensor_needs_experts:
         yield "tensor parallelism with experts needs expert_model_parallel_size above 1"
+    if (
+        decision.optimizer_offload
+        and decision.tensor_model_parallel_size > 1
+        and target.moe_offload_needs_one_tensor_rank
+    ):
+        yield "optimizer_offload with experts needs tensor_model_parallel_size 1"
     if decision.dispatcher not in target.dispatchers:
         yield f"dispatcher {decision.dispatcher} is not one of {listed(target.dispatchers)}"
     elif (
