@@ -15,6 +15,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "verified": "tuner.verify.records:Verified",
     "profile": "profilers.records:ProfileHeader",
     "step": "profilers.steps.config:StepConfig",
+    "estimate": "tuner.estimate.records:Estimate",
 }
 
 

@@ -19,7 +19,7 @@ torchrun --nnodes 256 --nproc-per-node 8 pretrain_gpt.py \
   --moe-shared-expert-intermediate-size 2048 --moe-layer-freq "([0]*3+[1]*58)" \
   --moe-grouped-gemm --moe-token-dispatcher-type flex --moe-enable-deepep \
   --overlap-moe-expert-parallel-comm --delay-wgrad-compute \
-  --mtp-num-layers 1 \
+  --mtp-num-layers 1 --hidden-dropout 0 --attention-dropout 0 \
   --recompute-granularity selective --recompute-modules mla_up_proj layernorm moe_act \
   --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights \
   --bf16 --fp8-format e4m3 --fp8-recipe blockwise

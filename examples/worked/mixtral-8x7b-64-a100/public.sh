@@ -13,4 +13,4 @@ torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py \
   --group-query-attention --num-query-groups 8 \
   --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall \
   --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights \
-  --bf16
+  --hidden-dropout 0 --attention-dropout 0 --bf16

@@ -16,4 +16,4 @@ torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py \
   --moe-grouped-gemm --moe-token-dispatcher-type flex --moe-enable-deepep \
   --overlap-moe-expert-parallel-comm \
   --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights \
-  --bf16
+  --hidden-dropout 0 --attention-dropout 0 --bf16
