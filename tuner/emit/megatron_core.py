@@ -16,9 +16,8 @@ from typing import Final
 
 from profilers.steps.config import LayerKind, Recompute
 from tuner.plan import TrainDecision
-from tuner.spec.capabilities import global_chunks, global_recompute
 from tuner.spec.features import ModelFeature, features
-from tuner.spec.manifests.decision import selective_modules
+from tuner.spec.manifests.decision import global_chunks, global_recompute, selective_modules
 from tuner.spec.model import Attention, ModelSpec, Moe, QkNorm
 
 Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | None

@@ -9,7 +9,8 @@ from typing import Final, Protocol, cast
 
 from tuner.emit.files import EmittedFile
 from tuner.plan import VerifiedPlan
-from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs, refusals
+from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
+from tuner.spec.refusals import refusals
 
 EMITTERS: Final[Mapping[str, str]] = {
     "reference": "tuner.emit.reference:emit",

@@ -11,7 +11,6 @@ from functools import reduce
 from typing import Final
 
 from tuner.errors import UnknownTargetError
-from tuner.spec.manifests.decision import global_chunks, global_recompute
 from tuner.spec.manifests.deepspeed import DEEPSPEED_0_19
 from tuner.spec.manifests.manifest import Capabilities, joined
 from tuner.spec.manifests.megatron_bridge import BRIDGE_26_02, BRIDGE_26_04, BRIDGE_26_06
@@ -25,8 +24,6 @@ __all__ = [
     "TARGETS",
     "WRAPPERS",
     "Capabilities",
-    "global_chunks",
-    "global_recompute",
     "intersection",
     "programs",
     "refusals",

@@ -12,10 +12,11 @@ from tuner.emit.megatron_lm import arguments
 from tuner.emit.registry import emit
 from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.plan import TrainDecision
-from tuner.spec.capabilities import TARGETS, refusals
+from tuner.spec.capabilities import TARGETS
 from tuner.spec.goal import Precision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
+from tuner.spec.refusals import refusals
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 FLAGS = json.loads((Path(__file__).parent / "megatron_flags.json").read_text(encoding="utf-8"))

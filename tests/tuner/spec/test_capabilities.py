@@ -9,19 +9,13 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from tuner.errors import UnknownTargetError
 from tuner.plan import TrainDecision
-from tuner.spec.capabilities import (
-    TARGETS,
-    WRAPPERS,
-    Capabilities,
-    global_chunks,
-    global_recompute,
-    intersection,
-    programs,
-    refusals,
-)
+from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.manifests.decision import global_chunks, global_recompute
+from tuner.spec.manifests.manifest import Capabilities
 from tuner.spec.model import ModelSpec
+from tuner.spec.refusals import refusals
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 REFERENCE, MEGATRON = TARGETS["reference"], TARGETS["megatron-lm"]
@@ -363,6 +357,13 @@ def test_a_dense_stage_agrees_with_selective_recomputation_elsewhere() -> None:
     assert global_recompute(model, decision) is Recompute.SELECTIVE
     assert global_chunks(model, decision) == 4
     assert refusals(MEGATRON, model=model, decision=decision) == ()
+
+
+@pytest.mark.parametrize("target", sorted(set(TARGETS) - WRAPPERS - {"reference", "torchrun"}))
+def test_a_manifest_says_which_release_it_is_and_where_it_was_read(target: str) -> None:
+    manifest = TARGETS[target]
+    assert any(letter.isdigit() for letter in manifest.release)
+    assert manifest.source.startswith(("github.com/", "pypi.org/"))
 
 
 def test_an_unknown_target_is_answered_with_the_known_ones() -> None:
