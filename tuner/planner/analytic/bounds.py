@@ -13,8 +13,8 @@ parameters, and of gradient sums the share that overlapping leaves visible.
 
 Two levels use it. A row (all degrees) brings the unit costs of one way to run it, which bounds
 every way that only adds recomputation, offloading or less overlap. A cell (no expert degrees yet)
-brings unit costs of one imagined expert as wide as one of the model's: its router scores one expert, its
-products are whole, and nothing is exchanged, so no real expert degrees are faster.
+brings unit costs of one imagined expert as wide as one of the model's: its router scores one
+expert, its products are whole, and nothing is exchanged, so no real expert degrees are faster.
 
 Letters: C columns.
 """

@@ -94,6 +94,7 @@ def strategies_of(question: Question, ways: Ways, candidates: Candidates) -> Str
         num_microbatches=num_microbatches(question, candidates.rows).astype(np.float64),
         sequence_parallel=((rows["tensor"] > 1.0) & has_sequence).astype(np.float64),
         element_bytes=question.element_bytes,
+        linear_bytes=question.linear_bytes,
         gradient_bytes=question.gradient_bytes,
         weight_bytes=question.weight_bytes,
         busiest_ratio=mean,

@@ -9,8 +9,11 @@ of everything at the end, the slowest of p devices needs at least P where
 (leading dense layers that are faster are not counted, which only lowers P), and no less than the
 whole work over p. `least_peak_s` is the smallest such P: no layout has a faster slowest device.
 `balanced` draws a layout up from it: the first and the last device take what fits below P, the
-others share the rest evenly. `lean` does the same under a limit of layers on each device. Device d
-runs stages d, d + p, ...; its layers are spread evenly over them.
+others share the rest evenly. `lean` does the same under a limit of layers on each device.
+
+Device d of an interleaved pipeline runs stages d, d + p, ... . Unlike stages make such a schedule
+wait in ways that no closed form knows, so its stages all hold the same number of layers, the first
+and the last apart, which have embedding and head (`interleaved`).
 
 Letters: C columns of one pipeline size p and v stages a device, P devices, S = p v stages in
 execution order, L layers, K candidates for P. Not covered: other recomputation on some stages than
@@ -199,19 +202,29 @@ def _room(peak_s: Floats, ends_PC: Floats, layer_s: Floats) -> Ints:
     return np.floor(left_PC / layer_s).astype(np.int64)
 
 
+def interleaved(model: ModelSpec, *, pipeline: int, virtual: Ints) -> Ints:
+    """Layers of every device, [P, C], where all stages but the first and last are alike.
+
+    What those two hold less is taken off the last as far as possible, where the head lies.
+    """
+    each = -(-model.num_layers // (pipeline * virtual))
+    missing = each * pipeline * virtual - model.num_layers
+    of_last = np.minimum(missing, each)
+    devices_PC = np.repeat((each * virtual)[None], pipeline, axis=0)
+    devices_PC[0] -= missing - of_last
+    devices_PC[-1] -= of_last
+    return devices_PC
+
+
 def layers_of_stages(devices_PC: Ints, *, virtual: int) -> Ints:
     """Layers of every stage, [S, C], in execution order, from those of every device."""
-    pipeline, columns = devices_PC.shape
+    pipeline = len(devices_PC)
     if virtual == 1:
         return devices_PC
-    each, more = np.divmod(devices_PC, virtual)
-    chunk = np.arange(virtual)[:, None, None]
-    # The embedding lies in the first chunk of the first device, the head in the last of the last.
-    longer_later = chunk >= virtual - more
-    longer_earlier = chunk < more
-    is_last = np.arange(pipeline)[:, None] == pipeline - 1
-    stages_VPC = each + np.where(is_last, longer_earlier, longer_later)
-    found: Ints = stages_VPC.reshape(virtual * pipeline, columns)
+    each = -(-devices_PC.sum(axis=0) // (pipeline * virtual))
+    found = np.repeat(each[None], pipeline * virtual, axis=0)
+    found[0] -= each * virtual - devices_PC[0]
+    found[-1] -= each * virtual - devices_PC[-1]
     return found
 
 

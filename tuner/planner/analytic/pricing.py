@@ -33,6 +33,7 @@ from tuner.planner.analytic.layouts import (
     PassTimes,
     balanced,
     even,
+    interleaved,
     layers_of_stages,
     lean,
     least_peak_s,
@@ -163,30 +164,50 @@ def least_s(
         is_whole: count what whole layers must add; a little dearer.
     """
     batch = batch_of(question, ways, candidates)
+    virtual = candidates.rows["virtual_pipeline"]
     found = np.empty(len(candidates))
     for piece in time_pieces(ways, batch):
         even_s = assembled(question, piece, _fractions(question, piece.pipeline)).step_s
         if is_whole and piece.pipeline > 1:
             even_s = even_s + _whole_s(batch, piece)
         found[piece.at] = even_s * ROUNDING
+        # Interleaved stages have one layout.
+        fixed = np.flatnonzero(virtual[piece.at] > 1)
+        if is_whole and len(fixed):
+            found[piece.at[fixed]] = _balanced_s(batch, piece)[fixed] * ROUNDING
     return found
 
 
+def _balanced_s(batch: Batch, piece: TimePiece) -> Floats:
+    """Seconds of a step in the balanced layout."""
+    layers_PC = balanced_layers(batch, piece)
+    candidates = batch.candidates.taken(piece.at)
+    dense_PC = _dense_on_devices(batch.question, candidates, layers_PC)
+    stages = _on_devices(batch.question, layers_PC, dense_PC)
+    return np.asarray(assembled(batch.question, piece, stages).step_s)
+
+
 def capped_least_s(question: Question, ways: Ways, candidates: Candidates) -> Floats:
-    """Bound the step from below over the layouts that fit; infinite where none does."""
+    """Bound the step from below over the layouts that fit; infinite where none does.
+
+    For candidates whose balanced layout does not fit.
+    """
     batch = batch_of(question, ways, candidates)
     model = question.model
     most_PC = most_layers(question, ways, candidates)
     found = least_s(question, ways, candidates)
     for piece in time_pieces(ways, batch):
         s, p = piece.strategies, piece.pipeline
-        times = _times_of_kinds(question, piece)
+        times = times_of_kinds(question, piece)
         count = model.num_moe_layers or model.num_layers
+        virtual = candidates.rows["virtual_pipeline"][piece.at]
         capped_s = peak_under(model, times, most_PC=most_PC[:p, piece.at], count=count)
         beyond_s = np.maximum(capped_s - least_peak_s(model, times, pipeline=p), 0.0)
         more_s = (s.num_microbatches - 1.0 / s.virtual_pipeline) * beyond_s
         plain = np.asarray(s.zero_bubble) == 0.0
-        found[piece.at] += np.where(plain | np.isinf(capped_s), more_s, 0.0)
+        more_s = np.where(plain | np.isinf(capped_s), more_s, 0.0)
+        # Interleaved stages have one layout, and it is known not to fit.
+        found[piece.at] += np.where(virtual > 1, np.inf, more_s)
     return found
 
 
@@ -222,6 +243,7 @@ def balanced_layers(batch: Batch, piece: TimePiece) -> Ints:
     """Layers of every device, [P, C], balanced by each candidate's own unit times."""
     question, columns = batch.question, len(piece)
     model, target = question.model, question.capabilities
+    virtual = batch.candidates.rows["virtual_pipeline"][piece.at]
     if target.uneven_layout:
         split = balanced(
             model,
@@ -231,7 +253,11 @@ def balanced_layers(batch: Batch, piece: TimePiece) -> Ints:
         )
     else:
         split = even(model, pipeline=piece.pipeline, columns=columns)
-    return on_devices_of(model, split, pipeline=piece.pipeline)
+    plain_PC = on_devices_of(model, split, pipeline=piece.pipeline)
+    if (virtual == 1).all():
+        return plain_PC
+    alike_PC = interleaved(model, pipeline=piece.pipeline, virtual=virtual)
+    return np.where(virtual > 1, alike_PC, plain_PC)
 
 
 def pass_times(question: Question, units: UnitCosts, columns: int) -> PassTimes:
@@ -301,7 +327,8 @@ def _move_layers(batch: Batch, piece: TimePiece, layers_PC: Ints, bytes_PC: Floa
         most_PC=layers_PC[at] + np.floor(room_PC).astype(np.int64),
         least=_fewest(batch, piece),
     )
-    moved = is_possible & (room_PC < 0.0).any(axis=0)
+    has_stage_each = batch.candidates.rows["virtual_pipeline"][piece.at] == 1
+    moved = is_possible & has_stage_each & (room_PC < 0.0).any(axis=0)
     layers_PC[at] = np.where(moved, lean_PC, layers_PC[at])
 
 
@@ -334,13 +361,13 @@ def _fractions(question: Question, pipeline: int) -> Stages:
 def _whole_s(batch: Batch, piece: TimePiece) -> Floats:
     """What whole layers must add to layers in equal fractions."""
     model, s, p = batch.question.model, piece.strategies, piece.pipeline
-    times = _times_of_kinds(batch.question, piece)
+    times = times_of_kinds(batch.question, piece)
     beyond_s = least_peak_s(model, times, pipeline=p) - total_s(model, times) / p
     counted_s = (s.num_microbatches - 1.0 / s.virtual_pipeline) * np.maximum(beyond_s, 0.0)
     return np.where(np.asarray(s.zero_bubble) > 0.0, 0.0, counted_s)
 
 
-def _times_of_kinds(question: Question, piece: TimePiece) -> PassTimes:
+def times_of_kinds(question: Question, piece: TimePiece) -> PassTimes:
     """Both passes of each kind of layer, with what sharding and offloading add to them."""
     s = piece.strategies
     if not np.any(s.zero_stage > 1.0) and not np.any(s.activation_offload):

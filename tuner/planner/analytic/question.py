@@ -35,6 +35,8 @@ class Question:
     limits: Search = field(default_factory=Search)
     precision: str = "bf16"
     element_bytes: float = 2.0
+    linear_bytes: float = 0.0
+    """Of a saved input of a linear layer; 0: of an activation."""
     gradient_bytes: float = 4.0
     weight_bytes: float = 2.0
     busiest: BusiestRatios | None = None

@@ -26,6 +26,8 @@ Chosen = Mapping[str, Ints]
 
 BATCH_RULE: Final = "data_parallel_size does not divide global_batch_size"
 
+MICRO_RULE: Final = "micro_batch_size * data_parallel_size does not divide global_batch_size"
+
 DENSE_NAMES: Final = {
     "tensor": "tensor_model_parallel_size",
     "context": "context_parallel_size",
@@ -96,7 +98,7 @@ def schedule_rules(question: Question) -> Iterator[Rule]:
     """Yield the rules on virtual stages and micro-batches, the dense degrees given."""
     target, batch = question.capabilities, question.global_batch_size
     yield Rule(
-        text="micro_batch_size * data_parallel_size does not divide global_batch_size",
+        text=MICRO_RULE,
         broken=lambda c: batch % (c["micro_batch"] * c["data"]) != 0,
     )
     if not target.virtual_pipeline:
@@ -111,7 +113,27 @@ def schedule_rules(question: Question) -> Iterator[Rule]:
             & (batch // (c["micro_batch"] * c["data"]) % c["pipeline"] != 0)
         ),
     )
+    layers = question.model.num_layers
+    yield Rule(
+        text="interleaved stages do not hold the same number of layers, first and last apart",
+        broken=lambda c: (
+            (c["virtual_pipeline"] > 1) & (missing_layers(layers, c) > most_missing(layers, c))
+        ),
+    )
     yield from limit_rules(question, SCHEDULE_NAMES)
+
+
+def missing_layers(layers: int, chosen: Chosen) -> Ints:
+    """Layers that the first and last stage hold less than the others, together."""
+    stages = chosen["pipeline"] * chosen["virtual_pipeline"]
+    found: Ints = -(-layers // stages) * stages - layers
+    return found
+
+
+def most_missing(layers: int, chosen: Chosen) -> Ints:
+    """What two stages can be without."""
+    found: Ints = 2 * -(-layers // (chosen["pipeline"] * chosen["virtual_pipeline"]))
+    return found
 
 
 def expert_rules(question: Question) -> Iterator[Rule]:
@@ -133,10 +155,7 @@ def expert_rules(question: Question) -> Iterator[Rule]:
     if not target.expert_folding:
         yield Rule(
             text="the target has no parallel folding",
-            broken=lambda c: (
-                (c["expert"] > c["data"] * c["context"])
-                | ((c["expert_tensor"] != c["tensor"]) & (c["expert_tensor"] > 1))
-            ),
+            broken=lambda c: c["expert"] > c["data"],
         )
     yield from limit_rules(question, EXPERT_NAMES)
 

@@ -77,6 +77,8 @@ class Settings:
     """Rows to return at least, when there are as many."""
     band_ratio: float = 0.0
     """Rows that are slower than the best by no more than this share are found and counted."""
+    below_s: float = np.inf
+    """Only faster steps than this are of interest."""
     time_limit_s: float = 60.0
     clock: Callable[[], float]
 
@@ -140,6 +142,11 @@ class _Run:
                 self._visit_rows(table, _taken(rows, chosen))
 
     def _visit_rows(self, table: WayTable, rows: Table) -> None:
+        if self._found is None:
+            # Nothing is too slow yet, so what cannot fit goes first.
+            rows = _taken(rows, np.flatnonzero(self._fits(table, rows)))
+        if not len(rows["tensor"]):
+            return
         allowed = allowed_by(self._ways, table)
         leading = table.leading_F
         ahead = [self._frame_bound_s(table, frame, rows, allowed) for frame in leading]
@@ -287,13 +294,14 @@ class _Run:
         """Slower is of no interest: neither among the K best rows nor a tie of the best."""
         top = self._settings.top
         if self._found is None or len(self._found) < top:
-            return np.inf
+            return self._settings.below_s
         steps_s = self._found.step_s
-        return max(float(steps_s[top - 1]), float(steps_s[0]) * (1.0 + self._settings.band_ratio))
+        tie_s = float(steps_s[0]) * (1.0 + self._settings.band_ratio)
+        return min(max(float(steps_s[top - 1]), tie_s), self._settings.below_s)
 
     def _is_late(self) -> bool:
         elapsed_s = self._settings.clock() - self._start_s
-        return self._found is not None and elapsed_s > self._settings.time_limit_s
+        return elapsed_s > self._settings.time_limit_s
 
     def _leave_cells(self, cells: Ints, least_s: float) -> None:
         """Time is over: nothing is known of these but their bound."""

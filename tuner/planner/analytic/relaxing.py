@@ -1,0 +1,290 @@
+"""What stands in the way where nothing is legal or nothing fits, and what the targets lack.
+
+Every answer is a search of its own with one thing given up: a rule, a limit of the user's, memory,
+or a gap in the targets' manifests. Nothing is guessed from the first search.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from tuner.plan import Relaxation, TrainDecision, Unlaunchable
+from tuner.planner.analytic.answer import decision_of
+from tuner.planner.analytic.axes import Facts
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.counting import by_facts, space
+from tuner.planner.analytic.degrees import Degrees, legal_degrees
+from tuner.planner.analytic.found import Search
+from tuner.planner.analytic.pricing import price
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.rules import (
+    BATCH_RULE,
+    DENSE_NAMES,
+    EXPERT_NAMES,
+    MICRO_RULE,
+    SCHEDULE_NAMES,
+    Ints,
+)
+from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.ways import Ways, ways_of
+from tuner.spec.manifests.manifest import Capabilities
+from tuner.units import format_bytes
+
+CELLS_AT_ONCE: Final = 256
+"""Cells whose memory is priced together, to bound the search's own."""
+
+MOST_LEAN_WAYS: Final = 12
+"""Ways that are tried for each degrees when memory is looked for."""
+
+WORTH_NAMING_RATIO: Final = 5e-3
+"""A missing feature that would gain less is not worth a line."""
+
+MOST_RULES: Final = 3
+
+EVERYTHING: Final = Capabilities(names=("nothing in particular",))
+"""A manifest without limits."""
+
+FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "context parallelism": ("context_parallel",),
+    "interleaved schedule": ("virtual_pipeline", "schedules"),
+    "zero-bubble schedule": ("schedules", "zero_bubble_needs_virtual_pipeline"),
+    "a2a_overlap": (
+        "a2a_overlap",
+        "a2a_overlap_dispatchers",
+        "a2a_overlap_needs_virtual_pipeline",
+        "a2a_overlap_recompute",
+        "a2a_overlap_excludes",
+        "a2a_overlap_graphs",
+        "a2a_overlap_largest_mtp",
+        "a2a_overlap_mtp_needs_pipeline",
+    ),
+    "dispatchers deepep and hybridep": ("dispatchers",),
+    "expert tensor parallelism": ("expert_tensor_parallel",),
+    "parallel folding": ("expert_folding",),
+    "every zero_stage": ("zero_stages", "zero_stages_with_pipeline"),
+    "chunked experts": ("largest_chunks", "chunks_need", "chunks_need_modules"),
+    "recomputing any module": ("recompute", "recompute_modules", "recompute_num_layers"),
+    "CUDA graphs": (
+        "cuda_graphs",
+        "cuda_graphs_with_pipeline",
+        "full_graph_dispatchers",
+        "partial_graph_recompute",
+        "partial_graph_excludes",
+    ),
+    "offloading": (
+        "optimizer_offload_zero_stages",
+        "activation_offload",
+        "activation_offload_recompute",
+        "activation_offload_graphs",
+    ),
+    "uneven stages": ("uneven_layout", "empty_stages"),
+    "overlapped gradient sums and parameter gathers": (
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "param_gather_needs_grad_reduce",
+    ),
+}
+"""What a target may lack, in words, and the fields of its manifest that say so."""
+
+
+def relaxations(question: Question, settings: Settings) -> tuple[Relaxation, ...]:
+    """Say what would have to give for a question without an answer."""
+    legal, _ = space(ways_of(question), legal_degrees(question))
+    if not legal:
+        return rules_in_the_way(question)
+    return _more_memory(question, settings)
+
+
+def rules_in_the_way(question: Question) -> tuple[Relaxation, ...]:
+    """Name the limits and rules that alone keep everything from being legal, nearest value first.
+
+    Where no single one does, those that most combinations break come first.
+    """
+    limits = tuple(_limits_in_the_way(question))
+    if limits:
+        return limits
+    degrees = legal_degrees(question)
+    alone = [
+        (rule, relaxed)
+        for rule in degrees.illegal
+        if (relaxed := legal_degrees(question, without=frozenset({rule}))).num_legal
+    ]
+    if alone:
+        alone.sort(key=lambda item: (-item[1].num_legal, item[0]))
+        return tuple(_rule_alone(question, rule, relaxed) for rule, relaxed in alone[:MOST_RULES])
+    counts = space(ways_of(question), degrees)[1]
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(
+        Relaxation(
+            limit=rule, change=f"it is broken by {count} of {sum(counts.values())} decisions"
+        )
+        for rule, count in ordered[:MOST_RULES]
+    )
+
+
+def _limits_in_the_way(question: Question) -> Iterator[Relaxation]:
+    """Each limit of the user's that leaves nothing, with the nearest value that would be legal."""
+    columns = {name: column for names in _NAMES for column, name in names.items()}
+    for name, column in columns.items():
+        asked = getattr(question.limits, name)
+        if asked is None:
+            continue
+        free = replace(question, limits=question.limits.model_copy(update={name: None}))
+        degrees = legal_degrees(free)
+        if not degrees.num_legal:
+            continue
+        rule = _broken_rule(question, name, column)
+        near = _nearest(_values(degrees, column), asked)
+        yield Relaxation(
+            limit=f"search.{name}",
+            change=f"{_listed(asked)} leaves nothing: {rule}; the nearest legal value is {near}",
+        )
+
+
+_NAMES: Final = (DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES)
+
+
+def _broken_rule(question: Question, name: str, column: str) -> str:
+    """Why no value of a limit is legal: the rule about it that most combinations break."""
+    asked = getattr(question.limits, name)
+    shares_devices = column not in SCHEDULE_NAMES
+    if shares_devices and all(question.num_devices % value for value in asked):
+        return f"none divides the {question.num_devices} devices"
+    own = {rule: n for rule, n in legal_degrees(question).illegal.items() if "search." not in rule}
+    related = {rule: n for rule, n in own.items() if name in rule} or own
+    if not related:
+        return "the other limits leave it out"
+    rule = max(related, key=lambda text: (related[text], text))
+    if rule in (BATCH_RULE, MICRO_RULE) and column == "data":
+        rule += f" ({_nearest_batch(question, list(asked))} would be divisible)"
+    return rule
+
+
+def _values(degrees: Degrees, column: str) -> list[int]:
+    if column in DENSE_NAMES:
+        values = degrees.dense_D[column][degrees.cells_N["dense"]]
+    else:
+        values = (degrees.pairs_E if column in EXPERT_NAMES else degrees.cells_N)[column]
+    return [int(value) for value in np.unique(values)]
+
+
+def _nearest(legal: list[int], asked: tuple[int, ...]) -> int:
+    return min(legal, key=lambda value: (min(abs(value - one) for one in asked), value))
+
+
+def _rule_alone(question: Question, rule: str, relaxed: Degrees) -> Relaxation:
+    change = f"only this stands in the way of {relaxed.num_legal} combinations of degrees"
+    if rule in (BATCH_RULE, MICRO_RULE):
+        nearest = _nearest_batch(question, _values(relaxed, "data"))
+        change += f"; {nearest} instead of {question.global_batch_size} would do"
+    return Relaxation(limit=rule, change=change)
+
+
+def _nearest_batch(question: Question, divisors: list[int]) -> str:
+    batch = question.global_batch_size
+    near = {n for d in divisors for n in (batch // d * d, -(-batch // d) * d) if n > 0}
+    best = min(near, key=lambda value: (abs(value - batch), value))
+    return f"global_batch_size {best}"
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _more_memory(question: Question, settings: Settings) -> tuple[Relaxation, ...]:
+    """Find memory that would do, and solve with it."""
+    usable = memory_that_would_do(question)
+    asked = replace(question, memory_limit_bytes=usable)
+    found = search(asked, replace(settings, top=1, band_ratio=0.0))
+    limit = question.memory_limit_bytes
+    decision = None
+    if found.found is not None:
+        decision = TrainDecision.model_validate(decision_of(found, 0))
+    return (
+        Relaxation(
+            limit="memory_per_device",
+            change=(
+                f"{format_bytes(int(usable))} ({int(usable)} B) usable instead of "
+                f"{format_bytes(int(limit))}: {format_bytes(int(usable - limit))} more per device"
+            ),
+            decision=decision,
+        ),
+    )
+
+
+def memory_that_would_do(question: Question) -> float:
+    """Bytes per device of the leanest decision that is found.
+
+    Degrees with their smallest micro-batch, in the legal ways that keep least, in balanced layouts:
+    what fits with less is not ruled out, but rare.
+    """
+    ways, degrees = ways_of(question), legal_degrees(question)
+    cells = _smallest_micro_batches(degrees)
+    least = np.inf
+    for part in np.array_split(cells, max(1, len(cells) // CELLS_AT_ONCE)):
+        rows = degrees.rows(part)
+        for facts, chosen in by_facts(rows):
+            leanest = _leanest_ways(ways, facts)
+            if not len(leanest) or not len(chosen):
+                continue
+            candidates = Candidates(
+                rows={n: np.repeat(c[chosen], len(leanest)) for n, c in rows.items()},
+                ways={
+                    axis: np.tile(leanest[:, at], len(chosen))
+                    for at, axis in enumerate(ways.choices)
+                },
+            )
+            least = min(least, float(price(question, ways, candidates).peak_bytes.min()))
+    return float(np.ceil(least))
+
+
+def _smallest_micro_batches(degrees: Degrees) -> Ints:
+    """Of each dense degrees and number of virtual stages the cell of the smallest micro-batch."""
+    cells = degrees.cells_N
+    key = cells["dense"] * (int(cells["virtual_pipeline"].max()) + 1) + cells["virtual_pipeline"]
+    order = np.lexsort((cells["micro_batch"], key))
+    _, first = np.unique(key[order], return_index=True)
+    return order[first]
+
+
+def _leanest_ways(ways: Ways, facts: Facts) -> Ints:
+    """A few legal ways that keep little: sharded, offloaded, computed again, in chunks."""
+    legal = ways.legal(facts)
+    axes = tuple(ways.choices)
+    by_axis = {axis: legal[:, at] for at, axis in enumerate(axes)}
+    first = (by_axis["zero_stage"], by_axis["optimizer_offload"], by_axis["activation_offload"])
+    order = np.lexsort((by_axis["chunks"], by_axis["recompute"], *reversed(first)))[::-1]
+    _, one_each = np.unique(by_axis["recompute"][order], return_index=True)
+    return legal[order[np.sort(one_each)]][:MOST_LEAN_WAYS]
+
+
+def unlaunchable(found: Search, settings: Settings) -> tuple[Unlaunchable, ...]:
+    """Price what the targets lack, one feature at a time, by searching with it."""
+    question = found.question
+    if found.found is None:
+        return ()
+    best_s = float(found.found.step_s[0])
+    names = ", ".join(question.capabilities.names)
+    missing = []
+    below_s = best_s * (1.0 - WORTH_NAMING_RATIO)
+    better = replace(settings, top=1, band_ratio=0.0, below_s=below_s)
+    for feature, able in _with_features(question.capabilities).items():
+        again = search(replace(question, capabilities=able), better)
+        if again.found is None:
+            continue
+        gain = 1.0 - float(again.found.step_s[0]) / best_s
+        if gain > WORTH_NAMING_RATIO:
+            missing.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
+    return tuple(sorted(missing, key=lambda one: -one.gain_ratio))
+
+
+def _with_features(capabilities: Capabilities) -> dict[str, Capabilities]:
+    """The manifest with one feature more, for each that it lacks."""
+    found = {}
+    for feature, names in FEATURES.items():
+        more = {name: getattr(EVERYTHING, name) for name in names}
+        if any(getattr(capabilities, name) != value for name, value in more.items()):
+            found[feature] = replace(capabilities, parts=(), **more)
+    return found
