@@ -32,8 +32,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tuner.costs.analytic.fold import per_device
 from tuner.costs.analytic.shapes import Grid, Numbers, Strategies
-from tuner.costs.analytic.step import per_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

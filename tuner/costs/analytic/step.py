@@ -27,13 +27,14 @@ s mod p.
 Not covered: the first steps, data loading that does not keep up, checkpoints (tuner/faults).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from tuner.costs.analytic.constants import Constants
+from tuner.costs.analytic.fold import Held, held_by_device, held_by_stage, per_device, weighed
 from tuner.costs.analytic.kernels import Kernels
 from tuner.costs.analytic.links import (
     MEGATRON_ORDER,
@@ -80,8 +81,13 @@ def assemble(
     stages: Stages,
     *,
     order: tuple[str, ...] = MEGATRON_ORDER,
+    by_stage: bool = True,
 ) -> StepPrice:
-    """Price every column from the unit costs of its layers."""
+    """Price every column from the unit costs of its layers.
+
+    Without `by_stage` the price leaves out the grids by stage, [0, C], which a search over many
+    columns does not read.
+    """
     asked = _Asked(
         model=model,
         strategies=strategies,
@@ -92,13 +98,29 @@ def assemble(
     s = strategies
     units = _sharded(asked, units) if is_any(np.greater(s.zero_stage, 1.0)) else units
     units = _offloaded(asked, units) if is_any(s.activation_offload) else units
-    forward_SC = _per_stage(units, stages, "forward_s") + _load(stages, s, units.load_forward_s)
-    backward_SC = _per_stage(units, stages, "backward_s") + _load(stages, s, units.load_backward_s)
-    devices_PC = per_device(forward_SC + backward_SC, s)
+    held, columns = held_by_device(stages, s), _num_columns(asked, units, stages)
+    width = int(np.max(s.pipeline)), columns
+    forward_PC = weighed(held, units, "forward_s", shape=width)
+    backward_PC = weighed(held, units, "backward_s", shape=width)
+    if stages.load_SC is not None:
+        beyond_PC = per_device(stages.load_SC - stages.moe_SC * s.busiest_ratio, s)
+        forward_PC += beyond_PC * units.load_forward_s
+        backward_PC += beyond_PC * units.load_backward_s
+    devices_PC = forward_PC + backward_PC
+    weight_PC = weighed(held, units, "weight_s", shape=width) if is_any(s.zero_bubble) else None
     boundary_s = send_s(_sent_bytes(asked), asked.groups.boundary, hardware, constants)
-    pipeline_s = _pipeline_s(asked, units, stages, devices_PC, boundary_s)
-    once_s = _once_s(asked, units, stages, forward_SC, backward_SC)
-    parts = _parts(units, stages, s)
+    pipeline_s = _pipeline_s(asked, devices_PC, weight_PC, boundary_s)
+    parameters = weighed(held, units, "parameters", shape=width).max(axis=0)
+    experts = weighed(held, units, "expert_parameters", shape=width).max(axis=0)
+    once_s = _once_s(
+        asked,
+        parameters=parameters,
+        experts=experts,
+        forward_s=forward_PC.max(axis=0),
+        backward_s=backward_PC.max(axis=0),
+    )
+    forward_SC, backward_SC = _by_stage(asked, units, stages, columns if by_stage else 0)
+    parts = _parts(units, held, s)
     return StepPrice(
         step_s=pipeline_s + once_s,
         forward_s_SC=forward_SC,
@@ -114,36 +136,6 @@ def assemble(
     )
 
 
-def per_device(stage_SC: Grid, strategies: Strategies) -> Grid:
-    """Sum the stages of every pipeline device, stage s on device s mod p: [P, C]."""
-    pipeline = np.asarray(strategies.pipeline, dtype=np.float64)
-    num_stages, num_columns = stage_SC.shape
-    degrees = np.unique(pipeline)
-    if len(degrees) == 1:
-        return _folded(stage_SC, int(degrees[0]))
-    most = int(degrees[-1])
-    total_PC = np.zeros((most, num_columns))
-    by_column = np.broadcast_to(pipeline, (num_columns,))
-    if num_stages <= degrees[0]:
-        total_PC[:num_stages] = stage_SC
-        return total_PC
-    for degree in degrees:
-        here = np.flatnonzero(by_column == degree)
-        total_PC[: int(degree), here] = _folded(stage_SC[:, here], int(degree))
-    return total_PC
-
-
-def _folded(stage_SC: Grid, degree: int) -> Grid:
-    num_stages, num_columns = stage_SC.shape
-    if num_stages == degree:
-        return stage_SC
-    rounds = -(-num_stages // degree)
-    padded = np.zeros((rounds * degree, num_columns))
-    padded[:num_stages] = stage_SC
-    folded: Grid = padded.reshape(rounds, degree, num_columns).sum(axis=0)
-    return folded
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Asked:
     model: ModelShape
@@ -153,32 +145,28 @@ class _Asked:
     groups: Groups
 
 
-def _counts(stages: Stages) -> dict[str, Grid]:
-    return {
-        "dense": stages.dense_SC,
-        "moe": stages.moe_SC,
-        "mtp": stages.mtp_SC,
-        "embedding": stages.embedding_SC,
-        "head": stages.head_SC,
-    }
+def _num_columns(asked: _Asked, units: UnitCosts, stages: Stages) -> int:
+    """Columns of the whole question: whatever of it is an array."""
+    costs = [getattr(units, kind) for kind in KINDS]
+    values = [getattr(cost, field.name) for cost in costs for field in fields(LayerCost)]
+    s = asked.strategies
+    values += [units.load_forward_s, s.pipeline, s.num_microbatches, s.busiest_ratio]
+    shapes = [np.shape(value) for value in values] + [stages.dense_SC.shape[1:]]
+    return int(np.broadcast_shapes(*shapes)[0])
 
 
-def _per_stage(units: UnitCosts, stages: Stages, name: str) -> Grid:
-    total: Grid = np.zeros((1, 1))
-    for kind, count_SC in _counts(stages).items():
-        value = getattr(getattr(units, kind), name)
-        if is_any(value) and count_SC.any():
-            total = total + count_SC * value
-    return total
-
-
-def _load(stages: Stages, strategies: Strategies, slope_s: Numbers) -> Grid | float:
-    """What recorded loads add to the mean busiest ratio that unit costs were priced at."""
-    if stages.load_SC is None:
-        return 0.0
-    beyond = stages.load_SC - stages.moe_SC * strategies.busiest_ratio
-    added: Grid = beyond * slope_s
-    return added
+def _by_stage(asked: _Asked, units: UnitCosts, stages: Stages, columns: int) -> tuple[Grid, Grid]:
+    if not columns:
+        nothing = np.zeros((0, 0))
+        return nothing, nothing
+    held, shape = held_by_stage(stages), (len(stages.dense_SC), columns)
+    forward_SC = weighed(held, units, "forward_s", shape=shape)
+    backward_SC = weighed(held, units, "backward_s", shape=shape)
+    if stages.load_SC is not None:
+        beyond_SC = stages.load_SC - stages.moe_SC * asked.strategies.busiest_ratio
+        forward_SC += beyond_SC * units.load_forward_s
+        backward_SC += beyond_SC * units.load_backward_s
+    return forward_SC, backward_SC
 
 
 def _sent_bytes(asked: _Asked) -> Numbers:
@@ -187,22 +175,17 @@ def _sent_bytes(asked: _Asked) -> Numbers:
 
 
 def _pipeline_s(
-    asked: _Asked, units: UnitCosts, stages: Stages, devices_PC: Grid, boundary_s: Numbers
+    asked: _Asked, devices_PC: Grid, weight_PC: Grid | None, boundary_s: Numbers
 ) -> Numbers:
     s = asked.strategies
     v, p = s.virtual_pipeline, s.pipeline
     slowest_s = devices_PC.max(axis=0)
     way_s = devices_PC.sum(axis=0) - slowest_s
-    if is_any(s.zero_bubble):
-        weights_PC = per_device(
-            np.broadcast_to(_per_stage(units, stages, "weight_s"), _shape(stages, devices_PC)), s
-        )
-        filled_PC = np.maximum(devices_PC - 2.0 * weights_PC, 0.0)
-        filled_s = (
-            filled_PC.sum(axis=0)
-            - np.take_along_axis(filled_PC, devices_PC.argmax(axis=0)[None, :], axis=0)[0]
-        )
-        way_s = np.where(s.zero_bubble > 0.0, filled_s, way_s)
+    if weight_PC is not None:
+        filled_PC = np.maximum(devices_PC - 2.0 * weight_PC, 0.0)
+        slowest_C = devices_PC.argmax(axis=0)[None, :]
+        filled_s = filled_PC.sum(axis=0) - np.take_along_axis(filled_PC, slowest_C, axis=0)[0]
+        way_s = np.where(np.greater(s.zero_bubble, 0.0), filled_s, way_s)
     visible_s = boundary_s * asked.constants.boundary_exposed_ratio
     crossings = 2.0 * (p - 1.0)
     each = np.where(np.equal(v, 1.0), crossings / p * (s.num_microbatches - 1.0), 0.0)
@@ -210,34 +193,27 @@ def _pipeline_s(
     return total
 
 
-def _shape(stages: Stages, devices_PC: Grid) -> tuple[int, int]:
-    return stages.dense_SC.shape[0], devices_PC.shape[1]
-
-
 def _once_s(
-    asked: _Asked, units: UnitCosts, stages: Stages, forward_SC: Grid, backward_SC: Grid
+    asked: _Asked,
+    *,
+    parameters: Numbers,
+    experts: Numbers,
+    forward_s: Numbers,
+    backward_s: Numbers,
 ) -> Numbers:
+    """On the device that holds the most, beside the longest passes of one micro-batch."""
     s, own, machine = asked.strategies, asked.constants, asked.hardware
-    shape = forward_SC.shape
-    dense_P = per_device(np.broadcast_to(_per_stage(units, stages, "parameters"), shape), s)
-    dense = dense_P.max(axis=0)
-    experts: Numbers = 0.0
-    if is_any(units.moe.expert_parameters):
-        held = np.broadcast_to(_per_stage(units, stages, "expert_parameters"), shape)
-        experts = per_device(held, s).max(axis=0)
-    sums_s = _sums_s(asked, dense, asked.groups.shared)
-    gathers_s = _gathers_s(asked, dense, asked.groups.shared)
+    sums_s = _sums_s(asked, parameters, asked.groups.shared)
+    gathers_s = _gathers_s(asked, parameters, asked.groups.shared)
     if is_any(experts):
         sums_s = sums_s + _sums_s(asked, experts, asked.groups.expert_data)
         gathers_s = gathers_s + _gathers_s(asked, experts, asked.groups.expert_data)
-    backward_s = per_device(backward_SC, s).max(axis=0)
-    forward_s = per_device(forward_SC, s).max(axis=0)
     visible_s = _visible_s(sums_s, backward_s, s.overlap_gradients, own.gradient_exposed_ratio)
     visible_s = visible_s + _visible_s(
         gathers_s, forward_s, s.overlap_parameters, own.parameter_exposed_ratio
     )
     sharded = np.greater(s.zero_stage, 0.0)
-    local = np.where(sharded, dense / _shards(s, asked.groups.shared), dense)
+    local = np.where(sharded, parameters / _shards(s, asked.groups.shared), parameters)
     local = local + np.where(sharded, experts / asked.groups.expert_data.ranks, experts)
     on_device = own.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
     on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
@@ -345,13 +321,16 @@ def _with_passes(cost: LayerCost, *, forward_s: Numbers, backward_s: Numbers) ->
     return replace(cost, forward_s=forward_s, backward_s=backward_s)
 
 
-def _parts(units: UnitCosts, stages: Stages, strategies: Strategies) -> dict[str, Numbers]:
+def _parts(
+    units: UnitCosts, held: Mapping[str, Held], strategies: Strategies
+) -> dict[str, Numbers]:
     """Seconds of a step on the average device, by cause."""
     names = ("tensor_s", "context_s", "expert_s", "recompute_s", "host_s")
     totals: dict[str, Numbers] = dict.fromkeys(names, 0.0)
-    for kind, count_SC in _counts(stages).items():
-        count = count_SC.sum(axis=0)
-        cost = getattr(units, kind)
+    for kind, (rows, count_RC) in held.items():
+        if not len(rows):
+            continue
+        count, cost = count_RC.sum(axis=0), getattr(units, kind)
         for name in names:
             totals[name] = totals[name] + count * getattr(cost, name)
     share = strategies.num_microbatches / strategies.pipeline

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tuner.costs.analytic.columns_of import StageLayers, shape_of_model, stages_of_layouts
 from tuner.costs.analytic.constants import Constants, Precision, Software, uncalibrated
+from tuner.costs.analytic.fold import per_device
 from tuner.costs.analytic.kernels import AttentionShape, ExpertSeconds
 from tuner.costs.analytic.shapes import (
     Hardware,
@@ -19,7 +20,7 @@ from tuner.costs.analytic.shapes import (
     stacked,
     taken,
 )
-from tuner.costs.analytic.step import assemble, per_device, price_step
+from tuner.costs.analytic.step import assemble, price_step
 from tuner.costs.analytic.units import unit_costs
 from tuner.devices.datasheet import Generation
 from tuner.spec.accounting import forward_flop_per_token
@@ -291,6 +292,21 @@ def test_columns_price_as_each_alone() -> None:
     assert np.asarray(together.step_s) == pytest.approx(
         np.concatenate([np.ravel(a) for a in alone])
     )
+
+
+@pytest.mark.parametrize("name", ["expert", "chunks", "pipeline", "optimizer_offload", "data"])
+def test_one_array_among_numbers_makes_columns(name: str) -> None:
+    chosen: dict[str, Any] = {"data": 8.0, "expert": 4.0, name: np.array([1.0, 1.0, 1.0])}
+    price = price_step(MOE, strategies(**chosen), MACHINE, GENERIC, even(MOE, 1))
+    assert np.asarray(price.step_s).shape == (3,)
+
+
+def test_a_search_may_leave_out_the_grids_by_stage() -> None:
+    units = unit_costs(MOE, strategies(pipeline=4.0), MACHINE, GENERIC)
+    asked = (MOE, units, strategies(pipeline=4.0), MACHINE, GENERIC, even(MOE, 4))
+    short = assemble(*asked, by_stage=False)
+    assert short.forward_s_SC.size == 0
+    assert np.asarray(short.step_s) == pytest.approx(np.asarray(assemble(*asked).step_s))
 
 
 def test_gathered_unit_costs_price_like_those_from_scratch() -> None:
