@@ -82,8 +82,14 @@ _BRIDGE: Final = Engine(
 )
 """Megatron-Bridge's performance recipes: gradients in bf16, userbuffers."""
 _AUTOMODEL: Final = Engine(
-    family="automodel", software=Software.TORCH_FSDP, zero_stage=3.0, gradient_bytes=2.0
+    family="automodel",
+    software=Software.TORCH_FSDP,
+    zero_stage=3.0,
+    gradient_bytes=2.0,
+    recompute="recompute_full",
 )
+"""Its benchmarks train bf16 weights with activation checkpointing (NeMo AutoModel,
+examples/benchmark/configs)."""
 _TITAN: Final = Engine(
     family="torchtitan",
     software=Software.TORCH_FSDP,

@@ -23,7 +23,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "vpp": "chunks per pipeline rank; blank: 1",
     "cp": "context parallel degree; blank: 1",
     "dp": "data parallel degree; blank: num_gpus / (tp * pp * cp)",
-    "ep": "expert parallel degree; blank: the devices of a server, under FSDP of the state",
+    "ep": "expert parallel degree; blank: the fastest",
     "etp": "tensor parallel degree of the experts; blank: 1",
     "zero_or_fsdp": "DDP, ZeRO-1 .. ZeRO-3, FSDP, FSDP=<ranks>, FSDP-FULL_SHARD, "
     "FSDP-SHARD_GRAD_OP",

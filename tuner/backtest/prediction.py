@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tuner.backtest.assumptions import with_recompute
+from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import Run, runs_of
 from tuner.backtest.errors import Scored, errors_of
 from tuner.backtest.pricing import (
@@ -90,7 +90,7 @@ def predictions(runs: Sequence[Run], *, knowledge: Knowledge) -> tuple[Predicted
     """Predict runs; unknown recomputation is chosen first."""
     if not runs:
         return ()
-    chosen = with_recompute(runs)
+    chosen = with_assumptions(runs)
     regimes = [regime_of(run) for run in chosen]
     pricer = pricer_of(chosen)
     step_s_C = pricer.step_s(constants_of(regimes, knowledge.usual))

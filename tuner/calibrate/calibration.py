@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.assumptions import with_recompute
+from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import Run, runs_of
 from tuner.backtest.pricing import pricer_of, regime_of
 from tuner.backtest.rows import Row
@@ -78,7 +78,7 @@ def calibrate(
             f"{len(runs)} of {len(rows)} rows can be predicted and have a measured time, which is "
             "too few to fit; 'moetune backtest' says why for each"
         )
-    runs = with_recompute(runs)
+    runs = with_assumptions(runs)
     regimes = tuple(regime_of(run) for run in runs)
     problem, offsets = problem_of(runs, regimes, terms)
     whole = fit(problem)

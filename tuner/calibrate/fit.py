@@ -28,7 +28,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
-NOISE: Final = 0.04
+NOISE: Final = 0.06
 """Of the logarithm of a published time: what the same recipe moves between two runs."""
 BEND: Final = 2.0
 """Multiples of the noise from which on a run counts linearly."""
@@ -38,9 +38,6 @@ LARGEST_STEP: Final = 0.5
 """Of an offset in one iteration."""
 MOST_DAMPING: Final = 1e5
 REWEIGHTINGS: Final = 6
-POLISH: Final = 8
-COARSE: Final = 3e-4
-"""Share of the sum that an iteration has to gain, where many fits are made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,19 +117,19 @@ def fit(
 
 
 def refit(problem: Problem, whole: Fit, weight_C: Floats) -> Floats:
-    """Fit with other weights and return log(predicted / measured) of every run."""
-    start = _chord(problem, whole, weight_C)
-    return fit(
-        problem, weight_C=weight_C, start=start, iterations=POLISH, tolerance=COARSE
-    ).residual_C
+    """Fit with other weights and return log(predicted / measured) of every run.
 
-
-def _chord(problem: Problem, whole: Fit, weight_C: Floats) -> Fit:
-    """Move to the minimum for other weights as if times were linear in the offsets.
-
-    Leaving some runs out moves the offsets little, so this is a good start, at the cost of one
-    pricing; where it is none, the start is the whole fit.
+    The start must not remember the runs that are left out: it is the minimum for the other weights
+    as if times were linear in the offsets, or the generic constants where those are better.
     """
+    start = _chord(problem, whole, weight_C)
+    if start is not None:
+        return fit(problem, weight_C=weight_C, start=start).residual_C
+    return fit(problem, weight_C=weight_C).residual_C
+
+
+def _chord(problem: Problem, whole: Fit, weight_C: Floats) -> Fit | None:
+    """Move to where the minimum would be with the derivatives of the whole fit."""
     now = whole
     for _ in range(REWEIGHTINGS):
         change_P = _step(problem, now, weight_C, 1e-9)
@@ -141,12 +138,12 @@ def _chord(problem: Problem, whole: Fit, weight_C: Floats) -> Fit:
             residual_C=now.residual_C + whole.slope_CP @ change_P,
             slope_CP=whole.slope_CP,
         )
-    residual_C = problem.residuals(now.offset_P)
-    if loss(problem, now.offset_P, residual_C, weight_C) < loss(
-        problem, whole.offset_P, whole.residual_C, weight_C
-    ):
-        return fit_at(problem, now.offset_P)
-    return whole
+    generic_P = np.zeros_like(now.offset_P)
+    sums = [
+        loss(problem, offset_P, problem.residuals(offset_P), weight_C)
+        for offset_P in (now.offset_P, generic_P)
+    ]
+    return fit_at(problem, now.offset_P) if sums[0] < sums[1] else None
 
 
 def fit_at(problem: Problem, offset_P: Floats) -> Fit:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.backtest.assumptions import with_recompute
+from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import run_of
 from tuner.backtest.prediction import Knowledge, backtest, predictions
 from tuner.backtest.rows import Row, read_rows
@@ -91,7 +91,7 @@ def test_unknown_recomputation_is_the_least_that_fits(rows: tuple[Row, ...]) -> 
     numbers = {**row.numbers, "seq": 65536.0, "mbs": 4.0, "gbs": 8.0}
     large = run_of(replace(row, texts=texts, numbers=numbers))
     small = run_of(replace(row, texts=texts))
-    (kept, changed) = with_recompute((small, large))
+    (kept, changed) = with_assumptions((small, large))
     assert kept.strategy.recompute_full == 0.0
     assert changed.strategy.recompute_full == 1.0
     assert "recompute" in changed.assumed
