@@ -57,7 +57,7 @@ class Constants:
     """The same for the head, which stays in bf16."""
     grouped_ratio: Numbers = 0.90
     """What grouped products reach of `matmul_ratio`. [T]"""
-    extra_depth: Numbers = 320.0
+    extra_depth: Numbers = 256.0
     """Elements of the inner dimension that starting and ending one tile costs. [T]"""
     attention_ratio: Numbers = 0.40
     """Share of the bf16 peak that causal flash attention reaches in the forward pass."""
@@ -146,7 +146,7 @@ FITTED: Final = {
     "matmul_ratio": Prior(0.80, 0.25, 0.2, 0.98),
     "head_ratio": Prior(0.80, 0.25, 0.2, 0.98),
     "grouped_ratio": Prior(0.90, 0.3, 0.2, 1.2),
-    "extra_depth": Prior(320.0, 1.0, 16.0, 6000.0),
+    "extra_depth": Prior(256.0, 1.0, 16.0, 6000.0),
     "attention_ratio": Prior(0.40, 0.4, 0.05, 0.9),
     "attention_backward_ratio": Prior(0.80, 0.2, 0.4, 1.1),
     "softmax_width": Prior(48.0, 0.5, 2.0, 300.0),
@@ -186,7 +186,7 @@ FITTED: Final = {
 software (`uncalibrated`) takes precedence over the one here; spread and bounds hold for all."""
 
 _MATMUL: Final = {
-    Generation.AMPERE: {Precision.BF16: 0.80},
+    Generation.AMPERE: {Precision.BF16: 0.82},
     Generation.ADA: {Precision.BF16: 0.80, Precision.FP8: 0.65},
     Generation.HOPPER: {Precision.BF16: 0.75, Precision.FP8: 0.65},
     Generation.BLACKWELL: {
@@ -236,8 +236,14 @@ _MEMORY: Final = {
 """Streams reach 0.85 to 0.92 of the datasheet; fused element-wise kernels less, the more so the
 faster the memory, since their inner dimension stays. [T]"""
 
+_OLDER_ATTENTION: Final = {Generation.HOPPER: 0.65, Generation.BLACKWELL: 0.65}
+"""FlashAttention-2, as plain PyTorch used it, over the kernels made for a generation. [P] H100:
+abstract of FlashAttention-3, 1.5 to 2 times faster in the forward pass."""
+UNFUSED: Final = 1.4
+"""Bytes of plain PyTorch's element-wise kernels over those counted, which are of fused ones. [T]"""
+
 _SOFTWARE: Final[dict[Software, dict[str, float]]] = {
-    # One kernel per operation from Python under autograd, gradient hooks and timers, on Epyc hosts
+    # One kernel per operation from Python under autograd, with gradient hooks and timers, on hosts
     # of 2021: 20 to 25 us per launch. [T]
     Software.MEGATRON_2021: {"launch_s": 22e-6, "collective_s": 35e-6, "hop_s": 5.5e-6},
     Software.MEGATRON_2025: {"launch_s": 14e-6},
@@ -257,6 +263,12 @@ def uncalibrated(generation: Generation, *, precision: Precision, software: Soft
         memory_factor=_MEMORY[generation],
         softmax_width=_SOFTMAX_WIDTH[generation],
     )
+    if software is Software.TORCH_FSDP:
+        generic = replace(
+            generic,
+            attention_ratio=_ATTENTION[generation] * _OLDER_ATTENTION.get(generation, 1.0),
+            memory_factor=_MEMORY[generation] * UNFUSED,
+        )
     return replace(generic, **_SOFTWARE[software])
 
 
