@@ -70,7 +70,8 @@ class Planned:
 
     plan: Plan
     spec: Spec
-    profile: Path
+    profile: Path | None
+    """Folder of the stored profile; None where the plan rests on datasheets."""
 
 
 def plan(
@@ -80,9 +81,13 @@ def plan(
     top: int = 5,
     time_limit_s: float = 60.0,
     method: str = "milp",
+    calibrated: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Planned:
     """Plan the training run that a spec describes.
+
+    A pool with a stored profile is planned on what was measured there; one that only names its
+    device on the datasheet, corrected by what published runs have shown.
 
     Args:
         spec_path: the YAML file.
@@ -90,6 +95,7 @@ def plan(
         top: how many decisions to return at least.
         time_limit_s: for the search and each further question that is asked as one.
         method: layout solver, see solvers/registry.py.
+        calibrated: whether datasheets are corrected by the residuals that ship.
         clock: for the time limit and the reported solve time.
 
     Raises:
@@ -98,6 +104,10 @@ def plan(
         OutsideProfileError: the profile lacks an operation that the model needs.
     """
     spec = read_spec(spec_path)
+    if not profiles and all(one.profile is None for one in spec.cluster.pools):
+        return _plan_on_datasheets(
+            spec, top=top, time_limit_s=time_limit_s, calibrated=calibrated, clock=clock
+        )
     refuse_unpriced(spec)
     pool = spec.cluster.pools[0]
     profile_path, profile = _profile_of(pool, profiles)
@@ -114,6 +124,50 @@ def plan(
     )
     made = make_plan(spec, machine, settings=settings, provenance=provenance)
     return Planned(plan=made, spec=spec, profile=profile_path)
+
+
+def _plan_on_datasheets(
+    spec: Spec, *, top: int, time_limit_s: float, calibrated: bool, clock: Callable[[], float]
+) -> Planned:
+    from tuner.costs.analytic.calibration import shipped
+    from tuner.planner.analytic.planning import make_analytic_plan, site_of
+    from tuner.planner.analytic.search import Settings as AnalyticSettings
+
+    _refuse_unlaunchable(spec)
+    if len(spec.cluster.pools) > 1:
+        names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
+        raise SpecError(f"cluster.pools: {names}: this version plans on one pool; keep one")
+    (pool,) = spec.cluster.pools
+    residuals = shipped() if calibrated else None
+    provenance = Provenance(
+        moetune_version=version(),
+        spec_sha256=_sha256(spec.path),
+        profile_sha256={},
+        profile_source={pool.name: "datasheet"},
+        extrapolated=(),
+        notes=_datasheet_notes(spec, calibrated=residuals is not None),
+    )
+    made = make_analytic_plan(
+        spec,
+        site_of(pool, residuals=residuals),
+        settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock),
+        provenance=provenance,
+    )
+    return Planned(plan=made, spec=spec, profile=None)
+
+
+def _datasheet_notes(spec: Spec, *, calibrated: bool) -> tuple[str, ...]:
+    notes = []
+    if spec.routing is None and spec.model.moe is not None:
+        notes.append("routing is assumed balanced: no recording was given (goal.routing)")
+    if calibrated:
+        notes.append(
+            "planned on the device's datasheet and on residuals of published runs; measure your "
+            "machine with `moetune profile`"
+        )
+    else:
+        notes.append("planned on the device's datasheet alone: the error band is wide")
+    return tuple(notes)
 
 
 def verify(
@@ -226,6 +280,11 @@ def refuse_unpriced(spec: Spec) -> None:
             f"model: {spec.model.architecture} has multi-head latent attention, which this "
             "version cannot price; grouped-query attention works"
         )
+    _refuse_unlaunchable(spec)
+
+
+def _refuse_unlaunchable(spec: Spec) -> None:
+    """Refuse a model or precision that a target lacks."""
     capabilities = intersection(spec.emit)
     for target in capabilities.parts or (capabilities,):
         lacking = sorted(features(spec.model) & target.unsupported)

@@ -165,6 +165,9 @@ class TrainPrediction(Record):
     """Model FLOPs (tuner/spec/accounting.py: no recomputation, causal attention, the head counted)
     over what the devices' bf16 or low-precision peaks could do in `step_time_s`; absent where no
     peak is known."""
+    played_step_time_s: Seconds | None = None
+    """The same schedule played pass by pass (tuner/simulate/pipeline.py); absent where it was not
+    played."""
     run: RunForecast | None = None
     """The whole run, failures included."""
 

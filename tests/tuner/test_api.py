@@ -14,7 +14,7 @@ from profilers.records import Profile
 from profilers.store import write_header
 from profilers.testing import fake_machine, fake_profile
 from tuner import api
-from tuner.errors import OutsideProfileError, PlanUnreadableError, SpecError
+from tuner.errors import OutsideProfileError, PlanUnreadableError, SpecError, UnknownDeviceError
 from tuner.plan_folder import VERIFIED_NAME, read_plan, write_plan
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.read import read_spec
@@ -166,10 +166,20 @@ def test_a_single_profile_of_another_device_is_noted(
     assert "the profile was measured on 'Fake 9000', the pool says 'H200'" in notes
 
 
-def test_no_profile_at_all_says_how_to_get_one(tiny_spec: Spec) -> None:
-    spec = tiny_spec(pool={"profile": None, "device": "H200"}, search=SMALL)
-    with pytest.raises(SpecError, match=r"'here' has no profile; measure one with `moetune prof"):
-        _plan(spec)
+def test_a_pool_without_profile_is_planned_on_its_datasheet(tiny_spec: Spec) -> None:
+    spec = tiny_spec(
+        pool={"profile": None, "device": "H200", "memory_per_device": None}, search=SMALL
+    )
+    made = api.plan(spec)
+    assert made.profile is None
+    assert made.plan.decision is not None
+    assert set(made.plan.provenance.profile_source.values()) == {"datasheet"}
+
+
+def test_an_unknown_device_is_named_with_those_that_are_known(tiny_spec: Spec) -> None:
+    spec = tiny_spec(pool={"profile": None, "device": "H2000"}, search=SMALL)
+    with pytest.raises(UnknownDeviceError, match=r"H2000.*h200"):
+        api.plan(spec)
 
 
 def test_a_missing_profile_names_its_place(tiny_spec: Spec, tmp_path: Path) -> None:

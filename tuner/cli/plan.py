@@ -18,6 +18,9 @@ def command(
         str, typer.Option(help="For solving, with its unit; pricing comes on top.")
     ] = "60s",
     solver: Annotated[str, typer.Option(help="milp (CBC), cp_sat or exact.")] = "milp",
+    uncalibrated: Annotated[
+        bool, typer.Option("--uncalibrated", help="Drop the residuals that ship with moetune.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Plan a training run: which configuration to launch, and what is proven about it."""
@@ -32,6 +35,7 @@ def command(
         top=top,
         time_limit_s=seconds(time_limit, option="--time-limit"),
         method=solver,
+        calibrated=not uncalibrated,
     )
     written = write_plan(out, made.plan, spec=made.spec, profile=made.profile)
     print(written.model_dump_json(indent=2) if as_json else plan_text(written, folder=out))

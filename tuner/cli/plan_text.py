@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tuner.cli.text import columns
+from tuner.faults.forecast import RunForecast
 from tuner.plan import Alternative, Plan, TrainDecision, TrainPrediction
 from tuner.planner.planning import certificate_line
 from tuner.spec.accounting import (
@@ -13,6 +14,7 @@ from tuner.spec.accounting import (
     num_parameters,
     training_flop_per_token,
 )
+from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
 from tuner.units import format_bytes, format_count, format_ratio, format_s
 
 SHOWN_ALTERNATIVES = 8
@@ -90,7 +92,8 @@ def decision_lines(decision: TrainDecision) -> Iterable[str]:
     """Two lines: the degrees, and what each stage does."""
     yield (
         f"{decision.num_devices} devices: "
-        f"TP {decision.tensor_model_parallel_size}, PP {decision.pipeline_model_parallel_size}"
+        f"TP {decision.tensor_model_parallel_size}, CP {decision.context_parallel_size}, "
+        f"PP {decision.pipeline_model_parallel_size}"
         f" (x{decision.virtual_pipeline_model_parallel_size} chunks), "
         f"DP {decision.data_parallel_size}, EP {decision.expert_model_parallel_size}, "
         f"ETP {decision.expert_tensor_parallel_size}, "
@@ -98,11 +101,43 @@ def decision_lines(decision: TrainDecision) -> Iterable[str]:
         f"micro-batch {decision.micro_batch_size}"
     )
     stages = zip(decision.pipeline_layout, decision.stage_recompute, decision.chunks, strict=True)
+    knobs = list(_knobs(decision))
+    if knobs:
+        yield f"with {', '.join(knobs)}"
     yield "stages: " + "; ".join(
         f"{f'{len(list(alike))} x ' if len(decision.pipeline_layout) > 1 else ''}"
         f"{layers} layers, recompute {recompute}, {chunks} MemFine chunk{'s' * (chunks > 1)}"
         for (layers, recompute, chunks), alike in groupby(stages)
     )
+
+
+def _knobs(decision: TrainDecision) -> Iterable[str]:
+    """What differs from the plainest way to run the degrees."""
+    if decision.expert_model_parallel_size > 1 and decision.dispatcher != "alltoall":
+        yield f"dispatcher {decision.dispatcher}"
+    named = {
+        "overlapped all-to-all": decision.a2a_overlap,
+        "sharded sequences (SP)": decision.sequence_parallel,
+        "overlapped gradient sums": decision.overlap_grad_reduce,
+        "overlapped parameter gathers": decision.overlap_param_gather,
+        "bf16 gradients": decision.gradient_bytes == 2,
+        "optimizer state in host memory": decision.optimizer_offload,
+        "activations in host memory": decision.activation_offload,
+        "a zero-bubble schedule": decision.schedule == "zero_bubble",
+    }
+    yield from (name for name, is_set in named.items() if is_set)
+    if decision.recompute_modules:
+        yield f"recomputation of {'+'.join(decision.recompute_modules)}"
+    if decision.recompute_num_layers is not None:
+        yield f"recomputation of {decision.recompute_num_layers} layers of each stage"
+    if decision.cuda_graph != "none":
+        yield f"CUDA graphs {decision.cuda_graph}"
+    if decision.fp8_recipe:
+        yield f"recipe {decision.fp8_recipe}"
+    if decision.mtp_num_layers:
+        yield f"{decision.mtp_num_layers} multi-token-prediction layer"
+    if decision.rank_order != DEFAULT_RANK_ORDER:
+        yield f"rank order {decision.rank_order}"
 
 
 def short_decision(decision: TrainDecision) -> str:
@@ -127,16 +162,42 @@ def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:
         f"(between {format_s(low)} and {format_s(high)}), "
         f"{predicted.tokens_per_s_per_device:.4g} tokens/s per device"
     )
+    if predicted.mfu_ratio is not None:
+        yield f"MFU            {format_ratio(predicted.mfu_ratio)}"
+    if predicted.run is not None:
+        yield from _run_lines(predicted.run)
     peaks = predicted.peak_memory_bytes
     if len(peaks) > SHOWN_RANKS:
         fullest = peaks.index(max(peaks))
         yield (
-            f"peak memory    {format_bytes(peaks[fullest])} on pipeline rank {fullest}, the fullest "
-            f"of {len(peaks)}; {format_bytes(min(peaks))} on the emptiest"
+            f"peak memory    {format_bytes(peaks[fullest])} on pipeline rank {fullest}, the "
+            f"fullest of {len(peaks)}; {format_bytes(min(peaks))} on the emptiest"
         )
         return
     listed = ", ".join(format_bytes(peak) for peak in peaks)
     yield f"peak memory    {listed} (each pipeline rank, its fullest device)"
+
+
+def _run_lines(run: RunForecast) -> Iterable[str]:
+    """What failures make of the whole run."""
+    if not run.finishes:
+        yield f"whole run      never finishes: {run.reason}"
+        return
+    effective = f"{format_ratio(run.effective_time_ratio)} of the time trains"
+    if run.checkpoint_interval_s is not None and run.checkpoint_write_s is not None:
+        effective += (
+            f"; checkpoint every {format_s(run.checkpoint_interval_s)} "
+            f"({format_s(run.checkpoint_write_s)} to write)"
+        )
+    if run.wall_clock_s is None or run.device_hours is None:
+        yield f"whole run      {effective}"
+        return
+    cost = "" if run.cost is None else f", cost {run.cost:,.0f}"
+    failures = "" if not run.expected_failures else f", {run.expected_failures:.0f} failures"
+    yield (
+        f"whole run      {format_s(run.wall_clock_s)}, {run.device_hours:,.0f} device hours"
+        f"{cost}{failures}; {effective}"
+    )
 
 
 def _breakdown(predicted: TrainPrediction) -> str:
