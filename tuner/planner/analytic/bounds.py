@@ -29,9 +29,9 @@ from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
 from tuner.costs.analytic.step import OFFLOAD_BYTES
 from tuner.costs.analytic.units import UnitCosts
 from tuner.planner.analytic.layouts import PassTimes, least_peak_s, total_s
-from tuner.planner.analytic.pricing import ROUNDING, pass_times
+from tuner.planner.analytic.once import of_all
+from tuner.planner.analytic.pricing import ROUNDING, filled_s, pass_times
 from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.rules import Ints
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,8 +59,8 @@ def least_step_s(
     work_s = total_s(question.model, times)
     pipeline = np.asarray(strategies.pipeline)
     peak_s = _peak_s(question, times, pipeline)
-    filled_s = _filled_s(question, units) if allowed.zero_bubble else 0.0
-    way_s = np.maximum(work_s - peak_s - 2.0 * filled_s, 0.0) / strategies.virtual_pipeline
+    later_s = filled_s(question, units) if allowed.zero_bubble else 0.0
+    way_s = np.maximum(work_s - peak_s - 2.0 * later_s, 0.0) / strategies.virtual_pipeline
     least = strategies.num_microbatches * peak_s + way_s
     least = least + _boundaries_s(question, strategies, allowed)
     found: Floats = (least + _once_s(question, strategies, units, allowed)) * ROUNDING
@@ -74,13 +74,6 @@ def _peak_s(question: Question, times: PassTimes, pipeline: Floats) -> Floats:
     each = question.model.num_layers // pipeline
     alike_s = each * np.minimum(times.dense_s, times.moe_s)
     return np.maximum(alike_s + times.end_s, total_s(question.model, times) / pipeline)
-
-
-def _filled_s(question: Question, units: UnitCosts) -> Numbers:
-    shape = question.shape
-    layers_s = shape.dense_layers * units.dense.weight_s + shape.moe_layers * units.moe.weight_s
-    ends_s = units.embedding.weight_s + units.head.weight_s
-    return layers_s + ends_s + shape.mtp_layers * units.mtp.weight_s
 
 
 def _boundaries_s(question: Question, strategies: Strategies, allowed: Allowed) -> Numbers:
@@ -103,8 +96,8 @@ def _once_s(
     question: Question, strategies: Strategies, units: UnitCosts, allowed: Allowed
 ) -> Numbers:
     s, own, shape = strategies, question.constants, question.shape
-    dense = _of_all(shape, units, "parameters") / s.pipeline
-    experts = _of_all(shape, units, "expert_parameters") / s.pipeline
+    dense = of_all(shape, units, "parameters") / s.pipeline
+    experts = of_all(shape, units, "expert_parameters") / s.pipeline
     shared, apart = s.data * s.context, s.expert_data
     is_sharded = bool(allowed.zero_stages - {0})
     local = dense / shared + experts / apart if is_sharded else dense + experts
@@ -133,22 +126,3 @@ def _sums_s(
         )
         nearest = np.minimum(nearest, moved)
     return nearest
-
-
-def _of_all(shape: ModelShape, units: UnitCosts, name: str) -> Numbers:
-    parts = (
-        (shape.dense_layers, units.dense),
-        (shape.moe_layers, units.moe),
-        (shape.mtp_layers, units.mtp),
-        (1.0, units.embedding),
-        (1.0, units.head),
-    )
-    total: Numbers = 0.0
-    for count, cost in parts:
-        total = total + count * getattr(cost, name)
-    return total
-
-
-def lowest_first(bound_C: Floats) -> Ints:
-    """Columns in the order of their bounds, ties in the order given."""
-    return np.argsort(bound_C, kind="stable")

@@ -1,8 +1,9 @@
 """The integer program of layout, recomputation and chunks for the best rows, and their play.
 
-The search draws one layout for every decision; that of interleaved stages is the only one. For a row that came out best, `layout_problem` puts
-all layouts under all levels of recomputation and chunk counts that could still be faster into the
-form of solvers/layout, with the analytic units of time and bytes:
+The search draws one layout for every decision; that of interleaved stages is the only one. For a
+row that came out best, `layout_problem` puts all layouts under all levels of recomputation and
+chunk counts that could still be faster into the form of solvers/layout, with the analytic units of
+time and bytes:
 
     resident      a layer's state; embedding, head, workspaces, weight gradients, context
     saved         per layer and micro-batch in flight, pools and unusable blocks included

@@ -32,6 +32,9 @@ from tuner.spec.model import ModelSpec
 
 Floats = npt.NDArray[np.float64]
 
+ROUNDING_UP = 1e-9
+"""What sums in another order can differ, so that a whole layer is not lost to it."""
+
 LEAN_STEPS = 9
 """Layers by which the slowest device of a lean layout may exceed the least; beyond that each device
 takes all that its memory allows."""
@@ -74,12 +77,12 @@ def least_peak_s(model: ModelSpec, times: PassTimes, *, pipeline: Ints | int) ->
         count_C = np.where(slower, model.num_layers, count)
     else:
         layer_s, count_C = times.dense_s, np.full(len(even_s), model.num_layers)
-    fewest = np.floor(even_s / layer_s) - 1.0
-    rounds = np.arange(4)[:, None] + np.maximum(fewest, 0.0)
-    offsets = (np.zeros_like(layer_s), times.embedding_s, times.end_s)
-    peak_KC = np.concatenate([rounds * layer_s + offset for offset in offsets])
-    peak_KC = np.maximum(peak_KC, even_s)
-    room_KC = np.maximum(peak_KC * (1.0 + 1e-12), 0.0)
+    tried = []
+    for offset_s in (np.zeros_like(layer_s), times.embedding_s, times.end_s):
+        fewest = np.maximum(np.floor((even_s - offset_s) / layer_s) - 1.0, 0.0)
+        tried.append((np.arange(4)[:, None] + fewest) * layer_s + offset_s)
+    peak_KC = np.maximum(np.concatenate(tried), even_s)
+    room_KC = peak_KC * (1.0 + ROUNDING_UP)
     held = (pipeline - 2) * np.floor(room_KC / layer_s)
     held = held + np.floor(np.maximum(room_KC - times.embedding_s, 0.0) / layer_s)
     held = held + np.floor(np.maximum(room_KC - times.end_s, 0.0) / layer_s)
@@ -103,7 +106,7 @@ def balanced(model: ModelSpec, times: PassTimes, *, pipeline: int, least: Ints) 
     if pipeline == 1:
         whole = np.full(columns, layers, dtype=np.int64)
         return Split(first_C=whole, last_C=whole)
-    peak_s = least_peak_s(model, times, pipeline=pipeline) * (1.0 + 1e-9)
+    peak_s = least_peak_s(model, times, pipeline=pipeline) * (1.0 + ROUNDING_UP)
     layer_s = _common_s(model, times)
     leading = _leading_dense(model)
     last = np.floor((peak_s - times.end_s) / layer_s).astype(np.int64)
@@ -157,9 +160,9 @@ def peak_under(model: ModelSpec, times: PassTimes, *, most_PC: Ints, count: int)
     found = np.where(
         held_PC.sum(axis=0) >= count, (ends_PC + held_PC * layer_s).max(axis=0), np.inf
     )
-    fewest = np.maximum(np.floor(least_s / layer_s) - 1.0, 0.0)
-    for more in range(LEAN_STEPS, -1, -1):
-        for offset_s in (times.embedding_s, times.end_s, 0.0):
+    for offset_s in (times.embedding_s, times.end_s, np.zeros_like(layer_s)):
+        fewest = np.maximum(np.floor((least_s - offset_s) / layer_s) - 1.0, 0.0)
+        for more in range(LEAN_STEPS):
             peak_s = np.maximum((fewest + more) * layer_s + offset_s, least_s)
             room_PC = _room(peak_s, ends_PC, layer_s)
             enough = np.minimum(held_PC, room_PC).sum(axis=0) >= count
@@ -198,7 +201,7 @@ def _ends_s(times: PassTimes, pipeline: int) -> Floats:
 
 def _room(peak_s: Floats, ends_PC: Floats, layer_s: Floats) -> Ints:
     """Layers that each device works off in so many seconds."""
-    left_PC = np.maximum(peak_s * (1.0 + 1e-9) - ends_PC, 0.0)
+    left_PC = np.maximum(peak_s * (1.0 + ROUNDING_UP) - ends_PC, 0.0)
     return np.floor(left_PC / layer_s).astype(np.int64)
 
 

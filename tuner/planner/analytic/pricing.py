@@ -6,7 +6,8 @@ and number of virtual stages, in pieces whose grids fit a core's cache. The layo
 balanced by its own unit times (layouts.py), and moved away from devices that are too full.
 
 `least_s` prices layers cut into equal fractions instead: then no device is slower than another and
-none holds more parameters, and whole layers can only add to that. What they must add to the slowest
+none holds more parameters, and whole layers can only add to that. What is paid once is counted at
+its least (once.py). What they must add to the slowest
 device (`least_peak_s`) comes on top, so that no layout of the candidate is faster.
 
 Letters: C candidates, P devices of a pipeline, S stages.
@@ -49,6 +50,7 @@ from tuner.planner.analytic.memory import (
     taken_bytes,
     unit_memory,
 )
+from tuner.planner.analytic.once import least_once_s, of_all
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.ways import Ways
@@ -152,28 +154,21 @@ def price(
     return Prices(step_s=step_s, peak_bytes=bytes_PC.max(axis=0), layers_PC=layers_PC)
 
 
-def least_s(
-    question: Question, ways: Ways, candidates: Candidates, *, is_whole: bool = True
-) -> Floats:
-    """Bound the step of every candidate from below, whatever its layout.
-
-    Args:
-        question: the model on its machine.
-        ways: the axes that the candidates' choices refer to.
-        candidates: what to bound.
-        is_whole: count what whole layers must add; a little dearer.
-    """
+def least_s(question: Question, ways: Ways, candidates: Candidates) -> Floats:
+    """Bound the step of every candidate from below, whatever its layout."""
     batch = batch_of(question, ways, candidates)
     virtual = candidates.rows["virtual_pipeline"]
     found = np.empty(len(candidates))
     for piece in time_pieces(ways, batch):
-        even_s = assembled(question, piece, _fractions(question, piece.pipeline)).step_s
-        if is_whole and piece.pipeline > 1:
-            even_s = even_s + _whole_s(batch, piece)
-        found[piece.at] = even_s * ROUNDING
+        even = assembled(question, piece, _fractions(question, piece.pipeline))
+        least = np.asarray(even.step_s)
+        if piece.pipeline > 1:
+            once_s = least_once_s(question, piece.strategies, piece.units, piece.order)
+            least = least - even.once_s + once_s + _whole_s(batch, piece)
+        found[piece.at] = least * ROUNDING
         # Interleaved stages have one layout.
         fixed = np.flatnonzero(virtual[piece.at] > 1)
-        if is_whole and len(fixed):
+        if len(fixed):
             found[piece.at[fixed]] = _balanced_s(batch, piece)[fixed] * ROUNDING
     return found
 
@@ -203,9 +198,11 @@ def capped_least_s(question: Question, ways: Ways, candidates: Candidates) -> Fl
         virtual = candidates.rows["virtual_pipeline"][piece.at]
         capped_s = peak_under(model, times, most_PC=most_PC[:p, piece.at], count=count)
         beyond_s = np.maximum(capped_s - least_peak_s(model, times, pipeline=p), 0.0)
+        most_s = np.where(np.isinf(beyond_s), np.inf, 0.0)
+        beyond_s = np.where(np.isinf(beyond_s), 0.0, beyond_s)
         more_s = (s.num_microbatches - 1.0 / s.virtual_pipeline) * beyond_s
         plain = np.asarray(s.zero_bubble) == 0.0
-        more_s = np.where(plain | np.isinf(capped_s), more_s, 0.0)
+        more_s = np.where(plain, more_s, 0.0) + most_s
         # Interleaved stages have one layout, and it is known not to fit.
         found[piece.at] += np.where(virtual > 1, np.inf, more_s)
     return found
@@ -364,7 +361,14 @@ def _whole_s(batch: Batch, piece: TimePiece) -> Floats:
     times = times_of_kinds(batch.question, piece)
     beyond_s = least_peak_s(model, times, pipeline=p) - total_s(model, times) / p
     counted_s = (s.num_microbatches - 1.0 / s.virtual_pipeline) * np.maximum(beyond_s, 0.0)
-    return np.where(np.asarray(s.zero_bubble) > 0.0, 0.0, counted_s)
+    # The slowest device's weight gradients fill no bubble; it may have more than its share.
+    lost_s = -2.0 * filled_s(batch.question, piece.units) / p
+    return np.where(np.asarray(s.zero_bubble) > 0.0, lost_s, counted_s)
+
+
+def filled_s(question: Question, units: UnitCosts) -> Numbers:
+    """Weight gradients of one micro-batch on all devices, which a schedule may put off."""
+    return of_all(question.shape, units, "weight_s")
 
 
 def times_of_kinds(question: Question, piece: TimePiece) -> PassTimes:
