@@ -126,8 +126,10 @@ def test_a_beaten_way_is_neither_faster_nor_leaner(
                     ways,
                     replace(
                         candidates,
-                        ways=candidates.ways
-                        | {axis: np.full(len(candidates), choices.index(choice))},
+                        ways={
+                            **candidates.ways,
+                            axis: np.full(len(candidates), choices.index(choice)),
+                        },
                     ),
                 )
                 for choice in pair

@@ -17,7 +17,7 @@ def every(question: Question) -> list[tuple[int, ...]]:
     """The box, one combination after the other: tp, cp, pp, dp, vpp, mbs, ep, etp."""
     n, batch = question.num_devices, question.global_batch_size
     sizes = [d for d in range(1, n + 1) if n % d == 0]
-    found = []
+    found: list[tuple[int, ...]] = []
     for tp, cp, pp in product(sizes, repeat=3):
         if n % (tp * cp * pp):
             continue

@@ -139,6 +139,7 @@ def test_the_certificate_repeats_what_is_proven(found: Found) -> None:
     assert found.found is not None
     assert certificate.objective == found.found.step_s[0]
     assert certificate.bound is not None
+    assert certificate.objective is not None
     assert certificate.bound <= certificate.objective
     assert certificate.gap_ratio <= 0.01
     ties = (found.found.step_s <= 1.02 * found.found.step_s[0]).sum() - 1

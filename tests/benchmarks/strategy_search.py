@@ -1,0 +1,159 @@
+"""How fast strategies are priced and searched; run as `python tests/benchmarks/strategy_search.py`.
+
+Three figures, one thread, the machine stated:
+
+1. distinct decisions priced in full per second: every legal way of the rows that a search found
+   best, time and memory, none pruned;
+2. the search of the whole space to its certificate: DeepSeek-V3 on 2,048 H800, Qwen3-235B on 512
+   H100;
+3. how the time of a search grows with the number of configurations.
+
+Seconds are both of the clock and of the processor: on a busy machine only the latter compare.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from tuner.costs.analytic.columns_of import hardware_of_pool, shape_of_model
+from tuner.costs.analytic.constants import Precision, Software, uncalibrated
+from tuner.costs.analytic.memory_constants import MemoryConstants
+from tuner.devices.catalogue import find_device
+from tuner.planner.analytic.answer import certificate_of
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.counting import by_facts
+from tuner.planner.analytic.finalists import ranked
+from tuner.planner.analytic.found import Search
+from tuner.planner.analytic.pricing import price
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.search import Settings, search
+from tuner.spec.cluster import Pool
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
+
+MODELS = Path(__file__).parents[2] / "examples" / "models"
+
+ROWS_PRICED = 12
+"""Rows whose every way is priced, the best ones that a search found."""
+
+
+def question_of(model: str, device: str, *, nodes: int, batch: int) -> Question:
+    """A model on nodes of eight devices, by the datasheet, for Megatron-LM."""
+    spec, sheet = read_model(MODELS / model), find_device(device)
+    pool = Pool(name="pool", device=device, nodes=nodes, devices_per_node=8)
+    hardware = hardware_of_pool(sheet, pool, precision=Precision.BF16)
+    return Question(
+        model=spec,
+        shape=shape_of_model(spec, mtp_layers=spec.mtp_num_layers),
+        hardware=hardware,
+        constants=uncalibrated(
+            sheet.generation, precision=Precision.BF16, software=Software.MEGATRON_2026
+        ),
+        memory_constants=MemoryConstants(),
+        num_devices=pool.num_devices,
+        memory_limit_bytes=pool.usable_memory_ratio * float(hardware.memory_bytes),
+        sequence_length=4096,
+        global_batch_size=batch,
+        capabilities=MEGATRON_0_18,
+    )
+
+
+def searched(question: Question) -> tuple[Search, dict[str, Any]]:
+    """Search a whole space; report the certificate, time and memory."""
+    wall_s, used_s = time.perf_counter(), time.process_time()
+    found = search(question, Settings(clock=time.perf_counter))
+    ranking = ranked(found, time_limit_s=2.0, clock=time.perf_counter)
+    objective_s = ranking.objective_s[0] if ranking.objective_s else None
+    certificate = certificate_of(found, band_ratio=0.0, objective_s=objective_s)
+    counts = found.counts
+    decisions = counts.priced + counts.bounded + counts.open + counts.num_illegal
+    return found, {
+        "model": question.model.name,
+        "devices": question.num_devices,
+        "decisions": decisions,
+        "legal": decisions - counts.num_illegal,
+        "priced": counts.priced,
+        "rows": counts.rows,
+        "status": certificate.status,
+        "step_s": certificate.objective,
+        "gap_ratio": certificate.gap_ratio,
+        "wall_s": time.perf_counter() - wall_s,
+        "cpu_s": time.process_time() - used_s,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def pricing_rate(found: Search) -> dict[str, Any]:
+    """Price every legal way of the best rows; decisions per second of clock and processor."""
+    if found.found is None:
+        raise ValueError("the search found nothing to price")
+    rows = found.found.candidates.taken(np.arange(min(ROWS_PRICED, len(found.found)))).rows
+    parts = []
+    for facts, chosen in by_facts(rows):
+        legal = found.ways.legal(facts)
+        ways = {axis: legal[:, at] for at, axis in enumerate(found.ways.choices)}
+        parts += [
+            Candidates(
+                rows={name: np.repeat(column[row], len(legal)) for name, column in rows.items()},
+                ways=ways,
+            )
+            for row in chosen
+        ]
+    price(found.question, found.ways, parts[0])
+    wall_s, used_s = time.perf_counter(), time.process_time()
+    for part in parts:
+        price(found.question, found.ways, part)
+    wall_s, used_s = time.perf_counter() - wall_s, time.process_time() - used_s
+    count = sum(len(part) for part in parts)
+    return {"decisions": count, "per_s": count / wall_s, "per_cpu_s": count / used_s}
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    as_json = parser.parse_args().json
+    deepseek, one = searched(question_of("deepseek-v3", "h800-sxm", nodes=256, batch=15360))
+    _, two = searched(question_of("qwen3-235b-a22b", "h100-sxm", nodes=64, batch=2048))
+    growth = [
+        searched(question_of("qwen3-30b-a3b", "h100-sxm", nodes=nodes, batch=32 * nodes))[1]
+        for nodes in (2, 8, 32, 128)
+    ]
+    machine = f"{platform.processor() or platform.machine()}, one thread"
+    rate = pricing_rate(deepseek)
+    report = {
+        "machine": machine,
+        "numpy": np.__version__,
+        "pricing": rate,
+        "searches": [one, two],
+        "growth": growth,
+    }
+    if as_json:
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        return
+    sys.stdout.write(f"machine: {machine}, numpy {np.__version__}\n")
+    sys.stdout.write(
+        f"pricing: {rate['decisions']} decisions, {rate['per_s']:,.0f}/s, "
+        f"{rate['per_cpu_s']:,.0f}/s of the processor\n"
+    )
+    for line in (one, two, *growth):
+        sys.stdout.write(
+            f"{line['model']} on {line['devices']}: {line['decisions']:.3g} decisions "
+            f"({line['legal']:.3g} legal), {line['status']}, gap {line['gap_ratio']:.2%}, "
+            f"{line['wall_s']:.2f} s, {line['cpu_s']:.2f} s of the processor, "
+            f"{line['peak_rss_bytes'] / 1e9:.2f} GB at most, step {line['step_s']:.3f} s\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

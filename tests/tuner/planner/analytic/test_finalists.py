@@ -1,0 +1,90 @@
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from solvers.registry import solve_layout, solve_strategy
+from solvers.strategy.problem import StrategyProblem
+from tuner.planner.analytic.answer import detail_of
+from tuner.planner.analytic.finalists import finalist, layout_problem, played_s, ranked
+from tuner.planner.analytic.found import Search as Found
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.search import Settings, search
+from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
+from tuner.spec.search import Search
+
+MakeQuestion = Callable[..., Question]
+SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=6)
+
+
+@pytest.fixture
+def found(ask: MakeQuestion) -> Found:
+    """Pipelines of two and four devices, one stage on each."""
+    limits = Search(pipeline_model_parallel_size=(2, 4), virtual_pipeline_model_parallel_size=(1,))
+    question = ask(
+        "deepseek-v2-lite",
+        devices=32,
+        global_batch_size=256,
+        capabilities=MEGATRON_0_18,
+        limits=limits,
+    )
+    return search(question, SETTINGS)
+
+
+def test_the_ranking_plays_until_closed_forms_rule_out_the_rest(found: Found) -> None:
+    ranking = ranked(found, time_limit_s=60.0, clock=time.perf_counter)
+    assert found.found is not None
+    assert sorted(ranking.order) == list(range(len(found.found)))
+    assert list(ranking.objective_s) == sorted(ranking.objective_s)
+    for rank, objective_s in enumerate(ranking.objective_s):
+        index = ranking.order[rank]
+        played = played_s(detail_of(found, index))
+        assert objective_s == max(found.found.step_s[index], played)
+    unplayed = found.found.step_s[len(ranking.objective_s) :]
+    assert (unplayed >= ranking.objective_s[0]).all()
+
+
+def test_the_integer_program_never_makes_a_row_slower(found: Found) -> None:
+    assert found.found is not None
+    for index in range(3):
+        best = finalist(found, index, time_limit_s=30.0)
+        assert best.step_s <= found.found.step_s[index] * (1.0 + 1e-9)
+        assert sum(best.layers_S) == found.question.model.num_layers
+        peak = float(best.detail.memory.total_PC.max())
+        assert peak <= found.question.memory_limit_bytes
+
+
+def test_the_program_counts_a_pipeline_as_the_closed_form_does(found: Found) -> None:
+    assert found.found is not None
+    one = found.found.candidates.taken(np.array([0]))
+    outcome = solve_layout(layout_problem(found, one), method="exact", time_limit_s=30.0)
+    step = detail_of(found, 0).step
+    rest_s = float(np.ravel(step.once_s)[0])
+    # What the closed form adds beside both: sending between stages.
+    assert outcome.solution is not None
+    assert outcome.objective + rest_s <= found.found.step_s[0] * (1.0 + 1e-9)
+    assert outcome.objective + rest_s >= 0.9 * found.found.step_s[0]
+
+
+def test_one_program_over_rows_agrees_with_row_by_row(found: Found) -> None:
+    assert found.found is not None
+    rows = [found.found.candidates.taken(np.array([index])) for index in range(5)]
+    layouts = tuple(layout_problem(found, row) for row in rows)
+    once_s = tuple(float(np.ravel(detail_of(found, index).step.once_s)[0]) for index in range(5))
+    problem = StrategyProblem(layouts_K=layouts, once_s_K=once_s)
+    together = solve_strategy(problem, method="milp", time_limit_s=60.0)
+    apart = [
+        once + solve_layout(layout, method="exact", time_limit_s=30.0).objective
+        for once, layout in zip(once_s, layouts, strict=True)
+    ]
+    assert together.objective == pytest.approx(min(apart), rel=1e-6)
+    assert together.solution is not None
+    assert apart[together.solution.index] == pytest.approx(min(apart), rel=1e-6)
+
+
+def test_nothing_found_has_no_finalist(ask: MakeQuestion) -> None:
+    nothing = search(ask("mixtral-8x7b", memory_limit_bytes=4e9), SETTINGS)
+    assert ranked(nothing, time_limit_s=1.0, clock=time.perf_counter).order == ()
+    with pytest.raises(ValueError, match="found nothing that fits"):
+        finalist(nothing, 0, time_limit_s=1.0)

@@ -1,0 +1,93 @@
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.relaxing import relaxations, unlaunchable
+from tuner.planner.analytic.search import Settings, search
+from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
+from tuner.spec.search import Search
+
+MakeQuestion = Callable[..., Question]
+SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (
+            {"expert_model_parallel_size": 128},
+            "none divides the 16 devices; the nearest legal value is 16",
+        ),
+        (
+            {"tensor_model_parallel_size": 3},
+            "none divides the 16 devices; the nearest legal value is 2",
+        ),
+        ({"micro_batch_size": 24}, "does not divide global_batch_size; the nearest legal value is"),
+    ],
+)
+def test_an_impossible_limit_is_answered_with_the_nearest_legal_value(
+    ask: MakeQuestion, limits: dict[str, int], words: str
+) -> None:
+    given = Search(**{name: (value,) for name, value in limits.items()})
+    (found,) = relaxations(ask(devices=16, limits=given), SETTINGS)
+    (name,) = limits
+    assert found.limit == f"search.{name}"
+    assert words in found.change
+
+
+def test_more_expert_ranks_than_experts_are_refused(ask: MakeQuestion) -> None:
+    question = ask("mixtral-8x7b", devices=64, limits=Search(expert_model_parallel_size=(16,)))
+    (found,) = relaxations(question, SETTINGS)
+    assert "expert_model_parallel_size does not divide the experts" in found.change
+    assert found.change.endswith("the nearest legal value is 8")
+
+
+def test_context_ranks_that_do_not_divide_the_sequence_are_refused(ask: MakeQuestion) -> None:
+    question = ask(devices=16, sequence_length=4100, limits=Search(context_parallel_size=(8,)))
+    (found,) = relaxations(question, SETTINGS)
+    assert "context_parallel_size does not divide the sequence" in found.change
+    # 4100 = 2 * 2 * 1025: two ranks take one piece of each half of the sequence.
+    assert found.change.endswith("the nearest legal value is 2")
+
+
+def test_tensor_ranks_that_do_not_divide_the_heads_are_refused(ask: MakeQuestion) -> None:
+    question = ask(devices=48, global_batch_size=96, limits=Search(tensor_model_parallel_size=(3,)))
+    (found,) = relaxations(question, SETTINGS)
+    assert "tensor_model_parallel_size does not divide the attention heads" in found.change
+
+
+def test_a_batch_that_no_replicas_divide_names_one_that_they_do(ask: MakeQuestion) -> None:
+    question = ask(devices=16, global_batch_size=31, limits=Search(data_parallel_size=(8,)))
+    (found,) = relaxations(question, SETTINGS)
+    assert "data_parallel_size does not divide global_batch_size" in found.change
+    assert "global_batch_size 32 would be divisible" in found.change
+
+
+def test_too_little_memory_everywhere_names_memory_that_would_do(ask: MakeQuestion) -> None:
+    question = ask("mixtral-8x7b", memory_limit_bytes=9e9, capabilities=MEGATRON_0_18)
+    (found,) = relaxations(question, SETTINGS)
+    assert found.limit == "memory_per_device"
+    assert "usable instead of 8.38 GiB" in found.change
+    assert found.decision is not None
+    usable = float(found.change.split("(")[1].split(" B)")[0])
+    assert search(question, SETTINGS).found is None
+    assert search(replace(question, memory_limit_bytes=usable), SETTINGS).found is not None
+
+
+def test_a_missing_feature_is_listed_with_its_gain(ask: MakeQuestion) -> None:
+    limited = replace(MEGATRON_0_18, dispatchers=frozenset({"alltoall"}), a2a_overlap=False)
+    question = ask("deepseek-v2-lite", devices=16, capabilities=limited)
+    found = search(question, SETTINGS)
+    missing = unlaunchable(found, SETTINGS)
+    assert found.found is not None
+    assert missing
+    gains = {one.feature: one.gain_ratio for one in missing}
+    assert all(0.005 < gain < 1.0 for gain in gains.values())
+    assert list(gains.values()) == sorted(gains.values(), reverse=True)
+
+
+def test_a_target_that_lacks_nothing_has_nothing_unlaunchable(ask: MakeQuestion) -> None:
+    assert unlaunchable(search(ask(), SETTINGS), SETTINGS) == ()
