@@ -12,7 +12,8 @@ class StepPrice:
     step_s: Numbers
     """From the closed form of the pipeline."""
     forward_s_SC: Grid
-    """Of one micro-batch on each stage, exposed communication included."""
+    """Of one micro-batch on each stage, exposed communication included; empty where a search left
+    it out."""
     backward_s_SC: Grid
     """The same, recomputation included."""
     boundary_s: Numbers

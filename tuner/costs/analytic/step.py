@@ -21,6 +21,11 @@ In a pipeline, where the weights of a stage would be fetched for each of many mi
 keep them gathered and sum once a step, as ZeRO-1 does (torchtitan, parallelize_llama.py:
 `reshard_after_forward` is off with pipelines).
 
+`assemble` reads of a strategy what `unit_costs` does not (pipeline, virtual_pipeline, data,
+num_microbatches, zero_stage, shard_ranks, gradient_bytes, weight_bytes, overlap_gradients,
+overlap_parameters, zero_bubble, the offloads) and, for groups and what crosses a boundary, tensor,
+context, expert, expert_tensor, sequence, micro_batch, element_bytes, busiest_ratio.
+
 Letters: C columns, S stages in execution order, P devices of a pipeline. Stage s runs on device
 s mod p.
 
