@@ -49,11 +49,15 @@ class Pipeline:
     num_devices: int
     num_microbatches: int
     send_s: float = 0.0
+    sends_s: tuple[float, ...] = ()
+    """From every stage to the next, where they differ; empty: `send_s` each."""
 
     def __post_init__(self) -> None:
         stages, devices = len(self.forward_s_S), self.num_devices
         if len(self.backward_s_S) != stages or len(self.weight_s_S) not in (0, stages):
             raise ValueError(f"{stages} stages need as many backward passes and weight gradients")
+        if len(self.sends_s) not in (0, stages - 1):
+            raise ValueError(f"{stages} stages need {stages - 1} sends, not {len(self.sends_s)}")
         if devices < 1 or not stages or stages % devices:
             raise ValueError(f"{stages} stages do not spread evenly over {devices} devices")
         if self.num_microbatches < 1:
@@ -157,7 +161,7 @@ def _ends(pipeline: Pipeline, orders: Sequence[Sequence[_Pass]]) -> list[float]:
     seconds = _seconds(pipeline)
     done_s = [[[-1.0] * m for _ in range(stages)] for _ in range(3)]
     free_s, place = [0.0] * p, [0] * p
-    send_s = pipeline.send_s if p > 1 else 0.0
+    sends_s = pipeline.sends_s or (pipeline.send_s if p > 1 else 0.0,) * (stages - 1)
     waiting = list(range(p))
     while waiting:
         moved = False
@@ -165,7 +169,7 @@ def _ends(pipeline: Pipeline, orders: Sequence[Sequence[_Pass]]) -> list[float]:
             order, now, at = orders[device], free_s[device], place[device]
             while at < len(order):
                 kind, stage, j = order[at]
-                ready = _ready_s(done_s, kind, stage, j, last=stages - 1, send_s=send_s)
+                ready = _ready_s(done_s, kind, stage, j, last=stages - 1, sends_s=sends_s)
                 if ready < 0.0:
                     break
                 now = (now if now > ready else ready) + seconds[kind][stage]
@@ -186,20 +190,20 @@ def _ready_s(
     microbatch: int,
     *,
     last: int,
-    send_s: float,
+    sends_s: Sequence[float],
 ) -> float:
     """Return when a pass has what it needs, negative while that is not known."""
     if kind == FORWARD:
         if stage == 0:
             return 0.0
         needed = done_s[FORWARD][stage - 1][microbatch]
-        return needed + send_s if needed >= 0.0 else -1.0
+        return needed + sends_s[stage - 1] if needed >= 0.0 else -1.0
     if kind == WEIGHT:
         return done_s[BACKWARD][stage][microbatch]
     if stage == last:
         return done_s[FORWARD][stage][microbatch]
     needed = done_s[BACKWARD][stage + 1][microbatch]
-    return needed + send_s if needed >= 0.0 else -1.0
+    return needed + sends_s[stage] if needed >= 0.0 else -1.0
 
 
 def _seconds(pipeline: Pipeline) -> tuple[tuple[float, ...], ...]:

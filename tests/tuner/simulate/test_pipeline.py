@@ -175,3 +175,24 @@ def test_refuses_what_is_no_pipeline(changes: dict[str, object], said: str) -> N
     }
     with pytest.raises(ValueError, match=said):
         Pipeline(**{**given_fields, **changes})  # type: ignore[arg-type] # wrong on purpose
+
+
+def test_every_cut_has_a_send_of_its_own() -> None:
+    base = equal(3, 1)
+    unlike = Pipeline(
+        forward_s_S=base.forward_s_S,
+        backward_s_S=base.backward_s_S,
+        num_devices=3,
+        num_microbatches=1,
+        sends_s=(0.5, 2.0),
+    )
+    # One micro-batch passes every stage and every cut there and back.
+    assert play(unlike).step_s == pytest.approx(3 * 3.0 + 2 * (0.5 + 2.0))
+    with pytest.raises(ValueError, match="3 stages need 2 sends, not 1"):
+        Pipeline(
+            forward_s_S=base.forward_s_S,
+            backward_s_S=base.backward_s_S,
+            num_devices=3,
+            num_microbatches=1,
+            sends_s=(0.5,),
+        )
