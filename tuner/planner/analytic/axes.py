@@ -48,6 +48,10 @@ class Facts:
     """Several ranks hold the same dense parameters."""
     has_experts_apart: bool
     """Expert parallelism above 1."""
+    has_tensor: bool = False
+    """Tensor parallelism above 1."""
+    spans_replicas: bool = False
+    """Experts are spread over more than one replica's context and tensor ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ ways: count the rows of each kind, multiply.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tuner.planner.analytic.axes import Facts
 from tuner.planner.analytic.degrees import Degrees, Table
-from tuner.planner.analytic.rules import Ints
+from tuner.planner.analytic.rules import Ints, Mask
 from tuner.planner.analytic.ways import Ways
 
 
@@ -29,41 +29,47 @@ def space(ways: Ways, degrees: Degrees) -> tuple[int, dict[str, int]]:
 
 def _rows_by_facts(degrees: Degrees) -> Iterator[tuple[Facts, int]]:
     """How many rows have the same facts, without listing the rows."""
-    dense = degrees.cells_N["dense"]
-    apart_D = np.bincount(
-        degrees.pairs_E["dense"],
-        weights=degrees.pairs_E["expert"] > 1,
-        minlength=len(degrees.dense_D["tensor"]),
-    ).astype(np.int64)
-    cells = degrees.dense_rows(dense) | dict(degrees.cells_N)
-    codes = _codes(cells | {"expert": np.ones(degrees.num_cells, dtype=np.int64)})
-    for code in np.unique(codes):
-        here = codes == code
-        apart = int(apart_D[dense[here]].sum())
-        rest = int(degrees.num_pairs_N[here].sum()) - apart
-        if rest:
-            yield _facts_of(int(code)), rest
-        if apart:
-            yield _facts_of(int(code) | 8), apart
+    dense_N, dense_E = degrees.cells_N["dense"], degrees.pairs_E["dense"]
+    code_N = _cell_codes(degrees.dense_rows(dense_N) | dict(degrees.cells_N))
+    code_E = _pair_codes(degrees.dense_rows(dense_E) | dict(degrees.pairs_E))
+    for pair_code in np.unique(code_E):
+        pairs_D = np.bincount(
+            dense_E[code_E == pair_code], minlength=len(degrees.dense_D["tensor"])
+        )
+        for cell_code in np.unique(code_N):
+            rows = int(pairs_D[dense_N[code_N == cell_code]].sum())
+            if rows:
+                yield _facts_of(int(cell_code | pair_code)), rows
 
 
 def by_facts(rows: Table) -> Iterator[tuple[Facts, Ints]]:
     """Sort rows by what the ways' rules ask of them."""
-    codes = _codes(rows)
+    codes = _cell_codes(rows) | _pair_codes(rows)
     for code in np.unique(codes):
         yield _facts_of(int(code)), np.flatnonzero(codes == code)
 
 
-def _codes(rows: Table) -> Ints:
+def _cell_codes(rows: Table) -> Ints:
+    """Facts that need no expert degrees, a bit each."""
     facts = (
         rows["pipeline"] > 1,
         rows["virtual_pipeline"] > 1,
         rows["data"] * rows["context"] > 1,
-        rows["expert"] > 1,
+        rows["tensor"] > 1,
     )
-    code = np.zeros(len(rows["pipeline"]), dtype=np.int64)
+    return _bits(facts, first=0)
+
+
+def _pair_codes(rows: Table) -> Ints:
+    """Facts that need the expert degrees, a bit each."""
+    spans = rows["tensor"] * rows["context"] % rows["expert"] != 0
+    return _bits((rows["expert"] > 1, spans), first=4)
+
+
+def _bits(facts: Sequence[Mask], *, first: int) -> Ints:
+    code = np.zeros(len(facts[0]), dtype=np.int64)
     for bit, fact in enumerate(facts):
-        code |= fact.astype(np.int64) << bit
+        code |= fact.astype(np.int64) << (first + bit)
     return code
 
 
@@ -72,5 +78,7 @@ def _facts_of(code: int) -> Facts:
         has_pipeline=bool(code & 1),
         has_virtual=bool(code & 2),
         is_sharded=bool(code & 4),
-        has_experts_apart=bool(code & 8),
+        has_tensor=bool(code & 8),
+        has_experts_apart=bool(code & 16),
+        spans_replicas=bool(code & 32),
     )

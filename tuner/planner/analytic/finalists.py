@@ -191,6 +191,9 @@ def layout_problem(search: Search, options: Candidates) -> LayoutProblem:
 def played_s(detail: Detail) -> float:
     """Play the schedule of a priced decision; what is paid once comes on top."""
     step, s = detail.step, detail.strategies
+    if np.any(np.asarray(s.zero_bubble) > 0.0):
+        # Which weight gradients fill which bubble is the closed form's to say.
+        return _step_s(detail)
     pipeline = int(np.max(s.pipeline))
     played = play(
         Pipeline(

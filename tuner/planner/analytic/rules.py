@@ -81,6 +81,21 @@ def dense_rules(question: Question) -> Iterator[Rule]:
             text="the target has no context parallelism",
             broken=lambda c: c["context"] > 1,
         )
+    if not target.tensor_with_pipeline:
+        yield Rule(
+            text="the target has no tensor parallelism in a pipeline",
+            broken=lambda c: (c["tensor"] > 1) & (c["pipeline"] > 1),
+        )
+    if model.num_moe_layers and target.moe_needs_sequence_parallel and not target.sequence_parallel:
+        yield Rule(
+            text="the target has no tensor parallelism with experts",
+            broken=lambda c: c["tensor"] > 1,
+        )
+    if not target.uneven_layout:
+        yield Rule(
+            text="the target's stages must hold the same number of layers",
+            broken=lambda c: model.num_layers % c["pipeline"] != 0,
+        )
     yield Rule(
         text="more pipeline stages than layers",
         broken=lambda c: c["pipeline"] > model.num_layers,
@@ -114,6 +129,11 @@ def schedule_rules(question: Question) -> Iterator[Rule]:
         ),
     )
     layers = question.model.num_layers
+    if not target.uneven_layout:
+        yield Rule(
+            text="the target's stages must hold the same number of layers",
+            broken=lambda c: layers % (c["pipeline"] * c["virtual_pipeline"]) != 0,
+        )
     yield Rule(
         text="interleaved stages do not hold the same number of layers, first and last apart",
         broken=lambda c: (
@@ -147,6 +167,11 @@ def expert_rules(question: Question) -> Iterator[Rule]:
     else:
         yield _divides("expert", moe.num_experts, "the experts", EXPERT_NAMES)
         yield _divides("expert_tensor", moe.expert_ffn_size, "the experts' width", EXPERT_NAMES)
+    if moe is not None and target.moe_tensor_needs_experts:
+        yield Rule(
+            text="the target's tensor parallelism with experts needs expert parallelism",
+            broken=lambda c: (c["tensor"] > 1) & (c["expert"] == 1),
+        )
     if not target.expert_tensor_parallel:
         yield Rule(
             text="the target does not split one expert",

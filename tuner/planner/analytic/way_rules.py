@@ -87,6 +87,12 @@ def _targets(question: Question) -> Iterator[WayRule]:
             facts.has_pipeline and zero not in target.zero_stages_with_pipeline
         ),
     )
+    if target.expert_folding_needs_sharding:
+        yield WayRule(
+            text="the target spreads experts over replicas at zero_stage above 0 only",
+            axes=("zero_stage",),
+            is_broken=lambda facts, zero: zero == 0 and facts.spans_replicas,
+        )
     yield WayRule(
         text="the target cannot recompute this",
         axes=("recompute",),
@@ -233,6 +239,12 @@ def _offload_rules(question: Question) -> Iterator[WayRule]:
         axes=("zero_stage", "optimizer_offload"),
         is_broken=lambda facts, zero, on: on and zero not in target.optimizer_offload_zero_stages,
     )
+    if target.moe_offload_needs_one_tensor_rank and question.model.num_moe_layers:
+        yield WayRule(
+            text="the target cannot offload the optimizer of experts under tensor parallelism",
+            axes=("optimizer_offload",),
+            is_broken=lambda facts, on: on and facts.has_tensor,
+        )
     yield WayRule(
         text="the target cannot offload activations here",
         axes=("recompute", "cuda_graph", "activation_offload"),

@@ -12,7 +12,7 @@ ties together, and counting multiplies what is independent.
     optimizer_offload, activation_offload, rank_order      as in tuner/plan.py
 
 What a model cannot have (experts' axes in a dense one) is not in its product. Degrees matter to the
-rules only through five yes-or-no facts, `Facts`.
+rules only through a few yes-or-no facts, `Facts`.
 
 Letters: A choices of one axis, T rows of a table of some axes together.
 """

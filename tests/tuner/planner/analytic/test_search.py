@@ -24,6 +24,7 @@ from tuner.planner.analytic.pricing import price
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.ways import ways_of
+from tuner.spec.capabilities import intersection, refusals
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
@@ -176,3 +177,15 @@ def test_time_that_runs_out_leaves_the_rest_open(ask: MakeQuestion) -> None:
     assert certificate.status in ("feasible", "unknown")
     legal, _ = space(cut_off.ways, cut_off.degrees)
     assert cut_off.counts.priced + cut_off.counts.bounded + cut_off.counts.open == legal
+
+
+@pytest.mark.parametrize("target", ["reference", "megatron-lm", "torchtitan", "deepspeed"])
+def test_what_is_found_for_a_target_can_be_launched_on_it(ask: MakeQuestion, target: str) -> None:
+    capabilities = intersection([target])
+    question = ask(devices=16, global_batch_size=64, capabilities=capabilities)
+    found = search(question, replace(SETTINGS, top=12))
+    assert found.found is not None
+    for index in range(len(found.found)):
+        decision = TrainDecision.model_validate(decision_of(found, index))
+        broken = refusals(capabilities, model=question.model, decision=decision)
+        assert not [rule for rule in broken if "no arguments are written" not in rule]
