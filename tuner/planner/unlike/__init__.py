@@ -1,0 +1,1 @@
+"""Plans over pools of unlike devices: uneven stages in one pipeline."""

@@ -1,0 +1,95 @@
+"""What a search over several pools is asked: the same run, once for the machines of each pool."""
+
+from dataclasses import dataclass
+
+from tuner.costs.analytic.calibration import Residuals, band_of
+from tuner.errors import SpecError
+from tuner.plan import Band
+from tuner.planner.analytic.planning import question_of, site_of
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.regimes import regime_of
+from tuner.spec.cluster import Cluster
+from tuner.spec.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolsQuestion:
+    """One run on several pools; model, batch, targets and limits are the same in all of them."""
+
+    cluster: Cluster
+    """Spare nodes taken off."""
+    of_pool: tuple[Question, ...]
+    """In the order of the cluster's pools; each asks about its pool alone."""
+    bands: tuple[Band, ...]
+    """Measured over predicted seconds on each pool, lowest and highest."""
+
+    @property
+    def alike(self) -> Question:
+        """Any of the questions, for what is the same in all."""
+        return self.of_pool[0]
+
+    @property
+    def num_pools(self) -> int:
+        """P."""
+        return len(self.of_pool)
+
+
+def pools_question(spec: Spec, *, residuals: Residuals | None) -> PoolsQuestion:
+    """Ask what a spec asks, of each of its pools.
+
+    Args:
+        spec: with `device` on every pool and links between them.
+        residuals: corrections and bands; None prices with the generic constants.
+
+    Raises:
+        SpecError: a pool has no device description, cannot compute in the precision, or nothing
+            joins it to the others; or the search limits what the partition decides.
+        UnknownDeviceError: a device has no description.
+    """
+    cluster = spec.cluster
+    _refuse_unjoined(cluster)
+    if spec.search.pipeline_model_parallel_size is not None:
+        raise SpecError(
+            "search.pipeline_model_parallel_size: over unlike pools the partition decides how many "
+            "stages there are; leave it out"
+        )
+    for pool in cluster.pools:
+        if pool.device is None:
+            raise SpecError(
+                f"cluster.pools: {pool.name!r} has no 'device'; unlike pools are planned from "
+                "device descriptions, e.g. device: h100-sxm"
+            )
+    sites = [site_of(pool, residuals=residuals) for pool in cluster.pools]
+    questions = tuple(question_of(spec, site) for site in sites)
+    return PoolsQuestion(
+        cluster=Cluster(
+            pools=tuple(
+                pool.model_copy(update={"nodes": own.num_devices // pool.devices_per_node})
+                for pool, own in zip(cluster.pools, questions, strict=True)
+            ),
+            links=cluster.links,
+        ),
+        of_pool=questions,
+        bands=tuple(
+            band_of(
+                regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value), residuals
+            )
+            for site in sites
+        ),
+    )
+
+
+def _refuse_unjoined(cluster: Cluster) -> None:
+    """Every pool must be reachable from the first over links."""
+    names = [pool.name for pool in cluster.pools]
+    reached = {names[0]}
+    for _ in names:
+        for link in cluster.links:
+            if reached & set(link.between):
+                reached |= set(link.between)
+    apart = [name for name in names if name not in reached]
+    if apart:
+        raise SpecError(
+            f"cluster.links: nothing joins pool {apart[0]!r} to {names[0]!r}; state {{between: "
+            f"[{names[0]}, {apart[0]}], bandwidth: ..., latency: ...}} or keep one pool"
+        )

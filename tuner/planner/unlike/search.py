@@ -1,0 +1,274 @@
+"""Branch and bound over all columns and choices of pools: bounds first, partitions for the rest.
+
+Every column (degrees and a way to run them) is bounded over every choice of pools (bounds.py), then
+visited in the order of these bounds: the partition of its layers is solved, until the next bound is
+no better than the K-th best row of degrees. So
+
+    space = priced (solved, or proven to fit in no partition) + bounded + illegal + open
+
+where `open` is what time ran out on; ways that another beats by mere order (waytable.py) count as
+bounded. The bound of the whole search is the least of what was solved and what was left.
+
+Letters: E entries, one per column and choice of pools.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.rules import Ints
+from tuner.planner.analytic.waytable import WayTable
+from tuner.planner.unlike.asked import PoolsQuestion
+from tuner.planner.unlike.bounds import least_pace_s, least_step_s, once_parts, rooms
+from tuner.planner.unlike.chains import Chain, Column, solved
+from tuner.planner.unlike.pricing import Floats, OnPool, layer_bytes, priced_on
+from tuner.planner.unlike.space import Pools, PoolsSpace, pools_space
+
+MOST_COLUMNS: Final = 16_384
+"""Columns that are bounded at once."""
+
+BATCH: Final = 256
+"""Entries that are priced together before they are solved one by one."""
+
+SHORTEST_SOLVE_S: Final = 1.0
+"""What a solve may take even when the search is late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to search."""
+
+    top: int = 4
+    """Rows of degrees whose best chain is wanted."""
+    time_limit_s: float = 60.0
+    method: str = "exact"
+    """A partition solver of solvers/registry.py."""
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Counts:
+    """Where every decision went."""
+
+    priced: int
+    bounded: int
+    illegal: int
+    open: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Search:
+    """What was found: the best chain of each row of degrees, best first."""
+
+    question: PoolsQuestion
+    space: PoolsSpace
+    chains: tuple[Chain, ...]
+    bound_s: float
+    """No decision is faster; infinite when nothing fits."""
+    counts: Counts
+    solve_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Entries:
+    """Columns of one table of ways with one choice of pools each, bounded."""
+
+    table: WayTable
+    rows_E: Ints
+    way_E: Ints
+    pools_E: Ints
+    bound_s_E: Floats
+    """Infinite where nothing fits."""
+
+    def __len__(self) -> int:
+        return len(self.rows_E)
+
+
+def search(question: PoolsQuestion, settings: Settings) -> Search:
+    """Find the fastest chains and prove how far from optimal they can be."""
+    run = _Run(question, settings)
+    return run.result()
+
+
+class _Run:
+    """The state of one search; lives as long as the call that made it."""
+
+    def __init__(self, question: PoolsQuestion, settings: Settings) -> None:
+        self._question = question
+        self._settings = settings
+        self._start_s = settings.clock()
+        self._space = pools_space(question)
+        self._parts = list(_entries(question, self._space))
+        self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
+        self._best: dict[int, Chain] = {}
+        self._bound_s = math.inf
+        self._visited = 0
+        self._open = 0
+
+    def result(self) -> Search:
+        """Search."""
+        bound_s_E = np.concatenate([np.zeros(0), *(part.bound_s_E for part in self._parts)])
+        order = np.argsort(bound_s_E, kind="stable")
+        order = order[np.isfinite(bound_s_E[order])]
+        for start in range(0, len(order), BATCH):
+            batch = order[start : start + BATCH]
+            if bound_s_E[batch[0]] > self._wanted_s():
+                break
+            wanted = [one for one in batch if bound_s_E[one] <= self._wanted_of_s(int(one))]
+            self._visit_batch(np.array(wanted, dtype=np.int64))
+        return self._summary()
+
+    def _visit_batch(self, batch: Ints) -> None:
+        """Bound entries again, now by where memory leaves room at every position, and solve."""
+        by_pools: dict[int, list[int]] = {}
+        for entry in batch:
+            part, at = self._at(int(entry))
+            by_pools.setdefault(int(part.pools_E[at]), []).append(int(entry))
+        found = [
+            (bound_s, entry, column)
+            for index, entries in by_pools.items()
+            for bound_s, entry, column in self._columns(entries, self._space.pools[index])
+        ]
+        for bound_s, entry, column in sorted(found, key=lambda one: one[:2]):
+            if bound_s <= self._wanted_of_s(entry):
+                self._visit(entry, column, bound_s)
+
+    def _visit(self, entry: int, column: Column, least_s: float) -> None:
+        left_s = self._settings.time_limit_s - (self._settings.clock() - self._start_s)
+        if left_s <= 0.0 and self._best:
+            self._open += 1
+            self._bound_s = min(self._bound_s, least_s)
+            return
+        self._visited += 1
+        found = solved(
+            column,
+            self._question.cluster,
+            method=self._settings.method,
+            time_limit_s=max(SHORTEST_SOLVE_S, left_s),
+        )
+        self._bound_s = min(self._bound_s, max(found.bound_s, least_s))
+        if found.chain is None:
+            return
+        part, at = self._at(entry)
+        row = int(part.rows_E[at])
+        if row not in self._best or found.chain.price.step_s < self._best[row].price.step_s:
+            self._best[row] = found.chain
+
+    def _wanted_s(self) -> float:
+        """Slower than this is of no interest: not among the K best rows."""
+        if len(self._best) < self._settings.top:
+            return math.inf
+        return sorted(chain.price.step_s for chain in self._best.values())[self._settings.top - 1]
+
+    def _wanted_of_s(self, entry: int) -> float:
+        """The same of one entry, which must also be able to beat what its row has already."""
+        part, at = self._at(entry)
+        chain = self._best.get(int(part.rows_E[at]))
+        return self._wanted_s() if chain is None else min(self._wanted_s(), chain.price.step_s)
+
+    def _columns(self, entries: list[int], chosen: Pools) -> Iterator[tuple[float, int, Column]]:
+        """Price entries over the same pools together; hand them out one by one, with bounds."""
+        places = [self._at(entry) for entry in entries]
+        row = np.array([part.rows_E[at] for part, at in places])
+        ways = np.stack([part.table.ways_TA[part.way_E[at]] for part, at in places])
+        candidates = Candidates(
+            rows={name: column[row] for name, column in self._space.rows_N.items()},
+            ways=places[0][0].table.columns(ways),
+        )
+        pools = _on_pools(self._question, self._space, candidates, chosen)
+        bytes_of = [layer_bytes(on) for on in pools]
+        once_of = [once_parts(on) for on in pools]
+        rooms_P = [rooms(on, part) for on, part in zip(pools, bytes_of, strict=True)]
+        pace_s, bound_s = least_pace_s(pools, rooms_P), least_step_s(pools, rooms_P)
+        for index, entry in enumerate(entries):
+            yield (
+                float(bound_s[index]),
+                entry,
+                Column(
+                    candidate=candidates.taken(np.array([index])),
+                    chosen=chosen,
+                    pools=tuple(on.taken(index) for on in pools),
+                    bytes_of=tuple(part.taken(index) for part in bytes_of),
+                    once_of=tuple(once.taken(index) for once in once_of),
+                    least_pace_s=float(pace_s[index]),
+                ),
+            )
+
+    def _at(self, entry: int) -> tuple["_Entries", int]:
+        part = int(np.searchsorted(self._starts, entry, side="right")) - 1
+        return self._parts[part], entry - int(self._starts[part])
+
+    def _summary(self) -> Search:
+        chains = sorted(self._best.values(), key=lambda chain: chain.price.step_s)
+        refused = sum(int(np.isinf(part.bound_s_E).sum()) for part in self._parts)
+        space = self._space
+        bound_s = self._bound_s
+        return Search(
+            question=self._question,
+            space=space,
+            chains=tuple(chains),
+            bound_s=min(bound_s, chains[0].price.step_s) if chains else bound_s,
+            counts=Counts(
+                priced=self._visited + refused,
+                bounded=space.num_legal - self._visited - refused - self._open,
+                illegal=sum(space.illegal.values()),
+                open=self._open,
+            ),
+            solve_s=self._settings.clock() - self._start_s,
+        )
+
+
+def _entries(question: PoolsQuestion, space: PoolsSpace) -> Iterator[_Entries]:
+    """Bound every column over every choice of pools; what cannot fit is bounded by infinity."""
+    for table, rows in space.tables():
+        ways = len(table.ways_TA)
+        for some in _pieces(table, rows):
+            columns = space.columns(table, some)
+            on_pools = _on_pools(question, space, columns, range(question.num_pools))
+            rooms_P = [rooms(on, layer_bytes(on)) for on in on_pools]
+            for index, chosen in enumerate(space.pools):
+                pools = [on_pools[pool] for pool in chosen]
+                bound_s = least_step_s(pools, [rooms_P[pool] for pool in chosen])
+                yield _Entries(
+                    table=table,
+                    rows_E=np.repeat(some, ways),
+                    way_E=np.tile(np.arange(ways), len(some)),
+                    pools_E=np.full(len(columns), index),
+                    bound_s_E=bound_s,
+                )
+
+
+def _pieces(table: WayTable, rows: Ints) -> Iterator[Ints]:
+    """Cut rows so that their columns are not too many at once."""
+    ways = len(table.ways_TA)
+    step = max(1, MOST_COLUMNS // max(1, ways))
+    for start in range(0, len(rows) if ways else 0, step):
+        yield rows[start : start + step]
+
+
+def _on_pools(
+    question: PoolsQuestion, space: PoolsSpace, columns: Candidates, chosen: Iterable[int]
+) -> tuple[OnPool, ...]:
+    return tuple(
+        priced_on(question.of_pool[pool], question.cluster.pools[pool], space.ways, columns)
+        for pool in chosen
+    )
+
+
+def most_layers(question: PoolsQuestion, space: PoolsSpace) -> tuple[int, ...]:
+    """Common layers that each pool has room for, of the column with most room in all."""
+    best = np.zeros(question.num_pools)
+    for table, rows in space.tables():
+        for some in _pieces(table, rows):
+            columns = space.columns(table, some)
+            on_pools = _on_pools(question, space, columns, range(question.num_pools))
+            room_PC = np.stack([rooms(on, layer_bytes(on)).sum(axis=0) for on in on_pools])
+            if not room_PC.size:
+                continue
+            most_PC = room_PC[:, room_PC.sum(axis=0).argmax()]
+            best = most_PC if most_PC.sum() > best.sum() else best
+    return tuple(int(layers) for layers in best)

@@ -1,0 +1,203 @@
+"""A chain of stages over pools in the words of a plan: decision, prediction, placement, notes.
+
+The objective of a chain is the larger of its closed form and its schedule played pass by pass, as
+for one pool, so that every bound on the closed form bounds it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profilers.steps.config import Recompute
+from tuner.placement import Placement, StagePlacement
+from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
+from tuner.planner.analytic.axes import Recomputed
+from tuner.planner.analytic.planning import MEMORY_BAND_RATIO
+from tuner.planner.analytic.ways import Ways
+from tuner.planner.unlike.asked import PoolsQuestion
+from tuner.planner.unlike.chains import Chain, stretches
+from tuner.simulate.pipeline import Pipeline, play
+from tuner.spec.accounting import training_flop_per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Played:
+    """A chain with its schedule played."""
+
+    chain: Chain
+    played_s: float
+
+    @property
+    def objective_s(self) -> float:
+        """What chains are ranked by."""
+        return max(self.chain.price.step_s, self.played_s)
+
+
+def played(chain: Chain) -> Played:
+    """Play one step of a chain."""
+    price = chain.price
+    pipeline = Pipeline(
+        forward_s_S=price.forward_s_S,
+        backward_s_S=price.backward_s_S,
+        num_devices=len(chain.pool_S),
+        num_microbatches=chain.column.num_microbatches,
+        sends_s=price.send_s,
+    )
+    return Played(chain=chain, played_s=play(pipeline).step_s + price.once_s)
+
+
+def decision_of(chain: Chain, question: PoolsQuestion, ways: Ways) -> TrainDecision:
+    """Name what a chain decides."""
+    candidate = chain.column.candidate
+    rows = {name: int(column[0]) for name, column in candidate.rows.items()}
+    chosen = {axis: ways.choices[axis][column[0]] for axis, column in candidate.ways.items()}
+    again, chunks = chosen.pop("recompute"), chosen.pop("chunks")
+    assert isinstance(again, Recomputed)
+    stages, alike = len(chain.layers_S), question.alike
+    is_part = again.level is Recompute.FULL and again.share < 1.0
+    named = {
+        "tensor_model_parallel_size": rows["tensor"],
+        "pipeline_model_parallel_size": stages,
+        "virtual_pipeline_model_parallel_size": 1,
+        "context_parallel_size": rows["context"],
+        "data_parallel_size": rows["data"],
+        "expert_model_parallel_size": rows["expert"],
+        "expert_tensor_parallel_size": rows["expert_tensor"],
+        "expert_data_parallel_size": int(chain.column.pools[0].devices_C[0])
+        // (rows["expert"] * rows["expert_tensor"]),
+        "sequence_parallel": rows["tensor"] > 1 and alike.capabilities.sequence_parallel,
+        "micro_batch_size": rows["micro_batch"],
+        "recompute": again.level,
+        "recompute_modules": tuple(sorted(again.modules)),
+        # Megatron counts from the first layer of every stage: the longest sets the number.
+        "recompute_num_layers": int(np.ceil(again.share * max(chain.layers_S)))
+        if is_part
+        else None,
+        "stage_recompute": (again.level,) * stages,
+        "chunks": (chunks,) * stages,
+        "pipeline_layout": chain.layers_S,
+        "mtp_num_layers": int(alike.shape.mtp_layers),
+        "fp8_recipe": "" if alike.precision in ("bf16", "fp32") else alike.precision,
+        "gradient_bytes": int(alike.gradient_bytes),
+    }
+    return TrainDecision.model_validate(named | chosen)
+
+
+def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
+    """Say what is expected of a chain."""
+    chain, price, alike = one.chain, one.chain.price, question.alike
+    used = sorted(set(chain.pool_S))
+    step_s, band = one.objective_s, band_over(question, used)
+    low_s, high_s = step_s * band[0], step_s * band[1]
+    devices = len(chain.pool_S) * int(chain.column.pools[0].devices_C[0])
+    tokens = alike.sequence_length * alike.global_batch_size
+    peaks = tuple(round(peak) for peak in price.bytes_S)
+    busy_s = chain.column.num_microbatches * float(
+        np.mean(np.add(price.forward_s_S, price.backward_s_S))
+    )
+    seconds = {
+        "computation": busy_s - price.collectives_s,
+        "collectives": price.collectives_s,
+        "once": price.once_s,
+        "bubble": step_s - busy_s - price.once_s,
+    }
+    return TrainPrediction(
+        step_time_s=step_s,
+        step_time_s_band=(low_s, high_s),
+        tokens_per_s_per_device=tokens / devices / step_s,
+        tokens_per_s_per_device_band=(tokens / devices / high_s, tokens / devices / low_s),
+        peak_memory_bytes=peaks,
+        peak_memory_bytes_band=tuple(
+            (peak / (1.0 + MEMORY_BAND_RATIO), peak / (1.0 - MEMORY_BAND_RATIO)) for peak in peaks
+        ),
+        activation_bytes=tuple(
+            round(float(memory.activations_PC[stage, 0]))
+            for stage, memory in enumerate(price.memory_S)
+        ),
+        breakdown_s=seconds,
+        communication_s=price.collectives_s + seconds["bubble"],
+        stages=tuple(_stage(chain, stage) for stage in range(len(chain.pool_S))),
+        mfu_ratio=tokens
+        * training_flop_per_token(alike.model, sequence_length=alike.sequence_length)
+        / (_peak_flop_per_s(chain, question) * step_s),
+        played_step_time_s=one.played_s,
+    )
+
+
+def band_over(question: PoolsQuestion, pools: Sequence[int]) -> Band:
+    """The widest band of the pools that take part: the slowest stage may be any of theirs."""
+    return min(question.bands[p][0] for p in pools), max(question.bands[p][1] for p in pools)
+
+
+def placement_of(chain: Chain, question: PoolsQuestion) -> Placement:
+    """Say which machines run which stage."""
+    devices = int(chain.column.pools[0].devices_C[0])
+    pools, hosts, unused = question.cluster.pools, [], {}
+    for index, stages in stretches(chain.pool_S):
+        pool = pools[index]
+        nodes = -(-stages * devices // pool.devices_per_node)
+        hosts += [f"{pool.name}-{node}" for node in range(nodes)]
+    for index, pool in enumerate(pools):
+        left = pool.num_devices - chain.pool_S.count(index) * devices
+        if left:
+            unused[pool.name] = left
+    return Placement(
+        stages=tuple(
+            StagePlacement(pool=pools[index].name, layers=layers, devices=devices)
+            for index, layers in zip(chain.pool_S, chain.layers_S, strict=True)
+        ),
+        hosts=tuple(hosts),
+        unused_devices=unused,
+        notes=_launch_notes(chain, question),
+    )
+
+
+def _launch_notes(chain: Chain, question: PoolsQuestion) -> tuple[str, ...]:
+    """What a launch over several pools needs.
+
+    Megatron-LM numbers ranks with pipeline stages outermost (order tp-cp-ep-dp-pp) and torchrun
+    numbers processes by node rank, so nodes listed in stage order put whole stages on each pool.
+    """
+    used = list(dict.fromkeys(chain.pool_S))
+    if len(used) == 1:
+        return ()
+    pools = [question.cluster.pools[index] for index in used]
+    names = " then ".join(pool.name for pool in pools)
+    notes = [
+        f"start the nodes in the order of hosts ({names}): node rank decides the stage, so a node "
+        "of one pool in another's place runs layers that do not suit it",
+        "all pools run one process group: the same release, precision, tensor, context, data and "
+        "expert parallelism and micro-batch everywhere, and a NCCL transport that both ends have",
+    ]
+    sizes = {pool.devices_per_node for pool in pools}
+    if len(sizes) > 1:
+        each = ", ".join(f"{pool.name} {pool.devices_per_node}" for pool in pools)
+        notes.append(f"processes per node differ: {each}")
+    return tuple(notes)
+
+
+def _stage(chain: Chain, stage: int) -> StagePrediction:
+    price, memory = chain.price, chain.price.memory_S[stage]
+
+    def at(name: str) -> int:
+        return round(float(getattr(memory, name)[stage, 0]))
+
+    return StagePrediction(
+        layers=chain.layers_S[stage],
+        forward_s=price.forward_s_S[stage],
+        backward_s=price.backward_s_S[stage],
+        parameter_bytes=at("weights_PC"),
+        gradient_bytes=at("gradients_PC"),
+        optimizer_bytes=at("optimizer_PC"),
+        activation_bytes=at("activations_PC"),
+        other_bytes=at("buffers_PC") + at("reserve_PC") + at("context_PC"),
+    )
+
+
+def _peak_flop_per_s(chain: Chain, question: PoolsQuestion) -> float:
+    devices = int(chain.column.pools[0].devices_C[0])
+    return sum(
+        devices * float(question.of_pool[index].hardware.matmul_flop_per_s)
+        for index in chain.pool_S
+    )
