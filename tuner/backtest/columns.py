@@ -20,6 +20,7 @@ from tuner.backtest.networks import scale_out_of
 from tuner.backtest.rows import Row
 from tuner.backtest.stages import stacked_stages, stages_of
 from tuner.backtest.strategy import strategy_of
+from tuner.costs.analytic.columns_of import matmul_peak
 from tuner.costs.analytic.constants import Precision, Software
 from tuner.costs.analytic.shapes import Hardware, ModelShape, Stages, Strategies, stacked
 from tuner.devices.catalogue import DEVICES, find_device
@@ -28,13 +29,6 @@ from tuner.errors import UnknownDeviceError
 
 SAME_MEMORY = 0.02
 """Share by which a driver's figure may differ from the datasheet's."""
-PEAK_OF = {
-    Precision.BF16: ("bf16",),
-    Precision.FP8: ("fp8", "bf16"),
-    Precision.MXFP8: ("fp8", "bf16"),
-    Precision.NVFP4: ("fp4", "fp8", "bf16"),
-}
-"""Which peak of a datasheet the linear layers run at; the next one where a device has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -187,9 +181,8 @@ def _by_memory(name: str) -> Datasheet | None:
 
 def hardware_of(device: Datasheet, precision: Precision) -> Hardware:
     """Return a device as numbers, with the peak that the linear layers run at."""
-    peak = next(name for name in PEAK_OF[precision] if name in device.flop_per_s)
     return Hardware(
-        matmul_flop_per_s=device.flop_per_s[peak],
+        matmul_flop_per_s=matmul_peak(device, precision),
         attention_flop_per_s=device.flop_per_s["bf16"],
         compute_units=float(device.compute_units),
         memory_bytes=float(device.memory_bytes),

@@ -46,8 +46,7 @@ def head_block(setting: Setting) -> Block:
     """Final norm, logits over the vocabulary's shard, cross entropy."""
     m, s = setting.model, setting.strategies
     logits = product(setting, s.tokens, m.vocab / s.tensor, m.hidden, in_head=True)
-    # bf16 logits written to fp32, maximum, exponential and sum, gradient in place. [Megatron-Core]
-    loss_bytes = 10.0 * s.tokens * m.vocab / s.tensor
+    loss_bytes = setting.constants.loss_bytes * s.tokens * m.vocab / s.tensor
     loss_s = setting.kernels.memory_bound_s(loss_bytes)
     norm_s = setting.kernels.memory_bound_s(setting.hidden_bytes(2.0))
     gather_s = 0.5 * tensor_pass_s(setting)

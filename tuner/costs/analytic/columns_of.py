@@ -87,15 +87,26 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
     )
 
 
+def matmul_peak(sheet: Datasheet, precision: Precision) -> float:
+    """Return the peak of products in FLOP/s, that of the next wider type where there is none.
+
+    In fp4 it is at most twice that of fp8: B300 and GB300 multiply fp4 three times as fast by their
+    datasheets, but feed the units no faster, and published NVFP4 runs on GB300 are about a tenth
+    faster than on GB200, not half as fast again.
+    """
+    peak = next(name for name in PEAK_OF[precision] if name in sheet.flop_per_s)
+    fp8 = sheet.flop_per_s.get("fp8", sheet.flop_per_s[peak])
+    return min(sheet.flop_per_s[peak], 2.0 * fp8)
+
+
 def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: Precision) -> Hardware:
     """Return a pool as numbers: the datasheet, and what the spec says instead of it.
 
     Network cards of a machine are shared evenly by its devices; oversubscription comes off.
     """
-    peak = next(name for name in PEAK_OF[precision] if name in sheet.flop_per_s)
     card = sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic
     return Hardware(
-        matmul_flop_per_s=sheet.flop_per_s[peak],
+        matmul_flop_per_s=matmul_peak(sheet, precision),
         attention_flop_per_s=sheet.flop_per_s["bf16"],
         compute_units=float(sheet.compute_units),
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),

@@ -72,6 +72,9 @@ class Constants:
     """Time of memory-bound kernels over their bytes at the datasheet's bandwidth. [T]"""
     score_factor: Numbers = 1.2
     """The same for kernels over attention scores, where flash attention is missing. [T]"""
+    loss_bytes: Numbers = 10.0
+    """Memory traffic of the cross entropy per logit and pass: bf16 logits written to fp32, maximum,
+    exponential and sum, gradient in place. [M] Megatron-Core's fused cross entropy."""
     moe_memory_factor: Numbers = 2.5
     """The same for permutation and activation of routed tokens. [T]"""
     fused_moe_factor: Numbers = 1.1
@@ -153,6 +156,7 @@ FITTED: Final = {
     "sink_ratio": Prior(0.3, 0.5, 0.05, 1.0),
     "memory_factor": Prior(1.2, 0.3, 0.6, 5.0),
     "score_factor": Prior(1.2, 0.3, 0.6, 5.0),
+    "loss_bytes": Prior(10.0, 0.3, 4.0, 80.0),
     "moe_memory_factor": Prior(2.5, 0.5, 0.4, 10.0),
     "fused_moe_factor": Prior(1.1, 0.5, 0.2, 5.0),
     "launch_s": Prior(8e-6, 0.7, 1e-6, 60e-6),
@@ -244,8 +248,15 @@ UNFUSED: Final = 1.4
 
 _SOFTWARE: Final[dict[Software, dict[str, float]]] = {
     # One kernel per operation from Python under autograd, with gradient hooks and timers, on hosts
-    # of 2021: 20 to 25 us per launch. [T]
-    Software.MEGATRON_2021: {"launch_s": 22e-6, "collective_s": 35e-6, "hop_s": 5.5e-6},
+    # of 2021: 20 to 25 us per launch. [T] Its cross entropy takes single steps in fp32: cast 6,
+    # maximum 4, difference 8, exponential 8, sum 4, quotient 8; back product 8, cast 6; of two
+    # passes half each (megatron/mpu/cross_entropy.py). [M]
+    Software.MEGATRON_2021: {
+        "launch_s": 22e-6,
+        "collective_s": 35e-6,
+        "hop_s": 5.5e-6,
+        "loss_bytes": 26.0,
+    },
     Software.MEGATRON_2025: {"launch_s": 14e-6},
     Software.MEGATRON_2026: {"launch_s": 13e-6},
     Software.TORCH_FSDP: {"launch_s": 8e-6},
