@@ -82,9 +82,9 @@ def calibrate(
     regimes = tuple(regime_of(run) for run in runs)
     problem, offsets = problem_of(runs, regimes, terms)
     whole = fit(problem)
-    groups = [run.row.group for run in runs]
+    groups, strata = [run.row.group for run in runs], [run.family for run in runs]
     residual_by = {
-        name: held_out(problem, whole, folds_of(keys, most=MOST_FOLDS))
+        name: held_out(problem, whole, folds_of(keys, most=MOST_FOLDS, strata=strata))
         for name, keys in keys_of(runs).items()
     }
     return Calibration(

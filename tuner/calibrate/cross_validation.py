@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tuner.backtest.columns import Run
 from tuner.calibrate.fit import Fit, Floats, Problem, refit
 
-MOST_FOLDS: Final = 10
+MOST_FOLDS: Final = 20
 SEED: Final = 20_260_101
 
 KEYS: Final[Mapping[str, Callable[[Run], str]]] = {
@@ -31,10 +31,24 @@ KEYS: Final[Mapping[str, Callable[[Run], str]]] = {
 """What is left out together, by the name it has in tables."""
 
 
-def folds_of(keys: Sequence[str], *, most: int, seed: int = SEED) -> npt.NDArray[np.intp]:
-    """Deal keys to at most `most` folds at random; every run of a key is in its key's fold."""
-    distinct, key_C = np.unique(np.asarray(keys), return_inverse=True)
-    dealt = np.random.default_rng(seed).permutation(len(distinct)) % min(most, len(distinct))
+def folds_of(
+    keys: Sequence[str],
+    *,
+    most: int,
+    seed: int = SEED,
+    strata: Sequence[str] | None = None,
+) -> npt.NDArray[np.intp]:
+    """Deal keys to at most `most` folds at random; every run of a key is in its key's fold.
+
+    With strata (each run's; a key has its first run's) every fold gets an even share of each, so
+    that no fold loses all of a small table at once.
+    """
+    distinct, first, key_C = np.unique(np.asarray(keys), return_index=True, return_inverse=True)
+    stratum = np.asarray(strata if strata is not None else [""] * len(keys))[first]
+    shuffled = np.random.default_rng(seed).permutation(len(distinct))
+    order = shuffled[np.argsort(stratum[shuffled], kind="stable")]
+    dealt = np.empty(len(distinct), dtype=np.intp)
+    dealt[order] = np.arange(len(distinct)) % min(most, len(distinct))
     fold_C: npt.NDArray[np.intp] = dealt[key_C.ravel()]
     return fold_C
 
