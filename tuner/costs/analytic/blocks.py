@@ -51,7 +51,7 @@ def head_block(setting: Setting) -> Block:
     norm_s = setting.kernels.memory_bound_s(setting.hidden_bytes(2.0))
     gather_s = 0.5 * tensor_pass_s(setting)
     return logits + Block(
-        forward_s=loss_s + norm_s,
+        forward_s=loss_s + norm_s + setting.constants.batch_s,
         backward_s=loss_s + BACKWARD_BYTES * norm_s,
         tensor_s=np.where(np.greater(s.sequence_parallel, 0.0), gather_s, 0.0),
         tensor_backward_s=gather_s,

@@ -72,6 +72,9 @@ class Constants:
     """Time of memory-bound kernels over their bytes at the datasheet's bandwidth. [T]"""
     score_factor: Numbers = 1.2
     """The same for kernels over attention scores, where flash attention is missing. [T]"""
+    batch_s: Numbers = 0.3e-3
+    """Per micro-batch on the stage with the loss: fetching data, building masks, reducing and
+    reading the loss. [T]"""
     loss_bytes: Numbers = 10.0
     """Memory traffic of the cross entropy per logit and pass: bf16 logits written to fp32, maximum,
     exponential and sum, gradient in place. [M] Megatron-Core's fused cross entropy."""
@@ -156,6 +159,7 @@ FITTED: Final = {
     "sink_ratio": Prior(0.3, 0.5, 0.05, 1.0),
     "memory_factor": Prior(1.2, 0.3, 0.6, 5.0),
     "score_factor": Prior(1.2, 0.3, 0.6, 5.0),
+    "batch_s": Prior(0.3e-3, 0.8, 1e-5, 20e-3),
     "loss_bytes": Prior(10.0, 0.3, 4.0, 80.0),
     "moe_memory_factor": Prior(2.5, 0.5, 0.4, 10.0),
     "fused_moe_factor": Prior(1.1, 0.5, 0.2, 5.0),
@@ -256,6 +260,8 @@ _SOFTWARE: Final[dict[Software, dict[str, float]]] = {
         "collective_s": 35e-6,
         "hop_s": 5.5e-6,
         "loss_bytes": 26.0,
+        # Broadcasts of the batch, masks of s x s, loss averaged over replicas and read back.
+        "batch_s": 2e-3,
     },
     Software.MEGATRON_2025: {"launch_s": 14e-6},
     Software.MEGATRON_2026: {"launch_s": 13e-6},
