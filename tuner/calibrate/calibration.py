@@ -42,7 +42,7 @@ from tuner.errors import SpecError
 
 FEWEST_RUNS: Final = 2
 OUTER_FOLDS: Final = 5
-SMALLEST_OFFSET: Final = 1e-3
+SMALLEST_OFFSET: Final = 5e-3
 """Of a logarithm; what moved less is left out of the corrections."""
 
 

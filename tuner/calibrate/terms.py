@@ -29,7 +29,8 @@ TERMS: Final[Mapping[str, Mapping[Level, float]]] = {
     "attention_ratio": {("generation",): 0.18, ("generation", "family"): 0.25},
     "attention_backward_ratio": {("family",): 0.09},
     "sink_ratio": {("generation",): 0.3},
-    "memory_factor": {("generation",): 0.12, ("generation", "family"): 0.25},
+    "memory_factor": {("generation",): 0.12, ("generation", "family"): 0.18},
+    "batch_s": {("family",): 1.0},
     "score_factor": {("family",): 0.18},
     "moe_memory_factor": {
         ("generation",): 0.24,
@@ -53,7 +54,7 @@ TERMS: Final[Mapping[str, Mapping[Level, float]]] = {
     "expert_overlapped_ratio": {("family",): 0.18},
     "gradient_exposed_ratio": {("family",): 0.5},
     "fsdp_exposed_ratio": {("generation",): 0.36, ("generation", "family"): 0.3},
-    "optimizer_bytes": {("family",): 0.12},
+    "optimizer_bytes": {("family",): 0.3},
     "step_fixed_s": {("family",): 0.36},
 }
 
