@@ -95,6 +95,12 @@ def can_fit(pools: Sequence[OnPool], rooms_P: Sequence[Floats]) -> Mask:
 
 def least_step_s(pools: Sequence[OnPool], rooms_P: Sequence[Floats]) -> Floats:
     """Bound the step of every column over these pools; infinite where nothing fits."""
+    found = least_pipeline_s(pools, rooms_P) + least_once_s(pools) * ROUNDING
+    return np.where(can_fit(pools, rooms_P) & (most_stages(pools) > 0), found, np.inf)
+
+
+def least_pipeline_s(pools: Sequence[OnPool], rooms_P: Sequence[Floats | None]) -> Floats:
+    """Bound the step without what is paid once; without rooms memory is not looked at."""
     kind, layers = _common(pools[0])
     m = np.asarray(pools[0].strategies.num_microbatches)
     pace_s = least_pace_s(pools, rooms_P)
@@ -105,11 +111,11 @@ def least_step_s(pools: Sequence[OnPool], rooms_P: Sequence[Floats]) -> Floats:
     falls = (stages_PC * (layer_PC.max(axis=0) / layer_PC - 1.0)).sum(axis=0)
     filled_s = _filled_s(layer_PC, stages_PC, pace_s, layers) - layers * layer_PC.min(axis=0)
     sum_s = sum_s + np.where(m - 1.0 >= falls, np.maximum(filled_s, 0.0), 0.0)
-    found = (sum_s + (m - 1.0) * pace_s + least_once_s(pools)) * ROUNDING
-    return np.where(can_fit(pools, rooms_P) & (most_stages(pools) > 0), found, np.inf)
+    found: Floats = (sum_s + (m - 1.0) * pace_s) * ROUNDING
+    return found
 
 
-def least_pace_s(pools: Sequence[OnPool], rooms_P: Sequence[Floats]) -> Floats:
+def least_pace_s(pools: Sequence[OnPool], rooms_P: Sequence[Floats | None]) -> Floats:
     """Bound what every further micro-batch costs."""
     first = pools[0]
     count_K = counts_K(first.question)
@@ -129,7 +135,9 @@ def least_pace_s(pools: Sequence[OnPool], rooms_P: Sequence[Floats]) -> Floats:
     return _of_whole_layers(pools, rooms_P, even_s)
 
 
-def _of_whole_layers(pools: Sequence[OnPool], rooms_P: Sequence[Floats], even_s: Floats) -> Floats:
+def _of_whole_layers(
+    pools: Sequence[OnPool], rooms_P: Sequence[Floats | None], even_s: Floats
+) -> Floats:
     """The smallest pace that whole layers allow; the even one where none is found near."""
     kind, layers = _common(pools[0])
     least = np.where(_held(pools, rooms_P, even_s * ABOVE) >= layers, even_s, np.inf)
@@ -146,18 +154,19 @@ def _of_whole_layers(pools: Sequence[OnPool], rooms_P: Sequence[Floats], even_s:
     return np.where(np.isfinite(least), least, even_s)
 
 
-def _held(pools: Sequence[OnPool], rooms_P: Sequence[Floats], pace_s: Floats) -> Floats:
+def _held(pools: Sequence[OnPool], rooms_P: Sequence[Floats | None], pace_s: Floats) -> Floats:
     """Layers that all stages hold at a pace, the head on the stage where it takes least."""
     kind, _ = _common(pools[0])
     held, lost = np.zeros_like(pace_s), np.full_like(pace_s, np.inf)
     for on, room_JC in zip(pools, rooms_P, strict=True):
-        if not len(room_JC):
-            continue
         whole = np.floor(pace_s / on.seconds_KC[kind])
         beside = np.floor(np.maximum(pace_s - _end_s(on), 0.0) / on.seconds_KC[kind])
-        held += np.minimum(whole, room_JC).sum(axis=0)
-        taken = np.minimum(whole, room_JC[0]) - np.minimum(beside, room_JC[0])
-        lost = np.minimum(lost, np.where(on.max_stages_C > 0, taken, np.inf))
+        if room_JC is None:
+            held += on.max_stages_C * whole
+        elif len(room_JC):
+            held += np.minimum(whole, room_JC).sum(axis=0)
+            whole, beside = np.minimum(whole, room_JC[0]), np.minimum(beside, room_JC[0])
+        lost = np.minimum(lost, np.where(on.max_stages_C > 0, whole - beside, np.inf))
     found: Floats = held - lost
     return found
 

@@ -1,8 +1,9 @@
 """Branch and bound over all columns and choices of pools: bounds first, partitions for the rest.
 
-Every column (degrees and a way to run them) is bounded over every choice of pools (bounds.py), then
-visited in the order of these bounds: the partition of its layers is solved, until the next bound is
-no better than the K-th best row of degrees. So
+Rows of degrees are visited in the order of a bound that holds for every way to run them. A row's
+columns (degrees and a way) are bounded over every choice of pools (bounds.py), then the partition
+of their layers is solved in the order of these bounds, until the next one is no better than the
+K-th best row. So
 
     space = priced (solved, or proven to fit in no partition) + bounded + illegal + open
 
@@ -23,10 +24,20 @@ from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.waytable import WayTable
 from tuner.planner.unlike.asked import PoolsQuestion
-from tuner.planner.unlike.bounds import least_pace_s, least_step_s, once_parts, rooms
+from tuner.planner.unlike.bounds import (
+    least_pace_s,
+    least_pipeline_s,
+    least_step_s,
+    once_parts,
+    rooms,
+)
 from tuner.planner.unlike.chains import Chain, Column, solved
 from tuner.planner.unlike.pricing import Floats, OnPool, layer_bytes, priced_on
 from tuner.planner.unlike.space import Pools, PoolsSpace, pools_space
+
+FIRST_ROWS: Final = 16
+"""Rows of the first batch; every further one may be twice as large, up to `MOST_ROWS`."""
+MOST_ROWS: Final = 512
 
 MOST_COLUMNS: Final = 16_384
 """Columns that are bounded at once."""
@@ -102,16 +113,41 @@ class _Run:
         self._settings = settings
         self._start_s = settings.clock()
         self._space = pools_space(question)
-        self._parts = list(_entries(question, self._space))
-        self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
+        self._tables = list(self._space.tables())
+        self._parts: list[_Entries] = []
+        self._starts = np.zeros(1, dtype=np.int64)
         self._best: dict[int, Chain] = {}
         self._bound_s = math.inf
         self._visited = 0
+        self._refused = 0
         self._open = 0
 
     def result(self) -> Search:
         """Search."""
+        table_of_N, bound_s_N = _row_bounds(self._question, self._space, self._tables)
+        order = np.argsort(bound_s_N, kind="stable")
+        order = order[np.isfinite(bound_s_N[order])]
+        start, most = 0, FIRST_ROWS
+        while start < len(order) and bound_s_N[order[start]] <= self._wanted_s():
+            batch = order[start : start + most]
+            start, most = start + most, min(2 * most, MOST_ROWS)
+            batch = batch[bound_s_N[batch] <= self._wanted_s()]
+            if self._is_late():
+                self._leave_rows(batch, table_of_N[batch], float(bound_s_N[batch[0]]))
+            else:
+                self._visit_rows(batch, table_of_N[batch])
+        return self._summary()
+
+    def _visit_rows(self, rows: Ints, table_of: Ints) -> None:
+        """Bound every column of some rows over every choice of pools, and solve the best."""
+        self._parts = [
+            part
+            for index, (table, _) in enumerate(self._tables)
+            for part in _entries(self._question, self._space, table, rows[table_of == index])
+        ]
+        self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
         bound_s_E = np.concatenate([np.zeros(0), *(part.bound_s_E for part in self._parts)])
+        self._refused += int(np.isinf(bound_s_E).sum())
         order = np.argsort(bound_s_E, kind="stable")
         order = order[np.isfinite(bound_s_E[order])]
         for start in range(0, len(order), BATCH):
@@ -120,7 +156,17 @@ class _Run:
                 break
             wanted = [one for one in batch if bound_s_E[one] <= self._wanted_of_s(int(one))]
             self._visit_batch(np.array(wanted, dtype=np.int64))
-        return self._summary()
+
+    def _leave_rows(self, rows: Ints, table_of: Ints, least_s: float) -> None:
+        """Time is over: nothing is known of these but their bound."""
+        self._bound_s = min(self._bound_s, least_s)
+        for index, (table, _) in enumerate(self._tables):
+            ways = table.num_legal * len(self._space.pools)
+            self._open += ways * int((table_of == index).sum())
+
+    def _is_late(self) -> bool:
+        elapsed_s = self._settings.clock() - self._start_s
+        return bool(self._best) and elapsed_s > self._settings.time_limit_s
 
     def _visit_batch(self, batch: Ints) -> None:
         """Bound entries again, now by where memory leaves room at every position, and solve."""
@@ -204,7 +250,6 @@ class _Run:
 
     def _summary(self) -> Search:
         chains = sorted(self._best.values(), key=lambda chain: chain.price.step_s)
-        refused = sum(int(np.isinf(part.bound_s_E).sum()) for part in self._parts)
         space = self._space
         bound_s = self._bound_s
         return Search(
@@ -213,8 +258,8 @@ class _Run:
             chains=tuple(chains),
             bound_s=min(bound_s, chains[0].price.step_s) if chains else bound_s,
             counts=Counts(
-                priced=self._visited + refused,
-                bounded=space.num_legal - self._visited - refused - self._open,
+                priced=self._visited + self._refused,
+                bounded=space.num_legal - self._visited - self._refused - self._open,
                 illegal=sum(space.illegal.values()),
                 open=self._open,
             ),
@@ -222,29 +267,47 @@ class _Run:
         )
 
 
-def _entries(question: PoolsQuestion, space: PoolsSpace) -> Iterator[_Entries]:
-    """Bound every column over every choice of pools; what cannot fit is bounded by infinity."""
-    for table, rows in space.tables():
-        ways = len(table.ways_TA)
-        for some in _pieces(table, rows):
-            columns = space.columns(table, some)
+def _row_bounds(
+    question: PoolsQuestion, space: PoolsSpace, tables: list[tuple[WayTable, Ints]]
+) -> tuple[Ints, Floats]:
+    """The table of every row, and what none of its ways over any pools can beat."""
+    count = len(space.rows_N["tensor"])
+    table_of_N, bound_s_N = np.zeros(count, dtype=np.int64), np.full(count, math.inf)
+    for index, (table, rows) in enumerate(tables):
+        table_of_N[rows] = index
+        if not len(table.ways_TA):
+            continue
+        frames = table.frame_FA[list(table.leading_F)]
+        for some in _pieces(rows, len(frames)):
+            columns = space.columns(table, some, frames)
             on_pools = _on_pools(question, space, columns, range(question.num_pools))
-            rooms_P = [rooms(on, layer_bytes(on)) for on in on_pools]
-            for index, chosen in enumerate(space.pools):
-                pools = [on_pools[pool] for pool in chosen]
-                bound_s = least_step_s(pools, [rooms_P[pool] for pool in chosen])
-                yield _Entries(
-                    table=table,
-                    rows_E=np.repeat(some, ways),
-                    way_E=np.tile(np.arange(ways), len(some)),
-                    pools_E=np.full(len(columns), index),
-                    bound_s_E=bound_s,
-                )
+            bound_s = least_pipeline_s(on_pools, [None] * len(on_pools))
+            bound_s_N[some] = bound_s.reshape(len(some), len(frames)).min(axis=1)
+    return table_of_N, bound_s_N
 
 
-def _pieces(table: WayTable, rows: Ints) -> Iterator[Ints]:
-    """Cut rows so that their columns are not too many at once."""
+def _entries(
+    question: PoolsQuestion, space: PoolsSpace, table: WayTable, rows: Ints
+) -> Iterator[_Entries]:
+    """Bound every column over every choice of pools; what cannot fit is bounded by infinity."""
     ways = len(table.ways_TA)
+    for some in _pieces(rows, ways):
+        columns = space.columns(table, some, table.ways_TA)
+        on_pools = _on_pools(question, space, columns, range(question.num_pools))
+        rooms_P = [rooms(on, layer_bytes(on)) for on in on_pools]
+        for index, chosen in enumerate(space.pools):
+            pools = [on_pools[pool] for pool in chosen]
+            yield _Entries(
+                table=table,
+                rows_E=np.repeat(some, ways),
+                way_E=np.tile(np.arange(ways), len(some)),
+                pools_E=np.full(len(columns), index),
+                bound_s_E=least_step_s(pools, [rooms_P[pool] for pool in chosen]),
+            )
+
+
+def _pieces(rows: Ints, ways: int) -> Iterator[Ints]:
+    """Cut rows so that their columns are not too many at once."""
     step = max(1, MOST_COLUMNS // max(1, ways))
     for start in range(0, len(rows) if ways else 0, step):
         yield rows[start : start + step]
@@ -263,8 +326,8 @@ def most_layers(question: PoolsQuestion, space: PoolsSpace) -> tuple[int, ...]:
     """Common layers that each pool has room for, of the column with most room in all."""
     best = np.zeros(question.num_pools)
     for table, rows in space.tables():
-        for some in _pieces(table, rows):
-            columns = space.columns(table, some)
+        for some in _pieces(rows, len(table.ways_TA)):
+            columns = space.columns(table, some, table.ways_TA)
             on_pools = _on_pools(question, space, columns, range(question.num_pools))
             room_PC = np.stack([rooms(on, layer_bytes(on)).sum(axis=0) for on in on_pools])
             if not room_PC.size:

@@ -75,13 +75,12 @@ class PoolsSpace:
         for facts, rows in by_facts(self.rows_N):
             yield way_table(self.ways, facts), rows
 
-    def columns(self, table: WayTable, rows: Ints) -> Candidates:
-        """Every way of some rows, rows outermost."""
-        ways = len(table.ways_TA)
-        repeated = np.repeat(rows, ways)
+    def columns(self, table: WayTable, rows: Ints, ways_TA: Ints) -> Candidates:
+        """Some ways of some rows, rows outermost."""
+        repeated = np.repeat(rows, len(ways_TA))
         return Candidates(
             rows={name: column[repeated] for name, column in self.rows_N.items()},
-            ways=table.columns(np.tile(table.ways_TA, (len(rows), 1))),
+            ways=table.columns(np.tile(ways_TA, (len(rows), 1))),
         )
 
 

@@ -22,7 +22,7 @@ def on_both(spec: Spec, *, column: int) -> list[OnPool]:
     question = pools_question(spec, residuals=None)
     space = pools_space(question)
     table, rows = list(space.tables())[-1]
-    columns = space.columns(table, rows)
+    columns = space.columns(table, rows, table.ways_TA)
     return [
         priced_on(own, pool, space.ways, columns).taken(column)
         for own, pool in zip(question.of_pool, question.cluster.pools, strict=True)

@@ -52,7 +52,7 @@ def every_chain(spec: Spec) -> Iterator[tuple[float, ChainPrice, list[OnPool]]]:
     question = pools_question(spec, residuals=None)
     space = pools_space(question)
     for table, rows in space.tables():
-        columns = space.columns(table, rows)
+        columns = space.columns(table, rows, table.ways_TA)
         everywhere = [
             priced_on(own, pool, space.ways, columns)
             for own, pool in zip(question.of_pool, question.cluster.pools, strict=True)
@@ -118,7 +118,7 @@ def test_one_pool_alone_costs_what_the_single_pool_model_says(spec: MakeSpec) ->
     space = pools_space(question)
     table, rows = next(iter(space.tables()))
     own = question.of_pool[0]
-    columns = space.columns(table, rows[:4])
+    columns = space.columns(table, rows[:4], table.ways_TA)
     everywhere = priced_on(own, question.cluster.pools[0], space.ways, columns)
     for index in range(0, len(columns), 7):
         on = everywhere.taken(index)
