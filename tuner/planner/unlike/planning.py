@@ -81,7 +81,7 @@ def plan_over_pools(
     ):
         made = _of_one_pool(spec, fastest, alone, order, residuals, settings, provenance)
     else:
-        made = _together(spec, found, order, alone, provenance)
+        made = _together(spec, found, order, alone, provenance, top=settings.top)
     return _on_measured_nodes(made, question, links or {}, settings=settings)
 
 
@@ -171,11 +171,14 @@ def _of_one_pool(
                 StagePlacement(pool=pool.name, layers=layers, devices=devices)
                 for layers in made.pipeline_layout
             ),
-            hosts=tuple(f"{pool.name}-{node}" for node in range(pool.nodes)),
+            hosts=tuple(
+                f"{pool.name}-{node}"
+                for node in range(-(-made.num_devices // pool.devices_per_node))
+            ),
             unused_devices={
-                other.name: other.num_devices
+                other.name: left
                 for other in spec.cluster.pools
-                if other.name != pool.name
+                if (left := other.num_devices - (made.num_devices if other == pool else 0))
             },
             alone=alone,
         ),
@@ -188,6 +191,8 @@ def _together(
     order: list[Played],
     alone: tuple[Alone, ...],
     provenance: Provenance,
+    *,
+    top: int,
 ) -> OverPools:
     question, ways = found.question, found.space.ways
     common = {
@@ -215,7 +220,7 @@ def _together(
             "decision": decision_of(best.chain, question, ways),
             "predicted": predicted,
             "binding_constraint": _pace(best, question),
-            "alternatives": tuple(_alternative(one, predicted, found) for one in others),
+            "alternatives": tuple(_alternative(one, predicted, found) for one in others[: top - 1]),
         }
     )
     placement = placement_of(best.chain, question).model_copy(update={"alone": alone})
