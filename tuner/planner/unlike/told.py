@@ -166,8 +166,8 @@ def _launch_notes(chain: Chain, question: PoolsQuestion) -> tuple[str, ...]:
     names = " then ".join(pool.name for pool in pools)
     notes = [
         f"start the nodes in the order of hosts ({names}), under Slurm with SLURM_HOSTFILE and "
-        "--distribution=arbitrary: node rank decides the stage, and a node of one pool in another's "
-        "place runs layers that do not suit it",
+        "--distribution=arbitrary: node rank decides the stage, and a node of one pool in the "
+        "place of another runs layers that do not suit it",
         "all pools run one process group: the same release, precision, tensor, context, data and "
         "expert parallelism and micro-batch everywhere, and a NCCL transport that both ends have",
     ]
