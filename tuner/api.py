@@ -132,27 +132,34 @@ def _plan_on_datasheets(
     from tuner.costs.analytic.calibration import shipped
     from tuner.planner.analytic.planning import make_analytic_plan, site_of
     from tuner.planner.analytic.search import Settings as AnalyticSettings
+    from tuner.planner.unlike.planning import plan_over_pools
+    from tuner.planner.unlike.search import Settings as PoolsSettings
 
     _refuse_unlaunchable(spec)
-    if len(spec.cluster.pools) > 1:
-        names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
-        raise SpecError(f"cluster.pools: {names}: this version plans on one pool; keep one")
-    (pool,) = spec.cluster.pools
     residuals = shipped() if calibrated else None
     provenance = Provenance(
         moetune_version=version(),
         spec_sha256=_sha256(spec.path),
         profile_sha256={},
-        profile_source={pool.name: "datasheet"},
+        profile_source={pool.name: "datasheet" for pool in spec.cluster.pools},
         extrapolated=(),
         notes=_datasheet_notes(spec, calibrated=residuals is not None),
     )
-    made = make_analytic_plan(
-        spec,
-        site_of(pool, residuals=residuals),
-        settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock),
-        provenance=provenance,
-    )
+    if len(spec.cluster.pools) > 1:
+        over = plan_over_pools(
+            spec,
+            residuals=residuals,
+            settings=PoolsSettings(top=top, time_limit_s=time_limit_s, clock=clock),
+            provenance=provenance,
+        )
+        made = over.plan.model_copy(update={"placement": over.placement})
+    else:
+        made = make_analytic_plan(
+            spec,
+            site_of(spec.cluster.pools[0], residuals=residuals),
+            settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock),
+            provenance=provenance,
+        )
     return Planned(plan=made, spec=spec, profile=None)
 
 
@@ -195,6 +202,12 @@ def verify(
     if made.decision is None:
         raise PlanUnreadableError(
             f"{folder}: the plan found nothing to launch ({made.binding_constraint})"
+        )
+    if not made.provenance.profile_sha256:
+        raise PlanUnreadableError(
+            f"{folder}: the plan rests on datasheets, so no trial can be compared with it; measure "
+            "the machine with `moetune profile` and plan with --profile, or launch its files as "
+            "they are"
         )
     finished = read_trials(folder / TRIALS_NAME)
     if finished and not resume:

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Recompute, Size
 from tuner.faults.forecast import RunForecast
+from tuner.placement import Placement
 from tuner.spec.cluster import Cluster
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
@@ -281,6 +282,8 @@ class Plan(Record):
     """Time against memory and cost, fastest first; empty where it was not asked for."""
     unlaunchable: tuple[Unlaunchable, ...] = ()
     relaxations: tuple[Relaxation, ...] = ()
+    placement: Placement | None = None
+    """Which machines run which stage; absent where all are alike and none was measured apart."""
     load_ratio: tuple[tuple[float, ...], ...] = ()
     """[MoE layers][experts] that the plan was priced with; empty means balanced."""
     provenance: Provenance

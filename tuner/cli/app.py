@@ -18,7 +18,7 @@ import typer
 
 from profilers.errors import ProfilerError
 from solvers.errors import SolverError
-from tuner.cli import doctor, estimate, explain, plan, profile, schema, verify
+from tuner.cli import backtest, calibrate, doctor, estimate, explain, plan, profile, schema, verify
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
@@ -65,6 +65,8 @@ app.command("estimate")(estimate.command)
 app.command("plan")(plan.command)
 app.command("verify")(verify.command)
 app.command("explain")(explain.command)
+app.command("backtest")(backtest.command)
+app.command("calibrate")(calibrate.command)
 app.command("schema")(schema.command)
 
 

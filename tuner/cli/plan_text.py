@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tuner.cli.text import columns
 from tuner.faults.forecast import RunForecast
+from tuner.placement import Placement
 from tuner.plan import Alternative, Plan, TrainDecision, TrainPrediction
 from tuner.planner.planning import certificate_line
 from tuner.spec.accounting import (
@@ -39,11 +40,18 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
             f"{missing.target} lacks it"
             for missing in plan.unlaunchable
         ),
+        *_placement_lines(plan.placement),
         *_notes(plan),
         "",
-        f"written to {folder}; next: moetune verify {folder}",
+        f"written to {folder}; next: {_next_step(plan, folder)}",
     ]
     return "\n".join(lines)
+
+
+def _next_step(plan: Plan, folder: Path) -> str:
+    if plan.provenance.profile_sha256:
+        return f"moetune verify {folder}"
+    return f"moetune explain {folder}; what to launch lies in {folder / 'launch'}"
 
 
 def explanation(plan: Plan) -> str:
@@ -147,10 +155,13 @@ def short_decision(decision: TrainDecision) -> str:
         for recompute, chunks in zip(decision.stage_recompute, decision.chunks, strict=True)
     )
     virtual = decision.virtual_pipeline_model_parallel_size
+    context = decision.context_parallel_size
+    expert_tensor = decision.expert_tensor_parallel_size
     return (
         f"tp{decision.tensor_model_parallel_size} pp{decision.pipeline_model_parallel_size}"
-        f"{f'x{virtual}' if virtual > 1 else ''} dp{decision.data_parallel_size} "
-        f"ep{decision.expert_model_parallel_size} z{decision.zero_stage} "
+        f"{f'x{virtual}' if virtual > 1 else ''} {f'cp{context} ' if context > 1 else ''}"
+        f"dp{decision.data_parallel_size} ep{decision.expert_model_parallel_size} "
+        f"{f'etp{expert_tensor} ' if expert_tensor > 1 else ''}z{decision.zero_stage} "
         f"b{decision.micro_batch_size} {'|'.join(options)}"
     )
 
@@ -198,6 +209,31 @@ def _run_lines(run: RunForecast) -> Iterable[str]:
         f"whole run      {format_s(run.wall_clock_s)}, {run.device_hours:,.0f} device hours"
         f"{cost}{failures}; {effective}"
     )
+
+
+def _placement_lines(placement: Placement | None) -> Iterable[str]:
+    """Which pool runs which stages, and what each would do alone."""
+    if placement is None:
+        return
+    runs = [
+        (pool, list(stages)) for pool, stages in groupby(placement.stages, lambda one: one.pool)
+    ]
+    yield "placement      " + ", then ".join(
+        f"{len(stages)} stages of {'/'.join(dict.fromkeys(str(one.layers) for one in stages))} "
+        f"layers on {pool}"
+        for pool, stages in runs
+    )
+    for alone in placement.alone:
+        takes = "does not fit" if alone.step_time_s is None else f"{format_s(alone.step_time_s)}"
+        yield f"alone          {alone.pool}, {alone.devices} devices: {takes}"
+    for order in placement.node_orders:
+        yield (
+            f"node order     {order.pool}: {format_s(order.step_time_after_s)} a step instead of "
+            f"{format_s(order.step_time_before_s)} as listed; bound {format_s(order.bound_s)}"
+        )
+    for pool, devices in placement.unused_devices.items():
+        yield f"unused         {devices} devices of {pool}"
+    yield from (f"note           {note}" for note in placement.notes)
 
 
 def _breakdown(predicted: TrainPrediction) -> str:

@@ -16,6 +16,8 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "profile": "profilers.records:ProfileHeader",
     "step": "profilers.steps.config:StepConfig",
     "estimate": "tuner.estimate.records:Estimate",
+    "backtest": "tuner.backtest.records:Backtest",
+    "residuals": "tuner.costs.analytic.calibration:Residuals",
 }
 
 

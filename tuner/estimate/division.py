@@ -82,6 +82,11 @@ def _ends_stated(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
 def _divided(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
     """Yield layers of every stage, divided as the engine does."""
     first, last = launch.embedding_as_layers, launch.loss_as_layers
+    if max(first, last) > model.num_layers:
+        raise SpecError(
+            f"{launch.source}: embedding or loss counts as {max(first, last)} layers, more than "
+            f"the {model.num_layers} of {model.name}; 1 is usual"
+        )
     total = model.num_layers + first + last
     if launch.pipeline == 1 and launch.uneven_division:
         yield model.num_layers

@@ -26,7 +26,7 @@ from tuner.costs.analytic.columns_of import (
     shape_of_model,
     stages_of_layouts,
 )
-from tuner.costs.analytic.constants import Precision, Software
+from tuner.costs.analytic.constants import Precision
 from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.memory_constants import memory_constants
 from tuner.costs.analytic.prices import MemoryPrice, StepPrice
@@ -36,13 +36,14 @@ from tuner.costs.analytic.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Dispatcher, Engine, Graphs
+from tuner.planner.analytic.regimes import OF_TARGET, Relative
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec
 
-SOFTWARE_OF: Final[Mapping[Engine, tuple[str, Software]]] = {
-    Engine.MEGATRON: ("megatron-lm", Software.MEGATRON_2025),
-    Engine.TORCHTITAN: ("torchtitan", Software.TORCH_FSDP),
-    Engine.DEEPSPEED: ("deepspeed", Software.TORCH_FSDP),
+SOFTWARE_OF: Final[Mapping[Engine, Relative]] = {
+    Engine.MEGATRON: OF_TARGET["megatron-lm"],
+    Engine.TORCHTITAN: OF_TARGET["torchtitan"],
+    Engine.DEEPSPEED: OF_TARGET["deepspeed"],
 }
 """How residuals know an engine, and which generation's constants it starts from."""
 

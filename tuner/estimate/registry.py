@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pydantic import ValidationError
+
 from tuner.errors import SpecError
 from tuner.estimate.launch import LaunchSettings
 from tuner.spec.files import read_small_text, shown_path, shown_value
@@ -66,9 +68,28 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
     if is_command:
         if len(launch) > LONGEST_BYTES:
             raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
-        return _reader(chosen)(launch, source="the command")
+        return _settings(chosen, launch, source="the command")
     text = read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
-    return _reader(chosen)(text, source=shown_path(path))
+    return _settings(chosen, text, source=shown_path(path))
+
+
+def read_text(text: str, *, format_name: str, source: str) -> LaunchSettings:
+    """Read the text of a launch of a known format; `source` is what messages call it.
+
+    Raises:
+        SpecError: no such format, or a launch that cannot be read.
+    """
+    return _settings(_chosen(format_name, ""), text, source=source)
+
+
+def _settings(chosen: Format, text: str, *, source: str) -> LaunchSettings:
+    """Read a text; numbers that only together become impossible are refused here."""
+    try:
+        return _reader(chosen)(text, source=source)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"{source}: {field} {first['input']}: {first['msg']}") from error
 
 
 def _is_command(launch: str, path: Path) -> bool:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tuner.errors import SpecError
 from tuner.estimate.estimate import estimate
-from tuner.estimate.launch import LaunchSettings
-from tuner.estimate.readers import deepspeed, megatron, torchtitan
+from tuner.estimate.registry import read_text
 from tuner.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]
@@ -22,10 +21,10 @@ BUDGET = settings(
 )
 
 
-def outcome(spec: Spec, read: Callable[..., LaunchSettings], text: str) -> str:
+def outcome(spec: Spec, format_name: str, text: str) -> str:
     """Return the refusal, or nothing where there is an estimate that makes sense."""
     try:
-        found = estimate(spec, read(text, source="launch"))
+        found = estimate(spec, read_text(text, format_name=format_name, source="launch"))
     except SpecError as error:
         return str(error)
     assert math.isfinite(found.step_time_s)
@@ -68,7 +67,7 @@ def test_megatron(spec_of: MakeSpec, numbers: dict[str, int], is_moe: bool) -> N
     flags = " ".join(f"--{name} {value}" for name, value in numbers.items())
     text = f"--micro-batch-size 1 --bf16 --sequence-parallel {flags}"
 
-    assert "\n" not in outcome(spec, megatron.read, text)
+    assert "\n" not in outcome(spec, "megatron", text)
 
 
 @given(
@@ -101,7 +100,7 @@ def test_torchtitan(spec_of: MakeSpec, numbers: dict[str, int], schedule: str) -
     lines = [f"{name} = {value}" for name, value in numbers.items()]
     text = "\n".join([*lines, f'parallelism.pipeline_parallel_schedule = "{schedule}"'])
 
-    assert "\n" not in outcome(spec_of("deepseek-v2-lite", nodes=4), torchtitan.read, text)
+    assert "\n" not in outcome(spec_of("deepseek-v2-lite", nodes=4), "torchtitan", text)
 
 
 @given(st.lists(SIZES, min_size=5, max_size=5), st.integers(min_value=0, max_value=3))
@@ -115,4 +114,4 @@ def test_deepspeed(spec_of: MakeSpec, sizes: list[int], stage: int) -> None:
         f'"expert_parallel": {{"enabled": true, "autoep_size": {expert}}}}}'
     )
 
-    assert "\n" not in outcome(spec_of("mixtral-8x7b", nodes=1), deepspeed.read, text)
+    assert "\n" not in outcome(spec_of("mixtral-8x7b", nodes=1), "deepspeed", text)

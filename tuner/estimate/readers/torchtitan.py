@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 from profilers.steps.config import Recompute
 from tuner.errors import SpecError
 from tuner.estimate.launch import Dispatcher, Engine, LaunchSettings, StageContent, StatedSize
+from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.sections import Sections
 from tuner.spec.files import one_line, shown_value
 
@@ -141,10 +142,10 @@ def _batches(given: Sections, *, pipeline: int) -> tuple[int, int]:
     if pipeline == 1:
         return local, local
     if local % micro:
-        nearest = max(size for size in range(1, micro + 1) if local % size == 0)
+        nearest = nearest_divisor(local, micro)
         raise SpecError(
             f"{given.source}: {SPELLED['local_batch']} {local} is not divisible by "
-            f"{SPELLED['micro_batch']} {micro}; the nearest below that divides it is {nearest}"
+            f"{SPELLED['micro_batch']} {micro}; the nearest that divides it is {nearest}"
         )
     return local, micro
 

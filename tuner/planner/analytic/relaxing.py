@@ -6,7 +6,7 @@ or a gap in the targets' manifests. Nothing is guessed from the first search.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from tuner.planner.analytic.rules import (
 )
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.ways import Ways, ways_of
+from tuner.spec.capabilities import WRAPPERS
 from tuner.spec.manifests.manifest import Capabilities
 from tuner.units import format_bytes
 
@@ -46,10 +47,16 @@ MOST_RULES: Final = 3
 EVERYTHING: Final = Capabilities(names=("nothing in particular",))
 """A manifest without limits."""
 
+ONE_OF_SCHEDULES: Final[Mapping[str, str]] = {
+    "interleaved schedule": "interleaved",
+    "zero-bubble schedule": "zero_bubble",
+}
+"""Features that are one member of the manifest's `schedules`."""
+
 FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "context parallelism": ("context_parallel",),
-    "interleaved schedule": ("virtual_pipeline", "schedules"),
-    "zero-bubble schedule": ("schedules", "zero_bubble_needs_virtual_pipeline"),
+    "interleaved schedule": ("virtual_pipeline",),
+    "zero-bubble schedule": ("zero_bubble_needs_virtual_pipeline",),
     "a2a_overlap": (
         "a2a_overlap",
         "a2a_overlap_dispatchers",
@@ -266,7 +273,7 @@ def unlaunchable(found: Search, settings: Settings) -> tuple[Unlaunchable, ...]:
     if found.found is None:
         return ()
     best_s = float(found.found.step_s[0])
-    names = ", ".join(question.capabilities.names)
+    names = ", ".join(name for name in question.capabilities.names if name not in WRAPPERS)
     missing = []
     below_s = best_s * (1.0 - WORTH_NAMING_RATIO)
     better = replace(settings, top=1, band_ratio=0.0, below_s=below_s)
@@ -284,7 +291,9 @@ def _with_features(capabilities: Capabilities) -> dict[str, Capabilities]:
     """The manifest with one feature more, for each that it lacks."""
     found = {}
     for feature, names in FEATURES.items():
-        more = {name: getattr(EVERYTHING, name) for name in names}
+        more: dict[str, Any] = {name: getattr(EVERYTHING, name) for name in names}
+        if feature in ONE_OF_SCHEDULES:
+            more["schedules"] = capabilities.schedules | {ONE_OF_SCHEDULES[feature]}
         if any(getattr(capabilities, name) != value for name, value in more.items()):
             found[feature] = replace(capabilities, parts=(), **more)
     return found

@@ -78,7 +78,7 @@ def test_checkpoints_by_operation_are_their_own_kind() -> None:
         (
             "[training]\nlocal_batch_size = 6\n[parallelism]\npipeline_parallel_degree = 2\n"
             "pipeline_parallel_microbatch_size = 4",
-            "not divisible by parallelism.pipeline_parallel_microbatch_size 4; the nearest below "
+            "not divisible by parallelism.pipeline_parallel_microbatch_size 4; the nearest "
             "that divides it is 3",
         ),
         ("[training]\n[activation_checkpoint]\nmode = 'some'", "is none of none, selective"),
