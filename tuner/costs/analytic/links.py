@@ -15,6 +15,8 @@ Ranks are numbered with the first dimension of the order innermost. Megatron-Cor
 tp-cp-ep-dp-pp, from which it makes two grids (megatron/core/parallel_state.py, `RankGenerator`):
 tp, cp, dp, pp for the dense layers and etp, ep, edp, pp for the experts.
 
+Where a profile measured collectives, its ratios correct the formulas (collective_ratios.py).
+
 Letters: n ranks of a group, g of them inside one domain, V bytes.
 Not covered: rings that cross an oversubscribed spine more than once, links that differ.
 """
@@ -24,11 +26,15 @@ from typing import Final
 
 import numpy as np
 
+from tuner.costs.analytic.collective_ratios import MeasuredHardware
 from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.shapes import Hardware, Numbers, Strategies
 
 MEGATRON_ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
 """Innermost first."""
+
+MERGED: Final = "expert_all_to_all"
+"""What a profile's ratios call the exchange of DeepEP and HybridEP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,7 +128,8 @@ def all_gather_s(
     """Every rank ends with all `total_bytes`; a reduce-scatter of as many bytes costs the same."""
     share = (group.ranks - 1.0) / group.ranks
     moved = share * total_bytes / bus_bytes_per_s(group, hardware, constants)
-    return moved + latency_s(group, constants)
+    seconds = moved + latency_s(group, constants)
+    return _as_measured("all_gather", seconds, total_bytes, group, hardware)
 
 
 def all_reduce_s(
@@ -131,7 +138,8 @@ def all_reduce_s(
     """Every rank contributes and ends with `total_bytes`."""
     share = 2.0 * (group.ranks - 1.0) / group.ranks
     moved = share * total_bytes / bus_bytes_per_s(group, hardware, constants)
-    return moved + latency_s(group, constants)
+    seconds = moved + latency_s(group, constants)
+    return _as_measured("all_reduce", seconds, total_bytes, group, hardware)
 
 
 def all_to_all_s(
@@ -152,7 +160,15 @@ def all_to_all_s(
     far = np.where(np.greater(is_merged, 0.0), 1.0, own.far_all_to_all_ratio)
     out = hardware.scale_out_bytes_per_s * own.scale_out_ratio * far
     moved = np.maximum(inside_bytes / up, outside_bytes / out)
-    return moved + latency_s(group, constants)
+    seconds = moved + latency_s(group, constants)
+    if not isinstance(hardware, MeasuredHardware):
+        return seconds
+    sent = inside_bytes + outside_bytes
+    # nccl-tests count what a rank keeps too.
+    size = sent * group.ranks / np.maximum(group.ranks - 1.0, 1.0)
+    plain = _as_measured("all_to_all", seconds, size, group, hardware)
+    merged = _as_measured(MERGED, seconds, sent, group, hardware)
+    return np.where(np.greater(is_merged, 0.0), merged, plain)
 
 
 def send_s(sent_bytes: Numbers, group: Group, hardware: Hardware, constants: Constants) -> Numbers:
@@ -160,7 +176,19 @@ def send_s(sent_bytes: Numbers, group: Group, hardware: Hardware, constants: Con
     up = hardware.scale_up_bytes_per_s * constants.scale_up_ratio
     out = hardware.scale_out_bytes_per_s * constants.scale_out_ratio
     bandwidth = np.where(group.inside >= group.ranks, up, out)
-    return np.where(group.ranks > 1.0, sent_bytes / bandwidth + constants.collective_s, 0.0)
+    seconds = np.where(group.ranks > 1.0, sent_bytes / bandwidth + constants.collective_s, 0.0)
+    return _as_measured("send_recv", seconds, sent_bytes, group, hardware)
+
+
+def _as_measured(
+    kind: str, seconds: Numbers, size: Numbers, group: Group, hardware: Hardware
+) -> Numbers:
+    """Correct a formula by what was measured of such collectives, where anything was."""
+    if not isinstance(hardware, MeasuredHardware):
+        return seconds
+    return hardware.collectives.corrected(
+        kind, seconds, size=size, ranks=group.ranks, inside=group.inside
+    )
 
 
 def distinct_places(places: Numbers, experts: Numbers, top_k: Numbers) -> Numbers:

@@ -1,8 +1,9 @@
 """Kernels from a stored profile's measurements, in place of a datasheet's formulas.
 
 Each operation that the profile measured is interpolated (profilers/interpolation.py), once per
-distinct shape; every other one comes from the datasheet, and `missing` names it. Shapes beyond what
-was measured are extrapolated, and `outside` collects what share of an operation's shapes was:
+distinct shape, which `known` keeps; every other one comes from the datasheet, and `missing` names
+it. Shapes beyond what was measured are extrapolated, and `outside` collects what share of an
+operation's shapes was:
 
     product         gemm(m, n, k), forward; gradients are products of their own shapes
     experts         grouped_gemm(experts, tokens, largest, hidden, ffn): a gated network as a whole,
@@ -11,11 +12,15 @@ was measured are extrapolated, and `outside` collects what share of an operation
                     are computed and by the mean of key and value width
     memory-bound    residual_add(rows, width) of 3 passes at bf16, taken as a rate of bytes
 
-Letters: N shapes, A axes. Not covered: measured collectives (tuner/costs/analytic/links.py),
-networks of experts without a gate, the two batched products of old attention.
+The memory-bound curve is read at sizes a quarter octave apart and made to grow between them: it is
+asked for more sizes than any other.
+
+Letters: N prices, D distinct shapes of them, A axes, T tabulated sizes. Not covered: measured
+collectives (tuner/costs/analytic/measured_links.py), networks of experts without a gate, the two
+batched products of old attention.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +35,10 @@ WIDTH = 4096.0
 PASSES = 3.0
 """Of a residual addition: two reads and a write."""
 BF16_BYTES = 2.0
+LOG_ROWS_T = np.arange(-10.0, 34.0, 0.25)
+"""Binary logarithms of the rows at which the memory-bound curve is tabulated."""
+
+Key = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,9 +48,17 @@ class MeasuredKernels:
     curves: Mapping[Series, Curve]
     fallback: Kernels
     dtype: str = "bf16"
-    """Of the linear layers."""
+    """Of the linear layers, as the profile names it."""
+    stretch: float = 1.0
+    """Factor on extrapolated seconds, to see what they weigh."""
     outside: dict[str, float] = field(default_factory=dict)
     """Filled while pricing: share of an operation's shapes beyond what was measured."""
+    known: dict[Series, dict[Key, tuple[float, bool]]] = field(default_factory=dict)
+    """Filled while pricing: seconds of every shape that was asked for, and whether beyond."""
+    tables: dict[Series, tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]] = field(
+        default_factory=dict
+    )
+    """Filled while pricing: logarithms of seconds at `LOG_ROWS_T`, and whether beyond."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -101,8 +118,23 @@ class MeasuredKernels:
         series = _series("memory_bound", kind="residual_add")
         if series not in self.curves:
             return self.fallback.memory_bound_s(moved_bytes)
-        rows = moved_bytes / (PASSES * BF16_BYTES * WIDTH)
-        return np.where(np.greater(moved_bytes, 0.0), self._read(series, rows, WIDTH), 0.0)
+        log_s_T, beyond_T = self._table(series)
+        rows = np.asarray(moved_bytes, dtype=np.float64) / (PASSES * BF16_BYTES * WIDTH)
+        log_rows = np.log2(np.maximum(rows, 2.0 ** LOG_ROWS_T[0]))
+        seconds = np.exp(np.interp(log_rows, LOG_ROWS_T, log_s_T))
+        # A quarter octave to either side of a size that is inside counts as inside.
+        is_beyond = np.interp(log_rows, LOG_ROWS_T, beyond_T.astype(np.float64)) >= 1.0
+        asked = rows > 0.0
+        self._note(series, is_beyond[asked])
+        return np.where(asked, np.where(is_beyond, seconds * self.stretch, seconds), 0.0)
+
+    def _table(self, series: Series) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        if series not in self.tables:
+            rows_T = 2.0**LOG_ROWS_T
+            axes_TA = np.stack([rows_T, np.full_like(rows_T, WIDTH)], axis=1)
+            seconds_T, beyond_T = self.curves[series].predict(axes_TA)
+            self.tables[series] = np.log(np.maximum.accumulate(seconds_T)), beyond_T
+        return self.tables[series]
 
     def _attention_s(self, series: Series, shape: AttentionShape) -> Numbers:
         whole_s = self._read(
@@ -113,15 +145,44 @@ class MeasuredKernels:
         return whole_s * (shape.pairs / causal) * width
 
     def _read(self, series: Series, *axes: Numbers) -> npt.NDArray[np.float64]:
-        columns = np.broadcast_arrays(*(np.asarray(axis, dtype=np.float64) for axis in axes))
-        asked_NA = np.stack([column.ravel() for column in columns], axis=1)
-        distinct_NA, place_N = np.unique(asked_NA, axis=0, return_inverse=True)
-        seconds_N, extrapolated_N = self.curves[series].predict(distinct_NA)
+        columns = [np.asarray(axis, dtype=np.float64) for axis in axes]
+        shape = np.broadcast_shapes(*(column.shape for column in columns))
+        keys, place_N = _distinct(columns, shape)
+        known = self.known.setdefault(series, {})
+        unknown = [key for key in keys if key not in known]
+        if unknown:
+            seconds_D, beyond_D = self.curves[series].predict(np.array(unknown))
+            found = zip(seconds_D.tolist(), beyond_D.tolist(), strict=True)
+            known.update(zip(unknown, found, strict=True))
+        pairs = [known[key] for key in keys]
+        seconds_D = np.array([pair[0] for pair in pairs])
+        beyond_D = np.array([pair[1] for pair in pairs])
+        self._note(series, beyond_D)
+        stretched_D = np.where(beyond_D, seconds_D * self.stretch, seconds_D)
+        read: npt.NDArray[np.float64] = stretched_D[place_N].reshape(shape)
+        return read
+
+    def _note(self, series: Series, beyond_D: npt.NDArray[np.bool_]) -> None:
+        share = float(beyond_D.mean()) if beyond_D.size else 0.0
         name = f"{series.operation} {series.dtype} {series.direction}".strip()
-        share = float(extrapolated_N.mean())
-        self.outside[name] = max(self.outside.get(name, 0.0), share)
-        found: npt.NDArray[np.float64] = seconds_N[place_N.ravel()].reshape(columns[0].shape)
-        return found
+        if share > 0.0:
+            self.outside[name] = max(self.outside.get(name, 0.0), share)
+
+
+def _distinct(
+    columns: Sequence[npt.NDArray[np.float64]], shape: tuple[int, ...]
+) -> tuple[list[Key], npt.NDArray[np.intp]]:
+    """Return the distinct shapes and which of them every price has."""
+    code: npt.NDArray[np.intp] = np.zeros(shape, dtype=np.intp)
+    for column in columns:
+        if column.size > 1:
+            values, index = np.unique(column, return_inverse=True)
+            # Renumbered after every axis, so that no code outgrows its type.
+            code = code * len(values) + np.broadcast_to(index.reshape(column.shape), shape)
+            code = np.unique(code, return_inverse=True)[1].reshape(shape)
+    _, first, place_N = np.unique(code.ravel(), return_index=True, return_inverse=True)
+    each = [np.broadcast_to(column, shape).ravel()[first].tolist() for column in columns]
+    return list(zip(*each, strict=True)), place_N.ravel()
 
 
 def _series(
