@@ -5,7 +5,8 @@
 different (TP, CP, DP, EP, ETP, micro-batch, ZeRO, recompute, chunks, dispatcher).
 
     head moment    gradients of the head's input and of its weights
-    layer moment   what is computed again, gradients on their way back
+    layer moment   what is computed again, gradients on their way back; where activations are
+                   offloaded, those of the layer at work, which are on their way or back
     always         one temporary weight gradient per shape of weight, which Transformer Engine keeps
                    (get_dummy_wgrad in transformer_engine/pytorch/module/base.py); under ZeRO 3 the
                    gathered weights of two layers, and one layer's whole gradients in both types
@@ -100,8 +101,8 @@ def unit_bytes(
                 + gathered * (strategies.weight_bytes + strategies.gradient_bytes)
             )
         ),
-        dense_moment_C=column(_moment(kept.dense) * scale),
-        moe_moment_C=column(_moment(kept.moe) * scale),
+        dense_moment_C=column(_moment(kept.dense, strategies) * scale),
+        moe_moment_C=column(_moment(kept.moe, strategies) * scale),
         always_layer_C=column(always * count.attention),
         always_dense_C=column(always * count.dense_ffn),
         always_moe_C=column(
@@ -124,8 +125,8 @@ def _logit_bytes(strategies: Strategies, constants: MemoryConstants) -> Numbers:
     return constants.logit_bytes + np.where(is_split, constants.split_logit_bytes, 0.0)
 
 
-def _moment(layer: LayerBytes) -> Numbers:
-    return layer.again + layer.gradients
+def _moment(layer: LayerBytes, strategies: Strategies) -> Numbers:
+    return layer.again + layer.gradients + strategies.activation_offload * layer.saved
 
 
 def _state(

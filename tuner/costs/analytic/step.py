@@ -24,7 +24,8 @@ keep them gathered and sum once a step, as ZeRO-1 does (torchtitan, parallelize_
 `assemble` reads of a strategy what `unit_costs` does not (pipeline, virtual_pipeline, data,
 num_microbatches, zero_stage, shard_ranks, gradient_bytes, weight_bytes, overlap_gradients,
 overlap_parameters, zero_bubble, the offloads) and, for groups and what crosses a boundary, tensor,
-context, expert, expert_tensor, sequence, micro_batch, element_bytes, busiest_ratio.
+context, expert, expert_tensor, sequence, micro_batch, element_bytes, busiest_ratio; where
+activations are offloaded, whatever decides how many there are (activations.py).
 
 Letters: C columns, S stages in execution order, P devices of a pipeline. Stage s runs on device
 s mod p.
@@ -38,6 +39,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.costs.analytic.activations import activation_bytes
 from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.fold import Held, held_by_device, held_by_stage, per_device, weighed
 from tuner.costs.analytic.kernels import Kernels
@@ -58,8 +60,9 @@ from tuner.costs.analytic.units import KINDS, LayerCost, UnitCosts, unit_costs
 OFFLOAD_BYTES = 34.0
 """Per parameter whose optimizer state is in host memory: gradient down and weight up (6 bytes over
 the link), and fp32 moments and weight read and written by the host (28)."""
-SAVED_VECTORS = 17.0
-"""Hidden-sized vectors that a layer saves per token; 34 s b h bytes in Korthikanti et al."""
+HOST_LINK_RATIO = 0.75
+"""Of the peak of the link to the host, what large copies from pinned memory reach: 12 of the 16 GB
+a second of PCIe 3.0 in Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857)."""
 
 
 def price_step(
@@ -297,28 +300,31 @@ def _beside(moved_s: Numbers, work_s: Numbers, exposed: Numbers) -> Numbers:
 
 
 def _offloaded(asked: _Asked, units: UnitCosts) -> UnitCosts:
-    """Saved activations go to host memory beside the forward pass and come back beside backward."""
-    s = asked.strategies
-    saved = SAVED_VECTORS * s.element_bytes * s.tokens * asked.model.hidden / s.tensor
-    moved_s = s.activation_offload * saved / asked.hardware.host_bytes_per_s
+    """Saved activations go to host memory beside the forward pass and come back beside backward.
 
-    def changed(cost: LayerCost) -> LayerCost:
-        return _with_passes(
+    Each layer moves what it keeps (activations.py); what its own pass does not cover is waited for,
+    since the copies of its neighbours fill theirs.
+    """
+    s = asked.strategies
+    kept = activation_bytes(asked.model, s, exchanged_ratio=1.0)
+    last = np.where(np.greater(asked.model.moe_layers, 0.0), kept.moe.saved, kept.dense.saved)
+    saved = {"dense": kept.dense.saved, "moe": kept.moe.saved, "mtp": last + 2.0 * kept.boundary}
+    link = asked.hardware.host_bytes_per_s * HOST_LINK_RATIO
+    changed: dict[str, Any] = {}
+    for kind, kept_bytes in saved.items():
+        cost, moved_s = getattr(units, kind), s.activation_offload * kept_bytes / link
+        if kind == "mtp" and not is_any(asked.model.mtp_layers):
+            continue
+        changed[kind] = _with_passes(
             cost,
             forward_s=np.maximum(cost.forward_s, moved_s),
             backward_s=np.maximum(cost.backward_s, moved_s),
         )
+    return replace(units, **changed)
 
-    return _mapped(units, changed, kinds=("dense", "moe", "mtp"))
 
-
-def _mapped(
-    units: UnitCosts,
-    change: Callable[[LayerCost], LayerCost],
-    *,
-    kinds: tuple[str, ...] = KINDS,
-) -> UnitCosts:
-    changed: dict[str, Any] = {kind: change(getattr(units, kind)) for kind in kinds}
+def _mapped(units: UnitCosts, change: Callable[[LayerCost], LayerCost]) -> UnitCosts:
+    changed: dict[str, Any] = {kind: change(getattr(units, kind)) for kind in KINDS}
     return replace(units, **changed)
 
 

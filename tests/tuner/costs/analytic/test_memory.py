@@ -213,6 +213,19 @@ def test_offloaded_activations_leave_the_device_but_not_the_logits() -> None:
     assert half.activations_PC[0, 0] - head == (whole - head) / 2
 
 
+def test_the_layer_at_work_keeps_its_activations_on_the_device() -> None:
+    strategy = Strategies(sequence=4096.0, micro_batch=1.0, num_microbatches=1.0, pipeline=2.0)
+    away = dataclasses.replace(strategy, activation_offload=1.0)
+    one, two = _stages([0.0] * 2, [1.0] * 2), _stages([0.0] * 2, [2.0] * 2)
+    first = [
+        float(_price(QWEN3_30B, strategies, stages, NOTHING_ELSE).total_PC[0, 0])
+        for strategies in (strategy, away)
+        for stages in (one, two)
+    ]
+    assert first[2] == pytest.approx(first[0])
+    assert first[3] < first[1]
+
+
 @pytest.mark.parametrize("dispatcher", ["is_deepep", "is_hybridep"])
 def test_dispatchers_hold_buffers_of_their_own(dispatcher: str) -> None:
     strategy = Strategies(

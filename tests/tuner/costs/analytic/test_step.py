@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner.costs.analytic.activations import activation_bytes
 from tuner.costs.analytic.columns_of import StageLayers, shape_of_model, stages_of_layouts
 from tuner.costs.analytic.constants import Constants, Precision, Software, uncalibrated
 from tuner.costs.analytic.fold import per_device
@@ -20,7 +21,7 @@ from tuner.costs.analytic.shapes import (
     stacked,
     taken,
 )
-from tuner.costs.analytic.step import assemble, price_step
+from tuner.costs.analytic.step import HOST_LINK_RATIO, assemble, price_step
 from tuner.costs.analytic.units import unit_costs
 from tuner.devices.datasheet import Generation
 from tuner.spec.accounting import forward_flop_per_token
@@ -205,6 +206,24 @@ def test_what_saves_memory_or_unbalances_costs_time(
     model: ModelShape, changes: dict[str, Any]
 ) -> None:
     assert step_s(model, **changes) >= step_s(model)
+
+
+def test_a_slow_host_link_exposes_the_bytes_that_each_kind_of_layer_keeps() -> None:
+    slow = replace(MACHINE, host_bytes_per_s=1e9)
+    for model, kind in ((DENSE, "dense"), (MOE, "moe")):
+        at = strategies(activation_offload=1.0)
+        kept = getattr(activation_bytes(model, at, exchanged_ratio=1.0), kind).saved
+        price = price_step(model, at, slow, GENERIC, even(model, 1))
+        expected_s = 32 * kept / (1e9 * HOST_LINK_RATIO)
+        layers_s = float(price.forward_s_SC[0, 0])
+        units = unit_costs(model, at, slow, GENERIC)
+        ends_s = float(np.ravel(units.embedding.forward_s + units.head.forward_s)[0])
+        assert layers_s - ends_s == pytest.approx(float(np.ravel(expected_s)[0]))
+
+
+def test_a_fast_host_link_hides_offloading() -> None:
+    fast = replace(MACHINE, host_bytes_per_s=1e13)
+    assert step_s(hardware=fast, activation_offload=1.0) == step_s(hardware=fast)
 
 
 def test_full_recomputation_adds_one_forward_pass_of_every_layer() -> None:
