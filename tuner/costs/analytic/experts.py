@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tuner.costs.analytic.links import all_gather_s, all_to_all_s, distinct_places
+from tuner.costs.analytic.limited_routing import reached_places
+from tuner.costs.analytic.links import all_gather_s, all_to_all_s
 from tuner.costs.analytic.parts import (
     BACKWARD_BYTES,
     Block,
@@ -121,8 +122,8 @@ def _exchange_s(setting: Setting, *, sent: Numbers) -> Numbers:
     plain_out = sent * (ranks - inside) / ranks
     merges = np.maximum(s.is_deepep, s.is_hybridep)
     if is_any(merges):
-        reached = distinct_places(ranks, m.experts, m.top_k)
-        far = distinct_places(domains, m.experts, m.top_k) * (domains - 1.0) / domains
+        reached = reached_places(m, ranks)
+        far = reached_places(m, domains) * (domains - 1.0) / domains
         # What arrives from other domains is passed on inside, as much as leaves to them.
         near = reached * (inside - 1.0) / inside
         plain_in = np.where(np.greater(merges, 0.0), tokens * near, plain_in)

@@ -64,6 +64,10 @@ class ModelShape:
     moe_layers: Numbers = 0.0
     experts: Numbers = 0.0
     top_k: Numbers = 0.0
+    num_groups: Numbers = 1.0
+    """Groups of experts that routing is limited to some of."""
+    groups_per_token: Numbers = 1.0
+    """Groups that one token's experts may come from."""
     moe_ffn: Numbers = 0.0
     shared_ffn: Numbers = 0.0
     """Total width of the shared experts."""

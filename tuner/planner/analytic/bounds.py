@@ -47,7 +47,8 @@ class Allowed:
 
 def imagined_expert(shape: ModelShape) -> ModelShape:
     """One expert in place of all; every token's copies go to it."""
-    return replace(shape, experts=np.minimum(shape.experts, 1.0))
+    one = np.minimum(shape.experts, 1.0)
+    return replace(shape, experts=one, num_groups=1.0, groups_per_token=1.0)
 
 
 def least_step_s(
