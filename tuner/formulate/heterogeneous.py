@@ -68,13 +68,15 @@ def card_bytes_per_s(pool: Pool) -> float:
         SpecError: neither the spec nor a device description states a network card.
         UnknownDeviceError: the pool's device has no description.
     """
-    if pool.nic is not None:
-        return pool.nic * pool.nics / pool.devices_per_node / pool.oversubscription
-    if pool.device is not None:
-        return find_device(pool.device).scale_out_bytes_per_s / pool.oversubscription
-    raise SpecError(
-        f"cluster: pool {pool.name!r} states no 'nic'; unlike pools need the bandwidth of theirs"
-    )
+    card = pool.nic
+    if card is None and pool.device is not None:
+        card = find_device(pool.device).scale_out_bytes_per_s
+    if card is None:
+        raise SpecError(
+            f"cluster: pool {pool.name!r} states no 'nic'; unlike pools need the bandwidth of "
+            "theirs"
+        )
+    return card * pool.nics / pool.devices_per_node / pool.oversubscription
 
 
 def partition_problem(

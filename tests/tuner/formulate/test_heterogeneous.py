@@ -58,6 +58,8 @@ def test_a_card_is_shared_by_the_devices_behind_it() -> None:
 
 def test_a_device_description_states_the_card_where_the_spec_does_not() -> None:
     assert card_bytes_per_s(pool("p", nic=None)) == 50e9
+    # two cards of 50 GB/s for 8 devices
+    assert card_bytes_per_s(pool("p", nic=None, nics_per_node=2)) == 12.5e9
     with pytest.raises(UnknownDeviceError, match="'h1000'"):
         card_bytes_per_s(pool("p", nic=None, device="h1000"))
     with pytest.raises(SpecError, match="pool 'p' states no 'nic'"):
