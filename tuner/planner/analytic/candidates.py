@@ -23,6 +23,9 @@ from tuner.planner.analytic.ways import Ways
 
 Floats = npt.NDArray[np.float64]
 
+MOST_CODES: Final = 2**62
+"""Combinations of columns that a 64-bit number tells apart."""
+
 DEGREES: Final = (
     *("tensor", "context", "pipeline", "data"),
     *("virtual_pipeline", "micro_batch", "expert", "expert_tensor"),
@@ -70,10 +73,15 @@ class Candidates:
 
     def same(self, names: Iterable[str]) -> tuple[Ints, Ints]:
         """One candidate of every combination of the named columns, and which one each has."""
-        code = np.zeros(len(self), dtype=np.int64)
+        code, codes = np.zeros(len(self), dtype=np.int64), 1
         for name in names:
             column = self.rows[name] if name in self.rows else self.ways[name]
-            code = code * (int(column.max(initial=0)) + 1) + column
+            size = int(column.max(initial=0)) + 1
+            if codes * size > MOST_CODES:
+                # Degrees of huge clusters: number the codes that occur, so that none wraps around.
+                kinds, code = np.unique(code, return_inverse=True)
+                codes = len(kinds)
+            code, codes = code * size + column, codes * size
         _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
         return first, inverse
 
