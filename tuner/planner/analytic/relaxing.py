@@ -276,8 +276,11 @@ def unlaunchable(found: Search, settings: Settings) -> tuple[Unlaunchable, ...]:
     names = ", ".join(name for name in question.capabilities.names if name not in WRAPPERS)
     missing = []
     below_s = best_s * (1.0 - WORTH_NAMING_RATIO)
-    better = replace(settings, top=1, band_ratio=0.0, below_s=below_s)
-    for feature, able in _with_features(question.capabilities).items():
+    able_of = _with_features(question.capabilities)
+    # All features together take no longer than the search itself may.
+    share_s = settings.time_limit_s / max(1, len(able_of))
+    better = replace(settings, top=1, band_ratio=0.0, below_s=below_s, time_limit_s=share_s)
+    for feature, able in able_of.items():
         again = search(replace(question, capabilities=able), better)
         if again.found is None:
             continue
