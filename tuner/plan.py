@@ -221,6 +221,9 @@ class Certificate(Record):
     within_band: Size
     """Other combinations of degrees, each at its best, that the model cannot tell from the
     chosen one."""
+    within_band_is_least: bool = False
+    """There may be more: the search leaves what is slower than the runners-up asked for uncounted,
+    and what time ran out on."""
     solve_s: Seconds
     method: str
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tuner.cli.text import columns
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
-from tuner.plan import Alternative, Plan, TrainDecision, TrainPrediction
+from tuner.plan import Alternative, Certificate, Plan, TrainDecision, TrainPrediction
 from tuner.planner.planning import certificate_line
 from tuner.spec.accounting import (
     active_parameters,
@@ -32,7 +32,7 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
         *_prediction_lines(plan.predicted),
         f"certificate    {certificate_line(plan.certificate)}, "
         f"solved in {format_s(plan.certificate.solve_s)}",
-        f"inside band    {plan.certificate.within_band} other combinations of degrees that the "
+        f"inside band    {_ties(plan.certificate)} other combinations of degrees that the "
         "model cannot tell from this one",
         f"bound by       {plan.binding_constraint}",
         *(
@@ -77,11 +77,16 @@ def explanation(plan: Plan) -> str:
             for missing in plan.unlaunchable
         ),
         "",
-        f"why not the others ({plan.certificate.within_band} of them inside the error band: ties)",
+        f"why not the others ({_ties(plan.certificate)} of them inside the error band: ties)",
         _alternatives(plan.alternatives),
         *_notes(plan),
     ]
     return "\n".join(lines)
+
+
+def _ties(certificate: Certificate) -> str:
+    least = "at least " if certificate.within_band_is_least else ""
+    return f"{least}{certificate.within_band}"
 
 
 def _model_line(plan: Plan) -> str:

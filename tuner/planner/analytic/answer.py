@@ -143,6 +143,7 @@ def certificate_of(
             open=counts.open,
         ),
         within_band=num_ties(search, band_ratio=band_ratio),
+        within_band_is_least=is_least(search, band_ratio=band_ratio),
         solve_s=search.solve_s,
         method=method,
     )
@@ -154,6 +155,13 @@ def num_ties(search: Search, *, band_ratio: float) -> int:
         return 0
     step_s = search.found.step_s
     return int((step_s[1:] <= step_s[0] * (1.0 + band_ratio)).sum())
+
+
+def is_least(search: Search, *, band_ratio: float) -> bool:
+    """Whether rows inside the error band may have been left out as too slow to be listed."""
+    if search.found is None:
+        return False
+    return bool(search.found.step_s[0] * (1.0 + band_ratio) > search.complete_s)
 
 
 def why_lost(search: Search, index: int) -> str:

@@ -75,6 +75,8 @@ class Search:
     found: Found | None
     bound_s: float
     """No decision of the space is faster; infinite when nothing fits."""
+    complete_s: float
+    """Every row whose best way is no slower than this is among those found."""
     counts: Counts
     solve_s: float
 

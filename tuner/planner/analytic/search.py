@@ -340,6 +340,7 @@ class _Run:
             degrees=self._degrees,
             found=found,
             bound_s=min(self._bound_s, best_s),
+            complete_s=0.0 if self._open else self._wanted_s(),
             counts=counts,
             solve_s=self._settings.clock() - self._start_s,
         )

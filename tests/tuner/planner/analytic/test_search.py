@@ -147,6 +147,13 @@ def test_the_certificate_repeats_what_is_proven(found: Found) -> None:
     assert certificate.within_band == ties
 
 
+def test_ties_that_were_not_looked_for_are_said_to_be_at_least_so_many(found: Found) -> None:
+    assert found.found is not None
+    reached = found.complete_s / float(found.found.step_s[0]) - 1.0
+    assert not certificate_of(found, band_ratio=reached * 0.99).within_band_is_least
+    assert certificate_of(found, band_ratio=reached * 1.01).within_band_is_least
+
+
 def test_the_front_is_fastest_first_and_ever_leaner(found: Found) -> None:
     front = pareto_front(found)
     assert found.found is not None
