@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from solvers.result import Claim, Status
 
 ROUNDING_TOLERANCE = 1e-7
 LARGEST_SUM = 2**60
+STOP_AGAIN_AFTER_S = 0.05
 SEED = 0
 
 STATUS_OF_CP_SAT: Mapping[int, Status] = {
@@ -228,7 +229,9 @@ def _run(
         try:
             code = search.result()
         except KeyboardInterrupt:
-            solver.stop_search()
+            # A search that is only starting forgets that it was asked to stop: ask until it has.
+            while wait([search], timeout=STOP_AGAIN_AFTER_S).not_done:
+                solver.stop_search()
             raise
     status = STATUS_OF_CP_SAT.get(code)
     if status is None:
