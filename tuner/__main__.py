@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SIBLINGS = ("solvers", "profilers")
+INTERRUPTED = 130
+"""As in tuner/cli/app.py, which a Ctrl-C may keep from being imported."""
 
 
 def main() -> int:
@@ -17,9 +19,12 @@ def main() -> int:
         print(f"moetune: {stranger}", file=sys.stderr)  # noqa: T201 - the command's one line
         return 3
 
-    from tuner.cli.app import run
+    try:
+        from tuner.cli.app import run
 
-    return run(sys.argv[1:])
+        return run(sys.argv[1:])
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def shadowed(home: Path) -> str:

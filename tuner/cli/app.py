@@ -75,7 +75,8 @@ def run(arguments: Sequence[str]) -> int:
     former = signal.signal(signal.SIGTERM, _terminated)
     try:
         code = _invoke(list(arguments))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller: >&-
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED

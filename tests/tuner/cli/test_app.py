@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from profilers.errors import MissingLibraryError, ProfileUnreadableError
 from solvers.errors import RejectedClaimError
-from tuner.__main__ import shadowed
+from tuner.__main__ import main, shadowed
 from tuner.cli import app as frame
 from tuner.errors import OutputError, SpecError
 
@@ -155,3 +155,14 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_a_closed_output_is_no_defect() -> None:
+    command = f"{sys.executable} -m tuner schema spec >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_while_commands_are_still_imported_says_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "run", _raise(KeyboardInterrupt()))
+    assert main() == 130
