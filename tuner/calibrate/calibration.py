@@ -27,7 +27,7 @@ from tuner.backtest.pricing import pricer_of, regime_of
 from tuner.backtest.rows import Row
 from tuner.calibrate.bands import STATED, bands_of, covered_ratio
 from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, folds_of, held_out
-from tuner.calibrate.fit import Fit, Floats, Problem, blocks_of, fit
+from tuner.calibrate.fit import COARSE, Fit, Floats, Problem, blocks_of, fit
 from tuner.calibrate.terms import TERMS, Level, Offset, holding, offsets_of
 from tuner.costs.analytic.calibration import (
     Correction,
@@ -41,7 +41,8 @@ from tuner.costs.analytic.constants import FITTED, NAMES
 from tuner.errors import SpecError
 
 FEWEST_RUNS: Final = 2
-OUTER_FOLDS: Final = 5
+OUTER_FOLDS: Final = 4
+INNER_FOLDS: Final = 4
 SMALLEST_OFFSET: Final = 5e-3
 """Of a logarithm; what moved less is left out of the corrections."""
 
@@ -100,7 +101,7 @@ def calibrate(
             rows=len(runs),
             groups=len(set(groups)),
             stated_ratio=STATED,
-            covered_ratio=nested_coverage(problem, whole, runs, regimes),
+            covered_ratio=nested_coverage(problem, runs, regimes),
             corrections=corrections_of(offsets, whole.offset_P),
             bands=bands_of(regimes, groups, residual_by),
         ),
@@ -173,26 +174,26 @@ def corrections_of(offsets: Sequence[Offset], offset_P: Floats) -> tuple[Correct
 
 
 def nested_coverage(
-    problem: Problem, whole: Fit, runs: Sequence[Run], regimes: Sequence[Regime]
+    problem: Problem, runs: Sequence[Run], regimes: Sequence[Regime]
 ) -> float | None:
     """Return the share of recipes that bands hold which were made without them."""
     groups = [run.row.group for run in runs]
     keys = keys_of(runs)
     outer_C = folds_of(groups, most=OUTER_FOLDS, seed=1)
-    judged_C = held_out(problem, whole, outer_C)
     shares: dict[str, float] = {}
     for fold in np.unique(outer_C):
         used_C = outer_C != fold
         if not used_C.any():
             return None
+        inner = fit(problem, weight_C=np.where(used_C, problem.weight_C, 0.0), tolerance=COARSE)
         residual_by = {
-            name: held_out(problem, whole, _inner_folds(keys[name]), used_C=used_C)
+            name: held_out(problem, inner, _inner_folds(keys[name]), used_C=used_C, is_rough=True)
             for name in ("group", "release", "generation", "family")
         }
         bands = bands_of(regimes, groups, residual_by)
-        shares |= covered_ratio(regimes, groups, np.where(used_C, np.nan, judged_C), bands)
+        shares |= covered_ratio(regimes, groups, np.where(used_C, np.nan, inner.residual_C), bands)
     return float(np.mean(list(shares.values()))) if shares else None
 
 
 def _inner_folds(keys: Sequence[str]) -> npt.NDArray[np.intp]:
-    return folds_of(keys, most=5, seed=2)
+    return folds_of(keys, most=INNER_FOLDS, seed=2)

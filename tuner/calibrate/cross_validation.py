@@ -59,6 +59,7 @@ def held_out(
     fold_C: npt.NDArray[np.intp],
     *,
     used_C: npt.NDArray[np.bool_] | None = None,
+    is_rough: bool = False,
 ) -> Floats:
     """Return log(predicted / measured) of every run by the fit without its fold.
 
@@ -69,5 +70,5 @@ def held_out(
     for fold in np.unique(fold_C[used_C]):
         out_C = (fold_C == fold) & used_C
         weight_C = np.where(out_C | ~used_C, 0.0, problem.weight_C)
-        residual_C[out_C] = refit(problem, whole, weight_C)[out_C]
+        residual_C[out_C] = refit(problem, whole, weight_C, is_rough=is_rough)[out_C]
     return residual_C

@@ -38,6 +38,8 @@ LARGEST_STEP: Final = 0.5
 """Of an offset in one iteration."""
 MOST_DAMPING: Final = 1e5
 REWEIGHTINGS: Final = 6
+COARSE: Final = 1e-3
+"""Share of the sum below which an iteration ends a fit that many are made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,16 +118,17 @@ def fit(
     return now
 
 
-def refit(problem: Problem, whole: Fit, weight_C: Floats) -> Floats:
+def refit(problem: Problem, whole: Fit, weight_C: Floats, *, is_rough: bool = False) -> Floats:
     """Fit with other weights and return log(predicted / measured) of every run.
 
     The start must not remember the runs that are left out: it is the minimum for the other weights
-    as if times were linear in the offsets, or the generic constants where those are better.
+    as if times were linear in the offsets, or the generic constants where those are better. A
+    rough fit ends at the former.
     """
     start = _chord(problem, whole, weight_C)
-    if start is not None:
-        return fit(problem, weight_C=weight_C, start=start).residual_C
-    return fit(problem, weight_C=weight_C).residual_C
+    if is_rough and start is not None:
+        return start.residual_C
+    return fit(problem, weight_C=weight_C, start=start, tolerance=COARSE).residual_C
 
 
 def _chord(problem: Problem, whole: Fit, weight_C: Floats) -> Fit | None:

@@ -1,0 +1,169 @@
+"""How far predicted step times are from published runs, beside the figures that are aimed at.
+
+    python tests/benchmarks/training_accuracy.py RUNS.csv
+
+Reads a table in the layout of `moetune backtest`. Prints errors of the generic constants, then of
+constants fitted without the runs that they predict, recipes (`group`) left out in turn, and models
+and cells where the table asks for them; last how many recipes the error bands hold that were made
+without them. Figures that miss their aim are marked, and the end is 1 if any does.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.backtest.columns import Run
+from tuner.backtest.errors import Scored, errors_of
+from tuner.backtest.prediction import Knowledge, backtest, case_of, tokens_of
+from tuner.backtest.records import Errors
+from tuner.backtest.rows import read_rows
+from tuner.calibrate.calibration import Calibration, calibrate
+
+Floats = npt.NDArray[np.float64]
+
+NEWEST = (26, 2)
+"""Containers of Megatron-Bridge from here on are judged apart."""
+LEAST_COVERED = 0.85
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def main(path: str) -> int:
+    """Print every figure and return 1 if any misses its aim."""
+    rows = read_rows(Path(path))
+    made = calibrate(rows, origin="benchmark", data_sha256="")
+    generic = np.log(made.problem.price(made.problem.generic_KC) / made.problem.measured_C)
+    missed = [*_uncalibrated(made, generic), *_calibrated(made), *_choice(made, generic)]
+    plain = backtest(rows, knowledge=Knowledge())
+    missed += _memory(plain.sources.get("simumax-b200"), plain.total)
+    covered = made.residuals.covered_ratio
+    if covered is not None:
+        missed.append(
+            _check("recipes inside bands made without them", covered, LEAST_COVERED, is_most=False)
+        )
+    return int(any(missed))
+
+
+def _uncalibrated(made: Calibration, residual: Floats) -> list[bool]:
+    _say("generic constants, nothing fitted")
+    multi, single = _of(made, "vtrain-multi"), _of(made, "vtrain-single")
+    eight = multi & np.array([float(run.strategy.tensor) == 8.0 for run in made.runs])
+    for name in dict.fromkeys(run.row.source for run in made.runs):
+        _show(made, name, _of(made, name), residual)
+    _show(made, "models with experts", _with_experts(made), residual)
+    return [
+        _check("vtrain-multi mean", _errors(made, multi, residual).mean_ape, 0.10),
+        _check("vtrain-multi P90", _errors(made, multi, residual).p90_ape, 0.21),
+        _check("vtrain-multi TP 8 mean", _errors(made, eight, residual).mean_ape, 0.065),
+        _check("vtrain-single mean", _errors(made, single, residual).mean_ape, 0.11),
+    ]
+
+
+def _calibrated(made: Calibration) -> list[bool]:
+    experts, bridge = _with_experts(made), _of(made, "megatron-bridge")
+    new = np.array([_version(run) >= NEWEST for run in made.runs])
+    asked = (
+        ("group", "vtrain-multi", _of(made, "vtrain-multi"), 0.055, 0.17),
+        ("cell", "vtrain-single", _of(made, "vtrain-single"), 0.05, 0.145),
+        ("group", "simumax-b200", _of(made, "simumax-b200"), 0.04, 0.09),
+        ("group", "megatron-bridge 26.02+ dense", bridge & new & ~experts, 0.045, 0.12),
+        ("group", "megatron-bridge 26.02+ experts", bridge & new & experts, 0.07, 0.17),
+        ("group", "megatron-bridge all", bridge, 0.06, 0.20),
+        ("model", "megatron-bridge all", bridge, 0.08, None),
+        ("group", "llm-foundry", _of(made, "llm-foundry"), 0.03, 0.095),
+        ("model", "llm-foundry", _of(made, "llm-foundry"), 0.04, 0.11),
+    )
+    _say("\nfitted without the recipes that are predicted")
+    for name in dict.fromkeys(run.row.source for run in made.runs):
+        _show(made, name, _of(made, name), made.held_out["group"])
+    _show(made, "models with experts", experts, made.held_out["group"])
+    for generation in dict.fromkeys(str(run.device.generation) for run in made.runs):
+        here = np.array([run.device.generation == generation for run in made.runs])
+        _show(made, generation, here, made.held_out["group"])
+    _show(made, "vtrain-single, whole widths", _of(made, "vtrain-single"), made.held_out["hidden"])
+    _show(made, "megatron-bridge, whole devices", bridge, made.held_out["device"])
+    missed = []
+    for key, name, chosen, median, p90 in asked:
+        found = _errors(made, chosen, made.held_out[key])
+        missed.append(_check(f"{name} median, without its {key}", found.median_ape, median))
+        if p90 is not None:
+            missed.append(_check(f"{name} P90, without its {key}", found.p90_ape, p90))
+    return missed
+
+
+def _choice(made: Calibration, residual: Floats) -> list[bool]:
+    single = _errors(made, _of(made, "vtrain-single"), residual)
+    multi = _errors(made, _of(made, "vtrain-multi"), residual)
+    return [
+        _check("vtrain-single best of three, mean regret", single.choice_regret_top3, 0.005),
+        _check("vtrain-multi best of three, largest regret", multi.choice_regret_top3_max, 0.06),
+    ]
+
+
+def _memory(simumax: Errors | None, total: Errors) -> list[bool]:
+    found = simumax.memory_median_ape if simumax is not None else None
+    misfits = None if total.false_misfits is None else float(total.false_misfits)
+    return [
+        _check("simumax-b200 peak memory, median", found, 0.025),
+        _check("runs that ran and are said not to fit", misfits, 0.0),
+    ]
+
+
+def _of(made: Calibration, source: str) -> npt.NDArray[np.bool_]:
+    return np.array([run.row.source == source for run in made.runs])
+
+
+def _with_experts(made: Calibration) -> npt.NDArray[np.bool_]:
+    return np.array([bool(run.shape.experts) for run in made.runs])
+
+
+def _version(run: Run) -> tuple[int, ...]:
+    return tuple(int(part) for part in run.release.split(".")[:2] if part.isdigit())
+
+
+def _errors(made: Calibration, chosen: npt.NDArray[np.bool_], residual: Floats) -> Errors:
+    return errors_of(_scored(made.runs, chosen, residual))
+
+
+def _scored(runs: Sequence[Run], chosen: npt.NDArray[np.bool_], residual: Floats) -> list[Scored]:
+    return [
+        Scored(
+            predicted_s=(run.measured_s or 0.0) * float(np.exp(error)),
+            measured_s=run.measured_s,
+            tokens=tokens_of(run),
+            case=case_of(run.row),
+        )
+        for run, is_chosen, error in zip(runs, chosen, residual, strict=True)
+        if is_chosen
+    ]
+
+
+def _show(made: Calibration, name: str, chosen: npt.NDArray[np.bool_], residual: Floats) -> None:
+    found = _errors(made, chosen, residual)
+    if found.median_ape is None or found.mean_ape is None or found.p90_ape is None:
+        return
+    _say(
+        f"  {name:32s} {found.rows:5d} rows  median {100 * found.median_ape:5.1f}"
+        f"  mean {100 * found.mean_ape:5.1f}  P90 {100 * found.p90_ape:5.1f}"
+        f"  bias {100 * (found.bias or 0.0):+6.1f} %"
+    )
+
+
+def _check(name: str, found: float | None, aim: float, *, is_most: bool = True) -> bool:
+    """Print a figure beside its aim and return whether it misses it."""
+    if found is None:
+        _say(f"{name}: nothing to measure")
+        return False
+    misses = found > aim if is_most else found < aim
+    word = "MISSED" if misses else "reached"
+    _say(f"{name}: {100 * found:.2f} %, aim {100 * aim:.1f} %, {word}")
+    return misses
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
