@@ -6,7 +6,7 @@ input (but D for the norm's output before experts, which the router reads too):
 
     residuals     2 n h D                    inputs of both norms
     norm outputs  2 n h B                    inputs of attention and of the network behind it
-    attention     N (a + g) (d + v) D / T    q, k, v and the core's output
+    attention     N (a + g) (d + v) D / T    q, k, v and the core's output; g at least T
     flash         4 N a / T                  log-sum-exp
     MLA           n (2 r_q + 2 r_kv + rope) D   low ranks before and after their norms, on top
     output in fp8 N a v B / T                where B < D: what the output projection reads
@@ -178,10 +178,12 @@ def _attention(
 ) -> _Part:
     width = strategies.element_bytes
     tokens = strategies.tokens / strategies.tensor
-    key_heads = np.where(np.asarray(model.is_mla) > 0.0, model.heads, model.kv_heads)
+    # With fewer key-value heads than tensor ranks, every rank still keeps one.
+    kv_heads = np.maximum(model.kv_heads, strategies.tensor)
+    key_heads = np.where(np.asarray(model.is_mla) > 0.0, model.heads, kv_heads)
     projected = model.heads * model.head_dim + key_heads * (model.head_dim + model.value_dim)
     projected = tokens * projected * width
-    normed = model.heads * model.head_dim + model.kv_heads * model.head_dim
+    normed = model.heads * model.head_dim + kv_heads * model.head_dim
     normed = model.has_qk_norm * tokens * normed * width
     output = tokens * model.heads * model.value_dim
     linear = _linear_bytes(strategies)

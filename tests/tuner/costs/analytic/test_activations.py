@@ -168,6 +168,21 @@ def test_a_layer_of_experts_worked_by_hand() -> None:
     assert _moe()[0] == TOKENS * per_token
 
 
+def test_ranks_beyond_the_key_value_heads_keep_one_each() -> None:
+    wide = Strategies(
+        sequence=TOKENS, micro_batch=1.0, num_microbatches=8.0, tensor=8.0, expert=8.0
+    )
+    four, eight, sixteen = (
+        activation_bytes(
+            dataclasses.replace(MOE, kv_heads=heads), wide, exchanged_ratio=0.0
+        ).moe.saved
+        for heads in (4.0, 8.0, 16.0)
+    )
+    assert four == eight
+    # one more key and value of width 64 on each of 8 ranks, 2 bytes a number
+    assert sixteen - eight == TOKENS * (64 + 64) * 2
+
+
 def test_the_busiest_rank_keeps_more_copies() -> None:
     assert _moe(busiest_ratio_p99=1.5)[0] - _moe()[0] == pytest.approx(TOKENS * 2 * 5120)
 
