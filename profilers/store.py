@@ -7,7 +7,7 @@ between leaves a file that the header does not yet list, and readers ignore it.
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,8 +19,12 @@ HEADER_NAME = "profile.json"
 MAX_HEADER_BYTES = 2**20
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path, *, operations: Collection[str] | None = None) -> Profile:
     """Read a stored profile; tables whose measurement was interrupted hold no rows.
+
+    Args:
+        path: its directory.
+        operations: tables to read, as imported ones can be large; None: all.
 
     Raises:
         ProfileUnreadableError: anything in it is missing, damaged or of another schema version.
@@ -30,7 +34,7 @@ def read_profile(path: Path) -> Profile:
     header = read_header(path)
     rows: list[Measurement] = []
     for operation, info in header.tables.items():
-        if info.complete:
+        if info.complete and (operations is None or operation in operations):
             file = path / f"{operation}.parquet"
             rows += read_parquet(file, operation=operation, expected_rows=info.rows)
     return Profile(header=header, measurements=tuple(rows))

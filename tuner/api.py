@@ -8,14 +8,15 @@ import importlib.metadata
 import importlib.util
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from profilers.machine import fingerprint
-from profilers.records import Case, Profile
+from profilers.records import Case, Profile, ProfileHeader
 from profilers.records import Machine as MeasuredMachine
-from profilers.store import read_profile
+from profilers.store import holds_profile, read_header, read_profile
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import residual_for
 from tuner.costs.workload import Workload
@@ -34,7 +35,8 @@ from tuner.plan_folder import (
 from tuner.planner.planning import make_plan
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
-from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection
+from tuner.profiles import is_of_device, profile_of
+from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.cluster import Pool
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.read import read_spec
@@ -43,6 +45,9 @@ from tuner.verify.launcher import Launcher, launch_locally
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.verification import Effort, Watcher, conclude, run_trials, verified_plan
+
+if TYPE_CHECKING:
+    from tuner.costs.analytic.measured_profile import MeasuredProfile
 
 REFERENCE = "reference"
 """The engine whose operations the cost model lists."""
@@ -87,7 +92,9 @@ def plan(
     """Plan the training run that a spec describes.
 
     A pool with a stored profile is planned on what was measured there; one that only names its
-    device on the datasheet, corrected by what published runs have shown.
+    device on the datasheet, corrected by what published runs have shown. Where accelerators were
+    measured and the target is not the reference engine, the profile's kernels and collectives
+    stand in the analytic model, and the datasheet for what it lacks.
 
     Args:
         spec_path: the YAML file.
@@ -104,13 +111,25 @@ def plan(
         OutsideProfileError: the profile lacks an operation that the model needs.
     """
     spec = read_spec(spec_path)
-    if not profiles and all(one.profile is None for one in spec.cluster.pools):
-        return _plan_on_datasheets(
-            spec, top=top, time_limit_s=time_limit_s, calibrated=calibrated, clock=clock
+    measured = _accelerators(spec, profiles)
+    if measured is not None:
+        return _plan_on_the_model(
+            spec,
+            measured,
+            top=top,
+            time_limit_s=time_limit_s,
+            calibrated=calibrated,
+            clock=clock,
         )
     refuse_unpriced(spec)
     pool = spec.cluster.pools[0]
-    profile_path, profile = _profile_of(pool, profiles)
+    profile_path = profile_of(pool, profiles)
+    if profile_path is None:
+        raise SpecError(
+            f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
+            "DIR` and name it in the spec or with --profile DIR"
+        )
+    profile = read_profile(profile_path)
     machine = machine_of(pool, profile)
     settings = Settings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)
     provenance = Provenance(
@@ -126,10 +145,78 @@ def plan(
     return Planned(plan=made, spec=spec, profile=profile_path)
 
 
-def _plan_on_datasheets(
-    spec: Spec, *, top: int, time_limit_s: float, calibrated: bool, clock: Callable[[], float]
+def measured_profile(
+    spec: Spec, profiles: Sequence[Path], *, calibrated: bool
+) -> "MeasuredProfile | None":
+    """Read the profile of accelerators that speaks for a spec's only pool; None without one.
+
+    A profile that the spec names and that was measured on processors is left aside.
+
+    Raises:
+        ProfileUnreadableError: it is missing or damaged.
+        SpecError: none is of the pool's device, or a given one was measured on processors.
+    """
+    from tuner.costs.analytic.measured_profile import read_measured
+
+    path = profile_of(spec.cluster.pools[0], profiles)
+    if path is None or len(spec.cluster.pools) > 1:
+        return None
+    if read_header(path).machine.device_kind == "cuda":
+        return read_measured(path, calibrated=calibrated)
+    if profiles:
+        raise SpecError(
+            f"--profile {path.name}: was measured on processors, and a launch is priced on "
+            "accelerators; give a profile of those"
+        )
+    return None
+
+
+def _accelerators(spec: Spec, profiles: Sequence[Path]) -> dict[str, Path] | None:
+    """Return the profiles of the pools, by name, where the analytic model prices the spec.
+
+    None where the reference engine does: on processors, on accelerators whose profile has all that
+    the engine runs, and for several pools that do not all name a device; it also refuses a profile
+    that is not there. A pool without a profile is priced on its device's datasheet.
+    """
+    if not profiles and all(one.profile is None for one in spec.cluster.pools):
+        return {}
+    if len(spec.cluster.pools) > 1 and any(pool.device is None for pool in spec.cluster.pools):
+        return None
+    found: dict[str, Path] = {}
+    for pool in spec.cluster.pools:
+        path = profile_of(pool, profiles, is_alone=len(spec.cluster.pools) == 1)
+        if path is None:
+            continue
+        if not holds_profile(path):
+            return None
+        header = read_header(path)
+        if header.machine.device_kind == "cpu" or _runs_reference(spec, header):
+            return None
+        found[pool.name] = path
+    return found
+
+
+def _runs_reference(spec: Spec, header: ProfileHeader) -> bool:
+    """Whether the reference engine is asked for and a profile has all its operations."""
+    if not set(programs(spec.emit)) <= {REFERENCE, "torchrun"}:
+        return False
+    needed = {"gemm", "attention", "memory_bound", "optimizer"}
+    needed |= {"grouped_gemm"} if spec.model.moe is not None else set()
+    return needed <= header.tables.keys()
+
+
+def _plan_on_the_model(
+    spec: Spec,
+    profiles: Mapping[str, Path],
+    *,
+    top: int,
+    time_limit_s: float,
+    calibrated: bool,
+    clock: Callable[[], float],
 ) -> Planned:
+    """Plan production engines on datasheets, and on profiles where pools have them."""
     from tuner.costs.analytic.calibration import shipped
+    from tuner.costs.analytic.measured_profile import read_measured
     from tuner.planner.analytic.planning import make_analytic_plan, site_of
     from tuner.planner.analytic.search import Settings as AnalyticSettings
     from tuner.planner.unlike.planning import plan_over_pools
@@ -137,13 +224,20 @@ def _plan_on_datasheets(
 
     _refuse_unlaunchable(spec)
     residuals = shipped() if calibrated else None
+    measured = {name: read_measured(path, calibrated=calibrated) for name, path in profiles.items()}
     provenance = Provenance(
         moetune_version=version(),
         spec_sha256=_sha256(spec.path),
-        profile_sha256={},
-        profile_source={pool.name: "datasheet" for pool in spec.cluster.pools},
+        profile_sha256={name: _folder_sha256(path) for name, path in profiles.items()},
+        profile_source={
+            pool.name: measured[pool.name].source if pool.name in measured else "datasheet"
+            for pool in spec.cluster.pools
+        },
         extrapolated=(),
-        notes=_datasheet_notes(spec, calibrated=residuals is not None),
+        notes=(
+            *_analytic_notes(spec, measured, calibrated=residuals is not None),
+            *_profile_notes(spec, measured),
+        ),
     )
     if len(spec.cluster.pools) > 1:
         over = plan_over_pools(
@@ -151,22 +245,28 @@ def _plan_on_datasheets(
             residuals=residuals,
             settings=PoolsSettings(top=top, time_limit_s=time_limit_s, clock=clock),
             provenance=provenance,
+            measured=measured,
         )
         made = over.plan.model_copy(update={"placement": over.placement})
     else:
+        (pool,) = spec.cluster.pools
         made = make_analytic_plan(
             spec,
-            site_of(spec.cluster.pools[0], residuals=residuals),
+            site_of(pool, residuals=residuals, measured=measured.get(pool.name)),
             settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock),
             provenance=provenance,
         )
-    return Planned(plan=made, spec=spec, profile=None)
+    return Planned(plan=made, spec=spec, profile=next(iter(profiles.values()), None))
 
 
-def _datasheet_notes(spec: Spec, *, calibrated: bool) -> tuple[str, ...]:
+def _analytic_notes(
+    spec: Spec, measured: Mapping[str, "MeasuredProfile"], *, calibrated: bool
+) -> tuple[str, ...]:
     notes = []
     if spec.routing is None and spec.model.moe is not None:
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
+    if measured:
+        return tuple(notes)
     if calibrated:
         notes.append(
             "planned on the device's datasheet and on residuals of published runs; measure your "
@@ -175,6 +275,26 @@ def _datasheet_notes(spec: Spec, *, calibrated: bool) -> tuple[str, ...]:
     else:
         notes.append("planned on the device's datasheet alone: the error band is wide")
     return tuple(notes)
+
+
+def _profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
+    """Say what each profile is of, and what was fitted beside it."""
+    for pool in spec.cluster.pools:
+        if pool.name not in measured:
+            continue
+        own = measured[pool.name]
+        header = own.profile.header
+        yield f"pool {pool.name!r}: {own.source} on {header.machine.device}, {own.path.name}"
+        if pool.device is not None and not is_of_device(header, pool.device):
+            yield (
+                f"the profile was measured on {header.machine.device!r}, the pool says "
+                f"{pool.device!r}"
+            )
+        if own.own_residuals is not None:
+            yield f"residuals of the profile itself: {own.own_residuals.origin}"
+        for name, info in sorted(header.tables.items()):
+            if not info.complete:
+                yield f"table {name}: {info.note}"
 
 
 def verify(
@@ -208,6 +328,11 @@ def verify(
             f"{folder}: the plan rests on datasheets, so no trial can be compared with it; measure "
             "the machine with `moetune profile` and plan with --profile, or launch its files as "
             "they are"
+        )
+    if not made.provenance.device_kind:
+        raise PlanUnreadableError(
+            f"{folder}: the plan is of {made.emit[0]} and trials run the reference engine; launch "
+            "its files as they are, or emit 'reference' from a profile of `moetune profile`"
         )
     finished = read_trials(folder / TRIALS_NAME)
     if finished and not resume:
@@ -339,32 +464,6 @@ def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
     }
     return tuple(
         f"{name} changes nothing in this version" for name, is_set in unused.items() if is_set
-    )
-
-
-def _profile_of(pool: Pool, profiles: Sequence[Path]) -> tuple[Path, Profile]:
-    candidates = [*profiles, *([pool.profile] if pool.profile and not profiles else [])]
-    if not candidates:
-        raise SpecError(
-            f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
-            "DIR` and name it in the spec or with --profile DIR"
-        )
-    read = [(path, read_profile(path)) for path in candidates]
-    if len(read) == 1:
-        return read[0]
-    if pool.device is None:
-        raise SpecError(
-            f"cluster.pools: {pool.name!r} names no device to choose one of {len(read)} profiles "
-            "by; give one --profile, or the pool's 'device'"
-        )
-    wanted = pool.device.casefold()
-    for path, profile in read:
-        if wanted in profile.header.machine.device.casefold():
-            return path, profile
-    found = ", ".join(repr(profile.header.machine.device) for _, profile in read)
-    raise SpecError(
-        f"cluster.pools: {pool.name!r} wants device {pool.device!r}; the profiles given are of "
-        f"{found}"
     )
 
 

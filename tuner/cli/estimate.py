@@ -25,21 +25,31 @@ def command(
             help="megatron, torchtitan or deepspeed; by the file's ending when left out.",
         ),
     ] = None,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Stored profile of accelerators; repeatable, matched by device. Default: the "
+            "spec's."
+        ),
+    ] = None,
     uncalibrated: Annotated[
         bool, typer.Option("--uncalibrated", help="Drop the residuals that ship with moetune.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
 ) -> None:
     """Price the launch of today: time, MFU, exposed communication, memory, what to change."""
+    from tuner import api
     from tuner.cli.estimate_text import estimate_text
     from tuner.estimate.estimate import estimate, shipped_residuals
     from tuner.estimate.registry import read_launch
     from tuner.spec.read import read_spec
 
+    asked = read_spec(spec)
     found = estimate(
-        read_spec(spec),
+        asked,
         read_launch(launch, format_name=format_name),
         residuals=None if uncalibrated else shipped_residuals(),
+        measured=api.measured_profile(asked, tuple(profile or ()), calibrated=not uncalibrated),
     )
     print(found.model_dump_json(indent=2) if as_json else estimate_text(found))
     if not found.fits:

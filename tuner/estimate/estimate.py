@@ -16,6 +16,7 @@ import numpy as np
 
 from tuner.costs.analytic.calibration import Residuals, shipped
 from tuner.costs.analytic.columns_of import PEAK_OF, PRECISION_OF
+from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.costs.analytic.routing import busiest_ratios
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
@@ -25,6 +26,7 @@ from tuner.estimate.decision import decision_of
 from tuner.estimate.flop_counts import CONVENTION, megatron_flop, model_flop, recomputed_flop
 from tuner.estimate.launch import Dispatcher, LaunchSettings
 from tuner.estimate.legality import broken_rules
+from tuner.estimate.measured import band_and_notes
 from tuner.estimate.played import played_step_s
 from tuner.estimate.pricing import Bench, Priced, priced
 from tuner.estimate.records import Estimate, ExposedRatios, RankMemory, Utilisation
@@ -36,19 +38,26 @@ _NO_TIME = 1e9
 """Factor on link bandwidths that leaves their latency alone."""
 
 
-def estimate(spec: Spec, launch: LaunchSettings, *, residuals: Residuals | None = None) -> Estimate:
+def estimate(
+    spec: Spec,
+    launch: LaunchSettings,
+    *,
+    residuals: Residuals | None = None,
+    measured: MeasuredProfile | None = None,
+) -> Estimate:
     """Price a launch and look for the smallest change that beats it.
 
     Args:
         spec: model, cluster, and what the launch leaves open.
         launch: from tuner/estimate/registry.py.
         residuals: corrections and bands; None prices with the generic constants.
+        measured: profile of the pool's machines; what it lacks is priced on the datasheet.
 
     Raises:
         SpecError: the launch contradicts itself, the model or the cluster.
         UnknownDeviceError: no description of the pool's device.
     """
-    bench = bench_of(spec, residuals)
+    bench = bench_of(spec, residuals, measured=measured)
     configuration, notes = configuration_of(launch, spec)
     broken = next(broken_rules(configuration, spec.model, name=launch.name), None)
     if broken is not None:
@@ -56,7 +65,8 @@ def estimate(spec: Spec, launch: LaunchSettings, *, residuals: Residuals | None 
     (own,) = priced((configuration,), bench)
     changes = find_changes(launch, own, bench, limits=spec.search)
     tokens = configuration.global_batch * configuration.sequence
-    low, high = (own.step_s * factor for factor in bench.band(configuration))
+    band, rests_on = band_and_notes(configuration, bench)
+    low, high = (own.step_s * factor for factor in band)
     per_device = tokens / configuration.devices
     memory = _memory(own)
     peak = max(rank.total_bytes for rank in memory)
@@ -93,7 +103,7 @@ def estimate(spec: Spec, launch: LaunchSettings, *, residuals: Residuals | None 
         flags_ignored=launch.ignored,
         flags_deprecated=launch.deprecated,
         refused_by=manifest_refusals(configuration, bench),
-        notes=(*notes, *_notes(spec, configuration, bench)),
+        notes=(*notes, *_notes(spec, configuration, bench), *rests_on),
     )
 
 
@@ -102,14 +112,16 @@ def shipped_residuals() -> Residuals | None:
     return shipped()
 
 
-def bench_of(spec: Spec, residuals: Residuals | None) -> Bench:
+def bench_of(
+    spec: Spec, residuals: Residuals | None, *, measured: MeasuredProfile | None = None
+) -> Bench:
     """Return what launches are priced on: model, pool, device, corrections, recorded routing.
 
     Raises:
         SpecError: not one pool with a device.
         UnknownDeviceError: no description of the pool's device.
     """
-    pool = _pool(spec)
+    pool = _pool(spec, measured)
     phase = spec.goal.routing.phase if spec.goal.routing else None
     busiest = (
         busiest_ratios(spec.model, spec.routing, phase)
@@ -119,20 +131,21 @@ def bench_of(spec: Spec, residuals: Residuals | None) -> Bench:
     return Bench(
         model=spec.model,
         pool=pool,
-        sheet=find_device(pool.device or ""),
-        residuals=residuals,
+        sheet=find_device(pool.device or "") if measured is None else measured.sheet(pool),
+        residuals=(measured and measured.own_residuals) or residuals,
         busiest=busiest,
+        measured=measured,
     )
 
 
-def _pool(spec: Spec) -> Pool:
+def _pool(spec: Spec, measured: MeasuredProfile | None) -> Pool:
     if len(spec.cluster.pools) > 1:
         names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
         raise SpecError(
             f"cluster.pools: {names}: a launch is priced on one pool; keep the one it runs on"
         )
     (pool,) = spec.cluster.pools
-    if pool.device is None:
+    if pool.device is None and measured is None:
         raise SpecError(
             f"cluster.pools: {pool.name!r} has no 'device'; name the device description to price "
             "the launch on, e.g. device: h100-sxm"
@@ -207,6 +220,7 @@ def _data_s(own: Priced, bench: Bench) -> float:
             }
         ),
         pool=bench.pool.model_copy(update={"nic": None}),
+        has_links=False,
     )
     (fast,) = priced((own.configuration,), without)
     once_s = own.seconds("once_s") - fast.seconds("once_s")

@@ -12,13 +12,14 @@ Letters: C configurations, P pipeline ranks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner.costs.analytic.calibration import Regime, Residuals, band_of, constants_of
+from tuner.costs.analytic.collective_ratios import MeasuredHardware
 from tuner.costs.analytic.columns_of import (
     PRECISION_OF,
     StageLayers,
@@ -27,6 +28,8 @@ from tuner.costs.analytic.columns_of import (
     stages_of_layouts,
 )
 from tuner.costs.analytic.constants import Precision
+from tuner.costs.analytic.measured_kernels import MeasuredKernels
+from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.memory_constants import memory_constants
 from tuner.costs.analytic.prices import MemoryPrice, StepPrice
@@ -70,11 +73,22 @@ class Bench:
     residuals: Residuals | None
     busiest: BusiestRatios | None
     """From recorded routing; None: balanced experts."""
+    measured: MeasuredProfile | None = None
+    """Of the pool; None: priced on the datasheet."""
+    has_links: bool = True
+    """Whether collectives that the profile measured count."""
+    stretch: float = 1.0
+    """Factor on what lies beyond the profile, to see what it weighs."""
+    asked: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Filled while pricing: shapes of an operation beyond the profile, and all of them."""
+    beyond: dict[str, str] = field(default_factory=dict)
+    """Filled while pricing: collectives beyond the profile, in words."""
 
     @property
     def memory_limit_bytes(self) -> float:
         """What a plan may use of one device."""
-        total = self.pool.memory_per_device or self.sheet.memory_bytes
+        measured = None if self.measured is None else self.measured.memory_bytes
+        total = self.pool.memory_per_device or measured or self.sheet.memory_bytes
         return total * self.pool.usable_memory_ratio
 
     def regime(self, configuration: Configuration) -> Regime:
@@ -150,7 +164,8 @@ def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
     strategies = stacked([strategies_of(one, bench) for one in alike])
     stages = stages_of_layouts(bench.model, [_layout(one) for one in alike])
     constants = constants_of([bench.regime(alike[0])] * len(alike), bench.residuals)
-    step = price_step(shape, strategies, hardware, constants, stages)
+    kernels, machine = measured_at(alike[0], bench)
+    step = price_step(shape, strategies, machine, constants, stages, kernels=kernels)
     family, software = SOFTWARE_OF[alike[0].engine]
     memory = price_memory(
         shape, strategies, hardware, stages, constants=memory_constants([software], [family])
@@ -163,6 +178,21 @@ def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
         )
         for index, one in enumerate(alike)
     ]
+
+
+def measured_at(one: Configuration, bench: Bench) -> tuple[MeasuredKernels | None, Hardware]:
+    """Return kernels and machine of the profile, if there is one, else of the datasheet."""
+    hardware = bench.hardware(PRECISION_OF[one.precision])
+    if bench.measured is None:
+        return None, hardware
+    constants = constants_of([bench.regime(one)], bench.residuals)
+    kernels = bench.measured.kernels(hardware, constants, precision=one.precision)
+    if bench.has_links:
+        hardware = bench.measured.linked(hardware, constants)
+    if isinstance(hardware, MeasuredHardware):
+        ratios = replace(hardware.collectives, stretch=bench.stretch, outside=bench.beyond)
+        hardware = replace(hardware, collectives=ratios)
+    return replace(kernels, stretch=bench.stretch, asked=bench.asked), hardware
 
 
 def model_shape(configuration: Configuration, bench: Bench) -> ModelShape:
@@ -248,8 +278,8 @@ def _repeated(step: StepPrice, rounds: int) -> StepPrice:
 def _column(price: Price, index: int) -> Price:
     """Keep one column of every field."""
     kept = {}
-    for field in fields(price):
-        value = np.asarray(getattr(price, field.name))
+    for one in fields(price):
+        value = np.asarray(getattr(price, one.name))
         column = min(index, value.shape[-1] - 1) if value.ndim else 0
-        kept[field.name] = value[..., column : column + 1] if value.ndim else value
+        kept[one.name] = value[..., column : column + 1] if value.ndim else value
     return replace(price, **kept)

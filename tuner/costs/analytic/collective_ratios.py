@@ -60,7 +60,7 @@ class CollectiveRatios:
     ) -> Numbers:
         """Correct the formula's seconds of a collective over `size` bytes."""
         measured = self.groups.get(kind, ())
-        if not measured:
+        if not measured or not np.any(np.greater(ranks, 1.0)):
             return formula_s
         asked = (formula_s, size, ranks, inside)
         columns = np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in asked))
@@ -80,10 +80,12 @@ class CollectiveRatios:
             beyond = (sizes < group.log_bytes_M[0] - SLACK) | (
                 sizes > group.log_bytes_M[-1] + SLACK
             )
-            beyond |= (group.ranks, group.inside) != (ranks_N[here[0]], inside_N[here[0]])
+            is_other = (group.ranks, group.inside) != (ranks_N[here[0]], inside_N[here[0]])
+            beyond |= is_other
             factor = np.where(beyond, factor * self.stretch, factor)
             if beyond.any():
-                self.outside[kind] = f"measured over up to {max(g.ranks for g in measured)} ranks"
+                asked_ranks = f"{ranks_N[here[0]]:.0f} ranks, measured {group.ranks}"
+                self.outside[kind] = asked_ranks if is_other else "size"
             found_N[here] = seconds_N[here] * factor
         return found_N.reshape(columns[0].shape)
 

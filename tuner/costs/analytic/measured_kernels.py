@@ -2,7 +2,7 @@
 
 Each operation that the profile measured is interpolated (profilers/interpolation.py), once per
 distinct shape, which `known` keeps; every other one comes from the datasheet, and `missing` names
-it. Shapes beyond what was measured are extrapolated, and `outside` collects what share of an
+it. Shapes beyond what was measured are extrapolated, and `outside` says what share of an
 operation's shapes was:
 
     product         gemm(m, n, k), forward; gradients are products of their own shapes
@@ -38,6 +38,7 @@ BF16_BYTES = 2.0
 LOG_ROWS_T = np.arange(-10.0, 34.0, 0.25)
 """Binary logarithms of the rows at which the memory-bound curve is tabulated."""
 
+LARGEST_CODE = 2**62
 Key = tuple[float, ...]
 
 
@@ -51,8 +52,8 @@ class MeasuredKernels:
     """Of the linear layers, as the profile names it."""
     stretch: float = 1.0
     """Factor on extrapolated seconds, to see what they weigh."""
-    outside: dict[str, float] = field(default_factory=dict)
-    """Filled while pricing: share of an operation's shapes beyond what was measured."""
+    asked: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Filled while pricing: shapes of an operation beyond what was measured, and all of them."""
     known: dict[Series, dict[Key, tuple[float, bool]]] = field(default_factory=dict)
     """Filled while pricing: seconds of every shape that was asked for, and whether beyond."""
     tables: dict[Series, tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]] = field(
@@ -73,11 +74,19 @@ class MeasuredKernels:
         }
         return tuple(name for name, series in wanted.items() if series not in self.curves)
 
+    @property
+    def outside(self) -> Mapping[str, float]:
+        """Share of the shapes asked for beyond what was measured, by operation."""
+        return {name: beyond / asked for name, (beyond, asked) in self.asked.items() if beyond}
+
     def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
         """One product; the head's stay in bf16."""
         series = _series("gemm", dtype="bf16" if in_head else self.dtype)
         if series not in self.curves:
             return self.fallback.gemm_s(m, n, k, in_head=in_head)
+        if not np.any(np.minimum(np.minimum(m, n), k) > 0.0):
+            # A model all of whose layers have experts asks for a dense network of no width.
+            return 0.0
         return self._read(series, m, n, k)
 
     def experts_s(
@@ -163,10 +172,9 @@ class MeasuredKernels:
         return read
 
     def _note(self, series: Series, beyond_D: npt.NDArray[np.bool_]) -> None:
-        share = float(beyond_D.mean()) if beyond_D.size else 0.0
         name = f"{series.operation} {series.dtype} {series.direction}".strip()
-        if share > 0.0:
-            self.outside[name] = max(self.outside.get(name, 0.0), share)
+        beyond, asked = self.asked.get(name, (0, 0))
+        self.asked[name] = beyond + int(beyond_D.sum()), asked + beyond_D.size
 
 
 def _distinct(
@@ -174,12 +182,15 @@ def _distinct(
 ) -> tuple[list[Key], npt.NDArray[np.intp]]:
     """Return the distinct shapes and which of them every price has."""
     code: npt.NDArray[np.intp] = np.zeros(shape, dtype=np.intp)
+    num_codes = 1
     for column in columns:
         if column.size > 1:
             values, index = np.unique(column, return_inverse=True)
-            # Renumbered after every axis, so that no code outgrows its type.
+            if num_codes * len(values) > LARGEST_CODE:
+                code = np.unique(code, return_inverse=True)[1].reshape(shape)
+                num_codes = code.size
             code = code * len(values) + np.broadcast_to(index.reshape(column.shape), shape)
-            code = np.unique(code, return_inverse=True)[1].reshape(shape)
+            num_codes *= len(values)
     _, first, place_N = np.unique(code.ravel(), return_index=True, return_inverse=True)
     each = [np.broadcast_to(column, shape).ravel()[first].tolist() for column in columns]
     return list(zip(*each, strict=True)), place_N.ravel()

@@ -145,7 +145,7 @@ def _merged(
         far = sent * distinct_places(nodes, experts, top_k) * (nodes - 1.0) / nodes
         near = sent * distinct_places(ranks, experts, top_k) * (inside - 1.0) / inside
         formula = all_to_all_s(near, far, group, hardware, constants, is_merged=1.0)
-        ratio = 0.5 * sum(halves.values()) / float(formula)
+        ratio = 0.5 * sum(halves.values()) / float(np.ravel(formula)[0])
         sizes = points.setdefault((int(ranks), int(inside)), {})
         sizes.setdefault(float(near + far), []).append(float(np.log(ratio)))
     return tuple(

@@ -9,6 +9,7 @@ from tuner.planner.analytic.axes import RANK_ORDERS, Choice
 from tuner.planner.analytic.bounds import Allowed, imagined_expert, least_step_s
 from tuner.planner.analytic.candidates import TIME_DEGREES, Candidates, strategies_of
 from tuner.planner.analytic.degrees import Degrees
+from tuner.planner.analytic.least_kernels import least_kernels
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.ways import Ways
 from tuner.planner.analytic.waytable import WayTable
@@ -34,7 +35,7 @@ def cell_bounds_s(question: Question, ways: Ways, degrees: Degrees) -> Floats:
         taken(strategies, first),
         question.hardware,
         question.constants,
-        kernels=question.kernels,
+        kernels=least_kernels(question),
     )
     anything = Allowed(
         zero_stages=frozenset({0, 1, 2, 3}),

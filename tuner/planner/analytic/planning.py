@@ -14,6 +14,7 @@ from tuner.costs.analytic.calibration import Residuals, band_of, constants_of
 from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
 from tuner.costs.analytic.constants import Constants, Precision
 from tuner.costs.analytic.kernels import Kernels
+from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.costs.analytic.memory_constants import MemoryConstants, memory_constants
 from tuner.costs.analytic.routing import busiest_ratios
 from tuner.costs.analytic.shapes import Strategies
@@ -41,6 +42,8 @@ from tuner.planner.analytic.answer import (
     detail_of,
     pareto_front,
 )
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.extrapolation import provenance_of, weighed
 from tuner.planner.analytic.finalists import Finalist, finalist, ranked
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.question import Question
@@ -80,25 +83,35 @@ class Site:
     pool: Pool
     sheet: Datasheet
     residuals: Residuals | None
-    kernels: Kernels | None = None
-    """Measured ones; None: those of the datasheet."""
-    memory_bytes: float | None = None
-    """Of one device, as measured; None: as the datasheet states."""
+    measured: MeasuredProfile | None = None
+    """Kernels, collectives and memory; None: those of the datasheet."""
 
     @property
     def memory_limit_bytes(self) -> float:
         """What a plan may use of one device."""
-        stated = self.pool.memory_per_device or self.memory_bytes or self.sheet.memory_bytes
+        measured = None if self.measured is None else self.measured.memory_bytes
+        stated = self.pool.memory_per_device or measured or self.sheet.memory_bytes
         return stated * self.pool.usable_memory_ratio
 
 
-def site_of(pool: Pool, *, residuals: Residuals | None) -> Site:
-    """Describe a pool from its datasheet.
+def site_of(
+    pool: Pool, *, residuals: Residuals | None, measured: MeasuredProfile | None = None
+) -> Site:
+    """Describe a pool from its datasheet, and from what was measured there.
+
+    Residuals that were fitted on the machine itself go before those given.
 
     Raises:
         UnknownDeviceError: no description of the pool's device.
     """
-    return Site(pool=pool, sheet=find_device(pool.device or ""), residuals=residuals)
+    if measured is None:
+        return Site(pool=pool, sheet=find_device(pool.device or ""), residuals=residuals)
+    return Site(
+        pool=pool,
+        sheet=measured.sheet(pool),
+        residuals=measured.own_residuals or residuals,
+        measured=measured,
+    )
 
 
 def question_of(spec: Spec, site: Site) -> Question:
@@ -114,13 +127,19 @@ def question_of(spec: Spec, site: Site) -> Question:
     is_low = precision is not Precision.BF16
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
     _refuse_precision(spec, site.sheet)
+    hardware = hardware_of_pool(site.sheet, site.pool, precision=precision)
+    constants = _single(constants_of([regime], site.residuals))
+    kernels: Kernels | None = None
+    if site.measured is not None:
+        kernels = site.measured.kernels(hardware, constants, precision=spec.goal.precision.value)
+        hardware = site.measured.linked(hardware, constants)
     return Question(
         model=spec.model,
         shape=shape_of_model(spec.model, mtp_layers=mtp),
-        hardware=hardware_of_pool(site.sheet, site.pool, precision=precision),
-        constants=_single(constants_of([regime], site.residuals)),
+        hardware=hardware,
+        constants=constants,
         memory_constants=_single(memory_constants([regime.software], [regime.family])),
-        kernels=site.kernels,
+        kernels=kernels,
         num_devices=_num_devices(spec, site.pool),
         memory_limit_bytes=site.memory_limit_bytes,
         sequence_length=spec.goal.sequence_length,
@@ -151,15 +170,17 @@ def make_analytic_plan(
     band = band_of(
         regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value), site.residuals
     )
-    ties_ratio = (band[1] / band[0]) ** 0.5 - 1.0
     found = search(question, settings)
     notes: tuple[str, ...] = ()
     if found.found is None and spec.search != question.limits:
         found = search(replace(question, limits=spec.search), settings)
         if found.found is not None:
             notes = ("fits only with offloading or dropped tokens, which no published run prices",)
-    teller = _Teller(spec=spec, site=site, search=found, band=band)
     best = None if found.found is None else _best(found, settings)
+    rests_on = None if best is None else weighed(found, best.candidate, best.detail.stages)
+    band = band if rests_on is None else rests_on.widened(band)
+    ties_ratio = (band[1] / band[0]) ** 0.5 - 1.0
+    teller = _Teller(spec=spec, site=site, search=found, band=band)
     common = {
         "model": spec.model,
         "cluster": spec.cluster,
@@ -171,7 +192,9 @@ def make_analytic_plan(
             band_ratio=ties_ratio,
             objective_s=None if best is None else best.objective_s,
         ),
-        "provenance": provenance.model_copy(update={"notes": provenance.notes + notes}),
+        "provenance": provenance_of(
+            provenance.model_copy(update={"notes": provenance.notes + notes}), question, rests_on
+        ),
     }
     if best is None:
         ways_out = relaxations(question, settings)
@@ -313,7 +336,11 @@ class _Teller:
             jobs=jobs,
             reliability=None
             if stated is None
-            else resolved(stated, host_bytes_per_s=self.site.sheet.host_bytes_per_s, profile=None),
+            else resolved(
+                stated,
+                host_bytes_per_s=self.site.sheet.host_bytes_per_s,
+                profile=None if self.site.measured is None else self.site.measured.profile,
+            ),
         )
 
 
@@ -322,6 +349,7 @@ class _Best:
     """The chosen decision; `order` ranks the rows of the search, `index` is its own."""
 
     decision: TrainDecision
+    candidate: Candidates
     detail: Detail
     objective_s: float
     played_s: float
@@ -337,6 +365,7 @@ def _best(found: Search, settings: Settings) -> _Best:
     index, chosen = min(tried.items(), key=lambda item: max(item[1].step_s, item[1].played_s))
     return _Best(
         decision=_decision_of(found, chosen),
+        candidate=chosen.candidate,
         detail=chosen.detail,
         objective_s=max(chosen.step_s, chosen.played_s),
         played_s=chosen.played_s,

@@ -1,8 +1,11 @@
 """What a search over several pools is asked: the same run, once for the machines of each pool."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tuner.costs.analytic.calibration import Residuals, band_of
+from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.errors import SpecError
 from tuner.plan import Band
 from tuner.planner.analytic.planning import question_of, site_of
@@ -34,12 +37,18 @@ class PoolsQuestion:
         return len(self.of_pool)
 
 
-def pools_question(spec: Spec, *, residuals: Residuals | None) -> PoolsQuestion:
+def pools_question(
+    spec: Spec,
+    *,
+    residuals: Residuals | None,
+    measured: Mapping[str, MeasuredProfile] = MappingProxyType({}),
+) -> PoolsQuestion:
     """Ask what a spec asks, of each of its pools.
 
     Args:
         spec: with `device` on every pool and links between them.
         residuals: corrections and bands; None prices with the generic constants.
+        measured: profiles of pools, by name.
 
     Raises:
         SpecError: a pool has no device description, cannot compute in the precision, or nothing
@@ -59,7 +68,10 @@ def pools_question(spec: Spec, *, residuals: Residuals | None) -> PoolsQuestion:
                 f"cluster.pools: {pool.name!r} has no 'device'; unlike pools are planned from "
                 "device descriptions, e.g. device: h100-sxm"
             )
-    sites = [site_of(pool, residuals=residuals) for pool in cluster.pools]
+    sites = [
+        site_of(pool, residuals=residuals, measured=measured.get(pool.name))
+        for pool in cluster.pools
+    ]
     questions = tuple(question_of(spec, site) for site in sites)
     return PoolsQuestion(
         cluster=Cluster(
@@ -72,7 +84,8 @@ def pools_question(spec: Spec, *, residuals: Residuals | None) -> PoolsQuestion:
         of_pool=questions,
         bands=tuple(
             band_of(
-                regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value), residuals
+                regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value),
+                site.residuals,
             )
             for site in sites
         ),

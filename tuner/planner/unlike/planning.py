@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.costs.analytic.calibration import Residuals
+from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.placement import Alone, Placement, StagePlacement
 from tuner.plan import Alternative, Certificate, Plan, Provenance, Space, TrainPrediction
 from tuner.planner.analytic.answer import PROVEN_GAP_RATIO
-from tuner.planner.analytic.planning import make_analytic_plan, site_of
+from tuner.planner.analytic.planning import Site, make_analytic_plan, site_of
 from tuner.planner.analytic.search import Settings as PoolSettings
 from tuner.planner.analytic.search import search as search_pool
 from tuner.planner.reasons import why_lost
@@ -50,6 +51,7 @@ def plan_over_pools(
     settings: Settings,
     provenance: Provenance,
     links: Mapping[str, LinkMatrix] | None = None,
+    measured: Mapping[str, MeasuredProfile] | None = None,
 ) -> OverPools:
     """Plan a training run over pools of unlike devices.
 
@@ -60,12 +62,13 @@ def plan_over_pools(
         provenance: what the plan rests on.
         links: measured between the nodes of a pool, by its name; the plan's nodes are then put in
             the order that suits it.
+        measured: profiles of pools, by name; the others are planned on datasheets.
 
     Raises:
         SpecError: the spec asks for what no device or target can do, or leaves a pool unjoined.
         UnknownDeviceError: a device has no description.
     """
-    question = pools_question(spec, residuals=residuals)
+    question = pools_question(spec, residuals=residuals, measured=measured or {})
     found = search(question, settings)
     alone = _alone(question, settings)
     order = sorted((played(chain) for chain in found.chains), key=lambda one: one.objective_s)
@@ -79,7 +82,9 @@ def plan_over_pools(
         or (fastest.step_time_s or 0.0) <= order[0].objective_s
         or len(set(order[0].chain.pool_S)) == 1
     ):
-        made = _of_one_pool(spec, fastest, alone, order, residuals, settings, provenance)
+        (pool,) = (pool for pool in spec.cluster.pools if pool.name == fastest.pool)
+        site = site_of(pool, residuals=residuals, measured=(measured or {}).get(pool.name))
+        made = _of_one_pool(spec, site, alone, order, settings, provenance)
     else:
         made = _together(spec, found, order, alone, provenance, top=settings.top)
     return _on_measured_nodes(made, question, links or {}, settings=settings)
@@ -137,14 +142,13 @@ def _alone(question: PoolsQuestion, settings: Settings) -> tuple[Alone, ...]:
 
 def _of_one_pool(
     spec: Spec,
-    fastest: Alone,
+    site: Site,
     alone: tuple[Alone, ...],
     order: list[Played],
-    residuals: Residuals | None,
     settings: Settings,
     provenance: Provenance,
 ) -> OverPools:
-    (pool,) = (pool for pool in spec.cluster.pools if pool.name == fastest.pool)
+    pool = site.pool
     together = next((one for one in order if len(set(one.chain.pool_S)) > 1), None)
     told = (
         f"over all pools a step takes {format_s(together.objective_s)}"
@@ -154,7 +158,7 @@ def _of_one_pool(
     note = f"only pool {pool.name!r} is used; {told}"
     plan = make_analytic_plan(
         spec.model_copy(update={"cluster": Cluster(pools=(pool,))}),
-        site_of(pool, residuals=residuals),
+        site,
         settings=PoolSettings(
             top=settings.top, time_limit_s=settings.time_limit_s, clock=settings.clock
         ),

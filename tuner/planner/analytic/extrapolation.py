@@ -1,0 +1,153 @@
+"""What a plan on a profile rests on that was not measured, and how far that widens its error band.
+
+The chosen decision is priced three times over:
+
+    as found        which shapes and collectives lay beyond what was measured
+    stretched       everything extrapolated takes `EXTRAPOLATED_FACTOR` as long: what it weighs
+    on datasheets   as if nothing had been measured
+
+The band of a regime (calibration.py) was found on published runs, by datasheets. Measured kernels
+were never compared with whole runs there, so the band is that of both predictions together, wider
+by what is extrapolated.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.analytic.collective_ratios import CollectiveRatios, MeasuredHardware
+from tuner.costs.analytic.measured_kernels import MeasuredKernels
+from tuner.costs.analytic.shapes import Hardware, Stages
+from tuner.plan import Band, Provenance
+from tuner.planner.analytic.answer import detailed
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.found import Search
+from tuner.planner.analytic.question import Question
+from tuner.units import format_ratio, format_s
+
+EXTRAPOLATED_FACTOR: Final = 1.4
+"""Of products and attention on H200, a curve that has not seen the largest sizes (one to three
+octaves) predicts nine of ten of them within this factor (aiconfigurator's tables, vLLM 0.24)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """What is said of a plan's measured prices."""
+
+    outside: tuple[str, ...]
+    """Operations and collectives of the decision beyond what was measured."""
+    stretch: float
+    """How much longer the step takes when all of them take `EXTRAPOLATED_FACTOR` as long."""
+    datasheet_s: float
+    """Step of the same decision on the datasheet alone."""
+    measured_s: float
+
+    def widened(self, band: Band) -> Band:
+        """Widen a band of measured over predicted seconds."""
+        other = self.datasheet_s / self.measured_s
+        return band[0] * min(1.0, other) / self.stretch, band[1] * max(1.0, other) * self.stretch
+
+
+def weighed(search: Search, candidate: Candidates, stages: Stages) -> Weighed | None:
+    """Say what of a decision's price was extrapolated; None where nothing was measured."""
+    question = search.question
+    kernels, hardware = question.kernels, question.hardware
+    if not isinstance(kernels, MeasuredKernels):
+        return None
+
+    def step_s(asked: Question) -> float:
+        found = detailed(replace(search, question=asked), candidate, stages)
+        return float(np.asarray(found.step.step_s).ravel()[0])
+
+    def stretched(factor: float) -> tuple[Question, MeasuredKernels, dict[str, str]]:
+        own = replace(kernels, stretch=factor, asked={})
+        links: dict[str, str] = {}
+        machine = hardware
+        if isinstance(hardware, MeasuredHardware):
+            ratios = replace(hardware.collectives, stretch=factor, outside=links)
+            machine = replace(hardware, collectives=ratios)
+        return replace(question, kernels=own, hardware=machine), own, links
+
+    as_found, own, links = stretched(1.0)
+    measured_s = step_s(as_found)
+    longer_s = step_s(stretched(EXTRAPOLATED_FACTOR)[0])
+    sheet_s = step_s(replace(question, kernels=None, hardware=plain(hardware)))
+    return Weighed(
+        outside=outside_of(own, links),
+        stretch=longer_s / measured_s,
+        datasheet_s=sheet_s,
+        measured_s=measured_s,
+    )
+
+
+def outside_of(kernels: MeasuredKernels, links: Mapping[str, str]) -> tuple[str, ...]:
+    """Name what was asked for beyond what was measured."""
+    return (
+        *(f"{name} ({format_ratio(share)} of shapes)" for name, share in kernels.outside.items()),
+        *(f"{kind} ({reason})" for kind, reason in links.items()),
+    )
+
+
+def plain(hardware: Hardware) -> Hardware:
+    """Return a machine without its measured collectives."""
+    if not isinstance(hardware, MeasuredHardware):
+        return hardware
+    return Hardware(**{field.name: getattr(hardware, field.name) for field in fields(Hardware)})
+
+
+def from_datasheet(
+    kernels: MeasuredKernels, hardware: Hardware, *, is_moe: bool, num_devices: int
+) -> tuple[str, ...]:
+    """Operations that the profile lacks; collectives are named by how they lie."""
+    lacking = [name for name in kernels.missing if is_moe or not name.startswith("grouped_gemm")]
+    ratios = CollectiveRatios(groups={})
+    if isinstance(hardware, MeasuredHardware):
+        ratios = hardware.collectives
+    places = [("inside a scale-up domain", True)]
+    if num_devices > float(hardware.domain):
+        places.append(("between domains", False))
+    kinds = ("all_gather", "all_reduce", "all_to_all", "send_recv")
+    collectives = [
+        f"{kind} {words}"
+        for kind in kinds
+        for words, is_inside in places
+        if not any(group.is_inside == is_inside for group in ratios.groups.get(kind, ()))
+    ]
+    return (*lacking, *collectives)
+
+
+def notes_of(lacking: tuple[str, ...], found: Weighed | None) -> tuple[str, ...]:
+    """Say what a price rests on, and how it differs from the datasheet's."""
+    notes = []
+    if lacking:
+        notes.append(f"the profile lacks, and the datasheet stands in for: {', '.join(lacking)}")
+    if found is not None:
+        ratio = format_ratio(found.measured_s / found.datasheet_s)
+        notes.append(
+            f"on the datasheet alone the same decision takes {format_s(found.datasheet_s)}; with "
+            f"the profile {ratio} of that, and the error band covers both"
+        )
+        if found.stretch > 1.0:
+            wider = format_ratio(found.stretch - 1.0)
+            notes.append(f"the error band is wider by {wider} for what is extrapolated")
+    return tuple(notes)
+
+
+def provenance_of(provenance: Provenance, question: Question, found: Weighed | None) -> Provenance:
+    """Add what the profile lacks and what was extrapolated."""
+    if not isinstance(question.kernels, MeasuredKernels):
+        return provenance
+    lacking = from_datasheet(
+        question.kernels,
+        question.hardware,
+        is_moe=question.model.moe is not None,
+        num_devices=question.num_devices,
+    )
+    return provenance.model_copy(
+        update={
+            "notes": provenance.notes + notes_of(lacking, found),
+            "extrapolated": provenance.extrapolated + (found.outside if found else ()),
+        }
+    )

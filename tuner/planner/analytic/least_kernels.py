@@ -1,0 +1,61 @@
+"""Kernels that no real ones beat, for the bound of an imagined expert on a measured device.
+
+A cell is bounded by one expert in place of all (bounds.py). What was measured says little of such
+shapes, and an extrapolated curve may be slower there than for real experts, so that the bound would
+not hold. Here its products run at the device's peak, and products with a side of one element, which
+are its router's, are free. Everything else has the shapes of the real model.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.costs.analytic.kernels import AttentionShape, ExpertSeconds, Kernels
+from tuner.costs.analytic.measured_kernels import MeasuredKernels
+from tuner.costs.analytic.shapes import Numbers
+from tuner.planner.analytic.question import Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LeastKernels:
+    """Measured kernels, but for the experts and the router."""
+
+    own: Kernels
+    peak_flop_per_s: Numbers
+
+    def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
+        """One product; free where a side is one element."""
+        if np.all(np.minimum(np.minimum(m, n), k) <= 1.0):
+            return 0.0
+        return self.own.gemm_s(m, n, k, in_head=in_head)
+
+    def experts_s(
+        self, groups: Numbers, rows: Numbers, *, hidden: Numbers, width: Numbers, inner: Numbers
+    ) -> ExpertSeconds:
+        """Every operation at the peak: 2 rows hidden (inner + width) forward, twice that back."""
+        forward_s = 2.0 * groups * rows * hidden * (inner + width) / self.peak_flop_per_s
+        return ExpertSeconds(forward_s=forward_s, backward_s=2.0 * forward_s, weight_s=forward_s)
+
+    def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+        """As measured."""
+        return self.own.batched_gemm_s(batches, m, n, k)
+
+    def attention_s(self, shape: AttentionShape) -> Numbers:
+        """As measured."""
+        return self.own.attention_s(shape)
+
+    def attention_backward_s(self, shape: AttentionShape) -> Numbers:
+        """As measured."""
+        return self.own.attention_backward_s(shape)
+
+    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
+        """As measured."""
+        return self.own.memory_bound_s(moved_bytes)
+
+
+def least_kernels(question: Question) -> Kernels | None:
+    """Return what bounds of cells are priced with; None: the datasheet's formulas."""
+    own = question.kernels
+    if not isinstance(own, MeasuredKernels):
+        return own
+    return LeastKernels(own=own, peak_flop_per_s=question.hardware.matmul_flop_per_s)
