@@ -58,7 +58,8 @@ def plan_over_pools(
     Args:
         spec: with `device` on every pool and links between them.
         residuals: corrections and bands; None prices with the generic constants.
-        settings: how to search; the time limit holds for all pools together and for each alone.
+        settings: how to search; the time limit holds for all pools together, and once more for
+            each alone in turn.
         provenance: what the plan rests on.
         links: measured between the nodes of a pool, by its name; the plan's nodes are then put in
             the order that suits it.
@@ -126,9 +127,11 @@ def _on_measured_nodes(
 
 def _alone(question: PoolsQuestion, settings: Settings) -> tuple[Alone, ...]:
     found = []
+    # All pools one by one take no longer than the search over all of them may.
+    share_s = settings.time_limit_s / question.num_pools
     for pool, own in zip(question.cluster.pools, question.of_pool, strict=True):
         result = search_pool(
-            own, PoolSettings(top=1, time_limit_s=settings.time_limit_s, clock=settings.clock)
+            own, PoolSettings(top=1, time_limit_s=share_s, clock=settings.clock)
         ).found
         found.append(
             Alone(
