@@ -49,7 +49,7 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
 
 
 def _next_step(plan: Plan, folder: Path) -> str:
-    if plan.provenance.profile_sha256:
+    if plan.provenance.device_kind:
         return f"moetune verify {folder}"
     return f"moetune explain {folder}; what to launch lies in {folder / 'launch'}"
 
