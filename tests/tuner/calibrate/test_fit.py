@@ -62,7 +62,7 @@ def test_an_outlier_pulls_little() -> None:
     measured_C[0] *= 3.0
     found = fit(_problem(measured_C))
     # Least squares would move the others by a third of log(3).
-    assert np.abs(found.residual_C[1:]).max() < 0.1
+    assert np.abs(found.residual_C[1:]).max() < 0.15
 
 
 def test_constants_stay_inside_their_bounds() -> None:
