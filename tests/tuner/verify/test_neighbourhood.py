@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tuner.spec.capabilities import intersection, refusals
 from tuner.verify.neighbourhood import PLANNED, Neighbourhood, Point
 
