@@ -19,6 +19,11 @@ def stages_of(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent, .
     Raises:
         SpecError: the layers cannot be placed as the launch says; the message has the nearest way.
     """
+    if launch.mtp_layers > model.num_layers:
+        raise SpecError(
+            f"{launch.source}: {launch.name('mtp_layers')} {launch.mtp_layers} exceeds the "
+            f"{model.num_layers} layers of {model.name}; 1 is usual"
+        )
     ways = [
         launch.name(field)
         for field in ("layout", "layers_per_virtual_stage", "virtual_pipeline")
