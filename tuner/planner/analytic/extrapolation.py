@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.analytic.collective_ratios import CollectiveRatios, MeasuredHardware
+from tuner.costs.analytic.links import MERGED
 from tuner.costs.analytic.measured_kernels import MeasuredKernels
 from tuner.costs.analytic.shapes import Hardware, Stages
 from tuner.plan import Band, Provenance
@@ -90,6 +91,15 @@ def outside_of(kernels: MeasuredKernels, links: Mapping[str, str]) -> tuple[str,
     )
 
 
+def asked_beyond(question: Question) -> tuple[str, ...]:
+    """Name whatever a search has asked for beyond what was measured."""
+    if not isinstance(question.kernels, MeasuredKernels):
+        return ()
+    hardware = question.hardware
+    links = hardware.collectives.outside if isinstance(hardware, MeasuredHardware) else {}
+    return outside_of(question.kernels, links)
+
+
 def plain(hardware: Hardware) -> Hardware:
     """Return a machine without its measured collectives."""
     if not isinstance(hardware, MeasuredHardware):
@@ -108,7 +118,8 @@ def from_datasheet(
     places = [("inside a scale-up domain", True)]
     if num_devices > float(hardware.domain):
         places.append(("between domains", False))
-    kinds = ("all_gather", "all_reduce", "all_to_all", "send_recv")
+    kinds: tuple[str, ...] = ("all_gather", "all_reduce", "send_recv")
+    kinds += ("all_to_all", MERGED) if is_moe else ()
     collectives = [
         f"{kind} {words}"
         for kind in kinds

@@ -1,13 +1,14 @@
 """What a search over several pools is asked: the same run, once for the machines of each pool."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tuner.costs.analytic.calibration import Residuals, band_of
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.errors import SpecError
 from tuner.plan import Band
+from tuner.planner.analytic.extrapolation import EXTRAPOLATED_FACTOR, asked_beyond
 from tuner.planner.analytic.planning import question_of, site_of
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import regime_of
@@ -25,6 +26,19 @@ class PoolsQuestion:
     """In the order of the cluster's pools; each asks about its pool alone."""
     bands: tuple[Band, ...]
     """Measured over predicted seconds on each pool, lowest and highest."""
+
+    def with_extrapolation(self) -> "PoolsQuestion":
+        """Widen the bands of pools whose profiles were asked beyond what they measured.
+
+        Any of what a search asked counts in full, since chains are not priced once more.
+        """
+        wider = tuple(
+            (low / EXTRAPOLATED_FACTOR, high * EXTRAPOLATED_FACTOR)
+            if asked_beyond(own)
+            else (low, high)
+            for own, (low, high) in zip(self.of_pool, self.bands, strict=True)
+        )
+        return replace(self, bands=wider)
 
     @property
     def alike(self) -> Question:

@@ -6,7 +6,7 @@ Where a pool alone is as fast, the plan is that pool's and the others are left o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.costs.analytic.calibration import Residuals
@@ -14,6 +14,7 @@ from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.placement import Alone, Placement, StagePlacement
 from tuner.plan import Alternative, Certificate, Plan, Provenance, Space, TrainPrediction
 from tuner.planner.analytic.answer import PROVEN_GAP_RATIO
+from tuner.planner.analytic.extrapolation import asked_beyond, provenance_of
 from tuner.planner.analytic.planning import Site, make_analytic_plan, site_of
 from tuner.planner.analytic.search import Settings as PoolSettings
 from tuner.planner.analytic.search import search as search_pool
@@ -71,6 +72,8 @@ def plan_over_pools(
     """
     question = pools_question(spec, residuals=residuals, measured=measured or {})
     found = search(question, settings)
+    question = question.with_extrapolation()
+    found = replace(found, question=question)
     alone = _alone(question, settings)
     order = sorted((played(chain) for chain in found.chains), key=lambda one: one.objective_s)
     fastest = min(
@@ -209,7 +212,7 @@ def _together(
         "search": spec.search,
         "emit": spec.emit,
         "certificate": certificate_of(found, order),
-        "provenance": provenance,
+        "provenance": _of_profiles(provenance, question),
     }
     if not order:
         nothing = {
@@ -232,6 +235,26 @@ def _together(
     )
     placement = placement_of(best.chain, question).model_copy(update={"alone": alone})
     return OverPools(plan=plan, placement=placement)
+
+
+def _of_profiles(provenance: Provenance, question: PoolsQuestion) -> Provenance:
+    """Say of every measured pool what its profile lacks and what was asked beyond it."""
+    for pool, own in zip(question.cluster.pools, question.of_pool, strict=True):
+        before = len(provenance.notes)
+        provenance = provenance_of(provenance, own, None)
+        provenance = provenance.model_copy(
+            update={
+                "notes": (
+                    *provenance.notes[:before],
+                    *(f"pool {pool.name!r}: {note}" for note in provenance.notes[before:]),
+                ),
+                "extrapolated": (
+                    *provenance.extrapolated,
+                    *(f"pool {pool.name!r}: {name}" for name in asked_beyond(own)),
+                ),
+            }
+        )
+    return provenance
 
 
 def certificate_of(found: Search, order: list[Played]) -> Certificate:

@@ -353,3 +353,23 @@ def test_a_plan_on_imported_tables_is_made(tmp_path: Path, write_spec: WriteSpec
     notes = " ".join(made.provenance.notes)
     assert "all_gather between domains" in notes
     assert "all_gather inside" not in notes
+
+
+def test_of_unlike_pools_each_takes_the_profile_of_its_device(
+    write_spec: WriteSpec, store_profile: StoreProfile
+) -> None:
+    file = write_spec()
+    content = yaml.safe_load(file.read_text())
+    other = {"name": "q", "device": "h100-sxm", "nodes": 1, "devices_per_node": 8}
+    content["cluster"]["pools"].append(other)
+    content["cluster"]["links"] = [{"between": ["p", "q"], "bandwidth": "50GB/s", "latency": "5us"}]
+    content["search"] = {"micro_batch_size": 1}
+    file.write_text(yaml.safe_dump(content))
+    made = planned(file, store_profile(largest=8192))
+    assert made.provenance.profile_source == {"p": "measured", "q": "datasheet"}
+    notes = " ".join(made.provenance.notes)
+    assert "the datasheet stands in for: grouped_gemm bf16" in notes
+    assert any("gemm bf16 forward" in name for name in made.provenance.extrapolated)
+    assert made.predicted is not None
+    low, high = made.predicted.step_time_s_band
+    assert high / low > GENERIC_BAND[1] / GENERIC_BAND[0]
