@@ -43,6 +43,8 @@ class TrainDecision(Record):
     sequence_parallel: bool
     micro_batch_size: Count
     zero_stage: Literal[0, 1, 2, 3]
+    shard_ranks: Count | None = None
+    """HSDP: data and context ranks that share one copy of the sharded state; None: all of them."""
     dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] = "alltoall"
     """What moves token copies between expert-parallel ranks."""
     a2a_overlap: bool = False
@@ -95,6 +97,12 @@ class TrainDecision(Record):
         """Pipeline stages, counting every model chunk of interleaving."""
         return self.pipeline_model_parallel_size * self.virtual_pipeline_model_parallel_size
 
+    @property
+    def num_state_copies(self) -> int:
+        """Copies of the sharded training state; 1 unless `shard_ranks` says otherwise."""
+        shared = self.data_parallel_size * self.context_parallel_size
+        return max(1, shared // (self.shard_ranks or shared))
+
     def num_microbatches(self, global_batch_size: int) -> int:
         """Micro-batches per pipeline in one optimizer step."""
         return global_batch_size // (self.micro_batch_size * self.data_parallel_size)
@@ -112,6 +120,19 @@ class TrainDecision(Record):
         )
         if experts != self.num_devices:
             raise ValueError(f"ETP*EP*EDP*PP = {experts}, TP*CP*DP*PP = {self.num_devices}")
+        shared = self.data_parallel_size * self.context_parallel_size
+        copies = self.num_state_copies
+        if shared != copies * (self.shard_ranks or shared):
+            raise ValueError(
+                f"shard_ranks {self.shard_ranks} does not divide data_parallel_size *"
+                f" context_parallel_size = {shared}"
+            )
+        if self.data_parallel_size % copies or self.expert_data_parallel_size % copies:
+            raise ValueError(
+                f"shard_ranks {self.shard_ranks} makes {copies} copies, which do not divide"
+                f" data_parallel_size {self.data_parallel_size} and expert_data_parallel_size"
+                f" {self.expert_data_parallel_size}"
+            )
         return self
 
 

@@ -128,6 +128,8 @@ def _knobs(decision: TrainDecision) -> Iterable[str]:
     """What differs from the plainest way to run the degrees."""
     if decision.expert_model_parallel_size > 1 and decision.dispatcher != "alltoall":
         yield f"dispatcher {decision.dispatcher}"
+    if decision.num_state_copies > 1:
+        yield f"{decision.num_state_copies} copies of the sharded state (HSDP)"
     named = {
         "overlapped all-to-all": decision.a2a_overlap,
         "sharded sequences (SP)": decision.sequence_parallel,

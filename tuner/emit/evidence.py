@@ -79,6 +79,7 @@ def _knobs(decision: TrainDecision) -> tuple[str, ...]:
         f"schedule {decision.schedule}": decision.schedule is not None,
         f"rank order {decision.rank_order}": decision.rank_order != DEFAULT_RANK_ORDER,
         f"CUDA graphs {decision.cuda_graph}": decision.cuda_graph != "none",
+        f"{decision.num_state_copies} copies of the sharded state": decision.num_state_copies > 1,
         "gradient sums overlapped": decision.overlap_grad_reduce,
         "parameter gathers overlapped": decision.overlap_param_gather,
         f"gradients of {decision.gradient_bytes} bytes": decision.gradient_bytes != 4,

@@ -208,6 +208,7 @@ def _state(decision: TrainDecision) -> Iterator[Override]:
         yield ("ddp.data_parallel_sharding_strategy", _SHARDING[decision.zero_stage])
         yield ("checkpoint.ckpt_format", "fsdp_dtensor")
         yield ("ddp.average_in_collective", False)
+    yield ("ddp.num_distributed_optimizer_instances", decision.num_state_copies)
     yield ("ddp.overlap_grad_reduce", decision.overlap_grad_reduce)
     yield ("ddp.overlap_param_gather", decision.overlap_param_gather)
     yield ("optimizer.overlap_param_gather", decision.overlap_param_gather)

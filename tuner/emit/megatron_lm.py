@@ -195,6 +195,8 @@ def _state(decision: TrainDecision) -> Iterator[Argument]:
         yield ("--use-megatron-fsdp",)
         yield ("--data-parallel-sharding-strategy", _SHARDING[decision.zero_stage])
         yield ("--ckpt-format", "fsdp_dtensor")
+    if decision.num_state_copies > 1:
+        yield ("--num-distributed-optimizer-instances", str(decision.num_state_copies))
     if decision.overlap_grad_reduce:
         yield ("--overlap-grad-reduce",)
     if decision.overlap_param_gather:

@@ -98,7 +98,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 def sections(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Sections:
     """Return what the plan decides, by section and field."""
     pipeline = decision.pipeline_model_parallel_size
-    sharded = decision.zero_stage > 0
+    copies = decision.num_state_copies if decision.zero_stage else decision.data_parallel_size
     data = decision.data_parallel_size
     # All micro-batches of a step pass one pipeline; without one they are accumulated one by one.
     local = goal.global_batch_size // data if pipeline > 1 else decision.micro_batch_size
@@ -114,8 +114,8 @@ def sections(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Sect
             "disable_cuda_graphs": decision.cuda_graph == "none",
         },
         "parallelism": {
-            "data_parallel_replicate_degree": 1 if sharded else data,
-            "data_parallel_shard_degree": data if sharded else 1,
+            "data_parallel_replicate_degree": copies,
+            "data_parallel_shard_degree": data // copies,
             "fsdp_reshard_after_forward": "always" if decision.zero_stage == 3 else "never",
             "tensor_parallel_degree": decision.tensor_model_parallel_size,
             "enable_sequence_parallel": decision.sequence_parallel,

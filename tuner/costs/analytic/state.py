@@ -15,7 +15,7 @@ and of the ends h V / T each. Bytes of one parameter, with S the ranks it is sha
     ZeRO 2        w + (G + O) / S
     ZeRO 3        (G + O) / S               the master is the parameter; layers read gathered ones
 
-S is DP CP for dense parameters and EDP for experts, no more than `shard_ranks` (HSDP).
+S is DP CP for dense parameters and EDP for experts, over the number of copies (hybrid_sharding.py).
 
 Letters: h hidden, a query heads, g key-value heads, d width of a query head, v of a value head, r
 low ranks, F widths, E experts, V vocabulary padded as Megatron pads it.
@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.costs.analytic.hybrid_sharding import num_copies
 from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
 
 VOCAB_MULTIPLE = 128.0
@@ -110,10 +111,9 @@ def _attention(model: ModelShape, split: Numbers) -> Numbers:
 
 def shard_ranks(strategies: Strategies) -> tuple[Numbers, Numbers]:
     """Devices that share one parameter's state: dense ones, experts."""
+    copies = num_copies(strategies)
     dense = strategies.data * strategies.context
-    experts = strategies.expert_data
-    limit = np.where(np.asarray(strategies.shard_ranks) > 0.0, strategies.shard_ranks, np.inf)
-    return np.minimum(dense, limit), np.maximum(1.0, np.minimum(experts, limit))
+    return dense / copies, np.maximum(1.0, strategies.expert_data / copies)
 
 
 def state_bytes(

@@ -42,6 +42,7 @@ import numpy as np
 from tuner.costs.analytic.activations import activation_bytes
 from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.fold import Held, held_by_device, held_by_stage, per_device, weighed
+from tuner.costs.analytic.hybrid_sharding import between_copies, num_copies, of_one_copy
 from tuner.costs.analytic.kernels import Kernels
 from tuner.costs.analytic.links import (
     MEGATRON_ORDER,
@@ -220,9 +221,11 @@ def _once_s(
     visible_s = visible_s + _visible_s(
         gathers_s, forward_s, s.overlap_parameters, own.parameter_exposed_ratio
     )
-    sharded = np.greater(s.zero_stage, 0.0)
-    local = np.where(sharded, parameters / _shards(s, asked.groups.shared), parameters)
-    local = local + np.where(sharded, experts / asked.groups.expert_data.ranks, experts)
+    sharded, copies = np.greater(s.zero_stage, 0.0), num_copies(s)
+    parts = of_one_copy(asked.groups.shared, copies).ranks
+    expert_parts = of_one_copy(asked.groups.expert_data, copies).ranks
+    local = np.where(sharded, parameters / parts, parameters)
+    local = local + np.where(sharded, experts / expert_parts, experts)
     on_device = own.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
     on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
     total: Numbers = visible_s + local * (on_device + on_host) + own.step_fixed_s
@@ -234,25 +237,34 @@ def _visible_s(moved_s: Numbers, beside_s: Numbers, overlaps: Numbers, exposed: 
     return np.where(np.greater(overlaps, 0.0), hidden, moved_s)
 
 
-def _shards(s: Strategies, shared: Group) -> Numbers:
-    return np.where(np.greater(s.shard_ranks, 0.0), s.shard_ranks, shared.ranks)
-
-
 def _sums_s(asked: _Asked, parameters: Numbers, group: Group) -> Numbers:
-    """Gradient sums that come once a step: none beyond ZeRO-1, except between HSDP's replicas."""
+    """Gradient sums that come once a step: none beyond ZeRO-1."""
     s, machine, own = asked.strategies, asked.hardware, asked.constants
     total = parameters * s.gradient_bytes
     reduced = all_reduce_s(total, group, machine, own)
-    scattered = all_gather_s(total, group, machine, own)
+    scattered = _scattered_s(asked, total, group)
     return np.select(
         [np.equal(_zero_stage(s), 0.0), np.equal(_zero_stage(s), 1.0)], [reduced, scattered], 0.0
+    )
+
+
+def _scattered_s(asked: _Asked, total_bytes: Numbers, group: Group) -> Numbers:
+    """Each rank of a copy sums its part, and then with the same part of the other copies."""
+    machine, own, copies = asked.hardware, asked.constants, num_copies(asked.strategies)
+    near = of_one_copy(group, copies)
+    summed_s = all_gather_s(total_bytes, near, machine, own)
+    if not is_any(np.greater(copies, 1.0)):
+        return summed_s
+    return summed_s + all_reduce_s(
+        total_bytes / near.ranks, between_copies(group, copies), machine, own
     )
 
 
 def _gathers_s(asked: _Asked, parameters: Numbers, group: Group) -> Numbers:
     s = asked.strategies
     total = parameters * np.minimum(s.weight_bytes, 2.0)
-    gathered = all_gather_s(total, group, asked.hardware, asked.constants)
+    near = of_one_copy(group, num_copies(s))
+    gathered = all_gather_s(total, near, asked.hardware, asked.constants)
     once = np.equal(_zero_stage(s), 1.0) | np.equal(_zero_stage(s), 2.0)
     return np.where(once, gathered, 0.0)
 
@@ -269,22 +281,18 @@ def _sharded(asked: _Asked, units: UnitCosts) -> UnitCosts:
 
 def _sharded_layer(asked: _Asked, cost: LayerCost) -> LayerCost:
     s, machine, own = asked.strategies, asked.hardware, asked.constants
-    shared = asked.groups.shared
-    shards = _shards(s, shared)
-    near = Group(ranks=shards, inside=np.minimum(shared.inside, shards))
-    replicas = Group(ranks=shared.ranks / shards, inside=np.maximum(shared.inside / shards, 1.0))
+    shared, copies = asked.groups.shared, num_copies(s)
     weight_bytes = np.minimum(s.weight_bytes, 2.0)
+    near = of_one_copy(shared, copies)
     gather_s = all_gather_s(cost.parameters * weight_bytes, near, machine, own)
-    sum_s = all_gather_s(cost.parameters * s.gradient_bytes, near, machine, own)
-    sum_s = sum_s + all_reduce_s(
-        cost.parameters * s.gradient_bytes / shards, replicas, machine, own
-    )
+    sum_s = _scattered_s(asked, cost.parameters * s.gradient_bytes, shared)
     if is_any(cost.expert_parameters):
         group = asked.groups.expert_data
+        near = of_one_copy(group, copies)
         gather_s = gather_s + all_gather_s(
-            cost.expert_parameters * weight_bytes, group, machine, own
+            cost.expert_parameters * weight_bytes, near, machine, own
         )
-        sum_s = sum_s + all_gather_s(cost.expert_parameters * s.gradient_bytes, group, machine, own)
+        sum_s = sum_s + _scattered_s(asked, cost.expert_parameters * s.gradient_bytes, group)
     gather_s = np.where(np.greater(_zero_stage(s), 2.0), gather_s, 0.0)
     sum_s = np.where(np.greater(_zero_stage(s), 1.0), sum_s, 0.0)
     exposed = own.fsdp_exposed_ratio

@@ -48,6 +48,7 @@ def decision_of(search: Search, index: int) -> dict[str, Any]:
     }
     again = chosen.pop("recompute")
     chunks = int(chosen.pop("chunks"))
+    copies = rows["copies"] if chosen.pop("sharding") == "domain" else 1
     assert isinstance(again, Recomputed)
     layers = stage_layers(search, index)
     ranks = rows["tensor"] * rows["context"] * rows["data"]
@@ -70,6 +71,7 @@ def decision_of(search: Search, index: int) -> dict[str, Any]:
         "chunks": (chunks,) * len(layers),
         "pipeline_layout": layers,
         "mtp_num_layers": int(question.shape.mtp_layers),
+        "shard_ranks": None if copies == 1 else rows["data"] * rows["context"] // copies,
         "fp8_recipe": "" if question.precision in ("bf16", "fp32") else question.precision,
         "gradient_bytes": int(question.gradient_bytes),
         **chosen,

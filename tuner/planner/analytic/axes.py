@@ -12,6 +12,8 @@ DISPATCHERS: Final = ("alltoall", "deepep", "hybridep")
 GRAPHS: Final = ("none", "partial", "full_iteration")
 RANK_ORDERS: Final = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 SWITCH: Final = (False, True)
+SHARDINGS: Final = ("everywhere", "domain")
+"""Training state over all ranks that share it, or a copy of it in each scale-up domain."""
 
 COLUMN_OF_MODULE: Final = {
     "core_attn": "recompute_core_attention",
@@ -50,6 +52,8 @@ class Facts:
     """Expert parallelism above 1."""
     has_tensor: bool = False
     """Tensor parallelism above 1."""
+    has_copies: bool = False
+    """Training state can have a copy in each of several scale-up domains."""
     spans_replicas: bool = False
     """Experts are spread over more than one replica's context and tensor ranks."""
 

@@ -35,7 +35,7 @@ TIME_AXES: Final = ("recompute", "chunks", "dispatcher", "a2a_overlap", "cuda_gr
 MEMORY_DEGREES: Final = (*TIME_DEGREES, "data")
 MEMORY_AXES: Final = (
     *("zero_stage", "recompute", "chunks", "dispatcher", "cuda_graph"),
-    *("optimizer_offload", "activation_offload"),
+    *("optimizer_offload", "activation_offload", "sharding"),
 )
 
 
@@ -94,7 +94,7 @@ def num_microbatches(question: Question, rows: Table) -> Ints:
 
 def strategies_of(question: Question, ways: Ways, candidates: Candidates) -> Strategies:
     """Say candidates in the columns of the formulas."""
-    rows = {name: column.astype(np.float64) for name, column in candidates.rows.items()}
+    rows = {name: candidates.rows[name].astype(np.float64) for name in DEGREES}
     mean, p99 = _busiest(question, candidates.rows["expert"])
     has_sequence = question.capabilities.sequence_parallel
     return Strategies(
@@ -105,11 +105,22 @@ def strategies_of(question: Question, ways: Ways, candidates: Candidates) -> Str
         linear_bytes=question.linear_bytes,
         gradient_bytes=question.gradient_bytes,
         weight_bytes=question.weight_bytes,
+        shard_ranks=_shard_ranks(ways, candidates),
         busiest_ratio=mean,
         busiest_ratio_p99=p99,
         **rows,
         **_way_columns(ways, candidates.ways),
     )
+
+
+def _shard_ranks(ways: Ways, candidates: Candidates) -> Floats | float:
+    """Ranks that share one copy of the training state; 0: all of them."""
+    rows = candidates.rows
+    if "copies" not in rows:
+        return 0.0
+    is_partial = np.array([choice == "domain" for choice in ways.choices["sharding"]])
+    parts = rows["data"] * rows["context"] / rows["copies"]
+    return np.where(is_partial[candidates.ways["sharding"]], parts, 0.0)
 
 
 def _busiest(question: Question, expert: Ints) -> tuple[Floats | float, Floats | float]:

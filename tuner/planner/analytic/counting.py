@@ -63,7 +63,8 @@ def _cell_codes(rows: Table) -> Ints:
 def _pair_codes(rows: Table) -> Ints:
     """Facts that need the expert degrees, a bit each."""
     spans = rows["tensor"] * rows["context"] % rows["expert"] != 0
-    return _bits((rows["expert"] > 1, spans), first=4)
+    copies = rows.get("copies", np.ones_like(rows["expert"]))
+    return _bits((rows["expert"] > 1, spans, copies > 1), first=4)
 
 
 def _bits(facts: Sequence[Mask], *, first: int) -> Ints:
@@ -81,4 +82,5 @@ def _facts_of(code: int) -> Facts:
         has_tensor=bool(code & 8),
         has_experts_apart=bool(code & 16),
         spans_replicas=bool(code & 32),
+        has_copies=bool(code & 64),
     )

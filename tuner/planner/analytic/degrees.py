@@ -10,7 +10,12 @@ The box of all combinations is
 It is unfolded in that order. A combination that breaks a rule takes everything below it along,
 which is counted and never listed, so the work is in proportion to what is legal. The last two are
 kept apart from the experts: a legal combination is a cell (degrees and schedule) with one of the
-expert pairs of its degrees.
+expert pairs of its degrees. `copies` says how many copies the training state has where each stays
+in one scale-up domain; it follows from the degrees:
+
+    gcd(data, data * context / ranks of one domain, expert data)
+
+so that every copy is whole, experts included (tuner/costs/analytic/hybrid_sharding.py).
 
 Letters: D dense degrees, N cells, E expert pairs, ordered by their dense degrees.
 """
@@ -46,7 +51,7 @@ class Degrees:
     cells_N: Table
     """Columns dense (index into D), virtual_pipeline, micro_batch."""
     pairs_E: Table
-    """Columns dense (index into D, ascending), expert, expert_tensor."""
+    """Columns dense (index into D, ascending), expert, expert_tensor, copies."""
     illegal: Mapping[str, int]
     """Combinations by the first rule they break."""
 
@@ -82,6 +87,7 @@ class Degrees:
             **_at(dense_rows | schedule, cell),
             "expert": self.pairs_E["expert"][pair],
             "expert_tensor": self.pairs_E["expert_tensor"][pair],
+            "copies": self.pairs_E["copies"][pair],
         }
 
     def dense_rows(self, dense: Ints) -> dict[str, Ints]:
@@ -137,10 +143,12 @@ def legal_degrees(question: Question, *, without: frozenset[str] = frozenset()) 
         rules=_kept(expert_rules(question), without),
         illegal=illegal,
     )
+    pairs = _at(pairs, legal)
+    kept = {name: pairs[name] for name in ("dense", "expert", "expert_tensor")}
     return Degrees(
         dense_D=dense,
         cells_N=cells,
-        pairs_E=_at({name: pairs[name] for name in ("dense", "expert", "expert_tensor")}, legal),
+        pairs_E=kept | {"copies": _num_copies(question, pairs)},
         illegal=dict(sorted(illegal.items())),
     )
 
@@ -204,6 +212,17 @@ def _all_pairs(
         for name in ("expert", "expert_tensor")
     }
     return _at(dense, index) | pairs | {"dense": index}
+
+
+def _num_copies(question: Question, pairs: Table) -> Ints:
+    """Copies of the training state when one lies in each scale-up domain, if the targets can."""
+    if not question.capabilities.shard_ranks_zero_stages:
+        return np.ones_like(pairs["data"])
+    shared = pairs["data"] * pairs["context"]
+    inside = np.clip(int(np.max(question.hardware.domain)) // pairs["tensor"], 1, shared)
+    apart = pairs["tensor"] * shared // (pairs["expert"] * pairs["expert_tensor"])
+    found: Ints = np.gcd(np.gcd(pairs["data"], shared // inside), apart)
+    return found
 
 
 def _unfolded(repeats: Ints, first: Ints) -> tuple[Ints, Ints]:

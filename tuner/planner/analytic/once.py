@@ -9,6 +9,7 @@ Letters: C columns.
 
 import numpy as np
 
+from tuner.costs.analytic.hybrid_sharding import between_copies, num_copies, of_one_copy
 from tuner.costs.analytic.links import Group, all_gather_s, all_reduce_s, groups
 from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
 from tuner.costs.analytic.step import OFFLOAD_BYTES
@@ -33,9 +34,11 @@ def least_once_s(
     ) + gathers_s * np.where(
         np.greater(s.overlap_parameters, 0.0), own.parameter_exposed_ratio, 1.0
     )
-    is_sharded = np.greater(s.zero_stage, 0.0)
-    local = np.where(is_sharded, dense / laid.shared.ranks, dense)
-    local = local + np.where(is_sharded, experts / laid.expert_data.ranks, experts)
+    is_sharded, copies = np.greater(s.zero_stage, 0.0), num_copies(s)
+    parts = of_one_copy(laid.shared, copies).ranks
+    expert_parts = of_one_copy(laid.expert_data, copies).ranks
+    local = np.where(is_sharded, dense / parts, dense)
+    local = local + np.where(is_sharded, experts / expert_parts, experts)
     on_device = own.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
     on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
     return visible_s + local * (on_device + on_host) + own.step_fixed_s
@@ -59,13 +62,21 @@ def of_all(shape: ModelShape, units: UnitCosts, name: str) -> Numbers:
 def _sums_s(question: Question, s: Strategies, parameters: Numbers, group: Group) -> Numbers:
     total = parameters * s.gradient_bytes
     reduced = all_reduce_s(total, group, question.hardware, question.constants)
-    scattered = all_gather_s(total, group, question.hardware, question.constants)
+    copies = num_copies(s)
+    near = of_one_copy(group, copies)
+    scattered = all_gather_s(total, near, question.hardware, question.constants)
+    if np.any(np.greater(copies, 1.0)):
+        apart = between_copies(group, copies)
+        scattered = scattered + all_reduce_s(
+            total / near.ranks, apart, question.hardware, question.constants
+        )
     moved = np.where(np.equal(s.zero_stage, 0.0), reduced, scattered)
     return np.where(np.less(s.zero_stage, 2.0) & np.greater(parameters, 0.0), moved, 0.0)
 
 
 def _gathers_s(question: Question, s: Strategies, parameters: Numbers, group: Group) -> Numbers:
     total = parameters * np.minimum(s.weight_bytes, 2.0)
-    gathered = all_gather_s(total, group, question.hardware, question.constants)
+    near = of_one_copy(group, num_copies(s))
+    gathered = all_gather_s(total, near, question.hardware, question.constants)
     once = np.equal(s.zero_stage, 1.0) | np.equal(s.zero_stage, 2.0)
     return np.where(once & np.greater(parameters, 0.0), gathered, 0.0)

@@ -71,6 +71,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "expert tensor parallelism": ("expert_tensor_parallel",),
     "parallel folding": ("expert_folding",),
     "every zero_stage": ("zero_stages", "zero_stages_with_pipeline"),
+    "sharding over part of the ranks (HSDP)": ("shard_ranks_zero_stages",),
     "chunked experts": ("largest_chunks", "chunks_need", "chunks_need_modules"),
     "recomputing any module": ("recompute", "recompute_modules", "recompute_num_layers"),
     "CUDA graphs": (
@@ -261,7 +262,10 @@ def _leanest_ways(ways: Ways, facts: Facts) -> Ints:
     legal = ways.legal(facts)
     axes = tuple(ways.choices)
     by_axis = {axis: legal[:, at] for at, axis in enumerate(axes)}
-    first = (by_axis["zero_stage"], by_axis["optimizer_offload"], by_axis["activation_offload"])
+    first = (
+        *(by_axis["zero_stage"], by_axis["optimizer_offload"], by_axis["activation_offload"]),
+        -by_axis["sharding"],
+    )
     order = np.lexsort((by_axis["chunks"], by_axis["recompute"], *reversed(first)))[::-1]
     _, one_each = np.unique(by_axis["recompute"][order], return_index=True)
     return legal[order[np.sort(one_each)]][:MOST_LEAN_WAYS]

@@ -46,6 +46,15 @@ def _nature() -> Iterator[WayRule]:
         axes=("zero_stage", "overlap_param_gather"),
         is_broken=lambda facts, zero, on: on and (zero == 0 or not facts.is_sharded),
     )
+    # A copy per domain at zero_stage 1 holds more and sends no less: V / n for its part of the sum
+    # to each of two neighbours, where sharding over all ranks sends V / n twice, sum and gather.
+    yield WayRule(
+        text="shard_ranks below zero_stage 2, or without several domains, saves no bytes",
+        axes=("zero_stage", "sharding"),
+        is_broken=lambda facts, zero, sharding: (
+            sharding == "domain" and (zero < 2 or not facts.has_copies)
+        ),
+    )
     yield WayRule(
         text="rank_order without a pipeline orders nothing",
         axes=("rank_order",),
@@ -85,6 +94,13 @@ def _targets(question: Question) -> Iterator[WayRule]:
         axes=("zero_stage",),
         is_broken=lambda facts, zero: (
             facts.has_pipeline and zero not in target.zero_stages_with_pipeline
+        ),
+    )
+    yield WayRule(
+        text="the target cannot shard over part of the ranks at this zero_stage",
+        axes=("zero_stage", "sharding"),
+        is_broken=lambda facts, zero, sharding: (
+            sharding == "domain" and zero not in target.shard_ranks_zero_stages
         ),
     )
     if target.expert_folding_needs_sharding:

@@ -10,6 +10,7 @@ ties together, and counting multiplies what is independent.
     chunks              MemFine's pieces of a MoE layer (arXiv:2511.21431, section 6)
     dispatcher, a2a_overlap, cuda_graph, schedule, overlap_grad_reduce, overlap_param_gather,
     optimizer_offload, activation_offload, rank_order      as in tuner/plan.py
+    sharding            of the training state: over all ranks, or a copy per scale-up domain
 
 What a model cannot have (experts' axes in a dense one) is not in its product. Degrees matter to the
 rules only through a few yes-or-no facts, `Facts`.
@@ -31,6 +32,7 @@ from tuner.planner.analytic.axes import (
     GRAPHS,
     LAYER_SHARES,
     RANK_ORDERS,
+    SHARDINGS,
     SWITCH,
     Choice,
     Facts,
@@ -132,6 +134,7 @@ def ways_of(question: Question) -> Ways:
         "optimizer_offload": SWITCH,
         "activation_offload": SWITCH,
         "rank_order": RANK_ORDERS,
+        "sharding": SHARDINGS,
     }
     return Ways(choices=choices, rules=way_rules(question))
 

@@ -11,7 +11,7 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
   all-to-all or DeepEP.
 - Recomputation is turned on in the model's code, for whole layers.
 
-Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++ and parameter offload.
+Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter offload.
 """
 
 from typing import Final
@@ -24,6 +24,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     release="0.19",
     source="pypi.org/project/deepspeed/0.19.8",
     zero_stages_with_pipeline=frozenset({0, 1}),
+    shard_ranks_zero_stages=frozenset(),
     optimizer_offload_zero_stages=frozenset({1, 2, 3}),
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_modules=frozenset(),

@@ -65,6 +65,8 @@ class Capabilities:
     zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     zero_stages_with_pipeline: frozenset[int] = frozenset({0, 1, 2, 3})
     """Those left when there is more than one pipeline rank."""
+    shard_ranks_zero_stages: frozenset[int] = frozenset({1, 2, 3})
+    """Stages whose sharded state can have several copies (HSDP)."""
     gradient_bytes: frozenset[int] = frozenset({2, 4})
     """Of one main gradient."""
     optimizer_offload_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})

@@ -10,6 +10,8 @@ core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
   recomputation, an all-to-all or flex dispatcher and one MTP layer at most; from core 0.17 on it
   also refuses to recompute `moe`, which is held against 0.16 as well.
 - ZeRO stages 2 and 3 are Megatron-FSDP, which no public recipe combines with a pipeline.
+- `--num-distributed-optimizer-instances` puts several copies of the sharded state side by side, of
+  the distributed optimizer and of Megatron-FSDP alike.
 - A CUDA graph of a whole step with MoE layers needs HybridEP, which pads what each expert rank
   receives to a fixed capacity; that came with core 0.18.
 - One switch turns on every bias, the router's included; a second one only those of queries, keys

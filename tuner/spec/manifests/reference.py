@@ -10,6 +10,7 @@ REFERENCE: Final = Capabilities(
     names=("reference",),
     zero_stages=frozenset({0, 1, 3}),
     zero_stages_with_pipeline=frozenset({0, 1}),
+    shard_ranks_zero_stages=frozenset(),
     gradient_bytes=frozenset({4}),
     optimizer_offload_zero_stages=frozenset(),
     overlap_grad_reduce=False,

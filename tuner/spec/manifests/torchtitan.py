@@ -15,7 +15,8 @@ Read from the package torchtitan 0.3.0 (`config/configs.py`, `trainer.py`, `dist
 - Zero-bubble schedules (`InterleavedZeroBubble`) need several stages per rank. `ZBVZeroBubble` and
   `DualPipeV` place stages in a V, where stage s is not on rank s % PP, and are not planned.
 
-Not covered: HSDP, which needs a degree that decisions do not have.
+HSDP copies (`data_parallel_replicate_degree` beside `data_parallel_shard_degree`) stay outside the
+mesh that experts are spread over, as in megatron-core.
 """
 
 from typing import Final
@@ -29,6 +30,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     release="0.3",
     source="pypi.org/project/torchtitan/0.3.0",
     zero_stages=frozenset({0, 2, 3}),
+    shard_ranks_zero_stages=frozenset({2, 3}),
     gradient_bytes=frozenset({4}),
     # enable_cpu_offload moves parameters and gradients along, which no price covers.
     optimizer_offload_zero_stages=frozenset(),

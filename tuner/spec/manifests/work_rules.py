@@ -40,6 +40,11 @@ def _state(target: Capabilities, decision: Decision) -> Iterator[str]:
             f"zero_stage {stage} needs pipeline_model_parallel_size 1; "
             f"with a pipeline one of {listed(target.zero_stages_with_pipeline)}"
         )
+    if decision.shard_ranks is not None and stage not in target.shard_ranks_zero_stages:
+        stages = target.shard_ranks_zero_stages
+        yield "shard_ranks " + (
+            f"needs zero_stage {listed(stages, joiner=' or ')}" if stages else "is not offered"
+        )
     if decision.gradient_bytes not in target.gradient_bytes:
         allowed = listed(target.gradient_bytes)
         yield f"gradient_bytes {decision.gradient_bytes} is not one of {allowed}"

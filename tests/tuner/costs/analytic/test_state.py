@@ -133,7 +133,8 @@ def test_experts_are_sharded_over_the_ranks_that_hold_the_same() -> None:
     dense, experts = shard_ranks(strategy)
     assert (float(dense), float(experts)) == (32.0, 4.0)
     hybrid = dataclasses.replace(strategy, shard_ranks=8.0)
-    assert [float(ranks) for ranks in shard_ranks(hybrid)] == [8.0, 4.0]
+    # Four copies of everything: each rank of an expert's four holds one.
+    assert [float(ranks) for ranks in shard_ranks(hybrid)] == [8.0, 1.0]
 
 
 def test_tensor_ranks_split_matrices_but_not_the_router() -> None:
