@@ -53,14 +53,22 @@ class Knowledge:
         return self.of_device.get(device, self.usual)
 
     @property
+    def digests(self) -> set[str]:
+        """Return the digests of the tables that the residuals were fitted to."""
+        own = {one.data_sha256 for one in self.of_device.values()}
+        return own | ({self.usual.data_sha256} if self.usual else set())
+
+    @property
     def origin(self) -> str:
         """Say where it comes from."""
         named = [f"{name}: {one.origin}" for name, one in sorted(self.of_device.items())]
         return "; ".join((self.usual.origin if self.usual else "uncalibrated", *named))
 
 
-def backtest(rows: Sequence[Row], *, knowledge: Knowledge) -> Backtest:
-    """Predict what can be predicted and measure the errors."""
+def backtest(
+    rows: Sequence[Row], *, knowledge: Knowledge, data_sha256: str | None = None
+) -> Backtest:
+    """Predict what can be predicted and measure the errors; the digest is that of the table."""
     runs, reasons = runs_of(rows)
     predicted = {found.run.row.number: found for found in predictions(runs, knowledge=knowledge)}
     judged = tuple(_judged(row, predicted.get(row.number), reasons.get(row.number)) for row in rows)
@@ -70,6 +78,7 @@ def backtest(rows: Sequence[Row], *, knowledge: Knowledge) -> Backtest:
     inside = [_is_inside(row) for row in judged if row.predicted and row.measured]
     return Backtest(
         residuals=knowledge.origin,
+        is_in_sample=data_sha256 is not None and data_sha256 in knowledge.digests,
         coverage_ratio=float(np.mean(inside)) if inside else None,
         sources=_by_name([(row.source, one) for row, one in zip(rows, scored, strict=True)]),
         moe_only=_by_name([(row.source, one) for row, one in moe]),

@@ -78,6 +78,8 @@ class Backtest(Record):
     schema_version: int = SCHEMA_VERSION
     residuals: str
     """What the constants come from: `uncalibrated`, or the origin that the residuals state."""
+    is_in_sample: bool
+    """The residuals were fitted to this very table, so that its errors flatter them."""
     coverage_ratio: float | None
     """Share of the rows whose measured time lies inside the printed band."""
     sources: dict[str, Errors]

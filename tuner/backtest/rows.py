@@ -9,6 +9,7 @@ Memory is bounded by `LARGEST_BYTES`; a file is read once and never beyond that.
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -116,6 +117,15 @@ def read_bytes(path: Path) -> bytes:
             f"{str(path)!r} is larger than {LARGEST_BYTES // 2**20} MiB; split it into smaller ones"
         )
     return data
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a table, which tells one from another.
+
+    Raises:
+        SpecError: it is absent or too large.
+    """
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _text(path: Path) -> str:

@@ -3,14 +3,13 @@
 `datasheets` stands for every device whose description ships; a profile limits the runs to its own.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tuner.backtest.knowledge import device_of
-from tuner.backtest.rows import Row, read_bytes
+from tuner.backtest.rows import Row, digest_of
 from tuner.calibrate.calibration import calibrate
 from tuner.calibrate.records import CalibrationReport
 from tuner.calibrate.report import report_of
@@ -52,7 +51,7 @@ def calibrated_files(profile: str, rows: Sequence[Row], *, runs: Path) -> Calibr
     Raises:
         SpecError: too few rows can be fitted.
     """
-    digest = hashlib.sha256(read_bytes(runs)).hexdigest()
+    digest = digest_of(runs)
     sources = ", ".join(sorted({row.source for row in rows}))
     made = calibrate(rows, origin=f"fitted to {runs.name}: {sources}", data_sha256=digest)
     report = report_of(made, num_rows=len(rows))

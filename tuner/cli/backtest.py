@@ -25,11 +25,11 @@ def command(
     """Predict published training runs and say how far off the predictions are."""
     from tuner.backtest.knowledge import knowledge_of
     from tuner.backtest.prediction import backtest
-    from tuner.backtest.rows import read_rows
+    from tuner.backtest.rows import digest_of, read_rows
     from tuner.cli.backtest_text import backtest_text
 
     knowledge = knowledge_of(tuple(profile or ()), uncalibrated=uncalibrated)
-    judged = backtest(read_rows(runs), knowledge=knowledge)
+    judged = backtest(read_rows(runs), knowledge=knowledge, data_sha256=digest_of(runs))
     print(judged.model_dump_json(indent=2) if as_json else backtest_text(judged))
     if not judged.total.predicted:
         raise typer.Exit(1)

@@ -14,7 +14,12 @@ MOST_REASONS = 12
 def backtest_text(judged: Backtest) -> str:
     """Return errors per source, models with experts apart, by generation, and what is left out."""
     parts = [
-        f"residuals: {judged.residuals}",
+        f"residuals: {judged.residuals}"
+        + (
+            "\n(fitted to this very table; 'moetune calibrate' shows errors on runs left out)"
+            if judged.is_in_sample
+            else ""
+        ),
         _table("all models", {**judged.sources, "total": judged.total}),
     ]
     if judged.moe_only:

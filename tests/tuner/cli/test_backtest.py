@@ -63,6 +63,7 @@ def test_a_calibration_is_written_and_used(
     backtest.command(RUNS, profile=[out], as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["residuals"].startswith("fitted to runs.csv: bridge, lab")
+    assert found["is_in_sample"]
 
 
 def test_a_profile_that_is_none_is_one_error(tmp_path: Path) -> None:
