@@ -266,6 +266,8 @@ def _analytic_notes(
     if spec.routing is None and spec.model.moe is not None:
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
     if measured:
+        if calibrated and not all(one.own_residuals for one in measured.values()):
+            notes.append("what was not measured is corrected by residuals of published runs")
         return tuple(notes)
     if calibrated:
         notes.append(

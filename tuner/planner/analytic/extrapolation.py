@@ -140,7 +140,7 @@ def notes_of(lacking: tuple[str, ...], found: Weighed | None) -> tuple[str, ...]
             f"on the datasheet alone the same decision takes {format_s(found.datasheet_s)}; with "
             f"the profile {ratio} of that, and the error band covers both"
         )
-        if found.stretch > 1.0:
+        if found.stretch > 1.0005:
             wider = format_ratio(found.stretch - 1.0)
             notes.append(f"the error band is wider by {wider} for what is extrapolated")
     return tuple(notes)
