@@ -8,13 +8,19 @@ CHECKOUT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$CHECKOUT/.venv"
 
 setup_environment() {
-  local kind="$1" extras lacking
+  local kind="$1"
   unset PYTHONHOME PYTHONPATH
   # Settings of the user's pip that cannot work inside a virtual environment.
   export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
   runs "$VENV/bin/python" || make_venv
   export VIRTUAL_ENV="$VENV" PATH="$VENV/bin:$PATH"
 
+  install_required "$kind"
+  [[ "$kind" != dev ]] || install_engines
+}
+
+install_required() {
+  local kind="$1" extras lacking
   lacking="$(lacking_packages "$kind")"
   [[ -z "$lacking" ]] && return
   echo "setting up .venv: $lacking"
@@ -68,6 +74,69 @@ make_venv() {
 pip_install() {
   "$VENV/bin/python" -m pip install --quiet "$@" ||
     give_up "pip install failed; the network is needed once. Run it again, it goes on from there."
+}
+
+# Adds the engines whose own parsers some tests ask, as far as they can be had: without one of them
+# its tests are skipped, and nothing here fails. Each comes with what its parser imports, no more.
+install_engines() {
+  local engine left_out=()
+  for engine in $(lacking_engines); do
+    echo "adding $engine, for the tests of its launch files"
+    install_engine "$engine" >/dev/null 2>&1 || left_out+=("$engine")
+  done
+  [[ ${#left_out[@]} == 0 ]] || echo "left out, so their tests are skipped: ${left_out[*]}"
+}
+
+install_engine() {
+  local name="${1%%[<>=]*}"
+  case "$name" in
+    megatron-core) try_pip "$1" ;;
+    torchtitan) try_pip "$1" tyro docstring_parser typeguard torchdata ;;
+    deepspeed)
+      try_pip setuptools wheel einops hjson msgpack py-cpuinfo &&
+        DS_BUILD_OPS=0 try_pip --no-build-isolation "$1"
+      ;;
+    *) return 1 ;;
+  esac || return 1
+  bounded 120 "$VENV/bin/python" -P -c "import $(engine_module "$name")" && return
+  # A package that cannot be imported would fail the tests instead of skipping them.
+  "$VENV/bin/python" -m pip uninstall --quiet --yes "$name"
+  return 1
+}
+
+engine_module() {
+  case "$1" in
+    megatron-core) echo megatron.core.transformer ;;
+    torchtitan) echo torchtitan.config ;;
+    *) echo "$1.runtime.config" ;;
+  esac
+}
+
+try_pip() {
+  bounded 180 "$VENV/bin/python" -m pip install --quiet --no-deps --retries 1 --timeout 15 "$@"
+}
+
+# Runs a command for at most so many seconds, where the system can tell it.
+bounded() {
+  local seconds="$1"
+  shift
+  if type -P timeout >/dev/null; then timeout "$seconds" "$@"; else "$@"; fi
+}
+
+# Prints the engines of pyproject.toml that are not installed, as requirements.
+lacking_engines() {
+  "$VENV/bin/python" -P - "$CHECKOUT" <<'PYTHON' || true
+import re, sys, tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+text = (Path(sys.argv[1]) / "pyproject.toml").read_text(encoding="utf-8")
+for line in tomllib.loads(text)["project"]["optional-dependencies"]["engines"]:
+    try:
+        version(re.match(r"[\w.-]+", line)[0])
+    except PackageNotFoundError:
+        print(line)
+PYTHON
 }
 
 # Prints the requirements of pyproject.toml that .venv does not meet, and "moetune" when it is not

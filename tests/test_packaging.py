@@ -136,6 +136,36 @@ def test_no_python_that_is_new_enough_is_one_clear_line(tmp_path: Path) -> None:
     assert "no Python 3.11 or newer" in line
 
 
+def test_engines_that_cannot_be_had_are_left_out_and_fail_nothing(tmp_path: Path) -> None:
+    copy = tmp_path / "examples"
+    copy.mkdir()
+    for name in ("pyproject.toml", "examples/setup.sh"):
+        (tmp_path / name).write_text((CHECKOUT / name).read_text(encoding="utf-8"))
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    # Knows of no engine, and every pip install fails.
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *"-m pip"*|*-c*) exit 1;; esac\n{sys.executable} -S "$@"\n'
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            'set -euo pipefail; source "$0"; install_engines; echo on',
+            copy / "setup.sh",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *_, said, last = done.stdout.splitlines()
+    assert last == "on"
+    for name in ("megatron-core", "torchtitan", "deepspeed"):
+        assert name in said
+
+
 def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     subprocess.run(

@@ -26,6 +26,31 @@ _EXTRA_COSTS: Final[Mapping[str, str]] = {
     "dev": "the tests cannot run",
 }
 
+_OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
+    "transformers": (
+        "the tests cannot hold parameter counts against the real models",
+        "pip install {requirement}",
+    ),
+    "aiconfigurator-core": (
+        "moetune profile import aiconfigurator needs the folder of its tables named",
+        "pip install {requirement}",
+    ),
+    "megatron-core": (
+        "the tests hold Megatron-LM arguments to a stored list of flags only",
+        "pip install --no-deps {requirement}",
+    ),
+    "torchtitan": (
+        "the tests do not ask torchtitan's own classes about its files",
+        "pip install --no-deps {requirement} tyro docstring_parser typeguard torchdata",
+    ),
+    "deepspeed": (
+        "the tests do not ask DeepSpeed's own parser about its files",
+        "pip install --no-deps setuptools wheel einops hjson msgpack py-cpuinfo && "
+        "DS_BUILD_OPS=0 pip install --no-build-isolation --no-deps {requirement}",
+    ),
+}
+"""What the absence of each optional package costs, and the command that adds it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -68,7 +93,7 @@ def examine(
         *_torch(listed, installed),
         _torchrun(which),
         _slurm(which),
-        *_optional(installed),
+        *_optional(listed, installed),
     )
 
 
@@ -186,15 +211,15 @@ def _slurm(which: Callable[[str], str | None]) -> Finding:
     )
 
 
-def _optional(installed: Callable[[str], str]) -> Iterator[Finding]:
-    for name, costs in (
-        ("transformers", "the tests cannot hold parameter counts against the real models"),
-        ("megatron-core", "the tests hold Megatron-LM arguments to a stored list of flags only"),
-    ):
+def _optional(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Finding]:
+    for name, (costs, remedy) in _OPTIONAL.items():
         try:
             yield Finding(name=name, status="ok", found=installed(name))
         except PackageNotFoundError:
-            yield Finding(name=name, status="missing", costs=costs, remedy=f"pip install {name}")
+            line = _command_for(name, listed).removeprefix("pip install ")
+            yield Finding(
+                name=name, status="missing", costs=costs, remedy=remedy.format(requirement=line)
+            )
 
 
 def _command_for(name: str, listed: tuple[str, ...]) -> str:

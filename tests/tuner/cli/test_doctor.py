@@ -9,6 +9,16 @@ from tuner.environment import Finding, examine
 
 INSTALLED = MappingProxyType({"numpy": "2.4.6", "pulp": "3.3.2"})
 
+ENGINES = (
+    "megatron-core<0.17,>=0.16.1; extra == 'engines'",
+    "torchtitan==0.3.0; extra == 'engines'",
+    "deepspeed==0.19.8; extra == 'engines'",
+)
+
+
+def _none(name: str) -> str:
+    raise PackageNotFoundError(name)
+
 
 def _installed(**versions: str) -> dict[str, Finding]:
     def version(name: str) -> str:
@@ -41,6 +51,20 @@ def test_torch_is_no_core_package_and_says_what_its_absence_costs() -> None:
     assert (torch.status, torch.core) == ("missing", False)
     assert "measure" in torch.costs
     assert torch.remedy == "pip install 'torch>=2.7'"
+
+
+def test_engines_are_added_without_what_their_metadata_asks_for() -> None:
+    found = {finding.name: finding for finding in examine(requirements=ENGINES, installed=_none)}
+    core = found["megatron-core"]
+    assert (core.status, core.core) == ("missing", False)
+    assert core.remedy == "pip install --no-deps 'megatron-core<0.17,>=0.16.1'"
+    assert found["deepspeed"].remedy.endswith("--no-build-isolation --no-deps 'deepspeed==0.19.8'")
+    assert "--no-deps 'torchtitan==0.3.0' tyro" in found["torchtitan"].remedy
+
+
+def test_an_extra_of_measurements_is_named() -> None:
+    missing = _installed(**INSTALLED)["aiconfigurator-core"]
+    assert "moetune profile import aiconfigurator" in missing.costs
 
 
 def test_highspy_is_reported_because_it_clashes() -> None:

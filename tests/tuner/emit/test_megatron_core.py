@@ -64,10 +64,7 @@ def test_megatron_core_takes_the_fields(
 ) -> None:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra: engines)")
     import torch
-    from megatron.core.transformer import (  # type: ignore[import-not-found,unused-ignore]  # extra
-        MLATransformerConfig,
-        TransformerConfig,
-    )
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
     # Transformer Engine needs a GPU; every release of the last two years is new enough.
     monkeypatch.setattr(
