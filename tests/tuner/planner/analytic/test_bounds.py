@@ -48,7 +48,7 @@ def drawn(question: Question, seed: int, *, count: int = 64) -> Drawn:
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(
     deadline=None,
-    max_examples=40,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_bound_exceeds_the_price(ask: MakeQuestion, model: str, seed: int) -> None:
@@ -78,7 +78,7 @@ def test_no_bound_exceeds_the_price(ask: MakeQuestion, model: str, seed: int) ->
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(
     deadline=None,
-    max_examples=30,
+    max_examples=20,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_what_fits_in_a_layout_is_never_called_impossible(
@@ -101,7 +101,7 @@ def test_what_fits_in_a_layout_is_never_called_impossible(
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(
     deadline=None,
-    max_examples=30,
+    max_examples=20,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_a_beaten_way_is_neither_faster_nor_leaner(
