@@ -229,7 +229,7 @@ def _run(
         try:
             code = search.result()
         except KeyboardInterrupt:
-            # A search that is only starting forgets that it was asked to stop: ask until it has.
+            # A search that has not begun yet does not hear it: ask until it has ended.
             while wait([search], timeout=STOP_AGAIN_AFTER_S).not_done:
                 solver.stop_search()
             raise
