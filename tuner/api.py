@@ -17,6 +17,7 @@ from profilers.machine import fingerprint
 from profilers.records import Case, Profile, ProfileHeader
 from profilers.records import Machine as MeasuredMachine
 from profilers.store import holds_profile, read_header, read_profile
+from solvers.registry import layout_solver
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import residual_for
 from tuner.costs.workload import Workload
@@ -106,10 +107,12 @@ def plan(
         clock: for the time limit and the reported solve time.
 
     Raises:
+        UnknownSolverError: no layout solver has that name.
         SpecError: the spec is unusable, or asks for what this version cannot price.
         ProfileUnreadableError: a profile is missing or damaged.
         OutsideProfileError: the profile lacks an operation that the model needs.
     """
+    layout_solver(method)
     spec = read_spec(spec_path)
     measured = _accelerators(spec, profiles)
     if measured is not None:

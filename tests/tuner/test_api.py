@@ -13,6 +13,7 @@ from profilers.machine import fingerprint
 from profilers.records import Profile
 from profilers.store import write_header
 from profilers.testing import fake_machine, fake_profile
+from solvers.errors import UnknownSolverError
 from tuner import api
 from tuner.errors import OutsideProfileError, PlanUnreadableError, SpecError, UnknownDeviceError
 from tuner.plan_folder import VERIFIED_NAME, read_plan, write_plan
@@ -277,3 +278,9 @@ def test_every_size_that_planning_asks_for_is_listed_beforehand(
     rows = [row for row in measured if row.case.id in asked or row.case.operation == "rendezvous"]
     store_profile(tmp_path / "profile", fake_profile(rows, machine=fake_machine(world=4)))
     assert _plan(spec).plan.provenance.extrapolated == ()
+
+
+def test_an_unknown_solver_is_refused_where_no_profile_is_read_too(tiny_spec: Spec) -> None:
+    spec = tiny_spec(pool={"profile": None, "device": "H200", "memory_per_device": None})
+    with pytest.raises(UnknownSolverError, match="'bogus' is not one of"):
+        api.plan(spec, method="bogus")
