@@ -65,6 +65,7 @@ def test_what_it_used_is_copied_to_the_byte(tmp_path: Path, made: api.Planned) -
     _write(folder, made)
     assert (folder / "used/spec.yaml").read_bytes() == made.spec.path.read_bytes()
     assert (folder / "used/config.json").read_bytes() == made.spec.model_path.read_bytes()
+    assert made.profile is not None
     assert _contents(folder / "used/profile") == _contents(made.profile)
     assert read_used_profile(folder).header.machine.device == "Fake 9000"
 
