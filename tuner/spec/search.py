@@ -46,6 +46,13 @@ Schedules = Annotated[
 ]
 
 
+GradientBytes = Annotated[
+    tuple[Annotated[Literal[2, 4], BeforeValidator(_whole_stage)], ...],
+    Field(min_length=1),
+    BeforeValidator(one_or_many),
+]
+
+
 class Search(Record):
     """Allowed values by decision, in Megatron's names; None leaves the decision free."""
 
@@ -83,3 +90,5 @@ class Search(Record):
     """Whether the optimizer state lives in host memory."""
     activation_offload: Switches | None = None
     """Whether saved activations live in host memory."""
+    gradient_bytes: GradientBytes | None = None
+    """Of one main gradient; 4 unless 2 is named, which sums gradients in bf16."""

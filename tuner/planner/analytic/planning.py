@@ -127,6 +127,7 @@ def question_of(spec: Spec, site: Site) -> Question:
     is_low = precision is not Precision.BF16
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
     _refuse_precision(spec, site.sheet)
+    _refuse_dispatcher(spec)
     hardware = hardware_of_pool(site.sheet, site.pool, precision=precision)
     constants = _single(constants_of([regime], site.residuals))
     kernels: Kernels | None = None
@@ -149,6 +150,7 @@ def question_of(spec: Spec, site: Site) -> Question:
         precision=spec.goal.precision.value,
         element_bytes=4.0 if spec.goal.precision.value == "fp32" else 2.0,
         linear_bytes=1.0 if is_low else 0.0,
+        gradient_bytes=_gradient_bytes(spec),
         busiest=(
             None
             if routing is None or record is None
@@ -389,6 +391,32 @@ def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:
             f"goal.precision: {sheet.name} has no units for {name!r}; "
             f"{'fp8-tensorwise' if 'fp8' in sheet.flop_per_s else 'bf16'} works"
         )
+
+
+def _refuse_dispatcher(spec: Spec) -> None:
+    """Refuse the one dispatcher that no formula prices."""
+    if spec.search.dispatcher == ("allgather",):
+        raise SpecError(
+            "search.dispatcher: 'allgather' is not priced: it brings every token of the group to"
+            " every rank, which pays off in small groups only; 'alltoall' works"
+        )
+
+
+def _gradient_bytes(spec: Spec) -> float:
+    """Return 4 unless the user names 2, the faster and leaner of the two.
+
+    Raises:
+        SpecError: the targets have none of those named.
+    """
+    asked = spec.search.gradient_bytes or (4,)
+    able = intersection(spec.emit).gradient_bytes
+    launchable = sorted(set(asked) & able)
+    if not launchable:
+        raise SpecError(
+            f"search.gradient_bytes: {', '.join(map(str, asked))} cannot be launched by"
+            f" {', '.join(spec.emit)}; {', '.join(map(str, sorted(able))) or 'nothing'} can"
+        )
+    return float(launchable[0])
 
 
 def _decision_of(found: Search, chosen: Finalist) -> TrainDecision:

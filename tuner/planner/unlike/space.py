@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.planner.analytic.axes import RANK_ORDERS, Choice
+from tuner.planner.analytic.axes import RANK_ORDERS, SHARDINGS, Choice
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.degrees import Table
@@ -126,7 +126,11 @@ def _ways(question: PoolsQuestion) -> Ways:
         for axis, choices in PLAIN.items()
         if _is_free(limits, axis)
     }
-    fixed: dict[str, tuple[Choice, ...]] = {"schedule": ("1f1b",), "rank_order": RANK_ORDERS[:1]}
+    fixed: dict[str, tuple[Choice, ...]] = {
+        "schedule": ("1f1b",),
+        "rank_order": RANK_ORDERS[:1],
+        "sharding": SHARDINGS[:1],
+    }
     return replace(ways, choices={**ways.choices, **cut, **fixed})
 
 

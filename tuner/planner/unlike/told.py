@@ -53,6 +53,8 @@ def decision_of(chain: Chain, question: PoolsQuestion, ways: Ways) -> TrainDecis
     rows = {name: int(column[0]) for name, column in candidate.rows.items()}
     chosen = {axis: ways.choices[axis][column[0]] for axis, column in candidate.ways.items()}
     again, chunks = chosen.pop("recompute"), chosen.pop("chunks")
+    # Pools hold one copy of the state: `_ways` of space.py leaves no other choice.
+    del chosen["sharding"]
     assert isinstance(again, Recomputed)
     stages, alike = len(chain.layers_S), question.alike
     is_part = again.level is Recompute.FULL and again.share < 1.0
