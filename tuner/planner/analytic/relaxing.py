@@ -28,6 +28,7 @@ from tuner.planner.analytic.rules import (
     Ints,
 )
 from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.unlaunched_exchange import exchange_gains
 from tuner.planner.analytic.ways import Ways, ways_of
 from tuner.spec.capabilities import WRAPPERS
 from tuner.spec.manifests.manifest import Capabilities
@@ -289,6 +290,10 @@ def unlaunchable(found: Search, settings: Settings) -> tuple[Unlaunchable, ...]:
         if again.found is None:
             continue
         gain = 1.0 - float(again.found.step_s[0]) / best_s
+        if gain > WORTH_NAMING_RATIO:
+            missing.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
+    for feature, step_s in exchange_gains(found):
+        gain = 1.0 - step_s / best_s
         if gain > WORTH_NAMING_RATIO:
             missing.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
     return tuple(sorted(missing, key=lambda one: -one.gain_ratio))

@@ -7,6 +7,7 @@ import pytest
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.relaxing import relaxations, unlaunchable
 from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.unlaunched_exchange import exchange_gains
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
@@ -87,6 +88,32 @@ def test_a_missing_feature_is_listed_with_its_gain(ask: MakeQuestion) -> None:
     gains = {one.feature: one.gain_ratio for one in missing}
     assert all(0.005 < gain < 1.0 for gain in gains.values())
     assert list(gains.values()) == sorted(gains.values(), reverse=True)
+
+
+def test_exchanges_that_nothing_launches_are_priced_on_the_best_rows(ask: MakeQuestion) -> None:
+    question = ask("deepseek-v2-lite", devices=16)
+    slow = replace(question.hardware, scale_out_bytes_per_s=5e9)
+    limits = Search(
+        a2a_overlap=(False,), dispatcher=("alltoall",), expert_model_parallel_size=(16,)
+    )
+    found = search(replace(question, hardware=slow, limits=limits), SETTINGS)
+    assert found.found is not None
+    gains = dict(exchange_gains(found))
+    best_s = float(found.found.step_s[0])
+    assert all(0.0 < step_s <= best_s * (1.0 + 1e-9) for step_s in gains.values())
+    hierarchical, pipelined = sorted(gains, key=lambda words: words.startswith("pipelined"))
+    # Two nodes: six copies of a token cross as one where each node gets one.
+    assert hierarchical == "de-duplicated all-to-all in 2 levels (HierMoE)"
+    assert gains[hierarchical] < 0.9 * best_s
+    assert "pieces forward" in pipelined
+    assert gains[pipelined] < best_s
+    listed = {one.feature: one.gain_ratio for one in unlaunchable(found, SETTINGS)}
+    assert listed[hierarchical] == pytest.approx(1.0 - gains[hierarchical] / best_s)
+
+
+def test_a_dense_model_exchanges_nothing(ask: MakeQuestion) -> None:
+    found = search(ask("llama-3.1-8b", devices=16), SETTINGS)
+    assert list(exchange_gains(found)) == []
 
 
 def test_a_target_that_lacks_nothing_has_nothing_unlaunchable(ask: MakeQuestion) -> None:
