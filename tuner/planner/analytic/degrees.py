@@ -216,12 +216,16 @@ def _all_pairs(
 
 def _num_copies(question: Question, pairs: Table) -> Ints:
     """Copies of the training state when one lies in each scale-up domain, if the targets can."""
-    if not question.capabilities.shard_ranks_zero_stages:
-        return np.ones_like(pairs["data"])
+    target = question.capabilities
+    # Stages of ZeRO that can have copies which save bytes, with a pipeline and in general.
+    able = target.shard_ranks_zero_stages & target.zero_stages & {2, 3}
+    in_pipeline = able & target.zero_stages_with_pipeline
     shared = pairs["data"] * pairs["context"]
     inside = np.clip(int(np.max(question.hardware.domain)) // pairs["tensor"], 1, shared)
     apart = pairs["tensor"] * shared // (pairs["expert"] * pairs["expert_tensor"])
-    found: Ints = np.gcd(np.gcd(pairs["data"], shared // inside), apart)
+    copies = np.gcd(np.gcd(pairs["data"], shared // inside), apart)
+    is_able = np.where(pairs["pipeline"] > 1, bool(in_pipeline), bool(able))
+    found: Ints = np.where(is_able, copies, 1)
     return found
 
 

@@ -97,6 +97,26 @@ def test_what_a_target_lacks_is_counted_against_it(ask: MakeQuestion) -> None:
     assert "the target has no context parallelism" in degrees.illegal
 
 
+def test_every_domain_holds_a_whole_copy_of_the_state(ask: MakeQuestion) -> None:
+    limits = Search(pipeline_model_parallel_size=(1,), tensor_model_parallel_size=(2,))
+    question = ask(devices=64, global_batch_size=64, limits=limits)
+    degrees = legal_degrees(question)
+    rows = degrees.rows(np.arange(degrees.num_cells))
+    parts = rows["data"] * rows["context"] // rows["copies"]
+    apart = 64 // (rows["expert"] * rows["expert_tensor"])
+
+    assert rows["copies"].max() == 8
+    # Four ranks of a domain of eight devices share a copy under tensor parallelism of two.
+    assert (parts >= 4).all()
+    assert (rows["data"] % rows["copies"] == 0).all()
+    assert (apart % rows["copies"] == 0).all()
+
+
+def test_a_target_without_copies_has_one(ask: MakeQuestion) -> None:
+    poor = Capabilities(names=("poor",), shard_ranks_zero_stages=frozenset())
+    assert (legal_degrees(ask(devices=64, capabilities=poor)).pairs_E["copies"] == 1).all()
+
+
 def test_a_dense_model_has_no_expert_degrees(ask: MakeQuestion) -> None:
     degrees = legal_degrees(ask("llama-3.1-8b"))
 
