@@ -15,6 +15,7 @@ from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool, shap
 from tuner.costs.analytic.constants import Constants, Precision
 from tuner.costs.analytic.kernels import Kernels
 from tuner.costs.analytic.measured_profile import MeasuredProfile
+from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.memory_constants import MemoryConstants, memory_constants
 from tuner.costs.analytic.routing import busiest_ratios
 from tuner.costs.analytic.shapes import Strategies
@@ -57,6 +58,7 @@ from tuner.spec.cluster import Pool
 from tuner.spec.goal import Reliability
 from tuner.spec.search import Search as Limits
 from tuner.spec.spec import Spec
+from tuner.units import format_bytes
 
 UNLIMITED_BYTES = 2.0**50
 """More memory than any device has."""
@@ -179,6 +181,8 @@ def make_analytic_plan(
         if found.found is not None:
             notes = ("fits only with offloading or dropped tokens, which no published run prices",)
     best = None if found.found is None else _best(found, settings)
+    if best is not None and (best.decision.optimizer_offload or best.decision.activation_offload):
+        notes += (_host_note(question, best.detail, site.pool),)
     rests_on = None if best is None else weighed(found, best.candidate, best.detail.stages)
     band = band if rests_on is None else rests_on.widened(band)
     ties_ratio = (band[1] / band[0]) ** 0.5 - 1.0
@@ -391,6 +395,25 @@ def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:
             f"goal.precision: {sheet.name} has no units for {name!r}; "
             f"{'fp8-tensorwise' if 'fp8' in sheet.flop_per_s else 'bf16'} works"
         )
+
+
+def _host_note(question: Question, detail: Detail, pool: Pool) -> str:
+    """Say what offloading asks of host memory, whose size no datasheet states."""
+    kept = replace(detail.strategies, optimizer_offload=0.0, activation_offload=0.0)
+    whole = price_memory(
+        question.shape,
+        kept,
+        question.hardware,
+        detail.stages,
+        constants=question.memory_constants,
+    )
+    moved_PC = whole.optimizer_PC + whole.activations_PC
+    moved_PC = moved_PC - detail.memory.optimizer_PC - detail.memory.activations_PC
+    node_bytes = int(float(moved_PC.max()) * pool.devices_per_node)
+    return (
+        f"offloading needs {format_bytes(node_bytes)} of free host memory on each node, which the"
+        " cluster does not state and the plan does not check"
+    )
 
 
 def _refuse_dispatcher(spec: Spec) -> None:

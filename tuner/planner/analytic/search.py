@@ -50,7 +50,7 @@ FIRST_ROWS = 512
 """Rows of the first batch; every further one may be twice as large, up to `MOST_ROWS`."""
 MOST_ROWS = 32_768
 
-SEEDS = 4
+SEEDS = 8
 """Cells of every pipeline size that are visited before all others."""
 
 FIRST_FRAMES = 32
@@ -58,9 +58,9 @@ FIRST_FRAMES = 32
 look may be twice as far away, up to `MOST_FRAMES`."""
 MOST_FRAMES = 2048
 
-FIRST_KEEPINGS = 16
+FIRST_KEEPINGS = 64
 """Keepings whose ways are bounded before the first look at the threshold, and so on."""
-MOST_KEEPINGS = 512
+MOST_KEEPINGS = 2048
 
 WAYS_FIRST = 4
 """Of each row the most promising, priced before all others."""
