@@ -220,7 +220,8 @@ def _plan_on_the_model(
     """Plan production engines on datasheets, and on profiles where pools have them."""
     from tuner.costs.analytic.calibration import shipped
     from tuner.costs.analytic.measured_profile import read_measured
-    from tuner.planner.analytic.planning import make_analytic_plan, site_of
+    from tuner.planner.analytic.asking import site_of
+    from tuner.planner.analytic.planning import make_analytic_plan
     from tuner.planner.analytic.search import Settings as AnalyticSettings
     from tuner.planner.unlike.planning import plan_over_pools
     from tuner.planner.unlike.search import Settings as PoolsSettings

@@ -1,6 +1,7 @@
 """Seconds of one kernel on one device, from its shape: products, attention, memory-bound work.
 
-Letters in formulas: m, n, k of a product [m, k] x [k, n]; b sequences of s tokens.
+Letters in formulas: m, n, k of a product [m, k] x [k, n]; b sequences of s tokens. In arrays: T
+tiles, C columns.
 
 Matrix products are cut into tiles, and tiles run in waves over the device's compute units:
 
@@ -29,6 +30,10 @@ from tuner.costs.analytic.shapes import Hardware, Numbers
 
 TILES: Final = ((256.0, 128.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.80), (64.0, 64.0, 0.62))
 """Rows, columns, and what the tile reaches of the largest one's rate."""
+
+_SIZES_TX = np.array(TILES)
+TILE_ROWS, TILE_COLUMNS = _SIZES_TX[:, :1], _SIZES_TX[:, 1:2]
+TILE_WORK = TILE_ROWS * TILE_COLUMNS / _SIZES_TX[:, 2:]
 
 STREAM_RATIO: Final = 0.85
 """Of the memory bandwidth that a product can draw. STREAM on A100 and H100 reaches 0.85 to 0.92."""
@@ -163,12 +168,12 @@ class DatasheetKernels:
     ) -> Numbers:
         units = self.hardware.compute_units
         depth = (2.0 * units) * (k + self.constants.extra_depth * faster) / rate
-        best: Numbers = np.inf
-        for rows, columns, derate in TILES:
-            tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)
-            full = np.maximum(tiles / units, 1.0)
-            waves = 0.5 * (full + np.ceil(full))
-            best = np.minimum(best, waves * (rows * columns / derate))
+        tiles_TC = groups * np.ceil(m / TILE_ROWS) * np.ceil(n / TILE_COLUMNS)
+        full_TC = np.maximum(tiles_TC / units, 1.0)
+        waves_TC = 0.5 * (full_TC + np.ceil(full_TC))
+        best = np.min(waves_TC * TILE_WORK, axis=0)
         moved_bytes = 2.0 * groups * ((m * k + k * n) / faster + m * n)
         floor = moved_bytes / (STREAM_RATIO * self.hardware.memory_bytes_per_s)
-        return np.maximum(best * depth, floor)
+        seconds = np.maximum(best * depth, floor)
+        all_numbers = np.ndim(depth) == np.ndim(floor) == 0
+        return float(seconds[0]) if all_numbers else seconds

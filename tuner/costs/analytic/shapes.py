@@ -239,3 +239,14 @@ def taken(columns: Columns, chosen: npt.NDArray[np.intp]) -> Columns:
             for field in fields(kind)
         }
     )
+
+
+def single(columns: Columns) -> Columns:
+    """Turn a value of one column into one of numbers."""
+    kind = type(columns)
+    return kind(**{field.name: number(getattr(columns, field.name)) for field in fields(kind)})
+
+
+def number(value: Numbers) -> float:
+    """Return a number, or that of the only column."""
+    return float(np.asarray(value, dtype=np.float64).ravel()[0])

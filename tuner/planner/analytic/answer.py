@@ -12,7 +12,7 @@ import numpy as np
 
 from tuner.costs.analytic.memory import assemble_memory
 from tuner.costs.analytic.prices import MemoryPrice, StepPrice
-from tuner.costs.analytic.shapes import Stages, Strategies, taken
+from tuner.costs.analytic.shapes import Stages, Strategies, number, taken
 from tuner.plan import Certificate, Space
 from tuner.planner.analytic.axes import Recomputed
 from tuner.planner.analytic.candidates import Candidates
@@ -169,11 +169,11 @@ def is_least(search: Search, *, band_ratio: float) -> bool:
 def why_lost(search: Search, index: int) -> str:
     """Name the cause that makes a runner-up slower than the best."""
     best, other = detail_of(search, 0).step, detail_of(search, index).step
-    best_s, other_s = _number(best.step_s), _number(other.step_s)
+    best_s, other_s = number(best.step_s), number(other.step_s)
     slower_s = other_s - best_s
     if slower_s <= best_s * 1e-9:
         return "nothing: the model predicts the same time"
-    extra = {name: _number(getattr(other, name)) - _number(getattr(best, name)) for name in CAUSES}
+    extra = {name: number(getattr(other, name)) - number(getattr(best, name)) for name in CAUSES}
     extra["compute_s"] = slower_s - sum(extra.values())
     name = max(extra, key=lambda cause: extra[cause])
     ratio = format_ratio(slower_s / best_s)
@@ -206,7 +206,3 @@ def _found(search: Search) -> Found:
     if search.found is None:
         raise ValueError("the search found nothing that fits")
     return search.found
-
-
-def _number(value: Any) -> float:
-    return float(np.asarray(value).ravel()[0])

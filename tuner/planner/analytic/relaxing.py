@@ -58,7 +58,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "context parallelism": ("context_parallel",),
     "interleaved schedule": ("virtual_pipeline",),
     "zero-bubble schedule": ("zero_bubble_needs_virtual_pipeline",),
-    "a2a_overlap": (
+    "a2a_overlap without the target's conditions": (
         "a2a_overlap",
         "a2a_overlap_dispatchers",
         "a2a_overlap_needs_virtual_pipeline",
@@ -71,7 +71,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "dispatchers deepep and hybridep": ("dispatchers",),
     "expert tensor parallelism": ("expert_tensor_parallel",),
     "parallel folding": ("expert_folding",),
-    "every zero_stage": ("zero_stages", "zero_stages_with_pipeline"),
+    "every zero_stage in every combination": ("zero_stages", "zero_stages_with_pipeline"),
     "sharding over part of the ranks (HSDP)": ("shard_ranks_zero_stages",),
     "chunked experts": ("largest_chunks", "chunks_need", "chunks_need_modules"),
     "recomputing any module": ("recompute", "recompute_modules", "recompute_num_layers"),

@@ -18,7 +18,7 @@ Letters: C candidates, F frames, G keepings. Not covered: settings that differ b
 the integer program of the finalists decides.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,22 +149,28 @@ class _Run:
             return
         allowed = allowed_by(self._ways, table)
         leading = table.leading_F
-        ahead = [self._frame_bound_s(table, frame, rows, allowed) for frame in leading]
-        kept = np.flatnonzero(np.min(ahead, axis=0) <= self._wanted_s())
+        ahead_CF = self._frame_bounds_s(table, leading, rows, allowed)
+        kept = np.flatnonzero(ahead_CF.min(axis=1) <= self._wanted_s())
         kept = kept[self._fits(table, _taken(rows, kept))]
         if not len(kept):
             return
         rows = _taken(rows, kept)
-        bound_FC = [
-            ahead[leading.index(frame)][kept]
-            if frame in leading
-            else self._frame_bound_s(table, frame, rows, allowed)
-            for frame in range(len(table.frame_FA))
-        ]
-        self._visit_frames(_Rows(table=table, rows=rows, bound_CF=np.stack(bound_FC, axis=1)))
+        others = tuple(f for f in range(len(table.frame_FA)) if f not in leading)
+        bound_CF = np.empty((len(kept), len(table.frame_FA)))
+        bound_CF[:, leading] = ahead_CF[kept]
+        bound_CF[:, others] = self._frame_bounds_s(table, others, rows, allowed)
+        self._visit_frames(_Rows(table=table, rows=rows, bound_CF=bound_CF))
 
-    def _frame_bound_s(self, table: WayTable, frame: int, rows: Table, allowed: Allowed) -> Floats:
-        return self._bounds(_with_way(table, rows, table.frame_FA[frame]), allowed)
+    def _frame_bounds_s(
+        self, table: WayTable, frames: Sequence[int], rows: Table, allowed: Allowed
+    ) -> Floats:
+        """Bound every row in every one of some frames, [C, F], as columns of one batch."""
+        count = len(rows["tensor"])
+        if not frames:
+            return np.empty((count, 0))
+        every = {name: np.repeat(column, len(frames)) for name, column in rows.items()}
+        ways_CA = np.tile(table.frame_FA[list(frames)], (count, 1))
+        return self._bounds(_with_ways(table, every, ways_CA), allowed).reshape(count, len(frames))
 
     def _bounds(self, candidates: Candidates, allowed: Allowed) -> Floats:
         batch = batch_of(self._question, self._ways, candidates)

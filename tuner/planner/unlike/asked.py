@@ -8,8 +8,8 @@ from tuner.costs.analytic.calibration import Residuals, band_of
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.errors import SpecError
 from tuner.plan import Band
+from tuner.planner.analytic.asking import question_of, site_of
 from tuner.planner.analytic.extrapolation import EXTRAPOLATED_FACTOR, asked_beyond
-from tuner.planner.analytic.planning import question_of, site_of
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import regime_of
 from tuner.spec.cluster import Cluster

@@ -14,8 +14,9 @@ from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.placement import Alone, Placement, StagePlacement
 from tuner.plan import Alternative, Certificate, Plan, Provenance, Space, TrainPrediction
 from tuner.planner.analytic.answer import PROVEN_GAP_RATIO
+from tuner.planner.analytic.asking import Site, site_of
 from tuner.planner.analytic.extrapolation import asked_beyond, provenance_of
-from tuner.planner.analytic.planning import Site, make_analytic_plan, site_of
+from tuner.planner.analytic.planning import make_analytic_plan
 from tuner.planner.analytic.search import Settings as PoolSettings
 from tuner.planner.analytic.search import search as search_pool
 from tuner.planner.reasons import why_lost

@@ -13,7 +13,7 @@ from profilers.steps.config import Recompute
 from tuner.placement import Placement, StagePlacement
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.planner.analytic.axes import Recomputed
-from tuner.planner.analytic.planning import MEMORY_BAND_RATIO
+from tuner.planner.analytic.telling import MEMORY_BAND_RATIO
 from tuner.planner.analytic.ways import Ways
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.chains import Chain, stretches

@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from tuner.errors import SpecError
-from tuner.planner.analytic.planning import question_of, site_of
+from tuner.planner.analytic.asking import question_of, site_of
 from tuner.planner.analytic.question import Question
+from tuner.spec.goal import Precision, Reliability
 from tuner.spec.read import read_spec
 from tuner.spec.search import Search
 
@@ -31,3 +32,42 @@ def test_a_target_without_bf16_gradients_refuses_them() -> None:
 def test_the_dispatcher_that_nothing_prices_is_refused() -> None:
     with pytest.raises(SpecError, match="'alltoall' works"):
         question(dispatcher=("allgather",))
+
+
+@pytest.mark.parametrize(
+    ("precision", "message"),
+    [
+        ("fp32", "measured profiles only; bf16 works"),
+        ("mxfp8", "a100-80gb-sxm has no units for 'mxfp8'; bf16 works"),
+        ("nvfp4", "no units for 'nvfp4'"),
+    ],
+)
+def test_a_precision_without_units_or_evidence_is_refused(precision: str, message: str) -> None:
+    spec = read_spec(WORKED)
+    goal = spec.goal.model_copy(update={"precision": Precision(precision)})
+    with pytest.raises(SpecError, match=message):
+        question_of(
+            spec.model_copy(update={"goal": goal}),
+            site_of(spec.cluster.pools[0], residuals=None),
+        )
+
+
+def test_offloading_and_dropped_tokens_are_searched_only_when_named() -> None:
+    limits = question().limits
+    assert limits.optimizer_offload == limits.activation_offload == (False,)
+    assert limits.cuda_graph == ("none", "partial")
+    assert question(activation_offload=(True, False)).limits.activation_offload == (True, False)
+
+
+def test_spare_nodes_are_kept_out_of_the_plan() -> None:
+    spec = read_spec(WORKED)
+    site = site_of(spec.cluster.pools[0], residuals=None)
+
+    def with_spares(nodes: int) -> Question:
+        stated = Reliability(device_mtbf=1e8, restart=600.0, spare_nodes=nodes)
+        goal = spec.goal.model_copy(update={"reliability": stated})
+        return question_of(spec.model_copy(update={"goal": goal}), site)
+
+    assert with_spares(2).num_devices == 48
+    with pytest.raises(SpecError, match="leaves none of the 8 nodes"):
+        with_spares(8)

@@ -1,0 +1,111 @@
+"""Plans of the worked examples on smaller machines, from datasheets and shipped residuals."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tuner.costs.analytic.calibration import shipped
+from tuner.plan import Plan, Provenance
+from tuner.planner.analytic.asking import site_of
+from tuner.planner.analytic.planning import make_analytic_plan
+from tuner.planner.analytic.search import Settings
+from tuner.spec.goal import Checkpoint, Reliability
+from tuner.spec.read import read_spec
+from tuner.spec.spec import Spec
+
+WORKED = Path(__file__).parents[4] / "examples" / "worked"
+NOTHING = Provenance(
+    moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
+)
+
+
+def spec_of(name: str, *, nodes: int, batch: int) -> Spec:
+    spec = read_spec(WORKED / name / "spec.yaml")
+    (pool,) = spec.cluster.pools
+    cluster = spec.cluster.model_copy(
+        update={"pools": (pool.model_copy(update={"nodes": nodes, "price_per_device_hour": 2.0}),)}
+    )
+    goal = spec.goal.model_copy(update={"global_batch_size": batch, "tokens": 1e11})
+    return spec.model_copy(update={"cluster": cluster, "goal": goal})
+
+
+def planned(spec: Spec) -> Plan:
+    site = site_of(spec.cluster.pools[0], residuals=shipped())
+    settings = Settings(top=3, time_limit_s=60.0, clock=time.perf_counter)
+    return make_analytic_plan(spec, site, settings=settings, provenance=NOTHING)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Mixtral 8x7B on two A100 servers."""
+    return planned(spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64))
+
+
+def test_the_objective_is_the_predicted_step_and_the_bound_is_below_it(plan: Plan) -> None:
+    assert plan.predicted is not None
+    assert plan.certificate.objective == pytest.approx(plan.predicted.step_time_s)
+    assert plan.certificate.bound is not None
+    assert plan.certificate.bound <= plan.predicted.step_time_s
+    assert plan.certificate.gap_ratio < 0.05
+
+
+def test_the_causes_of_a_step_add_up(plan: Plan) -> None:
+    assert plan.predicted is not None
+    assert sum(plan.predicted.breakdown_s.values()) == pytest.approx(plan.predicted.step_time_s)
+    assert 0.2 < (plan.predicted.mfu_ratio or 0.0) < 0.8
+
+
+def test_the_plan_uses_all_devices_and_fits(plan: Plan) -> None:
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    assert plan.decision.num_devices == 16
+    assert sum(plan.decision.pipeline_layout) == plan.model.num_layers
+    assert max(plan.predicted.peak_memory_bytes) <= 0.95 * 80 * 2**30
+
+
+def test_runner_ups_are_slower_and_say_why(plan: Plan) -> None:
+    assert plan.predicted is not None
+    assert plan.alternatives
+    for other in plan.alternatives:
+        assert other.predicted.step_time_s >= plan.predicted.step_time_s * (1 - 1e-9)
+        assert other.lost_by
+
+
+def test_the_pareto_front_trades_time_for_memory(plan: Plan) -> None:
+    times = [point.step_time_s for point in plan.pareto]
+    peaks = [point.peak_memory_bytes for point in plan.pareto]
+    assert times == sorted(times)
+    assert peaks == sorted(peaks, reverse=True)
+    assert all(point.cost_per_step for point in plan.pareto)
+
+
+def test_failures_lengthen_the_run_and_its_bill() -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64)
+
+    def run(reliability: Reliability | None) -> tuple[float, float]:
+        goal = spec.goal.model_copy(update={"reliability": reliability})
+        found = planned(spec.model_copy(update={"goal": goal})).predicted
+        assert found is not None
+        assert found.run is not None
+        assert found.run.wall_clock_s is not None
+        assert found.run.cost is not None
+        return found.run.wall_clock_s, found.run.cost
+
+    never = run(None)
+    often = run(Reliability(device_mtbf=1e6, restart=600.0, checkpoint=Checkpoint()))
+    assert often[0] > never[0]
+    assert often[1] > never[1]
+
+
+def test_too_little_memory_is_said_with_an_amount_that_would_do() -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=1, batch=8)
+    (pool,) = spec.cluster.pools
+    small = pool.model_copy(update={"memory_per_device": 8 * 2**30})
+    cluster = spec.cluster.model_copy(update={"pools": (small,)})
+    made = planned(spec.model_copy(update={"cluster": cluster}))
+    assert made.decision is None
+    assert made.certificate.status == "infeasible"
+    (way_out,) = made.relaxations
+    assert way_out.limit == "memory_per_device"
+    assert way_out.decision is not None

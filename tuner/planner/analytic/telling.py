@@ -1,0 +1,225 @@
+"""What a search found, in the words of a plan: predictions, runner-ups, the Pareto front, the run.
+
+A band of (low, high) around a prediction p holds measurements from low p to high p.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.costs.analytic.shapes import number, single
+from tuner.faults.forecast import Run, RunForecast, forecast
+from tuner.faults.goodput import goodput_step_s
+from tuner.faults.reliability import Jobs, Reliability
+from tuner.faults.resolved import jobs_of, resolved
+from tuner.plan import (
+    Alternative,
+    Band,
+    ParetoPoint,
+    StagePrediction,
+    TrainDecision,
+    TrainPrediction,
+)
+from tuner.planner.analytic.answer import (
+    CAUSES,
+    Detail,
+    cost_of_step,
+    decision_of,
+    detail_of,
+    pareto_front,
+)
+from tuner.planner.analytic.asking import Site
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.finalists import played_s
+from tuner.planner.analytic.found import Search
+from tuner.planner.reasons import why_lost
+from tuner.spec.accounting import num_parameters, training_flop_per_token
+from tuner.spec.goal import Reliability as StatedReliability
+from tuner.spec.spec import Spec
+
+MEMORY_BAND_RATIO = 0.12
+"""Largest error on published peaks without a pipeline, tests/benchmarks/training_memory.py."""
+
+MOST_TIES = 16
+"""Alternatives inside the error band that are listed, where there are as many."""
+
+MOST_PARETO = 16
+
+NEVER_FAILS = StatedReliability(device_mtbf=1e18, restart=0.0)
+"""Stands in where the spec prices no failures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Best:
+    """The chosen decision; `order` ranks the rows of the search, `index` is its own."""
+
+    decision: TrainDecision
+    candidate: Candidates
+    detail: Detail
+    objective_s: float
+    played_s: float
+    order: tuple[int, ...]
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Teller:
+    """Says columns in the words of a plan."""
+
+    spec: Spec
+    site: Site
+    search: Search
+    band: Band
+    """Measured over predicted seconds."""
+
+    def prediction(self, detail: Detail, *, played_s: float | None = None) -> TrainPrediction:
+        """Say what is expected of one decision."""
+        closed_s = number(detail.step.step_s)
+        step_s = max(closed_s, played_s or 0.0)
+        tokens = self.spec.goal.tokens_per_step / self.search.question.num_devices
+        peaks = tuple(round(float(peak)) for peak in detail.memory.total_PC[:, 0])
+        low_s, high_s = step_s * self.band[0], step_s * self.band[1]
+        seconds = {
+            name.removesuffix("_s"): max(0.0, number(getattr(detail.step, name))) for name in CAUSES
+        }
+        seconds["bubble"] += step_s - closed_s
+        seconds = {"computation": max(0.0, step_s - sum(seconds.values()))} | seconds
+        return TrainPrediction(
+            step_time_s=step_s,
+            step_time_s_band=(low_s, high_s),
+            tokens_per_s_per_device=tokens / step_s,
+            tokens_per_s_per_device_band=(tokens / high_s, tokens / low_s),
+            peak_memory_bytes=peaks,
+            peak_memory_bytes_band=tuple(
+                (peak / (1.0 + MEMORY_BAND_RATIO), peak / (1.0 - MEMORY_BAND_RATIO))
+                for peak in peaks
+            ),
+            activation_bytes=tuple(round(float(b)) for b in detail.memory.activations_PC[:, 0]),
+            breakdown_s=seconds,
+            communication_s=sum(
+                seconds[name] for name in ("tensor", "context", "expert", "bubble")
+            ),
+            stages=_stages(detail),
+            mfu_ratio=self._mfu(step_s),
+            played_step_time_s=played_s,
+            run=self._run(detail, step_s=step_s),
+        )
+
+    def alternatives(self, best: Best, *, top: int) -> tuple[Alternative, ...]:
+        """Say which rows come next and why they lost."""
+        found = self.search.found
+        assert found is not None
+        limit_s = best.objective_s * (1.0 + ties_ratio(self.band))
+        others = [index for index in best.order if index != best.index]
+        ties = sum(found.step_s[index] <= limit_s for index in others)
+        chosen = self.prediction(best.detail, played_s=best.played_s)
+        return tuple(
+            Alternative(
+                decision=TrainDecision.model_validate(decision_of(self.search, index)),
+                predicted=(predicted := self._played(index)),
+                within_band=predicted.step_time_s <= limit_s,
+                lost_by=why_lost(chosen, predicted),
+            )
+            for index in others[: max(top - 1, min(ties, MOST_TIES))]
+        )
+
+    def _played(self, index: int) -> TrainPrediction:
+        """Say what is expected of a found row, its schedule played like the chosen one's."""
+        detail = detail_of(self.search, index)
+        return self.prediction(detail, played_s=played_s(detail))
+
+    def pareto(self) -> tuple[ParetoPoint, ...]:
+        """Say what more time would save in memory."""
+        found = self.search.found
+        assert found is not None
+        return tuple(
+            ParetoPoint(
+                decision=TrainDecision.model_validate(decision_of(self.search, index)),
+                step_time_s=float(found.step_s[index]),
+                peak_memory_bytes=round(float(found.peak_bytes[index])),
+                cost_per_step=cost_of_step(self.search, index),
+            )
+            for index in pareto_front(self.search)[:MOST_PARETO]
+        )
+
+    def _mfu(self, step_s: float) -> float:
+        goal, question = self.spec.goal, self.search.question
+        flop = goal.tokens_per_step * training_flop_per_token(
+            self.spec.model, sequence_length=goal.sequence_length
+        )
+        peak = question.num_devices * number(question.hardware.matmul_flop_per_s)
+        return flop / (peak * step_s)
+
+    def _run(self, detail: Detail, *, step_s: float) -> RunForecast | None:
+        goal, pool = self.spec.goal, self.site.pool
+        if goal.reliability is None and goal.tokens is None:
+            return None
+        jobs, reliability = failures_of(self.spec, self.site, detail)
+        return forecast(
+            Run(
+                step_s=step_s,
+                tokens_per_step=goal.tokens_per_step,
+                tokens=goal.tokens,
+                devices_per_node=pool.devices_per_node,
+                price_per_device_hour=pool.price_per_device_hour,
+            ),
+            jobs=jobs,
+            reliability=reliability,
+        )
+
+
+def effective_step_s(spec: Spec, site: Site, detail: Detail, *, step_s: float) -> float:
+    """Seconds of wall clock per step with failures; the step itself where none are priced."""
+    jobs, reliability = failures_of(spec, site, detail)
+    return number(goodput_step_s(step_s, jobs=jobs, reliability=reliability))
+
+
+def failures_of(spec: Spec, site: Site, detail: Detail) -> tuple[Jobs, Reliability | None]:
+    """What decides the failures of one decision, and how often there are any."""
+    stated = spec.goal.reliability
+    jobs = jobs_of(
+        single(detail.strategies),
+        parameters=float(num_parameters(spec.model)),
+        pool=site.pool,
+        stated=stated or NEVER_FAILS,
+    )
+    if stated is None:
+        return jobs, None
+    profile = None if site.measured is None else site.measured.profile
+    host_bytes_per_s = site.sheet.host_bytes_per_s
+    return jobs, resolved(stated, host_bytes_per_s=host_bytes_per_s, profile=profile)
+
+
+def ties_ratio(band: Band) -> float:
+    """How much slower than the best, as a share, a decision may be and count as a tie."""
+    return float((band[1] / band[0]) ** 0.5 - 1.0)
+
+
+def _stages(detail: Detail) -> tuple[StagePrediction, ...]:
+    """Stages in execution order; the bytes of a pipeline rank are shared by its layers."""
+    stages, memory = detail.stages, detail.memory
+    layers_S = (stages.dense_SC + stages.moe_SC)[:, 0]
+    ranks = len(memory.weights_PC)
+    layers_P = np.array([layers_S[rank::ranks].sum() for rank in range(ranks)])
+    of_rank = len(layers_S) // ranks
+
+    def at(grid: np.ndarray, stage: int) -> int:
+        rank = stage % ranks
+        held = layers_P[rank]
+        share = layers_S[stage] / held if held else 1.0 / of_rank
+        return round(float(grid[rank, 0]) * share)
+
+    other_PC = memory.buffers_PC + memory.reserve_PC + memory.context_PC
+    return tuple(
+        StagePrediction(
+            layers=int(layers_S[stage]),
+            forward_s=float(detail.step.forward_s_SC[stage, 0]),
+            backward_s=float(detail.step.backward_s_SC[stage, 0]),
+            parameter_bytes=at(memory.weights_PC, stage),
+            gradient_bytes=at(memory.gradients_PC, stage),
+            optimizer_bytes=at(memory.optimizer_PC, stage),
+            activation_bytes=at(memory.activations_PC, stage),
+            other_bytes=at(other_PC, stage),
+        )
+        for stage in range(len(layers_S))
+    )
