@@ -5,12 +5,14 @@ the objective is the longer of the two (finalists.py). The integer program may m
 recomputation of the very best; what it finds is priced and played like everything else.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from tuner.costs.analytic.calibration import band_of
 from tuner.costs.analytic.memory import price_memory
+from tuner.devices.datasheet import Generation
 from tuner.plan import (
     Plan,
     Provenance,
@@ -63,6 +65,8 @@ def make_analytic_plan(
     best = None if found.found is None else _best(found, settings, spec=spec, site=site)
     if best is not None and (best.decision.optimizer_offload or best.decision.activation_offload):
         notes += (_host_note(question, best.detail, site.pool),)
+    if best is not None:
+        notes += tuple(_connection_notes(best.decision, site))
     rests_on = None if best is None else weighed(found, best.candidate, best.detail.stages)
     band = band if rests_on is None else rests_on.widened(band)
     ties = ties_ratio(band)
@@ -141,6 +145,20 @@ def _best(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Best:
         order=order,
         index=index,
     )
+
+
+def _connection_notes(decision: TrainDecision, site: Site) -> Iterator[str]:
+    """Repeat what Megatron-LM warns of: two overlaps that want opposite launch queues.
+
+    Source: megatron/training/arguments.py of core_v0.19.0, for devices before Blackwell.
+    """
+    is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
+    is_old = site.sheet.generation in (Generation.AMPERE, Generation.ADA, Generation.HOPPER)
+    if decision.a2a_overlap and is_cut and is_old:
+        yield (
+            "overlapped all-to-all wants a large CUDA_DEVICE_MAX_CONNECTIONS, tensor and context"
+            " parallelism want 1 before Blackwell: try 1 and 32, the price assumes neither hurts"
+        )
 
 
 def _host_note(question: Question, detail: Detail, pool: Pool) -> str:

@@ -109,3 +109,15 @@ def test_too_little_memory_is_said_with_an_amount_that_would_do() -> None:
     (way_out,) = made.relaxations
     assert way_out.limit == "memory_per_device"
     assert way_out.decision is not None
+
+
+def test_overlaps_that_want_opposite_queues_are_named() -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64)
+
+    def notes(**limits: tuple[int | bool, ...]) -> str:
+        search = spec.search.model_copy(update=limits)
+        return " ".join(planned(spec.model_copy(update={"search": search})).provenance.notes)
+
+    both = {"tensor_model_parallel_size": (2,), "a2a_overlap": (True,)}
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in notes(**both)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in notes(**{**both, "a2a_overlap": (False,)})
