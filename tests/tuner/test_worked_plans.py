@@ -1,0 +1,37 @@
+"""The stored outputs of examples/worked are today's; `bash examples/worked/run.sh` renews them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tuner.costs.analytic.calibration import shipped
+from tuner.estimate.estimate import estimate
+from tuner.estimate.registry import read_launch
+from tuner.spec.read import read_spec
+
+WORKED = Path(__file__).parents[2] / "examples" / "worked"
+RECIPES = sorted(path.parent.name for path in WORKED.glob("*/public.sh"))
+
+
+def stored_step_s(name: str, file: str) -> float:
+    found = re.search(r"^step time +([\d.]+) s", (WORKED / name / file).read_text(), re.MULTILINE)
+    assert found is not None
+    return float(found.group(1))
+
+
+def test_every_public_recipe_is_there() -> None:
+    assert len(RECIPES) == 3
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_price_of_a_public_recipe_is_the_stored_one(name: str) -> None:
+    spec = read_spec(WORKED / name / "spec.yaml")
+    launch = read_launch(str(WORKED / name / "public.sh"))
+    found = estimate(spec, launch, residuals=shipped())
+    assert found.step_time_s == pytest.approx(stored_step_s(name, "estimate.txt"), rel=0.01)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_stored_plan_beats_the_stored_recipe(name: str) -> None:
+    assert stored_step_s(name, "plan.txt") < stored_step_s(name, "estimate.txt")
