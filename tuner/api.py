@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,10 +33,11 @@ from tuner.plan_folder import (
     write_trial,
     write_verified,
 )
+from tuner.plan_notes import analytic_notes, profile_notes, reference_notes
 from tuner.planner.planning import make_plan
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
-from tuner.profiles import is_of_device, profile_of
+from tuner.profiles import profile_of
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.cluster import Pool
 from tuner.spec.features import ModelFeature, features
@@ -142,7 +143,7 @@ def plan(
         profile_source={pool.name: _source(profile)},
         device_kind={pool.name: profile.header.machine.device_kind},
         extrapolated=(),
-        notes=_notes(spec, pool, profile, machine),
+        notes=reference_notes(spec, pool, profile, machine),
     )
     made = make_plan(spec, machine, settings=settings, provenance=provenance)
     return Planned(plan=made, spec=spec, profile=profile_path)
@@ -239,8 +240,8 @@ def _plan_on_the_model(
         },
         extrapolated=(),
         notes=(
-            *_analytic_notes(spec, measured, calibrated=residuals is not None),
-            *_profile_notes(spec, measured),
+            *analytic_notes(spec, measured, calibrated=residuals is not None),
+            *profile_notes(spec, measured),
         ),
     )
     if len(spec.cluster.pools) > 1:
@@ -261,46 +262,6 @@ def _plan_on_the_model(
             provenance=provenance,
         )
     return Planned(plan=made, spec=spec, profile=next(iter(profiles.values()), None))
-
-
-def _analytic_notes(
-    spec: Spec, measured: Mapping[str, "MeasuredProfile"], *, calibrated: bool
-) -> tuple[str, ...]:
-    notes = []
-    if spec.routing is None and spec.model.moe is not None:
-        notes.append("routing is assumed balanced: no recording was given (goal.routing)")
-    if measured:
-        if calibrated and not all(one.own_residuals for one in measured.values()):
-            notes.append("what was not measured is corrected by residuals of published runs")
-        return tuple(notes)
-    if calibrated:
-        notes.append(
-            "planned on the device's datasheet and on residuals of published runs; measure your "
-            "machine with `moetune profile`"
-        )
-    else:
-        notes.append("planned on the device's datasheet alone: the error band is wide")
-    return tuple(notes)
-
-
-def _profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
-    """Say what each profile is of, and what was fitted beside it."""
-    for pool in spec.cluster.pools:
-        if pool.name not in measured:
-            continue
-        own = measured[pool.name]
-        header = own.profile.header
-        yield f"pool {pool.name!r}: {own.source} on {header.machine.device}, {own.path.name}"
-        if pool.device is not None and not is_of_device(header, pool.device):
-            yield (
-                f"the profile was measured on {header.machine.device!r}, the pool says "
-                f"{pool.device!r}"
-            )
-        if own.own_residuals is not None:
-            yield f"residuals of the profile itself: {own.own_residuals.origin}"
-        for name, info in sorted(header.tables.items()):
-            if not info.complete:
-                yield f"table {name}: {info.note}"
 
 
 def verify(
@@ -454,60 +415,6 @@ def _able(spec: Spec) -> str:
         and spec.goal.precision.value in target.precisions
     ]
     return f"targets that can: {', '.join(able)}" if able else "no target of this version can"
-
-
-def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
-    """Name what the spec says and this version does not use."""
-    unused = {
-        "cluster.links": bool(spec.cluster.links),
-        f"cluster.pools.{pool.name}.nic": pool.nic is not None,
-        f"cluster.pools.{pool.name}.nics_per_node": pool.nics_per_node is not None,
-        f"cluster.pools.{pool.name}.oversubscription": pool.oversubscription != 1.0,
-        f"cluster.pools.{pool.name}.scale_up_domain": pool.scale_up_domain is not None,
-        f"cluster.pools.{pool.name}.price_per_device_hour": pool.price_per_device_hour is not None,
-        "goal.tokens": spec.goal.tokens is not None,
-        "goal.reliability": spec.goal.reliability is not None,
-    }
-    return tuple(
-        f"{name} changes nothing in this version" for name, is_set in unused.items() if is_set
-    )
-
-
-def _notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) -> tuple[str, ...]:
-    measured = profile.header.machine
-    notes = []
-    if spec.routing is None and spec.model.moe is not None:
-        notes.append("routing is assumed balanced: no recording was given (goal.routing)")
-    if pool.device is not None and pool.device.casefold() not in measured.device.casefold():
-        notes.append(
-            f"the profile was measured on {measured.device!r}, the pool says {pool.device!r}"
-        )
-    if measured.world < pool.num_devices:
-        notes.append(
-            f"collectives were measured over {measured.world} ranks, the plan uses up to "
-            f"{pool.num_devices}: larger groups are extrapolated"
-        )
-    if pool.nodes > measured.nodes:
-        notes.append(
-            f"the profile covers {measured.nodes} node, the pool has {pool.nodes}: links between "
-            "nodes are priced like those inside one"
-        )
-    notes += _without_effect(spec, pool)
-    if measured.oversubscribed:
-        notes.append("the profile ran more ranks than cores or accelerators")
-    if machine.residual.num_runs == 0:
-        notes.append(f"error band: {machine.residual.origin}")
-    elif machine.residual.release != measured.libraries.get("torch", ""):
-        notes.append(
-            f"error band: compared on torch {machine.residual.release}, the profile is of "
-            f"{measured.libraries.get('torch', 'no torch')}"
-        )
-    notes += [
-        f"table {name}: {info.note}"
-        for name, info in sorted(profile.header.tables.items())
-        if not info.complete
-    ]
-    return tuple(notes)
 
 
 def _source(profile: Profile) -> str:

@@ -20,6 +20,8 @@ from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.layouts import layers_of_stages, stages_of
 from tuner.planner.analytic.memory import taken_bytes, unit_memory
 from tuner.planner.analytic.pricing import assembled, batch_of, time_pieces
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.ways import Ways
 from tuner.units import format_ratio, format_s
 
 PROVEN_GAP_RATIO = 1e-6
@@ -40,17 +42,21 @@ class Detail:
 
 def decision_of(search: Search, index: int) -> dict[str, Any]:
     """Name what the found row of that rank decides, in the fields of `TrainDecision`."""
-    found, question = _found(search), search.question
-    rows = {name: int(column[index]) for name, column in found.candidates.rows.items()}
-    chosen = {
-        axis: search.ways.choices[axis][column[index]]
-        for axis, column in found.candidates.ways.items()
-    }
+    found = _found(search)
+    one = found.candidates.taken(np.array([index]))
+    return named(search.question, search.ways, one, stage_layers(search, index))
+
+
+def named(
+    question: Question, ways: Ways, candidate: Candidates, layers: tuple[int, ...]
+) -> dict[str, Any]:
+    """Name what one candidate in a layout decides, in the fields of `TrainDecision`."""
+    rows = {name: int(column[0]) for name, column in candidate.rows.items()}
+    chosen = {axis: ways.choices[axis][column[0]] for axis, column in candidate.ways.items()}
     again = chosen.pop("recompute")
     chunks = int(chosen.pop("chunks"))
     copies = rows["copies"] if chosen.pop("sharding") == "domain" else 1
     assert isinstance(again, Recomputed)
-    layers = stage_layers(search, index)
     ranks = rows["tensor"] * rows["context"] * rows["data"]
     is_part = 0.0 < again.share < 1.0
     return {

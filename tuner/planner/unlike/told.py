@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profilers.steps.config import Recompute
 from tuner.placement import Placement, StagePlacement
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
-from tuner.planner.analytic.axes import Recomputed
+from tuner.planner.analytic.answer import named
 from tuner.planner.analytic.telling import MEMORY_BAND_RATIO
 from tuner.planner.analytic.ways import Ways
 from tuner.planner.unlike.asked import PoolsQuestion
@@ -49,41 +48,15 @@ def played(chain: Chain) -> Played:
 
 def decision_of(chain: Chain, question: PoolsQuestion, ways: Ways) -> TrainDecision:
     """Name what a chain decides."""
-    candidate = chain.column.candidate
-    rows = {name: int(column[0]) for name, column in candidate.rows.items()}
-    chosen = {axis: ways.choices[axis][column[0]] for axis, column in candidate.ways.items()}
-    again, chunks = chosen.pop("recompute"), chosen.pop("chunks")
-    # Pools hold one copy of the state: `_ways` of space.py leaves no other choice.
-    del chosen["sharding"]
-    assert isinstance(again, Recomputed)
-    stages, alike = len(chain.layers_S), question.alike
-    is_part = again.level is Recompute.FULL and again.share < 1.0
-    named = {
-        "tensor_model_parallel_size": rows["tensor"],
-        "pipeline_model_parallel_size": stages,
+    own = named(question.alike, ways, chain.column.candidate, chain.layers_S)
+    ranks = int(chain.column.pools[0].devices_C[0])
+    experts = own["expert_model_parallel_size"] * own["expert_tensor_parallel_size"]
+    pipeline = {
+        "pipeline_model_parallel_size": len(chain.layers_S),
         "virtual_pipeline_model_parallel_size": 1,
-        "context_parallel_size": rows["context"],
-        "data_parallel_size": rows["data"],
-        "expert_model_parallel_size": rows["expert"],
-        "expert_tensor_parallel_size": rows["expert_tensor"],
-        "expert_data_parallel_size": int(chain.column.pools[0].devices_C[0])
-        // (rows["expert"] * rows["expert_tensor"]),
-        "sequence_parallel": rows["tensor"] > 1 and alike.capabilities.sequence_parallel,
-        "micro_batch_size": rows["micro_batch"],
-        "recompute": again.level,
-        "recompute_modules": tuple(sorted(again.modules)),
-        # Megatron counts from the first layer of every stage: the longest sets the number.
-        "recompute_num_layers": int(np.ceil(again.share * max(chain.layers_S)))
-        if is_part
-        else None,
-        "stage_recompute": (again.level,) * stages,
-        "chunks": (chunks,) * stages,
-        "pipeline_layout": chain.layers_S,
-        "mtp_num_layers": int(alike.shape.mtp_layers),
-        "fp8_recipe": "" if alike.precision in ("bf16", "fp32") else alike.precision,
-        "gradient_bytes": int(alike.gradient_bytes),
+        "expert_data_parallel_size": ranks // experts,
     }
-    return TrainDecision.model_validate(named | chosen)
+    return TrainDecision.model_validate(own | pipeline)
 
 
 def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:

@@ -1,0 +1,109 @@
+"""What the reader of a plan must know about the numbers that it rests on, one line each."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from profilers.records import Profile
+from tuner.formulate.pricing import Machine
+from tuner.profiles import is_of_device
+from tuner.spec.cluster import Pool
+from tuner.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from tuner.costs.analytic.measured_profile import MeasuredProfile
+
+
+def analytic_notes(
+    spec: Spec, measured: Mapping[str, "MeasuredProfile"], *, calibrated: bool
+) -> tuple[str, ...]:
+    """Say what a plan on the analytic model takes for granted."""
+    notes = []
+    if spec.routing is None and spec.model.moe is not None:
+        notes.append("routing is assumed balanced: no recording was given (goal.routing)")
+    if measured:
+        if calibrated and not all(one.own_residuals for one in measured.values()):
+            notes.append("what was not measured is corrected by residuals of published runs")
+        return tuple(notes)
+    if calibrated:
+        notes.append(
+            "planned on the device's datasheet and on residuals of published runs; measure your "
+            "machine with `moetune profile`"
+        )
+    else:
+        notes.append("planned on the device's datasheet alone: the error band is wide")
+    return tuple(notes)
+
+
+def profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
+    """Say what each profile is of, and what was fitted beside it."""
+    for pool in spec.cluster.pools:
+        if pool.name not in measured:
+            continue
+        own = measured[pool.name]
+        header = own.profile.header
+        yield f"pool {pool.name!r}: {own.source} on {header.machine.device}, {own.path.name}"
+        if pool.device is not None and not is_of_device(header, pool.device):
+            yield (
+                f"the profile was measured on {header.machine.device!r}, the pool says "
+                f"{pool.device!r}"
+            )
+        if own.own_residuals is not None:
+            yield f"residuals of the profile itself: {own.own_residuals.origin}"
+        for name, info in sorted(header.tables.items()):
+            if not info.complete:
+                yield f"table {name}: {info.note}"
+
+
+def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) -> tuple[str, ...]:
+    """Say what a plan on the reference engine's profile takes for granted."""
+    measured = profile.header.machine
+    notes = []
+    if spec.routing is None and spec.model.moe is not None:
+        notes.append("routing is assumed balanced: no recording was given (goal.routing)")
+    if pool.device is not None and pool.device.casefold() not in measured.device.casefold():
+        notes.append(
+            f"the profile was measured on {measured.device!r}, the pool says {pool.device!r}"
+        )
+    if measured.world < pool.num_devices:
+        notes.append(
+            f"collectives were measured over {measured.world} ranks, the plan uses up to "
+            f"{pool.num_devices}: larger groups are extrapolated"
+        )
+    if pool.nodes > measured.nodes:
+        notes.append(
+            f"the profile covers {measured.nodes} node, the pool has {pool.nodes}: links between "
+            "nodes are priced like those inside one"
+        )
+    notes += _without_effect(spec, pool)
+    if measured.oversubscribed:
+        notes.append("the profile ran more ranks than cores or accelerators")
+    if machine.residual.num_runs == 0:
+        notes.append(f"error band: {machine.residual.origin}")
+    elif machine.residual.release != measured.libraries.get("torch", ""):
+        notes.append(
+            f"error band: compared on torch {machine.residual.release}, the profile is of "
+            f"{measured.libraries.get('torch', 'no torch')}"
+        )
+    notes += [
+        f"table {name}: {info.note}"
+        for name, info in sorted(profile.header.tables.items())
+        if not info.complete
+    ]
+    return tuple(notes)
+
+
+def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
+    """Name what the spec says and this version does not use."""
+    unused = {
+        "cluster.links": bool(spec.cluster.links),
+        f"cluster.pools.{pool.name}.nic": pool.nic is not None,
+        f"cluster.pools.{pool.name}.nics_per_node": pool.nics_per_node is not None,
+        f"cluster.pools.{pool.name}.oversubscription": pool.oversubscription != 1.0,
+        f"cluster.pools.{pool.name}.scale_up_domain": pool.scale_up_domain is not None,
+        f"cluster.pools.{pool.name}.price_per_device_hour": pool.price_per_device_hour is not None,
+        "goal.tokens": spec.goal.tokens is not None,
+        "goal.reliability": spec.goal.reliability is not None,
+    }
+    return tuple(
+        f"{name} changes nothing in this version" for name, is_set in unused.items() if is_set
+    )
