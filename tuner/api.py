@@ -379,11 +379,14 @@ def refuse_unpriced(spec: Spec) -> None:
     """
     if len(spec.cluster.pools) > 1:
         names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
-        raise SpecError(f"cluster.pools: {names}: this version plans on one pool; keep one")
+        raise SpecError(
+            f"cluster.pools: {names}: a profile of the reference step plans one pool; keep one, or "
+            "name each pool's 'device' and no profile"
+        )
     if ModelFeature.MLA in features(spec.model):
         raise SpecError(
-            f"model: {spec.model.architecture} has multi-head latent attention, which this "
-            "version cannot price; grouped-query attention works"
+            f"model: {spec.model.architecture} has multi-head latent attention, which a "
+            "profile of the reference step cannot price; name the pool's 'device' and no profile"
         )
     _refuse_unlaunchable(spec)
 

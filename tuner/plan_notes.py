@@ -105,5 +105,7 @@ def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
         "goal.reliability": spec.goal.reliability is not None,
     }
     return tuple(
-        f"{name} changes nothing in this version" for name, is_set in unused.items() if is_set
+        f"{name} changes nothing on a profile of the reference step"
+        for name, is_set in unused.items()
+        if is_set
     )

@@ -219,7 +219,10 @@ def test_several_pools_are_refused_in_one_line(tiny_spec: Spec) -> None:
     spec["cluster"]["pools"].append(pool | {"name": "there"})
     path.write_text(yaml.safe_dump(spec))
     for question in (api.plan, api.wanted_cases):
-        with pytest.raises(SpecError, match="'here', 'there': this version plans on one pool"):
+        with pytest.raises(
+            SpecError,
+            match="'here', 'there': a profile of the reference step plans one pool; keep one",
+        ):
             question(path)
 
 
