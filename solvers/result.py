@@ -1,8 +1,8 @@
 """What a backend says (Claim) and what survives the check (Outcome).
 
-A backend only claims. The registry's `solve_*` hands the claim to the family's checker, which
-shares no code with any backend, recomputes the objective and the bound's sign, and only then makes
-an `Outcome`. Objectives are minimised throughout.
+A backend only claims. `Family.solve` (family.py) hands the claim to the family's checker, which
+shares no code with any backend, recomputes the objective, and only then makes an `Outcome`.
+Objectives are minimised throughout.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from profilers.machine import fingerprint
 from profilers.records import Case, Profile, ProfileHeader
 from profilers.records import Machine as MeasuredMachine
 from profilers.store import holds_profile, read_header, read_profile
-from solvers.registry import layout_solver
+from solvers.registry import LAYOUT
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import residual_for
 from tuner.costs.workload import Workload
@@ -113,7 +113,7 @@ def plan(
         ProfileUnreadableError: a profile is missing or damaged.
         OutsideProfileError: the profile lacks an operation that the model needs.
     """
-    layout_solver(method)
+    LAYOUT.solver(method)
     spec = read_spec(spec_path)
     measured = _accelerators(spec, profiles)
     if measured is not None:

@@ -1,12 +1,17 @@
+import dataclasses
+import inspect
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from solvers import registry
 from solvers.errors import RejectedClaimError, UnknownSolverError
+from solvers.family import Family
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.layout.testing import large_problem
-from solvers.registry import LAYOUT, checked_layout, layout_solver, solve_layout
+from solvers.registry import LAYOUT
 from solvers.result import Claim, Status
 
 
@@ -17,7 +22,7 @@ def problem() -> LayoutProblem:
 
 @pytest.fixture(scope="module")
 def true_claim(problem: LayoutProblem) -> Claim[Layout]:
-    return layout_solver("exact")(problem, time_limit_s=60.0)
+    return LAYOUT.solver("exact")(problem, time_limit_s=60.0)
 
 
 def tampered(claim: Claim[Layout], stage: int, layers_R: tuple[int, ...]) -> Claim[Layout]:
@@ -29,7 +34,7 @@ def tampered(claim: Claim[Layout], stage: int, layers_R: tuple[int, ...]) -> Cla
 
 
 def test_a_true_claim_becomes_an_outcome(problem: LayoutProblem, true_claim: Claim[Layout]) -> None:
-    outcome = checked_layout(problem, true_claim, method="exact", solve_s=0.25)
+    outcome = LAYOUT.checked(problem, true_claim, method="exact", solve_s=0.25)
     assert outcome.status is Status.OPTIMAL
     assert outcome.objective == pytest.approx(true_claim.bound)
     assert (outcome.method, outcome.solve_s) == ("exact", 0.25)
@@ -52,7 +57,7 @@ def test_a_tampered_layout_is_rejected(
 ) -> None:
     claim = tampered(true_claim, stage, layers_R)
     with pytest.raises(RejectedClaimError, match="lie claims a solution that is not allowed"):
-        checked_layout(problem, claim, method="lie", solve_s=0.0)
+        LAYOUT.checked(problem, claim, method="lie", solve_s=0.0)
     assert claim.solution is not None
     from solvers.layout.check import violations
 
@@ -67,7 +72,7 @@ def test_a_bound_above_the_objective_is_rejected(
         status=Status.FEASIBLE, solution=true_claim.solution, bound=true_claim.bound * factor
     )
     with pytest.raises(RejectedClaimError, match="lie claims"):
-        checked_layout(problem, claim, method="lie", solve_s=0.0)
+        LAYOUT.checked(problem, claim, method="lie", solve_s=0.0)
 
 
 def test_an_optimum_without_proof_is_only_feasible(
@@ -76,30 +81,51 @@ def test_an_optimum_without_proof_is_only_feasible(
     claim = Claim(
         status=Status.OPTIMAL, solution=true_claim.solution, bound=true_claim.bound * 0.99
     )
-    outcome = checked_layout(problem, claim, method="boast", solve_s=0.0)
+    outcome = LAYOUT.checked(problem, claim, method="boast", solve_s=0.0)
     assert outcome.status is Status.FEASIBLE
     assert outcome.gap_ratio == pytest.approx(0.01)
 
 
 def test_an_unknown_method_is_answered_with_the_known_ones(problem: LayoutProblem) -> None:
     with pytest.raises(UnknownSolverError, match="'simplex' is not one of exact, milp, cp_sat"):
-        solve_layout(problem, method="simplex", time_limit_s=1.0)
+        LAYOUT.solve(problem, method="simplex", time_limit_s=1.0)
 
 
 def test_a_time_limit_must_be_positive(problem: LayoutProblem) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        solve_layout(problem, method="exact", time_limit_s=0.0)
+        LAYOUT.solve(problem, method="exact", time_limit_s=0.0)
 
 
 def test_the_clock_times_the_solve(problem: LayoutProblem) -> None:
     ticks = iter([10.0, 12.5])
-    outcome = solve_layout(problem, method="exact", time_limit_s=60.0, clock=lambda: next(ticks))
+    outcome = LAYOUT.solve(problem, method="exact", time_limit_s=60.0, clock=lambda: next(ticks))
     assert outcome.solve_s == 2.5
 
 
-@pytest.mark.parametrize("method", LAYOUT)
-def test_every_entry_names_a_function(method: str) -> None:
-    assert callable(layout_solver(method))
+FAMILIES: tuple[Family[Any, Any], ...] = tuple(
+    value for value in vars(registry).values() if isinstance(value, Family)
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_entry_of_every_family_names_a_solver(family: Family[Any, Any]) -> None:
+    for method in family.methods:
+        assert list(inspect.signature(family.solver(method)).parameters)[1:] == [
+            "time_limit_s",
+            "threads",
+        ]
+
+
+def test_a_default_must_be_a_method() -> None:
+    with pytest.raises(ValueError, match="'simplex' is not one of exact, milp, cp_sat"):
+        dataclasses.replace(LAYOUT, default="simplex")
+
+
+def test_a_method_that_nobody_names_is_the_default(problem: LayoutProblem) -> None:
+    assert (
+        dataclasses.replace(LAYOUT, default="exact").solve(problem, time_limit_s=60.0).method
+        == "exact"
+    )
 
 
 def test_highspy_is_not_a_dependency() -> None:

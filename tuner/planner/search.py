@@ -13,9 +13,10 @@ bound of what is open or solved is the bound of the whole search.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from solvers.family import OPTIMALITY_TOLERANCE
 from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
-from solvers.registry import OPTIMALITY_TOLERANCE, solve_layout
+from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import Option, options
@@ -176,7 +177,7 @@ class _BranchAndBound:
         self._keep(candidate, outcome)
 
     def _solved(self, problem: LayoutProblem) -> Outcome[Layout]:
-        return solve_layout(
+        return LAYOUT.solve(
             problem,
             method=self._settings.method,
             time_limit_s=max(self._left_s(), SHORTEST_SOLVE_S),

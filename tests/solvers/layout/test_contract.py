@@ -9,7 +9,7 @@ import pytest
 from solvers.layout import brute_force
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.layout.testing import interleaved_problem, large_problem, tiny_problem
-from solvers.registry import LAYOUT, checked_layout, solve_layout
+from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
 
 SEEDS = range(96)
@@ -25,7 +25,7 @@ def instance(seed: int) -> LayoutProblem:
 def expected(seed: int) -> Outcome[Layout]:
     problem = instance(seed)
     claim = brute_force.solve(problem, time_limit_s=TIME_LIMIT_S)
-    return checked_layout(problem, claim, method="brute_force", solve_s=0.0)
+    return LAYOUT.checked(problem, claim, method="brute_force", solve_s=0.0)
 
 
 def is_outside(method: str, problem: LayoutProblem) -> bool:
@@ -34,10 +34,10 @@ def is_outside(method: str, problem: LayoutProblem) -> bool:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("method", LAYOUT)
+@pytest.mark.parametrize("method", LAYOUT.methods)
 def test_meets_the_oracle(method: str, seed: int) -> None:
     problem = instance(seed)
-    outcome = solve_layout(problem, method=method, time_limit_s=TIME_LIMIT_S)
+    outcome = LAYOUT.solve(problem, method=method, time_limit_s=TIME_LIMIT_S)
     if is_outside(method, problem):
         assert outcome.status is Status.UNKNOWN
         return
@@ -65,15 +65,15 @@ def test_the_instances_cover_every_feature() -> None:
     assert min(seen[feature] for feature in features) >= 6, seen
 
 
-@pytest.mark.parametrize("method", LAYOUT)
+@pytest.mark.parametrize("method", LAYOUT.methods)
 def test_solves_a_very_large_model(method: str) -> None:
-    outcome = solve_layout(large_problem(), method=method, time_limit_s=TIME_LIMIT_S)
+    outcome = LAYOUT.solve(large_problem(), method=method, time_limit_s=TIME_LIMIT_S)
     assert outcome.status is Status.OPTIMAL
     assert outcome.objective == pytest.approx(10.17716, rel=1e-6)
 
 
-@pytest.mark.parametrize("method", [method for method in LAYOUT if method != "exact"])
+@pytest.mark.parametrize("method", [method for method in LAYOUT.methods if method != "exact"])
 def test_a_time_limited_incumbent_is_never_called_optimal(method: str) -> None:
-    outcome = solve_layout(interleaved_problem(), method=method, time_limit_s=1.5)
+    outcome = LAYOUT.solve(interleaved_problem(), method=method, time_limit_s=1.5)
     assert outcome.status is Status.FEASIBLE
     assert 0.0 < outcome.bound < outcome.objective * (1 - 1e-6)

@@ -8,7 +8,7 @@ from ortools.sat.python import cp_model
 
 from solvers.layout import cp_sat
 from solvers.layout.testing import interleaved_problem, tiny_problem
-from solvers.registry import solve_layout
+from solvers.registry import LAYOUT
 
 
 def test_an_interrupt_stops_the_search_and_is_raised() -> None:
@@ -45,6 +45,6 @@ def test_an_interrupt_that_meets_a_starting_search_stops_it_too(
 def test_one_thread_gives_the_same_layout_every_time() -> None:
     problem = tiny_problem(np.random.default_rng(11))
     first, second = (
-        solve_layout(problem, method="cp_sat", time_limit_s=60.0).solution for _ in range(2)
+        LAYOUT.solve(problem, method="cp_sat", time_limit_s=60.0).solution for _ in range(2)
     )
     assert first == second

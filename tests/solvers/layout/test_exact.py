@@ -2,13 +2,13 @@ import numpy as np
 
 from solvers.layout import exact
 from solvers.layout.testing import interleaved_problem, large_problem
-from solvers.registry import checked_layout
+from solvers.registry import LAYOUT
 from solvers.result import Status
 
 
 def test_out_of_time_it_keeps_an_honest_bound() -> None:
     claim = exact.solve(large_problem(), time_limit_s=0.0)
-    outcome = checked_layout(large_problem(), claim, method="exact", solve_s=0.0)
+    outcome = LAYOUT.checked(large_problem(), claim, method="exact", solve_s=0.0)
     proven = exact.solve(large_problem(), time_limit_s=60.0)
     assert outcome.status is Status.FEASIBLE
     assert outcome.bound < proven.bound <= outcome.objective

@@ -4,7 +4,7 @@ import pytest
 
 from solvers.layout import milp
 from solvers.layout.problem import LayoutProblem
-from solvers.registry import checked_layout
+from solvers.registry import LAYOUT
 from solvers.result import Status
 
 MakeProblem = Callable[..., LayoutProblem]
@@ -32,6 +32,6 @@ def test_one_byte_too_many_is_seen_through_the_tolerance_of_cbc(
         min_layers_per_stage=1,
     )
     claim = milp.solve(problem, time_limit_s=60.0)
-    outcome = checked_layout(problem, claim, method="milp", solve_s=0.0)
+    outcome = LAYOUT.checked(problem, claim, method="milp", solve_s=0.0)
     assert outcome.status is Status.OPTIMAL
     assert outcome.objective == pytest.approx(step_s)

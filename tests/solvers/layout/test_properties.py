@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.layout.relax import with_extra_memory
 from solvers.layout.testing import tiny_problem
-from solvers.registry import solve_layout
+from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
 
 few_examples = settings(deadline=None, max_examples=40, derandomize=True)
@@ -19,7 +19,7 @@ few_examples = settings(deadline=None, max_examples=40, derandomize=True)
 def solved(problem: LayoutProblem) -> Outcome[Layout]:
     """By the fastest method that covers the instance."""
     free_cuts = problem.stages_per_device > 1 and problem.fixed_layout is None
-    return solve_layout(problem, method="cp_sat" if free_cuts else "exact", time_limit_s=60.0)
+    return LAYOUT.solve(problem, method="cp_sat" if free_cuts else "exact", time_limit_s=60.0)
 
 
 seeds = st.integers(min_value=10_000, max_value=20_000)

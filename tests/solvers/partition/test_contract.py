@@ -13,7 +13,7 @@ from solvers.errors import RejectedClaimError, UnknownSolverError
 from solvers.partition import brute_force
 from solvers.partition.problem import Partition, PartitionProblem, PartitionStage
 from solvers.partition.testing import tiny_problem, two_pools
-from solvers.registry import PARTITION, checked_partition, partition_solver, solve_partition
+from solvers.registry import PARTITION
 from solvers.result import Claim, Outcome, Status
 
 SEEDS = range(60)
@@ -29,13 +29,13 @@ def instance(seed: int) -> PartitionProblem:
 def expected(seed: int) -> Outcome[Partition]:
     problem = instance(seed)
     claim = brute_force.solve(problem, time_limit_s=TIME_LIMIT_S)
-    return checked_partition(problem, claim, method="brute_force", solve_s=0.0)
+    return PARTITION.checked(problem, claim, method="brute_force", solve_s=0.0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("method", PARTITION)
+@pytest.mark.parametrize("method", PARTITION.methods)
 def test_meets_the_oracle(method: str, seed: int) -> None:
-    outcome = solve_partition(instance(seed), method=method, time_limit_s=TIME_LIMIT_S)
+    outcome = PARTITION.solve(instance(seed), method=method, time_limit_s=TIME_LIMIT_S)
     assert outcome.status is expected(seed).status
     assert outcome.objective == pytest.approx(expected(seed).objective, rel=1e-9)
     assert outcome.gap_ratio <= 1e-6 or outcome.status is Status.INFEASIBLE
@@ -61,7 +61,7 @@ def test_the_instances_cover_every_feature() -> None:
 
 
 def test_the_slower_pool_gets_fewer_layers() -> None:
-    outcome = solve_partition(two_pools(), time_limit_s=TIME_LIMIT_S)
+    outcome = PARTITION.solve(two_pools(), time_limit_s=TIME_LIMIT_S)
     assert outcome.status is Status.OPTIMAL
     assert outcome.solution is not None
     layers_of = Counter[int]()
@@ -75,13 +75,13 @@ def test_the_slower_pool_gets_fewer_layers() -> None:
 
 def test_a_link_that_is_too_slow_leaves_its_pool_out() -> None:
     problem = two_pools(hop_s_PP=[[0.001, 9.0], [9.0, 0.001]], memory_limit_bytes_P=[2e12, 2e12])
-    outcome = solve_partition(problem, time_limit_s=TIME_LIMIT_S)
+    outcome = PARTITION.solve(problem, time_limit_s=TIME_LIMIT_S)
     assert outcome.solution is not None
     assert {stage.pool for stage in outcome.solution.stages} == {0}
 
 
 def test_out_of_time_is_never_called_optimal() -> None:
-    outcome = solve_partition(two_pools(), method="exact", time_limit_s=1e-6)
+    outcome = PARTITION.solve(two_pools(), method="exact", time_limit_s=1e-6)
     assert outcome.status is Status.UNKNOWN
 
 
@@ -92,8 +92,8 @@ def test_more_memory_never_hurts(seed: int, extra_bytes: int) -> None:
     roomier = dataclasses.replace(
         problem, memory_limit_bytes_P=problem.memory_limit_bytes_P + extra_bytes
     )
-    before = solve_partition(problem, time_limit_s=TIME_LIMIT_S)
-    after = solve_partition(roomier, time_limit_s=TIME_LIMIT_S)
+    before = PARTITION.solve(problem, time_limit_s=TIME_LIMIT_S)
+    after = PARTITION.solve(roomier, time_limit_s=TIME_LIMIT_S)
     assert after.objective <= before.objective * (1 + 1e-9)
 
 
@@ -112,29 +112,29 @@ def test_the_order_of_the_pools_changes_nothing(seed: int) -> None:
         hop_s_PP=problem.hop_s_PP[np.ix_(order, order)],
         num_microbatches=problem.num_microbatches,
     )
-    before = solve_partition(problem, time_limit_s=TIME_LIMIT_S)
-    after = solve_partition(shuffled, time_limit_s=TIME_LIMIT_S)
+    before = PARTITION.solve(problem, time_limit_s=TIME_LIMIT_S)
+    after = PARTITION.solve(shuffled, time_limit_s=TIME_LIMIT_S)
     assert after.objective == pytest.approx(before.objective, rel=1e-9)
 
 
 def test_false_claims_are_refused() -> None:
     problem = two_pools()
-    true = partition_solver("exact")(problem, time_limit_s=TIME_LIMIT_S)
+    true = PARTITION.solver("exact")(problem, time_limit_s=TIME_LIMIT_S)
     assert true.solution is not None
     too_full = Partition(stages=(PartitionStage(pool=0, layers=61),))
     with pytest.raises(RejectedClaimError, match="not allowed: stage 0 in pool 'new' needs"):
-        checked_partition(
+        PARTITION.checked(
             problem,
             Claim(status=Status.OPTIMAL, solution=too_full, bound=0.0),
             method="lie",
             solve_s=0.0,
         )
     with pytest.raises(RejectedClaimError, match="lie claims that nothing is below"):
-        checked_partition(
+        PARTITION.checked(
             problem,
             Claim(status=Status.FEASIBLE, solution=true.solution, bound=true.bound * 1.001),
             method="lie",
             solve_s=0.0,
         )
     with pytest.raises(UnknownSolverError, match="partition method 'guess' is not one of exact"):
-        solve_partition(problem, method="guess", time_limit_s=1.0)
+        PARTITION.solve(problem, method="guess", time_limit_s=1.0)

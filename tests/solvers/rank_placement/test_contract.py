@@ -12,7 +12,7 @@ from solvers.rank_placement.bound import lower_bound_s
 from solvers.rank_placement.check import objective
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from solvers.rank_placement.testing import racks, tiny_problem
-from solvers.registry import RANK_PLACEMENT, checked_rank_placement, solve_rank_placement
+from solvers.registry import RANK_PLACEMENT
 from solvers.result import Claim, Outcome, Status
 
 SEEDS = range(40)
@@ -29,15 +29,17 @@ def instance(seed: int) -> RankPlacementProblem:
 def expected(seed: int) -> Outcome[RankPlacement]:
     problem = instance(seed)
     claim = brute_force.solve(problem, time_limit_s=TIME_LIMIT_S)
-    return checked_rank_placement(problem, claim, method="brute_force", solve_s=0.0)
+    return RANK_PLACEMENT.checked(problem, claim, method="brute_force", solve_s=0.0)
 
 
-CASES = [(method, seed) for method in RANK_PLACEMENT for seed in SEEDS_OF.get(method, SEEDS)]
+CASES = [
+    (method, seed) for method in RANK_PLACEMENT.methods for seed in SEEDS_OF.get(method, SEEDS)
+]
 
 
 @pytest.mark.parametrize(("method", "seed"), CASES)
 def test_meets_the_oracle(method: str, seed: int) -> None:
-    outcome = solve_rank_placement(instance(seed), method=method, time_limit_s=TIME_LIMIT_S)
+    outcome = RANK_PLACEMENT.solve(instance(seed), method=method, time_limit_s=TIME_LIMIT_S)
     assert (outcome.solution is None) == (expected(seed).solution is None)
     assert outcome.status in (expected(seed).status, Status.FEASIBLE)
     assert outcome.bound <= expected(seed).objective * (1 + 1e-9)
@@ -47,7 +49,7 @@ def test_meets_the_oracle(method: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS_OF["milp"])
 def test_the_integer_program_proves_its_optimum(seed: int) -> None:
-    outcome = solve_rank_placement(instance(seed), method="milp", time_limit_s=TIME_LIMIT_S)
+    outcome = RANK_PLACEMENT.solve(instance(seed), method="milp", time_limit_s=TIME_LIMIT_S)
     assert outcome.status is expected(seed).status
 
 
@@ -77,7 +79,7 @@ def test_the_instances_cover_every_feature() -> None:
 def test_racks_are_found_again_among_shuffled_nodes() -> None:
     problem = racks(np.random.default_rng(1), num_racks=4, nodes_per_rack=4, pipelines=4)
     as_numbered = RankPlacement(node_RS=tuple(tuple(range(4 * r, 4 * r + 4)) for r in range(4)))
-    outcome = solve_rank_placement(problem, time_limit_s=TIME_LIMIT_S)
+    outcome = RANK_PLACEMENT.solve(problem, time_limit_s=TIME_LIMIT_S)
     assert outcome.objective < 0.7 * objective(problem, as_numbered)
     assert outcome.gap_ratio < 0.1
 
@@ -94,7 +96,7 @@ def test_equal_nodes_and_links_need_no_search() -> None:
         stage_bytes_S=np.ones(4, dtype=np.int64),
         memory_limit_bytes_N=np.ones(16, dtype=np.int64),
     )
-    assert solve_rank_placement(problem, time_limit_s=TIME_LIMIT_S).status is Status.OPTIMAL
+    assert RANK_PLACEMENT.solve(problem, time_limit_s=TIME_LIMIT_S).status is Status.OPTIMAL
 
 
 def test_slow_nodes_are_left_as_spares() -> None:
@@ -109,7 +111,7 @@ def test_slow_nodes_are_left_as_spares() -> None:
         stage_bytes_S=np.ones(2, dtype=np.int64),
         memory_limit_bytes_N=np.ones(6, dtype=np.int64),
     )
-    outcome = solve_rank_placement(problem, time_limit_s=TIME_LIMIT_S)
+    outcome = RANK_PLACEMENT.solve(problem, time_limit_s=TIME_LIMIT_S)
     assert outcome.solution is not None
     assert sorted(outcome.solution.launch_order) == [0, 2, 3, 5]
     assert outcome.status is Status.OPTIMAL
@@ -117,7 +119,7 @@ def test_slow_nodes_are_left_as_spares() -> None:
 
 def test_equal_inputs_give_equal_placements() -> None:
     problem = racks(np.random.default_rng(3), num_racks=2, nodes_per_rack=4, pipelines=2)
-    first, second = (solve_rank_placement(problem, time_limit_s=TIME_LIMIT_S) for _ in range(2))
+    first, second = (RANK_PLACEMENT.solve(problem, time_limit_s=TIME_LIMIT_S) for _ in range(2))
     assert first.solution == second.solution
 
 
@@ -131,6 +133,6 @@ def test_false_claims_are_refused() -> None:
     ):
         claim = Claim(status=Status.FEASIBLE, solution=solution, bound=bound)
         with pytest.raises(RejectedClaimError, match=complaint):
-            checked_rank_placement(problem, claim, method="lie", solve_s=0.0)
+            RANK_PLACEMENT.checked(problem, claim, method="lie", solve_s=0.0)
     with pytest.raises(UnknownSolverError, match="rank placement method 'guess' is not one of"):
-        solve_rank_placement(problem, method="guess", time_limit_s=1.0)
+        RANK_PLACEMENT.solve(problem, method="guess", time_limit_s=1.0)

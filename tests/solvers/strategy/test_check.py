@@ -5,7 +5,7 @@ import pytest
 
 from solvers.errors import RejectedClaimError
 from solvers.layout.testing import large_problem
-from solvers.registry import checked_strategy, layout_solver, solve_strategy
+from solvers.registry import LAYOUT, STRATEGY
 from solvers.result import Claim, Status
 from solvers.strategy import check
 from solvers.strategy.problem import Strategy, StrategyProblem
@@ -19,7 +19,7 @@ def problem() -> StrategyProblem:
 
 @pytest.fixture(scope="module")
 def found(problem: StrategyProblem) -> Strategy:
-    layout = layout_solver("exact")(problem.layouts_K[1], time_limit_s=60.0).solution
+    layout = LAYOUT.solver("exact")(problem.layouts_K[1], time_limit_s=60.0).solution
     assert layout is not None
     return Strategy(index=1, layout=layout)
 
@@ -40,12 +40,12 @@ def test_a_strategy_that_does_not_exist_is_named(problem: StrategyProblem, found
 def test_a_bound_above_the_objective_is_rejected(problem: StrategyProblem, found: Strategy) -> None:
     claim = Claim(status=Status.OPTIMAL, solution=found, bound=11.0)
     with pytest.raises(RejectedClaimError, match="nothing is below 11"):
-        checked_strategy(problem, claim, method="lie", solve_s=0.0)
+        STRATEGY.checked(problem, claim, method="lie", solve_s=0.0)
 
 
 def test_a_dear_second_strategy_is_left(problem: StrategyProblem) -> None:
     dear = dataclasses.replace(problem, once_s_K=(0.5, 9.0))
-    outcome = solve_strategy(dear, method="one_by_one", time_limit_s=60.0)
+    outcome = STRATEGY.solve(dear, method="one_by_one", time_limit_s=60.0)
     assert outcome.solution is not None
     assert outcome.solution.index == 0
 

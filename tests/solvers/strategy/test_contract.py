@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from solvers.registry import STRATEGY, checked_strategy, solve_strategy
+from solvers.registry import STRATEGY
 from solvers.result import Outcome, Status
 from solvers.strategy import brute_force
 from solvers.strategy.problem import Strategy, StrategyProblem
@@ -25,13 +25,13 @@ def instance(seed: int) -> StrategyProblem:
 def expected(seed: int) -> Outcome[Strategy]:
     problem = instance(seed)
     claim = brute_force.solve(problem, time_limit_s=TIME_LIMIT_S)
-    return checked_strategy(problem, claim, method="brute_force", solve_s=0.0)
+    return STRATEGY.checked(problem, claim, method="brute_force", solve_s=0.0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("method", STRATEGY)
+@pytest.mark.parametrize("method", STRATEGY.methods)
 def test_meets_the_oracle(method: str, seed: int) -> None:
-    outcome = solve_strategy(instance(seed), method=method, time_limit_s=TIME_LIMIT_S)
+    outcome = STRATEGY.solve(instance(seed), method=method, time_limit_s=TIME_LIMIT_S)
     assert outcome.status is expected(seed).status
     assert outcome.objective == pytest.approx(expected(seed).objective, rel=1e-9)
     assert outcome.gap_ratio <= 1e-6 or outcome.status is Status.INFEASIBLE
@@ -54,9 +54,9 @@ def test_the_instances_cover_every_case() -> None:
     assert min(seen[feature] for feature in wanted) >= 4, seen
 
 
-@pytest.mark.parametrize("method", STRATEGY)
+@pytest.mark.parametrize("method", STRATEGY.methods)
 def test_nothing_fits_is_proven(method: str) -> None:
     seeds = [seed for seed in SEEDS if expected(seed).status is Status.INFEASIBLE]
     assert seeds
-    outcome = solve_strategy(instance(seeds[0]), method=method, time_limit_s=TIME_LIMIT_S)
+    outcome = STRATEGY.solve(instance(seeds[0]), method=method, time_limit_s=TIME_LIMIT_S)
     assert (outcome.status, outcome.solution) == (Status.INFEASIBLE, None)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from solvers.partition.problem import Partition, PartitionStage
-from solvers.registry import solve_partition, solve_rank_placement
+from solvers.registry import PARTITION, RANK_PLACEMENT
 from solvers.result import Status
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.formulate.heterogeneous import (
@@ -92,7 +92,7 @@ def test_pools_without_a_link_are_never_joined() -> None:
         cluster(links=()), [prices(0.01), prices(0.02)], boundary_bytes=1e6, num_microbatches=16
     )
     assert np.isinf(problem.hop_s_PP[0, 1])
-    outcome = solve_partition(problem, time_limit_s=30.0)
+    outcome = PARTITION.solve(problem, time_limit_s=30.0)
     assert outcome.solution is not None
     assert len({stage.pool for stage in outcome.solution.stages}) == 1
 
@@ -101,7 +101,7 @@ def test_the_slower_pool_holds_fewer_layers_of_one_run() -> None:
     problem = partition_problem(
         cluster(), [prices(0.01), prices(0.02)], boundary_bytes=64e6, num_microbatches=64
     )
-    outcome = solve_partition(problem, time_limit_s=30.0)
+    outcome = PARTITION.solve(problem, time_limit_s=30.0)
     assert outcome.status is Status.OPTIMAL
     assert outcome.solution is not None
     # 4 + 4 layers at 10 ms and 2 + 2 at 20 ms: every stage takes 40 ms.
@@ -153,7 +153,7 @@ def test_a_node_holds_whole_replicas_of_one_stage() -> None:
     assert (problem.pipelines, problem.stages, problem.num_cells) == (4, 2, 8)
     assert problem.hop_bytes == 8e6
     assert problem.gradient_bytes_S.tolist() == [4e9, 4e9]
-    outcome = solve_rank_placement(problem, time_limit_s=30.0)
+    outcome = RANK_PLACEMENT.solve(problem, time_limit_s=30.0)
     assert outcome.status is Status.OPTIMAL
 
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
 from solvers.layout.problem import LayoutProblem
-from solvers.registry import solve_layout
+from solvers.registry import LAYOUT
 from tuner.costs.analytic.in_flight import held
 from tuner.costs.analytic.memory_units import MemoryUnits
 from tuner.planner.analytic.answer import Detail, detail_of, detailed, stage_layers
@@ -107,7 +107,7 @@ def finalist(search: Search, index: int, *, time_limit_s: float) -> Finalist:
     detail = detailed(search, one, stages_of(model, np.array(layers)[:, None]))
     options = options_of(search, one, step_s=_step_s(detail))
     problem = layout_problem(search, options)
-    outcome = solve_layout(problem, method="exact", time_limit_s=time_limit_s)
+    outcome = LAYOUT.solve(problem, method="exact", time_limit_s=time_limit_s)
     if outcome.solution is not None:
         chosen = options.taken(np.array([outcome.solution.option_S[0]]))
         solved = tuple(sum(layers_R) for layers_R in outcome.solution.layers_SR)

@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from solvers.partition.problem import Partition, PartitionProblem
-from solvers.registry import solve_partition
+from solvers.registry import PARTITION
 from tuner.formulate.heterogeneous import PoolPrices, partition_problem
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.unlike.bounds import OnceParts, most_stages
@@ -116,7 +116,7 @@ def solved(column: Column, cluster: Cluster, *, method: str, time_limit_s: float
     between_s, problem = _problem(column, _part(cluster, column.chosen))
     bounds_s = []
     for _ in range(TIGHTENINGS + 1):
-        outcome = solve_partition(problem, method=method, time_limit_s=time_limit_s)
+        outcome = PARTITION.solve(problem, method=method, time_limit_s=time_limit_s)
         bounds_s.append(outcome.bound + column.least_fixed_s)
         if outcome.solution is None:
             break

@@ -15,7 +15,7 @@ from profilers.imports.link_matrix import LinkMatrix
 from profilers.steps.config import LayerKind
 from solvers.rank_placement import check
 from solvers.rank_placement.problem import RankPlacement
-from solvers.registry import solve_rank_placement
+from solvers.registry import RANK_PLACEMENT
 from tuner.errors import SpecError
 from tuner.formulate.heterogeneous import rank_placement_problem
 from tuner.placement import NodeOrder, Placement
@@ -92,7 +92,7 @@ def node_order(
             for replica in range(problem.pipelines)
         )
     )
-    outcome = solve_rank_placement(problem, method=method, time_limit_s=time_limit_s)
+    outcome = RANK_PLACEMENT.solve(problem, method=method, time_limit_s=time_limit_s)
     before_s = check.objective(problem, as_listed)
     placement = outcome.solution or as_listed
     chosen = placement.launch_order

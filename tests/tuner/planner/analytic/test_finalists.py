@@ -4,7 +4,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from solvers.registry import solve_layout, solve_strategy
+from solvers.registry import LAYOUT, STRATEGY
 from solvers.strategy.problem import StrategyProblem
 from tuner.planner.analytic.answer import detail_of
 from tuner.planner.analytic.finalists import finalist, layout_problem, played_s, ranked
@@ -58,7 +58,7 @@ def test_the_integer_program_never_makes_a_row_slower(found: Found) -> None:
 def test_the_program_counts_a_pipeline_as_the_closed_form_does(found: Found) -> None:
     assert found.found is not None
     one = found.found.candidates.taken(np.array([0]))
-    outcome = solve_layout(layout_problem(found, one), method="exact", time_limit_s=30.0)
+    outcome = LAYOUT.solve(layout_problem(found, one), method="exact", time_limit_s=30.0)
     step = detail_of(found, 0).step
     rest_s = float(np.ravel(step.once_s)[0])
     # What the closed form adds beside both: sending between stages.
@@ -73,9 +73,9 @@ def test_one_program_over_rows_agrees_with_row_by_row(found: Found) -> None:
     layouts = tuple(layout_problem(found, row) for row in rows)
     once_s = tuple(float(np.ravel(detail_of(found, index).step.once_s)[0]) for index in range(5))
     problem = StrategyProblem(layouts_K=layouts, once_s_K=once_s)
-    together = solve_strategy(problem, method="milp", time_limit_s=60.0)
+    together = STRATEGY.solve(problem, method="milp", time_limit_s=60.0)
     apart = [
-        once + solve_layout(layout, method="exact", time_limit_s=30.0).objective
+        once + LAYOUT.solve(layout, method="exact", time_limit_s=30.0).objective
         for once, layout in zip(once_s, layouts, strict=True)
     ]
     assert together.objective == pytest.approx(min(apart), rel=1e-6)

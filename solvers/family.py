@@ -1,0 +1,151 @@
+"""A family of solvers: what its methods are called, and the check between claim and outcome.
+
+A backend only claims. A family imports the named method lazily, so that a missing optional backend
+hurts only whoever asks for it, hands the claim to its checker, which shares no code with any
+backend, and makes an `Outcome` of what survives: the solution breaks no rule, the objective is
+recomputed, and the bound does not lie above it.
+
+Objectives are minimised and at least zero.
+"""
+
+import importlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar, cast
+
+from solvers.errors import RejectedClaimError, UnknownSolverError
+from solvers.result import Claim, Outcome, Status
+
+Problem = TypeVar("Problem")
+Solution = TypeVar("Solution")
+ProblemIn = TypeVar("ProblemIn", contravariant=True)
+SolutionIn = TypeVar("SolutionIn", contravariant=True)
+SolutionOut = TypeVar("SolutionOut", covariant=True)
+
+OPTIMALITY_TOLERANCE: Final = 1e-6
+"""Largest relative gap that still counts as proven optimal."""
+
+BOUND_TOLERANCE: Final = 1e-9
+"""How far, relatively, a bound may pass the objective by rounding alone."""
+
+
+class Solver(Protocol[ProblemIn, Solution]):
+    """What every method of a family is."""
+
+    def __call__(
+        self, problem: ProblemIn, /, *, time_limit_s: float, threads: int = 1
+    ) -> Claim[Solution]: ...
+
+
+class Check(Protocol[ProblemIn, SolutionIn]):
+    """What the `check.py` of a family offers; the module itself is passed."""
+
+    def violations(self, problem: ProblemIn, solution: SolutionIn, /) -> tuple[str, ...]:
+        """Every broken rule as one line with its numbers; empty when the solution is allowed."""
+        ...
+
+    def objective(self, problem: ProblemIn, solution: SolutionIn, /) -> float:
+        """What an allowed solution costs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family(Generic[Problem, Solution]):
+    """One kind of problem with everything that solves it."""
+
+    name: str
+    """As messages say it."""
+    methods: Mapping[str, str]
+    """From the name that users type to `module:function`."""
+    default: str
+    """The method of `solve` where none is named."""
+    check: Check[Problem, Solution]
+
+    def __post_init__(self) -> None:
+        if self.default not in self.methods:
+            raise ValueError(f"{self.default!r} is not one of {', '.join(self.methods)}")
+
+    def solver(self, method: str) -> Solver[Problem, Solution]:
+        """Import the method of that name.
+
+        Raises:
+            UnknownSolverError: the family has no such method.
+        """
+        if method not in self.methods:
+            raise UnknownSolverError(
+                f"{self.name} method {method!r} is not one of {', '.join(self.methods)}"
+            )
+        module, _, function = self.methods[method].partition(":")
+        return cast("Solver[Problem, Solution]", getattr(importlib.import_module(module), function))
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        method: str | None = None,
+        time_limit_s: float,
+        threads: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Outcome[Solution]:
+        """Solve by the named method and return only what survives the check.
+
+        Args:
+            problem: of this family.
+            method: of `methods`; None takes the default.
+            time_limit_s: for the backend; the check comes on top.
+            threads: that the backend may use.
+            clock: seconds that only grow.
+
+        Raises:
+            UnknownSolverError: the family has no such method.
+            RejectedClaimError: as `checked` says.
+        """
+        if not time_limit_s > 0.0 or threads < 1:
+            raise ValueError(f"time_limit_s {time_limit_s} and threads {threads} must be positive")
+        chosen = self.default if method is None else method
+        started_s = clock()
+        claim = self.solver(chosen)(problem, time_limit_s=time_limit_s, threads=threads)
+        return self.checked(problem, claim, method=chosen, solve_s=clock() - started_s)
+
+    def checked(
+        self, problem: Problem, claim: Claim[Solution], *, method: str, solve_s: float
+    ) -> Outcome[Solution]:
+        """Turn a claim into an outcome, or refuse it.
+
+        An OPTIMAL claim whose own bound leaves a gap above `OPTIMALITY_TOLERANCE` is kept as
+        FEASIBLE: the solution and the bound are true, only the word is not.
+
+        Raises:
+            RejectedClaimError: the solution breaks a rule, or the bound lies above its objective.
+        """
+        if math.isnan(claim.bound):
+            raise RejectedClaimError(f"{method} claims a bound that is not a number")
+        if claim.solution is None:
+            return Outcome(
+                status=claim.status,
+                solution=None,
+                objective=math.inf,
+                bound=claim.bound,
+                solve_s=solve_s,
+                method=method,
+            )
+        broken = self.check.violations(problem, claim.solution)
+        if broken:
+            raise RejectedClaimError(f"{method} claims a solution that is not allowed: {broken[0]}")
+        value = self.check.objective(problem, claim.solution)
+        if claim.bound > value * (1.0 + BOUND_TOLERANCE):
+            raise RejectedClaimError(
+                f"{method} claims that nothing is below {claim.bound}, its solution costs {value}"
+            )
+        proven = value - claim.bound <= OPTIMALITY_TOLERANCE * value
+        unproven_optimum = claim.status is Status.OPTIMAL and not proven
+        return Outcome(
+            status=Status.FEASIBLE if unproven_optimum else claim.status,
+            solution=claim.solution,
+            objective=value,
+            bound=min(claim.bound, value),
+            solve_s=solve_s,
+            method=method,
+        )
