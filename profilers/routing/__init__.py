@@ -1,0 +1,1 @@
+"""Recorded routing: which experts the tokens of a workload went to, captured or imported."""

@@ -1,0 +1,1 @@
+"""Experts on ranks: which expert stands in which slot of every layer."""

@@ -1,0 +1,1 @@
+"""Evenly loaded ranks: replica counts and slots for one workload or several."""

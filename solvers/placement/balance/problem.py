@@ -1,0 +1,113 @@
+"""Balance: the busiest rank of every layer should have as little to do as possible.
+
+    W workloads   L layers   E experts   G ranks   S slots of a layer
+
+Replicas of an expert share its load evenly. The cost of one replica of expert e in r copies is
+
+    c(w, l, e, r) = load / r + active_load * (1 - exp(-load / r))
+
+The second term is what a replica costs as soon as one token reaches it (its weights are read: a
+memory-bound decode step, Janus, arXiv 2512.13525), tokens taken as Poisson arrivals of mean
+load / r a pass; with `active_load` 0, the default, only token counts matter and loads may have any
+unit. A rank's time is the sum over its slots divided by its speed. The imbalance of a workload is
+
+    imbalance(w) = sum_l max_g time(w, l, g) / sum_l mean(w, l),  mean = sum_e load / sum_g speed
+
+and the objective is the weighted mean of the imbalances over workloads, the worst of them, or the
+mean of the worst share of the weight (CVaR, Rockafellar and Uryasev 2000). It is never the
+imbalance of the mean load: a placement that is even on the mean can be uneven on every workload.
+
+True for runtimes that wait for the slowest rank in each layer and split a replicated expert's
+tokens evenly (EPLB's assumption). Not covered: traffic between ranks.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from solvers.placement.ranks import Floats, Placement, Ranks
+
+
+class Robust(StrEnum):
+    """How the imbalances of several workloads become one number."""
+
+    MEAN = "mean"
+    """Their weighted mean."""
+    WORST = "worst"
+    """The largest."""
+    CVAR = "cvar"
+    """The weighted mean of the worst `tail_ratio` of the weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Migration:
+    """A limit on how far a placement may lie from the one that runs."""
+
+    current: Placement
+    most_moved: int
+    """Largest number of experts, over all layers, that a rank must load because it lacked them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BalanceProblem:
+    """Loads to be spread.
+
+    Raises:
+        ValueError: a shape is wrong, a load or weight is negative or not a number, a layer has no
+            load at all, or there are more experts than slots.
+    """
+
+    load_WLE: Floats
+    """Token copies, a pass on average or in all; any unit unless `active_load` is set."""
+    weight_W: Floats
+    """Positive, sums to 1."""
+    ranks: Ranks
+    robust: Robust = Robust.MEAN
+    tail_ratio: float = 0.5
+    """Share of the weight that CVaR looks at, in (0, 1]."""
+    active_load: float = 0.0
+    """What reading one replica's weights costs, in token copies."""
+    migration: Migration | None = None
+
+    def __post_init__(self) -> None:
+        if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:
+            raise ValueError("loads are [workloads][layers][experts], none of them empty")
+        num_workloads, _, num_experts = self.load_WLE.shape
+        if not np.isfinite(self.load_WLE).all() or (self.load_WLE < 0.0).any():
+            raise ValueError("every load must be a non-negative number")
+        if (self.load_WLE.sum(axis=2) <= 0.0).any():
+            raise ValueError("every layer of every workload needs some load")
+        if self.weight_W.shape != (num_workloads,) or not (self.weight_W > 0.0).all():
+            raise ValueError("every workload needs a positive weight")
+        if abs(float(self.weight_W.sum()) - 1.0) > 1e-9:
+            raise ValueError("weights of workloads must sum to 1")
+        if not 0.0 < self.tail_ratio <= 1.0 or not 0.0 <= self.active_load < np.inf:
+            raise ValueError("tail_ratio must be in (0, 1] and active_load at least 0")
+        if num_experts > self.ranks.num_slots:
+            raise ValueError(
+                f"{self.ranks.num_slots} slots on {self.ranks.num_ranks} ranks cannot hold"
+                f" {num_experts} experts"
+            )
+        for array in (self.load_WLE, self.weight_W):
+            array.setflags(write=False)
+
+    @property
+    def num_workloads(self) -> int:
+        """W."""
+        return int(self.load_WLE.shape[0])
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.load_WLE.shape[1])
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return int(self.load_WLE.shape[2])
+
+    @property
+    def mean_WL(self) -> Floats:
+        """Time of every rank if the load could be spread perfectly."""
+        return np.asarray(self.load_WLE.sum(axis=2) / self.ranks.speed_G.sum())

@@ -1,0 +1,1 @@
+"""Short ways between consecutive layers: transitions of tokens from expert to expert."""

@@ -1,0 +1,79 @@
+"""Layer chain: tokens that go on to another rank or node in the next layer should be few.
+
+    L layers   E experts   G ranks   S = E slots of a layer
+
+The cost of a placement is
+
+    total          sum_l sum_{e,f} flow(l, e, f) * cost(rank_l(e), rank_{l+1}(f))
+    busiest pair   sum_l max_{g,h} cost(g, h) * flow between g and h        (MoETuner's objective)
+
+subject to a largest rank load per layer, so that short ways are not bought with an uneven load.
+Every expert stands in one slot.
+
+True for runtimes in which a token's state stays on the rank of its last expert: MoETuner's setting
+(arXiv 2502.06643). Engines that combine back to the home rank after every layer gain nothing from
+it; see coactivation/problem.py for those.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from solvers.placement.ranks import Floats, Ranks
+
+
+class Measure(StrEnum):
+    """What of the flow counts."""
+
+    TOTAL = "total"
+    """Every token, times the cost of its way."""
+    BUSIEST_PAIR = "busiest_pair"
+    """Per pair of layers the largest flow times cost over pairs of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChainProblem:
+    """Flows between the experts of consecutive layers.
+
+    Raises:
+        ValueError: a shape is wrong, a number is negative or not finite, or slots differ from
+            experts.
+    """
+
+    flow_TEE: Floats
+    """[L - 1][E][E]: token copies that used e in layer l and f in layer l + 1."""
+    load_LE: Floats
+    """Token copies of each expert."""
+    ranks: Ranks
+    cost_GG: Floats
+    """Of one token copy from rank to rank, e.g. seconds per token; diagonal zero as a rule."""
+    most_load_L: Floats | None = None
+    """Largest load that a rank may have in each layer; None: no limit."""
+    measure: Measure = Measure.TOTAL
+
+    def __post_init__(self) -> None:
+        num_layers, num_experts = self.load_LE.shape
+        if self.flow_TEE.shape != (num_layers - 1, num_experts, num_experts):
+            raise ValueError("flows must be [layers - 1][experts][experts]")
+        if self.cost_GG.shape != (self.ranks.num_ranks, self.ranks.num_ranks):
+            raise ValueError("costs must be [ranks][ranks]")
+        if self.ranks.num_slots != num_experts:
+            raise ValueError(f"{self.ranks.num_slots} slots for {num_experts} experts")
+        limits = np.zeros(num_layers) if self.most_load_L is None else self.most_load_L
+        if limits.shape != (num_layers,):
+            raise ValueError("load limits must be one a layer")
+        for array in (self.flow_TEE, self.load_LE, self.cost_GG, limits):
+            if not np.isfinite(array).all() or (array < 0.0).any():
+                raise ValueError("flows, loads, costs and limits must be non-negative numbers")
+            array.setflags(write=False)
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.load_LE.shape[0])
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return int(self.load_LE.shape[1])
