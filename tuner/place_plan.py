@@ -1,0 +1,238 @@
+"""A plan that places experts: the values behind `plan.json` where `goal.kind` is `place`.
+
+    PlacePlan          the table of experts with what it is predicted to do, and the certificate
+    VerifiedPlacement  a plan with the evidence for it, which is what emitters accept
+
+Imbalance is the sum over layers of the largest rank load over the sum of the means: 1 is perfect.
+Gains are judged pass by pass on passes that the plan was not made from.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from profilers.records import Record, Seconds
+from profilers.steps.config import Count, Size
+from tuner.spec.place import PlaceGoal
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Band = tuple[float, float]
+
+
+class PlaceDecision(Record):
+    """Which expert stands in each slot."""
+
+    physical_to_logical: Annotated[tuple[tuple[Size, ...], ...], Field(min_length=1)]
+    """[MoE layers in `layer_ids` order][slots], rank by rank."""
+    layer_ids: Annotated[tuple[Size, ...], Field(min_length=1)]
+    """Absolute decoder layers, ascending."""
+    num_experts: Count
+    """Logical experts of a layer."""
+    num_layers: Count | None = None
+    """All decoder layers of the model; None where no model is known."""
+    ranks: Count
+    ranks_per_node: Count
+    slots_per_rank: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """By rank."""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of one layer."""
+        return sum(self.slots_per_rank)
+
+    @property
+    def redundant_experts(self) -> int:
+        """Slots beyond one an expert."""
+        return self.num_slots - self.num_experts
+
+    @property
+    def num_devices(self) -> int:
+        """Ranks that the decision asks for."""
+        return self.ranks
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "PlaceDecision":
+        if len(self.slots_per_rank) != self.ranks:
+            raise ValueError(f"{self.ranks} ranks, slots of {len(self.slots_per_rank)}")
+        if len(self.layer_ids) != len(self.physical_to_logical):
+            raise ValueError(f"{len(self.layer_ids)} layers, {len(self.physical_to_logical)} rows")
+        if list(self.layer_ids) != sorted(set(self.layer_ids)):
+            raise ValueError("layer_ids must ascend")
+        if self.num_layers is not None and self.layer_ids[-1] >= self.num_layers:
+            raise ValueError(f"layer {self.layer_ids[-1]} of a model of {self.num_layers}")
+        for layer, row in zip(self.layer_ids, self.physical_to_logical, strict=True):
+            if len(row) != self.num_slots:
+                raise ValueError(f"layer {layer}: {len(row)} entries for {self.num_slots} slots")
+            if set(row) != set(range(self.num_experts)):
+                raise ValueError(f"layer {layer}: not every expert 0..{self.num_experts - 1} once")
+        return self
+
+
+class PassSpread(Record):
+    """Largest rank load over the mean, over passes and layers of one workload."""
+
+    p50: Ratio
+    p99: Ratio
+    mean: Ratio
+
+
+class WorkloadOutcome(Record):
+    """One workload before and after, on the passes that the plan was not made from."""
+
+    workload: str
+    passes_planned_from: Size
+    passes_judged: Size
+    """0: the recording has one pass, so that its totals were planned from and judged on."""
+    imbalance_before: Ratio
+    """Of the placement that runs today, or of experts in order."""
+    imbalance_rule: Ratio
+    """Of the best of EPLB's rules on the same loads."""
+    imbalance_after: Ratio
+    pass_before: PassSpread
+    pass_rule: PassSpread
+    pass_after: PassSpread
+
+
+class LeftOut(Record):
+    """One workload judged on a plan that was made from the others."""
+
+    workload: str
+    imbalance_after: Ratio
+    imbalance_rule: Ratio
+    """Of EPLB's rule on the mean load of the others."""
+    imbalance_before: Ratio
+    worst_rank_ratio: Ratio
+    """Largest rank load of any layer over the layer's mean."""
+
+
+class LayerOutcome(Record):
+    """One layer of the certificate."""
+
+    layer: Size
+    objective: float
+    bound: float
+
+
+class PlaceCertificate(Record):
+    """What is proven about the choice, under the model."""
+
+    status: Literal["optimal", "feasible", "infeasible", "unknown"]
+    objective: float | None
+    bound: float | None
+    gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    layers: tuple[LayerOutcome, ...] = ()
+    """Layer by layer, where the objective is a sum over layers."""
+    solve_s: Seconds
+    method: str
+
+
+class LayerTimes(Record):
+    """Seconds of the expert layers of one pass, all layers, the mean over judged passes."""
+
+    workload: str
+    before_s: Seconds
+    rule_s: Seconds
+    after_s: Seconds
+    after_s_band: Band
+    experts_after_s: Seconds
+    """Of `after_s`: the busiest rank's products."""
+    exchange_after_s: Seconds
+    """Of `after_s`: dispatch and combine."""
+
+
+class MigrationCost(Record):
+    """What it takes to get from the running placement to this one."""
+
+    moved_experts: Size
+    """Over all layers: experts that a rank must load because it lacked them."""
+    moved_bytes: Size | None = None
+    """Absent where no model is known."""
+    transfer_s: Seconds | None = None
+    break_even_s: Seconds | None = None
+    """Running time after which the gain has paid for the move; absent where nothing is gained."""
+
+
+class PlacePrediction(Record):
+    """What the plan expects."""
+
+    imbalance: dict[str, float]
+    """By workload, on judged passes."""
+    imbalance_band: dict[str, Band]
+    """From the spread over passes: the 90 % between."""
+    outcomes: tuple[WorkloadOutcome, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    """Empty with a single workload."""
+    layer_times: tuple[LayerTimes, ...] = ()
+    """Empty where no model and device were named."""
+    traffic: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
+    """Where the objective is traffic, by its name: before, by the rule, after."""
+    migration: MigrationCost | None = None
+
+
+class Verdict(Record):
+    """Whether it is worth it, before anything is recommended."""
+
+    word: Literal["worth it", "not worth it", "fragile"]
+    reason: str
+    gain_ratio: float
+    """Share of the priced time (or of the largest loads, without a price) that is saved."""
+    noise_ratio: float
+    """What the same comparison varies by from pass to pass; a smaller gain is not one."""
+    step_gain_ratio: float | None = None
+    """Share of a whole pass that is saved, where a model and device were named."""
+
+
+class PlaceAlternative(Record):
+    """Another placement of the same question."""
+
+    method: str
+    objective: float
+    imbalance: dict[str, float]
+    lost_by: str
+
+
+class PlaceProvenance(Record):
+    """What the plan rests on."""
+
+    moetune_version: str
+    spec_sha256: str
+    recording_sha256: dict[str, str]
+    """By workload."""
+    notes: tuple[str, ...] = ()
+
+
+class PlacePlan(Record):
+    """`plan.json` of a placement."""
+
+    schema_version: Literal[1] = 1
+    goal: PlaceGoal
+    emit: tuple[str, ...]
+    decision: PlaceDecision | None
+    predicted: PlacePrediction | None
+    verdict: Verdict | None
+    certificate: PlaceCertificate
+    binding_constraint: str
+    alternatives: tuple[PlaceAlternative, ...] = ()
+    relaxations: tuple[str, ...] = ()
+    """What more slots, or another limit, would bring: re-solved."""
+    provenance: PlaceProvenance
+    files: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _payload_agrees(self) -> "PlacePlan":
+        found = self.certificate.status in ("optimal", "feasible")
+        if any(found != (part is not None) for part in (self.decision, self.predicted)):
+            raise ValueError(f"status {self.certificate.status} disagrees with the decision")
+        return self
+
+
+class VerifiedPlacement(Record):
+    """A placement with the evidence for it, or a stated reason for its absence."""
+
+    plan: PlacePlan
+    decision: PlaceDecision
+    waived: str = ""
+    """Why nothing was measured; stated in or beside every emitted file."""

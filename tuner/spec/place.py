@@ -1,0 +1,136 @@
+"""The goal `place`: where experts should stand, for which recorded workloads."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from profilers.records import Record
+from tuner.spec.fields import Bytes, Count, FilePath, Name, Number, PositiveSeconds, one_or_many
+
+MOST_RANKS = 4096
+
+
+class Objective(StrEnum):
+    """What is made small; each holds for the runtime that it names."""
+
+    BALANCE = "balance"
+    """Largest rank load of every layer: runtimes that wait for the slowest rank."""
+    CO_ACTIVATION = "co_activation"
+    """Ranks and nodes that a token's experts stand on: dispatches that send a token once to each
+    rank or node (DeepEP, HybridEP)."""
+    LAYER_CHAIN = "layer_chain"
+    """Way from a token's expert to its expert in the next layer: runtimes that leave a token where
+    its last expert was (MoETuner)."""
+    LAYER_TIME = "layer_time"
+    """Predicted seconds of the expert layers: products of the busiest rank, weights read by active
+    experts, and the exchange; needs `model` and `cluster`."""
+
+
+class Robustness(StrEnum):
+    """How several workloads become one number."""
+
+    MEAN = "mean"
+    """Weighted mean of the workloads' imbalances."""
+    WORST = "worst"
+    """The largest of them."""
+    CVAR = "cvar"
+    """Mean over the worst `tail_ratio` of the weight."""
+
+
+class Dispatch(StrEnum):
+    """Which replica of an expert a token copy goes to."""
+
+    EVEN = "even"
+    """Each replica gets the same share: EPLB's assumption, true on average."""
+    STATIC = "static"
+    """Own rank first, then own node, then a fixed choice per source rank (SGLang)."""
+    DYNAMIC = "dynamic"
+    """Any replica at random, token by token."""
+    LP = "lp"
+    """Shares that a linear program chooses for each pass (LPLB)."""
+
+
+class Workload(Record):
+    """One recorded workload."""
+
+    name: Name
+    path: FilePath
+    """A stored recording, or an engine's own; see `moetune profile import`."""
+    weight: Number = 1.0
+    """Share of the traffic, relative to the others."""
+
+
+Slots = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=100_000)], ...],
+    Field(min_length=1),
+    BeforeValidator(one_or_many),
+]
+
+
+def _no_list(value: Any) -> Any:
+    if value is None:
+        raise ValueError("no workload; name at least one recording")
+    return value
+
+
+class PlaceGoal(Record):
+    """A placement of experts on expert-parallel ranks."""
+
+    kind: Literal["place"]
+    objective: Objective = Objective.BALANCE
+    ranks: Annotated[Count, Field(le=MOST_RANKS)]
+    """Expert-parallel ranks."""
+    ranks_per_node: Count | None = None
+    """Ranks of one machine; absent: all are on one."""
+    slots_per_rank: Slots | None = None
+    """Experts that a rank holds in a layer: one number, or one for each rank."""
+    redundant_experts: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """Slots beyond one an expert, over all ranks; another way to say `slots_per_rank`."""
+    rank_speeds: Annotated[tuple[Number, ...], Field(min_length=1)] | None = None
+    """Relative speed of each rank; absent: all alike."""
+    expert_groups: Count | None = None
+    """Groups of experts that are routed to together (DeepSeek-V3: 8); for EPLB's hierarchical rule
+    and for node-limited routing."""
+    robust: Robustness = Robustness.MEAN
+    tail_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """Of `robust: cvar`."""
+    workloads: Annotated[tuple[Workload, ...], Field(min_length=1), BeforeValidator(_no_list)]
+    dispatch: Dispatch | None = None
+    """What the engine does with replicas; absent: as the first target of `emit` does by default."""
+    phase: Literal["prefill", "decode"] = "prefill"
+    """In decode few tokens reach an expert, and reading its weights takes the time."""
+    tokens_per_pass: Count | None = None
+    """Tokens of one pass over all ranks; absent: as recorded, where passes were."""
+    judge_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    """Last share of the recorded passes, on which the plan is judged and not made."""
+    traffic_slack_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
+    """How much more than EPLB's rule the largest rank may carry where traffic is the objective."""
+    current: FilePath | None = None
+    """The placement that runs: plan.json, or a file of an engine; absent: experts in order."""
+    max_moved_experts: Annotated[int, Field(ge=0)] | None = None
+    """Largest number of experts, over all layers, that ranks may have to load."""
+    max_moved_bytes: Bytes | None = None
+    """The same as bytes of weights; needs `model`."""
+    rebalance_interval: PositiveSeconds | None = None
+    """How long the placement will run, to compare with the break-even time."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [workload.name for workload in self.workloads]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two workloads are named {twice[0]!r}; give each its own name")
+        if self.ranks_per_node is not None and self.ranks % self.ranks_per_node:
+            raise ValueError(
+                f"ranks {self.ranks} is no multiple of ranks_per_node {self.ranks_per_node}"
+            )
+        if self.slots_per_rank is not None and self.redundant_experts is not None:
+            raise ValueError("slots_per_rank and redundant_experts say the same; keep one")
+        for name in ("slots_per_rank", "rank_speeds"):
+            values = getattr(self, name)
+            if values is not None and len(values) not in (1, self.ranks):
+                raise ValueError(f"{name}: {len(values)} values for {self.ranks} ranks")
+        if self.current is None and (self.max_moved_experts, self.max_moved_bytes) != (None, None):
+            raise ValueError("a limit on moved experts needs 'current', the placement that runs")
+        return self
