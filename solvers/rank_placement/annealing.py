@@ -17,7 +17,7 @@ Where memory differs the start can be the order that puts the fullest stages on 
 which exists if any placement does; steps that break memory are not taken. Infeasibility is
 therefore proven. Optimality is, where the cost meets the bound of `bound.py`; otherwise FEASIBLE.
 
-Letters: N nodes in the order of the state, R pipelines, S stages.
+Letters: N nodes in the order of the state, R pipelines, S stages, B pipelines of a block, G blocks.
 """
 
 import math
@@ -43,6 +43,7 @@ CLOCK_STEPS = 64
 """Steps between two looks at the clock."""
 
 Order = npt.NDArray[np.int64]
+Seconds = npt.NDArray[np.float64]
 
 
 class _Cost:
@@ -54,8 +55,10 @@ class _Cost:
         slowness_NN = 1.0 / problem.bytes_per_s_NN
         self.hop_s_NN = problem.rounds * problem.hop_bytes * (slowness_NN + slowness_NN.T)
         self.slowness_NN = slowness_NN
-        share = 2.0 * (problem.pipelines - 1) / problem.pipelines
-        self.volume_S = share * problem.gradient_bytes_S
+        self.volume_S = _ring_share(problem.pipelines) * problem.gradient_bytes_S
+        blocks = problem.pipelines // problem.block
+        self.far_volume_S = _ring_share(blocks) * problem.block_gradients_S
+        self.exchanges = problem.block > 1 and bool(problem.exchanged_S.any())
         self.has_tight_memory = bool(
             problem.stage_bytes_S.max() > problem.memory_limit_bytes_N.min()
         )
@@ -68,16 +71,39 @@ class _Cost:
             if (room_RS < self.problem.stage_bytes_S).any():
                 return math.inf, math.inf
         computing_RS = self.problem.stage_s_N[node_RS]
+        if self.exchanges:
+            computing_RS = computing_RS + self._exchange_s_RS(node_RS)
         pipeline_R = computing_RS.sum(axis=1)
         pipeline_R = pipeline_R + (self.problem.num_microbatches - 1) * computing_RS.max(axis=1)
         if self.shape[1] > 1:
             pipeline_R = pipeline_R + self.hop_s_NN[node_RS[:, :-1], node_RS[:, 1:]].sum(axis=1)
         cost, mean = float(pipeline_R.max()), float(pipeline_R.mean())
         if self.shape[0] > 1:
-            next_RS = np.concatenate([node_RS[1:], node_RS[:1]])
-            ring_RS = self.volume_S * self.slowness_NN[node_RS, next_RS]
-            cost, mean = cost + float(ring_RS.max()), mean + float(ring_RS.mean())
+            ring_RS = self._rings_s_RS(node_RS, self.volume_S, apart=1)
+            if self.far_volume_S.any():
+                far_RS = self._rings_s_RS(node_RS, self.far_volume_S, apart=self.problem.block)
+                cost += float((ring_RS.max(axis=0) + far_RS.max(axis=0)).max())
+                mean += float(ring_RS.mean() + far_RS.mean())
+            else:
+                cost, mean = cost + float(ring_RS.max()), mean + float(ring_RS.mean())
         return cost, cost + mean
+
+    def _rings_s_RS(self, node_RS: Order, volume_S: Seconds, *, apart: int) -> Seconds:
+        """Seconds of every link of rings that take each `apart`-th node."""
+        next_RS = np.concatenate([node_RS[apart:], node_RS[:apart]])
+        seconds_RS: Seconds = volume_S * self.slowness_NN[node_RS, next_RS]
+        return seconds_RS
+
+    def _exchange_s_RS(self, node_RS: Order) -> Seconds:
+        """Seconds of a micro-batch that every cell spends in its block's exchange."""
+        R, S = self.shape
+        block = self.problem.block
+        nodes_GBS = node_RS.reshape(R // block, block, S)
+        # The diagonal is infinitely fast, so that a node sends itself for nothing.
+        slow_GBBS = self.slowness_NN[nodes_GBS[:, :, None], nodes_GBS[:, None, :]]
+        slowest_GS = slow_GBBS.sum(axis=2).max(axis=1)
+        seconds_RS: Seconds = np.repeat(self.problem.exchanged_S * slowest_GS, block, axis=0)
+        return seconds_RS
 
 
 def solve(
@@ -99,6 +125,11 @@ def solve(
     placement = RankPlacement(node_RS=tuple(tuple(nodes) for nodes in cells))
     status = Status.OPTIMAL if value <= enough else Status.FEASIBLE
     return Claim(status=status, solution=placement, bound=min(bound, value))
+
+
+def _ring_share(nodes: int) -> float:
+    """How many times its bytes a node of a ring sends in a sum."""
+    return 2.0 * (nodes - 1) / nodes
 
 
 def _following_links(problem: RankPlacementProblem) -> tuple[Order, Order]:

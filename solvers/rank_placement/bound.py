@@ -11,7 +11,14 @@ so parts of size n hold at most n // R rings; where these are fewer than S, some
 slower than t. The slowest t that allows S rings bounds the slowest link of the slowest ring, and at
 least the lightest gradients pass it.
 
-Both hold for any placement, so does their sum. Letters: N nodes, R pipelines, S stages.
+Exchanges. Whatever nodes share its block, a node sends to as many others, so its computing lasts
+longer by at least that many of its fastest links for the stage that exchanges least.
+
+Sums by blocks. Their rings are a block's times as many and as much shorter. A stage whose ring is
+that slow still needs both of its sums, the other at best over the fastest link of all.
+
+All hold for any placement, so does their sum. Letters: N nodes, R pipelines, S stages, B pipelines
+of a block.
 """
 
 import numpy as np
@@ -28,7 +35,7 @@ def lower_bound_s(problem: RankPlacementProblem) -> float:
 def _pipelines_s(problem: RankPlacementProblem) -> float:
     R, S = problem.pipelines, problem.stages
     repeats = problem.num_microbatches - 1
-    fastest = np.sort(problem.stage_s_N)[: R * S]
+    fastest = np.sort(problem.stage_s_N + _exchange_s_N(problem))[: R * S]
     block_sum = float(fastest.reshape(R, S)[:, -1].sum())
     leaving_N = np.sort(_hop_s_NN(problem).min(axis=1)) if S > 1 else np.zeros(problem.num_nodes)
     hops = problem.rounds * float(leaving_N[: R * (S - 1)].sum())
@@ -46,22 +53,40 @@ def _hop_s_NN(problem: RankPlacementProblem) -> npt.NDArray[np.float64]:
     return both_NN
 
 
+def _exchange_s_N(problem: RankPlacementProblem) -> npt.NDArray[np.float64]:
+    slowness_NN = np.sort(1.0 / problem.bytes_per_s_NN, axis=1)
+    # The first column is the node itself, which is infinitely near.
+    seconds_N: npt.NDArray[np.float64] = slowness_NN[:, : problem.block].sum(axis=1)
+    return float(problem.exchanged_S.min()) * seconds_N
+
+
 def _rings_s(problem: RankPlacementProblem) -> float:
-    R = problem.pipelines
+    R, B, S = problem.pipelines, problem.block, problem.stages
     if R == 1:
         return 0.0
     rates_NN = problem.bytes_per_s_NN.copy()
     np.fill_diagonal(rates_NN, 0.0)
+    fastest = float(rates_NN.max())
+    all_bytes = 2.0 * (R - 1) / R * float(problem.gradient_bytes_S.min())
+    far_bytes = 2.0 * (R // B - 1) / (R // B) * float(problem.block_gradients_S.min())
+    all_s = all_bytes / _slowest_link(rates_NN, nodes=R, rings=S) + far_bytes / fastest
+    if far_bytes <= 0.0:
+        return all_s
+    far_s = far_bytes / _slowest_link(rates_NN, nodes=R // B, rings=B * S) + all_bytes / fastest
+    return max(all_s, far_s)
+
+
+def _slowest_link(rates_NN: npt.NDArray[np.float64], *, nodes: int, rings: int) -> float:
+    """The slowest rate that the slowest of so many rings must use at best."""
     thresholds = np.unique(rates_NN[rates_NN > 0.0])
     low, high = 0, len(thresholds) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if _rings_held(rates_NN >= thresholds[middle], R) >= problem.stages:
+        if _rings_held(rates_NN >= thresholds[middle], nodes) >= rings:
             low = middle
         else:
             high = middle - 1
-    volume = 2.0 * (R - 1) / R * float(problem.gradient_bytes_S.min())
-    return volume / float(thresholds[low])
+    return float(thresholds[low])
 
 
 def _rings_held(linked_NN: npt.NDArray[np.bool_], ring: int) -> int:

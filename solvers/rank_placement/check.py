@@ -23,27 +23,57 @@ def objective(problem: RankPlacementProblem, placement: RankPlacement) -> float:
 
 def pipeline_s(problem: RankPlacementProblem, placement: RankPlacement) -> tuple[float, ...]:
     """Seconds of each pipeline without its gradients."""
-    return tuple(_pipeline_s(problem, nodes) for nodes in placement.node_RS)
+    return tuple(
+        _pipeline_s(problem, nodes, exchange_s=tuple(exchange_s(problem, placement, pipeline)))
+        for pipeline, nodes in enumerate(placement.node_RS)
+    )
+
+
+def exchange_s(
+    problem: RankPlacementProblem, placement: RankPlacement, pipeline: int
+) -> Iterator[float]:
+    """Seconds of one micro-batch that each stage of a pipeline spends in its block's exchange."""
+    first = pipeline - pipeline % problem.block
+    for stage in range(problem.stages):
+        block = [placement.node_RS[row][stage] for row in range(first, first + problem.block)]
+        slowest = max(
+            sum(
+                1.0 / float(problem.bytes_per_s_NN[here, there]) for there in block if there != here
+            )
+            for here in block
+        )
+        yield float(problem.exchanged_S[stage]) * slowest
 
 
 def gradient_s(problem: RankPlacementProblem, placement: RankPlacement) -> tuple[float, ...]:
-    """Seconds of each stage's ring."""
-    pipelines = problem.pipelines
-    if pipelines == 1:
-        return (0.0,) * problem.stages
+    """Seconds of each stage's sums: around all its nodes, and around one node of every block."""
     found = []
-    for stage, ring in enumerate(zip(*placement.node_RS, strict=True)):
-        slowest = min(
-            float(problem.bytes_per_s_NN[ring[place], ring[(place + 1) % pipelines]])
-            for place in range(pipelines)
+    for stage, nodes in enumerate(zip(*placement.node_RS, strict=True)):
+        places = [nodes[place :: problem.block] for place in range(problem.block)]
+        far = max(
+            _ring_s(problem, ring, float(problem.block_gradients_S[stage])) for ring in places
         )
-        volume = 2.0 * (pipelines - 1) / pipelines * float(problem.gradient_bytes_S[stage])
-        found.append(volume / slowest)
+        found.append(_ring_s(problem, nodes, float(problem.gradient_bytes_S[stage])) + far)
     return tuple(found)
 
 
-def _pipeline_s(problem: RankPlacementProblem, nodes: tuple[int, ...]) -> float:
-    computing = [float(problem.stage_s_N[node]) for node in nodes]
+def _ring_s(problem: RankPlacementProblem, ring: tuple[int, ...], summed_bytes: float) -> float:
+    if len(ring) == 1:
+        return 0.0
+    slowest = min(
+        float(problem.bytes_per_s_NN[here, there])
+        for here, there in zip(ring, (*ring[1:], ring[0]), strict=True)
+    )
+    return 2.0 * (len(ring) - 1) / len(ring) * summed_bytes / slowest
+
+
+def _pipeline_s(
+    problem: RankPlacementProblem, nodes: tuple[int, ...], *, exchange_s: tuple[float, ...]
+) -> float:
+    computing = [
+        float(problem.stage_s_N[node]) + exchanging
+        for node, exchanging in zip(nodes, exchange_s, strict=True)
+    ]
     hops = sum(
         problem.hop_bytes / float(problem.bytes_per_s_NN[here, there])
         + problem.hop_bytes / float(problem.bytes_per_s_NN[there, here])

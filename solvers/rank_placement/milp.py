@@ -1,27 +1,31 @@
 """Integer program over nodes and cells, solved by CBC through PuLP; for small clusters.
 
-    minimise    slowest_pipeline + slowest_ring
+    minimise    slowest_pipeline + slowest_sums
     such that   sum_n y[n, r, s] = 1, sum_{r,s} y[n, r, s] <= 1
                 y[n, r, s] = 0 where stage s does not fit node n
                 x[e, u, v] >= 0 for each pair e of cells that communicate:
                     sum_v x[e, u, v] = y[u, source of e],  sum_u x[e, u, v] = y[v, target of e]
-                peak[r] >= sum_n stage_s[n] y[n, r, s]
-                slowest_pipeline >= sum_{s,n} stage_s[n] y[n, r, s] + (m - 1) peak[r]
+                exchange[b, s] >= bytes[s] sum_{e from r,u,v} x[e, u, v] / w[u, v]  each r of b
+                computing[r, s] = sum_n stage_s[n] y[n, r, s] + exchange[b, s]
+                peak[r] >= computing[r, s]
+                slowest_pipeline >= sum_s computing[r, s] + (m - 1) peak[r]
                                     + rounds sum_{e in r,u,v} hop_s[u, v] x[e, u, v]
-                slowest_ring >= volume[s] sum_{u,v} x[e, u, v] / w[u, v]     each link e of ring s
+                ring[s], far[s] >= volume[s] sum_{u,v} x[e, u, v] / w[u, v]  each link e of theirs
+                slowest_sums >= ring[s] + far[s]
 
 y is binary; with it the transport x of a pair is the product of both ends. Where all nodes are used
-the ring's rotation is fixed by putting node 0 into the first pipeline. Proves optimality and
+the rotation of the blocks is fixed by putting node 0 into the first. Proves optimality and
 infeasibility up to CBC's tolerances, which are taken off the bound; beyond some ten nodes the time
 limit is the usual end, and `annealing.py` stands in for a placement that is no better.
 
-Letters: N nodes, R pipelines, S stages.
+Letters: N nodes, R pipelines, S stages, B pipelines of a block.
 """
 
 import itertools
 import time
 
 import numpy as np
+import numpy.typing as npt
 import pulp
 from pulp.apis.coin_api import pulp_cbc_path
 
@@ -44,6 +48,7 @@ START_SHARE = 0.25
 """Of the time, for a placement to fall back on."""
 
 Cell = tuple[int, int]
+Seconds = npt.NDArray[np.float64]
 
 
 def solve(
@@ -76,11 +81,44 @@ def solve(
 
 def _model(problem: RankPlacementProblem, scale: float) -> pulp.LpProblem:
     R, S = problem.pipelines, problem.stages
-    nodes, repeats = range(problem.num_nodes), problem.num_microbatches - 1
+    repeats = problem.num_microbatches - 1
     model = pulp.LpProblem("rank_placement", pulp.LpMinimize)
     pipeline = model.add_variable("pipeline", lowBound=0.0)
-    ring = model.add_variable("ring", lowBound=0.0)
-    model += pipeline + ring
+    sums = model.add_variable("sums", lowBound=0.0)
+    model += pipeline + sums
+    y = _cells(model, problem)
+    slowness_NN = scale / problem.bytes_per_s_NN
+    hop_s_NN = problem.rounds * problem.hop_bytes * (slowness_NN + slowness_NN.T)
+    stage_s_N = (problem.stage_s_N * scale).tolist()
+    exchange = _exchanges(model, y, problem, slowness_NN)
+    for r in range(R):
+        peak = model.add_variable(f"peak{r}", lowBound=0.0)
+        computing = [
+            pulp.LpAffineExpression(zip(y[r, s], stage_s_N, strict=True))
+            + exchange[r // problem.block, s]
+            for s in range(S)
+        ]
+        for of_stage in computing:
+            model += of_stage <= peak
+        hops = [_carried(model, y, (r, s), (r, s + 1), hop_s_NN) for s in range(S - 1)]
+        model += pulp.lpSum(computing) + repeats * peak + pulp.lpSum(hops) <= pipeline
+    for s in range(S):
+        bytes_of_apart = {problem.block: float(problem.block_gradients_S[s])}
+        bytes_of_apart[1] = bytes_of_apart.get(1, 0.0) + float(problem.gradient_bytes_S[s])
+        rings = [
+            _rings(model, y, s, volume_NN=summed * slowness_NN, apart=apart, pipelines=R)
+            for apart, summed in bytes_of_apart.items()
+            if summed > 0.0 and apart < R
+        ]
+        model += pulp.lpSum(rings) <= sums
+    return model
+
+
+def _cells(
+    model: pulp.LpProblem, problem: RankPlacementProblem
+) -> dict[Cell, list[pulp.LpVariable]]:
+    """Columns that say which node runs which stage of which pipeline, and their rows."""
+    R, S, nodes = problem.pipelines, problem.stages, range(problem.num_nodes)
     y = {
         (r, s): [model.add_variable(_name(n, r, s), cat=pulp.LpBinary) for n in nodes]
         for r, s in itertools.product(range(R), range(S))
@@ -92,25 +130,47 @@ def _model(problem: RankPlacementProblem, scale: float) -> pulp.LpProblem:
     for n in nodes:
         model += pulp.lpSum(y_N[n] for y_N in y.values()) <= 1
     if problem.num_nodes == problem.num_cells:
-        model += pulp.lpSum(y[0, s][0] for s in range(S)) == 1
-    slowness_NN = 1.0 / problem.bytes_per_s_NN
-    hop_s_NN = problem.rounds * problem.hop_bytes * (slowness_NN + slowness_NN.T) * scale
-    stage_s_N = (problem.stage_s_N * scale).tolist()
-    for r in range(R):
-        peak = model.add_variable(f"peak{r}", lowBound=0.0)
-        computing = [
-            pulp.LpAffineExpression(zip(y[r, s], stage_s_N, strict=True)) for s in range(S)
-        ]
-        for of_stage in computing:
-            model += of_stage <= peak
-        hops = [_carried(model, y, (r, s), (r, s + 1), hop_s_NN) for s in range(S - 1)]
-        model += pulp.lpSum(computing) + repeats * peak + pulp.lpSum(hops) <= pipeline
-    for s in range(S if R > 1 else 0):
-        volume = 2.0 * (R - 1) / R * float(problem.gradient_bytes_S[s]) * scale
-        for r in range(R):
-            target = ((r + 1) % R, s)
-            model += _carried(model, y, (r, s), target, volume * slowness_NN) <= ring
-    return model
+        first = itertools.product(range(problem.block), range(S))
+        model += pulp.lpSum(y[cell][0] for cell in first) == 1
+    return y
+
+
+def _exchanges(
+    model: pulp.LpProblem,
+    y: dict[Cell, list[pulp.LpVariable]],
+    problem: RankPlacementProblem,
+    slowness_NN: Seconds,
+) -> dict[Cell, pulp.LpVariable]:
+    """Seconds of each block's exchange, by block and stage."""
+    block = problem.block
+    found = {}
+    for b, s in itertools.product(range(problem.pipelines // block), range(problem.stages)):
+        found[b, s] = model.add_variable(f"exchange{b}_{s}", lowBound=0.0)
+        sent_NN = float(problem.exchanged_S[s]) * slowness_NN
+        rows = range(b * block, (b + 1) * block)
+        for r in rows if sent_NN.any() and block > 1 else ():
+            sent = [_carried(model, y, (r, s), (to, s), sent_NN, "a") for to in rows if to != r]
+            model += pulp.lpSum(sent) <= found[b, s]
+    return found
+
+
+def _rings(
+    model: pulp.LpProblem,
+    y: dict[Cell, list[pulp.LpVariable]],
+    stage: int,
+    *,
+    volume_NN: Seconds,
+    apart: int,
+    pipelines: int,
+) -> pulp.LpVariable:
+    """Seconds of the slowest of a stage's rings that take each `apart`-th node."""
+    slowest = model.add_variable(f"ring{stage}_{apart}", lowBound=0.0)
+    members = pipelines // apart
+    volume_NN = 2.0 * (members - 1) / members * volume_NN
+    for r in range(pipelines):
+        target = ((r + apart) % pipelines, stage)
+        model += _carried(model, y, (r, stage), target, volume_NN, f"g{apart}") <= slowest
+    return slowest
 
 
 def _carried(
@@ -118,11 +178,12 @@ def _carried(
     y: dict[Cell, list[pulp.LpVariable]],
     source: Cell,
     target: Cell,
-    cost_NN: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    cost_NN: Seconds,
+    what: str = "x",
 ) -> pulp.LpAffineExpression:
-    """The cost between the nodes of two cells."""
+    """The cost between the nodes of two cells; `what` tells transports of the same cells apart."""
     nodes = range(len(cost_NN))
-    label = "x" + "_".join(str(number) for number in (*source, *target))
+    label = what + "_".join(str(number) for number in (*source, *target))
     x = {
         (u, v): model.add_variable(f"{label}_{u}_{v}", lowBound=0.0)
         for u, v in itertools.permutations(nodes, 2)

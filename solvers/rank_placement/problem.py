@@ -7,18 +7,26 @@ the pipelines. Nominally equal links differ in truth, so bandwidths are a measur
 
 Objective (to be minimised): seconds of one optimizer step,
 
-    step = max_r [ sum_s c(r,s) + (m - 1) max_s c(r,s) + max(1, m / S) sum_s hop(r,s) ] + max_s G_s
+    step = max_r [ sum_s c(r,s) + (m - 1) max_s c(r,s) + max(1, m / S) sum_s hop(r,s) ]
+           + max_s [ G_s + H_s ]
+    c(r,s)   = stage_s[u] + X_bs,   u its node, b its block
+    X_bs     = exchange_bytes[s] max over the block's nodes u of sum_v 1 / w(u, v), v its others
     hop(r,s) = hop_bytes (1 / w(u, v) + 1 / w(v, u)),   u and v the nodes of stages s and s + 1
     G_s      = 2 (R - 1) / R gradient_bytes[s] max over the ring's links (u, v) of 1 / w(u, v)
+    H_s      = the same with block_gradient_bytes[s] and rings of R / B nodes, one of each block
 
-with c(r,s) the time of one micro-batch on its node. Hops recur once for every S micro-batches,
-because no more are in flight: each batch of S travels down and back before the next may follow.
-Source: Pipette, DATE 2024 (arXiv:2405.18093), its latency model and its cost of a placement. Ours
-are: every stage's ring is priced, not the first alone; both directions of a link count; m / S is
-taken as it is rather than rounded down; nodes may compute at unlike speed, hold unlike memory, and
-be more than are needed.
+A block is B pipelines that follow each other: what a stage exchanges all to all in every
+micro-batch (the experts' dispatch) stays among its nodes, and what differs from node to node of a
+block (the experts themselves) is summed by the nodes at the same place of every block. Hops recur
+once for every S micro-batches, because no more are in flight: each batch of S travels down and back
+before the next may follow. Source: Pipette, DATE 2024 (arXiv:2405.18093), its latency model and its
+cost of a placement. Ours are: blocks, with one message after the other, the upper end of what an
+all-to-all takes; every stage's ring is priced, not the first alone; both directions of a link
+count; m / S is taken as it is rather than rounded down; nodes may compute at unlike speed, hold
+unlike memory, and be more than are needed.
 
-Letters: N nodes, R pipelines, S stages. Not covered: two stages on one node, interleaving.
+Letters: N nodes, R pipelines, S stages, B pipelines of a block. Not covered: two stages on one
+node, interleaving, transfers that run beside others.
 """
 
 from dataclasses import dataclass
@@ -67,10 +75,19 @@ class RankPlacementProblem:
     """What each device must hold of a stage."""
     memory_limit_bytes_N: Bytes
     """What each device of a node has."""
+    block: int = 1
+    """B: pipelines whose nodes exchange all to all; a divisor of R, 1 where nothing is exchanged
+    between nodes."""
+    exchange_bytes_S: Rates | None = None
+    """What a node sends each other node of its block in one micro-batch; absent: nothing."""
+    block_gradient_bytes_S: Rates | None = None
+    """What a node sums with those at its place in the other blocks; absent: nothing."""
 
     def __post_init__(self) -> None:
         if min(self.pipelines, self.stages, self.num_microbatches) < 1:
             raise ValueError("pipelines, stages and num_microbatches must be at least 1")
+        if self.block < 1 or self.pipelines % self.block:
+            raise ValueError(f"blocks of {self.block} do not divide {self.pipelines} pipelines")
         nodes = len(np.atleast_1d(np.asarray(self.stage_s_N)))
         if nodes < self.num_cells:
             raise ValueError(
@@ -88,6 +105,10 @@ class RankPlacementProblem:
         self._freeze("bytes_per_s_NN", rates_NN)
         self._freeze_numbers("stage_s_N", nodes)
         self._freeze_numbers("gradient_bytes_S", self.stages)
+        for name in ("exchange_bytes_S", "block_gradient_bytes_S"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, np.zeros(self.stages))
+            self._freeze_numbers(name, self.stages)
         self._freeze_bytes("stage_bytes_S", self.stages, round_up=True)
         self._freeze_bytes("memory_limit_bytes_N", nodes, round_up=False)
 
@@ -100,6 +121,18 @@ class RankPlacementProblem:
     def num_cells(self) -> int:
         """Nodes that are needed."""
         return self.pipelines * self.stages
+
+    @property
+    def exchanged_S(self) -> Rates:
+        """`exchange_bytes_S`, the default filled in."""
+        assert self.exchange_bytes_S is not None
+        return self.exchange_bytes_S
+
+    @property
+    def block_gradients_S(self) -> Rates:
+        """`block_gradient_bytes_S`, the default filled in."""
+        assert self.block_gradient_bytes_S is not None
+        return self.block_gradient_bytes_S
 
     @property
     def rounds(self) -> float:

@@ -7,15 +7,19 @@ import numpy as np
 
 from solvers.rank_placement.problem import RankPlacementProblem
 
+SHAPES = ((1, 2), (1, 4), (2, 1), (2, 2), (2, 2), (3, 1), (4, 1), (4, 1), (4, 1), (4, 1))
+"""Pipelines and stages of tiny instances."""
+
 
 def tiny_problem(rng: np.random.Generator) -> RankPlacementProblem:
     """A random instance small enough to try everything, sometimes without a solution."""
-    pipelines, stages = [(1, 2), (2, 1), (2, 2), (1, 4), (3, 1), (5, 1), (2, 2)][rng.integers(7)]
+    pipelines, stages = SHAPES[rng.integers(len(SHAPES))]
     nodes = pipelines * stages + int(rng.integers(0, 2))
     rates_NN = 1e9 * rng.integers(1, 9, size=(nodes, nodes)).astype(np.float64)
     if rng.random() < 0.5:
         rates_NN = np.minimum(rates_NN, rates_NN.T)
     is_tight = rng.random() < 0.4
+    block = int(rng.choice([size for size in range(1, pipelines + 1) if pipelines % size == 0]))
     return RankPlacementProblem(
         pipelines=pipelines,
         stages=stages,
@@ -26,6 +30,9 @@ def tiny_problem(rng: np.random.Generator) -> RankPlacementProblem:
         gradient_bytes_S=1e6 * rng.integers(0, 30, size=stages).astype(np.float64),
         stage_bytes_S=rng.integers(1, 9, size=stages),
         memory_limit_bytes_N=rng.integers(4, 12, size=nodes) if is_tight else np.full(nodes, 9),
+        block=block,
+        exchange_bytes_S=1e6 * rng.integers(0, 5, size=stages).astype(np.float64),
+        block_gradient_bytes_S=1e6 * rng.integers(0, 20, size=stages).astype(np.float64),
     )
 
 

@@ -71,9 +71,12 @@ def test_the_instances_cover_every_feature() -> None:
         seen["several stages"] += problem.stages > 1
         seen["both"] += problem.pipelines > 1 < problem.stages
         seen["a spare node"] += problem.num_nodes > problem.num_cells
+        exchanges = problem.block > 1 and bool(problem.exchanged_S.any())
+        seen["blocks that exchange"] += exchanges
+        seen["several blocks that do"] += exchanges and problem.block < problem.pipelines
         seen["one way slower"] += bool((problem.bytes_per_s_NN != problem.bytes_per_s_NN.T).any())
     assert min(seen.values()) >= 3, seen
-    assert len(seen) == 7, seen
+    assert len(seen) == 9, seen
 
 
 def test_racks_are_found_again_among_shuffled_nodes() -> None:
@@ -115,6 +118,30 @@ def test_slow_nodes_are_left_as_spares() -> None:
     assert outcome.solution is not None
     assert sorted(outcome.solution.launch_order) == [0, 2, 3, 5]
     assert outcome.status is Status.OPTIMAL
+
+
+def test_a_slow_link_lies_between_blocks_that_do_not_exchange() -> None:
+    rates_NN = np.full((4, 4), 5e10)
+    rates_NN[0, 1] = rates_NN[1, 0] = 5e9
+    problem = RankPlacementProblem(
+        pipelines=4,
+        stages=1,
+        num_microbatches=8,
+        bytes_per_s_NN=rates_NN,
+        stage_s_N=np.zeros(4),
+        hop_bytes=0.0,
+        gradient_bytes_S=np.ones(1),
+        stage_bytes_S=np.ones(1, dtype=np.int64),
+        memory_limit_bytes_N=np.ones(4, dtype=np.int64),
+        block=2,
+        exchange_bytes_S=np.full(1, 1e9),
+    )
+    outcome = RANK_PLACEMENT.solve(problem, time_limit_s=TIME_LIMIT_S)
+    assert outcome.solution is not None
+    order = outcome.solution.launch_order
+    assert {0, 1} not in ({*order[:2]}, {*order[2:]})
+    # Eight micro-batches of 1 GB to one other node at 50 GB/s, gradients of a byte apart.
+    assert outcome.objective == pytest.approx(8 * 0.02, rel=1e-6)
 
 
 def test_equal_inputs_give_equal_placements() -> None:
