@@ -176,6 +176,8 @@ class TrainPrediction(Record):
     peak_memory_bytes: tuple[Size, ...]
     """Per pipeline rank, the fullest device."""
     peak_memory_bytes_band: tuple[Band, ...]
+    memory_limit_bytes: Size | None = None
+    """What the plan may use of one device; absent where devices are unlike."""
     activation_bytes: tuple[Size, ...]
     """Per pipeline rank, the fullest device: largest live sum of what is saved for backward."""
     breakdown_s: dict[str, float]
@@ -234,10 +236,12 @@ class Certificate(Record):
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     objective: float | None
-    """Predicted seconds per step of the decision; absent without one."""
+    """Predicted seconds per step of the fastest decision found; absent without one."""
     bound: float | None
     """No legal candidate is faster than this, under the model."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    decision_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """The same of the plan's decision where another is preferred to the fastest."""
     space: Space
     within_band: Size
     """Other combinations of degrees, each at its best, that the model cannot tell from the
@@ -258,6 +262,17 @@ class Relaxation(Record):
     """In words, with numbers."""
     decision: TrainDecision | None = None
     predicted: TrainPrediction | None = None
+
+
+class Preference(Record):
+    """Why the plan's decision is another than the fastest found."""
+
+    fastest: TrainDecision
+    fastest_step_s: Seconds
+    slower_ratio: Annotated[float, Field(ge=0.0)]
+    """How much longer a step of the plan's decision takes than the fastest one's."""
+    reasons: tuple[str, ...]
+    """What is better about the plan's decision, most important first."""
 
 
 class Unlaunchable(Record):
@@ -302,6 +317,8 @@ class Plan(Record):
     binding_constraint: str
     """What keeps the plan from being faster, or from existing."""
     alternatives: tuple[Alternative, ...]
+    preferred: Preference | None = None
+    """Absent where the decision is the fastest found."""
     pareto: tuple[ParetoPoint, ...] = ()
     """Time against memory and cost, fastest first; empty where it was not asked for."""
     unlaunchable: tuple[Unlaunchable, ...] = ()

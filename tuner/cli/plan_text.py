@@ -32,6 +32,7 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
         *_prediction_lines(plan.predicted),
         f"certificate    {certificate_line(plan.certificate)}, "
         f"solved in {format_s(plan.certificate.solve_s)}",
+        *_preference_lines(plan),
         f"inside band    {_ties(plan.certificate)} other combinations of degrees that the "
         "model cannot tell from this one",
         f"bound by       {plan.binding_constraint}",
@@ -70,6 +71,7 @@ def explanation(plan: Plan) -> str:
         "",
         "why this one",
         f"  {certificate_line(plan.certificate)}",
+        *(f"  {line}" for line in _preference_lines(plan)),
         f"  bound by {plan.binding_constraint}",
         *(
             f"  {missing.feature} would save {format_ratio(missing.gain_ratio)}, "
@@ -87,6 +89,19 @@ def explanation(plan: Plan) -> str:
 def _ties(certificate: Certificate) -> str:
     least = "at least " if certificate.within_band_is_least else ""
     return f"{least}{certificate.within_band}"
+
+
+def _preference_lines(plan: Plan) -> Iterable[str]:
+    """What was given up for an easier run, and what the proof says of the decision itself."""
+    if plan.preferred is None:
+        return
+    one, gap = plan.preferred, plan.certificate.decision_gap_ratio
+    yield (
+        f"preferred      {one.slower_ratio:.2%} slower than the fastest found "
+        f"({short_decision(one.fastest)}, {format_s(one.fastest_step_s)}, which the certificate is "
+        f"about), chosen because of {', '.join(one.reasons)}; "
+        f"within {gap or 0.0:.2%} of optimal itself"
+    )
 
 
 def _model_line(plan: Plan) -> str:
@@ -191,9 +206,27 @@ def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:
             f"peak memory    {format_bytes(peaks[fullest])} on pipeline rank {fullest}, the "
             f"fullest of {len(peaks)}; {format_bytes(min(peaks))} on the emptiest"
         )
+    else:
+        listed = ", ".join(format_bytes(peak) for peak in peaks)
+        yield f"peak memory    {listed} (each pipeline rank, its fullest device)"
+    yield from _room_lines(predicted)
+
+
+def _room_lines(predicted: TrainPrediction) -> Iterable[str]:
+    """How much of the fullest device's error band lies above what a plan may use."""
+    limit = predicted.memory_limit_bytes
+    if limit is None:
         return
-    listed = ", ".join(format_bytes(peak) for peak in peaks)
-    yield f"peak memory    {listed} (each pipeline rank, its fullest device)"
+    low, high = max(predicted.peak_memory_bytes_band, key=lambda band: band[1])
+    band = f"error band of the peak, {format_bytes(int(low))} to {format_bytes(int(high))}"
+    if high <= limit:
+        yield f"memory room    all of the {band}, fits into the {format_bytes(limit)} usable"
+        return
+    share = format_ratio(min(1.0, (high - limit) / (high - low)))
+    yield (
+        f"memory room    {share} of the {band}, lies above the {format_bytes(limit)} usable: it "
+        "may run out; a smaller usable_memory_ratio of the pool keeps more back"
+    )
 
 
 def _run_lines(run: RunForecast) -> Iterable[str]:

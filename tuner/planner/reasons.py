@@ -44,7 +44,10 @@ def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
     }
     cause, extra_s = max(by_cause.items(), key=lambda item: item[1])
     if slower_s <= chosen.step_time_s * 1e-9:
-        return "nothing: the model predicts the same time"
+        if slower_s >= -chosen.step_time_s * 1e-9:
+            return "nothing: the model predicts the same time"
+        ratio = format_ratio(-slower_s / chosen.step_time_s)
+        return f"preference: it is {format_s(-slower_s)} ({ratio}) faster"
     ratio = format_ratio(slower_s / chosen.step_time_s)
     return f"{format_s(slower_s)} ({ratio}) slower, of it {format_s(extra_s)} in {cause}"
 

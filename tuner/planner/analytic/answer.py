@@ -121,6 +121,7 @@ def certificate_of(
     *,
     band_ratio: float,
     objective_s: float | None = None,
+    decision_s: float | None = None,
     method: str = "bounds",
 ) -> Certificate:
     """State what the search proves.
@@ -128,7 +129,8 @@ def certificate_of(
     Args:
         search: what was searched.
         band_ratio: half width of the error band of a step.
-        objective_s: of the chosen row where it was played; None: its closed form.
+        objective_s: of the fastest row where it was played; None: its closed form.
+        decision_s: of the plan's decision where that is not the fastest.
         method: name of how the search was made.
     """
     counts, found = search.counts, search.found
@@ -144,6 +146,9 @@ def certificate_of(
         objective=objective,
         bound=search.bound_s if math.isfinite(search.bound_s) else None,
         gap_ratio=gap,
+        decision_gap_ratio=(
+            None if decision_s is None else max(0.0, 1.0 - search.bound_s / decision_s)
+        ),
         space=Space(
             priced=counts.priced,
             bounded=counts.bounded,

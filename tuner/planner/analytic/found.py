@@ -48,17 +48,28 @@ class Found:
 
     def joined(self, other: "Found") -> "Found":
         """Both, every row at the better of its ways, up to `MOST_KEPT` of them."""
-        step_s = np.concatenate((self.step_s, other.step_s))
-        candidates = self.candidates.joined(other.candidates)
-        order = np.argsort(step_s, kind="stable")
-        _, row = candidates.same(DEGREES)
+        both = self.beside(other)
+        order = np.argsort(both.step_s, kind="stable")
+        _, row = both.candidates.same(DEGREES)
         _, first = np.unique(row[order], return_index=True)
-        kept = order[np.sort(first)][:MOST_KEPT]
+        return both.taken(order[np.sort(first)][:MOST_KEPT])
+
+    def beside(self, other: "Found") -> "Found":
+        """Both as they are, one after the other."""
         return Found(
-            candidates=candidates.taken(kept),
-            step_s=step_s[kept],
-            peak_bytes=np.concatenate((self.peak_bytes, other.peak_bytes))[kept],
-            layers_PC=_side_by_side(self.layers_PC, other.layers_PC)[:, kept],
+            candidates=self.candidates.joined(other.candidates),
+            step_s=np.concatenate((self.step_s, other.step_s)),
+            peak_bytes=np.concatenate((self.peak_bytes, other.peak_bytes)),
+            layers_PC=_side_by_side(self.layers_PC, other.layers_PC),
+        )
+
+    def taken(self, chosen: Ints) -> "Found":
+        """Some of them."""
+        return Found(
+            candidates=self.candidates.taken(chosen),
+            step_s=self.step_s[chosen],
+            peak_bytes=self.peak_bytes[chosen],
+            layers_PC=self.layers_PC[:, chosen],
         )
 
     def __len__(self) -> int:

@@ -2,7 +2,8 @@
 
 The search ranks rows by the closed form of a step; the best of them are played pass by pass, and
 the objective is the longer of the two (finalists.py). The integer program may move layers and
-recomputation of the very best; what it finds is priced and played like everything else.
+recomputation of the very best; what it finds is priced and played like everything else. Beside the
+fastest stand others that the model cannot tell apart; one of them may be preferred (preferring.py).
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 
 from tuner.costs.analytic.calibration import band_of
 from tuner.costs.analytic.memory import price_memory
+from tuner.costs.analytic.shapes import number
 from tuner.devices.datasheet import Generation
 from tuner.plan import (
     Plan,
@@ -25,13 +27,14 @@ from tuner.planner.analytic.answer import (
 )
 from tuner.planner.analytic.asking import Site, question_of
 from tuner.planner.analytic.extrapolation import provenance_of, weighed
-from tuner.planner.analytic.finalists import Finalist, finalist, ranked
+from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked
 from tuner.planner.analytic.found import Found, Search
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO, preferred
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import regime_of
 from tuner.planner.analytic.relaxing import relaxations, unlaunchable
 from tuner.planner.analytic.search import Settings, search
-from tuner.planner.analytic.telling import Best, Teller, effective_step_s, ties_ratio
+from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s, ties_ratio
 from tuner.planner.reasons import binding_constraint
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
@@ -56,13 +59,15 @@ def make_analytic_plan(
     band = band_of(
         regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value), site.residuals
     )
+    settings = replace(settings, band_ratio=max(settings.band_ratio, TOLERANCE_RATIO))
     found = search(question, settings)
     notes: tuple[str, ...] = ()
     if found.found is None and spec.search != question.limits:
         found = search(replace(question, limits=spec.search), settings)
         if found.found is not None:
             notes = ("fits only with offloading or dropped tokens, which no published run prices",)
-    best = None if found.found is None else _best(found, settings, spec=spec, site=site)
+    choice = None if found.found is None else _choice(found, settings, spec=spec, site=site)
+    best = None if choice is None else choice.chosen
     if best is not None and (best.decision.optimizer_offload or best.decision.activation_offload):
         notes += (_host_note(question, best.detail, site.pool),)
     if best is not None:
@@ -80,13 +85,14 @@ def make_analytic_plan(
         "certificate": certificate_of(
             found,
             band_ratio=ties,
-            objective_s=None if best is None else best.objective_s,
+            objective_s=None if choice is None else choice.fastest.objective_s,
+            decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),
         ),
         "provenance": provenance_of(
             provenance.model_copy(update={"notes": provenance.notes + notes}), question, rests_on
         ),
     }
-    if best is None:
+    if choice is None or best is None:
         ways_out = relaxations(question, settings)
         return Plan.model_validate(
             common
@@ -98,31 +104,32 @@ def make_analytic_plan(
                 "relaxations": ways_out,
             }
         )
-    predicted = teller.prediction(best.detail, played_s=best.played_s)
     unlimited = search(
         replace(question, memory_limit_bytes=UNLIMITED_BYTES),
-        replace(settings, top=1, below_s=best.objective_s),
+        replace(settings, top=1, band_ratio=0.0, below_s=choice.fastest.objective_s),
     )
-    unlimited_s = None if unlimited.found is None else float(unlimited.found.step_s[0])
+    played = ranked(unlimited, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock)
+    unlimited_s = min(played.objective_s, default=None)
     return Plan.model_validate(
         common
         | {
             "decision": best.decision,
-            "predicted": predicted,
+            "predicted": teller.told(best),
+            "preferred": teller.preference(choice),
             "binding_constraint": binding_constraint(
-                predicted,
+                teller.told(choice.fastest),
                 unlimited_s=unlimited_s,
                 memory_limit_bytes=int(question.memory_limit_bytes),
             ),
-            "alternatives": teller.alternatives(best, top=settings.top),
+            "alternatives": teller.alternatives(choice, top=settings.top),
             "pareto": teller.pareto(),
             "unlaunchable": unlaunchable(found, settings),
         }
     )
 
 
-def _best(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Best:
-    """Play the best rows, refine the layout of the very best and keep that of most goodput.
+def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Choice:
+    """Play the best rows, refine the layout of the very best, and choose near the fastest of them.
 
     All use the same devices, so failures reorder them only where checkpoints differ.
     """
@@ -130,20 +137,57 @@ def _best(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Best:
     share_s = settings.time_limit_s / 8.0 / NUM_FINALISTS
     tried = {index: finalist(found, index, time_limit_s=share_s) for index in order[:NUM_FINALISTS]}
 
-    def wall_clock_s(item: tuple[int, Finalist]) -> float:
-        one = item[1]
-        step_s = max(one.step_s, one.played_s)
-        return effective_step_s(spec, site, one.detail, step_s=step_s)
+    def wall_clock_s(detail: Detail, step_s: float) -> float:
+        return effective_step_s(spec, site, detail, step_s=step_s)
 
-    index, chosen = min(tried.items(), key=wall_clock_s)
-    return Best(
-        decision=_decision_of(found, chosen),
-        candidate=chosen.candidate,
-        detail=chosen.detail,
-        objective_s=max(chosen.step_s, chosen.played_s),
-        played_s=chosen.played_s,
+    def effective_s(item: tuple[int, Finalist]) -> float:
+        return wall_clock_s(item[1].detail, max(item[1].step_s, item[1].played_s))
+
+    index, chosen = min(tried.items(), key=effective_s)
+    row = _row_of(chosen)
+    fastest = _best(found, row, chosen.detail, played_s=chosen.played_s)
+    most_s = effective_s((index, chosen)) * (1.0 + TOLERANCE_RATIO)
+
+    def is_near(detail: Detail, step_s: float) -> bool:
+        return wall_clock_s(detail, step_s) <= most_s
+
+    other = preferred(
+        found,
+        row,
+        limit_s=fastest.objective_s * (1.0 + TOLERANCE_RATIO),
+        play=played_s,
+        is_near=is_near,
+    )
+    if other is None:
+        return Choice(chosen=fastest, fastest=fastest, order=order, index=index)
+    return Choice(
+        chosen=_best(found, other.row, other.detail, played_s=other.played_s),
+        fastest=fastest,
         order=order,
         index=index,
+        reasons=other.reasons,
+    )
+
+
+def _best(found: Search, row: Found, detail: Detail, *, played_s: float) -> Best:
+    return Best(
+        decision=TrainDecision.model_validate(decision_of(replace(found, found=row), 0)),
+        candidate=row.candidates,
+        detail=detail,
+        objective_s=max(number(detail.step.step_s), played_s),
+        played_s=played_s,
+    )
+
+
+def _row_of(chosen: Finalist) -> Found:
+    """A finalist's degrees, its own layout and recomputation."""
+    pipeline = int(chosen.candidate.rows["pipeline"][0])
+    layers_S = np.array(chosen.layers_S)
+    return Found(
+        candidates=chosen.candidate,
+        step_s=np.array([chosen.step_s]),
+        peak_bytes=np.array([float(chosen.detail.memory.total_PC.max())]),
+        layers_PC=layers_S.reshape(-1, pipeline).sum(axis=0)[:, None],
     )
 
 
@@ -178,17 +222,3 @@ def _host_note(question: Question, detail: Detail, pool: Pool) -> str:
         f"offloading needs {format_bytes(node_bytes)} of free host memory on each node, which the"
         " cluster does not state and the plan does not check"
     )
-
-
-def _decision_of(found: Search, chosen: Finalist) -> TrainDecision:
-    """Name what a finalist decides: the found row's degrees, its own layout and recomputation."""
-    pipeline = int(chosen.candidate.rows["pipeline"][0])
-    layers_S = np.array(chosen.layers_S)
-    alone = Found(
-        candidates=chosen.candidate,
-        step_s=np.array([chosen.step_s]),
-        peak_bytes=np.array([float(chosen.detail.memory.total_PC.max())]),
-        layers_PC=layers_S.reshape(-1, pipeline).sum(axis=0)[:, None],
-    )
-    named = decision_of(replace(found, found=alone), 0)
-    return TrainDecision.model_validate(named | {"pipeline_layout": chosen.layers_S})

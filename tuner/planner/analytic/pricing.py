@@ -29,7 +29,7 @@ from tuner.planner.analytic.candidates import (
     Candidates,
     strategies_of,
 )
-from tuner.planner.analytic.fitting import kept_PC, most_layers
+from tuner.planner.analytic.fitting import kept_PC
 from tuner.planner.analytic.layouts import (
     PassTimes,
     balanced,
@@ -39,7 +39,6 @@ from tuner.planner.analytic.layouts import (
     lean,
     least_peak_s,
     on_devices_of,
-    peak_under,
     stages_of,
     total_s,
 )
@@ -180,32 +179,6 @@ def _balanced_s(batch: Batch, piece: TimePiece) -> Floats:
     dense_PC = _dense_on_devices(batch.question, candidates, layers_PC)
     stages = _on_devices(batch.question, layers_PC, dense_PC)
     return np.asarray(assembled(batch.question, piece, stages).step_s)
-
-
-def capped_least_s(question: Question, ways: Ways, candidates: Candidates) -> Floats:
-    """Bound the step from below over the layouts that fit; infinite where none does.
-
-    For candidates whose balanced layout does not fit.
-    """
-    batch = batch_of(question, ways, candidates)
-    model = question.model
-    most_PC = most_layers(question, ways, candidates)
-    found = least_s(question, ways, candidates)
-    for piece in time_pieces(ways, batch):
-        s, p = piece.strategies, piece.pipeline
-        times = times_of_kinds(question, piece)
-        count = model.num_moe_layers or model.num_layers
-        virtual = candidates.rows["virtual_pipeline"][piece.at]
-        capped_s = peak_under(model, times, most_PC=most_PC[:p, piece.at], count=count)
-        beyond_s = np.maximum(capped_s - least_peak_s(model, times, pipeline=p), 0.0)
-        most_s = np.where(np.isinf(beyond_s), np.inf, 0.0)
-        beyond_s = np.where(np.isinf(beyond_s), 0.0, beyond_s)
-        more_s = (s.num_microbatches - 1.0 / s.virtual_pipeline) * beyond_s
-        plain = np.asarray(s.zero_bubble) == 0.0
-        more_s = np.where(plain, more_s, 0.0) + most_s
-        # Interleaved stages have one layout, and it is known not to fit.
-        found[piece.at] += np.where(virtual > 1, np.inf, more_s)
-    return found
 
 
 def time_pieces(ways: Ways, batch: Batch) -> Iterator[TimePiece]:

@@ -31,14 +31,9 @@ from tuner.planner.analytic.counting import by_facts, space
 from tuner.planner.analytic.degrees import Table, legal_degrees
 from tuner.planner.analytic.fitting import fits_somehow
 from tuner.planner.analytic.found import Counts, Found, Search
+from tuner.planner.analytic.leaning import capped_least_s, price_to_fit
 from tuner.planner.analytic.opening import allowed_by, cell_bounds_s
-from tuner.planner.analytic.pricing import (
-    Prices,
-    batch_of,
-    capped_least_s,
-    least_s,
-    price,
-)
+from tuner.planner.analytic.pricing import Prices, batch_of, least_s
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.rules import Ints, Mask
 from tuner.planner.analytic.ways import Ways, ways_of
@@ -256,14 +251,9 @@ class _Run:
         self, candidates: Candidates, row: Ints, bound_s: Floats, best_s: Floats
     ) -> None:
         """Price ways, where needed in a lean layout, and keep the best of every row."""
-        found = price(self._question, self._ways, candidates)
+        found, full = price_to_fit(self._question, self._ways, candidates)
         self._priced += len(candidates)
-        limit = self._question.memory_limit_bytes
-        full = np.flatnonzero(found.peak_bytes > limit)
         if len(full):
-            moved = price(self._question, self._ways, candidates.taken(full), is_lean=True)
-            found.step_s[full], found.peak_bytes[full] = moved.step_s, moved.peak_bytes
-            found.layers_PC[: len(moved.layers_PC), full] = moved.layers_PC
             bound_s[full] = capped_least_s(self._question, self._ways, candidates.taken(full))
         self._keep(candidates, row, found, best_s)
         # Another layout of what was priced may be faster than its own.

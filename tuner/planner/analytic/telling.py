@@ -16,6 +16,7 @@ from tuner.plan import (
     Alternative,
     Band,
     ParetoPoint,
+    Preference,
     StagePrediction,
     TrainDecision,
     TrainPrediction,
@@ -32,13 +33,11 @@ from tuner.planner.analytic.asking import Site
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.finalists import played_s
 from tuner.planner.analytic.found import Search
+from tuner.planner.analytic.memory_band import peak_band
 from tuner.planner.reasons import why_lost
 from tuner.spec.accounting import num_parameters, training_flop_per_token
 from tuner.spec.goal import Reliability as StatedReliability
 from tuner.spec.spec import Spec
-
-MEMORY_BAND_RATIO = 0.12
-"""Largest error on published peaks without a pipeline, tests/benchmarks/training_memory.py."""
 
 MOST_TIES = 16
 """Alternatives inside the error band that are listed, where there are as many."""
@@ -51,15 +50,33 @@ NEVER_FAILS = StatedReliability(device_mtbf=1e18, restart=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Best:
-    """The chosen decision; `order` ranks the rows of the search, `index` is its own."""
+    """A decision with its price."""
 
     decision: TrainDecision
     candidate: Candidates
     detail: Detail
     objective_s: float
+    """The larger of closed form and play."""
     played_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choice:
+    """What is chosen, and the fastest that was found where that is another."""
+
+    chosen: Best
+    fastest: Best
     order: tuple[int, ...]
+    """Rows of the search, best first."""
     index: int
+    """The fastest one's row."""
+    reasons: tuple[str, ...] = ()
+    """What is better about the chosen one."""
+
+    @property
+    def is_fastest(self) -> bool:
+        """Nothing was preferred to the fastest."""
+        return self.chosen is self.fastest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,10 +107,8 @@ class Teller:
             tokens_per_s_per_device=tokens / step_s,
             tokens_per_s_per_device_band=(tokens / high_s, tokens / low_s),
             peak_memory_bytes=peaks,
-            peak_memory_bytes_band=tuple(
-                (peak / (1.0 + MEMORY_BAND_RATIO), peak / (1.0 - MEMORY_BAND_RATIO))
-                for peak in peaks
-            ),
+            peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
+            memory_limit_bytes=int(self.search.question.memory_limit_bytes),
             activation_bytes=tuple(round(float(b)) for b in detail.memory.activations_PC[:, 0]),
             breakdown_s=seconds,
             communication_s=sum(
@@ -105,23 +120,46 @@ class Teller:
             run=self._run(detail, step_s=step_s),
         )
 
-    def alternatives(self, best: Best, *, top: int) -> tuple[Alternative, ...]:
-        """Say which rows come next and why they lost."""
+    def alternatives(self, choice: Choice, *, top: int) -> tuple[Alternative, ...]:
+        """Say which rows come next and why they lost; the fastest first where it was not chosen."""
         found = self.search.found
         assert found is not None
+        best = choice.chosen
         limit_s = best.objective_s * (1.0 + ties_ratio(self.band))
-        others = [index for index in best.order if index != best.index]
+        others = [index for index in choice.order if index != choice.index]
         ties = sum(found.step_s[index] <= limit_s for index in others)
-        chosen = self.prediction(best.detail, played_s=best.played_s)
+        chosen = self.told(best)
+        told = []
+        if not choice.is_fastest:
+            told.append((choice.fastest.decision, self.told(choice.fastest)))
+        for index in others[: max(top - 1, min(ties, MOST_TIES))]:
+            decision = TrainDecision.model_validate(decision_of(self.search, index))
+            if decision != best.decision:
+                told.append((decision, self._played(index)))
         return tuple(
             Alternative(
-                decision=TrainDecision.model_validate(decision_of(self.search, index)),
-                predicted=(predicted := self._played(index)),
+                decision=decision,
+                predicted=predicted,
                 within_band=predicted.step_time_s <= limit_s,
                 lost_by=why_lost(chosen, predicted),
             )
-            for index in others[: max(top - 1, min(ties, MOST_TIES))]
+            for decision, predicted in told
         )
+
+    def preference(self, choice: Choice) -> Preference | None:
+        """Say why the fastest was not chosen; None where it was."""
+        if choice.is_fastest:
+            return None
+        return Preference(
+            fastest=choice.fastest.decision,
+            fastest_step_s=choice.fastest.objective_s,
+            slower_ratio=max(0.0, choice.chosen.objective_s / choice.fastest.objective_s - 1.0),
+            reasons=choice.reasons,
+        )
+
+    def told(self, best: Best) -> TrainPrediction:
+        """Say what is expected of a priced and played decision."""
+        return self.prediction(best.detail, played_s=best.played_s)
 
     def _played(self, index: int) -> TrainPrediction:
         """Say what is expected of a found row, its schedule played like the chosen one's."""

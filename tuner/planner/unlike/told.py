@@ -12,7 +12,7 @@ import numpy as np
 from tuner.placement import Placement, StagePlacement
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.planner.analytic.answer import named
-from tuner.planner.analytic.telling import MEMORY_BAND_RATIO
+from tuner.planner.analytic.memory_band import MEMORY_BAND_RATIO
 from tuner.planner.analytic.ways import Ways
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.chains import Chain, stretches

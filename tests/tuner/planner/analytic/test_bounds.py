@@ -14,8 +14,9 @@ from tuner.planner.analytic.candidates import DEGREES, Candidates
 from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.degrees import legal_degrees
 from tuner.planner.analytic.fitting import fits_somehow
+from tuner.planner.analytic.leaning import capped_least_s
 from tuner.planner.analytic.opening import allowed_by, cell_bounds_s
-from tuner.planner.analytic.pricing import batch_of, capped_least_s, least_s, price
+from tuner.planner.analytic.pricing import batch_of, least_s, price
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.ways import Ways, ways_of
 from tuner.planner.analytic.waytable import NEVER_WORSE, way_table

@@ -9,6 +9,7 @@ from tuner.costs.analytic.calibration import shipped
 from tuner.plan import Plan, Provenance
 from tuner.planner.analytic.asking import site_of
 from tuner.planner.analytic.planning import make_analytic_plan
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO
 from tuner.planner.analytic.search import Settings
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.read import read_spec
@@ -42,9 +43,10 @@ def plan() -> Plan:
     return planned(spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64))
 
 
-def test_the_objective_is_the_predicted_step_and_the_bound_is_below_it(plan: Plan) -> None:
+def test_the_objective_is_the_fastest_step_and_the_bound_is_below_it(plan: Plan) -> None:
     assert plan.predicted is not None
-    assert plan.certificate.objective == pytest.approx(plan.predicted.step_time_s)
+    fastest_s = plan.preferred.fastest_step_s if plan.preferred else plan.predicted.step_time_s
+    assert plan.certificate.objective == pytest.approx(fastest_s)
     assert plan.certificate.bound is not None
     assert plan.certificate.bound <= plan.predicted.step_time_s
     assert plan.certificate.gap_ratio < 0.05
@@ -67,9 +69,26 @@ def test_the_plan_uses_all_devices_and_fits(plan: Plan) -> None:
 def test_runner_ups_are_slower_and_say_why(plan: Plan) -> None:
     assert plan.predicted is not None
     assert plan.alternatives
+    fastest_s = plan.certificate.objective
+    assert fastest_s is not None
     for other in plan.alternatives:
-        assert other.predicted.step_time_s >= plan.predicted.step_time_s * (1 - 1e-9)
+        assert other.predicted.step_time_s >= fastest_s * (1 - 1e-9)
         assert other.lost_by
+
+
+def test_a_plan_that_is_preferred_is_near_the_fastest_and_has_a_gap_of_its_own(plan: Plan) -> None:
+    assert plan.predicted is not None
+    assert plan.preferred is not None
+    slower = plan.predicted.step_time_s / plan.preferred.fastest_step_s - 1.0
+    assert slower == pytest.approx(plan.preferred.slower_ratio)
+    assert slower <= TOLERANCE_RATIO
+    assert plan.preferred.reasons
+    own = plan.certificate.decision_gap_ratio
+    assert own is not None
+    assert own >= plan.certificate.gap_ratio
+    first = plan.alternatives[0]
+    assert first.decision == plan.preferred.fastest
+    assert "preference" in first.lost_by
 
 
 def test_the_pareto_front_trades_time_for_memory(plan: Plan) -> None:
