@@ -2,6 +2,7 @@
 
 ProfilerError
 ├── ProfileUnreadableError     a stored profile is missing, damaged or of another schema version
+├── RecordingUnreadableError   a recording of routing, stored or another tool's, cannot be used
 ├── ProfileUnwritableError     the directory, or the disk below it, does not take the profile
 ├── MachineMismatchError       two profiles, or a profile and this machine, are not comparable
 ├── UnknownNameError           a suite or operation that does not exist
@@ -20,6 +21,10 @@ class ProfilerError(Exception):
 
 class ProfileUnreadableError(ProfilerError):
     """A stored profile cannot be trusted as it lies on disk."""
+
+
+class RecordingUnreadableError(ProfilerError):
+    """A recording of routing is missing, damaged, or says what routing cannot be."""
 
 
 class ProfileUnwritableError(ProfilerError):

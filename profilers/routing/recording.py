@@ -44,7 +44,8 @@ class Recording:
     coactivation_LEE: Floats | None = None
     """Tokens that chose e and f together; symmetric, diagonal zero."""
     token_LTK: npt.NDArray[np.int32] | None = None
-    """Chosen experts of sampled tokens, whole tokens through all layers, best choice first."""
+    """Chosen experts of sampled tokens, whole tokens through all layers; best choice first where
+    the source keeps that order, in order of ids where it does not."""
 
     def __post_init__(self) -> None:
         if self.count_PLE.ndim != 3 or 0 in self.count_PLE.shape:

@@ -1,0 +1,85 @@
+"""Arrays of a recording as Parquet files; the only owner of pyarrow among the routing's files.
+
+An array of n axes is a table with one row for each place along its first n - 1 axes, in order: an
+int64 column for each of them, and `values`, the numbers along the last axis.
+
+A file is data: nothing in it is executed, and its shape must be the one that the caller expects.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+MAX_FILE_BYTES: Final = 2**30
+VALUES: Final = "values"
+
+
+def write_array(path: Path, array: npt.NDArray[Any], *, axes: Sequence[str]) -> None:
+    """Write an array, `axes` naming all of its axes but the last, and force it to the disk."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    values = pa.FixedSizeListArray.from_arrays(pa.array(flat), array.shape[-1])
+    places = _places(array.shape[:-1])
+    columns = [pa.array(place) for place in places]
+    table = pa.Table.from_arrays([*columns, values], names=[*axes, VALUES])
+    with path.open("wb") as file:
+        pq.write_table(table, file, compression="zstd")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_array(
+    path: Path, *, axes: Sequence[str], shape: tuple[int, ...], dtype: npt.DTypeLike
+) -> npt.NDArray[Any]:
+    """Read an array of exactly that shape and type back.
+
+    Raises:
+        ValueError: the file is missing, damaged, too large, or no such table.
+    """
+    try:
+        return _array(path, axes=axes, shape=shape, dtype=np.dtype(dtype))
+    except (pa.ArrowException, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ValueError(" ".join(reason.split())[:200]) from error
+
+
+def _array(
+    path: Path, *, axes: Sequence[str], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    size = path.stat().st_size
+    if not path.is_file() or size > MAX_FILE_BYTES:
+        raise ValueError(f"{size} bytes; a regular file of at most {MAX_FILE_BYTES} is read")
+    rows = int(np.prod(shape[:-1]))
+    wanted = {name: pa.int64() for name in axes}
+    wanted[VALUES] = pa.list_(pa.from_numpy_dtype(dtype), shape[-1])
+    with pq.ParquetFile(path) as file:
+        found = file.schema_arrow
+        if file.metadata.num_rows != rows:
+            raise ValueError(f"{file.metadata.num_rows} rows, recording.json says {rows}")
+        if found.names != list(wanted):
+            raise ValueError(f"columns {found.names}, expected {list(wanted)}")
+        for name, kind in wanted.items():
+            if found.field(name).type != kind:
+                raise ValueError(f"column {name!r} is {found.field(name).type}, must be {kind}")
+        table = file.read()
+    if any(table.column(name).null_count for name in wanted):
+        raise ValueError("a value is missing")
+    for name, place in zip(axes, _places(shape[:-1]), strict=True):
+        if not np.array_equal(table.column(name).to_numpy(), place):
+            raise ValueError(f"column {name!r} does not count its rows in order")
+    values = table.column(VALUES).combine_chunks()
+    flat = values.flatten() if isinstance(values, pa.Array) else values.chunk(0).flatten()
+    if flat.null_count or len(flat) != rows * shape[-1]:
+        raise ValueError("a value is missing")
+    # A copy: pyarrow's own memory is read-only, and goes when the table does.
+    return np.array(flat.to_numpy(zero_copy_only=False), dtype=dtype).reshape(shape)
+
+
+def _places(shape: tuple[int, ...]) -> list[npt.NDArray[np.int64]]:
+    grid = np.indices(shape, dtype=np.int64)
+    return [axis.reshape(-1) for axis in grid]
