@@ -1,18 +1,29 @@
-"""How fast every two nodes reach each other, from nccl-tests runs on pairs of nodes.
+"""How fast every two nodes reach each other: a CSV matrix, or nccl-tests runs on pairs of nodes.
 
-One file per pair, of `sendrecv_perf` with one rank on each node or of `alltoall_perf` with equally
-many on both. In the first each rank sends the whole size to the other; in the second half of what
-the g ranks of a node send, g size / 2, crosses to the other node. The bandwidth of a pair is the
-best of its sizes, in each direction and over all cards that took part: test with as many ranks per
-node as the job will have.
+The CSV names its unit in the first cell and the nodes in the first row and column; a cell is the
+bandwidth from the row's node to the column's, all cards of both together, and the diagonal is not
+looked at:
+
+    bytes_per_s,node-a,node-b
+    node-a,,3.9e11
+    node-b,3.7e11,
+
+A folder holds one file per pair instead, of `sendrecv_perf` with one rank on each node or of
+`alltoall_perf` with equally many on both. In the first each rank sends the whole size to the other;
+in the second half of what the g ranks of a node send, g size / 2, crosses to the other node. The
+bandwidth of a pair is the best of its sizes, in each direction and over all cards that took part.
 
 A profile holds times by group shape and cannot tell one pair of nodes from another, so this is a
-value of its own. Letters: N nodes.
+value of its own. Letters: N nodes. Not covered: what a link carries while others are busy too.
 """
 
+import csv
+import math
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +31,122 @@ import numpy.typing as npt
 from profilers.errors import ProfileUnreadableError
 from profilers.imports.nccl_tests import Log, read_logs
 
+CORNER: Final = "bytes_per_s"
+"""First cell of a CSV matrix."""
+MAX_MATRIX_BYTES: Final = 64 * 2**20
+MAX_NODES: Final = 2048
+_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""What a launcher can be handed as a host name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkMatrix:
     """Measured bandwidths between nodes."""
 
     nodes: tuple[str, ...]
-    """Host names, sorted."""
+    """Host names, in the order of the CSV; sorted where a folder was read."""
     bytes_per_s_NN: npt.NDArray[np.float64]
     """From the row's node to the column's; `inf` on the diagonal."""
 
 
 def read_link_matrix(path: Path) -> LinkMatrix:
-    """Read a folder of pairwise tests.
+    """Read a CSV matrix, or a folder of pairwise tests.
 
     Raises:
-        UnknownNameError: a file does not say its collective.
-        ProfileUnreadableError: a file is no test of a pair, or a pair was not tested.
+        UnknownNameError: a file of a folder does not say its collective.
+        ProfileUnreadableError: the CSV is no square of positive numbers, a file of a folder is no
+            test of a pair, a pair was not tested, or a name is none that a launcher can use.
     """
+    found = _of_pairs(path) if path.is_dir() else _of_table(path)
+    for node in found.nodes:
+        if not _HOST.fullmatch(node):
+            raise ProfileUnreadableError(
+                f"{path}: {node[:60]!r} is no host name; use letters, digits, dots, dashes and "
+                "underscores"
+            )
+    found.bytes_per_s_NN.setflags(write=False)
+    return found
+
+
+def link_matrix_csv(matrix: LinkMatrix) -> str:
+    """Write a matrix as the CSV that `read_link_matrix` reads."""
+    lines = [",".join((CORNER, *matrix.nodes))]
+    for row, node in enumerate(matrix.nodes):
+        rates = matrix.bytes_per_s_NN[row]
+        cells = ("" if row == column else repr(float(rate)) for column, rate in enumerate(rates))
+        lines.append(",".join((node, *cells)))
+    return "\n".join(lines) + "\n"
+
+
+def _of_table(path: Path) -> LinkMatrix:
+    rows = _cells(path)
+    corner, *names = rows[0] if rows else [""]
+    if corner != CORNER:
+        raise ProfileUnreadableError(
+            f"{path}: begins with {corner[:60]!r}; the first cell of a link matrix is {CORNER!r}"
+        )
+    nodes = tuple(names)
+    twice = next((node for node in nodes if nodes.count(node) > 1), None)
+    if twice is not None or not 2 <= len(nodes) <= MAX_NODES:
+        wrong = f"names {twice!r} twice" if twice else f"names {len(nodes)} nodes"
+        raise ProfileUnreadableError(f"{path}: {wrong}; 2 to {MAX_NODES} nodes, each once")
+    lines: dict[str, list[str]] = {}
+    for node, *line in rows[1:]:
+        if node not in nodes or node in lines:
+            wrong = "has two rows" if node in lines else "has no column"
+            raise ProfileUnreadableError(
+                f"{path}: node {node[:60]!r} {wrong}; one of each per node"
+            )
+        if len(line) != len(nodes):
+            raise ProfileUnreadableError(
+                f"{path}: the row of node {node!r} has {len(line)} cells, there are {len(nodes)} "
+                "nodes"
+            )
+        lines[node] = line
+    missing = [node for node in nodes if node not in lines]
+    if missing:
+        raise ProfileUnreadableError(f"{path}: node {missing[0]!r} has a column and no row")
+    bytes_per_s_NN = np.full((len(nodes), len(nodes)), np.inf)
+    for row, one in enumerate(nodes):
+        for column, two in enumerate(nodes):
+            if row != column:
+                bytes_per_s_NN[row, column] = _positive(lines[one][column], path, one, two)
+    return LinkMatrix(nodes=nodes, bytes_per_s_NN=bytes_per_s_NN)
+
+
+def _cells(path: Path) -> list[list[str]]:
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_MATRIX_BYTES:
+            raise ProfileUnreadableError(
+                f"{path}: must be a folder of tests or a regular file of at most "
+                f"{MAX_MATRIX_BYTES} bytes"
+            )
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ProfileUnreadableError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ProfileUnreadableError(f"{path}: not UTF-8 text, so it is no link matrix") from error
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
+    except csv.Error as error:
+        raise ProfileUnreadableError(f"{path}: no CSV: {error}") from error
+    return [row for row in rows if any(row)]
+
+
+def _positive(cell: str, path: Path, one: str, two: str) -> float:
+    try:
+        rate = float(cell)
+    except ValueError:
+        rate = math.nan
+    if not 0.0 < rate < math.inf:
+        raise ProfileUnreadableError(
+            f"{path}: {cell[:60]!r} from node {one!r} to {two!r} is no bandwidth; it must be a "
+            "positive number of bytes per second"
+        )
+    return rate
+
+
+def _of_pairs(path: Path) -> LinkMatrix:
     best: dict[tuple[str, str], float] = {}
     for log in read_logs(path):
         pair, rate = _rate(log)
@@ -51,7 +160,6 @@ def read_link_matrix(path: Path) -> LinkMatrix:
                     f"{path}: no test of the nodes {two} and {one}; run one for every pair"
                 )
             bytes_per_s_NN[row, column] = bytes_per_s_NN[column, row] = best[two, one]
-    bytes_per_s_NN.setflags(write=False)
     return LinkMatrix(nodes=nodes, bytes_per_s_NN=bytes_per_s_NN)
 
 

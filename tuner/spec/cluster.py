@@ -29,6 +29,13 @@ class Pool(Record):
     """Bandwidth of one network card, bytes per second; from the profile when absent."""
     oversubscription: Annotated[Number, Field(ge=1.0)] = 1.0
     """How many times less the network carries between machines than the cards could send."""
+    link_matrix: FilePath | None = None
+    """Measured bandwidth between every two machines of the pool: a CSV whose first cell is
+    `bytes_per_s`, whose first row and column name the hosts, and whose cells hold bytes per second
+    from the row's host to the column's, all cards together; or a folder of nccl-tests outputs, one
+    of `alltoall_perf` or `sendrecv_perf` per pair (profilers/imports/link_matrix.py). A plan then
+    says which host runs which ranks and what the slow links cost. It tells links apart; how fast
+    the usual one is still comes from `nic`, so state no `oversubscription` beside it."""
     price_per_device_hour: Annotated[Number, Field(ge=0.0)] | None = None
     """In the user's currency."""
     memory_per_device: Bytes | None = None

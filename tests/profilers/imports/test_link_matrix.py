@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from profilers.errors import ProfileUnreadableError
-from profilers.imports.link_matrix import read_link_matrix
+from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 
 
 def run(folder: Path, hosts: tuple[str, ...], *, time_us: float, name: str = "sendrecv") -> None:
@@ -58,3 +58,55 @@ def test_a_run_that_is_no_test_of_a_pair_is_refused(
     run(tmp_path, hosts, time_us=1.0, name=name)
     with pytest.raises(ProfileUnreadableError, match=complaint):
         read_link_matrix(tmp_path)
+
+
+TABLE = "bytes_per_s,b,a\nb,,3e9\na,1e9,0\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "links.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_table_is_read_in_its_own_order(tmp_path: Path) -> None:
+    found = read_link_matrix(written(tmp_path, TABLE))
+    assert found.nodes == ("b", "a")
+    assert found.bytes_per_s_NN.tolist() == [[np.inf, 3e9], [1e9, np.inf]]
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    found = read_link_matrix(written(tmp_path, TABLE))
+    again = read_link_matrix(written(tmp_path, link_matrix_csv(found)))
+    assert again.nodes == found.nodes
+    assert again.bytes_per_s_NN.tolist() == found.bytes_per_s_NN.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "begins with ''; the first cell of a link matrix is 'bytes_per_s'"),
+        ("Gbit/s,a,b\n", "begins with 'Gbit/s'"),
+        ("bytes_per_s,a\na,1\n", "names 1 nodes; 2 to 2048 nodes"),
+        ("bytes_per_s,a,a\n", "names 'a' twice"),
+        ("bytes_per_s,a,b\na,,1e9\n", "node 'b' has a column and no row"),
+        ("bytes_per_s,a,b\na,,1e9\nc,1e9,\n", "node 'c' has no column"),
+        ("bytes_per_s,a,b\na,,1e9\na,,1e9\n", "node 'a' has two rows"),
+        ("bytes_per_s,a,b\na,,1e9,1e9\nb,1e9,\n", "the row of node 'a' has 3 cells, there are 2"),
+        ("bytes_per_s,a,b\na,,nan\nb,1e9,\n", "'nan' from node 'a' to 'b' is no bandwidth"),
+        ("bytes_per_s,a,b\na,,1e9\nb,0,\n", "'0' from node 'b' to 'a' is no bandwidth"),
+        ("bytes_per_s,a,b\na,,1e9\nb,fast,\n", "'fast' from node 'b' to 'a' is no bandwidth"),
+        ("bytes_per_s,a,$(b)\na,,1\n$(b),1,\n", r"'\$\(b\)' is no host name"),
+    ],
+)
+def test_a_table_that_is_no_matrix_is_one_clear_line(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    with pytest.raises(ProfileUnreadableError, match=complaint) as raised:
+        read_link_matrix(written(tmp_path, text))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ProfileUnreadableError, match="must be a folder of tests or a regular file"):
+        read_link_matrix(tmp_path / "nowhere.csv")
