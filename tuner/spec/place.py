@@ -102,6 +102,12 @@ class PlaceGoal(Record):
     """In decode few tokens reach an expert, and reading its weights takes the time."""
     tokens_per_pass: Count | None = None
     """Tokens of one pass over all ranks; absent: as recorded, where passes were."""
+    context_tokens: Count = 4096
+    """That a request's attention looks back on, for the share of experts in a whole pass."""
+    quantization: Literal["bf16", "fp8"] = "bf16"
+    """What the experts' products compute in."""
+    exchange: Literal["plain", "merged"] = "plain"
+    """How tokens travel: a copy for every expert, or once to each rank and node (DeepEP)."""
     judge_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
     """Last share of the recorded passes, on which the plan is judged and not made."""
     traffic_slack_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0

@@ -1,0 +1,1 @@
+"""Experts on ranks: from recordings to a judged plan with its certificate."""

@@ -1,0 +1,183 @@
+"""Placements to choose among: what runs, what EPLB's rules make, what the objective's solver finds.
+
+    W workloads   L layers   E experts   M = L - 1 pairs of layers   G ranks
+
+EPLB is given the mean load of the workloads, as an engine that sums its counters would; the better
+of its two policies on the planned loads is "the rule" of every comparison.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.placement.balance.check import layer_times
+from solvers.placement.balance.eplb import eplb
+from solvers.placement.balance.problem import BalanceProblem, Migration, Robust
+from solvers.placement.chain.problem import ChainProblem
+from solvers.placement.coactivation.problem import CoactivationProblem, Level
+from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.registry import BALANCE, CHAIN, COACTIVATION
+from solvers.result import Outcome
+from tuner.errors import SpecError
+from tuner.planner.place.evidence import WorkloadEvidence, load_WLE, mean_load_LE, weight_W
+from tuner.spec.place import Objective, PlaceGoal
+
+SAME_NODE_COST = 1.0
+OTHER_NODE_COST = 6.0
+"""Of a token copy to another rank of the node and to another node: NVLink4 moves 450 GB/s a
+direction, eight 400 Gbit/s cards give a device 50, and half of the difference is lost to latency
+and message size in published exchanges (MoETuner, arXiv 2502.06643, states 9 to 1 at its links;
+DeepEP's README 153 to 43 GB/s)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rule:
+    """The better of EPLB's policies."""
+
+    placement: Placement
+    name: str
+    largest_L: Floats
+    """Load of the busiest rank, on the mean load."""
+
+
+def balance_problem(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    active_load: float = 0.0,
+    migration: Migration | None = None,
+) -> BalanceProblem:
+    """State the balance of some of the workloads."""
+    return BalanceProblem(
+        load_WLE=load_WLE(evidence),
+        weight_W=weight_W(evidence),
+        ranks=ranks,
+        robust=Robust(goal.robust.value),
+        tail_ratio=goal.tail_ratio,
+        active_load=active_load,
+        migration=migration,
+    )
+
+
+def rule_of(evidence: Sequence[WorkloadEvidence], *, ranks: Ranks, groups: int | None) -> Rule:
+    """Plan by EPLB's rules on the mean load and keep the better."""
+    mean_LE = mean_load_LE(evidence)
+    rules = {"eplb": eplb(mean_LE, ranks=ranks)}
+    alike = (ranks.slots_G == ranks.slots_G[0]).all()
+    if groups is not None and alike and groups % ranks.num_nodes == 0 and ranks.num_nodes > 1:
+        rules["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
+    mean = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
+    largest = {name: layer_times(mean, placement)[0] for name, placement in rules.items()}
+    best = min(rules, key=lambda name: float(largest[name].sum()))
+    return Rule(placement=rules[best], name=best, largest_L=largest[best])
+
+
+def solve_objective(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    rule: Rule,
+    active_load: float,
+    migration: Migration | None,
+    time_limit_s: float,
+) -> Outcome[Placement]:
+    """Place for the goal's objective.
+
+    Raises:
+        SpecError: the recordings lack what the objective looks at, or experts are replicated where
+            it knows single ones only.
+    """
+    if goal.objective is Objective.LAYER_CHAIN:
+        return CHAIN.solve(
+            chain_problem(evidence, goal=goal, ranks=ranks, rule=rule), time_limit_s=time_limit_s
+        )
+    if goal.objective is Objective.CO_ACTIVATION:
+        return COACTIVATION.solve(
+            coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule),
+            time_limit_s=time_limit_s,
+        )
+    weight = active_load if goal.objective is Objective.LAYER_TIME else 0.0
+    problem = balance_problem(
+        evidence, goal=goal, ranks=ranks, active_load=weight, migration=migration
+    )
+    return BALANCE.solve(problem, time_limit_s=time_limit_s)
+
+
+def chain_problem(
+    evidence: Sequence[WorkloadEvidence], *, goal: PlaceGoal, ranks: Ranks, rule: Rule
+) -> ChainProblem:
+    """State the chain of the weighted workloads, each as shares of its tokens."""
+    _refuse_replicas(goal, ranks, evidence)
+    flows = []
+    for one in evidence:
+        flow = one.recording.transition_MEE
+        if flow is None:
+            raise SpecError(
+                f"goal.workloads: {one.name!r} holds no transitions between layers, which objective"
+                " layer_chain is about; record it with `moetune profile --suite routing`"
+            )
+        flows.append(flow / np.maximum(flow.sum(axis=(1, 2), keepdims=True), 1.0))
+    return ChainProblem(
+        flow_TEE=np.einsum("w,wmef->mef", weight_W(evidence), np.stack(flows)),
+        load_LE=mean_load_LE(evidence),
+        ranks=ranks,
+        cost_GG=_way_costs(ranks),
+        most_load_L=rule.largest_L * (1.0 + goal.traffic_slack_ratio),
+    )
+
+
+def coactivation_problem(
+    evidence: Sequence[WorkloadEvidence], *, goal: PlaceGoal, ranks: Ranks, rule: Rule
+) -> CoactivationProblem:
+    """State the co-activation of the workloads' sampled tokens, as many of each as of its weight."""
+    _refuse_replicas(goal, ranks, evidence)
+    samples = []
+    for one in evidence:
+        tokens = one.recording.token_LTK
+        if tokens is None:
+            raise SpecError(
+                f"goal.workloads: {one.name!r} holds no sampled tokens, which objective"
+                " co_activation is about; record it with `moetune profile --suite routing`"
+            )
+        samples.append(tokens)
+    weights = weight_W(evidence)
+    # The scarcest sample for its weight sets how many tokens there are.
+    most = min(s.shape[1] / w for s, w in zip(samples, weights, strict=True))
+    taken = [
+        sample[:, : max(1, int(most * weight))]
+        for sample, weight in zip(samples, weights, strict=True)
+    ]
+    return CoactivationProblem(
+        expert_LTK=np.concatenate(taken, axis=1).astype(np.int64),
+        load_LE=mean_load_LE(evidence),
+        ranks=ranks,
+        levels=_levels(ranks),
+        most_load_L=rule.largest_L * (1.0 + goal.traffic_slack_ratio),
+    )
+
+
+def _levels(ranks: Ranks) -> tuple[Level, ...]:
+    each = Level(group_G=np.arange(ranks.num_ranks, dtype=np.int64), total_cost=SAME_NODE_COST)
+    if ranks.num_nodes == 1:
+        return (each,)
+    return (Level(group_G=ranks.node_G, total_cost=OTHER_NODE_COST - SAME_NODE_COST), each)
+
+
+def _way_costs(ranks: Ranks) -> Floats:
+    same_GG = ranks.node_G[:, None] == ranks.node_G[None, :]
+    cost_GG = np.where(same_GG, SAME_NODE_COST, OTHER_NODE_COST)
+    np.fill_diagonal(cost_GG, 0.0)
+    return cost_GG
+
+
+def _refuse_replicas(goal: PlaceGoal, ranks: Ranks, evidence: Sequence[WorkloadEvidence]) -> None:
+    experts = evidence[0].recording.num_experts
+    if ranks.num_slots != experts:
+        raise SpecError(
+            f"goal.objective: {goal.objective.value} places every expert once, and"
+            f" {ranks.num_slots} slots hold {experts} experts; set redundant_experts to 0, or plan"
+            " for balance or layer_time"
+        )

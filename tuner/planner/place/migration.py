@@ -1,0 +1,52 @@
+"""What it takes to get from the placement that runs to another one.
+
+A rank loads an expert that it lacked; which slot of a rank holds it does not matter. The transfer
+waits for the rank that loads most: over the network where there are several nodes (the expert may
+lie anywhere), over the scale-up links otherwise.
+"""
+
+import numpy as np
+
+from solvers.placement.ranks import Ints, Placement, Ranks
+from tuner.costs.expert_layer import ExpertMachine
+from tuner.place_plan import MigrationCost
+
+
+def loaded_G(current: Placement, new: Placement, *, ranks: Ranks) -> Ints:
+    """Experts that each rank must load, over all layers."""
+    loaded = np.zeros(ranks.num_ranks, dtype=np.int64)
+    rank_S = ranks.rank_S
+    num_experts = int(max(current.expert_LS.max(), new.expert_LS.max())) + 1
+    for before_S, after_S in zip(current.expert_LS, new.expert_LS, strict=True):
+        had = np.unique(rank_S * num_experts + before_S)
+        has = np.unique(rank_S * num_experts + after_S)
+        np.add.at(loaded, np.setdiff1d(has, had) // num_experts, 1)
+    return loaded
+
+
+def migration_cost(
+    current: Placement,
+    new: Placement,
+    *,
+    ranks: Ranks,
+    machine: ExpertMachine | None,
+    gain_ratio: float,
+) -> MigrationCost:
+    """Count and price the move; break-even is when the saved time adds up to it."""
+    loaded = loaded_G(current, new, ranks=ranks)
+    moved = int(loaded.sum())
+    if machine is None:
+        return MigrationCost(moved_experts=moved)
+    busiest_bytes = float(loaded.max()) * machine.expert_bytes
+    rate = (
+        machine.hardware.scale_up_bytes_per_s
+        if ranks.num_nodes == 1
+        else machine.hardware.scale_out_bytes_per_s
+    )
+    transfer_s = busiest_bytes / float(np.max(rate))
+    return MigrationCost(
+        moved_experts=moved,
+        moved_bytes=int(moved * machine.expert_bytes),
+        transfer_s=transfer_s,
+        break_even_s=transfer_s / gain_ratio if gain_ratio > 0.0 else None,
+    )

@@ -1,0 +1,229 @@
+"""From the path of a spec whose goal is `place` to a `PlaceSpec`, with what it names loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import BeforeValidator, Field, ValidationError
+
+from profilers.records import Record
+from profilers.routing.recording import Recording
+from profilers.routing.store import read_recording
+from solvers.placement.ranks import Placement, Ranks, contiguous
+from tuner.errors import SpecError, UnknownTargetError
+from tuner.spec.cluster import Cluster
+from tuner.spec.complaint import complaint
+from tuner.spec.current_placement import read_placement
+from tuner.spec.fields import FilePath, Name, SpecFolder, one_or_many
+from tuner.spec.files import read_small_text, shown_path, shown_value
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+from tuner.spec.place import Objective, PlaceGoal
+from tuner.spec.yaml_text import parse_yaml
+
+PLACE_TARGETS: Final = ("sglang", "trtllm", "vllm", "vllm-ascend", "eplb", "megatron")
+"""What a placement can be emitted for."""
+
+Targets = Annotated[tuple[Name, ...], Field(min_length=1), BeforeValidator(one_or_many)]
+
+
+class PlaceSpecFile(Record):
+    """The YAML file of a placement; paths are relative to it."""
+
+    schema_version: Literal[1]
+    model: FilePath | None = None
+    """A Hugging Face `config.json`; needed where time is priced."""
+    cluster: Cluster | None = None
+    """Needed where time is priced; its first pool holds the ranks."""
+    goal: PlaceGoal
+    emit: Targets = ("eplb",)
+    """Names of the engines to write the placement for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlaceSpec:
+    """A placement's spec with its model, recordings and running placement loaded."""
+
+    path: Path
+    model_path: Path | None
+    model: ModelSpec | None
+    cluster: Cluster | None
+    goal: PlaceGoal
+    recordings: Mapping[str, Recording]
+    """By workload, in the order of the spec; all of the same layers and experts."""
+    ranks: Ranks
+    current: Placement
+    """The placement that runs; experts in order where the spec names none."""
+    emit: tuple[str, ...]
+
+    @property
+    def layer_ids(self) -> tuple[int, ...]:
+        """Absolute decoder layers that are placed."""
+        return next(iter(self.recordings.values())).layer_ids
+
+    @property
+    def num_experts(self) -> int:
+        """Logical experts of a layer."""
+        return next(iter(self.recordings.values())).num_experts
+
+
+def goal_kind(path: Path) -> str | None:
+    """Return `goal.kind` of a spec, None where it has none; the rest may be wrong.
+
+    Raises:
+        SpecError: the file is no YAML.
+    """
+    raw = parse_yaml(read_small_text(path, what="spec"), source=shown_path(path))
+    goal = raw.get("goal") if isinstance(raw, dict) else None
+    kind = goal.get("kind") if isinstance(goal, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def read_place_spec(path: Path) -> PlaceSpec:
+    """Read a placement's spec and what it names.
+
+    Raises:
+        SpecError: one line: the file, the field's path, its value, the rule.
+        UnknownTargetError: an engine that no placement can be written for.
+        RecordingUnreadableError: a recording is damaged.
+    """
+    source = shown_path(path)
+    raw = parse_yaml(read_small_text(path, what="spec"), source=source)
+    if not isinstance(raw, dict):
+        found = "nothing" if raw is None else shown_value(raw)
+        raise SpecError(f"{source}: {found} at the top, where the keys of a spec belong")
+    try:
+        file = PlaceSpecFile.model_validate(raw, context=SpecFolder(folder=path.parent))
+    except ValidationError as error:
+        raise SpecError(f"{source}: {complaint(error, model=PlaceSpecFile)}") from error
+    _refuse_targets(file.emit)
+    goal = file.goal
+    recordings = {one.name: read_recording(one.path) for one in goal.workloads}
+    layers, experts = _common_shape(recordings, source)
+    ranks = _ranks(goal, experts=experts, source=source)
+    model = None if file.model is None else read_model(file.model)
+    _check_priced(file, goal, source)
+    if model is not None:
+        _check_model(model, experts=experts, layers=layers, source=source)
+    current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
+    if goal.current is not None:
+        current = read_placement(goal.current, layer_ids=layers, num_experts=experts, ranks=ranks)
+    return PlaceSpec(
+        path=path,
+        model_path=file.model,
+        model=model,
+        cluster=file.cluster,
+        goal=goal,
+        recordings=recordings,
+        ranks=ranks,
+        current=current,
+        emit=file.emit,
+    )
+
+
+def _refuse_targets(emit: tuple[str, ...]) -> None:
+    for name in emit:
+        if name not in PLACE_TARGETS:
+            raise UnknownTargetError(
+                f"emit: {name!r} takes no placement; those that do are {', '.join(PLACE_TARGETS)}"
+            )
+
+
+def _common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tuple[int, ...], int]:
+    first_name, first = next(iter(recordings.items()))
+    for name, recording in recordings.items():
+        where = f"{source}: goal.workloads: {name!r}"
+        if recording.num_experts != first.num_experts:
+            raise SpecError(
+                f"{where} has {recording.num_experts} experts, {first_name!r} has"
+                f" {first.num_experts}; workloads of one plan must be of one model"
+            )
+        if recording.layer_ids != first.layer_ids:
+            raise SpecError(
+                f"{where} has layers {_shown_layers(recording.layer_ids)}, {first_name!r} has"
+                f" {_shown_layers(first.layer_ids)}; record the same layers"
+            )
+        empty = np.flatnonzero(recording.count_LE.sum(axis=1) == 0)
+        if len(empty):
+            raise SpecError(
+                f"{where}: layer {recording.layer_ids[empty[0]]} has no tokens; record it or"
+                " leave it out"
+            )
+    return first.layer_ids, first.num_experts
+
+
+def _shown_layers(layers: tuple[int, ...]) -> str:
+    if len(layers) <= 6:
+        return ", ".join(map(str, layers))
+    return f"{layers[0]}..{layers[-1]} ({len(layers)} of them)"
+
+
+def _ranks(goal: PlaceGoal, *, experts: int, source: str) -> Ranks:
+    slots = _slots(goal, experts=experts, source=source)
+    per_node = goal.ranks_per_node or goal.ranks
+    speeds = goal.rank_speeds or (1.0,)
+    return Ranks(
+        slots_G=slots,
+        node_G=np.arange(goal.ranks, dtype=np.int64) // per_node,
+        speed_G=np.array(speeds * (goal.ranks // len(speeds)), dtype=float),
+    )
+
+
+def _slots(goal: PlaceGoal, *, experts: int, source: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    ranks = goal.ranks
+    if goal.slots_per_rank is not None:
+        stated = goal.slots_per_rank * (ranks // len(goal.slots_per_rank))
+        if sum(stated) < experts:
+            each = f"{stated[0]} on each" if len(set(stated)) == 1 else "unevenly shared"
+            raise SpecError(
+                f"{source}: goal.slots_per_rank: {sum(stated)} slots ({ranks} ranks, {each}) cannot"
+                f" hold {experts} experts; {-(-experts // ranks)} a rank can"
+            )
+        return np.array(stated, dtype=np.int64)
+    redundant = goal.redundant_experts
+    if redundant is None:
+        redundant = -experts % ranks
+    total = experts + redundant
+    if total % ranks:
+        below = total // ranks * ranks - experts
+        above = below + ranks
+        legal = " and ".join(str(one) for one in (below, above) if one >= 0)
+        raise SpecError(
+            f"{source}: goal.redundant_experts: {redundant} makes {total} slots, which {ranks}"
+            f" ranks cannot share evenly; the nearest legal: {legal}"
+        )
+    return np.full(ranks, total // ranks, dtype=np.int64)
+
+
+def _check_priced(file: PlaceSpecFile, goal: PlaceGoal, source: str) -> None:
+    needs_model = goal.objective is Objective.LAYER_TIME or goal.max_moved_bytes is not None
+    if needs_model and file.model is None:
+        why = "objective layer_time" if goal.max_moved_bytes is None else "max_moved_bytes"
+        raise SpecError(f"{source}: model: missing; goal.{why} needs the sizes of the experts")
+    if goal.objective is Objective.LAYER_TIME and file.cluster is None:
+        raise SpecError(f"{source}: cluster: missing; goal.objective layer_time needs the devices")
+    if file.cluster is None:
+        return
+    pool = file.cluster.pools[0]
+    if goal.ranks > pool.num_devices:
+        raise SpecError(
+            f"{source}: goal.ranks: {goal.ranks} ranks on the {pool.num_devices} devices of pool"
+            f" {pool.name!r}"
+        )
+
+
+def _check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], source: str) -> None:
+    if model.moe is None:
+        raise SpecError(f"{source}: model: {model.name} has no experts to place")
+    if model.moe.num_experts != experts:
+        raise SpecError(
+            f"{source}: model: {model.name} has {model.moe.num_experts} experts a layer, the"
+            f" recordings have {experts}"
+        )
+    if layers[-1] >= model.num_layers:
+        raise SpecError(
+            f"{source}: model: {model.name} has {model.num_layers} layers, layer {layers[-1]} was"
+            " recorded"
+        )
