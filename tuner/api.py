@@ -35,6 +35,7 @@ from tuner.plan_folder import (
 )
 from tuner.plan_notes import analytic_notes, profile_notes, reference_notes
 from tuner.planner.planning import make_plan
+from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
 from tuner.profiles import profile_of
@@ -90,6 +91,7 @@ def plan(
     method: str = "milp",
     calibrated: bool = True,
     clock: Callable[[], float] = time.perf_counter,
+    watch: Watch = unwatched,
 ) -> Planned:
     """Plan the training run that a spec describes.
 
@@ -106,6 +108,7 @@ def plan(
         method: layout solver, see solvers/registry.py.
         calibrated: whether datasheets are corrected by the residuals that ship.
         clock: for the time limit and the reported solve time.
+        watch: told about every stage of a search on the analytic model.
 
     Raises:
         UnknownSolverError: no layout solver has that name.
@@ -124,6 +127,7 @@ def plan(
             time_limit_s=time_limit_s,
             calibrated=calibrated,
             clock=clock,
+            watch=watch,
         )
     refuse_unpriced(spec)
     pool = spec.cluster.pools[0]
@@ -217,6 +221,7 @@ def _plan_on_the_model(
     time_limit_s: float,
     calibrated: bool,
     clock: Callable[[], float],
+    watch: Watch,
 ) -> Planned:
     """Plan production engines on datasheets, and on profiles where pools have them."""
     from tuner.costs.analytic.calibration import shipped
@@ -245,6 +250,8 @@ def _plan_on_the_model(
         ),
     )
     if len(spec.cluster.pools) > 1:
+        names = ", ".join(pool.name for pool in spec.cluster.pools)
+        watch(Told(stage="search", text=f"chains of stages over {names}"))
         over = plan_over_pools(
             spec,
             residuals=residuals,
@@ -258,7 +265,7 @@ def _plan_on_the_model(
         made = make_analytic_plan(
             spec,
             site_of(pool, residuals=residuals, measured=measured.get(pool.name)),
-            settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock),
+            settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock, watch=watch),
             provenance=provenance,
         )
     return Planned(plan=made, spec=spec, profile=next(iter(profiles.values()), None))

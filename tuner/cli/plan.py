@@ -27,16 +27,19 @@ def command(
     from tuner import api
     from tuner.cli.options import seconds
     from tuner.cli.plan_text import plan_text
+    from tuner.cli.progress import planning
     from tuner.plan_folder import write_plan
 
-    made = api.plan(
-        spec,
-        profiles=tuple(profile or ()),
-        top=top,
-        time_limit_s=seconds(time_limit, option="--time-limit"),
-        method=solver,
-        calibrated=not uncalibrated,
-    )
+    with planning() as watch:
+        made = api.plan(
+            spec,
+            profiles=tuple(profile or ()),
+            top=top,
+            time_limit_s=seconds(time_limit, option="--time-limit"),
+            method=solver,
+            calibrated=not uncalibrated,
+            watch=watch,
+        )
     written = write_plan(out, made.plan, spec=made.spec, profile=made.profile)
     print(written.model_dump_json(indent=2) if as_json else plan_text(written, folder=out))
     if written.decision is None:

@@ -1,6 +1,9 @@
 """`moetune plan` as it is typed."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,10 @@ from profilers.records import Profile
 from tuner.cli import app as frame
 from tuner.plan import Plan
 from tuner.plan_folder import PLAN_NAME, read_plan
+
+SHEET_SPEC = (
+    Path(__file__).parents[3] / "examples" / "worked" / "mixtral-8x7b-64-a100" / "spec.yaml"
+)
 
 Captured = pytest.CaptureFixture[str]
 Spec = Callable[..., Path]
@@ -122,3 +129,29 @@ def test_help_lists_every_option(capsys: Captured) -> None:
     text = capsys.readouterr().out
     for option in ("--out", "--profile", "--top", "--time-limit", "--solver", "--json"):
         assert option in text
+
+
+def test_a_search_tells_its_stages_on_stderr_and_json_stays_alone_on_stdout(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    assert frame.run(["plan", str(SHEET_SPEC), "-o", str(tmp_path / "plan"), "--json"]) == 0
+    printed = capsys.readouterr()
+    stages = [line.split(":")[0] for line in printed.err.splitlines()]
+    assert stages == ["space", "bounds", "search", "choice", "memory", "targets"]
+    assert "gap" in printed.err
+    assert Plan.model_validate_json(printed.out).decision is not None
+
+
+def test_ctrl_c_in_a_search_says_130_and_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "plans" / "plan"
+    command = [sys.executable, "-m", "tuner", "plan", str(SHEET_SPEC), "-o", str(out)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as started:
+        assert started.stderr is not None
+        assert started.stderr.readline().startswith("space: ")
+        started.send_signal(signal.SIGINT)
+        _, rest = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "Traceback" not in rest
+    assert list(tmp_path.iterdir()) == []

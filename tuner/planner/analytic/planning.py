@@ -35,6 +35,7 @@ from tuner.planner.analytic.regimes import regime_of
 from tuner.planner.analytic.relaxing import relaxations, unlaunchable
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s, ties_ratio
+from tuner.planner.progress import Told, unwatched
 from tuner.planner.reasons import binding_constraint
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
@@ -60,12 +61,16 @@ def make_analytic_plan(
         regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value), site.residuals
     )
     settings = replace(settings, band_ratio=max(settings.band_ratio, TOLERANCE_RATIO))
-    found = search(question, settings)
+    watch, settings = settings.watch, replace(settings, watch=unwatched)
+    found = search(question, replace(settings, watch=watch))
     notes: tuple[str, ...] = ()
     if found.found is None and spec.search != question.limits:
+        watch(Told(stage="search", text="nothing fits; once more with offloading"))
         found = search(replace(question, limits=spec.search), settings)
         if found.found is not None:
             notes = ("fits only with offloading or dropped tokens, which no published run prices",)
+    if found.found is not None:
+        watch(Told(stage="choice", text="the best are played pass by pass, and put in order"))
     choice = None if found.found is None else _choice(found, settings, spec=spec, site=site)
     best = None if choice is None else choice.chosen
     if best is not None and (best.decision.optimizer_offload or best.decision.activation_offload):
@@ -93,6 +98,7 @@ def make_analytic_plan(
         ),
     }
     if choice is None or best is None:
+        watch(Told(stage="ways out", text="nothing fits; looking for what would"))
         ways_out = relaxations(question, settings)
         return Plan.model_validate(
             common
@@ -104,12 +110,14 @@ def make_analytic_plan(
                 "relaxations": ways_out,
             }
         )
+    watch(Told(stage="memory", text="searching once more without its limit"))
     unlimited = search(
         replace(question, memory_limit_bytes=UNLIMITED_BYTES),
         replace(settings, top=1, band_ratio=0.0, below_s=choice.fastest.objective_s),
     )
     played = ranked(unlimited, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock)
     unlimited_s = min(played.objective_s, default=None)
+    watch(Told(stage="targets", text="searching with each feature that they lack"))
     return Plan.model_validate(
         common
         | {
@@ -123,7 +131,7 @@ def make_analytic_plan(
             ),
             "alternatives": teller.alternatives(choice, top=settings.top),
             "pareto": teller.pareto(),
-            "unlaunchable": unlaunchable(found, settings),
+            "unlaunchable": unlaunchable(found, replace(settings, watch=watch)),
         }
     )
 

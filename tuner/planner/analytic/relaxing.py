@@ -30,6 +30,7 @@ from tuner.planner.analytic.rules import (
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.unlaunched_exchange import exchange_gains
 from tuner.planner.analytic.ways import Ways, ways_of
+from tuner.planner.progress import Told, unwatched
 from tuner.spec.capabilities import WRAPPERS
 from tuner.spec.manifests.manifest import Capabilities
 from tuner.units import format_bytes
@@ -285,7 +286,10 @@ def unlaunchable(found: Search, settings: Settings) -> tuple[Unlaunchable, ...]:
     # All features together take no longer than the search itself may.
     share_s = settings.time_limit_s / max(1, len(able_of))
     better = replace(settings, top=1, band_ratio=0.0, below_s=below_s, time_limit_s=share_s)
-    for feature, able in able_of.items():
+    better = replace(better, watch=unwatched)
+    for index, (feature, able) in enumerate(able_of.items()):
+        text = f"{index} of {len(able_of)} that they lack: {feature}"
+        settings.watch(Told(stage="targets", text=text, is_passing=True))
         again = search(replace(question, capabilities=able), better)
         if again.found is None:
             continue

@@ -18,13 +18,14 @@ Letters: C candidates, F frames, G keepings. Not covered: settings that differ b
 the integer program of the finalists decides.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner.planner.analytic.axes import Facts
+from tuner.planner.analytic.batching import batches, rank_within
 from tuner.planner.analytic.bounds import Allowed, least_step_s
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.counting import by_facts, space
@@ -36,14 +37,12 @@ from tuner.planner.analytic.opening import allowed_by, cell_bounds_s
 from tuner.planner.analytic.pricing import Prices, batch_of, least_s
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.rules import Ints, Mask
+from tuner.planner.analytic.watching import counted, ended, opened, passing
 from tuner.planner.analytic.ways import Ways, ways_of
 from tuner.planner.analytic.waytable import WayTable, way_table
+from tuner.planner.progress import Told, Watch, unwatched
 
 Floats = npt.NDArray[np.float64]
-
-FIRST_ROWS = 512
-"""Rows of the first batch; every further one may be twice as large, up to `MOST_ROWS`."""
-MOST_ROWS = 32_768
 
 SEEDS = 8
 """Cells of every pipeline size that are visited before all others."""
@@ -76,6 +75,7 @@ class Settings:
     """Only faster steps than this are of interest."""
     time_limit_s: float = 60.0
     clock: Callable[[], float]
+    watch: Watch = unwatched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,6 +101,7 @@ class _Run:
         self._start_s = settings.clock()
         self._ways = ways_of(question)
         self._degrees = legal_degrees(question)
+        self._legal, self._illegal = space(self._ways, self._degrees)
         self._tables: dict[Facts, WayTable] = {}
         self._found: Found | None = None
         self._bound_s = np.inf
@@ -109,25 +110,40 @@ class _Run:
 
     def result(self) -> Search:
         """Search."""
+        watch = self._settings.watch
+        watch(counted(self._legal, sum(self._illegal.values()), self._degrees))
         bound_N = cell_bounds_s(self._question, self._ways, self._degrees)
+        watch(opened(len(bound_N), float(bound_N.min(initial=np.inf))))
         order = np.argsort(bound_N, kind="stable")
         seeds = self._seeds(order)
         self._visit_cells(seeds)
         order = order[~np.isin(order, seeds)]
-        for batch in _batches(order, self._degrees.num_pairs_N):
+        for batch in batches(order, self._degrees.num_pairs_N):
             least_s = float(bound_N[batch[0]])
             if least_s > self._wanted_s():
                 break
+            watch(self._passing(least_s, int((bound_N < least_s).sum())))
             if self._is_late():
                 self._leave_cells(batch, least_s)
                 continue
             self._visit_cells(batch[bound_N[batch] <= self._wanted_s()])
-        return self._summary()
+        found = self._summary()
+        watch(ended(found))
+        return found
+
+    def _passing(self, least_s: float, done: int) -> Told:
+        return passing(
+            done,
+            self._degrees.num_cells,
+            best_s=self._best_s(),
+            bound_s=min(least_s, self._bound_s),
+            priced=self._priced,
+        )
 
     def _seeds(self, order: Ints) -> Ints:
         """The most promising cells of every pipeline size, so that the threshold falls early."""
         pipeline = self._degrees.dense_D["pipeline"][self._degrees.cells_N["dense"][order]]
-        return order[_rank_within(pipeline) < SEEDS]
+        return order[rank_within(pipeline) < SEEDS]
 
     def _visit_cells(self, cells: Ints) -> None:
         rows = self._degrees.rows(cells)
@@ -241,7 +257,7 @@ class _Run:
         kept = np.flatnonzero(bound_s <= np.minimum(self._wanted_s(), best_s[row]))
         kept = kept[fits_somehow(self._question, self._ways, candidates.taken(kept))]
         kept = kept[np.argsort(bound_s[kept], kind="stable")]
-        is_first = _rank_within(row[kept]) < WAYS_FIRST
+        is_first = rank_within(row[kept]) < WAYS_FIRST
         for part in (kept[is_first], kept[~is_first]):
             now = part[bound_s[part] <= np.minimum(self._wanted_s(), best_s[row[part]])]
             if len(now):
@@ -320,13 +336,11 @@ class _Run:
         return self._tables[facts]
 
     def _summary(self) -> Search:
-        legal, illegal = space(self._ways, self._degrees)
         found = self._found
-        best_s = np.inf if found is None else float(found.step_s[0])
         counts = Counts(
             priced=self._priced,
-            bounded=legal - self._priced - self._open,
-            illegal=illegal,
+            bounded=self._legal - self._priced - self._open,
+            illegal=self._illegal,
             open=self._open,
             rows=self._degrees.num_legal,
         )
@@ -335,7 +349,7 @@ class _Run:
             ways=self._ways,
             degrees=self._degrees,
             found=found,
-            bound_s=min(self._bound_s, best_s),
+            bound_s=min(self._bound_s, self._best_s()),
             complete_s=0.0 if self._open else self._wanted_s(),
             counts=counts,
             solve_s=self._settings.clock() - self._start_s,
@@ -366,25 +380,3 @@ def _with_ways(table: WayTable, rows: Table, ways_CA: Ints) -> Candidates:
 
 def _taken(rows: Table, chosen: Ints) -> Table:
     return {name: column[chosen] for name, column in rows.items()}
-
-
-def _rank_within(group: Ints) -> Ints:
-    """0, 1, ... for the entries of each group, in the order given."""
-    order = np.argsort(group, kind="stable")
-    starts = np.r_[True, np.diff(group[order]) != 0]
-    position = np.arange(len(group))
-    first = np.maximum.accumulate(np.where(starts, position, 0))
-    rank = np.empty(len(group), dtype=np.int64)
-    rank[order] = position - first
-    return rank
-
-
-def _batches(order: Ints, rows_N: Ints) -> Iterator[Ints]:
-    """Cut cells, best first, into batches of so many rows."""
-    most, start = FIRST_ROWS, 0
-    ends = np.cumsum(rows_N[order])
-    while start < len(order):
-        done = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, done + most, side="right")))
-        yield order[start:stop]
-        start, most = stop, min(2 * most, MOST_ROWS)

@@ -1,0 +1,36 @@
+"""How a search cuts its work into batches that grow, so that the threshold falls early.
+
+Letters: N cells.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tuner.planner.analytic.rules import Ints
+
+FIRST_ROWS = 512
+"""Rows of the first batch; every further one may be twice as large, up to `MOST_ROWS`."""
+MOST_ROWS = 32_768
+
+
+def rank_within(group: Ints) -> Ints:
+    """0, 1, ... for the entries of each group, in the order given."""
+    order = np.argsort(group, kind="stable")
+    starts = np.r_[True, np.diff(group[order]) != 0]
+    position = np.arange(len(group))
+    first = np.maximum.accumulate(np.where(starts, position, 0))
+    rank = np.empty(len(group), dtype=np.int64)
+    rank[order] = position - first
+    return rank
+
+
+def batches(order: Ints, rows_N: Ints) -> Iterator[Ints]:
+    """Cut cells, best first, into batches of so many rows."""
+    most, start = FIRST_ROWS, 0
+    ends = np.cumsum(rows_N[order])
+    while start < len(order):
+        done = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, done + most, side="right")))
+        yield order[start:stop]
+        start, most = stop, min(2 * most, MOST_ROWS)
