@@ -12,6 +12,12 @@ from solvers.layout import check as layout_check
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.partition import check as partition_check
 from solvers.partition.problem import Partition, PartitionProblem
+from solvers.placement.balance import check as balance_check
+from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.ranks import Placement
+from solvers.placement.coactivation import check as coactivation_check
+from solvers.placement.coactivation.problem import CoactivationProblem
+from solvers.placement.ranks import Placement
 from solvers.rank_placement import check as rank_placement_check
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from solvers.strategy import check as strategy_check
@@ -56,4 +62,23 @@ RANK_PLACEMENT: Final[Family[RankPlacementProblem, RankPlacement]] = Family(
     },
     default="annealing",
     check=rank_placement_check,
+)
+
+BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
+    name="balance",
+    methods={
+        "lpt": "solvers.placement.balance.lpt:solve",
+        "eplb": "solvers.placement.balance.eplb:solve",
+    },
+    default="lpt",
+    check=balance_check,
+)
+
+COACTIVATION: Final[Family[CoactivationProblem, Placement]] = Family(
+    name="co-activation",
+    methods={
+        "swap": "solvers.placement.coactivation.swap:solve",
+    },
+    default="swap",
+    check=coactivation_check,
 )

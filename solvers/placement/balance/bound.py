@@ -1,0 +1,98 @@
+"""Lower bounds on the time of the busiest rank, per workload and layer, and on the objective.
+
+    W workloads   L layers   E experts   G ranks   S slots   r_e copies of expert e, sum_e r_e = S
+
+Write x = max_e load_e / r_e for the largest share of any placement, c for the cost of one replica
+(`problem.py`), which grows with the share, and v for speeds. Three things hold for its time T:
+
+ 1. the replica with that share stands somewhere:                 T >= c(x) / max_g v_g
+ 2. S slots cannot make the largest share less than x*, which adding copies one by one to the
+    largest share reaches (`replicas.py`); x* is the least x with sum_e ceil(load_e / x) <= S.
+    With 1:                                                       T >= c(x*) / max_g v_g
+ 3. the ranks share all the work:                                 T >= work(r) / sum_g v_g
+
+Without `active_load` the work is the load whatever r is, and the bound is the larger of 2 and 3:
+mean <= T and sum_e ceil(load_e / T) <= S. With it, work(r) = sum_e load_e + a r_e (1 - exp(-load_e
+/ r_e)) grows with every r_e, r_e is at least ceil(load_e / x), and each term is concave in r_e (the
+perspective of a concave function), so spare copies cost least where all go to one expert: that is
+work_least(x), which falls as x grows. For *any* number y therefore
+
+    T >= min(c(y) / max v, work_least(y) / sum v):     x >= y gives the first, x <= y the second.
+
+and no share is above the largest load, which leaves the second alone there. The bound takes the
+largest of these over a bisection in y; none of its steps needs to converge.
+
+Several workloads share one placement: each is bounded alone, and the objective grows with every
+layer time, so the bounds put into it bound it: mean, worst and CVaR alike. A limit on migration
+only takes placements away. Not used: that workloads share the copies, that a rank has few slots.
+"""
+
+import numpy as np
+
+from solvers.placement.balance.objective import cost_of, value_of
+from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.replicas import greedy_copies
+from solvers.placement.ranks import Floats
+
+BISECTIONS = 40
+"""Each halves the interval of y; 40 leave 1e-12 of it."""
+
+ROUNDING_RATIO = 1e-12
+"""How far a quotient may pass a whole number and still be taken for it."""
+
+
+def layer_bounds(problem: BalanceProblem) -> Floats:
+    """Least possible time of the busiest rank, [W][L]."""
+    num_layers, num_experts = problem.num_layers, problem.num_experts
+    load_NE = problem.load_WLE.reshape(-1, num_experts)
+    least_share_N = least_largest_shares(load_NE, num_slots=problem.ranks.num_slots)
+    fastest, speed = float(problem.ranks.speed_G.max()), float(problem.ranks.speed_G.sum())
+    bound_N = np.maximum(
+        cost_of(least_share_N, problem.active_load) / fastest, load_NE.sum(axis=1) / speed
+    )
+    if problem.active_load > 0.0:
+        bound_N = np.maximum(bound_N, _active_bounds(problem, load_NE, least_share_N))
+    return np.asarray(bound_N).reshape(problem.num_workloads, num_layers)
+
+
+def bound(problem: BalanceProblem) -> float:
+    """Least possible objective."""
+    return value_of(problem, layer_bounds(problem))
+
+
+def least_largest_shares(load_LE: Floats, *, num_slots: int) -> Floats:
+    """The least x with sum_e ceil(load_e / x) <= num_slots, [L]."""
+    copies_LE = greedy_copies(load_LE, num_slots=num_slots)
+    return np.asarray((load_LE / copies_LE).max(axis=1))
+
+
+def _active_bounds(problem: BalanceProblem, load_NE: Floats, least_share_N: Floats) -> Floats:
+    """The largest of min(c(y) / max v, work_least(y) / sum v) over a bisection in y."""
+    fastest, speed = float(problem.ranks.speed_G.max()), float(problem.ranks.speed_G.sum())
+    low_N, high_N = least_share_N, np.maximum(load_NE.max(axis=1), least_share_N)
+    best_N = _least_work(problem, load_NE, high_N) / speed
+    share_N = low_N
+    for _ in range(BISECTIONS):
+        alone_N = cost_of(share_N, problem.active_load) / fastest
+        together_N = _least_work(problem, load_NE, share_N) / speed
+        best_N = np.maximum(best_N, np.minimum(alone_N, together_N))
+        low_N = np.where(alone_N < together_N, share_N, low_N)
+        high_N = np.where(alone_N < together_N, high_N, share_N)
+        share_N = 0.5 * (low_N + high_N)
+    return best_N
+
+
+def _least_work(problem: BalanceProblem, load_NE: Floats, share_N: Floats) -> Floats:
+    """Work of all ranks when no share is above `share_N`, at least."""
+    needed_NE = np.ceil(load_NE / share_N[:, None] * (1.0 - ROUNDING_RATIO))
+    needed_NE = np.maximum(needed_NE, 1.0)
+    spare_N = np.maximum(problem.ranks.num_slots - needed_NE.sum(axis=1), 0.0)
+    reads_NE = _reads(load_NE, needed_NE)
+    more_NE = _reads(load_NE, needed_NE + spare_N[:, None]) - reads_NE
+    reads_N = reads_NE.sum(axis=1) + more_NE.min(axis=1)
+    return np.asarray(load_NE.sum(axis=1) + problem.active_load * reads_N)
+
+
+def _reads(load_NE: Floats, copies_NE: Floats) -> Floats:
+    """Replicas of each expert that any token reaches, on average."""
+    return np.asarray(-copies_NE * np.expm1(-load_NE / copies_NE))

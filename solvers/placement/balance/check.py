@@ -1,0 +1,106 @@
+"""Recompute what a placement is worth and name every rule it breaks; trusts no backend.
+
+Plain Python numbers and loops on purpose: the definitions of `problem.py`, read line by line.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from solvers.placement.balance.problem import BalanceProblem, Robust
+from solvers.placement.ranks import Floats, Placement
+
+
+def violations(problem: BalanceProblem, placement: Placement) -> tuple[str, ...]:
+    """Every broken rule as one line with its numbers; empty when the placement is allowed."""
+    broken_shape = tuple(_shape_violations(problem, placement))
+    if broken_shape:
+        return broken_shape
+    return (*_expert_violations(problem, placement), *_migration_violations(problem, placement))
+
+
+def objective(problem: BalanceProblem, placement: Placement) -> float:
+    """The robust imbalance; the formula is in `problem.py`."""
+    speed = sum(problem.ranks.speed_G.tolist())
+    imbalances = []
+    for loads_LE, times_L in zip(
+        problem.load_WLE.tolist(), layer_times(problem, placement).tolist(), strict=True
+    ):
+        mean = sum(math.fsum(load_E) / speed for load_E in loads_LE)
+        imbalances.append(math.fsum(times_L) / mean)
+    return _robust(problem, imbalances)
+
+
+def layer_times(problem: BalanceProblem, placement: Placement) -> Floats:
+    """Time of the busiest rank, [W][L]."""
+    return np.asarray(rank_times(problem, placement).max(axis=2))
+
+
+def rank_times(problem: BalanceProblem, placement: Placement) -> Floats:
+    """Time of every rank, [W][L][G]."""
+    num_ranks = problem.ranks.num_ranks
+    rank_S, speed_G = problem.ranks.rank_S.tolist(), problem.ranks.speed_G.tolist()
+    times = np.zeros((problem.num_workloads, problem.num_layers, num_ranks))
+    for layer, expert_S in enumerate(placement.expert_LS.tolist()):
+        copies = Counter(expert_S)
+        for workload in range(problem.num_workloads):
+            load_E = problem.load_WLE[workload, layer].tolist()
+            work_G = [0.0] * num_ranks
+            for rank, expert in zip(rank_S, expert_S, strict=True):
+                share = load_E[expert] / copies[expert]
+                work_G[rank] += share + problem.active_load * (1.0 - math.exp(-share))
+            times[workload, layer] = [
+                work / speed for work, speed in zip(work_G, speed_G, strict=True)
+            ]
+    return times
+
+
+def _robust(problem: BalanceProblem, imbalances: list[float]) -> float:
+    if problem.robust is Robust.WORST:
+        return max(imbalances)
+    weights = problem.weight_W.tolist()
+    tail = 1.0 if problem.robust is Robust.MEAN else problem.tail_ratio
+    left, total = tail, 0.0
+    for imbalance, weight in sorted(zip(imbalances, weights, strict=True), reverse=True):
+        taken = min(weight, left)
+        total += taken * imbalance
+        left -= taken
+    return total / tail
+
+
+def _shape_violations(problem: BalanceProblem, placement: Placement) -> Iterator[str]:
+    expected = (problem.num_layers, problem.ranks.num_slots)
+    if placement.expert_LS.shape != expected:
+        layers, slots = placement.expert_LS.shape
+        yield (
+            f"{layers} layers of {slots} slots are placed, the problem has {expected[0]} layers of"
+            f" {expected[1]}"
+        )
+
+
+def _expert_violations(problem: BalanceProblem, placement: Placement) -> Iterator[str]:
+    experts = range(problem.num_experts)
+    for layer, expert_S in enumerate(placement.expert_LS.tolist()):
+        for slot, expert in enumerate(expert_S):
+            if expert not in experts:
+                yield f"slot {slot} of layer {layer} holds expert {expert} of {len(experts)}"
+        missing = sorted(set(experts).difference(expert_S))
+        if missing:
+            yield f"layer {layer} has no slot for expert {missing[0]} ({len(missing)} missing)"
+
+
+def _migration_violations(problem: BalanceProblem, placement: Placement) -> Iterator[str]:
+    if problem.migration is None:
+        return
+    rank_S = problem.ranks.rank_S.tolist()
+    moved = 0
+    rows = zip(
+        problem.migration.current.expert_LS.tolist(), placement.expert_LS.tolist(), strict=True
+    )
+    for before_S, after_S in rows:
+        held = set(zip(rank_S, before_S, strict=True))
+        moved += len(set(zip(rank_S, after_S, strict=True)) - held)
+    if moved > problem.migration.most_moved:
+        yield f"{moved} experts move to new ranks, at most {problem.migration.most_moved} may"

@@ -1,0 +1,74 @@
+"""Largest first: copies to the largest shares, then every copy to the rank that is done first.
+
+    L layers   E experts   G ranks   S slots of a layer
+
+Graham's LPT rule (SIAM J. Appl. Math. 17(2), 1969) with two changes: a rank takes part only while
+it has a free slot, and a copy avoids ranks that hold another copy of its expert, as long as any
+other is free, because engines that invert the table need that. Several workloads are planned as
+their weighted mean. All layers at once, S steps of O(L G). Proves nothing; the bound is `bound.py`.
+Keeps no limit on migration: such problems are answered with UNKNOWN.
+"""
+
+import numpy as np
+
+from solvers.placement.balance.bound import bound
+from solvers.placement.balance.objective import cost_of, planning_loads
+from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.replicas import greedy_copies, listed
+from solvers.placement.ranks import Floats, Ints, Placement, Ranks
+from solvers.result import Claim, Status
+
+
+def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
+    """Return the rule's placement; it takes milliseconds, whatever the limit."""
+    del time_limit_s, threads
+    least = bound(problem)
+    if problem.migration is not None:
+        return Claim(status=Status.UNKNOWN, solution=None, bound=least)
+    load_LE = planning_loads(problem)
+    copies_LE = greedy_copies(
+        load_LE, num_slots=problem.ranks.num_slots, most_copies=problem.ranks.num_ranks
+    )
+    # `active_load` is in token copies, the planning load in shares of the whole: the rule ranks
+    # ranks by the mean cost over workloads instead.
+    cost_WLE = cost_of(problem.load_WLE / copies_LE, problem.active_load)
+    factor_W = problem.weight_W / problem.mean_WL.sum(axis=1)
+    cost_LE = np.einsum("w,wle->le", factor_W, cost_WLE)
+    placement = Placement(expert_LS=packed(cost_LE, copies_LE, problem.ranks))
+    return Claim(status=Status.FEASIBLE, solution=placement, bound=least)
+
+
+def packed(cost_LE: Floats, copies_LE: Ints, ranks: Ranks) -> Ints:
+    """Put copies on ranks, costliest first, [L][S].
+
+    Args:
+        cost_LE: of one copy.
+        copies_LE: of every expert; sum to the slots in every layer.
+        ranks: that hold them.
+    """
+    num_layers, num_ranks = len(cost_LE), ranks.num_ranks
+    layers_L = np.arange(num_layers)
+    expert_LS = listed(copies_LE)
+    copy_cost_LS = np.take_along_axis(cost_LE, expert_LS, axis=1)
+    order_LS = np.argsort(-copy_cost_LS, axis=1, kind="stable")
+    expert_LS = np.take_along_axis(expert_LS, order_LS, axis=1)
+    copy_cost_LS = np.take_along_axis(copy_cost_LS, order_LS, axis=1)
+    work_LG = np.zeros((num_layers, num_ranks))
+    held_LG = np.zeros((num_layers, num_ranks), dtype=np.int64)
+    holds_LGE = np.zeros((num_layers, num_ranks, cost_LE.shape[1]), dtype=bool)
+    found_LS = np.empty_like(expert_LS)
+    for step in range(ranks.num_slots):
+        expert_L, cost_L = expert_LS[:, step], copy_cost_LS[:, step]
+        done_LG = (work_LG + cost_L[:, None]) / ranks.speed_G
+        twin_LG = holds_LGE[layers_L, :, expert_L]
+        full_LG = held_LG >= ranks.slots_G
+        rank_L = np.where(
+            (twin_LG | full_LG).all(axis=1),
+            np.where(full_LG, np.inf, done_LG).argmin(axis=1),
+            np.where(full_LG | twin_LG, np.inf, done_LG).argmin(axis=1),
+        )
+        found_LS[layers_L, ranks.first_slot_G[rank_L] + held_LG[layers_L, rank_L]] = expert_L
+        work_LG[layers_L, rank_L] += cost_L
+        held_LG[layers_L, rank_L] += 1
+        holds_LGE[layers_L, rank_L, expert_L] = True
+    return found_LS
