@@ -1,0 +1,36 @@
+"""Cases for tests and benchmarks of dispatch rules."""
+
+import numpy as np
+
+from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.ranks import Placement, Ranks
+
+
+def sample_case(
+    *,
+    passes: int,
+    layers: int,
+    experts: int,
+    ranks: Ranks,
+    seed: int,
+    tokens: float = 200.0,
+) -> DispatchCase:
+    """Return skewed whole-number loads and a shuffled placement whose spare slots hold hot experts.
+
+    Loads are Poisson draws around a log-normal mean (sigma 0.8) per layer and expert.
+    """
+    rng = np.random.default_rng(seed)
+    mean_LE = tokens * np.exp(rng.normal(0.0, 0.8, (layers, experts)))
+    load_PLE = rng.poisson(mean_LE, (passes, layers, experts)).astype(np.float64)
+    spare = ranks.num_slots - experts
+    rows = []
+    for mean_E in mean_LE:
+        hottest = np.argsort(-mean_E)
+        row = np.concatenate((np.arange(experts), np.resize(hottest[: max(spare, 1)], spare)))
+        rows.append(rng.permutation(row))
+    return DispatchCase(
+        load_PLE=load_PLE,
+        placement=Placement(expert_LS=np.array(rows, dtype=np.int64)),
+        ranks=ranks,
+        seed=seed,
+    )

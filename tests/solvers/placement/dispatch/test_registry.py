@@ -1,0 +1,101 @@
+"""The contract of every dispatch rule, over the registry."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solvers.errors import UnknownSolverError
+from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.dispatch.registry import DISPATCH, rank_loads
+from solvers.placement.dispatch.testing import sample_case
+from solvers.placement.ranks import Floats, Placement, Ranks
+
+REPLICATING = [rule for rule in DISPATCH if rule != "least_loaded"]
+
+
+def _case(*, seed: int, slots_per_rank: int = 3) -> DispatchCase:
+    ranks = Ranks.alike(ranks=6, slots_per_rank=slots_per_rank, ranks_per_node=2)
+    return sample_case(passes=5, layers=4, experts=12, ranks=ranks, seed=seed)
+
+
+def _largest(loads_PLG: Floats) -> Floats:
+    largest_PL: Floats = loads_PLG.max(axis=2)
+    return largest_PL
+
+
+@pytest.mark.parametrize("rule", DISPATCH)
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 10_000))
+def test_every_token_copy_is_computed_once(rule: str, seed: int) -> None:
+    case = _case(seed=seed, slots_per_rank=2 if rule == "least_loaded" else 3)
+    loads = rank_loads(rule, case)
+    assert loads.shape == (5, 4, 6)
+    assert (loads >= 0.0).all()
+    np.testing.assert_allclose(loads.sum(axis=2), case.load_PLE.sum(axis=2), rtol=1e-9)
+
+
+@pytest.mark.parametrize("rule", REPLICATING)
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 10_000))
+def test_nothing_beats_the_best_split(rule: str, seed: int) -> None:
+    case = _case(seed=seed)
+    best = _largest(rank_loads("lp", case))
+    assert (best <= _largest(rank_loads(rule, case)) * (1.0 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("rule", REPLICATING)
+def test_a_rank_only_computes_what_it_holds(rule: str) -> None:
+    # Expert 0 stands on ranks 0 and 1, expert 1 on rank 2.
+    case = DispatchCase(
+        load_PLE=np.array([[[6.0, 5.0]]]),
+        placement=Placement(expert_LS=np.array([[0, 0, 1]])),
+        ranks=Ranks.alike(ranks=3, slots_per_rank=1),
+    )
+    loads = rank_loads(rule, case)[0, 0]
+    assert loads[2] == 5.0
+    assert loads[:2].sum() == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("rule", REPLICATING)
+def test_without_replicas_there_is_nothing_to_choose(rule: str) -> None:
+    case = _case(seed=3, slots_per_rank=2)
+    np.testing.assert_allclose(rank_loads(rule, case), rank_loads("even", case))
+
+
+@pytest.mark.parametrize("rule", DISPATCH)
+def test_a_pass_without_tokens_loads_nobody(rule: str) -> None:
+    case = _case(seed=1, slots_per_rank=2)
+    idle = DispatchCase(
+        load_PLE=np.zeros_like(case.load_PLE), placement=case.placement, ranks=case.ranks
+    )
+    assert not rank_loads(rule, idle).any()
+
+
+def test_an_unknown_rule_is_refused_with_the_names_of_the_known() -> None:
+    with pytest.raises(UnknownSolverError, match="'evn' is not one of even, static"):
+        rank_loads("evn", _case(seed=0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"load_PLE": np.full((1, 1, 3), np.nan)}, "non-negative numbers"),
+        ({"load_PLE": np.full((1, 1, 3), -1.0)}, "non-negative numbers"),
+        ({"load_PLE": np.ones((1, 2, 3))}, r"placement has shape \(1, 4\), expected \(2, 4\)"),
+        ({"load_PLE": np.ones((1, 1, 4))}, "every expert needs a replica"),
+        ({"load_PLE": np.ones((1, 1, 2))}, "ids must be in 0..1"),
+        ({"source_HLE": np.ones((3, 1, 3))}, r"expected \(2, 1, 3\)"),
+        ({"load_PLE": np.ones((0, 1, 3))}, "none of them empty"),
+    ],
+)
+def test_what_is_no_case_is_refused(change: dict[str, Any], message: str) -> None:
+    given_: dict[str, Any] = {"load_PLE": np.ones((1, 1, 3))}
+    with pytest.raises(ValueError, match=message):
+        DispatchCase(
+            placement=Placement(expert_LS=np.array([[0, 1, 2, 0]])),
+            ranks=Ranks.alike(ranks=2, slots_per_rank=2),
+            **(given_ | change),
+        )
