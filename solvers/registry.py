@@ -14,7 +14,6 @@ from solvers.partition import check as partition_check
 from solvers.partition.problem import Partition, PartitionProblem
 from solvers.placement.balance import check as balance_check
 from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.ranks import Placement
 from solvers.placement.coactivation import check as coactivation_check
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Placement

@@ -1,0 +1,133 @@
+"""A placement without replicas in which no rank has more load than it may: where searches start.
+
+    L layers   E experts   G ranks   S = E slots   X ways to place the experts of one layer
+
+Longest first (Graham, SIAM J. Appl. Math. 17(2), 1969): experts by falling load, each to the rank
+with least load among those with a free slot; all layers at once. A layer that still breaks its
+limit is repaired: the swap between its busiest rank and any other that leaves the smaller maximum
+is made as long as one helps, then a few random swaps start it anew. Where a layer has few ways all
+are tried, so a layer that cannot fit is proven so; elsewhere "found none" proves nothing.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from solvers.placement.ranks import Floats, Ints, Ranks
+from solvers.placement.single import every_way
+
+SEED: Final = 20_251_208
+RESTARTS: Final = 40
+"""Random swaps after which a layer that does not fit is given up."""
+KICKS: Final = 3
+"""Random swaps of one restart."""
+MOST_WAYS: Final = 10_000
+"""Ways of one layer up to which all are tried."""
+TOLERANCE_RATIO: Final = 1e-12
+"""Of a limit, that sums in another order may differ by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fit:
+    """The outcome of a search for a placement within limits."""
+
+    rank_LE: Ints
+    """Rank of each expert; the least uneven that was found."""
+    fits: bool
+    """Whether every layer keeps its limit."""
+    is_proven: bool
+    """Whether, if not, no placement keeps them."""
+
+
+def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> Fit:
+    """Return a placement within the limits, or the least uneven one where none was found."""
+    rank_LE = longest_first(load_LE, ranks)
+    if most_load_L is None:
+        return Fit(rank_LE=rank_LE, fits=True, is_proven=True)
+    allowed_L = most_load_L * (1.0 + TOLERANCE_RATIO)
+    is_over_L = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) > allowed_L
+    is_small = _num_ways(ranks) <= MOST_WAYS
+    ways_XE = every_way(tuple(ranks.slots_G.tolist())) if is_small and is_over_L.any() else None
+    rng = np.random.default_rng(SEED)
+    for layer in np.flatnonzero(is_over_L):
+        load_E = load_LE[layer]
+        if ways_XE is not None:
+            largest_X = rank_loads(load_E[None], ways_XE, ranks.num_ranks).max(axis=1)
+            rank_LE[layer] = ways_XE[largest_X.argmin()]
+        else:
+            rank_LE[layer] = _repaired(load_E, rank_LE[layer], float(allowed_L[layer]), rng)
+    fits = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) <= allowed_L
+    return Fit(rank_LE=rank_LE, fits=bool(fits.all()), is_proven=is_small)
+
+
+def longest_first(load_LE: Floats, ranks: Ranks) -> Ints:
+    """Return rank_LE: experts by falling load, each to the least loaded rank with a free slot."""
+    num_layers, num_experts = load_LE.shape
+    layers_L = np.arange(num_layers)
+    order_LE = np.argsort(-load_LE, axis=1, kind="stable")
+    load_LG = np.zeros((num_layers, ranks.num_ranks))
+    free_LG = np.tile(ranks.slots_G, (num_layers, 1))
+    rank_LE = np.empty((num_layers, num_experts), dtype=np.int64)
+    for place in range(num_experts):
+        expert_L = order_LE[:, place]
+        rank_L = np.where(free_LG > 0, load_LG, np.inf).argmin(axis=1)
+        rank_LE[layers_L, expert_L] = rank_L
+        load_LG[layers_L, rank_L] += load_LE[layers_L, expert_L]
+        free_LG[layers_L, rank_L] -= 1
+    return rank_LE
+
+
+def rank_loads(load_LE: Floats, rank_LE: Ints, num_ranks: int) -> Floats:
+    """Return load_LG; one row of loads may stand for all layers."""
+    num_layers = len(rank_LE)
+    key_LE = rank_LE + num_ranks * np.arange(num_layers)[:, None]
+    weights = np.broadcast_to(load_LE, rank_LE.shape).ravel()
+    sums = np.bincount(key_LE.ravel(), weights, minlength=num_layers * num_ranks)
+    return np.asarray(sums, dtype=np.float64).reshape(num_layers, num_ranks)
+
+
+def _num_ways(ranks: Ranks) -> float:
+    ways = math.lgamma(ranks.num_slots + 1) - sum(
+        math.lgamma(int(slots) + 1) for slots in ranks.slots_G
+    )
+    return math.exp(min(ways, 700.0))
+
+
+def _repaired(load_E: Floats, rank_E: Ints, allowed: float, rng: np.random.Generator) -> Ints:
+    """The best of a descent and its restarts; stops as soon as the limit is kept."""
+    best_E, best = rank_E, math.inf
+    here_E = rank_E.copy()
+    for _ in range(RESTARTS):
+        largest = _descend(load_E, here_E, allowed)
+        if largest < best:
+            best_E, best = here_E.copy(), largest
+        if best <= allowed:
+            break
+        here_E = best_E.copy()
+        for _ in range(KICKS):
+            one, two = rng.choice(len(here_E), size=2, replace=False)
+            here_E[[one, two]] = here_E[[two, one]]
+    return best_E
+
+
+def _descend(load_E: Floats, rank_E: Ints, allowed: float) -> float:
+    """Swap an expert of the busiest rank with another, in place, while its rank gets less."""
+    num_ranks = int(rank_E.max()) + 1
+    while True:
+        load_G = np.bincount(rank_E, load_E, minlength=num_ranks)
+        busiest = int(load_G.argmax())
+        if load_G[busiest] <= allowed:
+            break
+        mine_M = np.flatnonzero(rank_E == busiest)
+        less_ME = load_E[mine_M][:, None] - load_E
+        there_ME = load_G[rank_E] + less_ME
+        after_ME = np.maximum(load_G[busiest] - less_ME, there_ME)
+        after_ME[:, mine_M] = np.inf
+        place = int(after_ME.argmin())
+        if after_ME.flat[place] >= load_G[busiest] * (1.0 - TOLERANCE_RATIO):
+            break
+        one, two = mine_M[place // len(load_E)], place % len(load_E)
+        rank_E[[one, two]] = rank_E[[two, one]]
+    return float(load_G[busiest])
