@@ -1,12 +1,13 @@
-"""Dynamic dispatch: every token copy draws one of its expert's replicas.
+"""Dynamic dispatch: which replica takes a token copy depends on the token alone, not on loads.
 
-The tokens of an expert with r replicas fall on them as a multinomial of r equal chances, so that
-the loads of a pass scatter around the even split by about sqrt(load / r) per replica: little for a
-prefill, much for a decode step.
+Engines take the replica by lot, or by the token's row modulo the number of replicas; the rows that
+choose an expert are as good as random. So the tokens of an expert with r replicas fall on them as a
+multinomial of r equal chances, and the loads of a pass scatter around the even split by about
+sqrt(load / r) a replica: little for a prefill, much for a decode step.
 
-Source:  SGLang, `--ep-dispatch-algorithm dynamic` without an all-to-all backend
+Source:  SGLang 0.5.23, `--ep-dispatch-algorithm dynamic` without an all-to-all backend
          (sglang/srt/eplb/expert_location_dispatch.py).
-Not covered: releases that prefer replicas on the own node before they draw.
+Not covered: the same flag with an all-to-all backend, where near replicas come first: see static.py.
 """
 
 import numpy as np

@@ -1,10 +1,11 @@
 """Static dispatch: each source rank sends an expert's tokens to one replica, chosen once.
 
-A rank that holds the expert keeps its tokens; otherwise the first replica on its node takes them;
-the ranks that have neither are dealt out over all replicas, as evenly as whole ranks allow, by a
-draw that is fixed from then on.
+A rank that holds the expert keeps its tokens. Otherwise the first replica on its node takes them,
+where that narrows the choice: not where all replicas are on that node. Ranks that are left draw one
+replica each, by equal chances, and keep to it.
 
-Source:  SGLang, `--ep-dispatch-algorithm static` (sglang/srt/eplb/expert_location.py).
+Source:  SGLang 0.5.23, `--ep-dispatch-algorithm static` with an all-to-all backend
+         (sglang/srt/eplb/expert_location.py). There every rank draws from a stream of its own past.
 Differs: the draw follows the same law, not the engine's own random numbers.
 Valid:   sources hold the same shares of an expert's tokens in every pass.
 """
@@ -36,15 +37,13 @@ def targets(host_R: Ints, *, ranks: Ranks, rng: np.random.Generator) -> Ints:
     Args:
         host_R: ranks of the replicas in slot order; one that holds two stands twice.
         ranks: all of them, with their nodes.
-        rng: deals out the sources that have no replica near.
+        rng: chooses for the sources that have no replica near.
     """
-    target_H = np.full(ranks.num_ranks, -1, dtype=np.int64)
-    # Written from the last replica to the first, so that the first one stays.
-    for host in host_R[::-1]:
-        target_H[ranks.node_G == ranks.node_G[host]] = host
+    target_H = rng.choice(host_R, size=ranks.num_ranks)
+    host_node_R = ranks.node_G[host_R]
+    if (host_node_R != host_node_R[0]).any():
+        # Written from the last replica to the first, so that the first one stays.
+        for host in host_R[::-1]:
+            target_H[ranks.node_G == ranks.node_G[host]] = host
     target_H[host_R] = host_R
-    far_H = np.flatnonzero(target_H < 0)
-    rounds, left = divmod(len(far_H), len(host_R))
-    dealt = np.concatenate((np.tile(host_R, rounds), rng.permutation(host_R)[:left]))
-    target_H[far_H] = rng.permutation(dealt)
     return target_H
