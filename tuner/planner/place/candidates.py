@@ -22,6 +22,7 @@ from solvers.result import Outcome
 from tuner.errors import SpecError
 from tuner.planner.place.evidence import WorkloadEvidence, load_WLE, mean_load_LE, weight_W
 from tuner.spec.place import Objective, PlaceGoal
+from tuner.spec.place_read import PlaceSpec
 
 SAME_NODE_COST = 1.0
 OTHER_NODE_COST = 6.0
@@ -29,6 +30,10 @@ OTHER_NODE_COST = 6.0
 direction, eight 400 Gbit/s cards give a device 50, and half of the difference is lost to latency
 and message size in published exchanges (MoETuner, arXiv 2502.06643, states 9 to 1 at its links;
 DeepEP's README 153 to 43 GB/s)."""
+
+
+TRAFFIC = (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
+"""Objectives about ways; they place every expert once and keep the rule's largest load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,7 +137,7 @@ def chain_problem(
 def coactivation_problem(
     evidence: Sequence[WorkloadEvidence], *, goal: PlaceGoal, ranks: Ranks, rule: Rule
 ) -> CoactivationProblem:
-    """State the co-activation of the workloads' sampled tokens, as many of each as of its weight."""
+    """State the co-activation of sampled tokens, of each workload as many as its weight says."""
     _refuse_replicas(goal, ranks, evidence)
     samples = []
     for one in evidence:
@@ -181,3 +186,25 @@ def _refuse_replicas(goal: PlaceGoal, ranks: Ranks, evidence: Sequence[WorkloadE
             f" {ranks.num_slots} slots hold {experts} experts; set redundant_experts to 0, or plan"
             " for balance or layer_time"
         )
+
+
+def migration_limit(spec: PlaceSpec, *, expert_bytes: float | None) -> Migration | None:
+    """Return the goal's limit on moved experts, None without one.
+
+    Raises:
+        SpecError: bytes without the size of an expert, or an objective that keeps no limit.
+    """
+    goal = spec.goal
+    limits = [] if goal.max_moved_experts is None else [goal.max_moved_experts]
+    if goal.max_moved_bytes is not None:
+        if expert_bytes is None:
+            raise SpecError("goal.max_moved_bytes: needs model and cluster, to size an expert")
+        limits.append(int(goal.max_moved_bytes // expert_bytes))
+    if not limits:
+        return None
+    if goal.objective in TRAFFIC:
+        raise SpecError(
+            f"goal.objective: {goal.objective.value} keeps no limit on moved experts; plan for"
+            " balance or layer_time, or drop the limit"
+        )
+    return Migration(current=spec.current, most_moved=min(limits))

@@ -1,0 +1,121 @@
+"""Whether a placement is worth it: against the noise between passes, between runs, and elsewhere.
+
+A gain counts when it is larger than what the same comparison varies by from pass to pass and, as a
+share of a whole pass, larger than what two runs of one configuration differ by. A plan that is
+worse than doing nothing on a workload it was not made from, or that overloads one of its ranks
+there, is fragile, whatever it gains at home.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from solvers.placement.ranks import Floats
+from tuner.place_plan import LeftOut, MigrationCost, Verdict
+
+CONFIDENCE_FACTOR = 1.645
+"""Standard errors of a one-sided 95 % statement."""
+
+RUN_TO_RUN_RATIO = 0.01
+"""What two runs of one served configuration differ by: nine of ten repeated measurements of time
+per output token on Hopper lie within 1.1 % in the published aiconfigurator data."""
+
+FRAGILE_RATIO = 1.05
+"""Loads on an unseen workload over those without the plan, from which on it counts as fragile."""
+
+OVERLOAD_RATIO = 1.5
+"""The same for the worst layer; affinity clustering was seen to make a rank 2.49 times overloaded
+on another domain."""
+
+
+def noise_of(before_P: Floats, after_P: Floats, *, largest_copies: float) -> float:
+    """Return what the mean gain is uncertain by.
+
+    Args:
+        before_P: cost of each judged pass without the plan.
+        after_P: the same with it.
+        largest_copies: token copies on busiest ranks, all layers; their counting noise speaks
+            where there is one pass.
+    """
+    if len(before_P) < 2:
+        return CONFIDENCE_FACTOR * math.sqrt(2.0 / max(largest_copies, 1.0))
+    gain_P = 1.0 - after_P / before_P
+    return float(CONFIDENCE_FACTOR * np.std(gain_P, ddof=1) / math.sqrt(len(gain_P)))
+
+
+def verdict_of(
+    *,
+    gain_ratio: float,
+    noise_ratio: float,
+    step_gain_ratio: float | None,
+    left_out: Sequence[LeftOut],
+    baseline_worst: Sequence[float],
+    migration: MigrationCost | None,
+    rebalance_s: float | None,
+) -> Verdict:
+    """Judge a plan; the first reason that speaks against it is given.
+
+    Args:
+        gain_ratio: share of the cost that the plan saves.
+        noise_ratio: what that is uncertain by.
+        step_gain_ratio: share of a whole pass; None without a price.
+        left_out: workloads judged on plans that were made without them.
+        baseline_worst: of each of them, the worst layer's ratio without a plan.
+        migration: cost of the move; None without a running placement.
+        rebalance_s: how long the placement will run; None: for long.
+    """
+    fragile = _fragile(left_out, baseline_worst)
+    against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio)
+    if not against and migration is not None and rebalance_s is not None:
+        against = _too_dear(migration, rebalance_s)
+    word = "fragile" if fragile else "not worth it" if against else "worth it"
+    reason = against or _praise(gain_ratio, noise_ratio, step_gain_ratio)
+    return Verdict(
+        word=word,
+        reason=reason,
+        gain_ratio=gain_ratio,
+        noise_ratio=noise_ratio,
+        step_gain_ratio=step_gain_ratio,
+    )
+
+
+def _fragile(left_out: Sequence[LeftOut], baseline_worst: Sequence[float]) -> str:
+    for fold, worst in zip(left_out, baseline_worst, strict=True):
+        if fold.imbalance_after > FRAGILE_RATIO * fold.imbalance_before:
+            return (
+                f"planned without {fold.workload!r}, its imbalance becomes"
+                f" {fold.imbalance_after:.3f}, from {fold.imbalance_before:.3f} without a plan;"
+                " record that workload too, or plan for balance"
+            )
+        if fold.worst_rank_ratio > OVERLOAD_RATIO * worst:
+            return (
+                f"planned without {fold.workload!r}, one rank carries"
+                f" {fold.worst_rank_ratio:.2f} times the mean there, {worst:.2f} without a plan"
+            )
+    return ""
+
+
+def _too_small(gain: float, noise: float, step_gain: float | None) -> str:
+    if gain <= noise:
+        return f"the gain of {gain:.2%} is within the noise of {noise:.2%} between passes"
+    if step_gain is not None and step_gain <= RUN_TO_RUN_RATIO:
+        return (
+            f"{step_gain:.2%} of a whole pass is less than two runs of one configuration differ by"
+            f" ({RUN_TO_RUN_RATIO:.0%})"
+        )
+    return ""
+
+
+def _too_dear(migration: MigrationCost, rebalance_s: float) -> str:
+    if migration.break_even_s is None or migration.break_even_s <= rebalance_s:
+        return ""
+    return (
+        f"loading {migration.moved_experts} experts pays after {migration.break_even_s:.1f} s, the"
+        f" placement runs for {rebalance_s:.1f} s"
+    )
+
+
+def _praise(gain: float, noise: float, step_gain: float | None) -> str:
+    whole = "" if step_gain is None else f", {step_gain:.1%} of a whole pass"
+    return f"{gain:.1%} less for the busiest ranks to do{whole}; noise between passes {noise:.2%}"
