@@ -7,7 +7,7 @@ sqrt(load / r) a replica: little for a prefill, much for a decode step.
 
 Source:  SGLang 0.5.23, `--ep-dispatch-algorithm dynamic` without an all-to-all backend
          (sglang/srt/eplb/expert_location_dispatch.py).
-Not covered: the same flag with an all-to-all backend, where near replicas come first: see static.py.
+Not covered: the flag with an all-to-all backend, where near replicas come first (static.py).
 """
 
 import numpy as np

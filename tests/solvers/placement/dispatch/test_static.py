@@ -1,4 +1,5 @@
 import numpy as np
+
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.static import targets
