@@ -9,16 +9,17 @@
 Everything but `trials/` can be derived again from what lies beside it.
 """
 
+import json
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from profilers.records import Profile
+from profilers.records import Profile, Record
 from profilers.store import read_profile
 from tuner.emit.registry import emit_all
 from tuner.errors import OutputError, PlanUnreadableError
@@ -35,6 +36,8 @@ STAGED_PREFIX: Final = ".moetune-"
 """Of the folder where a plan is written that will take the place of another."""
 
 MAX_PLAN_BYTES: Final = 64 * 2**20
+
+AnyPlan = TypeVar("AnyPlan", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +88,44 @@ def write_plan(folder: Path, plan: Plan, *, spec: Spec, profile: Path | None) ->
     plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
     # Last, so that a folder with a plan.json is whole.
     files[PLAN_NAME] = plan.model_dump_json(indent=2) + "\n"
+    write_folder(folder, files, executable=executable)
+    return plan
+
+
+def write_folder(
+    folder: Path, files: Mapping[str, str | bytes], *, executable: frozenset[str] = frozenset()
+) -> None:
+    """Write all files of a plan, `plan.json` last; an earlier plan in the folder is replaced.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
     if folder.exists():
         _replace_plan(folder, files, executable=executable)
     else:
         write_directory(folder, files, executable=executable)
-    return plan
+
+
+def kind_of_plan(folder: Path) -> str | None:
+    """Return `goal.kind` of the plan in a folder; None where it cannot be told.
+
+    Raises:
+        PlanUnreadableError: there is no plan, or it is too large or no JSON.
+    """
+    values = _raw_plan(folder)
+    goal = values.get("goal")
+    kind = goal.get("kind") if isinstance(goal, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _raw_plan(folder: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(_plan_bytes(folder))
+    except (ValueError, RecursionError) as error:
+        raise PlanUnreadableError(
+            f"{folder / PLAN_NAME}: not the JSON of a plan; write it anew"
+        ) from error
+    return values if isinstance(values, dict) else {}
 
 
 def read_plan(folder: Path) -> Plan:
@@ -98,21 +134,37 @@ def read_plan(folder: Path) -> Plan:
     Raises:
         PlanUnreadableError: it is missing or damaged.
     """
+    return parsed_plan(folder, Plan)
+
+
+def parsed_plan(folder: Path, kind: type[AnyPlan]) -> AnyPlan:
+    """Read `plan.json` as one kind of plan.
+
+    Raises:
+        PlanUnreadableError: it is missing or damaged.
+    """
+    content = _plan_bytes(folder)
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "file"
+        file = folder / PLAN_NAME
+        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; write it anew") from error
+
+
+def _plan_bytes(folder: Path) -> bytes:
     file = folder / PLAN_NAME
     try:
         if file.stat().st_size > MAX_PLAN_BYTES:
             raise PlanUnreadableError(f"{file}: larger than any plan; write it anew")
-        return Plan.model_validate_json(file.read_bytes())
+        return file.read_bytes()
     except FileNotFoundError as error:
         raise PlanUnreadableError(
             f"{folder} holds no {PLAN_NAME}; write one with `moetune plan SPEC.yaml -o {folder}`"
         ) from error
     except OSError as error:
         raise PlanUnreadableError(f"{file}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "file"
-        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; write it anew") from error
 
 
 def read_verified(folder: Path) -> Verified | None:
@@ -212,10 +264,11 @@ def _replace_plan(
 def _former_files(folder: Path) -> frozenset[str]:
     """What the plan that lies in the folder has written there; nothing when it is unreadable."""
     try:
-        names = read_plan(folder).files
+        names = _raw_plan(folder).get("files")
     except PlanUnreadableError:
         return frozenset()
-    inside = (name for name in names if name.startswith(("launch/", "used/")))
+    texts = (name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+    inside = (name for name in texts if name.startswith(("launch/", "used/", "report/")))
     return frozenset(name for name in inside if ".." not in Path(name).parts)
 
 
