@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 REFERENCE = "reference"
 """The engine whose operations the cost model lists."""
 
+NODE_ORDER_SHARE = 0.25
+"""Of the time limit, for putting the nodes of one pool in order."""
+
 
 def version() -> str:
     """Version of the installed distribution."""
@@ -229,10 +232,13 @@ def _plan_on_the_model(
     from tuner.planner.analytic.asking import site_of
     from tuner.planner.analytic.planning import make_analytic_plan
     from tuner.planner.analytic.search import Settings as AnalyticSettings
+    from tuner.planner.nodes.ordering import read_links
+    from tuner.planner.nodes.told import on_measured_nodes
     from tuner.planner.unlike.planning import plan_over_pools
     from tuner.planner.unlike.search import Settings as PoolsSettings
 
     _refuse_unlaunchable(spec)
+    links = read_links(spec.cluster)
     residuals = shipped() if calibrated else None
     measured = {name: read_measured(path, calibrated=calibrated) for name, path in profiles.items()}
     provenance = Provenance(
@@ -268,6 +274,11 @@ def _plan_on_the_model(
             settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock, watch=watch),
             provenance=provenance,
         )
+    if links:
+        watch(Told(stage="nodes", text=f"order of the nodes of {', '.join(links)}"))
+    made = on_measured_nodes(
+        made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * time_limit_s
+    )
     return Planned(plan=made, spec=spec, profile=next(iter(profiles.values()), None))
 
 

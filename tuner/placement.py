@@ -33,7 +33,8 @@ class NodeOrder(Record):
     """In the order of ranks; spare ones are left out."""
     spare: tuple[str, ...] = ()
     step_time_before_s: Seconds
-    """With the nodes as they are listed, by the formula of solvers/rank_placement/problem.py."""
+    """With the nodes as the matrix lists them: the plan's price plus what slow links cost
+    (tuner/planner/nodes/ordering.py)."""
     step_time_after_s: Seconds
     bound_s: Seconds
     """No order of these nodes is faster."""

@@ -1,19 +1,15 @@
-"""Unlike machines in one run: from a cluster's pools to the problems that place stages, and back.
+"""Unlike machines in one run: from a cluster's pools to the problem that places stages, and back.
 
-Two problems of one kind of run, in which TP and CP stay inside a node and DP inside a pool, so that
-only what a stage hands to the next crosses from pool to pool (the mapping of Holmes,
-arXiv:2312.03549):
-
-- `partition_problem`: pools of unlike devices, joined by the links that the spec states. Which pool
-  runs which stages, and how many layers each (solvers/partition).
-- `rank_placement_problem`: alike stages on nodes whose links were measured one by one. Which node
-  runs which stage of which pipeline (solvers/rank_placement).
+TP and CP stay inside a node and DP inside a pool, so that only what a stage hands to the next
+crosses from pool to pool (the mapping of Holmes, arXiv:2312.03549). The spec states the links that
+join pools of unlike devices; which pool runs which stages, and how many layers each, is what
+solvers/partition solves.
 
 A cut carries the activations of one micro-batch of every replica; `boundary_bytes` counts them
 together. Inside a pool they travel over the network cards of all devices of a stage, between pools
 over the stated link, or the cards where those are slower. Two pools without a link are not joined.
 
-Letters: P pools, L layers (any units in model order), N nodes, S stages.
+Letters: P pools, L layers (any units in model order), S stages.
 """
 
 from collections.abc import Sequence
@@ -23,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.partition.problem import Partition, PartitionProblem
-from solvers.rank_placement.problem import RankPlacementProblem
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.spec.cluster import Cluster, Pool
@@ -133,50 +128,6 @@ def stages_by_pool(problem: PartitionProblem, partition: Partition) -> tuple[Poo
             found.append(PoolStages(pool=name, first_layer=first_layer, layers=(stage.layers,)))
         first_layer += stage.layers
     return tuple(found)
-
-
-def rank_placement_problem(
-    *,
-    bytes_per_s_NN: Floats,
-    devices_per_node: int,
-    tensor: int,
-    context: int,
-    pipeline: int,
-    data: int,
-    num_microbatches: int,
-    stage_s_N: Floats,
-    boundary_bytes: float,
-    gradient_bytes_S: Floats,
-    stage_bytes_S: npt.NDArray[np.int64],
-    memory_limit_bytes_N: npt.NDArray[np.int64],
-) -> RankPlacementProblem:
-    """State a run of alike stages on nodes with measured links; a node holds part of one stage.
-
-    `boundary_bytes` and `gradient_bytes_S` are those of one device. A node's devices share its
-    links, so what they hand on adds up; gradients are summed inside the node first, so that those
-    of one tensor-parallel group leave it.
-
-    Raises:
-        SpecError: a node does not hold a whole number of replicas of one stage.
-    """
-    inside = devices_per_node // (tensor * context)
-    if inside * tensor * context != devices_per_node or not inside or data % inside:
-        raise SpecError(
-            f"cluster: a node of {devices_per_node} devices cannot hold whole replicas of TP "
-            f"{tensor} x CP {context} of DP {data}; nodes with measured links need "
-            "devices_per_node = TP x CP x a divisor of DP"
-        )
-    return RankPlacementProblem(
-        pipelines=data // inside,
-        stages=pipeline,
-        num_microbatches=num_microbatches,
-        bytes_per_s_NN=bytes_per_s_NN,
-        stage_s_N=stage_s_N,
-        hop_bytes=boundary_bytes * devices_per_node,
-        gradient_bytes_S=np.asarray(gradient_bytes_S) * tensor,
-        stage_bytes_S=stage_bytes_S,
-        memory_limit_bytes_N=memory_limit_bytes_N,
-    )
 
 
 def _hop_s_PP(cluster: Cluster, prices: Sequence[PoolPrices], *, boundary_bytes: float) -> Floats:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from solvers.partition.problem import Partition, PartitionStage
-from solvers.registry import PARTITION, RANK_PLACEMENT
+from solvers.registry import PARTITION
 from solvers.result import Status
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.formulate.heterogeneous import (
@@ -12,7 +12,6 @@ from tuner.formulate.heterogeneous import (
     PoolStages,
     card_bytes_per_s,
     partition_problem,
-    rank_placement_problem,
     stages_by_pool,
 )
 from tuner.spec.cluster import Cluster, Link, Pool
@@ -127,37 +126,3 @@ def test_a_stage_that_no_pool_can_hold_is_said() -> None:
         partition_problem(cluster(), [many, many], boundary_bytes=1.0, num_microbatches=1)
     with pytest.raises(ValueError, match="1 prices for 2 pools"):
         partition_problem(cluster(), [many], boundary_bytes=1.0, num_microbatches=1)
-
-
-def placement_arguments(**changes: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {
-        "bytes_per_s_NN": np.full((8, 8), 50e9),
-        "devices_per_node": 8,
-        "tensor": 4,
-        "context": 1,
-        "pipeline": 2,
-        "data": 8,
-        "num_microbatches": 8,
-        "stage_s_N": np.full(8, 0.05),
-        "boundary_bytes": 1e6,
-        "gradient_bytes_S": np.full(2, 1e9),
-        "stage_bytes_S": np.full(2, 60 * 10**9),
-        "memory_limit_bytes_N": np.full(8, 80 * 10**9),
-    }
-    return given | changes
-
-
-def test_a_node_holds_whole_replicas_of_one_stage() -> None:
-    # Two of the eight replicas share a node: four pipelines of two nodes.
-    problem = rank_placement_problem(**placement_arguments())
-    assert (problem.pipelines, problem.stages, problem.num_cells) == (4, 2, 8)
-    assert problem.hop_bytes == 8e6
-    assert problem.gradient_bytes_S.tolist() == [4e9, 4e9]
-    outcome = RANK_PLACEMENT.solve(problem, time_limit_s=30.0)
-    assert outcome.status is Status.OPTIMAL
-
-
-@pytest.mark.parametrize("changes", [{"tensor": 3}, {"tensor": 16}, {"data": 7}])
-def test_a_replica_that_does_not_fill_nodes_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match="a node of 8 devices cannot hold whole replicas"):
-        rank_placement_problem(**placement_arguments(**changes))

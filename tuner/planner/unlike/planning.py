@@ -8,7 +8,6 @@ Where a pool alone is as fast, the plan is that pool's and the others are left o
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from profilers.imports.link_matrix import LinkMatrix
 from tuner.costs.analytic.calibration import Residuals
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.placement import Alone, Placement, StagePlacement
@@ -21,7 +20,6 @@ from tuner.planner.analytic.search import Settings as PoolSettings
 from tuner.planner.analytic.search import search as search_pool
 from tuner.planner.reasons import why_lost
 from tuner.planner.unlike.asked import PoolsQuestion, pools_question
-from tuner.planner.unlike.nodes import node_order, with_node_orders
 from tuner.planner.unlike.search import Search, Settings, most_layers, search
 from tuner.planner.unlike.told import (
     Played,
@@ -52,7 +50,6 @@ def plan_over_pools(
     residuals: Residuals | None,
     settings: Settings,
     provenance: Provenance,
-    links: Mapping[str, LinkMatrix] | None = None,
     measured: Mapping[str, MeasuredProfile] | None = None,
 ) -> OverPools:
     """Plan a training run over pools of unlike devices.
@@ -63,8 +60,6 @@ def plan_over_pools(
         settings: how to search; the time limit holds for all pools together, and once more for
             each alone in turn.
         provenance: what the plan rests on.
-        links: measured between the nodes of a pool, by its name; the plan's nodes are then put in
-            the order that suits it.
         measured: profiles of pools, by name; the others are planned on datasheets.
 
     Raises:
@@ -89,44 +84,8 @@ def plan_over_pools(
     ):
         (pool,) = (pool for pool in spec.cluster.pools if pool.name == fastest.pool)
         site = site_of(pool, residuals=residuals, measured=(measured or {}).get(pool.name))
-        made = _of_one_pool(spec, site, alone, order, settings, provenance)
-    else:
-        made = _together(spec, found, order, alone, provenance, top=settings.top)
-    return _on_measured_nodes(made, question, links or {}, settings=settings)
-
-
-def _on_measured_nodes(
-    made: OverPools,
-    question: PoolsQuestion,
-    links: Mapping[str, LinkMatrix],
-    *,
-    settings: Settings,
-) -> OverPools:
-    """Order the nodes of every pool whose links were measured."""
-    plan, placement = made.plan, made.placement
-    if plan.decision is None or plan.predicted is None or placement is None or not links:
-        return made
-    pool_of = [stage.pool for stage in placement.stages][
-        : plan.decision.pipeline_model_parallel_size
-    ]
-    orders = tuple(
-        node_order(
-            plan.decision,
-            plan.predicted,
-            model=plan.model,
-            goal=plan.goal,
-            pool=pool,
-            ranks=range(
-                pool_of.index(pool.name), pool_of.index(pool.name) + pool_of.count(pool.name)
-            ),
-            links=links[pool.name],
-            memory_limit_bytes=int(own.memory_limit_bytes),
-            time_limit_s=settings.time_limit_s,
-        )
-        for pool, own in zip(question.cluster.pools, question.of_pool, strict=True)
-        if pool.name in links and pool.name in pool_of
-    )
-    return OverPools(plan=plan, placement=with_node_orders(placement, orders))
+        return _of_one_pool(spec, site, alone, order, settings, provenance)
+    return _together(spec, found, order, alone, provenance, top=settings.top)
 
 
 def _alone(question: PoolsQuestion, settings: Settings) -> tuple[Alone, ...]:

@@ -8,6 +8,7 @@ import pytest
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plan import Provenance
+from tuner.planner.nodes.told import on_measured_nodes
 from tuner.planner.unlike.asked import pools_question
 from tuner.planner.unlike.planning import OverPools, plan_over_pools
 from tuner.planner.unlike.search import Settings
@@ -157,9 +158,14 @@ def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: 
         sequence_length=8192,
         global_batch_size=64,
     )
-    made = plan(asked, provenance, links={"new": crossed(4)})
+    over = plan(asked, provenance)
+    assert over.placement is not None
+    assert [stage.pool for stage in over.placement.stages].count("new") == 2
+    unordered = over.plan.model_copy(update={"placement": over.placement})
+    made = on_measured_nodes(
+        unordered, {"new": crossed(4)}, cluster=asked.cluster, time_limit_s=30.0
+    )
     assert made.placement is not None
-    assert [stage.pool for stage in made.placement.stages].count("new") == 2
     (order,) = made.placement.node_orders
     assert order.bound_s <= order.step_time_after_s < order.step_time_before_s
     # Rings of gradient sums take the fast links: hosts 0 and 2, and 1 and 3.
@@ -167,5 +173,7 @@ def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: 
     assert pairs == {frozenset({"host0", "host2"}), frozenset({"host1", "host3"})}
     assert set(order.nodes) <= set(made.placement.hosts)
     assert "old-0" in made.placement.hosts
-    with pytest.raises(SpecError, match="the links of 2 nodes were measured, the plan runs on 4"):
-        plan(asked, provenance, links={"new": crossed(2)})
+    assert made.predicted is not None
+    assert made.predicted.step_time_s == pytest.approx(order.step_time_after_s)
+    with pytest.raises(SpecError, match="is of 2 nodes, the plan runs on 4"):
+        on_measured_nodes(unordered, {"new": crossed(2)}, cluster=asked.cluster, time_limit_s=9.0)

@@ -1,0 +1,1 @@
+"""Which node runs which ranks of a plan, where the links between nodes were measured one by one."""

@@ -1,0 +1,236 @@
+"""What a plan sends between nodes, as the problem that puts the nodes in order.
+
+Ranks are numbered tensor, context, data, pipeline, innermost first, so that a stage's devices fill
+nodes that follow each other: R nodes a stage, or several stages a node. Between nodes travel
+
+    hops        2 t h / TP bytes (bf16) of each device at a boundary, v times per micro-batch
+    exchanges   2 t h / TP k/g bytes of each device to each of the g nodes of its expert group, for
+                dispatch and combine of every MoE layer, forward and backward, once more where the
+                layer is recomputed; DeepEP and HybridEP send a token to a node once, reached / g
+    sums        gradients and parameters of what the nodes of a ring share, each once per node:
+                dense ones over the R nodes of a stage, experts over those that hold the same
+                    ZeRO 0   2 G             ZeRO 1   G + W
+                    ZeRO 2   m G + W         ZeRO 3   m G + 2 m W
+
+with t tokens of a micro-batch, G and W bytes of gradients and bf16 weights. Sources: Pipette
+(arXiv:2405.18093) for the problem; tuner/costs/analytic/experts.py for the exchanges; ZeRO
+(arXiv:1910.02054, section 7) for the sums, which ZeRO 2 and 3 repeat in every micro-batch.
+
+Letters: R nodes of a stage, S groups of stages that share nodes, m micro-batches, k experts of a
+token, v model chunks of a pipeline rank. Not covered: context and tensor parallelism across nodes,
+which keep the usual link's price; routing that is not balanced; the hop from the last stage back to
+the first of an interleaved schedule; replicas as the outermost ranks.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from profilers.steps.config import LayerKind, Recompute
+from solvers.rank_placement.problem import RankPlacementProblem
+from tuner.costs.analytic.columns_of import shape_of_model
+from tuner.costs.analytic.limited_routing import reached_places
+from tuner.plan import TrainDecision, TrainPrediction
+from tuner.spec.accounting import (
+    embedding_parameters,
+    head_parameters,
+    layer_parameters,
+    one_expert_parameters,
+)
+from tuner.spec.cluster import Pool
+from tuner.spec.goal import TrainGoal
+from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
+from tuner.spec.model import ModelSpec
+
+BF16_BYTES: Final = 2.0
+
+OVERLAPPED_RATIO: Final = 0.5
+"""Share of dispatch and combine that still shows where both are overlapped, as the generic
+`expert_overlapped_ratio` of tuner/costs/analytic/constants.py."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Traffic:
+    """What one pool's part of a plan sends between nodes."""
+
+    nodes_of_stage: int
+    """R."""
+    groups: int
+    """S."""
+    num_microbatches: int
+    hop_bytes: float
+    """Of a node, scaled so that it recurs as often as the whole pipeline's hops do."""
+    block: int
+    """Nodes of one expert group."""
+    exchange_bytes_S: Floats
+    gradient_bytes_S: Floats
+    """Half of what goes around a ring, as if all were summed."""
+    block_gradient_bytes_S: Floats
+    hidden_s: float
+    """Backward passes that sums run beside."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that take part."""
+        return self.nodes_of_stage * self.groups
+
+    def problem(self, bytes_per_s_NN: Floats) -> RankPlacementProblem:
+        """State it for nodes that compute alike and hold whatever a stage needs."""
+        nodes = len(bytes_per_s_NN)
+        return RankPlacementProblem(
+            pipelines=self.nodes_of_stage,
+            stages=self.groups,
+            num_microbatches=self.num_microbatches,
+            bytes_per_s_NN=bytes_per_s_NN,
+            stage_s_N=np.zeros(nodes),
+            hop_bytes=self.hop_bytes,
+            gradient_bytes_S=self.gradient_bytes_S,
+            stage_bytes_S=np.zeros(self.groups, dtype=np.int64),
+            memory_limit_bytes_N=np.zeros(nodes, dtype=np.int64),
+            block=self.block,
+            exchange_bytes_S=self.exchange_bytes_S,
+            block_gradient_bytes_S=self.block_gradient_bytes_S,
+        )
+
+
+def obstacle(decision: TrainDecision, pool: Pool) -> str:
+    """Why the nodes of a pool cannot be put in order for a decision; empty where they can."""
+    stage, node = _stage_devices(decision), pool.devices_per_node
+    experts = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
+    if decision.rank_order != DEFAULT_RANK_ORDER and decision.pipeline_model_parallel_size > 1:
+        return f"rank order {decision.rank_order} puts stages inside nodes"
+    if stage % node and node % stage:
+        return f"stages of {stage} devices do not fill nodes of {node}"
+    if experts % node and node % experts:
+        return f"groups of {experts} expert ranks do not fill nodes of {node}"
+    return ""
+
+
+def traffic(
+    decision: TrainDecision,
+    predicted: TrainPrediction,
+    *,
+    model: ModelSpec,
+    goal: TrainGoal,
+    pool: Pool,
+    ranks: range,
+) -> Traffic:
+    """Count what the pipeline ranks that a pool runs send between its nodes.
+
+    Raises:
+        ValueError: `obstacle` names what stands in the way.
+    """
+    if why := obstacle(decision, pool):
+        raise ValueError(why)
+    node, stage = pool.devices_per_node, _stage_devices(decision)
+    per_node = max(1, node // stage)
+    groups = -(-len(ranks) // per_node)
+    microbatches = decision.num_microbatches(goal.global_batch_size)
+    pipeline = decision.pipeline_model_parallel_size
+    split = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
+    block = max(1, split // node)
+    # A device's share of one vector of the hidden width per token of a micro-batch.
+    tokens = decision.micro_batch_size * goal.sequence_length / decision.context_parallel_size
+    row_bytes = BF16_BYTES * tokens * model.hidden_size / decision.tensor_model_parallel_size
+    recurring = max(1.0, microbatches / pipeline) / max(1.0, microbatches / groups)
+    chunks = decision.virtual_pipeline_model_parallel_size
+    ring_S, block_ring_S = _summed_bytes_S(decision, model, node, ranks, microbatches)
+    is_ring = stage > node
+    exchanged_S = _moe_passes_S(decision, model, ranks) * _share_of_node(decision, model, block)
+    return Traffic(
+        nodes_of_stage=max(1, stage // node),
+        groups=groups,
+        num_microbatches=microbatches,
+        hop_bytes=row_bytes * min(node, stage) * chunks * recurring,
+        block=block,
+        exchange_bytes_S=(exchanged_S * row_bytes * node if block > 1 else np.zeros(groups)),
+        gradient_bytes_S=ring_S if is_ring else np.zeros(groups),
+        block_gradient_bytes_S=block_ring_S if is_ring else np.zeros(groups),
+        hidden_s=_hidden_s(decision, predicted, ranks, microbatches),
+    )
+
+
+def _stage_devices(decision: TrainDecision) -> int:
+    return decision.num_devices // decision.pipeline_model_parallel_size
+
+
+def _share_of_node(decision: TrainDecision, model: ModelSpec, block: int) -> float:
+    """Copies of a token that go to one given node of the expert group."""
+    if model.moe is None:
+        return 0.0
+    if decision.dispatcher in ("deepep", "hybridep"):
+        shape = shape_of_model(model, mtp_layers=0)
+        return float(np.max(reached_places(shape, float(block)))) / block
+    return model.moe.top_k / block
+
+
+def _moe_passes_S(decision: TrainDecision, model: ModelSpec, ranks: range) -> Floats:
+    """Dispatches and combines of one micro-batch that show, on each pipeline rank."""
+    again = decision.recompute is Recompute.FULL or "moe" in decision.recompute_modules
+    passes = 2.0 * (3.0 if again else 2.0)
+    shown = OVERLAPPED_RATIO if decision.a2a_overlap else 1.0
+    layers = [_kinds(decision, model, rank).count(LayerKind.MOE) for rank in ranks]
+    return passes * shown * np.array(layers, dtype=np.float64)
+
+
+def _summed_bytes_S(
+    decision: TrainDecision, model: ModelSpec, node: int, ranks: range, microbatches: int
+) -> tuple[Floats, Floats]:
+    """Half of what a node's rings carry: over all nodes of a stage, and from block to block."""
+    sums, gathers = {
+        0: (2.0, 0.0),
+        1: (1.0, 1.0),
+        2: (float(microbatches), 1.0),
+        3: (float(microbatches), 2.0 * microbatches),
+    }[decision.zero_stage]
+    moved = (sums * decision.gradient_bytes + gathers * BF16_BYTES) / 2.0
+    split = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
+    tensor = decision.tensor_model_parallel_size
+    ring, block_ring = [], []
+    for rank in ranks:
+        dense, experts = _parameters(decision, model, rank)
+        # A node's copies of the same parameters are summed inside it first.
+        dense_bytes = moved * dense / tensor * min(tensor, node)
+        expert_bytes = moved * experts / split * min(split, node)
+        ring.append(dense_bytes + (expert_bytes if split <= node else 0.0))
+        block_ring.append(expert_bytes if split > node else 0.0)
+    return np.array(ring), np.array(block_ring)
+
+
+def _parameters(decision: TrainDecision, model: ModelSpec, rank: int) -> tuple[float, float]:
+    """Dense and expert parameters of a pipeline rank, over all its devices."""
+    kinds = _kinds(decision, model, rank)
+    experts = 0
+    if model.moe is not None:
+        experts = model.moe.num_experts * one_expert_parameters(model)
+    total = sum(layer_parameters(model, kind) for kind in kinds)
+    held = kinds.count(LayerKind.MOE) * experts
+    is_last = rank == decision.pipeline_model_parallel_size - 1
+    ends = embedding_parameters(model) if rank == 0 else 0
+    ends += head_parameters(model) if is_last else 0
+    return float(total - held + ends), float(held)
+
+
+def _kinds(decision: TrainDecision, model: ModelSpec, rank: int) -> list[LayerKind]:
+    """Layers of every model chunk of a pipeline rank."""
+    ends = np.cumsum((0, *decision.pipeline_layout))
+    return [
+        kind
+        for stage in range(rank, decision.num_stages, decision.pipeline_model_parallel_size)
+        for kind in model.layers[ends[stage] : ends[stage + 1]]
+    ]
+
+
+def _hidden_s(
+    decision: TrainDecision, predicted: TrainPrediction, ranks: range, microbatches: int
+) -> float:
+    """Seconds of the shortest backward pass beside which sums run; all of them under ZeRO 2, 3."""
+    if not decision.overlap_grad_reduce:
+        return 0.0
+    pipeline = decision.pipeline_model_parallel_size
+    of_rank = [sum(one.backward_s for one in predicted.stages[rank::pipeline]) for rank in ranks]
+    return min(of_rank) * (microbatches if decision.zero_stage >= 2 else 1)
