@@ -70,14 +70,17 @@ class OnPool:
 
     def taken(self, column: int) -> "OnPool":
         """Keep one column."""
-        at = np.array([column])
+        return self.kept(np.array([column]))
+
+    def kept(self, columns: Ints) -> "OnPool":
+        """Keep some columns."""
         return replace(
             self,
-            strategies=taken(self.strategies, at),
-            units=self.units.taken(at),
-            memory=taken_bytes(self.memory, at),
-            seconds_KC=self.seconds_KC[:, at],
-            devices_C=self.devices_C[at],
+            strategies=taken(self.strategies, columns),
+            units=self.units.taken(columns),
+            memory=taken_bytes(self.memory, columns),
+            seconds_KC=self.seconds_KC[:, columns],
+            devices_C=self.devices_C[columns],
         )
 
     @property
@@ -295,7 +298,10 @@ def _probe(on: OnPool, memory: MemoryUnits, *, kind: int, in_flight: int) -> Flo
     grids["head_SC"][-1] = 1.0
     grids["mtp_SC"][-1] = float(on.question.shape.mtp_layers)
     strategies = replace(
-        on.strategies, pipeline=float(PROBE_STAGES), num_microbatches=float(in_flight)
+        on.strategies,
+        pipeline=float(PROBE_STAGES),
+        virtual_pipeline=1.0,
+        num_microbatches=float(in_flight),
     )
     total = assemble_memory(memory, strategies, Stages(**grids)).total_PC
     return np.broadcast_to(total, (PROBE_STAGES, len(on.devices_C)))

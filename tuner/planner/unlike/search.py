@@ -29,6 +29,8 @@ from tuner.planner.unlike.bounds import (
     least_pipeline_s,
     least_step_s,
     once_parts,
+    positions,
+    room_alone,
     rooms,
 )
 from tuner.planner.unlike.chains import Chain, Column, solved
@@ -228,7 +230,10 @@ class _Run:
         pools = _on_pools(self._question, self._space, candidates, chosen)
         bytes_of = [layer_bytes(on) for on in pools]
         once_of = [once_parts(on) for on in pools]
-        rooms_P = [rooms(on, part) for on, part in zip(pools, bytes_of, strict=True)]
+        longest = positions(pools)
+        rooms_P = [
+            rooms(on, part, positions=longest) for on, part in zip(pools, bytes_of, strict=True)
+        ]
         pace_s, bound_s = least_pace_s(pools, rooms_P), least_step_s(pools, rooms_P)
         for index, entry in enumerate(entries):
             yield (
@@ -294,7 +299,8 @@ def _entries(
     for some in _pieces(rows, ways):
         columns = space.columns(table, some, table.ways_TA)
         on_pools = _on_pools(question, space, columns, range(question.num_pools))
-        rooms_P = [rooms(on, layer_bytes(on)) for on in on_pools]
+        longest = positions(on_pools)
+        rooms_P = [rooms(on, layer_bytes(on), positions=longest) for on in on_pools]
         for index, chosen in enumerate(space.pools):
             pools = [on_pools[pool] for pool in chosen]
             yield _Entries(
@@ -329,7 +335,7 @@ def most_layers(question: PoolsQuestion, space: PoolsSpace) -> tuple[int, ...]:
         for some in _pieces(rows, len(table.ways_TA)):
             columns = space.columns(table, some, table.ways_TA)
             on_pools = _on_pools(question, space, columns, range(question.num_pools))
-            room_PC = np.stack([rooms(on, layer_bytes(on)).sum(axis=0) for on in on_pools])
+            room_PC = np.stack([room_alone(on, layer_bytes(on)) for on in on_pools])
             if not room_PC.size:
                 continue
             most_PC = room_PC[:, room_PC.sum(axis=0).argmax()]

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from profilers.steps.config import LayerKind
 from solvers.partition.brute_force import partitions
 from solvers.partition.problem import Partition, PartitionProblem
 from tuner.costs.analytic.step import price_step
 from tuner.planner.analytic.candidates import strategies_of
 from tuner.planner.analytic.layouts import stages_of
 from tuner.planner.unlike.asked import PoolsQuestion, pools_question
-from tuner.planner.unlike.bounds import least_step_s, rooms
+from tuner.planner.unlike.bounds import least_step_s, positions, rooms
 from tuner.planner.unlike.pricing import ChainPrice, OnPool, chain_price, layer_bytes, priced_on
 from tuner.planner.unlike.search import Search, Settings, search
 from tuner.planner.unlike.space import pools_space
@@ -57,7 +58,10 @@ def every_chain(spec: Spec) -> Iterator[tuple[float, ChainPrice, list[OnPool]]]:
             priced_on(own, pool, space.ways, columns)
             for own, pool in zip(question.of_pool, question.cluster.pools, strict=True)
         ]
-        bound_s = least_step_s(everywhere, [rooms(on, layer_bytes(on)) for on in everywhere])
+        bound_s = least_step_s(
+            everywhere,
+            [rooms(on, layer_bytes(on), positions=positions(everywhere)) for on in everywhere],
+        )
         for index in range(len(columns)):
             pools = [on.taken(index) for on in everywhere]
             devices = int(pools[0].devices_C[0])
@@ -97,6 +101,36 @@ def test_the_best_of_all_cuts_of_all_columns_is_found(
     assert result.bound_s <= best_s * (1.0 + 1e-9)
     assert result.bound_s >= 0.97 * best_s
     # No chain beats the bound of its column.
+    assert all(bound_s <= price.step_s for bound_s, price, _ in chains)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize(("dense", "mtp"), [(2, 1), (0, 0), (5, 0)])
+def test_no_chain_beats_its_bound_where_memory_is_short(
+    spec: MakeSpec, dense: int, mtp: int, share: float
+) -> None:
+    kinds = (LayerKind.DENSE,) * dense + (LayerKind.MOE,) * (5 - dense)
+    limits = {"data_parallel_size": (1, 2), "recompute": ("none",), "zero_stage": (0,)}
+    asked = spec("tiny-moe", limits=limits, sequence_length=4096)
+    model = asked.model.model_copy(
+        update={
+            "num_layers": 5,
+            "layers": kinds,
+            "windowed": (False,) * 5,
+            "mtp_num_layers": mtp,
+            "moe": asked.model.moe if dense < 5 else None,
+        }
+    )
+    asked = asked.model_copy(update={"model": model})
+    peaks = sorted(max(price.bytes_S) for _, price, _ in every_chain(asked))
+    # A limit that some chains meet; the search uses 95 % of what a device has.
+    bytes_each = int(peaks[int(share * len(peaks))] / 0.95) + 1
+    pools = tuple(
+        pool.model_copy(update={"memory_per_device": bytes_each}) for pool in asked.cluster.pools
+    )
+    tight = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"pools": pools})})
+    chains = list(every_chain(tight))
+    assert 0 < len(chains) < len(peaks)
     assert all(bound_s <= price.step_s for bound_s, price, _ in chains)
 
 
