@@ -13,8 +13,7 @@ Source: HierMoE, arXiv 2508.09591, equations 1-7; its n_inter(i) = U[i]/U[i-1] m
 the p tokens that rest on a rank after the earlier hops comes to the above, since a token rests on
 one rank of every group it needs. Combine mirrors dispatch and takes the same time (ours).
 
-With balanced routing reached(g) is `distinct_places` of tuner/costs/analytic/links.py, with
-recorded routing `busiest_places` of tuner/costs/selected_places.py.
+With balanced routing reached(g) is `distinct_places` of tuner/costs/analytic/links.py.
 
 Which engines launch it: depth 2 with de-duplication is what the DeepEP and HybridEP dispatchers of
 Megatron-Core do (they also overlap the two hops, which the analytic model prices); depths above 2,
@@ -70,11 +69,6 @@ class Levels:
     def places(self) -> tuple[Numbers, ...]:
         """U[1] .. U[D]."""
         return (*self.groups, self.ranks)
-
-
-def balanced_reach(levels: Levels, *, experts: Numbers, top_k: Numbers) -> tuple[Numbers, ...]:
-    """Places of each level that a token needs on average when every expert is equally likely."""
-    return tuple(distinct_places(places, experts, top_k) for places in levels.places)
 
 
 def duplicate_ratio(*, places: Numbers, experts: Numbers, top_k: Numbers) -> Numbers:

@@ -1,4 +1,4 @@
-"""Unlike machines in one run: from a cluster's pools to the problem that places stages, and back.
+"""Unlike machines in one run: from a cluster's pools to the problem that places stages.
 
 TP and CP stay inside a node and DP inside a pool, so that only what a stage hands to the next
 crosses from pool to pool (the mapping of Holmes, arXiv:2312.03549). The spec states the links that
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from solvers.partition.problem import Partition, PartitionProblem
+from solvers.partition.problem import PartitionProblem
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.spec.cluster import Cluster, Pool
@@ -43,17 +43,6 @@ class PoolPrices:
     """What a plan may use of one device."""
     card_bytes_per_s: float
     """Network bandwidth of one device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStages:
-    """The stretch of the pipeline that one pool runs."""
-
-    pool: str
-    first_layer: int
-    """Of the whole model."""
-    layers: tuple[int, ...]
-    """Of each stage, in execution order."""
 
 
 def card_bytes_per_s(pool: Pool) -> float:
@@ -109,25 +98,6 @@ def partition_problem(
         hop_s_PP=_hop_s_PP(cluster, prices, boundary_bytes=boundary_bytes),
         num_microbatches=num_microbatches,
     )
-
-
-def stages_by_pool(problem: PartitionProblem, partition: Partition) -> tuple[PoolStages, ...]:
-    """Read a partition as one stretch per pool, in execution order."""
-    found: list[PoolStages] = []
-    first_layer = 0
-    for stage in partition.stages:
-        name = problem.pools[stage.pool]
-        if found and found[-1].pool == name:
-            last = found.pop()
-            found.append(
-                PoolStages(
-                    pool=name, first_layer=last.first_layer, layers=(*last.layers, stage.layers)
-                )
-            )
-        else:
-            found.append(PoolStages(pool=name, first_layer=first_layer, layers=(stage.layers,)))
-        first_layer += stage.layers
-    return tuple(found)
 
 
 def _hop_s_PP(cluster: Cluster, prices: Sequence[PoolPrices], *, boundary_bytes: float) -> Floats:

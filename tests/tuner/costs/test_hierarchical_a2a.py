@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.costs.analytic.constants import Constants
-from tuner.costs.analytic.links import Group, all_to_all_s
-from tuner.costs.analytic.shapes import Hardware
+from tuner.costs.analytic.links import Group, all_to_all_s, distinct_places
+from tuner.costs.analytic.shapes import Hardware, Numbers
 from tuner.costs.hierarchical_a2a import (
     Hop,
     Levels,
-    balanced_reach,
     best_depth,
     dispatch_s,
     duplicate_ratio,
@@ -44,6 +43,11 @@ TESTBED = Levels(
     inter=tuple(_hop(fit) for fit in ((4.97e-1, 5.29e-7), (3.01e-1, 1.17e-7), (1.49e-1, 2.06e-8))),
     intra=tuple(_hop(fit) for fit in ((5.71e-1, 1.27e-7), (1.14e-1, 2.63e-8), (2.04e-1, 1.64e-8))),
 )
+
+
+def balanced_reach(levels: Levels, *, experts: float, top_k: float) -> tuple[Numbers, ...]:
+    """Places of each level that a token needs on average when every expert is equally likely."""
+    return tuple(distinct_places(places, experts, top_k) for places in levels.places)
 
 
 @pytest.mark.parametrize(("places", "top_k"), PUBLISHED_PERCENT)

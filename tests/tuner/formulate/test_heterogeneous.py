@@ -3,16 +3,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from solvers.partition.problem import Partition, PartitionStage
 from solvers.registry import PARTITION
 from solvers.result import Status
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.formulate.heterogeneous import (
     PoolPrices,
-    PoolStages,
     card_bytes_per_s,
     partition_problem,
-    stages_by_pool,
 )
 from tuner.spec.cluster import Cluster, Link, Pool
 
@@ -104,20 +101,8 @@ def test_the_slower_pool_holds_fewer_layers_of_one_run() -> None:
     assert outcome.status is Status.OPTIMAL
     assert outcome.solution is not None
     # 4 + 4 layers at 10 ms and 2 + 2 at 20 ms: every stage takes 40 ms.
-    found = stages_by_pool(problem, outcome.solution)
-    assert {stretch.pool: stretch.layers for stretch in found} == {"new": (4, 4), "old": (2, 2)}
-
-
-def test_stretches_say_where_they_begin() -> None:
-    problem = partition_problem(
-        cluster(), [prices(0.01), prices(0.02)], boundary_bytes=64e6, num_microbatches=64
-    )
-    chain = [(1, 2), (0, 4), (0, 6)]
-    partition = Partition(stages=tuple(PartitionStage(pool=p, layers=n) for p, n in chain))
-    assert stages_by_pool(problem, partition) == (
-        PoolStages(pool="old", first_layer=0, layers=(2,)),
-        PoolStages(pool="new", first_layer=2, layers=(4, 6)),
-    )
+    found = sorted((stage.pool, stage.layers) for stage in outcome.solution.stages)
+    assert found == [(0, 4), (0, 4), (1, 2), (1, 2)]
 
 
 def test_a_stage_that_no_pool_can_hold_is_said() -> None:
