@@ -23,13 +23,25 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Plan a training run: which configuration to launch, and what is proven about it."""
+    """Plan a training run or a placement of experts, and say what is proven about it."""
     from tuner import api
     from tuner.cli.options import seconds
+    from tuner.cli.plan_place import plan_place
     from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning
     from tuner.plan_folder import write_plan
+    from tuner.spec.kind import goal_kind
 
+    if goal_kind(spec) == "place":
+        plan_place(
+            spec,
+            out=out,
+            profiles=tuple(profile or ()),
+            time_limit_s=seconds(time_limit, option="--time-limit"),
+            calibrated=not uncalibrated,
+            as_json=as_json,
+        )
+        return
     with planning() as watch:
         made = api.plan(
             spec,

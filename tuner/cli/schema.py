@@ -11,9 +11,12 @@ from tuner.errors import TunerError
 
 SCHEMAS: Final[Mapping[str, str]] = {
     "spec": "tuner.spec.spec:SpecFile",
+    "place-spec": "tuner.spec.place_read:PlaceSpecFile",
     "plan": "tuner.plan:Plan",
+    "place-plan": "tuner.place_plan:PlacePlan",
     "verified": "tuner.verify.records:Verified",
     "profile": "profilers.records:ProfileHeader",
+    "recording": "profilers.routing.store:RecordingHeader",
     "step": "profilers.steps.config:StepConfig",
     "estimate": "tuner.estimate.records:Estimate",
     "backtest": "tuner.backtest.records:Backtest",

@@ -69,18 +69,6 @@ class PlaceSpec:
         return next(iter(self.recordings.values())).num_experts
 
 
-def goal_kind(path: Path) -> str | None:
-    """Return `goal.kind` of a spec, None where it has none; the rest may be wrong.
-
-    Raises:
-        SpecError: the file is no YAML.
-    """
-    raw = parse_yaml(read_small_text(path, what="spec"), source=shown_path(path))
-    goal = raw.get("goal") if isinstance(raw, dict) else None
-    kind = goal.get("kind") if isinstance(goal, dict) else None
-    return kind if isinstance(kind, str) else None
-
-
 def read_place_spec(path: Path) -> PlaceSpec:
     """Read a placement's spec and what it names.
 

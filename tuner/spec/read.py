@@ -17,7 +17,7 @@ from tuner.spec.spec import Spec, SpecFile
 from tuner.spec.yaml_text import parse_yaml
 
 SUPPORTED_GOALS: Final = ("train",)
-PLANNED_GOALS: Final = ("serve", "place")
+PLANNED_GOALS: Final = ("serve",)
 """Named by the file format, answered by a later version."""
 
 
@@ -58,6 +58,11 @@ def _check_goal_kind(raw: dict[str, Any], source: str) -> None:
     """Answer the goals of a later version by name, before their fields look unknown."""
     goal = raw.get("goal")
     kind = goal.get("kind") if isinstance(goal, dict) else None
+    if kind == "place":
+        raise SpecError(
+            f"{source}: goal.kind: 'place' is what `moetune plan` answers; here a 'train' goal is"
+            " needed"
+        )
     if kind in PLANNED_GOALS:
         raise SpecError(
             f"{source}: goal.kind: {kind!r} is not supported by this version;"

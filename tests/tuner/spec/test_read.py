@@ -221,7 +221,7 @@ def test_an_unknown_key_is_answered_with_the_near_one(
             "kind: serve",
             "goal.kind: 'serve' is not supported by this version; supported: train",
         ),
-        ("kind: train", "kind: place", "goal.kind: 'place' is not supported by this version"),
+        ("kind: train", "kind: place", "goal.kind: 'place' is what `moetune plan` answers"),
         ("[1, 2]", "[]", "search.tensor_model_parallel_size: an empty list; name at least one"),
         ("[1, 2]", "[0]", "search.tensor_model_parallel_size[0]: 0 should be greater than"),
         ("recompute: full", "recompute: ful", "search.recompute[0]: 'ful' should be 'none', "),

@@ -53,6 +53,12 @@ class Judged:
         """Of the worst layer, mean over passes."""
         return float(self.ratio_PL.mean(axis=0).max())
 
+    def mean_ratio_LG(self, ranks: Ranks) -> Floats:
+        """Load of each rank over the mean of its layer, mean over passes."""
+        time_PLG = self.copies_PLG / ranks.speed_G
+        mean_PL = self.copies_PLG.sum(axis=2) / ranks.speed_G.sum()
+        return np.asarray((time_PLG / mean_PL[:, :, None]).mean(axis=0))
+
 
 def judge(
     placement: Placement,

@@ -81,7 +81,7 @@ def make_place_plan(
     started_s = settings.clock()
     goal, ranks = spec.goal, spec.ranks
     evidence = evidence_of(spec)
-    dispatch = (goal.dispatch or DISPATCH_OF[spec.emit[0]]).value
+    dispatch = dispatch_of(spec)
     rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups)
     outcome = solve_objective(
         evidence,
@@ -150,6 +150,11 @@ def make_place_plan(
             update={"notes": (*provenance.notes, *_notes(spec, evidence, dispatch, rule))}
         ),
     )
+
+
+def dispatch_of(spec: PlaceSpec) -> str:
+    """Return the dispatch rule that the plan is judged under."""
+    return (spec.goal.dispatch or DISPATCH_OF[spec.emit[0]]).value
 
 
 def _chosen(

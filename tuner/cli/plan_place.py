@@ -1,0 +1,29 @@
+"""`moetune plan` where the goal is to place experts."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+
+def plan_place(
+    spec: Path,
+    *,
+    out: Path,
+    profiles: Sequence[Path],
+    time_limit_s: float,
+    calibrated: bool,
+    as_json: bool,
+) -> None:
+    """Plan a placement, write it and print it."""
+    from tuner.cli.place_text import place_text
+    from tuner.place_api import place
+    from tuner.place_folder import write_place_plan
+
+    print("placing: reading recordings, solving, judging pass by pass", file=sys.stderr, flush=True)
+    made = place(spec, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated)
+    written = write_place_plan(out, made.plan, spec=made.spec, maps=made.maps)
+    print(written.model_dump_json(indent=2) if as_json else place_text(written, folder=out))
+    if written.decision is None:
+        raise typer.Exit(1)

@@ -1,0 +1,81 @@
+"""What lies in the folder of a placement's plan beside `plan.json`.
+
+    used/spec.yaml, used/config.json, used/current.*     what was read
+    used/routing/<n>.json                                totals of each workload that were planned
+    launch/<engine>/                                     the placement as the engine reads it
+    report/heat_map_<n>.svg, .json                       load by layer and rank, before and after
+
+Recordings can be large and stay where they are; the plan holds their hashes.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from tuner.emit.placement.registry import emit_placement
+from tuner.place_plan import PlacePlan, VerifiedPlacement
+from tuner.plan_folder import PLAN_NAME, parsed_plan, write_folder
+from tuner.spec.place_read import PlaceSpec
+
+WAIVED = "judged on recorded passes only; nothing was launched"
+
+
+def write_place_plan(
+    folder: Path, plan: PlacePlan, *, spec: PlaceSpec, maps: Mapping[str, str]
+) -> PlacePlan:
+    """Write a placement's plan and return it with its files named.
+
+    Args:
+        folder: may hold an earlier plan, which is replaced.
+        plan: what to write.
+        spec: that it was made from.
+        maps: heat maps, by file name.
+
+    Raises:
+        OutputError: the folder cannot be written.
+        UnsuitedPlacementError: an engine cannot take the placement.
+    """
+    files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
+    files |= {f"report/{name}": text for name, text in maps.items()}
+    executable = set()
+    if plan.decision is not None:
+        verified = VerifiedPlacement(plan=plan, decision=plan.decision, waived=WAIVED)
+        for target in plan.emit:
+            for file in emit_placement(target, verified):
+                name = f"launch/{target}/{file.path}"
+                files[name] = file.text
+                if file.executable:
+                    executable.add(name)
+    plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
+    files[PLAN_NAME] = plan.model_dump_json(indent=2) + "\n"
+    write_folder(folder, files, executable=frozenset(executable))
+    return plan
+
+
+def read_place_plan(folder: Path) -> PlacePlan:
+    """Read `plan.json` of a placement.
+
+    Raises:
+        PlanUnreadableError: it is missing or damaged.
+    """
+    return parsed_plan(folder, PlacePlan)
+
+
+def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
+    used: dict[str, str | bytes] = {"spec.yaml": spec.path.read_bytes()}
+    if spec.model_path is not None:
+        config = spec.model_path
+        used["config.json"] = (config / "config.json" if config.is_dir() else config).read_bytes()
+    if spec.goal.current is not None:
+        used[f"current{spec.goal.current.suffix}"] = spec.goal.current.read_bytes()
+    for number, (name, recording) in enumerate(spec.recordings.items()):
+        record = {
+            "model": recording.model,
+            "domain": name,
+            "num_logical_experts": recording.num_experts,
+            "top_k": recording.top_k,
+            "layer_ids": list(recording.layer_ids),
+            "logical_count": recording.count_LE.tolist(),
+        }
+        used[f"routing/{number}.json"] = json.dumps(record) + "\n"
+    return used

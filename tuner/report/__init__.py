@@ -1,0 +1,1 @@
+"""Pictures and pages about plans, as text."""
