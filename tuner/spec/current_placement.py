@@ -44,7 +44,7 @@ def read_placement(
 def _parsed(path: Path, source: str) -> Any:
     text = read_small_text(path, what="placement", most_bytes=LARGEST_BYTES)
     if path.suffix in (".yaml", ".yml"):
-        return parse_yaml(text, source=source)
+        return parse_yaml(text, source=source, has_numbered_keys=True)
     try:
         return json.loads(text)
     except RecursionError as error:

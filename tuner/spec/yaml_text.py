@@ -20,6 +20,7 @@ class _Refusal(yaml.MarkedYAMLError):
 
 class _PlainLoader(yaml.SafeLoader):
     _depth = 0
+    _keys: tuple[type, ...] = (str,)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]  # stubs leave it out
@@ -41,10 +42,10 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        seen: set[object] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
+            if type(key) not in self._keys:
                 raise _Refusal(
                     problem=f"the key {shown_value(key)} is not text; quote it",
                     problem_mark=key_node.start_mark,
@@ -58,15 +59,19 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def parse_yaml(text: str, *, source: str) -> Any:
-    """Parse one document.
+class _NumberedLoader(_PlainLoader):
+    _keys = (str, int)
+
+
+def parse_yaml(text: str, *, source: str, has_numbered_keys: bool = False) -> Any:
+    """Parse one document; keys are text, and whole numbers where `has_numbered_keys`.
 
     Raises:
         SpecError: not YAML, or more than plain YAML; the message names the line.
     """
     try:
         # The loader is a SafeLoader that accepts less.
-        return yaml.load(text, Loader=_PlainLoader)
+        return yaml.load(text, Loader=_NumberedLoader if has_numbered_keys else _PlainLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark is not None else ""

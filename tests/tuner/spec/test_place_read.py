@@ -1,0 +1,189 @@
+"""A placement's spec: what is read, and what is refused in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.errors import SpecError, TunerError
+from tuner.spec.kind import goal_kind
+from tuner.spec.place_read import read_place_spec
+
+
+def recording(
+    path: Path, *, experts: int = 8, layers: tuple[int, ...] = (1, 2), top_k: int = 2
+) -> None:
+    counts = [[10 + expert for expert in range(experts)] for _ in layers]
+    path.write_text(
+        json.dumps(
+            {
+                "model": "tiny",
+                "domain": path.stem,
+                "num_logical_experts": experts,
+                "top_k": top_k,
+                "layer_ids": list(layers),
+                "logical_count": counts,
+            }
+        )
+    )
+
+
+def spec_file(folder: Path, goal: str, *, emit: str = "[eplb]") -> Path:
+    recording(folder / "chat.json")
+    recording(folder / "code.json")
+    path = folder / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\n"
+        "goal:\n"
+        "  kind: place\n"
+        "  workloads: [{name: chat, path: chat.json}, {name: code, path: code.json}]\n"
+        f"{goal}"
+        f"emit: {emit}\n"
+    )
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(TunerError) as caught:
+        read_place_spec(path)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_slots_come_from_redundant_experts(tmp_path: Path) -> None:
+    spec = read_place_spec(spec_file(tmp_path, "  ranks: 4\n  redundant_experts: 4\n"))
+    assert spec.ranks.slots_G.tolist() == [3, 3, 3, 3]
+    assert spec.layer_ids == (1, 2)
+    # Experts in order, then again from 0: what engines start with.
+    assert spec.current.expert_LS[0].tolist() == [*range(8), *range(4)]
+
+
+def test_ranks_may_hold_different_numbers_of_experts(tmp_path: Path) -> None:
+    goal = "  ranks: 3\n  slots_per_rank: [2, 4, 2]\n  rank_speeds: [1, 2, 1]\n"
+    spec = read_place_spec(spec_file(tmp_path, goal))
+    assert spec.ranks.slots_G.tolist() == [2, 4, 2]
+    assert spec.ranks.speed_G.tolist() == [1.0, 2.0, 1.0]
+
+
+def test_without_slots_every_expert_gets_one(tmp_path: Path) -> None:
+    assert read_place_spec(spec_file(tmp_path, "  ranks: 4\n")).ranks.num_slots == 8
+    # 8 experts on 3 ranks need 9 slots.
+    assert read_place_spec(spec_file(tmp_path, "  ranks: 3\n")).ranks.num_slots == 9
+
+
+def test_nodes_follow_ranks_per_node(tmp_path: Path) -> None:
+    spec = read_place_spec(spec_file(tmp_path, "  ranks: 4\n  ranks_per_node: 2\n"))
+    assert spec.ranks.node_G.tolist() == [0, 0, 1, 1]
+
+
+def test_the_kind_is_told_before_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("goal: {kind: place, nonsense: 1}\n")
+    assert goal_kind(path) == "place"
+    path.write_text("[]\n")
+    assert goal_kind(path) is None
+
+
+@pytest.mark.parametrize(
+    ("goal", "says"),
+    [
+        ("  ranks: 4\n  redundant_experts: 5\n", "the nearest legal: 4 and 8"),
+        ("  ranks: 3\n  redundant_experts: 0\n", "the nearest legal: 1"),
+        ("  ranks: 3\n  slots_per_rank: 2\n", "cannot hold 8 experts; 3 a rank can"),
+        ("  ranks: 4\n  slots_per_rank: [2, 2]\n", "2 values for 4 ranks"),
+        ("  ranks: 4\n  ranks_per_node: 3\n", "no multiple of ranks_per_node 3"),
+        ("  ranks: 4\n  slots_per_rank: 2\n  redundant_experts: 0\n", "keep one"),
+        ("  ranks: 4\n  objective: layer_time\n", "model: missing"),
+        ("  ranks: 4\n  max_moved_experts: 3\n", "needs 'current'"),
+        ("  ranks: 4\n  rank_speeds: [1, 1, -1, 1]\n", "rank_speeds"),
+        ("  ranks: 0\n", "ranks"),
+        ("  ranks: 4\n  robst: mean\n", "did you mean 'robust'"),
+    ],
+)
+def test_an_impossible_goal_is_one_line(tmp_path: Path, goal: str, says: str) -> None:
+    assert says in refusal(spec_file(tmp_path, goal))
+
+
+def test_an_engine_that_takes_no_placement_is_named(tmp_path: Path) -> None:
+    line = refusal(spec_file(tmp_path, "  ranks: 4\n", emit="[slurm]"))
+    assert "'slurm' takes no placement" in line
+
+
+def test_workloads_of_other_models_do_not_mix(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n")
+    recording(tmp_path / "code.json", experts=16)
+    assert "16 experts, 'chat' has 8" in refusal(path)
+    recording(tmp_path / "code.json", layers=(1, 3))
+    assert "layers 1, 3, 'chat' has 1, 2" in refusal(path)
+
+
+def test_a_layer_without_tokens_is_refused(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n")
+    values = json.loads((tmp_path / "code.json").read_text())
+    values["logical_count"][1] = [0] * 8
+    (tmp_path / "code.json").write_text(json.dumps(values))
+    with pytest.raises(Exception, match="layer"):
+        read_place_spec(path)
+
+
+@pytest.mark.parametrize("form", ["plan", "sglang", "ascend", "trtllm", "array", "list"])
+def test_the_running_placement_is_read_in_every_form(tmp_path: Path, form: str) -> None:
+    rows = [[7, 6, 5, 4, 3, 2, 1, 0], [1, 0, 3, 2, 5, 4, 7, 6]]
+    name = "current.json"
+    if form == "plan":
+        text = json.dumps({"decision": {"physical_to_logical": rows, "layer_ids": [1, 2]}})
+    elif form == "sglang":
+        # All decoder layers; the recorded ones are 1 and 2.
+        text = json.dumps({"physical_to_logical_map": [list(range(8)), *rows]})
+    elif form == "ascend":
+        layers = [
+            {
+                "layer_id": layer,
+                "device_count": 2,
+                "device_list": [
+                    {"device_id": 1, "device_expert": row[4:]},
+                    {"device_id": 0, "device_expert": row[:4]},
+                ],
+            }
+            for layer, row in enumerate(rows)
+        ]
+        text = json.dumps({"moe_layer_count": 2, "layer_list": layers})
+    elif form == "trtllm":
+        name = "current.yaml"
+        text = f"num_slots: 8\ninitial_global_assignments:\n  1: {rows[0]}\n  2: {rows[1]}\n"
+    else:
+        text = json.dumps(rows)
+    path = spec_file(tmp_path, f"  ranks: 4\n  current: {name}\n")
+    if form == "array":
+        np.save(tmp_path / "current.npy", np.array(rows))
+        path = spec_file(tmp_path, "  ranks: 4\n  current: current.npy\n")
+    else:
+        (tmp_path / name).write_text(text)
+    assert read_place_spec(path).current.expert_LS.tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[[0, 1, 2, 3, 4, 5, 6, 7]]", "1 rows"),
+        ("[[0, 1, 2, 3, 4, 5, 6, 6], [0, 1, 2, 3, 4, 5, 6, 7]]", "no expert 7"),
+        ("[[0, 1, 2, 3, 4, 5, 6, 9], [0, 1, 2, 3, 4, 5, 6, 7]]", "expert 9 does not exist"),
+        ("[[0, 1, 2], [0, 1, 2]]", "3 slots, the goal has 8"),
+        ('{"other": 1}', "no placement in it"),
+        ("[[true, 1, 2, 3, 4, 5, 6, 7], []]", "no row of expert ids"),
+        ("{", "not valid JSON"),
+    ],
+)
+def test_a_damaged_running_placement_is_one_line(tmp_path: Path, content: str, says: str) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n  current: current.json\n")
+    (tmp_path / "current.json").write_text(content)
+    assert says in refusal(path)
+
+
+def test_a_pickled_array_is_not_loaded(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n  current: current.npy\n")
+    np.save(tmp_path / "current.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(SpecError, match="cannot read the placement"):
+        read_place_spec(path)
