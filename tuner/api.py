@@ -81,8 +81,8 @@ class Planned:
 
     plan: Plan
     spec: Spec
-    profile: Path | None
-    """Folder of the stored profile; None where the plan rests on datasheets."""
+    profiles: Mapping[str, Path]
+    """Folders of the stored profiles by pool; none where the plan rests on datasheets."""
 
 
 def plan(
@@ -153,7 +153,7 @@ def plan(
         notes=reference_notes(spec, pool, profile, machine),
     )
     made = make_plan(spec, machine, settings=settings, provenance=provenance)
-    return Planned(plan=made, spec=spec, profile=profile_path)
+    return Planned(plan=made, spec=spec, profiles={pool.name: profile_path})
 
 
 def measured_profile(
@@ -279,7 +279,7 @@ def _plan_on_the_model(
     made = on_measured_nodes(
         made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * time_limit_s
     )
-    return Planned(plan=made, spec=spec, profile=next(iter(profiles.values()), None))
+    return Planned(plan=made, spec=spec, profiles=profiles)
 
 
 def verify(

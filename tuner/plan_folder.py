@@ -1,7 +1,9 @@
 """What lies in the folder of a plan, and how it is written and read back.
 
     plan.json               the plan
-    used/                   the spec, the model's config, the routing record and the profile
+    used/                   the spec, the model's config, the routing record, and the profile in
+                            `profile/`; where several pools have one, each in `profiles/N/` with N
+                            the pool's position in the spec, from 0
     launch/<target>/        files that start the job
     trials/NNNN.json        one record per launch; study.journal is Optuna's
     verified.json           what the trials say
@@ -60,22 +62,23 @@ def launch_files(verified: VerifiedPlan) -> LaunchFiles:
     return LaunchFiles(texts=texts, executable=frozenset(executable))
 
 
-def write_plan(folder: Path, plan: Plan, *, spec: Spec, profile: Path | None) -> Plan:
+def write_plan(folder: Path, plan: Plan, *, spec: Spec, profiles: Mapping[str, Path]) -> Plan:
     """Write a new plan and everything that it used; return it with its files named.
 
     Args:
         folder: may hold an earlier plan, which is replaced.
         plan: what to write.
         spec: that it was made from.
-        profile: folder of the stored profile that it used; None where it rests on datasheets.
+        profiles: folders of the stored profiles that it used, by pool; none where it rests on
+            datasheets.
 
     Raises:
         OutputError: the folder cannot be written.
     """
     files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
-    if profile is not None:
+    for name, profile in _profile_folders(spec, profiles).items():
         files |= {
-            f"used/profile/{file.name}": file.read_bytes()
+            f"used/{name}/{file.name}": file.read_bytes()
             for file in sorted(profile.iterdir())
             if file.is_file() and not file.name.startswith(".")
         }
@@ -223,6 +226,18 @@ def _used(spec: Spec) -> dict[str, bytes]:
     if spec.goal.routing is not None:
         used["routing.json"] = spec.goal.routing.path.read_bytes()
     return used
+
+
+def _profile_folders(spec: Spec, profiles: Mapping[str, Path]) -> dict[str, Path]:
+    """Say where each profile is copied to; names of pools may be no names of folders."""
+    if len(profiles) == 1:
+        (only,) = profiles.values()
+        return {"profile": only}
+    return {
+        f"profiles/{position}": profiles[pool.name]
+        for position, pool in enumerate(spec.cluster.pools)
+        if pool.name in profiles
+    }
 
 
 def _config(spec: Spec) -> Path:

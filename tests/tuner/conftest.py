@@ -297,7 +297,7 @@ def bound_plan(bound_spec: Path) -> Path:
     """The folder of its plan; read only, see `planned`."""
     made = api.plan(bound_spec, method="exact")
     folder = bound_spec.parent / "plan"
-    write_plan(folder, made.plan, spec=made.spec, profile=made.profile)
+    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
     return folder
 
 

@@ -55,7 +55,7 @@ def test_from_a_profile_to_verified_launch_files(
 ) -> None:
     folder = tmp_path / "plan"
     made = _plan(bound_spec)
-    written = write_plan(folder, made.plan, spec=made.spec, profile=made.profile)
+    written = write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
     assert written.certificate.status == "optimal"
     assert all((folder / name).is_file() for name in written.files)
     scripts = [folder / name for name in written.files if name.endswith((".sh", ".sbatch"))]
@@ -123,7 +123,7 @@ def test_a_plan_without_a_decision_cannot_be_verified(
     assert made.plan.decision is None
     assert made.plan.relaxations[0].limit == "memory_per_device"
     folder = tmp_path / "plan"
-    write_plan(folder, made.plan, spec=made.spec, profile=made.profile)
+    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
     with pytest.raises(PlanUnreadableError, match=r"nothing to launch \(memory_per_device\)"):
         api.verify(folder, effort=Effort(trials=1, steps=3), resume=False, watcher=SILENT)
 
@@ -133,7 +133,7 @@ def test_the_given_profile_goes_before_that_of_the_spec(
 ) -> None:
     spec = tiny_spec(search=SMALL)
     other = store_profile(tmp_path / "other", _on(analytic_profile, hostname="elsewhere"))
-    assert _plan(spec, other).profile == other
+    assert _plan(spec, other).profiles == {"here": other}
 
 
 def test_profiles_are_matched_by_device(
@@ -142,8 +142,8 @@ def test_profiles_are_matched_by_device(
     one = store_profile(tmp_path / "one", _on(analytic_profile, device="NVIDIA H100 80GB"))
     two = store_profile(tmp_path / "two", _on(analytic_profile, device="NVIDIA H200"))
     spec = tiny_spec(pool={"device": "h200"}, search=SMALL)
-    assert _plan(spec, one, two).profile == two
-    assert _plan(spec, two, one).profile == two
+    assert _plan(spec, one, two).profiles == {"here": two}
+    assert _plan(spec, two, one).profiles == {"here": two}
     missing = tiny_spec(pool={"device": "B200"}, search=SMALL)
     with pytest.raises(SpecError, match=r"'B200'; the profiles given are of 'NVIDIA H100 80GB', "):
         _plan(missing, one, two)
@@ -172,7 +172,7 @@ def test_a_pool_without_profile_is_planned_on_its_datasheet(tiny_spec: Spec) -> 
         pool={"profile": None, "device": "H200", "memory_per_device": None}, search=SMALL
     )
     made = api.plan(spec)
-    assert made.profile is None
+    assert not made.profiles
     assert made.plan.decision is not None
     assert set(made.plan.provenance.profile_source.values()) == {"datasheet"}
 

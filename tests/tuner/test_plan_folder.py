@@ -37,7 +37,7 @@ def made(bound_spec: Path) -> api.Planned:
 
 
 def _write(folder: Path, made: api.Planned, plan: Plan | None = None) -> Plan:
-    return write_plan(folder, plan or made.plan, spec=made.spec, profile=made.profile)
+    return write_plan(folder, plan or made.plan, spec=made.spec, profiles=made.profiles)
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
@@ -65,9 +65,24 @@ def test_what_it_used_is_copied_to_the_byte(tmp_path: Path, made: api.Planned) -
     _write(folder, made)
     assert (folder / "used/spec.yaml").read_bytes() == made.spec.path.read_bytes()
     assert (folder / "used/config.json").read_bytes() == made.spec.model_path.read_bytes()
-    assert made.profile is not None
-    assert _contents(folder / "used/profile") == _contents(made.profile)
+    (profile,) = made.profiles.values()
+    assert _contents(folder / "used/profile") == _contents(profile)
     assert read_used_profile(folder).header.machine.device == "Fake 9000"
+
+
+def test_the_profiles_of_several_pools_are_all_copied(tmp_path: Path, made: api.Planned) -> None:
+    (profile,) = made.profiles.values()
+    (pool,) = made.spec.cluster.pools
+    pools = tuple(pool.model_copy(update={"name": name}) for name in ("a", "../b", "c"))
+    spec = made.spec.model_copy(
+        update={"cluster": made.spec.cluster.model_copy(update={"pools": pools})}
+    )
+    folder = tmp_path / "plan"
+    plan = write_plan(folder, made.plan, spec=spec, profiles={"c": profile, "../b": profile})
+    assert _contents(folder / "used/profiles/1") == _contents(profile)
+    assert _contents(folder / "used/profiles/2") == _contents(profile)
+    assert "used/profiles/1/profile.json" in plan.files
+    assert not (folder / "used/profiles/0").exists()
 
 
 def test_scripts_can_be_executed_and_the_rest_cannot(tmp_path: Path, made: api.Planned) -> None:
@@ -135,7 +150,7 @@ def test_a_plan_can_be_made_again_from_the_profile_that_it_holds(
     planned: Path, made: api.Planned
 ) -> None:
     before = _contents(planned / "used" / "profile")
-    write_plan(planned, made.plan, spec=made.spec, profile=planned / "used" / "profile")
+    write_plan(planned, made.plan, spec=made.spec, profiles={"local": planned / "used" / "profile"})
     assert _contents(planned / "used" / "profile") == before
 
 

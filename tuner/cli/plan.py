@@ -52,7 +52,7 @@ def command(
             calibrated=not uncalibrated,
             watch=watch,
         )
-    written = write_plan(out, made.plan, spec=made.spec, profile=made.profile)
+    written = write_plan(out, made.plan, spec=made.spec, profiles=made.profiles)
     print(written.model_dump_json(indent=2) if as_json else plan_text(written, folder=out))
     if written.decision is None:
         raise typer.Exit(1)

@@ -205,7 +205,7 @@ def test_the_profile_is_copied_into_the_plan_and_its_memory_is_used(
     write_spec: WriteSpec, store_profile: StoreProfile, tmp_path: Path
 ) -> None:
     made = api.plan(write_spec(), profiles=(store_profile(),), time_limit_s=30.0)
-    written = write_plan(tmp_path / "plan", made.plan, spec=made.spec, profile=made.profile)
+    written = write_plan(tmp_path / "plan", made.plan, spec=made.spec, profiles=made.profiles)
     assert (tmp_path / "plan" / "used" / "profile" / "gemm.parquet").is_file()
     assert "used/profile/profile.json" in written.files
     assert max(made.plan.predicted.peak_memory_bytes if made.plan.predicted else ()) < 0.95 * 140e9
