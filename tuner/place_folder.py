@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from tuner.emit.placement.registry import emit_placement
+from tuner.emit.placement.registry import emit_all
 from tuner.place_plan import PlacePlan, VerifiedPlacement
 from tuner.plan_folder import PLAN_NAME, parsed_plan, write_folder
 from tuner.spec.place_read import PlaceSpec
@@ -33,15 +33,15 @@ def write_place_plan(
 
     Raises:
         OutputError: the folder cannot be written.
-        UnsuitedPlacementError: an engine cannot take the placement.
+        SpecError: an engine cannot take the placement.
     """
     files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
     files |= {f"report/{name}": text for name, text in maps.items()}
     executable = set()
     if plan.decision is not None:
         verified = VerifiedPlacement(plan=plan, decision=plan.decision, waived=WAIVED)
-        for target in plan.emit:
-            for file in emit_placement(target, verified):
+        for target, emitted in emit_all(verified).items():
+            for file in emitted:
                 name = f"launch/{target}/{file.path}"
                 files[name] = file.text
                 if file.executable:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError
@@ -21,12 +21,10 @@ from tuner.spec.files import read_small_text, shown_path, shown_value
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import Objective, PlaceGoal
+from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals
 from tuner.spec.yaml_text import parse_yaml
 
-PLACE_TARGETS: Final = ("sglang", "trtllm", "vllm", "vllm-ascend", "eplb", "megatron")
-"""What a placement can be emitted for."""
-
-Targets = Annotated[tuple[Name, ...], Field(min_length=1), BeforeValidator(one_or_many)]
+Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
 
 
 class PlaceSpecFile(Record):
@@ -39,7 +37,7 @@ class PlaceSpecFile(Record):
     """Needed where time is priced; its first pool holds the ranks."""
     goal: PlaceGoal
     emit: Targets = ("eplb",)
-    """Names of the engines to write the placement for."""
+    """Names of the engines to write the placement for; an empty list writes the plan alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,6 +93,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
     _check_priced(file, goal, source)
     if model is not None:
         _check_model(model, experts=experts, layers=layers, source=source)
+    _refuse_shapes(file.emit, ranks, experts=experts, model=model, source=source)
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
     if goal.current is not None:
         current = read_placement(goal.current, layer_ids=layers, num_experts=experts, ranks=ranks)
@@ -117,6 +116,20 @@ def _refuse_targets(emit: tuple[str, ...]) -> None:
             raise UnknownTargetError(
                 f"emit: {name!r} takes no placement; those that do are {', '.join(PLACE_TARGETS)}"
             )
+
+
+def _refuse_shapes(
+    emit: tuple[str, ...], ranks: Ranks, *, experts: int, model: ModelSpec | None, source: str
+) -> None:
+    for name in emit:
+        refused = shape_refusals(
+            PLACE_TARGETS[name],
+            slots_per_rank=ranks.slots_G.tolist(),
+            num_experts=experts,
+            num_layers=None if model is None else model.num_layers,
+        )
+        if refused:
+            raise SpecError(f"{source}: emit: {refused[0]} (or emit: [] for the plan alone)")
 
 
 def _common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tuple[int, ...], int]:

@@ -62,7 +62,7 @@ def test_slots_come_from_redundant_experts(tmp_path: Path) -> None:
 
 def test_ranks_may_hold_different_numbers_of_experts(tmp_path: Path) -> None:
     goal = "  ranks: 3\n  slots_per_rank: [2, 4, 2]\n  rank_speeds: [1, 2, 1]\n"
-    spec = read_place_spec(spec_file(tmp_path, goal))
+    spec = read_place_spec(spec_file(tmp_path, goal, emit="[]"))
     assert spec.ranks.slots_G.tolist() == [2, 4, 2]
     assert spec.ranks.speed_G.tolist() == [1.0, 2.0, 1.0]
 
@@ -109,6 +109,13 @@ def test_an_impossible_goal_is_one_line(tmp_path: Path, goal: str, says: str) ->
 def test_an_engine_that_takes_no_placement_is_named(tmp_path: Path) -> None:
     line = refusal(spec_file(tmp_path, "  ranks: 4\n", emit="[slurm]"))
     assert "'slurm' takes no placement" in line
+
+
+def test_what_an_engine_cannot_take_is_refused_before_anything_is_solved(tmp_path: Path) -> None:
+    line = refusal(spec_file(tmp_path, "  ranks: 3\n  slots_per_rank: [2, 4, 2]\n"))
+    assert "every rank as many" in line
+    line = refusal(spec_file(tmp_path, "  ranks: 4\n  slots_per_rank: 3\n", emit="[megatron]"))
+    assert "one copy of an expert" in line
 
 
 def test_workloads_of_other_models_do_not_mix(tmp_path: Path) -> None:

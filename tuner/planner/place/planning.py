@@ -154,7 +154,8 @@ def make_place_plan(
 
 def dispatch_of(spec: PlaceSpec) -> str:
     """Return the dispatch rule that the plan is judged under."""
-    return (spec.goal.dispatch or DISPATCH_OF[spec.emit[0]]).value
+    named = next(iter(spec.emit), "eplb")
+    return (spec.goal.dispatch or DISPATCH_OF[named]).value
 
 
 def _chosen(
