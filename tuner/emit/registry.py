@@ -1,6 +1,7 @@
 """Every launch target by the name users type, and the one function that runs its emitter.
 
-An emitter is `emit(verified) -> tuple[EmittedFile, ...]`, pure.
+An emitter is `emit(verified) -> tuple[EmittedFile, ...]`, pure. A list of hosts joins its files
+where the plan says which node runs which ranks.
 """
 
 from collections.abc import Mapping
@@ -8,6 +9,8 @@ from importlib import import_module
 from typing import Final, Protocol, cast
 
 from tuner.emit.files import EmittedFile
+from tuner.emit.hosts import hosts_file
+from tuner.launch.shape import launch_shape
 from tuner.plan import VerifiedPlan
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.refusals import refusals
@@ -47,7 +50,8 @@ def emit(target: str, verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     if broken:
         raise ValueError("; ".join(broken))
     module, name = EMITTERS[target].split(":")
-    return cast(Emitter, getattr(import_module(module), name))(verified)
+    files = cast(Emitter, getattr(import_module(module), name))(verified)
+    return files + hosts_file(launch_shape(plan, verified.decision))
 
 
 def emit_all(verified: VerifiedPlan) -> dict[str, tuple[EmittedFile, ...]]:

@@ -2,13 +2,15 @@
 
 The program is the first one that the plan emits; its `run.sh` lies in the folder beside this one.
 Slurm copies a batch script away before it runs, so the job looks for that folder from where it was
-submitted.
+submitted. Where the order of nodes matters, the job asks for those nodes and lays its tasks out in
+the order of `hosts.txt` (SLURM_HOSTFILE with --distribution=arbitrary, srun(1)).
 """
 
 from pathlib import PurePosixPath
 
 from tuner.emit.evidence import statement
 from tuner.emit.files import EmittedFile, comment, label
+from tuner.emit.hosts import HOSTS_NAME, hosts, notes
 from tuner.launch.shape import LaunchShape, launch_shape
 from tuner.plan import VerifiedPlan
 from tuner.spec.capabilities import programs
@@ -27,6 +29,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                 "",
                 "Submit it from this folder: sbatch job.sbatch [arguments of the program]",
                 "Account, partition and time limit are yours: sbatch --partition=... job.sbatch",
+                *notes(shape),
             )
         )
         + _body(shape, program=program)
@@ -40,9 +43,11 @@ def _directives(shape: LaunchShape, *, name: str) -> str:
         if shape.device_kind == "cpu"
         else f"#SBATCH --gpus-per-node={shape.devices_per_node}\n"
     )
+    is_named = shape.hosts and not shape.unnamed
+    nodelist = f"#SBATCH --nodelist={','.join(hosts(shape))}\n" if is_named else ""
     return (
         f"#SBATCH --job-name={name}\n"
-        f"#SBATCH --nodes={shape.nodes}\n"
+        f"#SBATCH --nodes={shape.nodes}\n{nodelist}"
         "#SBATCH --ntasks-per-node=1\n" + devices + "#SBATCH --output=%x-%j.out\n"
     )
 
@@ -55,13 +60,32 @@ if [[ ! -f ../{program}/run.sh ]]; then
   echo "../{program}/run.sh is missing: submit this job from the folder it was written to" >&2
   exit 2
 fi
-
+{_hostfile(shape)}
 export NNODES={shape.nodes}
 export NPROC_PER_NODE={shape.devices_per_node}
 # Where Slurm's node names are no host names, set MASTER_ADDR before sbatch.
-export MASTER_ADDR="${{MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"
+export MASTER_ADDR="${{MASTER_ADDR:-$({_first_node(shape)} | head -n 1)}}"
 # Jobs that share a node need different ports.
 export MASTER_PORT="${{MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}}"
 
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 bash ../{program}/run.sh "$@"
+srun {_layout(shape)} --kill-on-bad-exit=1 bash ../{program}/run.sh "$@"
 """
+
+
+def _hostfile(shape: LaunchShape) -> str:
+    if not shape.hosts:
+        return ""
+    return f"""\
+export HOSTFILE="${{HOSTFILE:-$PWD/{HOSTS_NAME}}}"
+export SLURM_HOSTFILE="$HOSTFILE"
+"""
+
+
+def _first_node(shape: LaunchShape) -> str:
+    return 'cat -- "$HOSTFILE"' if shape.hosts else 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+
+
+def _layout(shape: LaunchShape) -> str:
+    if not shape.hosts:
+        return "--ntasks-per-node=1"
+    return f"--nodes={shape.nodes} --ntasks={shape.nodes} --distribution=arbitrary"

@@ -2,9 +2,11 @@
 
 Ranks follow node numbers (torchrun's static rendezvous), because the innermost groups of a decision
 are meant to stay inside a node. A script refuses to start on another number of devices than the
-decision's.
+decision's. Where the order of nodes matters, a node's number is its line in `hosts.txt`.
 """
 
+from tuner.emit.files import comment
+from tuner.emit.hosts import HOSTS_NAME, notes
 from tuner.launch.shape import LaunchShape
 
 ENVIRONMENT_NOTE = (
@@ -23,8 +25,7 @@ cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"
 
 NNODES="${{NNODES:-{shape.nodes}}}"
 NPROC_PER_NODE="${{NPROC_PER_NODE:-{shape.devices_per_node}}}"
-NODE_RANK="${{NODE_RANK:-${{SLURM_NODEID:-0}}}}"
-export OMP_NUM_THREADS=1
+{_node_rank(shape)}export OMP_NUM_THREADS=1
 
 case "$NNODES:$NPROC_PER_NODE" in
   *[!0-9:]* | :* | *:)
@@ -36,7 +37,7 @@ if (( 10#$NNODES * 10#$NPROC_PER_NODE != {shape.num_devices} )); then
     "the devices that this plan is for" >&2
   exit 2
 fi
-
+{_rank_by_line(shape)}
 LAUNCHER=(torchrun "--nnodes=$NNODES" "--nproc-per-node=$NPROC_PER_NODE")
 if (( 10#$NNODES > 1 )); then
   LAUNCHER+=(
@@ -48,4 +49,45 @@ if (( 10#$NNODES > 1 )); then
 else
   LAUNCHER+=(--standalone)
 fi
+"""
+
+
+def _node_rank(shape: LaunchShape) -> str:
+    if shape.hosts:
+        return ""
+    return 'NODE_RANK="${NODE_RANK:-${SLURM_NODEID:-0}}"\n'
+
+
+def _rank_by_line(shape: LaunchShape) -> str:
+    """Return bash that looks this node up in the list of hosts.
+
+    Slurm numbers the nodes of a step in its own order (SLURM_NODEID), whatever the hostfile says,
+    so its number is not asked for.
+    """
+    if not shape.hosts:
+        return ""
+    return f"""
+{comment(notes(shape))}HOSTFILE="${{HOSTFILE:-{HOSTS_NAME}}}"
+if [[ ! -r "$HOSTFILE" ]]; then
+  echo "$HOSTFILE cannot be read: it names the nodes in the order of ranks, one per line" >&2
+  exit 2
+fi
+mapfile -t HOSTS < "$HOSTFILE"
+if (( ${{#HOSTS[@]}} != 10#$NNODES )); then
+  echo "$HOSTFILE names ${{#HOSTS[@]}} nodes, NNODES is $NNODES" >&2
+  exit 2
+fi
+NODE_RANK="${{NODE_RANK:-}}"
+HERE="${{SLURMD_NODENAME:-${{HOSTNAME:-$(hostname)}}}}"
+for index in "${{!HOSTS[@]}}"; do
+  HOST="${{HOSTS[index]}}"
+  if [[ "$HOST" == "$HERE" || "$HOST" == "${{HERE%%.*}}" || "${{HOST%%.*}}" == "$HERE" ]]; then
+    NODE_RANK="${{NODE_RANK:-$index}}"
+  fi
+done
+if [[ -z "$NODE_RANK" ]]; then
+  echo "$HERE is not in $HOSTFILE: start on the nodes that it names, or set NODE_RANK" >&2
+  exit 2
+fi
+MASTER_ADDR="${{MASTER_ADDR:-${{HOSTS[0]}}}}"
 """

@@ -1,0 +1,55 @@
+"""Emits `hosts.txt` where a plan puts nodes in order: a name per line, that of rank 0 first.
+
+It holds names and nothing else, because Slurm reads it too (SLURM_HOSTFILE of srun). A name that
+the plan does not know stands for a node of its pool and must be replaced.
+"""
+
+import re
+from pathlib import PurePosixPath
+from typing import Final
+
+from tuner.emit.files import EmittedFile
+from tuner.launch.shape import LaunchShape
+
+HOSTS_NAME: Final = "hosts.txt"
+
+_SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def hosts_file(shape: LaunchShape) -> tuple[EmittedFile, ...]:
+    """Return the file, or nothing where any order of nodes will do.
+
+    Raises:
+        ValueError: a name would be read as something else.
+    """
+    if not shape.hosts:
+        return ()
+    return (
+        EmittedFile(path=PurePosixPath(HOSTS_NAME), text="".join(f"{h}\n" for h in hosts(shape))),
+    )
+
+
+def hosts(shape: LaunchShape) -> tuple[str, ...]:
+    """Return the names as a launcher may read them; pools may be called anything."""
+    names = tuple(
+        re.sub(r"[^A-Za-z0-9._-]+", "-", host).lstrip("-._") if host in shape.unnamed else host
+        for host in shape.hosts
+    )
+    wrong = next((name for name in names if not _SAFE.fullmatch(name)), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong!r} is no name of a host")
+    return names
+
+
+def notes(shape: LaunchShape) -> tuple[str, ...]:
+    """Return what the reader must know of the order, a line each."""
+    if not shape.hosts:
+        return ()
+    told = [f"Ranks follow {HOSTS_NAME}: its first line is the node with rank 0."]
+    if shape.unnamed:
+        names = zip(shape.hosts, hosts(shape), strict=True)
+        first = next(name for host, name in names if host in shape.unnamed)
+        told.append(
+            f"Lines like {first} stand for nodes of that pool: write the names of yours there."
+        )
+    return tuple(told)
