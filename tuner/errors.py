@@ -3,6 +3,7 @@
 TunerError
 ├── SpecError              the spec, a model config or another input file is unusable
 ├── UnknownTargetError     an emit target that does not exist
+├── UnsuitedPlacementError an engine cannot take a placement
 ├── UnknownDeviceError     a device that no shipped description has as name or alias
 ├── OutsideProfileError    a cost was asked for that no measurement supports
 ├── PlanUnreadableError    a stored plan or trial record is missing or damaged
@@ -24,6 +25,10 @@ class SpecError(TunerError):
 
 class UnknownTargetError(TunerError):
     """The emit target is not in the registry; the message lists those that are."""
+
+
+class UnsuitedPlacementError(TunerError):
+    """An engine cannot take this placement; the message has the nearest that it can."""
 
 
 class UnknownDeviceError(TunerError):

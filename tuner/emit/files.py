@@ -17,12 +17,21 @@ class EmittedFile:
 
     path: PurePosixPath
     """Relative to the folder of the target."""
-    text: str
+    text: str = ""
     executable: bool = False
+    data: bytes | None = None
+    """The bytes of a file that is no text; `text` is empty then."""
 
     def __post_init__(self) -> None:
         if self.path.is_absolute() or ".." in self.path.parts:
             raise ValueError(f"{self.path} leaves the folder of its target")
+        if self.data is not None and self.text:
+            raise ValueError(f"{self.path} is text and bytes at once")
+
+    @property
+    def content(self) -> str | bytes:
+        """What is written to disk."""
+        return self.text if self.data is None else self.data
 
 
 def comment(lines: Iterable[str], *, prefix: str = "# ") -> str:

@@ -120,7 +120,8 @@ def write_emitted(folder: Path, files: Iterable[EmittedFile]) -> None:
     for file in files:
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text, encoding="utf-8")
+        content = file.content
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
         path.chmod(0o755 if file.executable else 0o644)
 
 

@@ -1,0 +1,1 @@
+"""Writes a placement in the files that each engine reads."""

@@ -1,0 +1,68 @@
+"""Every engine that takes a placement, and the one function that runs its emitter.
+
+An emitter is `emit(verified) -> tuple[EmittedFile, ...]`, pure.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final, Protocol, cast
+
+from tuner.emit.files import EmittedFile
+from tuner.errors import UnknownTargetError, UnsuitedPlacementError
+from tuner.place_plan import PlaceDecision, VerifiedPlacement
+from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals, table_refusals
+
+PLACE_EMITTERS: Final[Mapping[str, str]] = {
+    "sglang": "tuner.emit.placement.sglang:emit",
+    "trtllm": "tuner.emit.placement.trtllm:emit",
+    "vllm": "tuner.emit.placement.vllm:emit",
+    "vllm-ascend": "tuner.emit.placement.vllm_ascend:emit",
+    "eplb": "tuner.emit.placement.eplb:emit",
+    "megatron": "tuner.emit.placement.megatron:emit",
+}
+
+
+class PlaceEmitter(Protocol):
+    """What a line of the table names."""
+
+    def __call__(self, verified: VerifiedPlacement) -> tuple[EmittedFile, ...]: ...
+
+
+def refusals(target: str, decision: PlaceDecision) -> tuple[str, ...]:
+    """Return what keeps the engine from taking the placement, a line each; empty: it can.
+
+    Raises:
+        UnknownTargetError: no engine has this name.
+    """
+    if target not in PLACE_TARGETS:
+        raise UnknownTargetError(
+            f"{target!r} takes no placement; those that do are {', '.join(PLACE_TARGETS)}"
+        )
+    return (
+        *shape_refusals(
+            PLACE_TARGETS[target],
+            slots_per_rank=decision.slots_per_rank,
+            num_experts=decision.num_experts,
+            num_layers=decision.num_layers,
+        ),
+        *table_refusals(
+            PLACE_TARGETS[target],
+            physical_to_logical=decision.physical_to_logical,
+            layer_ids=decision.layer_ids,
+            slots_per_rank=decision.slots_per_rank,
+        ),
+    )
+
+
+def emit_placement(target: str, verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
+    """Return the files of one engine, relative to its own folder.
+
+    Raises:
+        UnknownTargetError: no engine has this name.
+        UnsuitedPlacementError: the engine cannot take it; the message has the nearest it can.
+    """
+    broken = refusals(target, verified.decision)
+    if broken:
+        raise UnsuitedPlacementError("; ".join(broken))
+    module, _, name = PLACE_EMITTERS[target].partition(":")
+    return cast(PlaceEmitter, getattr(import_module(module), name))(verified)

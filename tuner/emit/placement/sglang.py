@@ -1,0 +1,68 @@
+"""Emits SGLang's `init_expert_location.json` and a `run.sh` with the flags that must agree with it.
+
+The file holds one key, `physical_to_logical_map`, since the engine hands every other key on as an
+argument. It has a row for each decoder layer; a layer without planned experts (dense, or not
+recorded) holds them in order. Read from SGLang 0.5.23: sglang/srt/eplb/expert_location.py and
+sglang/srt/arg_groups (`static` and `lp` need an all-to-all backend, `dynamic` runs without).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Final
+
+from tuner.emit.files import EmittedFile
+from tuner.emit.placement.launching import num_nodes, run_script
+from tuner.place_plan import PlaceDecision, VerifiedPlacement
+from tuner.spec.place import Dispatch
+
+_LOCATION: Final = "init_expert_location.json"
+
+_DISPATCH: Final[Mapping[Dispatch | None, tuple[str, str]]] = {
+    None: ("static", "deepep"),
+    Dispatch.STATIC: ("static", "deepep"),
+    Dispatch.LP: ("lp", "deepep"),
+    Dispatch.DYNAMIC: ("dynamic", "none"),
+    # The nearest that the engine has: even on average.
+    Dispatch.EVEN: ("dynamic", "none"),
+}
+"""`--ep-dispatch-algorithm` and `--moe-a2a-backend` of what the plan was judged under."""
+
+
+def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
+    """Return the map and the script.
+
+    Raises:
+        ValueError: the number of decoder layers is not known.
+    """
+    decision = verified.decision
+    dispatch, backend = _DISPATCH[verified.plan.goal.dispatch]
+    nodes = num_nodes(verified)
+    several = (f"--nnodes {nodes}", '--node-rank "$node"', '--dist-init-addr "$MASTER_ADDR:20000"')
+    command = (
+        "python -m sglang.launch_server",
+        f'--init-expert-location "$here/{_LOCATION}"',
+        f"--ep-num-redundant-experts {decision.redundant_experts}",
+        f"--tp-size {decision.num_devices}",
+        f"--ep-size {decision.num_devices}",
+        f"--moe-a2a-backend {backend}",
+        f"--ep-dispatch-algorithm {dispatch}",
+        *(several if nodes > 1 else ()),
+    )
+    return (
+        EmittedFile(path=PurePosixPath(_LOCATION), text=_location(decision)),
+        run_script(
+            verified,
+            usage=("Usage: ./run.sh --model-path MODEL [more flags of the engine]",),
+            command=command,
+        ),
+    )
+
+
+def _location(decision: PlaceDecision) -> str:
+    if decision.num_layers is None:
+        raise ValueError("a row for every decoder layer needs their number")
+    in_order = tuple(slot % decision.num_experts for slot in range(decision.num_slots))
+    planned = dict(zip(decision.layer_ids, decision.physical_to_logical, strict=True))
+    rows = [planned.get(layer, in_order) for layer in range(decision.num_layers)]
+    return json.dumps({"physical_to_logical_map": rows}, separators=(",", ":")) + "\n"

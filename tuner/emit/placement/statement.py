@@ -1,0 +1,24 @@
+"""What stands in every emitted placement, or beside it: what it is and what supports it."""
+
+from tuner.place_plan import VerifiedPlacement
+
+
+def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
+    """Return the lines; a placement that nobody measured says so."""
+    decision, plan = verified.decision, verified.plan
+    slots = sorted(set(decision.slots_per_rank))
+    lines = [
+        f"Written by moetune {plan.provenance.moetune_version}: {len(decision.layer_ids)} MoE"
+        f" layers, {decision.num_experts} experts in {decision.num_slots} slots on"
+        f" {decision.num_devices} ranks of {' or '.join(map(str, slots))}.",
+    ]
+    if verified.waived:
+        lines.append(f"NOT VERIFIED: {verified.waived}")
+    if plan.verdict is not None:
+        lines.append(f"Verdict: {plan.verdict.word}. {plan.verdict.reason}")
+    if plan.predicted is not None:
+        lines += [
+            f"Expected of workload {name}: largest rank load {ratio:.3f} of the mean."
+            for name, ratio in plan.predicted.imbalance.items()
+        ]
+    return tuple(lines)

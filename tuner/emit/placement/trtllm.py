@@ -1,0 +1,64 @@
+"""Emits TensorRT-LLM's `moe_load_balancer.yaml`, an options file that names it, and a `run.sh`.
+
+Keys of `initial_global_assignments` are absolute decoder layers; `layer_updates_per_iter: 0` keeps
+the placement as it is. Read from TensorRT-LLM's examples/wide_ep/ep_load_balancer and its LLM API
+options.
+"""
+
+from pathlib import PurePosixPath
+from typing import Final
+
+from tuner.emit.files import EmittedFile, comment
+from tuner.emit.placement.launching import num_nodes, run_script
+from tuner.emit.placement.statement import statement
+from tuner.place_plan import VerifiedPlacement
+
+_BALANCER: Final = "moe_load_balancer.yaml"
+_OPTIONS: Final = "llm_api_options.yaml"
+
+
+def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
+    """Return the balancer's file, the options and the script."""
+    decision = verified.decision
+    rows = "".join(
+        f"  {layer}: [{', '.join(map(str, row))}]\n"
+        for layer, row in zip(decision.layer_ids, decision.physical_to_logical, strict=True)
+    )
+    balancer = (
+        comment(statement(verified))
+        + f"num_slots: {decision.num_slots}\n"
+        + "initial_global_assignments:\n"
+        + rows
+        + "layer_updates_per_iter: 0\n"
+    )
+    # The engine opens the path as it stands, from where it was started.
+    options = (
+        comment(statement(verified))
+        + f"tensor_parallel_size: {decision.num_devices}\n"
+        + f"moe_expert_parallel_size: {decision.num_devices}\n"
+        + f"gpus_per_node: {min(decision.ranks_per_node, decision.num_devices)}\n"
+        + "enable_attention_dp: true\n"
+        + "moe_config:\n"
+        + f"  load_balancer: ./{_BALANCER}\n"
+    )
+    # Under srun or mpirun, which start it on every node.
+    launcher = ("trtllm-llmapi-launch",) if num_nodes(verified) > 1 else ()
+    script = run_script(
+        verified,
+        usage=(
+            "Usage: ./run.sh MODEL [more flags of the engine]; MODEL as a name or an absolute path",
+        ),
+        command=(
+            'env --chdir="$here"',
+            *launcher,
+            "trtllm-serve",
+            f"--tp_size {decision.num_devices}",
+            f"--ep_size {decision.num_devices}",
+            f"--extra_llm_api_options {_OPTIONS}",
+        ),
+    )
+    return (
+        EmittedFile(path=PurePosixPath(_BALANCER), text=balancer),
+        EmittedFile(path=PurePosixPath(_OPTIONS), text=options),
+        script,
+    )
