@@ -1,0 +1,51 @@
+"""Placements on recorded passes, worked by hand."""
+
+import numpy as np
+import pytest
+
+from solvers.placement.ranks import Placement, Ranks
+from tuner.planner.place.judging import active_PLG, judge
+
+RANKS = Ranks.alike(ranks=2, slots_per_rank=2)
+IN_ORDER = Placement(expert_LS=np.array([[0, 1, 2, 3]]))
+
+
+def test_the_busiest_rank_of_every_pass_counts() -> None:
+    # Pass 0: ranks 6 and 2, mean 4. Pass 1: ranks 4 and 4.
+    load_PLE = np.array([[[4.0, 2.0, 1.0, 1.0]], [[2.0, 2.0, 2.0, 2.0]]])
+    judged = judge(IN_ORDER, load_PLE=load_PLE, ranks=RANKS, dispatch="even")
+    assert judged.imbalance_P.tolist() == [1.5, 1.0]
+    assert judged.imbalance == 1.25
+    assert judged.worst_ratio == 1.25
+    assert judged.mean_ratio_LG(RANKS).tolist() == [[1.25, 0.75]]
+
+
+def test_a_faster_rank_may_carry_more() -> None:
+    ranks = Ranks(slots_G=np.array([2, 2]), node_G=np.array([0, 0]), speed_G=np.array([3.0, 1.0]))
+    load_PLE = np.array([[[4.0, 2.0, 1.0, 1.0]]])
+    # Times 2 and 2 where the mean is 8 / 4.
+    assert judge(IN_ORDER, load_PLE=load_PLE, ranks=ranks, dispatch="even").imbalance == 1.0
+
+
+def test_replicas_share_their_experts_tokens() -> None:
+    ranks = Ranks.alike(ranks=2, slots_per_rank=3)
+    placement = Placement(expert_LS=np.array([[0, 1, 2, 0, 3, 1]]))
+    load_PLE = np.array([[[8.0, 2.0, 1.0, 1.0]]])
+    judged = judge(placement, load_PLE=load_PLE, ranks=ranks, dispatch="even")
+    # Rank 0: 4 + 1 + 1, rank 1: 4 + 1 + 1.
+    assert judged.copies_PLG[0, 0].tolist() == [6.0, 6.0]
+
+
+def test_layers_add_up_before_they_are_compared() -> None:
+    placement = Placement(expert_LS=np.array([[0, 1, 2, 3], [0, 1, 2, 3]]))
+    load_PLE = np.array([[[3.0, 3.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]])
+    # Largest 6 and 4, means 4 and 4.
+    judged = judge(placement, load_PLE=load_PLE, ranks=RANKS, dispatch="even")
+    assert judged.imbalance == pytest.approx(10.0 / 8.0)
+    assert judged.spread.p50 == pytest.approx(1.25)
+
+
+def test_an_expert_with_many_tokens_is_active_and_one_with_few_is_so_at_times() -> None:
+    load_PLE = np.array([[[100.0, 0.0, 1.0, 0.0]]])
+    active = active_PLG(IN_ORDER, load_PLE=load_PLE, ranks=RANKS)
+    assert active[0, 0] == pytest.approx([1.0, 1.0 - np.exp(-1.0)])

@@ -1,0 +1,84 @@
+"""Whether a placement is called worth it."""
+
+import numpy as np
+import pytest
+
+from tuner.place_plan import LeftOut, MigrationCost, Verdict
+from tuner.planner.place.verdict import noise_of, verdict_of
+
+
+def fold(*, after: float, before: float = 1.5, worst: float = 1.2) -> LeftOut:
+    return LeftOut(
+        workload="law",
+        imbalance_after=after,
+        imbalance_rule=1.3,
+        imbalance_before=before,
+        worst_rank_ratio=worst,
+    )
+
+
+def judged(
+    *,
+    gain: float = 0.3,
+    noise: float = 0.01,
+    step_gain: float | None = None,
+    left_out: tuple[LeftOut, ...] = (),
+    migration: MigrationCost | None = None,
+    rebalance_s: float | None = None,
+) -> Verdict:
+    return verdict_of(
+        gain_ratio=gain,
+        noise_ratio=noise,
+        step_gain_ratio=step_gain,
+        left_out=left_out,
+        baseline_worst=[1.5] * len(left_out),
+        migration=migration,
+        rebalance_s=rebalance_s,
+    )
+
+
+def test_a_gain_above_the_noise_is_worth_it() -> None:
+    verdict = judged()
+    assert verdict.word == "worth it"
+    assert "30.0% less" in verdict.reason
+
+
+def test_a_gain_within_the_noise_is_not() -> None:
+    assert judged(gain=0.01, noise=0.02).word == "not worth it"
+
+
+def test_a_small_share_of_a_whole_pass_is_not_worth_it_however_even_the_ranks_become() -> None:
+    verdict = judged(gain=0.3, step_gain=0.005)
+    assert verdict.word == "not worth it"
+    assert "two runs of one configuration" in verdict.reason
+
+
+def test_doing_worse_than_nothing_on_an_unseen_workload_is_fragile() -> None:
+    verdict = judged(left_out=(fold(after=1.1), fold(after=1.6)))
+    assert verdict.word == "fragile"
+    assert "'law'" in verdict.reason
+
+
+def test_an_overloaded_rank_on_an_unseen_workload_is_fragile() -> None:
+    # 2.49 times the mean where nothing reached 1.5 without a plan.
+    assert judged(left_out=(fold(after=1.1, worst=2.49),)).word == "fragile"
+
+
+@pytest.mark.parametrize(("runs_s", "word"), [(10.0, "not worth it"), (100.0, "worth it")])
+def test_a_move_must_pay_before_the_next_one(runs_s: float, word: str) -> None:
+    move = MigrationCost(moved_experts=7, transfer_s=3.0, break_even_s=30.0)
+    assert judged(migration=move, rebalance_s=runs_s).word == word
+
+
+def test_noise_is_the_standard_error_over_passes() -> None:
+    before_P = np.array([2.0, 2.0, 2.0, 2.0])
+    after_P = np.array([1.0, 1.0, 1.2, 1.2])
+    # Gains 0.5, 0.5, 0.4, 0.4: deviation 0.0577, over sqrt(4), times 1.645.
+    assert noise_of(before_P, after_P, largest_copies=1e6) == pytest.approx(0.04748, rel=1e-3)
+
+
+def test_one_pass_has_the_noise_of_counting() -> None:
+    one = np.array([1.0])
+    few, many = (noise_of(one, one, largest_copies=n) for n in (200.0, 20_000.0))
+    assert few == pytest.approx(0.1645)
+    assert many == pytest.approx(few / 10.0)
