@@ -64,7 +64,7 @@ fi
 export NNODES={shape.nodes}
 export NPROC_PER_NODE={shape.devices_per_node}
 # Where Slurm's node names are no host names, set MASTER_ADDR before sbatch.
-export MASTER_ADDR="${{MASTER_ADDR:-$({_first_node(shape)} | head -n 1)}}"
+export MASTER_ADDR="${{MASTER_ADDR:-$({_first_node(shape)})}}"
 # Jobs that share a node need different ports.
 export MASTER_PORT="${{MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}}"
 
@@ -82,7 +82,9 @@ export SLURM_HOSTFILE="$HOSTFILE"
 
 
 def _first_node(shape: LaunchShape) -> str:
-    return 'cat -- "$HOSTFILE"' if shape.hosts else 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+    if shape.hosts:
+        return 'head -n 1 -- "$HOSTFILE"'
+    return 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
 
 
 def _layout(shape: LaunchShape) -> str:

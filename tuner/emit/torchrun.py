@@ -78,7 +78,7 @@ if (( ${{#HOSTS[@]}} != 10#$NNODES )); then
   exit 2
 fi
 NODE_RANK="${{NODE_RANK:-}}"
-HERE="${{SLURMD_NODENAME:-${{HOSTNAME:-$(hostname)}}}}"
+HERE="${{SLURMD_NODENAME:-$(hostname)}}"
 for index in "${{!HOSTS[@]}}"; do
   HOST="${{HOSTS[index]}}"
   if [[ "$HOST" == "$HERE" || "$HOST" == "${{HERE%%.*}}" || "${{HOST%%.*}}" == "$HERE" ]]; then

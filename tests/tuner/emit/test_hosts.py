@@ -83,7 +83,7 @@ def test_every_node_gets_the_number_of_its_line(program: str, tmp_path: Path) ->
     asked = 0
     for rank, host in enumerate(ORDER):
         ran = recorders.run(
-            tmp_path / program / "run.sh", cwd=tmp_path, **environment(HOSTNAME=host)
+            tmp_path / program / "run.sh", cwd=tmp_path, **environment(SLURMD_NODENAME=host)
         )
         assert ran.code == 0, ran.stderr
         argv = ran.only("torchrun")
@@ -128,7 +128,7 @@ def test_a_slurm_job_lays_its_tasks_out_in_that_order(program: str, tmp_path: Pa
 def test_short_and_full_names_are_one_node(here: str, rank: int, tmp_path: Path) -> None:
     write(placed("reference"), tmp_path)
     ran = Recorders(tmp_path / "recorders").run(
-        tmp_path / "reference" / "run.sh", cwd=tmp_path, HOSTNAME=here
+        tmp_path / "reference" / "run.sh", cwd=tmp_path, SLURMD_NODENAME=here
     )
     assert f"--node-rank={rank}" in ran.only("torchrun")
 
@@ -136,7 +136,10 @@ def test_short_and_full_names_are_one_node(here: str, rank: int, tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"HOSTNAME": "node9"}, "node9 is not in hosts.txt: start on the nodes that it names"),
+        (
+            {"SLURMD_NODENAME": "node9"},
+            "node9 is not in hosts.txt: start on the nodes that it names",
+        ),
         ({"HOSTFILE": "nowhere"}, "nowhere cannot be read"),
         ({"NNODES": "8", "NPROC_PER_NODE": "4"}, "hosts.txt names 4 nodes, NNODES is 8"),
     ],
@@ -146,7 +149,7 @@ def test_a_start_in_the_wrong_place_says_so(
 ) -> None:
     write(placed("reference"), tmp_path)
     ran = Recorders(tmp_path / "recorders").run(
-        tmp_path / "reference" / "run.sh", cwd=tmp_path, **({"HOSTNAME": "node3"} | changes)
+        tmp_path / "reference" / "run.sh", cwd=tmp_path, **({"SLURMD_NODENAME": "node3"} | changes)
     )
     assert ran.code == 2
     assert said in ran.stderr
