@@ -24,7 +24,7 @@ from pydantic import Field
 from profilers.records import Record, Seconds
 from tuner.faults.goodput import LEAST_EFFECTIVE_RATIO
 from tuner.faults.interval import Cycle, cycle
-from tuner.faults.reliability import Jobs, Reliability
+from tuner.faults.reliability import Jobs, Reliability, longest_wait_s
 from tuner.units import format_s
 
 P90_DEVIATIONS: Final = 1.2815515655446004
@@ -85,9 +85,10 @@ class Run:
     step_s: float
     tokens_per_step: int
     tokens: float | None
-    devices_per_node: int
-    """Of a spare node."""
+    devices_per_node: float
+    """Of a spare node, on average over kinds of nodes."""
     price_per_device_hour: float | None = None
+    """The same over the devices that train and those that stand by."""
 
     @property
     def steps(self) -> int | None:
@@ -186,7 +187,7 @@ def _loss_deviation_s(found: Cycle, *, jobs: Jobs, reliability: Reliability) -> 
     mean_s = cycle_s / 2.0 + float(found.background_s) + float(found.restart_s)
     square = mean_s**2 + cycle_s**2 / 12.0
     # Some failures wait for the first of S + 1 repairs, exponential of mean one_s.
-    one_s = reliability.repair_s / (math.floor(float(jobs.spare_nodes)) + 1.0)
+    one_s = longest_wait_s(jobs, reliability)
     mean_wait_s = waiting / (1.0 - waiting) / rate
     square += 2.0 * mean_wait_s * (mean_s + one_s)
     return math.sqrt(square)

@@ -104,6 +104,9 @@ class Jobs:
     sharded and saved in parallel, TP * PP (one replica) otherwise."""
     spare_nodes: Numbers = 0.0
     """Nodes that stand by, paid for and idle."""
+    kinds: tuple["Jobs", ...] = ()
+    """The parts of a job on nodes of several kinds (kinds.py), whose sums the above are; empty
+    where all nodes are alike."""
 
 
 def checkpoint_bytes(
@@ -147,8 +150,13 @@ def read_s(jobs: Jobs, storage: Storage) -> Numbers:
 def waiting_ratio(jobs: Jobs, reliability: Reliability) -> Numbers:
     """Share of the wall clock that the job waits for a repair: B(S + 1, a), see the module.
 
-    By the recursion B(0) = 1, B(k) = a B(k-1) / (k + a B(k-1)).
+    By the recursion B(0) = 1, B(k) = a B(k-1) / (k + a B(k-1)); for several kinds of nodes as
+    kinds.py says.
     """
+    if jobs.kinds:
+        shares = [float(waiting_ratio(kind, reliability)) for kind in jobs.kinds]
+        odds = sum(share / (1.0 - share) for share in shares)
+        return odds / (1.0 + odds)
     load = failure_rate_per_s(jobs, reliability) * reliability.repair_s
     servers = np.floor(np.asarray(jobs.spare_nodes, dtype=np.float64)) + 1.0
     blocked = np.ones(np.broadcast(load, servers).shape)
@@ -157,6 +165,12 @@ def waiting_ratio(jobs: Jobs, reliability: Reliability) -> Numbers:
         if np.all((k >= servers) | (blocked < NEGLIGIBLE_RATIO)):
             break
     return _plain(blocked)
+
+
+def longest_wait_s(jobs: Jobs, reliability: Reliability) -> float:
+    """Mean seconds until the first of S + 1 nodes in repair is back, of the kind with fewest S."""
+    fewest = min(float(one.spare_nodes) for one in jobs.kinds or (jobs,))
+    return reliability.repair_s / (math.floor(fewest) + 1.0)
 
 
 def _plain(value: Numbers) -> Numbers:

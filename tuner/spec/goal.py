@@ -75,7 +75,10 @@ class Reliability(Record):
     """Mean time between failures of what the devices of a machine share; None: it never fails."""
     checkpoint: Checkpoint = Checkpoint()
     spare_nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Machines of the cluster that wait to replace a failed one; the plan does not use them."""
+    """Machines of the cluster that wait to replace a failed one; the plan does not use them. A
+    machine replaces one of its own pool only, so over several pools they are shared out by the
+    machines that each has (Sainte-Lague's rule: the first from the largest pool), and every pool
+    keeps one that works."""
     repair: PositiveSeconds | None = None
     """Until a failed machine is back; None: before the spares run out."""
 
