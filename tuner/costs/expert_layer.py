@@ -28,7 +28,7 @@ from profilers.steps.config import LayerKind
 from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.kernels import AttentionShape, Kernels
 from tuner.costs.analytic.links import Group, all_to_all_s
-from tuner.costs.analytic.shapes import Hardware
+from tuner.costs.analytic.shapes import Hardware, number
 from tuner.spec.model import ModelSpec, Moe
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -51,7 +51,7 @@ class ExpertMachine:
     @property
     def group(self) -> Group:
         """The expert-parallel ranks on the machine, neighbours inside a domain."""
-        inside = min(float(self.ranks), float(np.max(self.hardware.domain)))
+        inside = min(float(self.ranks), number(self.hardware.domain))
         return Group(ranks=float(self.ranks), inside=inside)
 
     @property
@@ -177,7 +177,7 @@ def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, deco
     each = (
         _projections_s(machine, rows=rows)
         + _attention_s(machine, rows=rows, context=context_tokens, decodes=decodes)
-        + float(kernels.memory_bound_s(10.0 * machine.element_bytes * rows * model.hidden_size))
+        + number(kernels.memory_bound_s(10.0 * machine.element_bytes * rows * model.hidden_size))
     )
     dense = model.layers.count(LayerKind.DENSE)
     shared = 0.0 if model.moe is None else float(model.moe.shared_ffn_size)
@@ -185,7 +185,7 @@ def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, deco
     networks += model.num_moe_layers * _network_s(machine, rows=rows, width=shared)
     sampled = rows if decodes else max(rows / context_tokens, 1.0)
     head = kernels.gemm_s(sampled, float(model.vocab_size), float(model.hidden_size), in_head=True)
-    return model.num_layers * each + networks + float(np.max(head))
+    return model.num_layers * each + networks + number(head)
 
 
 def _projections_s(machine: ExpertMachine, *, rows: float) -> float:
@@ -209,7 +209,7 @@ def _projections_s(machine: ExpertMachine, *, rows: float) -> float:
     else:
         kv = 2.0 * attention.num_kv_heads * attention.head_dim
         shapes.append((heads * attention.head_dim + kv, hidden))
-    return sum(float(np.max(machine.kernels.gemm_s(rows, n, k))) for n, k in shapes)
+    return sum(number(machine.kernels.gemm_s(rows, n, k)) for n, k in shapes)
 
 
 def _attention_s(machine: ExpertMachine, *, rows: float, context: float, decodes: bool) -> float:
@@ -220,7 +220,7 @@ def _attention_s(machine: ExpertMachine, *, rows: float, context: float, decodes
         else:
             cached = 2.0 * attention.num_kv_heads * attention.head_dim
         read_bytes = rows * context * cached * machine.exchange_bytes
-        return float(np.max(kernels.memory_bound_s(read_bytes)))
+        return number(kernels.memory_bound_s(read_bytes))
     sequence = min(context, rows)
     shape = AttentionShape(
         pairs=rows * sequence / 2.0,
@@ -231,7 +231,7 @@ def _attention_s(machine: ExpertMachine, *, rows: float, context: float, decodes
         key_dim=float(attention.head_dim),
         value_dim=float(attention.value_head_dim),
     )
-    return float(np.max(kernels.attention_s(shape)))
+    return number(kernels.attention_s(shape))
 
 
 def _network_s(machine: ExpertMachine, *, rows: float, width: float) -> float:
@@ -242,4 +242,4 @@ def _network_s(machine: ExpertMachine, *, rows: float, width: float) -> float:
     up = machine.kernels.gemm_s(rows, inner, hidden)
     down = machine.kernels.gemm_s(rows, hidden, width)
     moved = machine.kernels.memory_bound_s(3.0 * machine.element_bytes * rows * width)
-    return float(np.max(up)) + float(np.max(down)) + float(np.max(moved))
+    return number(up) + number(down) + number(moved)
