@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from tuner.emit.placement.registry import emit_all
+from tuner.emit.placement.registry import emit_placement
 from tuner.place_plan import PlacePlan, VerifiedPlacement
 from tuner.plan_folder import PLAN_NAME, parsed_plan, write_folder
 from tuner.spec.place_read import PlaceSpec
@@ -40,8 +40,8 @@ def write_place_plan(
     executable = set()
     if plan.decision is not None:
         verified = VerifiedPlacement(plan=plan, decision=plan.decision, waived=WAIVED)
-        for target, emitted in emit_all(verified).items():
-            for file in emitted:
+        for target in dict.fromkeys(plan.emit):
+            for file in emit_placement(target, verified):
                 name = f"launch/{target}/{file.path}"
                 files[name] = file.text
                 if file.executable:

@@ -1,0 +1,195 @@
+"""Whole placements' plans, from a spec with recordings to the verdict."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.errors import SpecError
+from tuner.place_api import place
+from tuner.place_plan import PlacePlan
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+CLUSTER = """\
+cluster:
+  pools: [{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8}]
+"""
+
+
+def write_recording(
+    path: Path,
+    rng: np.random.Generator,
+    *,
+    passes: int = 6,
+    layers: int = 3,
+    experts: int = 16,
+    skew: float = 0.8,
+    tokens: int = 20_000,
+) -> None:
+    shares = np.exp(skew * rng.standard_normal((layers, experts)))
+    shares /= shares.sum(axis=1, keepdims=True)
+    counts = [[rng.multinomial(tokens, row).tolist() for row in shares] for _ in range(passes)]
+    total = np.sum(counts, axis=0)
+    path.write_text(
+        json.dumps(
+            {
+                "num_logical_experts": experts,
+                "top_k": 2,
+                "layer_ids": list(range(layers)),
+                "logical_count": total.tolist(),
+                "passes": counts,
+            }
+        )
+    )
+
+
+def planned(
+    folder: Path,
+    goal: str,
+    *,
+    head: str = "",
+    workloads: int = 2,
+    skew: float = 0.8,
+    passes: int = 6,
+    layers: int = 3,
+    experts: int = 16,
+) -> PlacePlan:
+    rng = np.random.default_rng(7)
+    names = [f"w{number}" for number in range(workloads)]
+    for name in names:
+        write_recording(
+            folder / f"{name}.json", rng, skew=skew, passes=passes, layers=layers, experts=experts
+        )
+    listed = ", ".join(f"{{name: {name}, path: {name}.json}}" for name in names)
+    path = folder / "spec.yaml"
+    path.write_text(
+        f"schema_version: 1\n{head}goal:\n  kind: place\n  workloads: [{listed}]\n{goal}"
+    )
+    return place(path, time_limit_s=4.0).plan
+
+
+def test_the_plan_is_better_than_what_runs_and_no_worse_than_the_rule(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "  ranks: 4\n  slots_per_rank: 5\n")
+    assert plan.predicted is not None
+    mean = {
+        name: sum(getattr(one, f"imbalance_{name}") for one in plan.predicted.outcomes)
+        for name in ("before", "rule", "after")
+    }
+    assert mean["after"] < mean["before"]
+    assert mean["after"] <= mean["rule"] * 1.005
+    assert plan.verdict is not None
+    assert plan.verdict.word in ("worth it", "fragile")
+
+
+def test_plans_are_judged_on_passes_they_were_not_made_from(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "  ranks: 4\n  judge_ratio: 0.33\n")
+    assert plan.predicted is not None
+    (first, _) = plan.predicted.outcomes
+    assert (first.passes_planned_from, first.passes_judged) == (4, 2)
+
+
+def test_one_pass_is_planned_from_and_judged_on_and_the_plan_says_so(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "  ranks: 4\n", passes=1)
+    assert plan.predicted is not None
+    assert plan.predicted.outcomes[0].passes_judged == 0
+    assert any("one pass recorded" in note for note in plan.provenance.notes)
+
+
+def test_layers_of_the_certificate_add_up_to_it(tmp_path: Path) -> None:
+    certificate = planned(tmp_path, "  ranks: 4\n  slots_per_rank: 5\n").certificate
+    assert certificate.objective is not None
+    assert certificate.bound is not None
+    assert certificate.bound <= certificate.objective
+    assert sum(one.objective for one in certificate.layers) == pytest.approx(certificate.objective)
+    assert sum(one.bound for one in certificate.layers) == pytest.approx(
+        certificate.bound, rel=1e-6
+    )
+    assert all(one.bound <= one.objective for one in certificate.layers)
+
+
+def test_even_routing_is_not_worth_a_placement(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "  ranks: 4\n", skew=0.0)
+    assert plan.verdict is not None
+    assert plan.verdict.word == "not worth it"
+
+
+def test_every_workload_is_left_out_in_turn(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "  ranks: 4\n  slots_per_rank: 5\n", workloads=3)
+    assert plan.predicted is not None
+    assert [one.workload for one in plan.predicted.left_out] == ["w0", "w1", "w2"]
+
+
+def test_a_single_workload_says_what_it_cannot_tell(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "  ranks: 4\n", workloads=1)
+    assert plan.predicted is not None
+    assert plan.predicted.left_out == ()
+    assert any("one workload" in note for note in plan.provenance.notes)
+
+
+@pytest.mark.parametrize("robust", ["mean", "worst", "cvar"])
+def test_every_way_to_be_robust_gives_a_bounded_plan(tmp_path: Path, robust: str) -> None:
+    plan = planned(tmp_path, f"  ranks: 4\n  slots_per_rank: 5\n  robust: {robust}\n")
+    assert plan.certificate.objective is not None
+    assert plan.certificate.bound is not None
+    assert 1.0 <= plan.certificate.bound <= plan.certificate.objective < 1.3
+
+
+def test_a_limit_on_moved_experts_is_kept(tmp_path: Path) -> None:
+    rows = [[*range(16), 0, 1, 2, 3]] * 3
+    (tmp_path / "current.json").write_text(json.dumps(rows))
+    goal = "  ranks: 4\n  slots_per_rank: 5\n  current: current.json\n  max_moved_experts: 3\n"
+    plan = planned(tmp_path, goal)
+    assert plan.predicted is not None
+    assert plan.predicted.migration is not None
+    assert plan.predicted.migration.moved_experts <= 3
+    assert plan.binding_constraint == "the limit on moved experts"
+
+
+def test_a_limit_cannot_be_kept_by_objectives_about_ways(tmp_path: Path) -> None:
+    (tmp_path / "current.json").write_text(json.dumps([list(range(16))] * 3))
+    goal = "  ranks: 4\n  objective: layer_chain\n  current: current.json\n  max_moved_experts: 3\n"
+    with pytest.raises(SpecError, match="keeps no limit on moved experts"):
+        planned(tmp_path, goal)
+
+
+@pytest.mark.parametrize(
+    ("objective", "lacks"), [("layer_chain", "transitions"), ("co_activation", "sampled tokens")]
+)
+def test_recordings_must_hold_what_the_objective_looks_at(
+    tmp_path: Path, objective: str, lacks: str
+) -> None:
+    with pytest.raises(SpecError, match=lacks):
+        planned(tmp_path, f"  ranks: 4\n  objective: {objective}\n")
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_seconds_are_predicted_where_a_model_and_devices_are_named(
+    tmp_path: Path, phase: str
+) -> None:
+    head = f"model: {MODELS / 'olmoe-1b-7b'}\n{CLUSTER}"
+    goal = (
+        "  ranks: 16\n  ranks_per_node: 8\n  slots_per_rank: 5\n  objective: layer_time\n"
+        f"  phase: {phase}\n  tokens_per_pass: {65536 if phase == 'prefill' else 1024}\n"
+    )
+    plan = planned(tmp_path, goal, head=head, experts=64)
+    assert plan.predicted is not None
+    (one, _) = plan.predicted.layer_times
+    low, high = one.after_s_band
+    assert 0.0 < low < one.after_s < high
+    assert one.after_s == pytest.approx(one.experts_after_s + one.exchange_after_s)
+    assert one.after_s <= one.before_s
+    assert plan.verdict is not None
+    assert plan.verdict.step_gain_ratio is not None
+    assert 0.0 <= plan.verdict.step_gain_ratio < plan.verdict.gain_ratio
+    assert plan.certificate.bound is not None
+    assert plan.certificate.objective is not None
+    assert plan.certificate.bound <= plan.certificate.objective
+
+
+def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
+    goal = "  ranks: 4\n  slots_per_rank: 5\n"
+    first, second = planned(tmp_path, goal), planned(tmp_path, goal)
+    assert first.decision == second.decision
+    assert first.predicted == second.predicted
