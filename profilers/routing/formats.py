@@ -16,6 +16,12 @@ from profilers.routing.recording import Recording
 
 FORMATS: Final[Mapping[str, str]] = {
     "routing-json": "profilers.routing.plain_json:read",
+    "routing-csv": "profilers.routing.csv_counts:read",
+    "sglang": "profilers.routing.sglang:read",
+    "trtllm": "profilers.routing.trtllm:read",
+    "megatron-trace": "profilers.routing.megatron_trace:read",
+    "vllm-ascend": "profilers.routing.ascend:read",
+    "eplb": "profilers.routing.eplb_arrays:read",
 }
 
 HEAD_BYTES: Final = 4096
@@ -54,7 +60,7 @@ def recognised(path: Path) -> str:
         RecordingUnreadableError: nothing lies there, or nothing that is known.
     """
     try:
-        kind = _kind_of_file(path)
+        kind = _kind_of_folder(path) if path.is_dir() else _kind_of_file(path)
     except OSError as error:
         raise RecordingUnreadableError(f"{path}: {error.strerror}") from error
     except ValueError as error:
@@ -66,15 +72,51 @@ def recognised(path: Path) -> str:
     return kind
 
 
+def _kind_of_folder(path: Path) -> str | None:
+    from profilers.routing import ascend, csv_counts, megatron_trace, sglang, trtllm
+
+    if (path / trtllm.META).exists():
+        return "trtllm"
+    for kind, pattern in (
+        ("megatron-trace", megatron_trace.TRACES),
+        ("sglang", sglang.DUMPS),
+        ("routing-csv", csv_counts.FILES),
+    ):
+        if next(path.glob(pattern), None) is not None:
+            return kind
+    maps = [file for file in sorted(path.glob("*.json"))[:8] if ascend.is_map(read_object(file))]
+    return "vllm-ascend" if maps else None
+
+
 def _kind_of_file(path: Path) -> str | None:
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
+    if b'"top_indices"' in head:
+        return "megatron-trace"
     if head.lstrip().startswith(b"{"):
         return _kind_of_object(read_object(path))
-    return None
+    if head.startswith(b"\x93NUMPY"):
+        return "eplb"
+    if head.startswith((b"PK", b"\x80")):
+        return _kind_of_archive(path)
+    first = head.split(b"\n", 1)[0]
+    return "routing-csv" if b"layer_id" in first and b"expert_id" in first else None
 
 
 def _kind_of_object(values: Mapping[str, Any]) -> str | None:
     if "num_logical_experts" in values or "layer_ids" in values:
         return "routing-json"
+    if "logical_count" in values:
+        return "sglang"
+    if "physical_to_logical_map" in values or "layer_list" in values:
+        raise ValueError("is a placement, not a recording of loads; name the recording")
     return None
+
+
+def _kind_of_archive(path: Path) -> str:
+    """Of numpy's or torch's file, or a pickle, which torch refuses."""
+    from profilers.routing import eplb_arrays, sglang, tensors
+
+    if eplb_arrays.is_npz(path):
+        return "eplb"
+    return "sglang" if sglang.is_dump(tensors.load(path, mapped=True)) else "eplb"

@@ -1,0 +1,84 @@
+"""Counts as a bare array, the `weight` of EPLB's call: [layers][E], or [passes][layers][E].
+
+    .npy, .npz    numpy; objects, which would be pickles, are refused
+    .pt           a tensor of torch.save; vLLM-Ascend's offline script reads such a file too
+
+An archive holds one array, or one named as below. Experts are logical: counts of physical ones
+(vLLM's `expert_load_window`) have to be folded with their map first, see ascend.py.
+"""
+
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from profilers.routing.assembling import MOST_CELLS, recording_of, whole_counts
+from profilers.routing.naming import Naming
+from profilers.routing.recording import Recording
+from profilers.routing.tensors import load
+
+NAMES: Final = ("logical_count", "weight", "counts", "expert_load", "load")
+MOST_BYTES: Final = MOST_CELLS * 8 + 2**16
+
+
+def read(path: Path, *, naming: Naming) -> Recording:
+    """Read a file.
+
+    Raises:
+        ValueError: it is damaged, holds objects, or no such array.
+    """
+    array = array_of(path)
+    axes = "passes layers experts" if array.ndim == 3 else "layers experts"
+    counts = whole_counts(array, what="its array", axes=axes)
+    return recording_of(counts if counts.ndim == 3 else counts[None], naming=naming)
+
+
+def array_of(path: Path) -> npt.NDArray[Any]:
+    """The array in a file of numpy or torch, checked for nothing but its size."""
+    with path.open("rb") as file:
+        head = file.read(6)
+    if head == b"\x93NUMPY" or is_npz(path):
+        return _numpy(path)
+    found = load(path)
+    if isinstance(found, dict):
+        found = _chosen(found)
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"holds a {type(found).__name__}; expected one tensor of counts")  # noqa: TRY004
+    return found
+
+
+def _numpy(path: Path) -> npt.NDArray[Any]:
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path.stat().st_size} bytes; at most {MOST_BYTES} are read")
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(each.file_size for each in archive.infolist())
+        if unpacked > MOST_BYTES:
+            raise ValueError(f"unpacks to {unpacked} bytes; at most {MOST_BYTES} are read")
+    try:
+        found = np.load(path, allow_pickle=False)
+        return np.asarray(
+            _chosen(dict(found)) if isinstance(found, np.lib.npyio.NpzFile) else found
+        )
+    except (zipfile.BadZipFile, EOFError, MemoryError, SyntaxError, TypeError) as error:
+        raise ValueError(f"damaged or cut short: {error}") from error
+
+
+def _chosen(arrays: dict[Any, Any]) -> Any:
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    if named := [name for name in NAMES if name in arrays]:
+        return arrays[named[0]]
+    names = ", ".join(sorted(str(name)[:40] for name in arrays)[:8]) or "none"
+    raise ValueError(f"holds the arrays {names}; expected one, or one named {NAMES[0]!r}")
+
+
+def is_npz(path: Path) -> bool:
+    """Whether a file is numpy's archive."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    return bool(names) and all(name.endswith(".npy") for name in names)

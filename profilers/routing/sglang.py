@@ -1,0 +1,192 @@
+"""What SGLang's expert distribution recorder writes, and what `--init-expert-location` takes.
+
+    stat, stat_approx    one `.pt` (or JSON): `logical_count` [steps][layers][E], summed over ranks
+    per_pass             a `.pt` a rank: `records`, `last_physical_to_logical_map` [layers][P];
+                         a record has `forward_pass_id`, `rank`, `global_physical_count` [layers][P]
+    per_token            the same with `topk_ids_of_layer` [layers][tokens][8], physical ids, -1
+                         where there is no choice
+
+Ranks of one pass are summed by `forward_pass_id`; a folder with the dumps of all ranks is read as
+one recording. Physical experts become logical ones with the map of the same file. Every decoder
+layer has a row; those of dense layers are zero and left out.
+
+Source: sgl-project/sglang, python/sglang/srt/eplb/expert_distribution.py, release 0.5.
+
+Not covered: a placement that changed while it was recorded; SGLang keeps only the last map. Layers
+of a per_token record that hold no choice at all count as dense.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from profilers.routing.assembling import recording_of, whole_counts
+from profilers.routing.choices import ABSENT, Tally
+from profilers.routing.json_file import read_object
+from profilers.routing.naming import Naming
+from profilers.routing.recording import Counts, Recording
+from profilers.routing.tensors import load
+
+DUMPS: Final = "expert_distribution_recorder_*.pt"
+MOST_FILES: Final = 4096
+
+
+def is_dump(values: object) -> bool:
+    """Whether a file's content is of this layout."""
+    return isinstance(values, Mapping) and ("logical_count" in values or "records" in values)
+
+
+def read(path: Path, *, naming: Naming) -> Recording:
+    """Read a dump, or a folder of them.
+
+    Raises:
+        ValueError: a field is missing, of another shape, or no count.
+    """
+    if path.suffix == ".json":
+        return _of_counts([read_object(path)], naming=naming)
+    files = sorted(path.glob(DUMPS)) if path.is_dir() else [path]
+    if not files or len(files) > MOST_FILES:
+        raise ValueError(f"{len(files)} files of {DUMPS}; there must be 1 to {MOST_FILES}")
+    contents = [load(file) for file in files]
+    for file, content in zip(files, contents, strict=True):
+        if not is_dump(content):
+            raise ValueError(f"{file.name} has neither `logical_count` nor `records`")
+    kinds = {"records" in content for content in contents}
+    if len(kinds) > 1:
+        raise ValueError("dumps of stat and of per_pass side by side; name one of the files")
+    return (_of_records if kinds.pop() else _of_counts)(contents, naming=naming)
+
+
+def _of_counts(contents: Sequence[Mapping[str, Any]], *, naming: Naming) -> Recording:
+    """Recordings by `stat`, one after the other."""
+    passes = []
+    for content in contents:
+        values = content.get("logical_count")
+        deep = np.ndim(values) if isinstance(values, np.ndarray) else _depth(values)
+        axes = "steps layers experts" if deep == 3 else "layers experts"
+        counts = whole_counts(values, what="logical_count", axes=axes)
+        passes.append(counts if deep == 3 else counts[None])
+    if len({each.shape[1:] for each in passes}) > 1:
+        shapes = sorted({each.shape[1:] for each in passes})
+        raise ValueError(f"dumps of different models: layers and experts are {shapes}")
+    joined = np.concatenate(passes)
+    # The recorder's buffer has steps in which nothing was served.
+    used = joined[joined.any(axis=(1, 2))]
+    return recording_of(used if used.size else joined, naming=naming)
+
+
+def _of_records(contents: Sequence[Mapping[str, Any]], *, naming: Naming) -> Recording:
+    """Recordings by `per_pass` or `per_token`."""
+    what = "last_physical_to_logical_map"
+    maps = [whole_counts(each.get(what), what=what, axes="layers slots") for each in contents]
+    num_experts = max(int(map_RP.max()) for map_RP in maps) + 1
+    tally = Tally(num_experts=num_experts)
+    count_of: dict[tuple[int, int], Counts] = {}
+    for content, map_RP in zip(contents, maps, strict=True):
+        for record in _records(content):
+            number, rank = (_whole(record, name) for name in ("forward_pass_id", "rank"))
+            logical_RE = _logical(record, map_RP, num_experts=num_experts)
+            key = (number, rank)
+            count_of[key] = count_of[key] + logical_RE if key in count_of else logical_RE
+            if "topk_ids_of_layer" in record:
+                tally.add(_choices(record, map_RP), number=number, source=rank)
+    if not count_of:
+        raise ValueError("holds no forward pass; record while serving some")
+    return _joined(count_of, tally=tally, naming=naming)
+
+
+def _joined(
+    count_of: Mapping[tuple[int, int], Counts], *, tally: Tally, naming: Naming
+) -> Recording:
+    """Counts of all ranks by pass, and pairs of experts where tokens were recorded."""
+    if len({counts.shape for counts in count_of.values()}) > 1:
+        raise ValueError("ranks disagree in layers or experts; take the dumps of one server")
+    number_at, rank_at = (
+        {each: at for at, each in enumerate(sorted(set(column)))}
+        for column in zip(*count_of, strict=True)
+    )
+    shape = next(iter(count_of.values())).shape
+    count_PRE = np.zeros((len(number_at), *shape), dtype=np.int64)
+    source_SRE = np.zeros((len(rank_at), *shape), dtype=np.int64)
+    for (number, rank), counts in count_of.items():
+        count_PRE[number_at[number]] += counts
+        source_SRE[rank_at[rank]] += counts
+    rows = np.flatnonzero(count_PRE.any(axis=(0, 2)))
+    bare = recording_of(count_PRE, naming=naming, source_SRE=source_SRE)
+    if tally.is_empty:
+        return bare
+    tokens = tally.recording(naming=Naming())
+    if tokens.layer_ids != tuple(rows.tolist()):
+        return bare
+    return Recording(
+        model=bare.model,
+        workload=bare.workload,
+        layer_ids=bare.layer_ids,
+        top_k=naming.top_k or tokens.top_k,
+        count_PLE=bare.count_PLE,
+        source_SLE=bare.source_SLE,
+        transition_MEE=tokens.transition_MEE,
+        coactivation_LEE=tokens.coactivation_LEE,
+        token_LTK=tokens.token_LTK if naming.top_k in (None, tokens.top_k) else None,
+    )
+
+
+def _logical(
+    record: Mapping[str, Any], map_RP: Counts, *, num_experts: int
+) -> npt.NDArray[np.int64]:
+    what = "global_physical_count"
+    physical_RP = whole_counts(record.get(what), what=what, axes="layers slots")
+    if physical_RP.shape != map_RP.shape:
+        raise ValueError(
+            f"{what} is {list(physical_RP.shape)}, last_physical_to_logical_map"
+            f" {list(map_RP.shape)}; both are [layers][slots]"
+        )
+    logical_RE = np.zeros((map_RP.shape[0], num_experts), dtype=np.int64)
+    np.add.at(logical_RE, (np.arange(map_RP.shape[0])[:, None], map_RP), physical_RP)
+    return logical_RE
+
+
+def _choices(record: Mapping[str, Any], map_RP: Counts) -> dict[int, npt.NDArray[np.int32]]:
+    """Logical ids [T, K] of every layer that has any; K is the most choices that a token made."""
+    ids_RTK = np.asarray(record["topk_ids_of_layer"])
+    if ids_RTK.ndim != 3 or ids_RTK.shape[0] != map_RP.shape[0] or ids_RTK.dtype.kind not in "iu":
+        raise ValueError(
+            f"topk_ids_of_layer is {ids_RTK.dtype} {list(ids_RTK.shape)}; it must be whole numbers"
+            f" [{map_RP.shape[0]} layers][tokens][choices]"
+        )
+    if ids_RTK.size == 0:
+        return {}
+    if ids_RTK.max() >= map_RP.shape[1] or ids_RTK.min() < ABSENT:
+        raise ValueError(f"topk_ids_of_layer holds a slot that is not one of {map_RP.shape[1]}")
+    made = ids_RTK >= 0
+    width = int(made.sum(axis=2).max())
+    layers = np.arange(map_RP.shape[0])[:, None, None]
+    logical = np.where(made, map_RP[layers, np.maximum(ids_RTK, 0)], ABSENT).astype(np.int32)
+    return {
+        int(row): np.ascontiguousarray(logical[row, :, :width])
+        for row in np.flatnonzero(made.any(axis=(1, 2)))
+    }
+
+
+def _records(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    records = content["records"]
+    if not isinstance(records, list) or not all(isinstance(each, Mapping) for each in records):
+        raise ValueError("records must be a list of forward passes")
+    return records
+
+
+def _whole(record: Mapping[str, Any], name: str) -> int:
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name}: {str(value)[:40]!r} is not a whole number of 0 or more")
+    return value
+
+
+def _depth(values: Any) -> int:
+    depth = 0
+    while isinstance(values, list) and depth < 4:
+        depth, values = depth + 1, values[0] if values else None
+    return depth

@@ -1,0 +1,96 @@
+"""PyTorch's saved files as plain values and numpy arrays; the only importer that needs torch.
+
+`torch.load(weights_only=True)` builds tensors, containers, numbers and text, and nothing else: what
+would call a function while it is unpickled is refused before it does. A file is bounded as it lies
+and as it unpacks.
+"""
+
+import pickle
+import warnings
+import zipfile
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from profilers.errors import MissingLibraryError
+
+MOST_BYTES: Final = 2**32
+DAMAGED: Final = (
+    zipfile.BadZipFile,
+    RuntimeError,
+    EOFError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    AssertionError,
+)
+"""What torch.load raises for a file that is cut short or none of its own."""
+
+
+def load(path: Path, *, mapped: bool = False) -> Any:
+    """Read a file of torch.save; its tensors come as numpy arrays.
+
+    Args:
+        path: the file.
+        mapped: leave tensors as torch's, mapped from the file: enough to see what it holds.
+
+    Raises:
+        MissingLibraryError: torch is not installed.
+        ValueError: the file is too large, damaged, or would run code.
+    """
+    if find_spec("torch") is None:
+        raise MissingLibraryError(f"{path} needs PyTorch to be read: pip install 'moetune[torch]'")
+    _require_bounded(path)
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            # Of pickles of another protocol; what cannot be read is refused anyway.
+            warnings.simplefilter("ignore")
+            found = torch.load(
+                path,
+                map_location="cpu",
+                weights_only=True,
+                mmap=mapped and zipfile.is_zipfile(path),
+            )
+        return found if mapped else _plain(found)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            "refused: a pickle that holds more than tensors and plain values could run code;"
+            " save it with torch.save of plain tensors, or as .npy"
+        ) from error
+    except DAMAGED as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise ValueError(f"damaged or cut short: {reason}") from error
+
+
+def _require_bounded(path: Path) -> None:
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise ValueError(f"{size} bytes; at most {MOST_BYTES} are read")
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as file:
+        unpacked = sum(each.file_size for each in file.infolist())
+    if unpacked > MOST_BYTES:
+        raise ValueError(f"unpacks to {unpacked} bytes; at most {MOST_BYTES} are read")
+
+
+def _plain(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        held = value.detach().cpu()
+        if held.is_floating_point():
+            # numpy has no bfloat16; every float that torch has fits a double.
+            held = held.to(torch.float64)
+        return np.asarray(held.numpy())
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value

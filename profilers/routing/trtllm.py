@@ -1,0 +1,193 @@
+"""TensorRT-LLM's statistics directory, written while EXPERT_STATISTIC_ITER_RANGE is set.
+
+    meta_info.json            num_experts, num_experts_per_token
+    rank<r>.safetensors       a tensor [E] of counts for each key "<iteration>_<layer>"
+    rank<r>_raw.safetensors   the chosen experts [tokens][choices] under the same keys, where they
+                              were recorded too
+
+An iteration is a pass, layers are absolute, experts logical. Ranks are summed: with attention data
+parallelism each has tokens of its own.
+
+A safetensors file is a length, a JSON table of where each tensor lies, and the bytes; it is read
+here within limits, so nothing has to be installed for it. Source of both formats:
+NVIDIA/TensorRT-LLM, examples/wide_ep/ep_load_balancer; huggingface/safetensors, README.
+
+Not covered: the co-occurrence files of older releases.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from profilers.routing.assembling import recording_of, whole_counts
+from profilers.routing.choices import Tally
+from profilers.routing.json_file import read_object
+from profilers.routing.naming import Naming
+from profilers.routing.recording import Counts, Recording
+
+META: Final = "meta_info.json"
+MOST_HEADER_BYTES: Final = 2**26
+MOST_FILE_BYTES: Final = 2**34
+MOST_FILES: Final = 4096
+DTYPES: Final[Mapping[str, str]] = {
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "U8": "|u1",
+    "F64": "<f8",
+    "F32": "<f4",
+}
+
+Tensors = Iterator[tuple[int, int, npt.NDArray[Any]]]
+
+
+def read(path: Path, *, naming: Naming) -> Recording:
+    """Read a directory.
+
+    Raises:
+        ValueError: a file is missing, cut short, or holds no such tensors.
+    """
+    meta = read_object(path / META)
+    num_experts, top_k = (_size(meta, name) for name in ("num_experts", "num_experts_per_token"))
+    counts, raw = (
+        _rank_files(path, r"rank(\d+)\.safetensors"),
+        _rank_files(path, r"rank(\d+)_raw\.safetensors"),
+    )
+    if not counts and not raw:
+        raise ValueError("holds no rank<r>.safetensors; name the directory of all ranks")
+    tally = _tally(raw, num_experts=num_experts)
+    if not counts:
+        return tally.recording(naming=naming)
+    bare = _of_counts(counts, num_experts=num_experts, top_k=top_k, naming=naming)
+    if tally.is_empty:
+        return bare
+    tokens = tally.recording(naming=naming)
+    if tokens.layer_ids != bare.layer_ids:
+        return bare
+    return Recording(
+        model=bare.model,
+        workload=bare.workload,
+        layer_ids=bare.layer_ids,
+        top_k=bare.top_k,
+        count_PLE=bare.count_PLE,
+        source_SLE=bare.source_SLE,
+        transition_MEE=tokens.transition_MEE,
+        coactivation_LEE=tokens.coactivation_LEE,
+        token_LTK=tokens.token_LTK if tokens.top_k == bare.top_k else None,
+    )
+
+
+def _of_counts(
+    files: Mapping[int, Path], *, num_experts: int, top_k: int, naming: Naming
+) -> Recording:
+    count_of: dict[tuple[int, int, int], Counts] = {}
+    for rank, file in files.items():
+        for iteration, layer, values in _tensors(file):
+            what = f"{file.name}: {iteration}_{layer}"
+            counts = whole_counts(values, what=what, axes="experts")
+            if counts.size != num_experts:
+                raise ValueError(f"{what} has {counts.size} experts, {META} says {num_experts}")
+            count_of[iteration, layer, rank] = counts
+    if not count_of:
+        raise ValueError("its rank files hold no tensor; record while serving some")
+    at = [
+        {each: place for place, each in enumerate(sorted(set(column)))}
+        for column in zip(*count_of, strict=True)
+    ]
+    passes, layers, ranks = at
+    count_PRE = np.zeros((len(passes), len(layers), num_experts), dtype=np.int64)
+    source_SRE = np.zeros((len(ranks), len(layers), num_experts), dtype=np.int64)
+    for (iteration, layer, rank), counts in count_of.items():
+        count_PRE[passes[iteration], layers[layer]] += counts
+        source_SRE[ranks[rank], layers[layer]] += counts
+    return recording_of(
+        count_PRE, naming=naming, row_ids=tuple(layers), top_k=top_k, source_SRE=source_SRE
+    )
+
+
+def _tally(files: Mapping[int, Path], *, num_experts: int) -> Tally:
+    tally = Tally(num_experts=num_experts)
+    for rank, file in files.items():
+        forward: dict[int, dict[int, npt.NDArray[np.int32]]] = {}
+        for iteration, layer, values in _tensors(file):
+            if values.dtype.kind not in "iu":
+                raise ValueError(f"{file.name}: {iteration}_{layer} holds no expert ids")
+            forward.setdefault(iteration, {})[layer] = values.astype(np.int32)
+        for iteration in sorted(forward):
+            tally.add(forward[iteration], number=iteration, source=rank)
+    return tally
+
+
+def _rank_files(path: Path, pattern: str) -> dict[int, Path]:
+    found = {
+        int(match.group(1)): file
+        for file in sorted(path.iterdir())
+        if (match := re.fullmatch(pattern, file.name))
+    }
+    if len(found) > MOST_FILES:
+        raise ValueError(f"{len(found)} ranks; at most {MOST_FILES} are read")
+    return dict(sorted(found.items()))
+
+
+def _tensors(file: Path) -> Tensors:
+    """Every tensor of a safetensors file by iteration and layer, one at a time."""
+    size = file.stat().st_size
+    if size > MOST_FILE_BYTES:
+        raise ValueError(f"{file.name} has {size} bytes; at most {MOST_FILE_BYTES} are read")
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+            raise ValueError(f"{file.name} is no safetensors file, or cut short")
+        try:
+            header = json.loads(stream.read(length))
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"{file.name}: its table of tensors is damaged") from error
+        if not isinstance(header, dict):
+            raise ValueError(f"{file.name}: its table of tensors is damaged")  # noqa: TRY004
+        for key, entry in header.items():
+            if key == "__metadata__":
+                continue
+            match = re.fullmatch(r"(\d{1,9})_(\d{1,9})", key)
+            if match is None:
+                raise ValueError(f"{file.name}: tensor {key[:40]!r} is not <iteration>_<layer>")
+            place = _place(entry, where=f"{file.name}: {key}", end=size - 8 - length)
+            stream.seek(8 + length + place.start)
+            content = stream.read(place.size)
+            values = np.frombuffer(content, dtype=place.dtype).reshape(place.shape)
+            yield int(match.group(1)), int(match.group(2)), values
+
+
+class _Place:
+    """Where a tensor lies in the bytes after the table; what it says of itself must agree."""
+
+    def __init__(self, entry: Mapping[str, Any], *, where: str, end: int) -> None:
+        kind = entry["dtype"]
+        if kind not in DTYPES:
+            raise ValueError(f"{where} holds {str(kind)[:20]}; read are {', '.join(DTYPES)}")
+        self.dtype = np.dtype(DTYPES[kind])
+        self.shape = tuple(entry["shape"])
+        self.start, stop = entry["data_offsets"]
+        if not all(isinstance(each, int) and each >= 0 for each in (*self.shape, self.start, stop)):
+            raise ValueError(f"{where} has a shape or place that is no whole number")
+        self.size = stop - self.start
+        if stop > end or self.size != int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize:
+            raise ValueError(f"{where} does not lie in the file; it was cut short or damaged")
+
+
+def _place(entry: Any, *, where: str, end: int) -> _Place:
+    try:
+        return _Place(entry, where=where, end=end)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{where}: its entry lacks dtype, shape or data_offsets") from error
+
+
+def _size(meta: Mapping[str, Any], name: str) -> int:
+    value = meta.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{META}: {name} {str(value)[:40]!r} is not a whole number of at least 1")
+    return value

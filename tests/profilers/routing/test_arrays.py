@@ -1,0 +1,203 @@
+"""Bare arrays of numpy and torch, CSV, and vLLM-Ascend's load with its map."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from profilers.errors import RecordingUnreadableError, UnknownNameError
+from profilers.routing.formats import read_as
+from profilers.routing.naming import Naming
+from profilers.routing.store import read_recording
+
+Refusal = Callable[[Path], str]
+
+COUNTS = np.array([[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [1, 1, 1]]])
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".pt"])
+@pytest.mark.parametrize("passes", [False, True])
+def test_an_array_is_counts_by_layer_or_by_pass(tmp_path: Path, suffix: str, passes: bool) -> None:
+    array = COUNTS if passes else COUNTS[0]
+    # The name says nothing; the content does.
+    file = tmp_path / "load"
+    with file.open("wb") as stream:
+        if suffix == ".npy":
+            np.save(stream, array.astype(np.float32))
+        elif suffix == ".npz":
+            np.savez_compressed(stream, weight=array, other=np.ones(2))
+        else:
+            torch.save(torch.from_numpy(array), stream)
+    found = read_recording(file)
+    assert found.count_PLE.tolist() == (COUNTS if passes else COUNTS[:1]).tolist()
+    assert found.layer_ids == (0, 1)
+
+
+def test_a_layer_that_nothing_was_counted_of_is_left_out(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([[0, 0], [1, 2], [0, 0], [3, 0]]))
+    assert read_recording(tmp_path / "a.npy").layer_ids == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (np.array([1, 2]), "must be [layers][experts]"),
+        (np.ones((1, 1, 1, 1)), "must be [layers][experts]"),
+        (np.zeros((2, 0)), "has shape [2, 0]"),
+        (np.zeros((2, 3)), "no token was recorded"),
+        (np.array([[1.0, np.nan]]), "[0][1] is not a finite number"),
+        (np.array([[1.0, np.inf]]), "[0][1] is not a finite number"),
+        (np.array([[1, -1]]), "[0][1] is -1"),
+        (np.array([[1.5, 1]]), "[0][0] is 1.5"),
+        (np.array([["a", "b"]]), "counts are numbers"),
+        (np.array([[True, False]]), "counts are numbers"),
+    ],
+)
+def test_each_wrong_array_is_one_line(
+    tmp_path: Path, refusal: Refusal, array: Any, reason: str
+) -> None:
+    np.save(tmp_path / "a.npy", array)
+    assert reason in refusal(tmp_path / "a.npy")
+
+
+def test_objects_damage_and_ambiguity_are_refused(tmp_path: Path, refusal: Refusal) -> None:
+    file = tmp_path / "a.npy"
+    np.save(file, np.array([{}], dtype=object), allow_pickle=True)
+    assert "allow_pickle" in refusal(file) or "Object arrays" in refusal(file)
+    np.save(file, COUNTS)
+    file.write_bytes(file.read_bytes()[:-8])
+    assert refusal(file)
+    np.savez(tmp_path / "b.npz", one=COUNTS, two=COUNTS)
+    assert "holds the arrays one, two" in refusal(tmp_path / "b.npz")
+    torch.save([1, 2], tmp_path / "c.pt")
+    assert "holds a list" in refusal(tmp_path / "c.pt")
+
+
+def test_an_array_larger_than_what_is_read_is_refused(
+    tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profilers.routing.eplb_arrays.MOST_BYTES", 1000)
+    np.save(tmp_path / "a.npy", np.ones((40, 40)))
+    assert "at most 1000" in refusal(tmp_path / "a.npy")
+    with zipfile.ZipFile(tmp_path / "b.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", b"0" * 2000)
+    assert "unpacks to 2000 bytes" in refusal(tmp_path / "b.npz")
+
+
+HEADER = "layer_id,expert_id,count\n"
+
+
+def test_csv_files_are_ranks_and_moments(tmp_path: Path) -> None:
+    names = ("rank0_timestamp100.5", "rank1_timestamp100.5", "rank0_timestamp99.5")
+    for name, rows in zip(names, ("1,0,5\n1,1,2\n", "1,2,7\n", "1,0,1\n"), strict=True):
+        (tmp_path / f"expert_distribution_{name}.csv").write_text(HEADER + rows)
+    found = read_recording(tmp_path)
+    assert found.layer_ids == (1,)
+    assert found.count_PLE.tolist() == [[[1, 0, 0]], [[5, 2, 7]]]
+    assert found.source_SLE is not None
+    assert found.source_SLE.tolist() == [[[6, 2, 0]], [[0, 0, 7]]]
+
+
+def test_a_csv_file_of_any_name_is_known_by_its_columns(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_text("count,layer_id,expert_id\r\n5,2,0\r\n1,3,1\r\n0,4,1\r\n")
+    found = read_recording(file)
+    assert (found.layer_ids, found.count_PLE.tolist()) == ((2, 3), [[[5, 0], [0, 1]]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("", "holds no count"),
+        ("1,0,-5\n", "line 2: count is '-5'"),
+        ("1,0,nan\n", "line 2: count is 'nan'"),
+        ("1,0\n", "has 2 cells of 3"),
+        ("1,0,5\n1,0,6\n", "line 3: layer 1, expert 0 came before"),
+        ("1,100000,5\n", "expert 100000 is too large"),
+        ("1,0,9999999999999999999\n", "must be a whole number"),
+        ("1,0," + "5" * 5000, "no text of"),
+    ],
+)
+def test_each_wrong_csv_line_is_named(
+    tmp_path: Path, refusal: Refusal, rows: str, reason: str
+) -> None:
+    (tmp_path / "a.csv").write_text(HEADER + rows)
+    assert reason in refusal(tmp_path / "a.csv")
+
+
+def ascend_map() -> dict[str, Any]:
+    """Two layers on two devices of two slots; three experts, 0 twice in the first layer."""
+    slots = [[[0, 1], [2, 0]], [[2, 1], [1, 0]]]
+    return {
+        "moe_layer_count": 2,
+        "layer_list": [
+            {
+                "layer_id": layer,
+                "device_count": 2,
+                "device_list": [
+                    {"device_id": device, "device_expert": experts}
+                    for device, experts in enumerate(devices)
+                ],
+            }
+            for layer, devices in enumerate(slots)
+        ],
+    }
+
+
+def test_ascend_loads_of_slots_become_loads_of_experts(tmp_path: Path) -> None:
+    (tmp_path / "map.json").write_text(json.dumps(ascend_map()))
+    load = torch.tensor([[[1, 2], [3, 4]], [[5, 6], [7, 8]]])
+    torch.save(load, tmp_path / "moe_load.pt")
+    wanted = [[1 + 4, 2, 3], [8, 6 + 7, 5]]
+    assert read_recording(tmp_path).count_PLE.tolist() == [wanted]
+    torch.save(load.reshape(2, 4), tmp_path / "moe_load.pt")
+    assert read_recording(tmp_path).count_PLE.tolist() == [wanted]
+    torch.save(torch.stack([load, load * 2]), tmp_path / "moe_load.pt")
+    doubled = (2 * np.array(wanted)).tolist()
+    assert read_recording(tmp_path).count_PLE.tolist() == [wanted, doubled]
+
+
+def test_an_ascend_load_that_does_not_fit_its_map_is_refused(
+    tmp_path: Path, refusal: Refusal
+) -> None:
+    (tmp_path / "map.json").write_text(json.dumps(ascend_map()))
+    assert "1 .json and 0 of" in refusal(tmp_path)
+    # Eight numbers as the map has slots, yet devices and layers stand the other way round.
+    np.save(tmp_path / "load.npy", np.ones((2, 1, 4, 1)))
+    assert "must be [layers][devices][slots]" in refusal(tmp_path)
+    np.save(tmp_path / "load.npy", np.ones((3, 4)))
+    assert "has shape [3, 4]" in refusal(tmp_path)
+    broken = ascend_map()
+    del broken["layer_list"][1]["device_list"]
+    (tmp_path / "map.json").write_text(json.dumps(broken))
+    assert "lacks layer_list" in refusal(tmp_path)
+
+
+def test_a_map_alone_is_a_placement(tmp_path: Path, refusal: Refusal) -> None:
+    (tmp_path / "map.json").write_text(json.dumps(ascend_map()))
+    assert "is a placement" in refusal(tmp_path / "map.json")
+
+
+def test_the_tensor_of_ascends_script_is_logical(tmp_path: Path) -> None:
+    torch.save(torch.from_numpy(COUNTS[0]), tmp_path / "a.pt")
+    found = read_as("vllm-ascend", tmp_path / "a.pt", naming=Naming(layer_ids=(3, 4)))
+    assert found.layer_ids == (3, 4)
+
+
+def test_unknown_names_and_impossible_facts_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", COUNTS)
+    with pytest.raises(UnknownNameError, match="routing-json"):
+        read_as("nope", tmp_path / "a.npy", naming=Naming())
+    with pytest.raises(RecordingUnreadableError, match="3 layer ids"):
+        read_as("eplb", tmp_path / "a.npy", naming=Naming(layer_ids=(1, 2, 3)))
+    with pytest.raises(RecordingUnreadableError, match="top_k 4 is more than the 3 experts"):
+        read_as("eplb", tmp_path / "a.npy", naming=Naming(top_k=4))
+    with pytest.raises(ValueError, match="do not ascend"):
+        Naming(layer_ids=(2, 1))
+    with pytest.raises(ValueError, match="top_k 0"):
+        Naming(top_k=0)
