@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from profilers.imports.link_matrix import link_matrix_csv
 from profilers.machine import fingerprint
 from profilers.records import Case, Profile, ProfileHeader
 from profilers.records import Machine as MeasuredMachine
@@ -248,6 +249,10 @@ def _plan_on_the_model(
         profile_source={
             pool.name: measured[pool.name].source if pool.name in measured else "datasheet"
             for pool in spec.cluster.pools
+        },
+        links_sha256={
+            name: hashlib.sha256(link_matrix_csv(matrix).encode()).hexdigest()
+            for name, matrix in links.items()
         },
         extrapolated=(),
         notes=(

@@ -293,6 +293,8 @@ class Provenance(Record):
     """By pool."""
     profile_source: dict[str, str]
     """By pool: `measured`, `imported` or `datasheet`."""
+    links_sha256: dict[str, str] = Field(default_factory=dict)
+    """By pool, of its link matrix as `used/` holds it; empty where no links were measured."""
     device_kind: dict[str, Literal["cpu", "cuda"]] = Field(default_factory=dict)
     """By pool; a pool that is not named has accelerators."""
     extrapolated: tuple[str, ...]

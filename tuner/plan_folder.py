@@ -1,7 +1,8 @@
 """What lies in the folder of a plan, and how it is written and read back.
 
     plan.json               the plan
-    used/                   the spec, the model's config, the routing record, and the profile in
+    used/                   the spec, the model's config, the routing record, the link matrix of
+                            pool N in `links-N.csv`, and the profile in
                             `profile/`; where several pools have one, each in `profiles/N/` with N
                             the pool's position in the spec, from 0
     launch/<target>/        files that start the job
@@ -21,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
+from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from profilers.records import Profile, Record
 from profilers.store import read_profile
 from tuner.emit.registry import emit_all
@@ -225,6 +227,10 @@ def _used(spec: Spec) -> dict[str, bytes]:
     used = {"spec.yaml": spec.path.read_bytes(), "config.json": _config(spec).read_bytes()}
     if spec.goal.routing is not None:
         used["routing.json"] = spec.goal.routing.path.read_bytes()
+    for number, pool in enumerate(spec.cluster.pools):
+        if pool.link_matrix is not None:
+            text = link_matrix_csv(read_link_matrix(pool.link_matrix))
+            used[f"links-{number}.csv"] = text.encode()
     return used
 
 

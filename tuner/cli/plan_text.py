@@ -20,6 +20,7 @@ from tuner.units import format_bytes, format_count, format_ratio, format_s
 
 SHOWN_ALTERNATIVES = 8
 SHOWN_RANKS = 4
+SHOWN_NODES = 16
 
 
 def plan_text(plan: Plan, *, folder: Path) -> str:
@@ -269,11 +270,20 @@ def _placement_lines(placement: Placement | None) -> Iterable[str]:
     for order in placement.node_orders:
         yield (
             f"node order     {order.pool}: {format_s(order.step_time_after_s)} a step instead of "
-            f"{format_s(order.step_time_before_s)} as listed; bound {format_s(order.bound_s)}"
+            f"{format_s(order.step_time_before_s)} as listed; no order is below "
+            f"{format_s(order.bound_s)}"
         )
+        spare = f"; spare: {_listed(order.spare)}" if order.spare else ""
+        yield f"nodes          {_listed(order.nodes)}{spare}"
     for pool, devices in placement.unused_devices.items():
         yield f"unused         {devices} devices of {pool}"
     yield from (f"note           {note}" for note in placement.notes)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:SHOWN_NODES])
+    left = len(names) - SHOWN_NODES
+    return f"{shown} and {left} more" if left > 0 else shown
 
 
 def _breakdown(predicted: TrainPrediction) -> str:

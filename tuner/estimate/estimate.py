@@ -243,6 +243,8 @@ def _notes(spec: Spec, own: Configuration, bench: Bench) -> tuple[str, ...]:
         notes.append("fp32 products are priced at the bf16 rate: no constants are known for them")
     if bench.residuals is None:
         notes.append("generic constants: no residuals were applied, so the band is wide")
+    if bench.pool.link_matrix is not None:
+        notes.append("link_matrix changes nothing here: every link is priced as the usual one")
     if spec.goal.precision.value != own.precision:
         notes.append(f"precision {own.precision} replaces the spec's {spec.goal.precision.value}")
     return tuple(notes)
