@@ -43,7 +43,7 @@ def write_place_plan(
         for target in dict.fromkeys(plan.emit):
             for file in emit_placement(target, verified):
                 name = f"launch/{target}/{file.path}"
-                files[name] = file.text
+                files[name] = file.content
                 if file.executable:
                     executable.add(name)
     plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
