@@ -1,0 +1,79 @@
+"""Which tensor of a checkpoint belongs to which expert or router of which layer, by its name.
+
+    Hugging Face    Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V2 and V3, gpt-oss; one tensor an
+                    expert, or all experts in one tensor
+    Megatron Core   sequential and grouped (Transformer Engine) experts, router and its expert bias
+
+Names of experts that are not recognised are refused, so that no part of an expert stays behind.
+Layers outside the main stack (draft models, `mtp.`) are none of a placement's.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+_LAYER: Final = re.compile(
+    r"(?:module\.)?(?:(?:language_)?model\.)*(?:decoder\.)?layers\.(?P<layer>\d{1,6})\.(?P<rest>.+)"
+)
+_ROUTER: Final = re.compile(
+    r"(?:mlp|block_sparse_moe)\.(?:gate|router)\."
+    r"(?:weight|bias|e_score_correction_bias|expert_bias|local_tokens_per_expert)"
+)
+_ONE: Final = re.compile(
+    r"(?P<head>(?:mlp|block_sparse_moe)\.experts\.(?:local_experts\.)?)(?P<expert>\d{1,6})"
+    r"(?P<tail>\..+)"
+)
+_GROUPED: Final = re.compile(
+    r"(?P<head>mlp\.experts\.linear_fc[12]\.(?:weight|bias))(?P<expert>\d{1,6})(?P<tail>)"
+)
+_ALL: Final = re.compile(
+    r"(?:mlp|block_sparse_moe)\.experts\.(?:gate_up_proj|down_proj)(?:_bias|_blocks|_scales)?"
+)
+_EXPERTS: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a tensor is."""
+
+    layer: int
+    kind: Literal["router", "expert", "all_experts"]
+    """`router` and `all_experts` hold one row, along their first axis, for each expert."""
+    expert: int | None = None
+    """Of a tensor that belongs to one expert."""
+    head: str = ""
+    tail: str = ""
+    """What stands before and after the expert's number."""
+
+    def renamed(self, expert: int) -> str:
+        """Return the name that the tensor has as another expert's."""
+        return f"{self.head}{expert}{self.tail}"
+
+
+def part_of(name: str) -> Part | None:
+    """Return what the tensor is; None where it belongs to no expert and no router.
+
+    Raises:
+        ValueError: the tensor belongs to experts, but its layout is not known.
+    """
+    found = _LAYER.fullmatch(name)
+    if found is None:
+        return None
+    layer, rest = int(found["layer"]), found["rest"]
+    if _ROUTER.fullmatch(rest):
+        return Part(layer=layer, kind="router")
+    if _ALL.fullmatch(rest):
+        return Part(layer=layer, kind="all_experts")
+    one = _ONE.fullmatch(rest) or _GROUPED.fullmatch(rest)
+    if one is not None:
+        before = name[: len(name) - len(rest)]
+        return Part(
+            layer=layer,
+            kind="expert",
+            expert=int(one["expert"]),
+            head=before + one["head"],
+            tail=one["tail"],
+        )
+    if _EXPERTS.match(rest) and not rest.endswith("_extra_state"):
+        raise ValueError(f"{name!r} is no layout of experts that can be renumbered")
+    return None
