@@ -1,0 +1,79 @@
+"""examples/slow-link: the node with the bad cable is left as the spare, or hurts least."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profilers.imports.link_matrix import read_link_matrix
+from tuner.api import Planned, plan
+from tuner.cli.plan_text import plan_text
+from tuner.plan_folder import write_plan
+from tuner.planner.nodes.told import SLOW_LINKS
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "slow-link"
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    return plan(EXAMPLE / "spec.yaml", top=1)
+
+
+def test_the_bad_cable_is_left_as_the_spare(planned: Planned) -> None:
+    placement = planned.plan.placement
+    assert placement is not None
+    (order,) = placement.node_orders
+    assert order.spare == ("node-5",)
+    assert sorted(order.nodes) == [f"node-{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
+    assert order.bound_s <= order.step_time_after_s < 0.95 * order.step_time_before_s
+
+
+def test_the_weak_port_joins_no_ring_of_gradients(planned: Planned) -> None:
+    decision, placement = planned.plan.decision, planned.plan.placement
+    assert decision is not None
+    assert placement is not None
+    ranks = decision.pipeline_model_parallel_size
+    # All experts lie inside a node, so a stage's nodes sum around one ring in the order of ranks.
+    assert decision.expert_model_parallel_size <= 8
+    nodes = np.array(placement.hosts).reshape(ranks, -1)
+    rings = [(*ring, ring[0]) for ring in nodes.tolist()]
+    neighbours = {frozenset(pair) for ring in rings for pair in pairwise(ring)}
+    assert frozenset({"node-2", "node-7"}) not in neighbours
+
+
+def test_what_is_written_says_the_order(planned: Planned, tmp_path: Path) -> None:
+    made = write_plan(tmp_path / "plan", planned.plan, spec=planned.spec, profiles={})
+    placement = made.placement
+    assert placement is not None
+    for target in made.emit:
+        lines = (tmp_path / "plan" / "launch" / target / "hosts.txt").read_text().splitlines()
+        assert tuple(lines) == placement.hosts
+    used = read_link_matrix(tmp_path / "plan" / "used" / "links-0.csv")
+    given = read_link_matrix(EXAMPLE / "links.csv")
+    assert used.nodes == given.nodes
+    assert (used.bytes_per_s_NN == given.bytes_per_s_NN).all()
+    assert set(made.provenance.links_sha256) == {"a100"}
+    text = plan_text(made, folder=Path("plan"))
+    assert "spare: node-5" in text
+    assert "as listed; no order is below" in text
+
+
+def test_without_a_spare_the_slow_node_costs_time(tmp_path: Path) -> None:
+    text = (EXAMPLE / "spec.yaml").read_text()
+    model = EXAMPLE.parent / "models" / "mixtral-8x7b"
+    text = text.replace("../models/mixtral-8x7b", str(model)).replace("nodes: 9", "nodes: 8")
+    text = text.replace(", spare_nodes: 1", "")
+    (tmp_path / "spec.yaml").write_text(text)
+    # Without node-9 all that is left must run.
+    lines = [line.rpartition(",")[0] for line in (EXAMPLE / "links.csv").read_text().splitlines()]
+    (tmp_path / "links.csv").write_text("\n".join(lines[:-1]) + "\n")
+    made = plan(tmp_path / "spec.yaml", top=1).plan
+    assert made.predicted is not None
+    assert made.placement is not None
+    (order,) = made.placement.node_orders
+    assert order.spare == ()
+    assert made.predicted.breakdown_s[SLOW_LINKS] > 0.0
+    assert sum(made.predicted.breakdown_s.values()) == pytest.approx(made.predicted.step_time_s)
+    assert made.predicted.step_time_s == pytest.approx(order.step_time_after_s)
+    assert any(note.startswith("slow links of pool 'a100'") for note in made.provenance.notes)
