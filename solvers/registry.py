@@ -14,6 +14,8 @@ from solvers.partition import check as partition_check
 from solvers.partition.problem import Partition, PartitionProblem
 from solvers.placement.balance import check as balance_check
 from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.chain import check as chain_check
+from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.coactivation import check as coactivation_check
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Placement
@@ -71,6 +73,16 @@ BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
     },
     default="lpt",
     check=balance_check,
+)
+
+CHAIN: Final[Family[ChainProblem, Placement]] = Family(
+    name="layer chain",
+    methods={
+        "exact": "solvers.placement.chain.exact:solve",
+        "sweeps": "solvers.placement.chain.sweeps:solve",
+    },
+    default="sweeps",
+    check=chain_check,
 )
 
 COACTIVATION: Final[Family[CoactivationProblem, Placement]] = Family(

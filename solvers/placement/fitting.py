@@ -48,7 +48,7 @@ def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> Fit:
         return Fit(rank_LE=rank_LE, fits=True, is_proven=True)
     allowed_L = most_load_L * (1.0 + TOLERANCE_RATIO)
     is_over_L = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) > allowed_L
-    is_small = _num_ways(ranks) <= MOST_WAYS
+    is_small = num_ways(ranks) <= MOST_WAYS
     ways_XE = every_way(tuple(ranks.slots_G.tolist())) if is_small and is_over_L.any() else None
     rng = np.random.default_rng(SEED)
     for layer in np.flatnonzero(is_over_L):
@@ -57,7 +57,7 @@ def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> Fit:
             largest_X = rank_loads(load_E[None], ways_XE, ranks.num_ranks).max(axis=1)
             rank_LE[layer] = ways_XE[largest_X.argmin()]
         else:
-            rank_LE[layer] = _repaired(load_E, rank_LE[layer], float(allowed_L[layer]), rng)
+            rank_LE[layer] = repaired(load_E, rank_LE[layer], float(allowed_L[layer]), rng)
     fits = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) <= allowed_L
     return Fit(rank_LE=rank_LE, fits=bool(fits.all()), is_proven=is_small)
 
@@ -88,15 +88,16 @@ def rank_loads(load_LE: Floats, rank_LE: Ints, num_ranks: int) -> Floats:
     return np.asarray(sums, dtype=np.float64).reshape(num_layers, num_ranks)
 
 
-def _num_ways(ranks: Ranks) -> float:
+def num_ways(ranks: Ranks) -> float:
+    """Return how many ways there are to place the experts of one layer: E! / prod(slots!)."""
     ways = math.lgamma(ranks.num_slots + 1) - sum(
         math.lgamma(int(slots) + 1) for slots in ranks.slots_G
     )
     return math.exp(min(ways, 700.0))
 
 
-def _repaired(load_E: Floats, rank_E: Ints, allowed: float, rng: np.random.Generator) -> Ints:
-    """The best of a descent and its restarts; stops as soon as the limit is kept."""
+def repaired(load_E: Floats, rank_E: Ints, allowed: float, rng: np.random.Generator) -> Ints:
+    """Return the best of a descent and its restarts; stops as soon as the limit is kept."""
     best_E, best = rank_E, math.inf
     here_E = rank_E.copy()
     for _ in range(RESTARTS):
