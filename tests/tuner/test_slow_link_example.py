@@ -10,7 +10,7 @@ from profilers.imports.link_matrix import read_link_matrix
 from tuner.api import Planned, plan
 from tuner.cli.plan_text import plan_text
 from tuner.plan_folder import write_plan
-from tuner.planner.nodes.told import SLOW_LINKS
+from tuner.planner.nodes.slowing import SLOW_LINKS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slow-link"
 

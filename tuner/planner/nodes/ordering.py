@@ -12,7 +12,7 @@ nothing states the cards, the matrix is taken as it is. A matrix of one rank per
 cards therefore say the same.
 
 Ours. The bound is the solver's less all that may hide. Letters: N nodes. Not covered: links that
-get slower when others are busy; the search over decisions, which knows no slow links.
+get slower when others are busy.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from profilers.imports.link_matrix import LinkMatrix, read_link_matrix
 from solvers.rank_placement import check
+from solvers.rank_placement.bound import lower_bound_s
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from solvers.registry import RANK_PLACEMENT
 from tuner.errors import SpecError
@@ -99,6 +100,16 @@ def order_nodes(sent: Traffic, links: LinkMatrix, *, pool: Pool, time_limit_s: f
         slow_s=slow_s,
         slow_bound_s=min(slow_s, max(0.0, outcome.bound - sent.hidden_s - alike_s)),
     )
+
+
+def least_slow_s(sent: Traffic, links: LinkMatrix, *, pool: Pool) -> float:
+    """Seconds of a step that slow links cost in any order, at least; without a search."""
+    if len(links.nodes) < sent.num_nodes:
+        return np.inf
+    rates_NN, usual = _in_proportion(links, pool)
+    alike = sent.problem(np.full_like(rates_NN, usual))
+    alike_s = _shown_s(alike, _as_listed(sent), sent.hidden_s)
+    return max(0.0, lower_bound_s(sent.problem(rates_NN)) - sent.hidden_s - alike_s)
 
 
 def _in_proportion(links: LinkMatrix, pool: Pool) -> tuple[npt.NDArray[np.float64], float]:

@@ -1,24 +1,17 @@
-"""A plan whose nodes were put in order: its placement and the price of links that stay slow.
-
-The lower end of the error band stays, since transfers may hide more than is known; the rest of the
-prediction moves with the step. A forecast of the whole run is stretched in proportion, which leaves
-the checkpoint interval as it was.
-"""
+"""A plan whose nodes were put in order: its placement and the price of links that stay slow."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from profilers.imports.link_matrix import LinkMatrix
-from tuner.faults.forecast import RunForecast
 from tuner.placement import NodeOrder, Placement, StagePlacement
-from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.plan import Plan, TrainDecision
+from tuner.planner.nodes.choosing import least_hurt
 from tuner.planner.nodes.ordering import Ordered, order_nodes
+from tuner.planner.nodes.slowing import slowed
 from tuner.planner.nodes.traffic import obstacle, traffic
 from tuner.spec.cluster import Cluster, Pool
 from tuner.units import format_ratio, format_s
-
-SLOW_LINKS: Final = "slow_links"
-"""Their entry in `breakdown_s`."""
 
 LEAST_RATIO: Final = 1e-3
 """Share of a step below which slow links go without a note."""
@@ -33,15 +26,21 @@ def on_measured_nodes(
         plan: of one pool, or of several with its placement; without a decision it is returned.
         links: by pool.
         cluster: of the spec, whose pools were measured.
-        time_limit_s: for the search over orders of each pool.
+        time_limit_s: for the search over orders of each pool, and on one pool once more for those
+            of runners-up.
 
     Raises:
         SpecError: a matrix is of fewer nodes than the plan runs on.
     """
     pools = {pool.name: pool for pool in cluster.pools}
-    decision, predicted = plan.decision, plan.predicted
-    if decision is None or predicted is None or not links:
+    if plan.decision is None or not links:
         return plan
+    if plan.placement is None:
+        ((name, matrix),) = links.items()
+        plan = least_hurt(plan, matrix, pool=pools[name], time_limit_s=time_limit_s)
+    decision, predicted = plan.decision, plan.predicted
+    assert decision is not None
+    assert predicted is not None
     placement = plan.placement or _on_one_pool(decision, plan.cluster.pools[0])
     ranks_of = _ranks_by_pool(placement, decision)
     ordered: dict[str, Ordered] = {}
@@ -71,41 +70,6 @@ def on_measured_nodes(
             ),
         }
     )
-
-
-def slowed(predicted: TrainPrediction, slow_s: float) -> TrainPrediction:
-    """Add seconds to a step and to all that follows from it."""
-    if slow_s <= 0.0:
-        return predicted
-    step_s = predicted.step_time_s + slow_s
-    ratio = step_s / predicted.step_time_s
-    low_s, high_s = predicted.step_time_s_band
-    fewest, most = predicted.tokens_per_s_per_device_band
-    breakdown = predicted.breakdown_s
-    update = {
-        "step_time_s": step_s,
-        "step_time_s_band": (low_s, high_s * ratio),
-        "tokens_per_s_per_device": predicted.tokens_per_s_per_device / ratio,
-        "tokens_per_s_per_device_band": (fewest / ratio, most),
-        "breakdown_s": breakdown | {SLOW_LINKS: breakdown.get(SLOW_LINKS, 0.0) + slow_s},
-        "communication_s": predicted.communication_s + slow_s,
-        "mfu_ratio": None if predicted.mfu_ratio is None else predicted.mfu_ratio / ratio,
-        "run": None if predicted.run is None else _stretched(predicted.run, ratio, step_s),
-    }
-    return predicted.model_copy(update=update)
-
-
-def _stretched(run: RunForecast, ratio: float, step_s: float) -> RunForecast:
-    longer = ("effective_step_s", "expected_failures", "wall_clock_s", "device_hours", "cost")
-    update: dict[str, object] = {
-        name: value * ratio for name in longer if (value := getattr(run, name)) is not None
-    }
-    update["goodput_tokens_per_s"] = run.goodput_tokens_per_s / ratio
-    if run.wall_clock_s_band is not None:
-        update["wall_clock_s_band"] = tuple(end * ratio for end in run.wall_clock_s_band)
-    if run.checkpoint_interval_s is not None:
-        update["checkpoint_interval_steps"] = max(1, round(run.checkpoint_interval_s / step_s))
-    return run.model_copy(update=update)
 
 
 def _on_one_pool(decision: TrainDecision, pool: Pool) -> Placement:
@@ -154,7 +118,7 @@ def _notes(pool: Pool, one: Ordered, *, step_s: float) -> Iterator[str]:
         yield (
             f"slow links of pool {pool.name!r} take {format_s(one.slow_s)} of a step "
             f"({format_ratio(one.slow_s / (step_s + one.slow_s))}) in the best order found; the "
-            "certificate and the runner-ups take every link for the usual one"
+            "certificate takes every link for the usual one"
         )
     if pool.oversubscription > 1.0:
         yield (

@@ -8,7 +8,8 @@ from profilers.imports.link_matrix import LinkMatrix
 from tuner.emit.testing import sample_decision, sample_verified
 from tuner.faults.forecast import RunForecast
 from tuner.plan import Plan
-from tuner.planner.nodes.told import SLOW_LINKS, on_measured_nodes, slowed
+from tuner.planner.nodes.slowing import SLOW_LINKS, slowed
+from tuner.planner.nodes.told import on_measured_nodes
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

@@ -1,0 +1,111 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profilers.imports.link_matrix import LinkMatrix
+from tuner.cli.plan_text import plan_text
+from tuner.emit.testing import sample_decision, sample_verified
+from tuner.plan import Alternative, Plan, TrainPrediction
+from tuner.planner.nodes.ordering import least_slow_s, order_nodes
+from tuner.planner.nodes.slowing import SLOW_LINKS
+from tuner.planner.nodes.told import on_measured_nodes
+from tuner.planner.nodes.traffic import traffic
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+NODES = 4
+
+WIDE: dict[str, Any] = {"data_parallel_size": 16, "expert_data_parallel_size": 2}
+"""Two stages of two nodes, whose gradients cross between them."""
+DEEP: dict[str, Any] = {
+    "pipeline_model_parallel_size": 4,
+    "pipeline_layout": (8,) * 4,
+    "stage_recompute": ("selective",) * 4,
+    "chunks": (4,) * 4,
+}
+"""Four stages of one node, between which only activations travel."""
+
+
+def links(*, slow: float) -> LinkMatrix:
+    """Of the first node every link is slow."""
+    rates_NN = np.full((NODES, NODES), 400e9)
+    rates_NN[0, :] = rates_NN[:, 0] = slow
+    np.fill_diagonal(rates_NN, np.inf)
+    return LinkMatrix(nodes=tuple("abcd"), bytes_per_s_NN=rates_NN)
+
+
+def of(plan: Plan, changes: dict[str, Any], *, step_s: float) -> Alternative:
+    """A runner-up that takes so long."""
+    decision = sample_decision(**changes)
+    predicted = sample_verified(plan.model, decision).predicted
+    told = predicted.model_dump() | {"step_time_s": step_s, "breakdown_s": {"compute": step_s}}
+    return Alternative(
+        decision=decision,
+        predicted=TrainPrediction.model_validate(told),
+        within_band=True,
+        lost_by="compute",
+    )
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """Two seconds wide, runners-up of 2.1 s deep and of 9 s."""
+    made = sample_verified(read_model(MODELS / "mixtral-8x7b"), sample_decision(**WIDE)).plan
+    pool = made.cluster.pools[0].model_copy(update={"nodes": NODES, "nic": 50e9})
+    others = (of(made, DEEP | {"micro_batch_size": 2}, step_s=9.0), of(made, DEEP, step_s=2.1))
+    cluster = made.cluster.model_copy(update={"pools": (pool,)})
+    return made.model_copy(update={"cluster": cluster, "alternatives": others})
+
+
+def on(plan: Plan, matrix: LinkMatrix) -> Plan:
+    return on_measured_nodes(plan, {"pool": matrix}, cluster=plan.cluster, time_limit_s=30.0)
+
+
+def test_a_runner_up_that_slow_links_hurt_less_takes_the_place(plan: Plan) -> None:
+    found = on(plan, links(slow=4e9))
+    assert found.decision == plan.alternatives[1].decision
+    assert found.predicted is not None
+    assert found.predicted.step_time_s == pytest.approx(
+        2.1 + found.predicted.breakdown_s.get(SLOW_LINKS, 0.0)
+    )
+    assert found.placement is not None
+    assert len(found.placement.stages) == 4
+    assert found.preferred is not None
+    assert found.preferred.fastest == plan.decision
+    assert found.preferred.slower_ratio == pytest.approx(0.05)
+    assert "lost to slow links, not" in plan_text(found, folder=Path("plan"))
+    # The bound of the sample is 2 s.
+    assert found.certificate.decision_gap_ratio == pytest.approx(1.0 - 2.0 / 2.1)
+    first, second = found.alternatives
+    assert first.decision == plan.decision
+    assert first.predicted.step_time_s > found.predicted.step_time_s
+    assert first.lost_by.startswith("slow links: ")
+    assert second == plan.alternatives[0]
+
+
+def test_equal_links_change_no_choice(plan: Plan) -> None:
+    found = on(plan, links(slow=400e9))
+    assert found.decision == plan.decision
+    assert found.alternatives == plan.alternatives
+    assert found.preferred is None
+
+
+def test_the_floor_of_slow_links_is_below_every_order(plan: Plan) -> None:
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    pool = plan.cluster.pools[0]
+    sent = traffic(
+        plan.decision,
+        plan.predicted,
+        model=plan.model,
+        goal=plan.goal,
+        pool=pool,
+        ranks=range(2),
+    )
+    matrix = links(slow=4e9)
+    least_s = least_slow_s(sent, matrix, pool=pool)
+    assert 0.0 < least_s <= order_nodes(sent, matrix, pool=pool, time_limit_s=30.0).slow_s
+    few = LinkMatrix(nodes=tuple("ab"), bytes_per_s_NN=matrix.bytes_per_s_NN[:2, :2])
+    assert least_slow_s(sent, few, pool=pool) == np.inf
