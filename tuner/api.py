@@ -261,16 +261,14 @@ def _plan_on_the_model(
         ),
     )
     if len(spec.cluster.pools) > 1:
-        names = ", ".join(pool.name for pool in spec.cluster.pools)
-        watch(Told(stage="search", text=f"chains of stages over {names}"))
-        over = plan_over_pools(
+        made = plan_over_pools(
             spec,
             residuals=residuals,
             settings=PoolsSettings(top=top, time_limit_s=time_limit_s, clock=clock),
             provenance=provenance,
             measured=measured,
+            watch=watch,
         )
-        made = over.plan.model_copy(update={"placement": over.placement})
     else:
         (pool,) = spec.cluster.pools
         made = make_analytic_plan(

@@ -126,7 +126,8 @@ class PartitionProblem:
         if not (np.isfinite(array).all() and (array >= 0.0).all()):
             raise ValueError(f"{name} must hold bytes, at least 0")
         rounded = np.ceil(array) if round_up else np.floor(array)
-        largest = LARGEST_BYTES // (shape[-1] * max(self.num_microbatches, 1) + 1)
+        flights = max(1, min(self.num_microbatches, self.max_stages))
+        largest = LARGEST_BYTES // (shape[-1] * (flights + 1))
         if round_up and rounded.max(initial=0.0) > largest:
             raise ValueError(
                 f"{name} holds {rounded.max():.0f} bytes, at most {largest} are counted"

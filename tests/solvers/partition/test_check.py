@@ -104,6 +104,15 @@ def test_an_impossible_problem_cannot_be_made(
         make(**changes)
 
 
+def test_bytes_are_limited_by_stages_not_by_micro_batches(make: Make) -> None:
+    # Three stages hold three micro-batches at most, however many there are.
+    heavy = [[60_000_000_000] * 3] * 2
+    problem = make(
+        static_bytes_PL=heavy, num_microbatches=1_000_000, memory_limit_bytes_P=[2e11, 2e11]
+    )
+    assert memory_bytes(problem, chain((0, 2), (1, 1))) == (120_000_000_006, 60_000_000_003)
+
+
 def test_arrays_are_frozen_and_rounded_against_the_plan(make: Make) -> None:
     problem = make(saved_bytes_PL=[[0.1] * 3] * 2, memory_limit_bytes_P=[9.9, 9.9])
     assert problem.saved_bytes_PL.tolist() == [[1, 1, 1], [1, 1, 1]]

@@ -8,11 +8,12 @@ from tuner.costs.analytic.calibration import Residuals, band_of
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.errors import SpecError
 from tuner.plan import Band
-from tuner.planner.analytic.asking import question_of, site_of
+from tuner.planner.analytic.asking import Site, question_of, site_of
 from tuner.planner.analytic.extrapolation import EXTRAPOLATED_FACTOR, asked_beyond
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import regime_of
-from tuner.spec.cluster import Cluster
+from tuner.planner.unlike.spares import spares_by_pool
+from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.spec import Spec
 
 
@@ -24,6 +25,10 @@ class PoolsQuestion:
     """Spare nodes taken off."""
     of_pool: tuple[Question, ...]
     """In the order of the cluster's pools; each asks about its pool alone."""
+    specs: tuple[Spec, ...]
+    """The spec of each pool alone, with its own spare nodes."""
+    sites: tuple[Site, ...]
+    """Spare nodes not taken off."""
     bands: tuple[Band, ...]
     """Measured over predicted seconds on each pool, lowest and highest."""
 
@@ -82,11 +87,12 @@ def pools_question(
                 f"cluster.pools: {pool.name!r} has no 'device'; unlike pools are planned from "
                 "device descriptions, e.g. device: h100-sxm"
             )
-    sites = [
+    sites = tuple(
         site_of(pool, residuals=residuals, measured=measured.get(pool.name))
         for pool in cluster.pools
-    ]
-    questions = tuple(question_of(spec, site) for site in sites)
+    )
+    specs = _specs(spec)
+    questions = tuple(question_of(own, site) for own, site in zip(specs, sites, strict=True))
     return PoolsQuestion(
         cluster=Cluster(
             pools=tuple(
@@ -96,6 +102,8 @@ def pools_question(
             links=cluster.links,
         ),
         of_pool=questions,
+        specs=specs,
+        sites=sites,
         bands=tuple(
             band_of(
                 regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value),
@@ -104,6 +112,18 @@ def pools_question(
             for site in sites
         ),
     )
+
+
+def _specs(spec: Spec) -> tuple[Spec, ...]:
+    pools, stated = spec.cluster.pools, spec.goal.reliability
+    spares = spares_by_pool(pools, 0 if stated is None else stated.spare_nodes)
+
+    def own(pool: Pool, spare_nodes: int) -> Spec:
+        kept = None if stated is None else stated.model_copy(update={"spare_nodes": spare_nodes})
+        goal = spec.goal.model_copy(update={"reliability": kept})
+        return spec.model_copy(update={"cluster": Cluster(pools=(pool,)), "goal": goal})
+
+    return tuple(own(pool, spare_nodes) for pool, spare_nodes in zip(pools, spares, strict=True))
 
 
 def _refuse_unjoined(cluster: Cluster) -> None:

@@ -64,6 +64,10 @@ class Column:
         """Of one pipeline, m."""
         return int(np.ravel(self.pools[0].strategies.num_microbatches)[0])
 
+    def on(self, index: int) -> OnPool:
+        """Price it on a pool, by position in the cluster."""
+        return self.pools[self.chosen.index(index)]
+
     @property
     def most_stages(self) -> int:
         """Stages that the devices suffice for."""

@@ -30,7 +30,6 @@ from tuner.planner.unlike.bounds import (
     least_step_s,
     once_parts,
     positions,
-    room_alone,
     rooms,
 )
 from tuner.planner.unlike.chains import Chain, Column, solved
@@ -82,6 +81,8 @@ class Search:
     chains: tuple[Chain, ...]
     bound_s: float
     """No decision is faster; infinite when nothing fits."""
+    complete_s: float
+    """Every row whose best chain is no slower than this is among those found."""
     counts: Counts
     solve_s: float
 
@@ -120,6 +121,7 @@ class _Run:
         self._starts = np.zeros(1, dtype=np.int64)
         self._best: dict[int, Chain] = {}
         self._bound_s = math.inf
+        self._least_open_s = math.inf
         self._visited = 0
         self._refused = 0
         self._open = 0
@@ -161,14 +163,14 @@ class _Run:
 
     def _leave_rows(self, rows: Ints, table_of: Ints, least_s: float) -> None:
         """Time is over: nothing is known of these but their bound."""
-        self._bound_s = min(self._bound_s, least_s)
+        self._least_open_s = min(self._least_open_s, least_s)
         for index, (table, _) in enumerate(self._tables):
             ways = table.num_legal * len(self._space.pools)
             self._open += ways * int((table_of == index).sum())
 
     def _is_late(self) -> bool:
         elapsed_s = self._settings.clock() - self._start_s
-        return bool(self._best) and elapsed_s > self._settings.time_limit_s
+        return elapsed_s > self._settings.time_limit_s
 
     def _visit_batch(self, batch: Ints) -> None:
         """Bound entries again, now by where memory leaves room at every position, and solve."""
@@ -187,9 +189,9 @@ class _Run:
 
     def _visit(self, entry: int, column: Column, least_s: float) -> None:
         left_s = self._settings.time_limit_s - (self._settings.clock() - self._start_s)
-        if left_s <= 0.0 and self._best:
+        if left_s <= 0.0:
             self._open += 1
-            self._bound_s = min(self._bound_s, least_s)
+            self._least_open_s = min(self._least_open_s, least_s)
             return
         self._visited += 1
         found = solved(
@@ -256,12 +258,13 @@ class _Run:
     def _summary(self) -> Search:
         chains = sorted(self._best.values(), key=lambda chain: chain.price.step_s)
         space = self._space
-        bound_s = self._bound_s
+        bound_s = min(self._bound_s, self._least_open_s)
         return Search(
             question=self._question,
             space=space,
             chains=tuple(chains),
             bound_s=min(bound_s, chains[0].price.step_s) if chains else bound_s,
+            complete_s=min(self._wanted_s(), self._least_open_s),
             counts=Counts(
                 priced=self._visited + self._refused,
                 bounded=space.num_legal - self._visited - self._refused - self._open,
@@ -326,18 +329,3 @@ def _on_pools(
         priced_on(question.of_pool[pool], question.cluster.pools[pool], space.ways, columns)
         for pool in chosen
     )
-
-
-def most_layers(question: PoolsQuestion, space: PoolsSpace) -> tuple[int, ...]:
-    """Common layers that each pool has room for, of the column with most room in all."""
-    best = np.zeros(question.num_pools)
-    for table, rows in space.tables():
-        for some in _pieces(rows, len(table.ways_TA)):
-            columns = space.columns(table, some, table.ways_TA)
-            on_pools = _on_pools(question, space, columns, range(question.num_pools))
-            room_PC = np.stack([room_alone(on, layer_bytes(on)) for on in on_pools])
-            if not room_PC.size:
-                continue
-            most_PC = room_PC[:, room_PC.sum(axis=0).argmax()]
-            best = most_PC if most_PC.sum() > best.sum() else best
-    return tuple(int(layers) for layers in best)

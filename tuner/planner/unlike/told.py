@@ -16,6 +16,7 @@ from tuner.planner.analytic.memory_band import MEMORY_BAND_RATIO
 from tuner.planner.analytic.ways import Ways
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.chains import Chain, stretches
+from tuner.planner.unlike.running import run_of
 from tuner.simulate.pipeline import Pipeline, play
 from tuner.spec.accounting import training_flop_per_token
 
@@ -97,6 +98,7 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
         * training_flop_per_token(alike.model, sequence_length=alike.sequence_length)
         / (_peak_flop_per_s(chain, question) * step_s),
         played_step_time_s=one.played_s,
+        run=run_of(chain, question, step_s=step_s),
     )
 
 

@@ -1,3 +1,4 @@
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +8,13 @@ import pytest
 
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.plan import Provenance
+from tuner.plan import Plan, Provenance
 from tuner.planner.nodes.told import on_measured_nodes
 from tuner.planner.unlike.asked import pools_question
-from tuner.planner.unlike.planning import OverPools, plan_over_pools
-from tuner.planner.unlike.search import Settings
+from tuner.planner.unlike.certifying import certificate_of
+from tuner.planner.unlike.planning import plan_over_pools
+from tuner.planner.unlike.search import Settings, search
+from tuner.planner.unlike.told import played
 from tuner.spec.capabilities import intersection
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
@@ -25,7 +28,7 @@ TWO: dict[str, Any] = {
 }
 
 
-def plan(spec: Spec, provenance: Provenance, **settings: Any) -> OverPools:
+def plan(spec: Spec, provenance: Provenance, **settings: Any) -> Plan:
     return plan_over_pools(
         spec,
         residuals=None,
@@ -36,12 +39,12 @@ def plan(spec: Spec, provenance: Provenance, **settings: Any) -> OverPools:
 
 
 @pytest.fixture
-def together(spec: MakeSpec, provenance: Provenance) -> OverPools:
+def together(spec: MakeSpec, provenance: Provenance) -> Plan:
     return plan(spec("olmoe-1b-7b", **TWO), provenance)
 
 
-def test_a_plan_over_two_pools_is_a_plan(together: OverPools) -> None:
-    made, placement = together.plan, together.placement
+def test_a_plan_over_two_pools_is_a_plan(together: Plan) -> None:
+    made, placement = together, together.placement
     assert made.decision is not None
     assert made.predicted is not None
     assert placement is not None
@@ -59,13 +62,13 @@ def test_a_plan_over_two_pools_is_a_plan(together: OverPools) -> None:
 
 
 def test_the_plan_is_launchable_by_its_target(spec: MakeSpec, provenance: Provenance) -> None:
-    made = plan(spec("llama-3.1-8b", **TWO), provenance).plan
+    made = plan(spec("llama-3.1-8b", **TWO), provenance)
     assert made.decision is not None
     assert len(set(made.decision.pipeline_layout)) > 1
     assert refusals(intersection(made.emit), model=made.model, decision=made.decision) == ()
 
 
-def test_hosts_follow_the_stages(together: OverPools) -> None:
+def test_hosts_follow_the_stages(together: Plan) -> None:
     placement = together.placement
     assert placement is not None
     pools = list(dict.fromkeys(stage.pool for stage in placement.stages))
@@ -73,8 +76,8 @@ def test_hosts_follow_the_stages(together: OverPools) -> None:
     assert any("order of hosts" in note for note in placement.notes)
 
 
-def test_what_each_pool_does_alone_stands_beside(together: OverPools) -> None:
-    made, placement = together.plan, together.placement
+def test_what_each_pool_does_alone_stands_beside(together: Plan) -> None:
+    made, placement = together, together.placement
     assert placement is not None
     assert made.predicted is not None
     steps_s = {alone.pool: alone.step_time_s for alone in placement.alone}
@@ -90,17 +93,17 @@ def test_a_link_that_takes_forever_leaves_a_pool_out(
     assert made.placement is not None
     assert {stage.pool for stage in made.placement.stages} == {"new"}
     assert made.placement.unused_devices == {"old": 4}
-    assert [pool.name for pool in made.plan.cluster.pools] == ["new"]
-    assert any("only pool 'new' is used" in note for note in made.plan.provenance.notes)
+    assert [pool.name for pool in made.cluster.pools] == ["new"]
+    assert any("only pool 'new' is used" in note for note in made.provenance.notes)
 
 
 def test_too_little_memory_is_said_pool_by_pool(spec: MakeSpec, provenance: Provenance) -> None:
     small = {"memory_per_device": 4 * 10**9}
     made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO), provenance)
     assert made.placement is None
-    assert made.plan.decision is None
-    assert made.plan.certificate.status == "infeasible"
-    said = made.plan.binding_constraint
+    assert made.decision is None
+    assert made.certificate.status == "infeasible"
+    said = made.binding_constraint
     assert said.startswith("memory_per_device: of 16 layers, pool 'new' has room for ")
     assert "pool 'old' has room for" in said
 
@@ -108,7 +111,7 @@ def test_too_little_memory_is_said_pool_by_pool(spec: MakeSpec, provenance: Prov
 def test_a_batch_that_no_width_divides_is_said(spec: MakeSpec, provenance: Provenance) -> None:
     limits = {"tensor_model_parallel_size": (3,)}
     made = plan(spec(limits=limits), provenance)
-    assert made.plan.binding_constraint == "search.tensor_model_parallel_size leaves it out"
+    assert made.binding_constraint == "search.tensor_model_parallel_size leaves it out"
 
 
 @pytest.mark.parametrize(
@@ -161,10 +164,7 @@ def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: 
     over = plan(asked, provenance)
     assert over.placement is not None
     assert [stage.pool for stage in over.placement.stages].count("new") == 2
-    unordered = over.plan.model_copy(update={"placement": over.placement})
-    made = on_measured_nodes(
-        unordered, {"new": crossed(4)}, cluster=asked.cluster, time_limit_s=30.0
-    )
+    made = on_measured_nodes(over, {"new": crossed(4)}, cluster=asked.cluster, time_limit_s=30.0)
     assert made.placement is not None
     (order,) = made.placement.node_orders
     assert order.bound_s <= order.step_time_after_s < order.step_time_before_s
@@ -176,4 +176,103 @@ def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: 
     assert made.predicted is not None
     assert made.predicted.step_time_s == pytest.approx(order.step_time_after_s)
     with pytest.raises(SpecError, match="is of 2 nodes, the plan runs on 4"):
-        on_measured_nodes(unordered, {"new": crossed(2)}, cluster=asked.cluster, time_limit_s=9.0)
+        on_measured_nodes(over, {"new": crossed(2)}, cluster=asked.cluster, time_limit_s=9.0)
+
+
+FAILING: dict[str, Any] = {
+    "tokens": 1e11,
+    "reliability": {"device_mtbf": 5e6, "restart": 600.0, "spare_nodes": 1, "repair": 86_400.0},
+}
+
+
+def test_a_run_over_pools_is_forecast(spec: MakeSpec, provenance: Provenance) -> None:
+    priced = {
+        "new": {"nodes": 3, "price_per_device_hour": 3.0},
+        "old": {"price_per_device_hour": 1.0},
+    }
+    made = plan(spec("olmoe-1b-7b", **priced, **TWO, **FAILING), provenance)
+    assert made.decision is not None
+    assert made.predicted is not None
+    assert made.placement is not None
+    assert {stage.pool for stage in made.placement.stages} == {"new", "old"}
+    run = made.predicted.run
+    assert run is not None
+    assert run.failure_interval_s == pytest.approx(5e6 / made.decision.num_devices)
+    assert run.effective_step_s is not None
+    assert run.effective_step_s > made.predicted.step_time_s
+    assert run.checkpoint_interval_s is not None
+    assert run.wall_clock_s == pytest.approx((run.steps or 0) * run.effective_step_s)
+    # One node of the larger pool stands by: 2 + 2 nodes of 2 devices train, 6 and 4 are paid.
+    assert made.decision.num_devices == 8
+    assert run.wall_clock_s is not None
+    assert run.cost == pytest.approx((6 * 3.0 + 4 * 1.0) * run.wall_clock_s / 3600)
+
+
+def test_tokens_alone_give_the_length_of_a_run(spec: MakeSpec, provenance: Provenance) -> None:
+    made = plan(spec("olmoe-1b-7b", tokens=1e11, **TWO), provenance)
+    assert made.predicted is not None
+    assert made.predicted.run is not None
+    assert made.predicted.run.wall_clock_s == pytest.approx(
+        (made.predicted.run.steps or 0) * made.predicted.step_time_s
+    )
+    assert made.predicted.run.cost is None
+
+
+def test_devices_that_fail_all_the_time_are_better_left_out(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    # Together a step is shorter, but twice as many devices stop the run twice as often.
+    asked = TWO | {"reliability": {"device_mtbf": 20_000.0, "restart": 3_000.0}}
+    calm, troubled = (plan(spec("olmoe-1b-7b", **one), provenance) for one in (TWO, asked))
+    assert calm.placement is not None
+    assert troubled.placement is not None
+    assert {stage.pool for stage in calm.placement.stages} == {"new", "old"}
+    assert {stage.pool for stage in troubled.placement.stages} == {"new"}
+    (note,) = (n for n in troubled.provenance.notes if "only pool 'new' is used" in n)
+    assert "of wall clock with failures" in note
+
+
+def test_ties_that_were_not_looked_for_are_said(together: Plan, spec: MakeSpec) -> None:
+    # Two rows were asked for, and the band is far wider than the gap between these.
+    assert together.certificate.within_band_is_least
+    question = pools_question(spec("olmoe-1b-7b", **TWO), residuals=None)
+    every = search(question, Settings(top=10**6, clock=time.perf_counter))
+    assert every.complete_s == math.inf
+    order = sorted((played(chain) for chain in every.chains), key=lambda one: one.objective_s)
+    whole = certificate_of(every, order)
+    assert not whole.within_band_is_least
+    assert whole.within_band >= together.certificate.within_band
+
+
+def test_what_would_fit_is_solved(spec: MakeSpec, provenance: Provenance) -> None:
+    small = {"memory_per_device": 14 * 10**9}
+    made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO), provenance)
+    assert made.decision is None
+    assert made.certificate.status == "infeasible"
+    limits = [one.limit for one in made.relaxations]
+    assert {"memory_per_device", "nodes", "search.optimizer_offload"} <= set(limits)
+    for one in made.relaxations:
+        assert one.decision is not None
+        assert one.predicted is not None
+        assert sum(one.decision.pipeline_layout) == 16
+    first = next(one for one in made.relaxations if one.limit == "memory_per_device")
+    assert first.predicted is not None
+    usable = int(0.95 * 14 * 10**9)
+    assert max(first.predicted.peak_memory_bytes) > usable
+    # With the memory that it names the planner finds a plan, and with a tenth less it does not.
+    enough = max(first.predicted.peak_memory_bytes) / 0.95 + 1
+    for share, fits in ((1.0, True), (0.9, False)):
+        each = {"memory_per_device": int(share * enough)}
+        again = plan(spec("olmoe-1b-7b", new=each, old=each, **TWO), provenance)
+        assert (again.decision is not None) == fits
+
+
+def test_the_nearest_legal_value_of_a_limit_is_named(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    made = plan(spec(limits={"tensor_model_parallel_size": (3,)}), provenance)
+    (one,) = made.relaxations
+    assert one.limit == "search.tensor_model_parallel_size"
+    assert one.change == "3 leaves nothing legal; the nearest legal value is 2"
+    assert one.decision is not None
+    assert one.decision.tensor_model_parallel_size in (1, 2)

@@ -1,0 +1,75 @@
+"""What the search over pools proves, in seconds of a step: the certificate and its ties."""
+
+from collections.abc import Sequence
+
+from tuner.plan import Certificate, Preference, Space
+from tuner.planner.analytic.answer import PROVEN_GAP_RATIO
+from tuner.planner.analytic.telling import ties_ratio
+from tuner.planner.unlike.search import Search
+from tuner.planner.unlike.told import Played, band_over, decision_of
+
+
+def certificate_of(found: Search, order: Sequence[Played]) -> Certificate:
+    """State what the search proves of the fastest chain, and of the chosen one, which is first.
+
+    Failures may put another chain first than the fastest; no bound is proven on them.
+    """
+    counts = found.counts
+    space = Space(
+        priced=counts.priced, bounded=counts.bounded, illegal=counts.illegal, open=counts.open
+    )
+    common = {"space": space, "solve_s": found.solve_s, "method": "partition"}
+    if not order:
+        is_proven = not counts.open
+        return Certificate.model_validate(
+            common
+            | {
+                "status": "infeasible" if is_proven else "unknown",
+                "objective": None,
+                "bound": None if is_proven else found.bound_s,
+                "gap_ratio": 0.0 if is_proven else 1.0,
+                "within_band": 0,
+            }
+        )
+    chosen, fastest = order[0], fastest_of(order)
+    gap_ratio = _gap_ratio(found, fastest)
+    limit_s = chosen.objective_s * (1.0 + ties_of(found, chosen))
+    return Certificate.model_validate(
+        common
+        | {
+            "status": "optimal" if gap_ratio <= PROVEN_GAP_RATIO else "feasible",
+            "objective": fastest.objective_s,
+            "bound": min(found.bound_s, fastest.objective_s),
+            "gap_ratio": gap_ratio,
+            "decision_gap_ratio": None if chosen is fastest else _gap_ratio(found, chosen),
+            "within_band": sum(one.objective_s <= limit_s for one in order[1:]),
+            "within_band_is_least": limit_s > found.complete_s,
+        }
+    )
+
+
+def preference_of(found: Search, order: Sequence[Played]) -> Preference | None:
+    """Say why the fastest chain was not chosen; None where it was."""
+    chosen, fastest = order[0], fastest_of(order)
+    if chosen is fastest:
+        return None
+    return Preference(
+        fastest=decision_of(fastest.chain, found.question, found.space.ways),
+        fastest_step_s=fastest.objective_s,
+        slower_ratio=max(0.0, chosen.objective_s / fastest.objective_s - 1.0),
+        reasons=("less wall clock per step with failures",),
+    )
+
+
+def ties_of(found: Search, chosen: Played) -> float:
+    """How much slower than the chosen one, as a share, a chain may be and count as a tie."""
+    return ties_ratio(band_over(found.question, sorted(set(chosen.chain.pool_S))))
+
+
+def fastest_of(order: Sequence[Played]) -> Played:
+    """The first of the shortest steps."""
+    return min(order, key=lambda one: one.objective_s)
+
+
+def _gap_ratio(found: Search, one: Played) -> float:
+    return max(0.0, 1.0 - found.bound_s / one.objective_s)
