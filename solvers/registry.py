@@ -68,10 +68,11 @@ RANK_PLACEMENT: Final[Family[RankPlacementProblem, RankPlacement]] = Family(
 BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
     name="balance",
     methods={
+        "local_search": "solvers.placement.balance.local_search:solve",
         "lpt": "solvers.placement.balance.lpt:solve",
         "eplb": "solvers.placement.balance.eplb:solve",
     },
-    default="lpt",
+    default="local_search",
     check=balance_check,
 )
 

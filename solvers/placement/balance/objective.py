@@ -37,16 +37,23 @@ def layer_weights(problem: BalanceProblem) -> Floats:
     return np.asarray(1.0 / problem.mean_WL.sum(axis=1))
 
 
-def robust_value(problem: BalanceProblem, imbalance_W: Floats) -> float:
-    """The imbalances of the workloads as one number; grows with each of them."""
-    if problem.robust is Robust.WORST:
-        return float(imbalance_W.max())
+def robust_slope(problem: BalanceProblem, imbalance_W: Floats) -> Floats:
+    """How much each workload's imbalance counts at these imbalances, [W]; sums to 1."""
     if problem.robust is Robust.MEAN:
-        return float(imbalance_W @ problem.weight_W)
+        return problem.weight_W
+    if problem.robust is Robust.WORST:
+        return np.asarray(np.arange(problem.num_workloads) == imbalance_W.argmax(), dtype=float)
     order_W = np.argsort(-imbalance_W, kind="stable")
     before_W = np.cumsum(problem.weight_W[order_W]) - problem.weight_W[order_W]
     part_W = np.clip(problem.tail_ratio - before_W, 0.0, problem.weight_W[order_W])
-    return float(imbalance_W[order_W] @ part_W / problem.tail_ratio)
+    slope_W = np.empty(problem.num_workloads)
+    slope_W[order_W] = part_W / part_W.sum()
+    return slope_W
+
+
+def robust_value(problem: BalanceProblem, imbalance_W: Floats) -> float:
+    """The imbalances of the workloads as one number; grows with each of them."""
+    return float(imbalance_W @ robust_slope(problem, imbalance_W))
 
 
 def value_of(problem: BalanceProblem, time_WL: Floats) -> float:

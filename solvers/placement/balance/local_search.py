@@ -1,0 +1,240 @@
+"""Replica counts, then a tabu search of every layer towards its lower bound, all layers at once.
+
+    L layers   W workloads   N layers still searched   G ranks   S slots
+
+Start: copies one by one to the largest share over all workloads (an expert that is hot for one of
+them needs copies, whatever the mean says), packed largest first (`lpt.py`). A step takes, for the
+workloads in turn, the busiest rank of every layer and makes the exchange that leaves the least
+potential (`moves.py`), even if that is more than before; an expert that left a rank may not return
+for some steps (Glover, ORSA J. Computing 1(3), 1989). Every few steps one overwrite is made that
+lowers the potential, which changes how many copies experts have. The best placement seen is kept.
+
+One exchange costs O(W K S) a layer with K slots a rank, a few array operations for all layers
+together. A layer rests when it is within `GOOD_ENOUGH_RATIO` of its bound, or has not improved for
+`PATIENCE_STEPS`. Worst case and CVaR weigh the workloads by the slope of the objective, averaged
+over rounds (the subgradient method), so that layers may be searched one by one.
+
+What a layer does depends on its own numbers and the step alone: equal problems give equal plans for
+any number of threads, as long as the time limit does not end the search. Proves the bound of
+`bound.py`. Where migration is limited, `migration.py` picks what to move.
+"""
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.placement.balance.bound import bound, layer_bounds
+from solvers.placement.balance.lpt import packed
+from solvers.placement.balance.moves import best_exchange, best_overwrite
+from solvers.placement.balance.objective import layer_weights, rank_times, robust_slope, value_of
+from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.replicas import greedy_copies
+from solvers.placement.balance.state import Singles, State
+from solvers.placement.ranks import Floats, Ints, Placement
+from solvers.result import Claim, Status
+
+GOOD_ENOUGH_RATIO = 1e-4
+"""A layer within this of its bound is left alone: recorded loads are not known better."""
+
+MOST_STEPS = 40_000
+"""Of every layer."""
+
+PATIENCE_STEPS = 3_000
+"""Without a better placement of a layer, after which it rests."""
+
+LIMIT_RATIO = 0.2
+"""The potential's limit lies here between the bound (0) and the best value so far (1)."""
+
+TENURE_STEPS = 8
+"""An expert stays out of a rank it left for one to two times this; less where little can move."""
+
+OVERWRITE_EVERY = 20
+OVERWRITE_CANDIDATES = 48
+
+ROUND_STEPS = 200
+"""After which sums are made anew and workloads weighed again."""
+
+MOST_CELLS = 2**20
+"""Largest array of one step; more layers are searched in turns."""
+
+SEED = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Part:
+    """Layers that are searched together, with the best placement of each so far."""
+
+    state: State
+    best_LS: Ints
+    best_time_LW: Floats
+    """Of the busiest rank, relative to the bound."""
+    improved_L: Ints
+    """Step at which the best was found."""
+    jitter_LX: Ints
+    """Random lengthenings of the tenure, read round and round."""
+
+
+def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
+    """Return the best placement found in time, with the bound of `bound.py`."""
+    if problem.migration is not None:
+        return Claim(status=Status.UNKNOWN, solution=None, bound=bound(problem))
+    placement = search(problem, time_limit_s=time_limit_s, threads=threads)
+    return Claim(status=Status.FEASIBLE, solution=placement, bound=bound(problem))
+
+
+def search(
+    problem: BalanceProblem,
+    *,
+    time_limit_s: float,
+    threads: int = 1,
+    most_steps: int = MOST_STEPS,
+    start: Placement | None = None,
+) -> Placement:
+    """Search from a start; the limit on migration is not looked at.
+
+    Args:
+        problem: to be placed.
+        time_limit_s: after which the best so far is returned.
+        threads: that search different layers.
+        most_steps: of every layer; the same plan comes back when this ends the search.
+        start: a legal placement; None takes the largest-first rule's.
+    """
+    deadline_s = time.perf_counter() + time_limit_s
+    bound_WL = layer_bounds(problem)
+    begin = first_placement(problem) if start is None else start
+    parts = _parts(problem, begin, bound_WL, threads)
+    slope_W = problem.weight_W.copy()
+    best, best_value = begin, np.inf
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        for step in range(0, most_steps, ROUND_STEPS):
+            weight_WL = slope_W[:, None] * layer_weights(problem)[:, None] * bound_WL
+            steps = range(step, min(step + ROUND_STEPS, most_steps))
+            jobs = [pool.submit(_round, part, weight_WL, steps, deadline_s) for part in parts]
+            is_open = max(job.result() for job in jobs)
+            found = _joined(problem, parts)
+            value, slope_now_W = _judged(problem, found)
+            if value < best_value:
+                best, best_value = found, value
+            if time.perf_counter() >= deadline_s or not is_open:
+                break
+            slope_W += (slope_now_W - slope_W) / (2 + step // ROUND_STEPS)
+    return best
+
+
+def first_placement(problem: BalanceProblem) -> Placement:
+    """Copies to the largest share over workloads, packed largest first by the mean cost."""
+    share_WLE = problem.load_WLE / problem.mean_WL[:, :, None]
+    copies_LE = greedy_copies(
+        np.asarray(share_WLE.max(axis=0)),
+        num_slots=problem.ranks.num_slots,
+        most_copies=problem.ranks.num_ranks,
+    )
+    mean_LE = np.einsum("w,wle->le", problem.weight_W, share_WLE)
+    return Placement(expert_LS=packed(mean_LE / copies_LE, copies_LE, problem.ranks))
+
+
+def _parts(
+    problem: BalanceProblem, start: Placement, bound_WL: Floats, threads: int
+) -> list[_Part]:
+    """Divide the layers: as many parts as threads, more where one step would be too large."""
+    ranks = problem.ranks
+    cells = problem.num_workloads * int(ranks.slots_G.max()) * ranks.num_slots
+    most_layers = max(1, MOST_CELLS // cells)
+    num_parts = max(min(threads, problem.num_layers), -(-problem.num_layers // most_layers))
+    rng = np.random.default_rng(SEED)
+    tenure = _tenure_steps(problem)
+    jitter_LX = rng.integers(0, tenure + 1, (problem.num_layers, 1009))
+    parts = []
+    for layer_L in np.array_split(np.arange(problem.num_layers), num_parts):
+        state = State.of(problem, start, layer_L=layer_L, bound_WL=bound_WL)
+        parts.append(
+            _Part(
+                state=state,
+                best_LS=state.expert_LS.copy(),
+                best_time_LW=state.time_LWG.max(axis=2).astype(np.float64),
+                improved_L=np.zeros(len(layer_L), dtype=np.int64),
+                jitter_LX=jitter_LX[layer_L],
+            )
+        )
+    return parts
+
+
+def _tenure_steps(problem: BalanceProblem) -> int:
+    places = problem.num_experts * problem.ranks.num_ranks
+    return int(np.clip(places // 32, 1, TENURE_STEPS))
+
+
+def _round(part: _Part, weight_WL: Floats, steps: range, deadline_s: float) -> bool:
+    """Make the steps of one round; return whether any layer is worth more of them."""
+    state = part.state
+    weight_LW = weight_WL[:, state.layer_L].T
+    state.price(np.arange(len(state.layer_L)))
+    best_L = (part.best_time_LW * weight_LW).sum(axis=1)
+    done_L = (1.0 + GOOD_ENOUGH_RATIO) * weight_LW.sum(axis=1)
+    relevant_W = np.flatnonzero(weight_LW.max(axis=0) > 0.0)
+    total_W = weight_LW.sum(axis=0)
+    potential_W = (total_W / total_W.sum()).astype(np.float32)
+    for step in steps:
+        is_open_L = (best_L > done_L) & (step - part.improved_L < PATIENCE_STEPS)
+        chosen_N = np.flatnonzero(is_open_L)
+        if not len(chosen_N):
+            return False
+        if time.perf_counter() >= deadline_s:
+            break
+        workload = int(relevant_W[step % len(relevant_W)])
+        _step(part, chosen_N, workload, potential_W, step)
+        time_NW = state.time_LWG[chosen_N].max(axis=2).astype(np.float64)
+        value_N = (time_NW * weight_LW[chosen_N]).sum(axis=1)
+        is_better_N = value_N < best_L[chosen_N]
+        better_N = chosen_N[is_better_N]
+        best_L[better_N] = value_N[is_better_N]
+        part.best_time_LW[better_N] = time_NW[is_better_N]
+        part.best_LS[better_N] = state.expert_LS[better_N]
+        part.improved_L[better_N] = step
+    return True
+
+
+def _step(part: _Part, chosen_N: Ints, workload: int, weight_W: Singles, step: int) -> None:
+    """Relieve the rank that is busiest for one workload, in every chosen layer."""
+    state = part.state
+    rank_N = state.time_LWG[chosen_N, workload].argmax(axis=1)
+    limit_NW = (1.0 + LIMIT_RATIO * (part.best_time_LW[chosen_N] - 1.0)).astype(np.float32)
+    jitter_N = part.jitter_LX[chosen_N, step % part.jitter_LX.shape[1]]
+    until_N = step + 1 + _tenure_steps(state.problem) + jitter_N
+    overwrites = step % OVERWRITE_EVERY == OVERWRITE_EVERY - 1
+    if overwrites:
+        draw_CX = np.random.default_rng((SEED, step)).random((OVERWRITE_CANDIDATES, 3))
+        moves = best_overwrite(
+            state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, draw_CX=draw_CX
+        )
+        is_made_N = moves.change_N < 0.0
+    else:
+        moves = best_exchange(
+            state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=step
+        )
+        is_made_N = np.isfinite(moves.change_N)
+    made_N, slot_N, partner_N = (
+        array_N[is_made_N] for array_N in (chosen_N, moves.slot_N, moves.partner_N)
+    )
+    if overwrites:
+        state.overwrite(made_N, slot_N, partner_N, until_N[is_made_N])
+    else:
+        state.exchange(made_N, slot_N, partner_N, until_N[is_made_N])
+
+
+def _joined(problem: BalanceProblem, parts: Iterable[_Part]) -> Placement:
+    expert_LS = np.empty((problem.num_layers, problem.ranks.num_slots), dtype=np.int64)
+    for part in parts:
+        expert_LS[part.state.layer_L] = part.best_LS
+    return Placement(expert_LS=expert_LS)
+
+
+def _judged(problem: BalanceProblem, placement: Placement) -> tuple[float, Floats]:
+    """The true objective and its slope in the imbalances of the workloads."""
+    copies_LE = placement.copies_LE(problem.num_experts)
+    time_WL = rank_times(problem, placement.expert_LS, copies_LE).max(axis=2)
+    imbalance_W = time_WL.sum(axis=1) * layer_weights(problem)
+    return value_of(problem, time_WL), robust_slope(problem, imbalance_W)

@@ -1,0 +1,131 @@
+"""The placements that a local search works on, layer by layer, with what changes as slots do.
+
+    L layers   W workloads   S slots   G ranks   E experts
+
+Times are relative to each workload's lower bound in that layer, so 1 is as good as can be, in
+single precision: the claim's objective is recomputed from the placement, nothing rests on them.
+Work sums drift by rounding (1e-7 a change) and are summed again now and then.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.placement.balance.objective import cost_of
+from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.ranks import Floats, Ints, Placement
+
+Singles = npt.NDArray[np.float32]
+
+HELD = np.iinfo(np.int32).max
+"""An expert that a rank holds may not enter it again: a second copy there is of no use."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class State:
+    """Some layers of a problem; changed in place by the search that owns it."""
+
+    problem: BalanceProblem
+    layer_L: Ints
+    """Numbers of these layers in the problem."""
+    scale_WL: Floats
+    """Lower bounds on the times, of these layers; seconds or load."""
+    expert_LS: Ints
+    copies_LE: Ints
+    held_LGE: npt.NDArray[np.int16]
+    """Copies of an expert on a rank."""
+    until_LGE: npt.NDArray[np.int32]
+    """Step before which an expert may not enter a rank."""
+    cost_LWS: Singles
+    """Of every slot at speed 1, relative to the bound."""
+    time_LWG: Singles
+    """Of every rank, relative to the bound."""
+
+    @classmethod
+    def of(
+        cls, problem: BalanceProblem, placement: Placement, *, layer_L: Ints, bound_WL: Floats
+    ) -> Self:
+        """Start at some layers of a placement."""
+        num_layers, ranks = len(layer_L), problem.ranks
+        shape_LGE = (num_layers, ranks.num_ranks, problem.num_experts)
+        num_slots, num_workloads = ranks.num_slots, problem.num_workloads
+        state = cls(
+            problem=problem,
+            layer_L=layer_L,
+            scale_WL=bound_WL[:, layer_L],
+            expert_LS=placement.expert_LS[layer_L].astype(np.int64),
+            copies_LE=placement.copies_LE(problem.num_experts)[layer_L],
+            held_LGE=np.zeros(shape_LGE, dtype=np.int16),
+            until_LGE=np.zeros(shape_LGE, dtype=np.int32),
+            cost_LWS=np.empty((num_layers, num_workloads, num_slots), dtype=np.float32),
+            time_LWG=np.empty((num_layers, num_workloads, ranks.num_ranks), dtype=np.float32),
+        )
+        state.count(np.arange(num_layers))
+        return state
+
+    def count(self, chosen_N: Ints) -> None:
+        """Compute all that follows from `expert_LS`, for the chosen layers."""
+        ranks, expert_NS = self.problem.ranks, self.expert_LS[chosen_N]
+        held_NGE = np.zeros((len(chosen_N), *self.held_LGE.shape[1:]), dtype=np.int16)
+        row_N1 = np.arange(len(chosen_N))[:, None]
+        np.add.at(held_NGE, (row_N1, ranks.rank_S, expert_NS), 1)
+        self.held_LGE[chosen_N] = held_NGE
+        self.copies_LE[chosen_N] = held_NGE.sum(axis=1)
+        self.until_LGE[chosen_N] = np.where(held_NGE > 0, HELD, 0)
+        self.price(chosen_N)
+
+    def price(self, chosen_N: Ints) -> None:
+        """Compute costs and times from experts and copies, for the chosen layers."""
+        expert_NWS = np.broadcast_to(
+            self.expert_LS[chosen_N][:, None, :], (len(chosen_N), *self.cost_LWS.shape[1:])
+        )
+        cost_NWE = self.cost_of_copies(chosen_N, self.copies_LE[chosen_N])
+        cost_NWS = np.take_along_axis(cost_NWE, expert_NWS, axis=2)
+        ranks = self.problem.ranks
+        time_NWG = np.add.reduceat(cost_NWS, ranks.first_slot_G, axis=2) / ranks.speed_G
+        self.cost_LWS[chosen_N] = cost_NWS
+        self.time_LWG[chosen_N] = time_NWG
+
+    def cost_of_copies(self, chosen_N: Ints, copies_NE: Ints) -> Floats:
+        """Relative cost of one copy of each expert where it has that many, [N][W][E]."""
+        load_WNE = self.problem.load_WLE[:, self.layer_L[chosen_N]]
+        cost_WNE = cost_of(load_WNE / copies_NE, self.problem.active_load)
+        return np.asarray(
+            (cost_WNE / self.scale_WL[:, chosen_N, None]).transpose(1, 0, 2), dtype=np.float64
+        )
+
+    def exchange(self, chosen_N: Ints, slot_N: Ints, other_N: Ints, until_N: Ints) -> None:
+        """Let two slots of each chosen layer change experts; neither returns before `until_N`."""
+        rank_S, speed_G = self.problem.ranks.rank_S, self.problem.ranks.speed_G.astype(np.float32)
+        rank_N, other_rank_N = rank_S[slot_N], rank_S[other_N]
+        cost_NW, other_NW = self.cost_LWS[chosen_N, :, slot_N], self.cost_LWS[chosen_N, :, other_N]
+        self.cost_LWS[chosen_N, :, slot_N] = other_NW
+        self.cost_LWS[chosen_N, :, other_N] = cost_NW
+        change_NW = other_NW - cost_NW
+        self.time_LWG[chosen_N, :, rank_N] += change_NW / speed_G[rank_N, None]
+        self.time_LWG[chosen_N, :, other_rank_N] -= change_NW / speed_G[other_rank_N, None]
+        expert_N, incoming_N = self.expert_LS[chosen_N, slot_N], self.expert_LS[chosen_N, other_N]
+        self.expert_LS[chosen_N, slot_N] = incoming_N
+        self.expert_LS[chosen_N, other_N] = expert_N
+        self._hand_over(chosen_N, rank_N, expert_N, incoming_N, until_N)
+        self._hand_over(chosen_N, other_rank_N, incoming_N, expert_N, until_N)
+
+    def overwrite(self, chosen_N: Ints, slot_N: Ints, expert_N: Ints, until_N: Ints) -> None:
+        """Put a copy of another expert in a slot; the copies of both experts change."""
+        rank_N, gone_N = self.problem.ranks.rank_S[slot_N], self.expert_LS[chosen_N, slot_N]
+        self.expert_LS[chosen_N, slot_N] = expert_N
+        self.copies_LE[chosen_N, gone_N] -= 1
+        self.copies_LE[chosen_N, expert_N] += 1
+        self._hand_over(chosen_N, rank_N, gone_N, expert_N, until_N)
+        self.price(chosen_N)
+
+    def _hand_over(
+        self, chosen_N: Ints, rank_N: Ints, gone_N: Ints, come_N: Ints, until_N: Ints
+    ) -> None:
+        self.held_LGE[chosen_N, rank_N, gone_N] -= 1
+        self.held_LGE[chosen_N, rank_N, come_N] += 1
+        is_held_N = self.held_LGE[chosen_N, rank_N, gone_N] > 0
+        self.until_LGE[chosen_N, rank_N, gone_N] = np.where(is_held_N, HELD, until_N)
+        self.until_LGE[chosen_N, rank_N, come_N] = HELD
