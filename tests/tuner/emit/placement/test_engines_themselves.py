@@ -1,0 +1,173 @@
+"""The engines' own readers, where their packages are installed: `pip install --no-deps` is enough.
+
+Only the file that reads a placement is run, with stand-ins for the modules around it, so that no
+device and none of the packages' dependencies are needed.
+"""
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from solvers.placement.dispatch.static import targets
+from solvers.placement.dispatch.testing import sample_case
+from solvers.placement.ranks import Ranks
+from tuner.emit.placement.registry import emit_placement
+from tuner.emit.placement.testing import sample_decision, sample_placement
+from tuner.emit.testing import write_emitted
+
+Stand = Callable[..., ModuleType]
+
+
+def _installed(package: str, path: str) -> Path:
+    found = importlib.util.find_spec(package)
+    folders = [] if found is None else list(found.submodule_search_locations or ())
+    file = Path(folders[0], path) if folders else None
+    if file is None or not file.exists():
+        pytest.skip(f"{package} is not installed")
+    return file
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """Put a module in place of a package's own."""
+
+    def put(name: str, **members: Any) -> ModuleType:
+        module = ModuleType(name)
+        module.__dict__.update(members, __path__=[])
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return put
+
+
+def _load(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    folder = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+class _SGLang:
+    """SGLang's `expert_location.py` as a server of these sizes would run it."""
+
+    def __init__(self, stand_in: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = _installed("sglang", "srt/eplb/expert_location.py")
+        self.moe = SimpleNamespace(
+            moe_a2a_backend="deepep", ep_dispatch_algorithm="static", ep_join_mode=None
+        )
+        self.parallel = SimpleNamespace(elastic_ep_initial_size=None)
+        for name in ("sglang", "sglang.srt", "sglang.srt.eplb", "sglang.srt.elastic_ep"):
+            stand_in(name)
+        for name in re.findall(r"from (sglang[\w.]*) import", path.read_text()):
+            stand_in(name)
+        stand_in(
+            "sglang.srt.runtime_context",
+            get_exec=lambda: SimpleNamespace(moe=self.moe),
+            get_parallel=lambda: self.parallel,
+            get_device=lambda: SimpleNamespace(device="cpu"),
+            get_resources=lambda: None,
+        )
+        stand_in("sglang.srt.elastic_ep.elastic_ep", elastic_expanded_world_enabled=lambda: False)
+        stand_in("sglang.srt.model_loader", get_model_architecture=lambda config: (self, None))
+        self._module = _load("sglang.srt.eplb.expert_location", path, monkeypatch)
+
+    def get_model_config_for_expert_location(self, config: Any) -> Any:
+        """Answer as the model's class would."""
+        return self._module.ModelConfigForExpertLocation(**vars(config))
+
+    def read(
+        self, location: str, *, layers: int, experts: int, redundant: int, ranks: int, nodes: int
+    ) -> list[Any]:
+        """Return what each rank makes of `--init-expert-location`."""
+        self.moe.init_expert_location = location
+        self.moe.ep_num_redundant_experts = redundant
+        self.parallel.ep_size, self.parallel.nnodes = ranks, nodes
+        model = SimpleNamespace(
+            hf_config=SimpleNamespace(num_layers=layers, num_logical_experts=experts)
+        )
+        return [
+            self._module.compute_initial_expert_location_metadata(model, moe_ep_rank=rank)
+            for rank in range(ranks)
+        ]
+
+
+@pytest.fixture
+def sglang(stand_in: Stand, monkeypatch: pytest.MonkeyPatch) -> _SGLang:
+    return _SGLang(stand_in, monkeypatch)
+
+
+def test_sglang_reads_its_file(sglang: _SGLang, tmp_path: Path) -> None:
+    decision = sample_decision(ranks_per_node=2)
+    write_emitted(tmp_path, emit_placement("sglang", sample_placement(decision)))
+    (first, *_) = sglang.read(
+        str(tmp_path / "init_expert_location.json"),
+        layers=4,
+        experts=6,
+        redundant=decision.redundant_experts,
+        ranks=4,
+        nodes=2,
+    )
+    rows = first.physical_to_logical_map.tolist()
+    assert [rows[layer] for layer in decision.layer_ids] == [
+        list(row) for row in decision.physical_to_logical
+    ]
+    assert first.num_local_physical_experts == 2
+
+
+@pytest.mark.parametrize("per_node", [4, 16])
+def test_sglang_sends_statically_as_we_say(sglang: _SGLang, per_node: int) -> None:
+    ranks = Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=per_node)
+    case = sample_case(passes=1, layers=3, experts=64, ranks=ranks, seed=7)
+    read = sglang.read(
+        json.dumps({"physical_to_logical_map": case.placement.expert_LS.tolist()}),
+        layers=3,
+        experts=64,
+        redundant=16,
+        ranks=16,
+        nodes=16 // per_node,
+    )
+    target_HLE = np.array([one.logical_to_rank_dispatch_physical_map.numpy() for one in read]) // 5
+    compared = 0
+    for layer, expert_S in enumerate(case.placement.expert_LS):
+        for expert in range(64):
+            hosts = ranks.rank_S[np.flatnonzero(expert_S == expert)]
+            draws = [targets(hosts, ranks=ranks, rng=np.random.default_rng(i)) for i in range(40)]
+            settled = (np.array(draws) == draws[0]).all(axis=0)
+            theirs = target_HLE[:, layer, expert]
+            assert np.array_equal(theirs[settled], draws[0][settled])
+            assert set(theirs.tolist()) <= set(hosts.tolist())
+            compared += int(settled.sum())
+    # Most choices are settled: by the only replica, the own rank or the own node.
+    assert compared > 0.7 * target_HLE.size
+
+
+def test_vllm_takes_the_planned_table_in_place_of_its_own_rule(
+    stand_in: Stand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = _installed("vllm", "distributed/eplb/policy/__init__.py")
+    for name in ("vllm", "vllm.config", "vllm.distributed", "vllm.distributed.eplb"):
+        stand_in(name)
+    stand_in("vllm.config.parallel", EPLBPolicyOption=Literal["default"])
+    policies = _load("vllm.distributed.eplb.policy", path, monkeypatch).EPLB_POLICIES
+    decision = sample_decision()
+    write_emitted(tmp_path, emit_placement("vllm", sample_placement(decision)))
+    _load("moetune_placement", tmp_path / "moetune_placement.py", monkeypatch).register()
+    # As EplbState.rearrange calls it.
+    in_order = torch.tensor([[*range(6), 0, 1]] * 2)
+    table = policies["default"].rebalance_experts(torch.rand(2, 6), 8, 1, 1, 4, in_order)
+    assert table.tolist() == [list(row) for row in decision.physical_to_logical]
+    draft = policies["default"].rebalance_experts(torch.rand(1, 6), 8, 1, 1, 4, in_order[:1])
+    assert sorted(set(draft[0].tolist())) == list(range(6))
