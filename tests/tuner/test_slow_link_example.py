@@ -8,7 +8,7 @@ import pytest
 
 from profilers.imports.link_matrix import read_link_matrix
 from tuner.api import Planned, plan
-from tuner.cli.plan_text import plan_text
+from tuner.cli.plan_text import explanation, plan_text
 from tuner.plan_folder import write_plan
 from tuner.planner.nodes.slowing import SLOW_LINKS
 
@@ -57,6 +57,7 @@ def test_what_is_written_says_the_order(planned: Planned, tmp_path: Path) -> Non
     text = plan_text(made, folder=Path("plan"))
     assert "spare: node-5" in text
     assert "as listed; no order is below" in text
+    assert "where it runs\n  placement " in explanation(made)
 
 
 def test_without_a_spare_the_slow_node_costs_time(tmp_path: Path) -> None:

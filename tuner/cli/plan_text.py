@@ -70,6 +70,7 @@ def explanation(plan: Plan) -> str:
         "each stage",
         _stages(plan.decision, plan.predicted),
         "",
+        *_where(plan.placement),
         "why this one",
         f"  {certificate_line(plan.certificate)}",
         *(f"  {line}" for line in _preference_lines(plan)),
@@ -278,6 +279,13 @@ def _placement_lines(placement: Placement | None) -> Iterable[str]:
     for pool, devices in placement.unused_devices.items():
         yield f"unused         {devices} devices of {pool}"
     yield from (f"note           {note}" for note in placement.notes)
+
+
+def _where(placement: Placement | None) -> Iterable[str]:
+    if placement is not None:
+        yield "where it runs"
+        yield from (f"  {line}" for line in _placement_lines(placement))
+        yield ""
 
 
 def _listed(names: tuple[str, ...]) -> str:
