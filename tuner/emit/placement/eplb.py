@@ -14,7 +14,7 @@ import numpy as np
 
 from solvers.placement.ranks import Ints, Placement
 from tuner.emit.files import EmittedFile, comment
-from tuner.emit.placement.statement import statement
+from tuner.emit.placement.statement import spans, statement
 from tuner.place_plan import VerifiedPlacement
 
 
@@ -28,11 +28,10 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         "logical_to_physical_map": _slots_LEX(expert_LS, count_LE),
         "expert_count": count_LE,
     }
-    layers = ", ".join(map(str, decision.layer_ids))
     note = (
         *statement(verified),
         "",
-        f"Rows are MoE layers; in the model these are decoder layers {layers}.",
+        f"Rows are MoE layers; in the model these are decoder layers {spans(decision.layer_ids)}.",
         f"Slot p stands on rank p // {decision.slots_per_rank[0]}.",
         "Read an array with torch.from_numpy(numpy.load(FILE, allow_pickle=False)).",
     )

@@ -12,6 +12,8 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.placement.statement import statement
 from tuner.place_plan import VerifiedPlacement
 
+_OWN_FOLDER: Final = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
+
 _WHICH_NODE: Final = """\
 node="${NODE_RANK:?set NODE_RANK and MASTER_ADDR}"
 : "${MASTER_ADDR:?set NODE_RANK and MASTER_ADDR}"
@@ -30,6 +32,7 @@ def run_script(
             arguments follow.
     """
     nodes = num_nodes(verified)
+    words = tuple(command)
     lines = [*statement(verified), "", *usage]
     if nodes > 1:
         lines.append(f"Run it on each of {nodes} nodes: NODE_RANK=0..{nodes - 1} MASTER_ADDR=node0")
@@ -37,10 +40,10 @@ def run_script(
         "#!/usr/bin/env bash\n"
         + comment(lines)
         + "set -euo pipefail\n"
-        + 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
+        + (_OWN_FOLDER if any("$here" in word for word in words) else "")
         + (_WHICH_NODE if nodes > 1 else "")
         + "exec "
-        + " \\\n  ".join((*command, '"$@"'))
+        + " \\\n  ".join((*words, '"$@"'))
         + "\n"
     )
     return EmittedFile(path=PurePosixPath("run.sh"), text=text, executable=True)

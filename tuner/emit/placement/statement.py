@@ -1,5 +1,7 @@
 """What stands in every emitted placement, or beside it: what it is and what supports it."""
 
+from collections.abc import Iterable
+
 from tuner.place_plan import VerifiedPlacement
 
 
@@ -8,9 +10,9 @@ def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
     decision, plan = verified.decision, verified.plan
     slots = sorted(set(decision.slots_per_rank))
     lines = [
-        f"Written by moetune {plan.provenance.moetune_version}: {len(decision.layer_ids)} MoE"
-        f" layers, {decision.num_experts} experts in {decision.num_slots} slots on"
-        f" {decision.num_devices} ranks of {' or '.join(map(str, slots))}.",
+        f"Written by moetune {plan.provenance.moetune_version}: MoE layers"
+        f" {spans(decision.layer_ids)}, {decision.num_experts} experts in {decision.num_slots}"
+        f" slots on {decision.num_devices} ranks of {' or '.join(map(str, slots))}.",
     ]
     if verified.waived:
         lines.append(f"NOT VERIFIED: {verified.waived}")
@@ -22,3 +24,14 @@ def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
             for name, ratio in plan.predicted.imbalance.items()
         ]
     return tuple(lines)
+
+
+def spans(layer_ids: Iterable[int]) -> str:
+    """Return ascending numbers in words, neighbours joined: `0, 3-60`."""
+    joined: list[list[int]] = []
+    for layer in layer_ids:
+        if joined and layer == joined[-1][-1] + 1:
+            joined[-1] = [joined[-1][0], layer]
+        else:
+            joined.append([layer])
+    return ", ".join("-".join(map(str, span)) for span in joined)

@@ -18,7 +18,7 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.placement.launching import num_nodes, run_script
-from tuner.emit.placement.statement import statement
+from tuner.emit.placement.statement import spans, statement
 from tuner.place_plan import PlaceDecision, VerifiedPlacement
 
 STEP_INTERVAL: Final = 1000
@@ -46,6 +46,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
                 "Once, on every node: pip install --no-deps .   (in this folder)",
                 "Usage: ./run.sh MODEL [more flags of the engine]",
                 f"Experts stand as planned after {STEP_INTERVAL // 4} passes.",
+                whole_model(decision),
             ),
             command=(
                 "vllm serve",
@@ -54,6 +55,13 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
                 f"--eplb-config {shlex.quote(json.dumps(config))}",
             ),
         ),
+    )
+
+
+def whole_model(decision: PlaceDecision) -> str:
+    """Return what must hold of the model where an engine counts MoE layers and not all layers."""
+    return (
+        f"MODEL must have MoE layers {spans(decision.layer_ids)} and no others: rows are counted."
     )
 
 

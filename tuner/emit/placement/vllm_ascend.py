@@ -13,7 +13,7 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.launching import run_script
-from tuner.emit.placement.vllm import parallel_flags
+from tuner.emit.placement.vllm import parallel_flags, whole_model
 from tuner.place_plan import PlaceDecision, VerifiedPlacement
 
 _MAP: Final = "expert_map.json"
@@ -30,6 +30,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
             usage=(
                 "Usage: ./run.sh MODEL [more flags of the engine]; MODEL as a name or an absolute"
                 " path",
+                whole_model(verified.decision),
             ),
             command=(
                 'env --chdir="$here" vllm serve',

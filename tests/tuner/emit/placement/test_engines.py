@@ -17,6 +17,7 @@ import yaml
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import PLACE_EMITTERS, emit_placement
+from tuner.emit.placement.statement import spans
 from tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
 from tuner.emit.testing import write_emitted
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
@@ -378,6 +379,17 @@ def test_nothing_in_a_name_becomes_code(
     if (folder / "run.sh").exists():
         start(folder, "MODEL")
     assert not list(tmp_path.rglob("injected"))
+
+
+def test_layers_are_named_in_spans() -> None:
+    assert spans((0, 3, 4, 5, 7)) == "0, 3-5, 7"
+    assert spans(range(3, 61)) == "3-60"
+
+
+@pytest.mark.parametrize("target", ["vllm", "vllm-ascend"])
+def test_engines_that_count_moe_layers_say_which_model_they_fit(target: str) -> None:
+    text = _text(emit_placement(target, sample_placement(sample_decision())))
+    assert "MODEL must have MoE layers 1, 3 and no others" in text
 
 
 def test_arrays_hold_no_pickle() -> None:
