@@ -28,7 +28,8 @@ _EXTRA_COSTS: Final[Mapping[str, str]] = {
 
 _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
     "transformers": (
-        "the tests cannot hold parameter counts against the real models",
+        "moetune profile --suite routing cannot record a model; the tests cannot hold parameter"
+        " counts against the real models",
         "pip install {requirement}",
     ),
     "aiconfigurator-core": (

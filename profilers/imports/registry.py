@@ -1,4 +1,8 @@
-"""The kinds of measurements that `moetune profile import` reads, by the name that users type."""
+"""The kinds of measurements that `moetune profile import` reads, by the name that users type.
+
+Measurements of a machine become a profile. Recordings of routing become a stored recording: their
+formats are in profilers/routing/formats.py, and `routing` takes whichever of them lies there.
+"""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -7,6 +11,7 @@ from typing import Final, cast
 
 from profilers.errors import UnknownNameError
 from profilers.imports.result import Imported, Importer
+from profilers.routing.formats import FORMATS
 
 KINDS: Final[Mapping[str, str]] = {
     "aiconfigurator": "profilers.imports.aiconfigurator:read",
@@ -19,6 +24,14 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What may be said beside the path, by kind."""
 
+ROUTING: Final = "routing"
+"""The kind that stands for any recording of routing."""
+
+
+def is_routing(kind: str) -> bool:
+    """Whether a kind is a recording of routing, and no measurement."""
+    return kind == ROUTING or kind in FORMATS
+
 
 def import_measurements(
     kind: str, path: Path | None, *, options: Mapping[str, str], created: str
@@ -30,7 +43,8 @@ def import_measurements(
         ProfileUnreadableError: the source is missing, damaged or holds nothing of use.
     """
     if kind not in KINDS:
-        raise UnknownNameError(f"import kind {kind!r} is not one of {', '.join(KINDS)}")
+        known = ", ".join((*KINDS, ROUTING, *FORMATS))
+        raise UnknownNameError(f"import kind {kind!r} is not one of {known}")
     if unknown := sorted(options.keys() - set(OPTIONS[kind])):
         raise UnknownNameError(
             f"{kind} has no option {unknown[0]!r}; it has {', '.join(OPTIONS[kind])}"

@@ -10,6 +10,7 @@ Each message names the value, the rule and the way out; the caller puts the file
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -106,6 +107,23 @@ def recording_of(
         transition_kind=transition_kind,
         coactivation_LEE=None if coactivation_REE is None else coactivation_REE[kept],
         token_LTK=None if token_RTK is None else np.ascontiguousarray(token_RTK[kept]),
+    )
+
+
+def renamed(recording: Recording, naming: Naming) -> Recording:
+    """A recording with what the user says of it in the place of what it said.
+
+    Raises:
+        ValueError: the layers or choices do not fit it.
+    """
+    if naming.num_experts not in (None, recording.num_experts):
+        raise ValueError(f"has {recording.num_experts} experts, not {naming.num_experts}")
+    return replace(
+        recording,
+        model=naming.model or recording.model,
+        workload=naming.workload or recording.workload,
+        layer_ids=naming.layer_ids or recording.layer_ids,
+        top_k=naming.top_k or recording.top_k,
     )
 
 

@@ -14,6 +14,7 @@ one, never half of one.
 """
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from profilers.errors import ProfileUnwritableError, RecordingUnreadableError
 from profilers.records import Record
-from profilers.routing.assembling import MOST_CELLS
+from profilers.routing.assembling import MOST_CELLS, renamed
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Recording
 
@@ -37,6 +38,9 @@ HEADER_NAME: Final = "recording.json"
 FOLDER: Final = "routing"
 """Inside a profile's folder; one recording a workload in it."""
 MAX_HEADER_BYTES: Final = 2**20
+
+WORKLOAD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
+"""What a workload in a profile may be called, as it names a folder there."""
 
 Size = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 
@@ -109,23 +113,24 @@ def read_recording(path: Path, *, naming: Naming | None = None) -> Recording:
 
     Args:
         path: a folder or file; its content, not its name, says what it is.
-        naming: facts that a dump leaves unsaid; a stored recording has them all.
+        naming: facts that it leaves unsaid, or says otherwise.
 
     Raises:
         RecordingUnreadableError: it is missing, damaged, or nothing that is known.
     """
     from profilers.routing.formats import read_as, recognised
 
-    if holds_recording(path):
-        return read_stored(path)
-    if (inside := stored_below(path)) and not naming:
-        if len(inside) > 1:
-            names = ", ".join(str(each.relative_to(path)) for each in inside[:8])
-            raise RecordingUnreadableError(
-                f"{path} holds {len(inside)} recordings: name one, {names}"
-            )
-        return read_stored(inside[0])
-    return read_as(recognised(path), path, naming=naming or Naming())
+    naming = naming or Naming()
+    inside = (path,) if holds_recording(path) else stored_below(path)
+    if len(inside) > 1:
+        names = ", ".join(str(each.relative_to(path)) for each in inside[:8])
+        raise RecordingUnreadableError(f"{path} holds {len(inside)} recordings: name one, {names}")
+    if not inside:
+        return read_as(recognised(path), path, naming=naming)
+    try:
+        return renamed(read_stored(inside[0]), naming)
+    except ValueError as error:
+        raise RecordingUnreadableError(f"{inside[0]}: {error}") from error
 
 
 def stored_below(path: Path) -> tuple[Path, ...]:

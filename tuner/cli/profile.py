@@ -1,11 +1,12 @@
 """`moetune profile`: measure this machine, `show`, `diff` or `import` a stored profile."""
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tuner.cli import profile_import
+from tuner.cli import profile_import, profile_routing
 from tuner.cli.text import columns
 from tuner.errors import TunerError
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("import")(profile_import.run)
+
+ROUTING: Final = "routing"
+"""The suite that records a model instead of measuring the machine."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -25,7 +29,11 @@ def measure(
         Path | None, typer.Option("--out", "-o", help="Folder of the profile.", show_default=False)
     ] = None,
     suite: Annotated[
-        str, typer.Option(help="Comma-separated: kernels, links, storage; default all.")
+        str,
+        typer.Option(
+            help="Comma-separated: kernels, links, storage, or routing, which needs --model and"
+            " --text; default all but routing."
+        ),
     ] = "",
     budget: Annotated[str, typer.Option(help="Time to aim at, with its unit.")] = "60s",
     ranks: Annotated[
@@ -42,27 +50,84 @@ def measure(
         Path | None,
         typer.Option("--for", help="A spec: its exact sizes are measured too.", show_default=False),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="routing: folder of a Hugging Face MoE model.", show_default=False),
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="routing: a file or folder of UTF-8 text; repeatable."),
+    ] = None,
+    workload: Annotated[
+        str, typer.Option(help="routing: name of the text; default that of its file.")
+    ] = "",
+    sequence: Annotated[int, typer.Option(min=1, help="routing: tokens of a sequence.")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, help="routing: sequences of a pass.")] = 4,
+    passes: Annotated[int, typer.Option(min=1, help="routing: passes at most.")] = 256,
     as_json: AsJson = False,
 ) -> None:
-    """Measure kernels, links and storage of this machine into a stored profile."""
+    """Measure kernels, links and storage of this machine, or the routing of a model on text."""
     if context.invoked_subcommand is not None:
         return
     if out is None:
         raise TunerError("--out is missing: say where to write, moetune profile -o FOLDER")
 
     from profilers.registry import SUITES
+
+    names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
+    measured = tuple(name for name in names if name != ROUTING)
+    if ROUTING not in names:
+        if model is not None or text:
+            raise TunerError("--model and --text are for --suite routing, which is not asked for")
+        _measure(
+            out,
+            suites=measured,
+            budget=budget,
+            ranks=ranks,
+            resume=resume,
+            spec=spec,
+            as_json=as_json,
+        )
+        return
+    if measured:
+        raise TunerError(
+            f"--suite {suite}: routing is recorded by itself; run the others first, into the same"
+            " folder"
+        )
+    found = profile_routing.captured(
+        out,
+        model=model,
+        texts=text or (),
+        workload=workload,
+        tokens=sequence,
+        sequences=batch,
+        passes=passes,
+    )
+    if found is not None:
+        profile_routing.told(found, as_object=as_json)
+
+
+def _measure(
+    out: Path,
+    *,
+    suites: tuple[str, ...],
+    budget: str,
+    ranks: int | None,
+    resume: bool,
+    spec: Path | None,
+    as_json: bool,
+) -> None:
     from profilers.session import measure_profile
     from tuner.api import wanted_cases
     from tuner.cli.options import seconds
     from tuner.cli.progress import watched
 
-    names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
     budget_s = seconds(budget, option="--budget")
     cases = wanted_cases(spec) if spec is not None else ()
     with watched() as progress:
         header = measure_profile(
             out,
-            suites=names,
+            suites=suites,
             budget_s=budget_s,
             ranks=ranks,
             resume=resume,
@@ -76,19 +141,29 @@ def measure(
 
 @app.command("show")
 def show(
-    profile: Annotated[Path, typer.Argument(help="Folder of a stored profile.")],
+    profile: Annotated[Path, typer.Argument(help="Folder of a stored profile or recording.")],
     as_json: AsJson = False,
 ) -> None:
-    """Print what a stored profile holds."""
+    """Print what a stored profile or recording of routing holds."""
+    from profilers.routing.store import holds_recording, stored_below
     from profilers.store import read_profile
 
-    found = read_profile(profile)
+    if holds_recording(profile):
+        profile_routing.told(profile, as_object=as_json)
+        return
+    found, recordings = read_profile(profile), stored_below(profile)
     if as_json:
-        print(found.model_dump_json(indent=2))
+        shown = found.model_dump(mode="json")
+        if recordings:
+            shown["recordings"] = [profile_routing.as_json(each) for each in recordings]
+        print(json.dumps(shown, indent=2))
         return
     print(summary(found.header))
     print()
     print(_medians(found))
+    if recordings:
+        print()
+        print(profile_routing.listed(recordings))
 
 
 @app.command("diff")
@@ -98,8 +173,6 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare two profiles of one machine; exit 1 when the second is significantly slower."""
-    import json
-
     from profilers.compare import Verdict, compare
     from profilers.store import read_profile
     from tuner.units import format_s

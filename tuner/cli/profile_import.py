@@ -1,14 +1,23 @@
-"""`moetune profile import`: read measurements that others took into a stored profile."""
+"""`moetune profile import`: read what others measured or recorded into our stored forms."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from tuner.cli import profile_routing
+from tuner.errors import TunerError
+
 
 def run(
-    kind: Annotated[str, typer.Argument(help="What to read: aiconfigurator or nccl-tests.")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="What to read: aiconfigurator, nccl-tests; routing, or one of its formats:"
+            " routing-json, routing-csv, sglang, trtllm, megatron-trace, vllm-ascend, eplb."
+        ),
+    ],
     path: Annotated[
         Path | None,
         typer.Argument(
@@ -17,7 +26,8 @@ def run(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the profile.", show_default=False)
+        Path,
+        typer.Option("--out", "-o", help="Folder of the profile or recording.", show_default=False),
     ] = ...,  # type: ignore[assignment]  # typer's way to say that an option is required
     system: Annotated[str, typer.Option(help="aiconfigurator: the system, e.g. h200_sxm.")] = "",
     framework: Annotated[
@@ -29,9 +39,35 @@ def run(
     collective: Annotated[
         str, typer.Option(help="nccl-tests: what was run, where the file does not say it.")
     ] = "",
+    workload: Annotated[str, typer.Option(help="routing: what the tokens were.")] = "",
+    model: Annotated[str, typer.Option(help="routing: the model that was recorded.")] = "",
+    layer_ids: Annotated[
+        str, typer.Option(help="routing: absolute MoE layers of the rows, e.g. 3-60.")
+    ] = "",
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="routing: experts of a token.", show_default=False)
+    ] = None,
+    experts: Annotated[
+        int | None, typer.Option(min=1, help="routing: experts of a layer.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Read measurements that others took into a stored profile."""
+    """Read measurements that others took, or a recording of routing, into our stored form."""
+    from profilers.imports.registry import is_routing
+
+    if is_routing(kind):
+        _recording(
+            kind,
+            path,
+            out,
+            workload=workload,
+            model=model,
+            layer_ids=profile_routing.layer_ids(layer_ids),
+            top_k=top_k,
+            num_experts=experts,
+            as_json=as_json,
+        )
+        return
     from datetime import UTC, datetime
 
     from profilers.imports.registry import import_measurements
@@ -55,3 +91,14 @@ def run(
         print(f"left out: {line}", file=sys.stderr)
     header = imported.profile.header
     print(header.model_dump_json(indent=2) if as_json else summary(header))
+
+
+def _recording(kind: str, path: Path | None, out: Path, *, as_json: bool, **said: Any) -> None:
+    from profilers.routing.naming import Naming
+
+    try:
+        naming = Naming(**said)
+    except ValueError as error:
+        raise TunerError(str(error)) from error
+    found = profile_routing.imported(kind, path, out, naming=naming)
+    profile_routing.told(found, as_object=as_json)

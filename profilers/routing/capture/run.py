@@ -11,13 +11,11 @@ differs in the text that the model writes itself.
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
@@ -34,13 +32,10 @@ from profilers.routing.capture.text import sequences
 from profilers.routing.choices import MOST_TOKENS, Tally
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Recording
-from profilers.routing.store import FOLDER, write_recording
+from profilers.routing.store import FOLDER, WORKLOAD, write_recording
 from profilers.store import holds_profile, write_header
 from profilers.team import Alone
 from profilers.timing import HostClock
-
-NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
-"""What a workload may be called: it names a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +60,7 @@ class Reading:
         for name in ("tokens", "sequences", "passes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is not at least 1")
-        if NAME.fullmatch(self.workload) is None:
+        if WORKLOAD.fullmatch(self.workload) is None:
             raise ValueError(
                 f"workload {self.workload[:80]!r} names a folder; take letters, digits, . _ -"
             )

@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+
+from profilers.routing.notes import notes, skew
+from profilers.routing.recording import Recording
+
+
+def of(counts: list[list[list[int]]]) -> Recording:
+    array = np.array(counts, dtype=np.int64)
+    ids = tuple(range(array.shape[1]))
+    return Recording(model="", workload="", layer_ids=ids, top_k=None, count_PLE=array)
+
+
+def test_skew_is_the_fullest_expert_over_the_mean() -> None:
+    # Layer 0 sums to [400, 400], layer 1 to [600, 200]; its passes are 1.75 and 1.25.
+    found = skew(of([[[300, 100], [350, 50]], [[100, 300], [250, 150]]]))
+    assert (found.median, found.worst) == (1.25, 1.5)
+    assert found.pass_median == 1.5
+    assert found.pass_p99 == pytest.approx(1.75, abs=0.02)
+
+
+def test_a_pass_without_tokens_has_no_skew() -> None:
+    found = skew(of([[[300, 100]], [[0, 0]]]))
+    assert found.pass_median == 1.5
+
+
+def test_limits_are_named_and_a_good_recording_has_none() -> None:
+    assert notes(of([[[300, 100]], [[200, 500]]])) == ()
+    said = " | ".join(notes(of([[[30, 0], [20, 10]]])))
+    assert "1 experts of 1 layers were never seen" in said
+    assert "15 token copies an expert are few" in said
+    assert "totals only" in said
+    assert "1 of 4 layers of passes have no token" in " | ".join(
+        notes(of([[[300, 100], [200, 200]], [[300, 100], [0, 0]]]))
+    )

@@ -1,0 +1,170 @@
+"""Recordings of routing on the command line: captured, imported, shown."""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tuner.cli.text import columns
+from tuner.errors import TunerError
+
+if TYPE_CHECKING:
+    from profilers.routing.naming import Naming
+    from profilers.routing.recording import Recording
+
+MOST_LAYERS: Final = 10_000
+
+
+def captured(
+    out: Path,
+    *,
+    model: Path | None,
+    texts: Sequence[Path],
+    workload: str,
+    tokens: int,
+    sequences: int,
+    passes: int,
+) -> Path | None:
+    """Record a model's routing on text; the folder of the recording, None on other ranks."""
+    if model is None or not texts:
+        raise TunerError("--suite routing records a model on text: name both, --model and --text")
+
+    from profilers.routing.capture.run import Reading, capture
+    from profilers.routing.store import FOLDER
+    from profilers.session import require_torch
+    from tuner.cli.progress import watched
+
+    require_torch()
+    name = workload or texts[0].stem
+    try:
+        reading = Reading(
+            model=model,
+            texts=tuple(texts),
+            workload=name,
+            tokens=tokens,
+            sequences=sequences,
+            passes=passes,
+        )
+    except ValueError as error:
+        raise TunerError(str(error)) from error
+    with watched() as progress:
+        found = capture(out, reading, progress=progress)
+    return out / FOLDER / name if found is not None else None
+
+
+def imported(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Path:
+    """Read a dump into a stored recording; its folder.
+
+    Where `out` is a profile already, the recording goes beside its tables.
+    """
+    from datetime import UTC, datetime
+
+    from profilers.imports.registry import ROUTING
+    from profilers.routing.formats import read_as
+    from profilers.routing.store import FOLDER, WORKLOAD, read_recording, write_recording
+    from profilers.store import holds_profile
+
+    if path is None:
+        raise TunerError(
+            f"{kind} needs the path of a recording: moetune profile import {kind} PATH"
+        )
+    if kind == ROUTING:
+        recording = read_recording(path, naming=naming)
+    else:
+        recording = read_as(kind, path, naming=naming)
+    target = out
+    if holds_profile(out):
+        if WORKLOAD.fullmatch(recording.workload) is None:
+            raise TunerError(f"workload {recording.workload!r} names no folder; say --workload")
+        target = out / FOLDER / recording.workload
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    write_recording(target, recording, origin=f"imported as {kind}", created=created)
+    return target
+
+
+def layer_ids(text: str) -> tuple[int, ...]:
+    """Read `3-60` or `0,7,15`."""
+    ids: list[int] = []
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"\s*(\d{1,5})(?:\s*-\s*(\d{1,5}))?\s*", part, re.ASCII)
+        if match is None or int(match.group(2) or match.group(1)) >= MOST_LAYERS:
+            raise TunerError(f"--layer-ids: {part[:40]!r} is no layer, nor a range such as 3-60")
+        ids += range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
+    return tuple(ids)
+
+
+def as_json(path: Path) -> dict[str, Any]:
+    """What a stored recording says of itself, its skew and its limits."""
+    from profilers.routing.notes import notes, skew
+    from profilers.routing.store import read_header, read_stored
+
+    recording = read_stored(path)
+    return {
+        **read_header(path).model_dump(mode="json"),
+        "token_copies": int(recording.count_PLE.sum()),
+        "skew": skew(recording).model_dump(mode="json"),
+        "notes": list(notes(recording)),
+    }
+
+
+def text(path: Path) -> str:
+    """The same for people, and the skew of every layer."""
+    from profilers.routing.notes import skew
+    from profilers.routing.store import read_stored
+
+    recording, facts = read_stored(path), as_json(path)
+    found = skew(recording)
+    named = " ".join(part for part in (facts["model"], facts["workload"]) if part) or "routing"
+    size = (
+        f"{len(facts['layer_ids'])} MoE layers x {facts['num_experts']} experts, top"
+        f" {facts['top_k'] or '?'}, {facts['passes']} passes, {facts['token_copies']} token copies"
+    )
+    lines = [
+        f"{named}: {size}",
+        " ".join(part for part in (facts["origin"], facts["created"]) if part),
+        f"fullest expert over mean: {found.median:.2f} in the median layer, {found.worst:.2f} in"
+        f" the worst; pass by pass {found.pass_median:.2f}, P99 {found.pass_p99:.2f}",
+        f"also kept: {_kept(recording)}",
+        *(f"note: {note}" for note in facts["notes"]),
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def listed(paths: Sequence[Path]) -> str:
+    """The recordings of a profile, a line each."""
+    rows = []
+    for path in paths:
+        facts = as_json(path)
+        rows.append(
+            (
+                f"{path.parent.name}/{path.name}",
+                facts["model"],
+                len(facts["layer_ids"]),
+                facts["num_experts"],
+                facts["top_k"] or "?",
+                facts["passes"],
+                f"{facts['skew']['median']:.2f}",
+            )
+        )
+    header = ("recording", "model", "layers", "experts", "top", "passes", "fullest/mean")
+    return columns(rows, header=header)
+
+
+def _kept(recording: "Recording") -> str:
+    kept = {
+        f"transitions ({recording.transition_kind})": recording.transition_MEE,
+        "co-activation": recording.coactivation_LEE,
+        "sampled tokens": recording.token_LTK,
+        "source ranks": recording.source_SLE,
+    }
+    return ", ".join(name for name, array in kept.items() if array is not None) or "nothing"
+
+
+def told(path: Path, *, as_object: bool) -> None:
+    """Print a recording that was just made."""
+    import json
+
+    print(json.dumps(as_json(path), indent=2) if as_object else text(path))
+    if not as_object:
+        print(f"recording: {path}", file=sys.stderr)
