@@ -1,7 +1,8 @@
 """The shell script that starts an engine with an emitted placement.
 
 The script finds its own folder, wherever it is called from, and passes what the user adds on to the
-engine. On several nodes it runs once on each, told apart by NODE_RANK.
+engine. On several nodes it runs once on each, told apart by NODE_RANK, unless the engine has a
+launcher of its own.
 """
 
 from collections.abc import Iterable
@@ -28,22 +29,23 @@ def run_script(
     Args:
         verified: what is started.
         usage: lines for people.
-        command: words of the command as bash reads them, quoted where they must be; the user's own
-            arguments follow.
+        command: words of the command as bash reads them, quoted where they must be; `"$@"` stands
+            where the user's own arguments belong.
     """
-    nodes = num_nodes(verified)
     words = tuple(command)
     lines = [*statement(verified), "", *usage]
-    if nodes > 1:
-        lines.append(f"Run it on each of {nodes} nodes: NODE_RANK=0..{nodes - 1} MASTER_ADDR=node0")
+    by_node = any("$node" in word for word in words)
+    if by_node:
+        last = num_nodes(verified) - 1
+        lines.append(f"Run it on each node, with NODE_RANK 0 to {last} and MASTER_ADDR of node 0.")
     text = (
         "#!/usr/bin/env bash\n"
         + comment(lines)
         + "set -euo pipefail\n"
         + (_OWN_FOLDER if any("$here" in word for word in words) else "")
-        + (_WHICH_NODE if nodes > 1 else "")
+        + (_WHICH_NODE if by_node else "")
         + "exec "
-        + " \\\n  ".join((*words, '"$@"'))
+        + " \\\n  ".join(words)
         + "\n"
     )
     return EmittedFile(path=PurePosixPath("run.sh"), text=text, executable=True)

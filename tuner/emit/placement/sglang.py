@@ -48,6 +48,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         f"--moe-a2a-backend {backend}",
         f"--ep-dispatch-algorithm {dispatch}",
         *(several if nodes > 1 else ()),
+        '"$@"',
     )
     return (
         EmittedFile(path=PurePosixPath(_LOCATION), text=_location(decision)),

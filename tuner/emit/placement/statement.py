@@ -10,8 +10,8 @@ def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
     decision, plan = verified.decision, verified.plan
     slots = sorted(set(decision.slots_per_rank))
     lines = [
-        f"Written by moetune {plan.provenance.moetune_version}: MoE layers"
-        f" {spans(decision.layer_ids)}, {decision.num_experts} experts in {decision.num_slots}"
+        f"Written by moetune {plan.provenance.moetune_version} for MoE layers"
+        f" {spans(decision.layer_ids)}: {decision.num_experts} experts in {decision.num_slots}"
         f" slots on {decision.num_devices} ranks of {' or '.join(map(str, slots))}.",
     ]
     if verified.waived:

@@ -41,17 +41,23 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         + "moe_config:\n"
         + f"  load_balancer: ./{_BALANCER}\n"
     )
-    # Under srun or mpirun, which start it on every node.
-    launcher = ("trtllm-llmapi-launch",) if num_nodes(verified) > 1 else ()
+    usage = [
+        "Usage: ./run.sh MODEL [more flags of the engine]; MODEL as a name or an absolute path",
+    ]
+    launcher: tuple[str, ...] = ()
+    if num_nodes(verified) > 1:
+        usage.append(
+            f"Start it with srun --mpi=pmix --nodes={num_nodes(verified)}"
+            f" --ntasks={decision.num_devices} --ntasks-per-node={decision.ranks_per_node}"
+        )
+        launcher = ("trtllm-llmapi-launch",)
     script = run_script(
         verified,
-        usage=(
-            "Usage: ./run.sh MODEL [more flags of the engine]; MODEL as a name or an absolute path",
-        ),
+        usage=usage,
         command=(
             'env --chdir="$here"',
             *launcher,
-            "trtllm-serve",
+            'trtllm-serve serve "$@"',
             f"--tp_size {decision.num_devices}",
             f"--ep_size {decision.num_devices}",
             f"--extra_llm_api_options {_OPTIONS}",

@@ -49,7 +49,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
                 whole_model(decision),
             ),
             command=(
-                "vllm serve",
+                'vllm serve "$@"',
                 *parallel_flags(verified),
                 "--enable-eplb",
                 f"--eplb-config {shlex.quote(json.dumps(config))}",

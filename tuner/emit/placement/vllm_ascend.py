@@ -33,7 +33,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
                 whole_model(verified.decision),
             ),
             command=(
-                'env --chdir="$here" vllm serve',
+                'env --chdir="$here" vllm serve "$@"',
                 *parallel_flags(verified),
                 f"--additional-config {shlex.quote(config)}",
             ),

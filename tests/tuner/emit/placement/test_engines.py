@@ -191,7 +191,8 @@ def test_the_script_asks_for_the_devices_of_the_plan(
     write_emitted(folder, emit_placement(target, sample_placement(decision)))
     words, _ = start(folder, "MODEL", "--more", "x y", NODE_RANK="1", MASTER_ADDR="node0")
     assert _devices(target, words) == decision.num_devices == 4
-    assert words[-3:] == ["MODEL", "--more", "x y"]
+    place = words.index("MODEL")
+    assert words[place : place + 3] == ["MODEL", "--more", "x y"]
 
 
 def test_a_script_for_several_nodes_wants_to_know_which_it_is(tmp_path: Path, start: Start) -> None:
@@ -238,6 +239,16 @@ def test_vllm_ascend_finds_its_map_from_where_it_is_started(tmp_path: Path, star
     config = json.loads(words[words.index("--additional-config") + 1])
     assert set(config) == {"eplb_config"}
     assert json.loads((cwd / config["eplb_config"]["expert_map_path"]).read_text())["layer_list"]
+
+
+def test_trtllm_has_a_launcher_of_its_own_for_several_nodes(tmp_path: Path, start: Start) -> None:
+    decision = sample_decision(ranks_per_node=2)
+    write_emitted(tmp_path, emit_placement("trtllm", sample_placement(decision)))
+    words, _ = start(tmp_path, "MODEL")
+    # Options before the subcommand would be taken as the group's own.
+    assert words[:4] == ["trtllm-llmapi-launch", "trtllm-serve", "serve", "MODEL"]
+    text = (tmp_path / "run.sh").read_text()
+    assert "srun --mpi=pmix --nodes=2 --ntasks=4 --ntasks-per-node=2" in text
 
 
 def test_trtllm_finds_its_balancer_from_where_it_is_started(tmp_path: Path, start: Start) -> None:
