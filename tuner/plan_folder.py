@@ -29,6 +29,7 @@ from tuner.emit.registry import emit_all
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_directory, write_files
 from tuner.plan import Plan, VerifiedPlan
+from tuner.spec.routing import routing_json
 from tuner.spec.spec import Spec
 from tuner.verify.records import TrialRecord, Verified
 
@@ -226,7 +227,7 @@ def write_verified(folder: Path, verified: Verified, *, launch: LaunchFiles | No
 def _used(spec: Spec) -> dict[str, bytes]:
     used = {"spec.yaml": spec.path.read_bytes(), "config.json": _config(spec).read_bytes()}
     if spec.goal.routing is not None:
-        used["routing.json"] = spec.goal.routing.path.read_bytes()
+        used["routing.json"] = routing_json(spec.goal.routing.path)
     for number, pool in enumerate(spec.cluster.pools):
         if pool.link_matrix is not None:
             text = link_matrix_csv(read_link_matrix(pool.link_matrix))

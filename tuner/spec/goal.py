@@ -48,7 +48,7 @@ class Routing(Record):
     """A recorded routing to plan for."""
 
     path: FilePath
-    """A JSON file; tuner/spec/routing.py says what it holds."""
+    """A recording, file or folder; tuner/spec/routing.py says of which kinds."""
     phase: Phase = Phase.STEADY
 
 

@@ -11,19 +11,25 @@ A JSON file of the project's own layout:
 
 Further keys (transitions and the like) are ignored here. Counts become shares of their layer, so
 recordings of different length compare.
+
+Whatever is not named .json is a recording that `moetune profile` stored, or an engine's own dump:
+profilers/routing reads it.
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from profilers.errors import RecordingUnreadableError
 from profilers.records import Record
 from tuner.errors import SpecError
 from tuner.spec.files import read_json_object, shown_path, shown_value
 from tuner.spec.goal import Phase
 
+JSON: Final = ".json"
 LARGEST_RECORD_BYTES: Final = 64_000_000
 MOST_EXPERTS: Final = 100_000
 
@@ -66,8 +72,44 @@ def read_routing(path: Path) -> RoutingRecord:
     Raises:
         SpecError: one line that names the file, the field, its value and the rule.
     """
+    if path.suffix != JSON:
+        return _of_values(_recorded(path), shown_path(path), name=path.stem)
     source = shown_path(path)
     values = read_json_object(path, what="routing record", most_bytes=LARGEST_RECORD_BYTES)
+    return _of_values(values, source, name=path.stem)
+
+
+def routing_json(path: Path) -> bytes:
+    """The same recording as a file of the layout above, for a plan that keeps what it used.
+
+    Raises:
+        SpecError: it cannot be read.
+    """
+    return path.read_bytes() if path.suffix == JSON else json.dumps(_recorded(path)).encode()
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """A stored recording or an engine's dump in the layout above."""
+    from profilers.routing.store import read_recording
+
+    try:
+        found = read_recording(path)
+    except RecordingUnreadableError as error:
+        raise SpecError(f"goal.routing.path: {error}") from error
+    several = found.num_passes > 1
+    return {
+        "model": found.model,
+        "domain": found.workload,
+        "num_logical_experts": found.num_experts,
+        "top_k": found.top_k,
+        "layer_ids": list(found.layer_ids),
+        "logical_count": found.count_LE.tolist(),
+        # A pass in which a layer had no token says nothing of its shares.
+        "passes": [rows.tolist() for rows in found.count_PLE if several and rows.any(axis=1).all()],
+    }
+
+
+def _of_values(values: dict[str, Any], source: str, *, name: str) -> RoutingRecord:
     num_experts = _count(values, "num_logical_experts", source)
     layer_ids = _layer_ids(values, source)
     shape = (len(layer_ids), num_experts)
@@ -76,7 +118,7 @@ def read_routing(path: Path) -> RoutingRecord:
         raise SpecError(f"{source}: passes: {shown_value(passes)} is not a list")
     label = " ".join(str(values[key]) for key in ("model", "domain") if values.get(key))
     return RoutingRecord(
-        name=label or path.stem,
+        name=label or name,
         num_experts=num_experts,
         top_k=_count(values, "top_k", source) if values.get("top_k") is not None else None,
         layer_ids=layer_ids,

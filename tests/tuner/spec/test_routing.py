@@ -2,13 +2,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profilers.routing.store import read_recording, write_recording
 from tuner.errors import SpecError
 from tuner.spec.goal import Phase
-from tuner.spec.routing import read_routing
+from tuner.spec.routing import read_routing, routing_json
 
 RECORD: dict[str, Any] = {
     "model": "tiny",
@@ -93,3 +95,30 @@ def test_a_bad_record_is_refused_by_field_and_value(
         read_routing(file)
     assert str(error.value).startswith(f"{file}: {said}")
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_stored_recording_and_an_engines_dump_say_the_same(tmp_path: Path) -> None:
+    passes = [[[1, 2, 3, 4], [5, 5, 10, 0]], [[3, 2, 1, 4], [0, 5, 10, 5]]]
+    changes = {"passes": passes, "logical_count": np.sum(passes, axis=0).tolist()}
+    plain = written(tmp_path, changes)
+    write_recording(tmp_path / "stored", read_recording(plain))
+    record = read_routing(tmp_path / "stored")
+    assert record == read_routing(plain)
+    # What a plan keeps of it reads the same again.
+    (tmp_path / "kept.json").write_bytes(routing_json(tmp_path / "stored"))
+    assert read_routing(tmp_path / "kept.json") == record
+    assert routing_json(plain) == plain.read_bytes()
+    np.save(tmp_path / "load.npy", np.array(passes))
+    assert read_routing(tmp_path / "load.npy").passes == record.passes
+
+
+def test_a_pass_without_a_token_in_a_layer_is_left_out(tmp_path: Path) -> None:
+    np.save(tmp_path / "load.npy", np.array([[[1, 3], [2, 2]], [[1, 1], [0, 0]]]))
+    record = read_routing(tmp_path / "load.npy")
+    assert record.passes == (((0.25, 0.75), (0.5, 0.5)),)
+
+
+def test_a_recording_that_cannot_be_read_is_an_error_of_the_spec(tmp_path: Path) -> None:
+    (tmp_path / "load.txt").write_text("hello")
+    with pytest.raises(SpecError, match=r"goal.routing.path: .*load.txt is no recording"):
+        read_routing(tmp_path / "load.txt")
