@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.api import version
-from tuner.errors import SpecError
+from tuner.errors import PlanUnreadableError, SpecError
+from tuner.place_folder import judged_pass, read_place_plan, write_place_verified
 from tuner.place_plan import PlacePlan, PlaceProvenance
 from tuner.planner.place.planning import Settings, make_place_plan
 from tuner.planner.place.pricing import pricing_of
 from tuner.profiles import profile_of
 from tuner.report.placement_maps import heat_maps
+from tuner.spec.huggingface.read import read_model
 from tuner.spec.place_read import PlaceSpec, read_place_spec
+from tuner.verify.placement import verify_placements
+from tuner.verify.placement_records import PlaceVerified
 
 if TYPE_CHECKING:
     from tuner.costs.analytic.measured_profile import MeasuredProfile
@@ -57,7 +61,13 @@ def place(
 
     spec = read_place_spec(spec_path)
     measured = _measured(spec, profiles, calibrated=calibrated)
-    pricing = pricing_of(spec, residuals=shipped() if calibrated else None, measured=measured)
+    pricing = pricing_of(
+        spec.model,
+        spec.cluster,
+        spec.goal,
+        residuals=shipped() if calibrated else None,
+        measured=measured,
+    )
     made = make_place_plan(
         spec,
         pricing=pricing,
@@ -93,3 +103,61 @@ def _measured(
             " name a 'device' in the pool, or a profile of one"
         )
     return read_measured(path, calibrated=calibrated)
+
+
+def verify_place(folder: Path, *, budget_s: float, device_kind: str = "auto") -> PlaceVerified:
+    """Run the expert networks of a plan and of its alternatives at recorded rows, on one device.
+
+    Args:
+        folder: of the plan; `verified.json` is written into it.
+        budget_s: for all measurements.
+        device_kind: auto, cpu or cuda.
+
+    Raises:
+        PlanUnreadableError: the plan is damaged, or names no model.
+        RankError: the device has no room, or is too slow.
+        OutputError: the folder cannot be written.
+    """
+    from tuner.costs.analytic.calibration import shipped
+
+    made = read_place_plan(folder)
+    if made.decision is None:
+        raise PlanUnreadableError(f"{folder}: the plan placed nothing ({made.binding_constraint})")
+    spec_path = folder / "used" / "spec.yaml"
+    config = folder / "used" / "config.json"
+    if not config.is_file():
+        raise PlanUnreadableError(
+            f"{folder}: the plan names no model, so the experts have no size; add `model` to"
+            f" {spec_path.name} and plan anew"
+        )
+    model = read_model(config)
+    moe = model.moe
+    if moe is None:
+        raise PlanUnreadableError(f"{config}: {model.name} has no experts")
+    workloads = made.goal.workloads
+    heaviest = max(range(len(workloads)), key=lambda number: workloads[number].weight)
+
+    def time_loads(
+        rows_NS: Sequence[Sequence[int]],
+    ) -> tuple[str, tuple[tuple[float, ...], ...]]:
+        from profilers.kernels.expert_loads import time_expert_loads
+
+        return time_expert_loads(
+            rows_NS,
+            hidden=model.hidden_size,
+            ffn=moe.expert_ffn_size,
+            budget_s=budget_s,
+            device_kind=device_kind,
+        )
+
+    pricing = pricing_of(model, made.cluster, made.goal, residuals=shipped(), measured=None)
+    verified = verify_placements(
+        {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
+        load_LE=judged_pass(folder, heaviest),
+        time_loads=time_loads,
+        price_loads=None if pricing is None else pricing.products_s,
+    )
+    note = f"rows of one judged pass of {workloads[heaviest].name!r}"
+    verified = verified.model_copy(update={"notes": (note, *verified.notes)})
+    write_place_verified(folder, verified)
+    return verified

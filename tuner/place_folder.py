@@ -1,7 +1,7 @@
 """What lies in the folder of a placement's plan beside `plan.json`.
 
     used/spec.yaml, used/config.json, used/current.*     what was read
-    used/routing/<n>.json                                totals of each workload that were planned
+    used/routing/<n>.json                                totals of each workload, one judged pass
     launch/<engine>/                                     the placement as the engine reads it
     report/heat_map_<n>.svg, .json                       load by layer and rank, before and after
 
@@ -12,10 +12,18 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
+from solvers.placement.ranks import Floats
 from tuner.emit.placement.registry import emit_placement
+from tuner.errors import PlanUnreadableError, SpecError
+from tuner.output import write_files
 from tuner.place_plan import PlacePlan, VerifiedPlacement
-from tuner.plan_folder import PLAN_NAME, parsed_plan, write_folder
+from tuner.plan_folder import MAX_PLAN_BYTES, PLAN_NAME, VERIFIED_NAME, parsed_plan, write_folder
+from tuner.planner.place.evidence import evidence_of
+from tuner.spec.files import read_json_object
 from tuner.spec.place_read import PlaceSpec
+from tuner.verify.placement_records import PlaceVerified
 
 WAIVED = "judged on recorded passes only; nothing was launched"
 
@@ -61,7 +69,31 @@ def read_place_plan(folder: Path) -> PlacePlan:
     return parsed_plan(folder, PlacePlan)
 
 
+def judged_pass(folder: Path, number: int) -> Floats:
+    """Read back the judged pass of a workload, [L][E], by its place in the spec.
+
+    Raises:
+        PlanUnreadableError: it is missing or damaged.
+    """
+    file = folder / "used" / "routing" / f"{number}.json"
+    try:
+        values = read_json_object(file, what="judged pass", most_bytes=MAX_PLAN_BYTES)
+        return np.array(values["judged_pass"], dtype=np.float64)
+    except (SpecError, KeyError, ValueError) as error:
+        raise PlanUnreadableError(f"{file}: holds no judged pass; plan anew") from error
+
+
+def write_place_verified(folder: Path, verified: PlaceVerified) -> None:
+    """Write what was measured.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    write_files(folder, {VERIFIED_NAME: verified.model_dump_json(indent=2) + "\n"})
+
+
 def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
+    typical = {one.name: one.typical_pass_LE for one in evidence_of(spec)}
     used: dict[str, str | bytes] = {"spec.yaml": spec.path.read_bytes()}
     if spec.model_path is not None:
         config = spec.model_path
@@ -76,6 +108,7 @@ def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
             "top_k": recording.top_k,
             "layer_ids": list(recording.layer_ids),
             "logical_count": recording.count_LE.tolist(),
+            "judged_pass": np.rint(typical[name]).astype(int).tolist(),
         }
         used[f"routing/{number}.json"] = json.dumps(record) + "\n"
     return used

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
+from tuner.spec.cluster import Cluster
 from tuner.spec.place import PlaceGoal
 
 SCHEMA_VERSION = 1
@@ -189,6 +190,7 @@ class PlaceAlternative(Record):
     """Another placement of the same question."""
 
     method: str
+    decision: PlaceDecision
     objective: float
     imbalance: dict[str, float]
     lost_by: str
@@ -209,6 +211,8 @@ class PlacePlan(Record):
 
     schema_version: Literal[1] = 1
     goal: PlaceGoal
+    cluster: Cluster | None = None
+    """Where time was priced."""
     emit: tuple[str, ...]
     decision: PlaceDecision | None
     predicted: PlacePrediction | None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tuner.place_plan import PlacePlan, WorkloadOutcome
 from tuner.units import format_bytes, format_s
+from tuner.verify.placement_records import PlaceVerified
 
 
 def place_text(plan: PlacePlan, *, folder: Path) -> str:
@@ -17,6 +18,20 @@ def place_explanation(plan: PlacePlan) -> str:
     lines = [*_head(plan), *_workloads(plan), *_times(plan), *_folds(plan), *_layers(plan)]
     lines += [f"instead: {one.method}, {one.lost_by}" for one in plan.alternatives]
     return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
+
+
+def place_verified_text(verified: PlaceVerified) -> str:
+    """What `moetune verify` prints of a placement."""
+    layers = len(verified.layers)
+    lines = [f"products of the slowest rank on {verified.device}, mean of {layers} layers"]
+    for trial in verified.trials:
+        measured = trial.measured_layer_time_s
+        lines.append(
+            f"  {trial.decision:<20} {'failed' if measured is None else format_s(measured)}"
+        )
+    if verified.winner is not None and verified.regret_ratio is not None:
+        lines.append(f"best: {verified.winner}; the plan is {verified.regret_ratio:.1%} behind it")
+    return "\n".join((*lines, *(f"note: {note}" for note in verified.notes)))
 
 
 def _head(plan: PlacePlan) -> Iterator[str]:

@@ -15,6 +15,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "plan": "tuner.plan:Plan",
     "place-plan": "tuner.place_plan:PlacePlan",
     "verified": "tuner.verify.records:Verified",
+    "place-verified": "tuner.verify.placement_records:PlaceVerified",
     "profile": "profilers.records:ProfileHeader",
     "recording": "profilers.routing.store:RecordingHeader",
     "step": "profilers.steps.config:StepConfig",

@@ -5,6 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
+PLACEMENT_BUDGET_S = 30.0
+"""Of measuring a placement and its alternatives."""
+
 
 def command(
     plan: Annotated[Path, typer.Argument(help="Folder of a plan.", show_default=False)],
@@ -18,6 +21,11 @@ def command(
 ) -> None:
     """Verify a plan: launch its candidates, recalibrate the model, refresh the launch files."""
     del launcher  # One value so far; the name is part of the contract.
+    from tuner.plan_folder import kind_of_plan
+
+    if kind_of_plan(plan) == "place":
+        _verify_placement(plan, as_json=as_json)
+        return
     from tuner import api
     from tuner.cli.trials import live_table
     from tuner.cli.verify_text import verified_text
@@ -30,3 +38,11 @@ def command(
     print(verified.model_dump_json(indent=2) if as_json else verified_text(verified, folder=plan))
     if verified.winner is None:
         raise typer.Exit(1)
+
+
+def _verify_placement(folder: Path, *, as_json: bool) -> None:
+    from tuner.cli.place_text import place_verified_text
+    from tuner.place_api import verify_place
+
+    verified = verify_place(folder, budget_s=PLACEMENT_BUDGET_S)
+    print(verified.model_dump_json(indent=2) if as_json else place_verified_text(verified))

@@ -122,18 +122,25 @@ def layer_seconds(
     return LayerSeconds(experts_PL=experts_PL, exchange_PL=exchange_PL)
 
 
-def _experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
-    model, moe, own = machine.model, machine.moe, machine.constants
+def products_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
+    """Seconds of the grouped products of ranks with so many token copies and active experts."""
+    model, moe = machine.model, machine.moe
     groups = np.maximum(active, 1.0)
     width = float(moe.expert_ffn_size)
     inner = (2.0 if model.ffn_is_gated else 1.0) * width
     products = machine.kernels.experts_s(
         groups, copies / groups, hidden=float(model.hidden_size), width=width, inner=inner
     )
+    return np.asarray(products.forward_s, dtype=np.float64)
+
+
+def _experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
+    own, model = machine.constants, machine.model
+    width = float(machine.moe.expert_ffn_size)
     per_copy = machine.element_bytes * (6.0 * model.hidden_size + 3.0 * width)
     factor = own.moe_memory_factor / own.memory_factor
     moved_s = machine.kernels.memory_bound_s(copies * per_copy * factor)
-    return np.asarray(products.forward_s + moved_s, dtype=np.float64)
+    return np.asarray(products_s(machine, copies=copies, active=active) + moved_s)
 
 
 def _exchange_s(

@@ -36,6 +36,12 @@ class WorkloadEvidence:
     recording: Recording
 
     @property
+    def typical_pass_LE(self) -> Floats:
+        """The judged pass of median size."""
+        order = np.argsort(self.judged_PLE.sum(axis=(1, 2)), kind="stable")
+        return np.asarray(self.judged_PLE[order[len(order) // 2]])
+
+    @property
     def judged_passes(self) -> int:
         """Passes judged on that were not planned from."""
         return len(self.judged_PLE) if self.is_split else 0

@@ -121,6 +121,7 @@ def make_place_plan(
     )
     return PlacePlan(
         goal=goal,
+        cluster=spec.cluster,
         emit=spec.emit,
         decision=_decision(spec, chosen),
         predicted=PlacePrediction(
@@ -185,6 +186,7 @@ def _chosen(
     alternatives = tuple(
         PlaceAlternative(
             method=name,
+            decision=_decision(spec, named[name]),
             objective=values[name],
             imbalance={
                 one.name: judge_workload(spec, one, named[name], dispatch).imbalance
@@ -236,6 +238,7 @@ def _nothing(
     status = "infeasible" if outcome.status.value == "infeasible" else "unknown"
     return PlacePlan(
         goal=spec.goal,
+        cluster=spec.cluster,
         emit=spec.emit,
         decision=None,
         predicted=None,

@@ -13,12 +13,21 @@ from tuner.costs.analytic.calibration import Residuals, band_of, constants_of
 from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.analytic.kernels import DatasheetKernels
 from tuner.costs.analytic.measured_profile import MeasuredProfile
-from tuner.costs.expert_layer import ExpertMachine, LayerSeconds, Reach, layer_seconds, rest_s
+from tuner.costs.expert_layer import (
+    ExpertMachine,
+    LayerSeconds,
+    Reach,
+    layer_seconds,
+    products_s,
+    rest_s,
+)
 from tuner.devices.catalogue import find_device
 from tuner.place_plan import Band
 from tuner.planner.analytic.regimes import regime_of
 from tuner.planner.place.judging import Judged, active_PLG
-from tuner.spec.place_read import PlaceSpec
+from tuner.spec.cluster import Cluster
+from tuner.spec.model import ModelSpec
+from tuner.spec.place import PlaceGoal
 
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 
@@ -56,6 +65,10 @@ class Pricing:
             active_PLG=active_PLG(placement, load_PLE=load_PLE, ranks=ranks),
             reach=reach,
         )
+
+    def products_s(self, rows_N: Floats, active_N: Floats) -> Floats:
+        """Seconds of the expert products alone, of ranks with so many rows and active experts."""
+        return products_s(self.machine, copies=rows_N, active=active_N)
 
     def whole_pass_s(self, *, tokens: float) -> float:
         """Seconds of a pass without routed experts."""
@@ -112,16 +125,21 @@ class Pricing:
 
 
 def pricing_of(
-    spec: PlaceSpec, *, residuals: Residuals | None, measured: MeasuredProfile | None
+    model: ModelSpec | None,
+    cluster: Cluster | None,
+    goal: PlaceGoal,
+    *,
+    residuals: Residuals | None,
+    measured: MeasuredProfile | None,
 ) -> Pricing | None:
     """Return the machine of a spec, None where it names no model or no cluster.
 
     Raises:
         UnknownDeviceError: no description of the pool's device.
     """
-    if spec.model is None or spec.cluster is None:
+    if model is None or cluster is None:
         return None
-    goal, pool = spec.goal, spec.cluster.pools[0]
+    pool = cluster.pools[0]
     sheet = measured.sheet(pool) if measured is not None else find_device(pool.device or "")
     precision = "fp8-tensorwise" if goal.quantization == "fp8" else "bf16"
     regime = regime_of((PRICED_AS,), sheet, precision=precision)
@@ -131,7 +149,7 @@ def pricing_of(
     if measured is not None:
         hardware = measured.linked(hardware, constants)
     machine = ExpertMachine(
-        model=spec.model,
+        model=model,
         kernels=kernels
         if measured is None
         else measured.kernels(hardware, constants, precision=precision),

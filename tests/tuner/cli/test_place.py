@@ -1,0 +1,136 @@
+"""`moetune plan`, `explain` and `verify` where the goal is to place experts."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.cli.app import run
+
+ROOT = Path(__file__).parents[3]
+
+
+def spec_file(folder: Path, *, emit: str = "[eplb, sglang]", objective: str = "balance") -> Path:
+    rng = np.random.default_rng(3)
+    for name in ("chat", "code"):
+        shares = rng.dirichlet(np.full(8, 1.5), size=4)
+        passes = [[rng.multinomial(2000, row).tolist() for row in shares] for _ in range(4)]
+        (folder / f"{name}.json").write_text(
+            json.dumps(
+                {
+                    "num_logical_experts": 8,
+                    "top_k": 2,
+                    "layer_ids": [0, 1, 2, 3],
+                    "logical_count": np.sum(passes, axis=0).tolist(),
+                    "passes": passes,
+                }
+            )
+        )
+    path = folder / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\n"
+        f"model: {ROOT / 'examples' / 'models' / 'tiny-moe'}\n"
+        "cluster: {pools: [{name: h, device: h100-sxm, nodes: 1, devices_per_node: 4}]}\n"
+        "goal:\n"
+        "  kind: place\n"
+        f"  objective: {objective}\n"
+        "  ranks: 4\n"
+        "  slots_per_rank: 3\n"
+        "  workloads: [{name: chat, path: chat.json, weight: 2}, {name: code, path: code.json}]\n"
+        f"emit: {emit}\n"
+    )
+    return path
+
+
+def planned(folder: Path, *, options: tuple[str, ...] = ()) -> int:
+    return run(
+        ["plan", str(spec_file(folder)), "-o", str(folder / "out"), "--time-limit", "1s", *options]
+    )
+
+
+def test_a_plan_is_written_with_launch_files_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert planned(tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "largest rank load over the mean" in shown
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    for name in plan["files"]:
+        assert (tmp_path / "out" / name).is_file()
+    assert {"launch/eplb/physical_to_logical_map.npy", "report/heat_map_1.svg"} <= set(
+        plan["files"]
+    )
+    table = np.load(tmp_path / "out" / "launch" / "eplb" / "physical_to_logical_map.npy")
+    assert table.tolist() == plan["decision"]["physical_to_logical"]
+
+
+def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert planned(tmp_path, options=("--json",)) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["goal"]["kind"] == "place"
+    assert set(shown["predicted"]["imbalance"]) == {"chat", "code"}
+    assert shown == json.loads((tmp_path / "out" / "plan.json").read_text())
+
+
+def test_explain_tells_layers_and_folds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned(tmp_path)
+    capsys.readouterr()
+    assert run(["explain", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "planned without the workload" in shown
+    assert "layers with the largest distance to their bound" in shown
+
+
+def test_verify_runs_the_experts_of_every_placement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned(tmp_path)
+    capsys.readouterr()
+    assert run(["verify", str(tmp_path / "out"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads((tmp_path / "out" / "verified.json").read_text())
+    assert shown["trials"][0]["decision"] == "plan"
+    assert all(trial["measured_layer_time_s"] > 0.0 for trial in shown["trials"])
+    assert all(trial["predicted_layer_time_s"] > 0.0 for trial in shown["trials"])
+    assert shown["regret_ratio"] >= 0.0
+
+
+def test_a_second_plan_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    planned(tmp_path)
+    run(["verify", str(tmp_path / "out")])
+    spec = spec_file(tmp_path, emit="trtllm")
+    assert run(["plan", str(spec), "-o", str(tmp_path / "out"), "--time-limit", "1s"]) == 0
+    assert not (tmp_path / "out" / "launch" / "eplb").exists()
+    assert (tmp_path / "out" / "launch" / "trtllm").is_dir()
+    assert not (tmp_path / "out" / "verified.json").exists()
+
+
+def test_commands_about_training_say_what_answers_a_placement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = spec_file(tmp_path)
+    launch = tmp_path / "run.sh"
+    launch.write_text("pretrain_gpt.py --num-layers 2\n")
+    assert run(["estimate", str(spec), "--launch", str(launch)]) == 2
+    assert "'place' is what `moetune plan` answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["[]", "{", '{"goal": {"kind": "place"}}'])
+def test_a_damaged_plan_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    (tmp_path / "plan.json").write_text(damage)
+    assert run(["explain", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_leaves_the_former_plan(tmp_path: Path) -> None:
+    planned(tmp_path)
+    before = (tmp_path / "out" / "plan.json").read_bytes()
+    (tmp_path / "out").chmod(0o500)
+    assert planned(tmp_path) == 3
+    (tmp_path / "out").chmod(0o700)
+    assert (tmp_path / "out" / "plan.json").read_bytes() == before
