@@ -94,6 +94,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
     if model is not None:
         _check_model(model, experts=experts, layers=layers, source=source)
     _refuse_shapes(file.emit, ranks, experts=experts, model=model, source=source)
+    _refuse_missing_layers(file.emit, model, layers, source)
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
     if goal.current is not None:
         current = read_placement(goal.current, layer_ids=layers, num_experts=experts, ranks=ranks)
@@ -130,6 +131,19 @@ def _refuse_shapes(
         )
         if refused:
             raise SpecError(f"{source}: emit: {refused[0]} (or emit: [] for the plan alone)")
+
+
+def _refuse_missing_layers(
+    emit: tuple[str, ...], model: ModelSpec | None, layers: tuple[int, ...], source: str
+) -> None:
+    for name in emit:
+        if not PLACE_TARGETS[name].every_moe_layer or model is None:
+            continue
+        if len(layers) != model.num_moe_layers:
+            raise SpecError(
+                f"{source}: emit: {name} wants a row for each of the {model.num_moe_layers} MoE"
+                f" layers of {model.name}, the recordings have {len(layers)}; record all of them"
+            )
 
 
 def _common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tuple[int, ...], int]:

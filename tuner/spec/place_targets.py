@@ -18,6 +18,8 @@ class PlaceTarget:
     name: str
     all_layers: bool = False
     """Its file has a row for every decoder layer, so the model must be known."""
+    every_moe_layer: bool = False
+    """It counts MoE layers, so that all of them must have been recorded."""
     replicas: bool = True
     """An expert may stand in several slots."""
     twins: bool = True
@@ -29,8 +31,8 @@ PLACE_TARGETS: Final[Mapping[str, PlaceTarget]] = {
     for target in (
         PlaceTarget(name="sglang", all_layers=True),
         PlaceTarget(name="trtllm"),
-        PlaceTarget(name="vllm"),
-        PlaceTarget(name="vllm-ascend", twins=False),
+        PlaceTarget(name="vllm", every_moe_layer=True),
+        PlaceTarget(name="vllm-ascend", every_moe_layer=True, twins=False),
         PlaceTarget(name="eplb"),
         PlaceTarget(name="megatron", replicas=False),
     )

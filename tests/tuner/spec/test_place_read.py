@@ -118,6 +118,13 @@ def test_what_an_engine_cannot_take_is_refused_before_anything_is_solved(tmp_pat
     assert "one copy of an expert" in line
 
 
+def test_an_engine_that_counts_moe_layers_wants_all_of_them(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n", emit="[vllm]")
+    model = Path(__file__).parents[3] / "examples" / "models" / "tiny-moe"
+    path.write_text(f"model: {model}\n{path.read_text()}")
+    assert "each of the 4 MoE layers" in refusal(path)
+
+
 def test_workloads_of_other_models_do_not_mix(tmp_path: Path) -> None:
     path = spec_file(tmp_path, "  ranks: 4\n")
     recording(tmp_path / "code.json", experts=16)
