@@ -9,8 +9,9 @@ down the Pareto front of (total, slowest): each path's slowest is the next ceili
 the best partition so far leaves less room. The walk ends when not even the smallest possible
 slowest, under the totals still to come, can beat that partition, as in `solvers/layout/exact.py`.
 
-O(prod_p (max_p + 1) P^2 L^2) per path. Proves optimality and infeasibility; when time runs out the
-claim is FEASIBLE with the walk's bound, or UNKNOWN before the first path.
+O(prod_p (max_p + 1) P^2 L^2) per path, all chains of one length at once. Proves optimality and
+infeasibility; when time runs out the claim is FEASIBLE with the walk's bound, or UNKNOWN before the
+first path.
 
 Letters: P pools, A and B cut points 0..L, K numbers of stages used, one tuple per state.
 """
@@ -18,7 +19,7 @@ Letters: P pools, A and B cut points 0..L, K numbers of stages used, one tuple p
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,8 @@ import numpy.typing as npt
 
 from solvers.partition.problem import Partition, PartitionProblem, PartitionStage, Seconds
 from solvers.result import Claim, Status
+
+Ints = npt.NDArray[np.int64]
 
 Used = tuple[int, ...]
 """Stages of each pool in the end of the chain that is already built."""
@@ -49,6 +52,20 @@ class _OutOfTimeError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Step:
+    """One more stage, of one pool, before chains that begin in one pool and are equally long."""
+
+    pool: int
+    behind: int
+    """Pool of the stage after it; -1 where it is the last of the chain."""
+    flight: int
+    new_K: Ints
+    """Stages used with it, by position in `used_K`."""
+    old_K: Ints
+    """Without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Tables:
     """Every interval of layers on every pool, by how many micro-batches are in flight."""
 
@@ -57,6 +74,9 @@ class _Tables:
     """`inf` where the interval is empty."""
     fits_FPAB: npt.NDArray[np.bool_]
     """Whether it fits with F + 1 micro-batches in flight."""
+    used_K: tuple[Used, ...]
+    """Shorter chains first."""
+    steps: tuple[_Step, ...]
     deadline_s: float
 
 
@@ -101,8 +121,14 @@ def _tables(problem: PartitionProblem, *, deadline_s: float) -> _Tables:
         after_PA[:, 1:] = np.cumsum(held_PL, axis=1)
         needed_PAB = after_PA[:, None, :] - after_PA[:, :, None]
         fits_FPAB[flight] = needed_PAB <= problem.memory_limit_bytes_P[:, None, None]
+    used_K = tuple(_counts(problem))
     return _Tables(
-        problem=problem, time_s_PAB=time_s_PAB, fits_FPAB=fits_FPAB, deadline_s=deadline_s
+        problem=problem,
+        time_s_PAB=time_s_PAB,
+        fits_FPAB=fits_FPAB,
+        used_K=used_K,
+        steps=_steps(problem, used_K),
+        deadline_s=deadline_s,
     )
 
 
@@ -142,58 +168,88 @@ def _best_chain(
 ) -> tuple[float, Partition | None]:
     """The chain whose total, or whose slowest part, is smallest under the ceiling."""
     problem = tables.problem
+    if not tables.used_K:
+        return math.inf, None
     pools, points = problem.num_pools, problem.num_layers + 1
     join: Join = np.maximum if is_bottleneck else np.add
     hop_s_PP = np.where(problem.hop_s_PP <= ceiling_s, problem.hop_s_PP, math.inf)
     both_ways_s_PP = hop_s_PP if is_bottleneck else 2.0 * hop_s_PP
     stage_s_PAB = np.where(tables.time_s_PAB <= ceiling_s, tables.time_s_PAB, math.inf)
-    # cost[used][pool, a]: layers a.. on a chain that uses these stages and begins in the pool
-    cost: dict[Used, Seconds] = {}
-    choice: dict[Used, npt.NDArray[np.int64]] = {}
-    best, best_end = math.inf, None
-    for used in sorted(_counts(problem), key=sum):
+    # cost[used, pool, a]: layers a.. on a chain that uses these stages and begins in the pool
+    cost_s_KPA = np.full((len(tables.used_K), pools, points), math.inf)
+    behind_KPA = np.full(cost_s_KPA.shape, -1, dtype=np.int64)
+    end_KPA = np.full(cost_s_KPA.shape, points - 1, dtype=np.int64)
+    for step in tables.steps:
         if time.perf_counter() >= tables.deadline_s:
             raise _OutOfTimeError
-        cost[used] = np.full((pools, points), math.inf)
-        choice[used] = np.full((pools, points, 2), -1, dtype=np.int64)
-        flight = problem.in_flight(sum(used) - 1) - 1
-        for pool in np.flatnonzero(used):
-            stage_s_AB = np.where(tables.fits_FPAB[flight, pool], stage_s_PAB[pool], math.inf)
+        pool = step.pool
+        stage_s_AB = np.where(tables.fits_FPAB[step.flight, pool], stage_s_PAB[pool], math.inf)
+        if step.behind < 0:
+            cost_s_KPA[step.new_K, pool] = stage_s_AB[:, -1]
+            continue
+        rest_s_KB = join(cost_s_KPA[step.old_K, step.behind], both_ways_s_PP[pool, step.behind])
+        whole_s_KAB = join(stage_s_AB, rest_s_KB[:, None, :])
+        end_KA = whole_s_KAB.argmin(axis=2)
+        found_s_KA = np.take_along_axis(whole_s_KAB, end_KA[:, :, None], axis=2)[:, :, 0]
+        better_KA = found_s_KA < cost_s_KPA[step.new_K, pool]
+        at, layer = np.nonzero(better_KA)
+        cost_s_KPA[step.new_K[at], pool, layer] = found_s_KA[at, layer]
+        behind_KPA[step.new_K[at], pool, layer] = step.behind
+        end_KPA[step.new_K[at], pool, layer] = end_KA[at, layer]
+    best, first = divmod(int(cost_s_KPA[:, :, 0].argmin()), pools)
+    if math.isinf(cost_s_KPA[best, first, 0]):
+        return math.inf, None
+    found = _traced(tables, behind_KPA, end_KPA, used=tables.used_K[best], pool=first)
+    return float(cost_s_KPA[best, first, 0]), found
+
+
+def _steps(problem: PartitionProblem, used_K: Sequence[Used]) -> tuple[_Step, ...]:
+    """Order all ways to put one more stage before a chain, so that every chain is ready in time."""
+    place = {used: at for at, used in enumerate(used_K)}
+    grouped: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for new, used in enumerate(used_K):
+        for pool in (p for p, n in enumerate(used) if n):
             before = tuple(n - (p == pool) for p, n in enumerate(used))
-            if not any(before):
-                cost[used][pool] = stage_s_AB[:, -1]
-                choice[used][pool, :, 1] = points - 1
-                continue
-            for behind in _behind(before, int(pool)):
-                rest_s_B = join(cost[before][behind], both_ways_s_PP[pool, behind])
-                whole_s_AB = join(stage_s_AB, rest_s_B[None, :])
-                end_A = whole_s_AB.argmin(axis=1)
-                found_s_A = whole_s_AB[np.arange(points), end_A]
-                better_A = found_s_A < cost[used][pool]
-                cost[used][pool][better_A] = found_s_A[better_A]
-                choice[used][pool][better_A, 0] = behind
-                choice[used][pool][better_A, 1] = end_A[better_A]
-        first = int(cost[used][:, 0].argmin())
-        if cost[used][first, 0] < best:
-            best, best_end = float(cost[used][first, 0]), (used, first)
-    return best, None if best_end is None else _traced(choice, *best_end)
+            for behind in _behind(before, pool):
+                pair = (new, place[before] if behind >= 0 else -1)
+                grouped.setdefault((sum(used), pool, behind), []).append(pair)
+    return tuple(
+        _Step(
+            pool=pool,
+            behind=behind,
+            flight=problem.in_flight(total - 1) - 1,
+            new_K=np.array([new for new, _ in pairs]),
+            old_K=np.array([old for _, old in pairs]),
+        )
+        for (total, pool, behind), pairs in sorted(grouped.items())
+    )
 
 
 def _counts(problem: PartitionProblem) -> list[Used]:
     ranges = [range(most + 1) for most in problem.max_stages_P]
-    return [used for used in itertools.product(*ranges) if 0 < sum(used) <= problem.max_stages]
+    every = (used for used in itertools.product(*ranges) if 0 < sum(used) <= problem.max_stages)
+    return sorted(every, key=sum)
 
 
 def _behind(before: Used, pool: int) -> list[int]:
-    """Pools that the next stage can be in: the same, or any where this pool is entered anew."""
+    """Pools that the next stage can be in: the same, or any where this pool is entered anew.
+
+    -1 where there is no next stage.
+    """
+    if not any(before):
+        return [-1]
     return [pool] if before[pool] else [p for p, n in enumerate(before) if n]
 
 
-def _traced(choice: dict[Used, npt.NDArray[np.int64]], used: Used, pool: int) -> Partition:
+def _traced(
+    tables: _Tables, behind_KPA: Ints, end_KPA: Ints, *, used: Used, pool: int
+) -> Partition:
+    place = {each: at for at, each in enumerate(tables.used_K)}
     stages: list[PartitionStage] = []
     start = 0
     while True:
-        behind, end = choice[used][pool, start].tolist()
+        at = place[used]
+        behind, end = int(behind_KPA[at, pool, start]), int(end_KPA[at, pool, start])
         stages.append(PartitionStage(pool=pool, layers=end - start))
         if behind < 0:
             return Partition(stages=tuple(stages))
