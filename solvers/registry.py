@@ -81,6 +81,7 @@ CHAIN: Final[Family[ChainProblem, Placement]] = Family(
     methods={
         "exact": "solvers.placement.chain.exact:solve",
         "sweeps": "solvers.placement.chain.sweeps:solve",
+        "moetuner": "solvers.placement.chain.moetuner:solve",
     },
     default="sweeps",
     check=chain_check,

@@ -1,8 +1,114 @@
-"""What no chain placement costs less than."""
+"""What no chain placement costs less than, pair of layers by pair of layers.
 
-from solvers.placement.chain.problem import ChainProblem
+    T pairs of layers   E experts   H kinds of groups
+
+With the three costs of `hierarchy.py` a pair costs `other_node` for its whole flow, less what stays
+on nodes and on ranks; `staying.py` says how much of a flow can stay at most. Other costs are
+bounded by two: the least one on a rank and the least between ranks. The busiest pair of ranks pays
+at least the mean over the pairs that have a price. Load limits are not used, nor that a layer's
+placement is the same for the layers before and after it.
+
+The first pass takes the matching bound alone, milliseconds a pair; later ones cut the flow at
+heights that are multiples of its mean cell, one after the other from the height that was best for
+the first pair, until time is up. Every pass only raises the bound.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from solvers.placement.chain.hierarchy import hierarchy_of
+from solvers.placement.chain.problem import ChainProblem, Measure
+from solvers.placement.chain.staying import most_staying_by_matching, most_staying_cut_at
+from solvers.placement.ranks import Floats
+
+HEIGHTS: Final = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
+"""Times the mean cell: where flows are cut."""
+ROUNDING_RATIO: Final = 1e-12
+"""Taken off a pair's cost: sums of E * E numbers in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One kind of group that flow can stay in."""
+
+    gain: float
+    """What a token copy saves by staying."""
+    size: int
+    num_groups: int | None
+    """None: groups differ in size."""
 
 
 def lower_bound(problem: ChainProblem, *, time_limit_s: float) -> float:
-    """Return zero."""
-    return 0.0
+    """Return a cost that no placement is below; sooner the less time there is."""
+    return float(pair_bounds(problem, time_limit_s=time_limit_s).sum())
+
+
+def pair_bounds(problem: ChainProblem, *, time_limit_s: float) -> Floats:
+    """Return bound_T: what each pair of layers costs at least."""
+    deadline_s = time.perf_counter() + time_limit_s
+    dearest, groups = _groups(problem)
+    total_T = problem.flow_TEE.sum(axis=(1, 2))
+    bound_T = dearest * total_T
+    for group, most_T in zip(
+        groups, _most_staying_HT(problem.flow_TEE, groups, deadline_s), strict=True
+    ):
+        bound_T = bound_T - group.gain * most_T
+    bound_T = np.maximum(bound_T - ROUNDING_RATIO * dearest * total_T, 0.0)
+    if problem.measure is Measure.BUSIEST_PAIR:
+        bound_T = bound_T / max(1, int((problem.cost_GG > 0.0).sum()))
+    return np.asarray(bound_T)
+
+
+def _groups(problem: ChainProblem) -> tuple[float, tuple[Group, ...]]:
+    """The cost of a copy that stays nowhere, and where it can stay."""
+    ranks, shape = problem.ranks, hierarchy_of(problem)
+    if shape is None:
+        is_rank = np.eye(ranks.num_ranks, dtype=bool)
+        on_rank = float(problem.cost_GG[is_rank].min())
+        between = float(problem.cost_GG[~is_rank].min(initial=np.inf))
+        if between <= on_rank or ranks.num_ranks == 1:
+            return min(on_rank, between), ()
+        size = int(ranks.slots_G.max())
+        return between, (Group(gain=between - on_rank, size=size, num_groups=None),)
+    return shape.other_node, tuple(
+        Group(gain=gain, size=size, num_groups=count)
+        for gain, size, count in (
+            (shape.node_gain, shape.slots_per_node, shape.num_nodes),
+            (shape.rank_gain, shape.slots_per_rank, ranks.num_ranks),
+        )
+        if gain > 0.0
+    )
+
+
+def _most_staying_HT(flow_TEE: Floats, groups: tuple[Group, ...], deadline_s: float) -> Floats:
+    """What can stay at most, for each kind of group and pair of layers."""
+    most_HT = np.array(
+        [
+            [most_staying_by_matching(flow_EE, group_size=group.size) for flow_EE in flow_TEE]
+            for group in groups
+        ]
+    ).reshape(len(groups), len(flow_TEE))
+    heights_H: list[list[float]] = []
+    for number in range(len(HEIGHTS)):
+        for most_T, (kind, group) in zip(most_HT, enumerate(groups), strict=True):
+            for pair, flow_EE in enumerate(flow_TEE):
+                if group.num_groups is None or time.perf_counter() >= deadline_s:
+                    break
+                if len(heights_H) == kind:
+                    heights_H.append(_best_first(flow_EE, group.num_groups))
+                height = heights_H[kind][number] * float(flow_EE.mean())
+                found = most_staying_cut_at(flow_EE, height, num_groups=group.num_groups)
+                most_T[pair] = min(most_T[pair], found)
+    return most_HT
+
+
+def _best_first(flow_EE: Floats, num_groups: int) -> list[float]:
+    mean = float(flow_EE.mean())
+    most = {
+        height: most_staying_cut_at(flow_EE, height * mean, num_groups=num_groups)
+        for height in HEIGHTS
+    }
+    return sorted(HEIGHTS, key=lambda height: most[height])

@@ -37,15 +37,17 @@ FROM_BALANCE: Final = Schedule(hot=0.7, cold=0.02, over_first=30.0, over_last=3_
 STRICT: Final = Schedule(hot=0.02, cold=0.005, over_first=math.inf, over_last=math.inf)
 STRICT_RATIO: Final = 0.15
 """Of the steps, at the end and with limits forbidden to pass."""
-SWAPS_WEIGHED: Final = 6e7
+SWAPS_WEIGHED: Final = 3e7
 """Of one start, at most: some seconds."""
 MOST_VISITS: Final = 250
 """Times that every pair of ranks meets in every layer, at most; small problems need no more."""
 TURNS_OF_A_VISIT: Final = 4
 """A visit is made in so many turns per parity, after each of which the layers beside are
 re-priced."""
-BOUND_RATIO: Final = 0.15
+BOUND_RATIO: Final = 0.2
 """Of the time, for the bound."""
+SEARCH_RATIO: Final = 0.95
+"""Of the time, when turns end; the rest is for pricing what was found."""
 
 
 def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
@@ -61,7 +63,9 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
     value = check.objective(problem, best)
     starts = list(_starts(problem, found.rank_LE)) if value > bound else []
     for number, (rank_LE, schedule) in enumerate(starts):
-        left_s = time_limit_s - (time.perf_counter() - started_s)
+        left_s = SEARCH_RATIO * time_limit_s - (time.perf_counter() - started_s)
+        if left_s <= 0.0:
+            break
         swept = placed(
             _swept(
                 problem, rank_LE, schedule, found.rank_LE, limit_s=left_s / (len(starts) - number)

@@ -1,0 +1,272 @@
+"""MoETuner's two integer programs (arXiv 2502.06643), solved by CBC through PuLP.
+
+    L layers   E experts   G ranks, and as many clusters a layer   load(l, e)   flow(l, e, f)
+
+First, each layer by itself, experts to clusters, none of them empty:
+
+    minimise    sum_c |T_c - mean|            T_c = sum_e load_e x[c, e],  sum_c x[c, e] = 1
+
+Then clusters to ranks, one to one in every layer, with C = flow between clusters:
+
+    minimise    sum_l M_l,   M_l >= sum_{g,h} C[c, d] cost[g, h] z[c, d, g, h]        all c, d
+                sum_h z[c, d, g, h] = y[l, c, g],   sum_g z[c, d, g, h] = y[l + 1, d, h]
+                sum_{l,c} size[l, c] y[l, c, g] = E L / G                             all g
+
+x and y are binary. The paper's cost is 1 / bandwidth, 0 on a rank. The last row is memory over the
+whole model; where sizes allow no equality, ranks may miss it by `SPARE_EXPERTS`. With the
+measure TOTAL the sum of all terms takes the place of the M. `equal_cluster_size` gives every
+cluster the slots of one rank in every layer, as engines with fixed slots need; `solve` does so, and
+adds the load limits to the first program. The heaviest expert is put into cluster 0 where clusters
+are alike, which cuts symmetry only.
+
+The first program looks at no flow and the second cannot break clusters up, so their optima one
+after the other prove nothing about the chain: the bound of `solve` is that of `bound.py`. How far
+the second scales, tests/benchmarks/placement_chain.py measures.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pulp
+from pulp.apis.coin_api import pulp_cbc_path
+
+from solvers.cbc import CbcAnswer, run_cbc
+from solvers.placement.chain import check
+from solvers.placement.chain.bound import lower_bound
+from solvers.placement.chain.problem import ChainProblem, Measure
+from solvers.placement.ranks import Floats, Ints, Placement
+from solvers.placement.single import placed
+from solvers.result import Claim, Status
+
+SCALE: Final = 1e4
+"""Typical cost in the models' units: CBC's absolute tolerance of 1e-5 is then 1e-9 of it."""
+TOLERANCE_RATIO: Final = 1e-6
+"""By which limits are widened in the model, so that CBC's tolerances cut off nothing allowed."""
+SPARE_EXPERTS: Final = 1
+"""By which a rank may miss its E L / G experts where cluster sizes cannot meet them."""
+CLUSTER_RATIO: Final = 0.3
+"""Of the time, for the first program, shared by the layers."""
+SHORTEST_RUN_S: Final = 0.05
+
+Choices = list[list[pulp.LpVariable]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """The answer to one program."""
+
+    status: Status
+    """The worst over the layers."""
+    number_LE: Ints | None
+    """Cluster of each expert, or rank of each cluster; None: some layer has no answer."""
+    bound: float
+    """On the program's own objective."""
+
+
+def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
+    """Return the placement of both programs with equal clusters, if CBC finds one in time."""
+    deadline_s = time.perf_counter() + time_limit_s
+    clusters = balanced_clusters(
+        problem,
+        equal_cluster_size=True,
+        time_limit_s=CLUSTER_RATIO * time_limit_s,
+        threads=threads,
+    )
+    if clusters.number_LE is None:
+        bound = math.inf if clusters.status is Status.INFEASIBLE else -math.inf
+        return Claim(status=clusters.status, solution=None, bound=bound)
+    ranks = clusters_to_ranks(
+        problem,
+        clusters.number_LE,
+        time_limit_s=max(SHORTEST_RUN_S, deadline_s - time.perf_counter()),
+        threads=threads,
+    )
+    if ranks.number_LE is None:
+        return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
+    solution = placed(np.take_along_axis(ranks.number_LE, clusters.number_LE, axis=1))
+    if check.violations(problem, solution):
+        return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
+    bound = min(lower_bound(problem, time_limit_s=1.0), check.objective(problem, solution))
+    return Claim(status=Status.FEASIBLE, solution=solution, bound=bound)
+
+
+def balanced_clusters(
+    problem: ChainProblem, *, equal_cluster_size: bool, time_limit_s: float, threads: int = 1
+) -> Found:
+    """Solve the first program: the cluster of each expert, and what its sum is at least."""
+    each_s = max(SHORTEST_RUN_S, time_limit_s / problem.num_layers)
+    rows, bound, worst = [], 0.0, Status.OPTIMAL
+    for layer in range(problem.num_layers):
+        load_E = problem.load_LE[layer]
+        scale = SCALE / float(load_E.sum()) if load_E.any() else 1.0
+        model, x = _cluster_model(problem, layer, scale, equal_cluster_size=equal_cluster_size)
+        answer = _answered(model, each_s, threads)
+        if not answer.status.has_solution:
+            return Found(status=answer.status, number_LE=None, bound=-math.inf)
+        worst = worst if answer.status is Status.OPTIMAL else Status.FEASIBLE
+        bound += max(0.0, answer.bound / scale * (1.0 - TOLERANCE_RATIO))
+        rows.append(_chosen(x, answer))
+    return Found(status=worst, number_LE=np.array(rows), bound=bound)
+
+
+def clusters_to_ranks(
+    problem: ChainProblem, cluster_LE: Ints, *, time_limit_s: float, threads: int = 1
+) -> Found:
+    """Solve the second program: the rank of each cluster, and what its objective is at least."""
+    flow_TCC = cluster_flows(problem, cluster_LE)
+    most = float(problem.cost_GG.max()) * float(flow_TCC.max(initial=0.0))
+    scale = SCALE / most if most > 0.0 else 1.0
+    for spare_experts in (0, SPARE_EXPERTS):
+        model, y = _rank_model(problem, cluster_LE, flow_TCC * scale)
+        _add_memory(model, problem, cluster_LE, y, spare_experts)
+        answer = _answered(model, time_limit_s, threads)
+        if answer.status is not Status.INFEASIBLE:
+            break
+    if not answer.status.has_solution:
+        return Found(status=answer.status, number_LE=None, bound=-math.inf)
+    number_LC = np.array([_chosen(list(zip(*y_CG, strict=True)), answer) for y_CG in y])
+    bound = max(0.0, answer.bound / scale * (1.0 - TOLERANCE_RATIO))
+    return Found(status=answer.status, number_LE=number_LC, bound=bound)
+
+
+def cluster_flows(problem: ChainProblem, cluster_LE: Ints) -> Floats:
+    """Return flow_TCC: tokens between the clusters of consecutive layers."""
+    in_LCE = cluster_LE[:, None, :] == np.arange(problem.ranks.num_ranks)[None, :, None]
+    in_LCE = in_LCE.astype(np.float64)
+    return np.asarray(in_LCE[:-1] @ problem.flow_TEE @ in_LCE[1:].transpose(0, 2, 1))
+
+
+def _cluster_model(
+    problem: ChainProblem, layer: int, scale: float, *, equal_cluster_size: bool
+) -> tuple[pulp.LpProblem, Choices]:
+    slots_G = problem.ranks.slots_G
+    load_E = (problem.load_LE[layer] * scale).tolist()
+    mean = sum(load_E) / len(slots_G)
+    experts, clusters = range(problem.num_experts), range(problem.ranks.num_ranks)
+    model = pulp.LpProblem("clusters", pulp.LpMinimize)
+    x = [[model.add_variable(f"x{c}_{e}", cat=pulp.LpBinary) for e in experts] for c in clusters]
+    apart = [model.add_variable(f"u{c}", lowBound=0.0) for c in clusters]
+    model += pulp.lpSum(apart)
+    for e in experts:
+        model += pulp.lpSum(x[c][e] for c in clusters) == 1
+    for c in clusters:
+        tokens = pulp.LpAffineExpression(zip(x[c], load_E, strict=True))
+        model += tokens - mean <= apart[c]
+        model += mean - tokens <= apart[c]
+        if equal_cluster_size:
+            model += pulp.lpSum(x[c]) == int(slots_G[c])
+        else:
+            model += pulp.lpSum(x[c]) >= 1
+        if equal_cluster_size and problem.most_load_L is not None:
+            limit = float(problem.most_load_L[layer]) * scale
+            model += tokens <= limit * (1.0 + TOLERANCE_RATIO)
+    if not equal_cluster_size or (slots_G == slots_G[0]).all():
+        model += x[0][int(np.argmax(load_E))] == 1
+    return model, x
+
+
+def _rank_model(
+    problem: ChainProblem, cluster_LE: Ints, flow_TCC: Floats
+) -> tuple[pulp.LpProblem, list[Choices]]:
+    ranks, layers = range(problem.ranks.num_ranks), range(problem.num_layers)
+    model = pulp.LpProblem("ranks", pulp.LpMinimize)
+    y = [
+        [[model.add_variable(f"y{layer}_{c}_{g}", cat=pulp.LpBinary) for g in ranks] for c in ranks]
+        for layer in layers
+    ]
+    paid = [
+        _pair_cost(model, problem, flow_TCC[pair], y[pair], y[pair + 1], pair)
+        for pair in layers[:-1]
+    ]
+    model += pulp.lpSum(paid)
+    for y_CG in y:
+        for number in ranks:
+            model += pulp.lpSum(y_CG[number]) == 1
+            model += pulp.lpSum(y_CG[c][number] for c in ranks) == 1
+    return model, y
+
+
+def _pair_cost(
+    model: pulp.LpProblem,
+    problem: ChainProblem,
+    flow_CC: Floats,
+    here: Choices,
+    there: Choices,
+    pair: int,
+) -> pulp.LpAffineExpression:
+    ranks = range(problem.ranks.num_ranks)
+    cost_GG = problem.cost_GG
+    terms = []
+    for c, d in itertools.product(ranks, ranks):
+        if not flow_CC[c, d] > 0.0:
+            continue
+        z = [
+            [model.add_variable(f"z{pair}_{c}_{d}_{g}_{h}", lowBound=0.0) for h in ranks]
+            for g in ranks
+        ]
+        for g in ranks:
+            model += pulp.lpSum(z[g]) == here[c][g]
+            model += pulp.lpSum(z[h][g] for h in ranks) == there[d][g]
+        terms.append(
+            pulp.LpAffineExpression(
+                (z[g][h], float(flow_CC[c, d] * cost_GG[g, h]))
+                for g, h in itertools.product(ranks, ranks)
+            )
+        )
+    if problem.measure is Measure.TOTAL:
+        return pulp.lpSum(terms)
+    most = model.add_variable(f"M{pair}", lowBound=0.0)
+    for term in terms:
+        model += term <= most
+    return pulp.LpAffineExpression(most)
+
+
+def _add_memory(
+    model: pulp.LpProblem,
+    problem: ChainProblem,
+    cluster_LE: Ints,
+    y: list[Choices],
+    spare_experts: int,
+) -> None:
+    """As many experts on each rank over all layers as it has slots, or nearly."""
+    slots_G = problem.ranks.slots_G
+    count = len(slots_G)
+    size_LC = np.array([np.bincount(row_E, minlength=count) for row_E in cluster_LE])
+    if (size_LC == slots_G).all() and (slots_G == slots_G[0]).all():
+        return
+    if (size_LC == slots_G).all():
+        for y_CG in y:
+            for c, g in itertools.product(range(count), range(count)):
+                if slots_G[c] != slots_G[g]:
+                    model += y_CG[c][g] == 0
+        return
+    for g in range(count):
+        held = pulp.LpAffineExpression(
+            (y_CG[c][g], int(size_C[c]))
+            for y_CG, size_C in zip(y, size_LC, strict=True)
+            for c in range(count)
+        )
+        wanted = int(slots_G[g]) * problem.num_layers
+        model += held >= wanted - spare_experts
+        model += held <= wanted + spare_experts
+
+
+def _answered(model: pulp.LpProblem, time_limit_s: float, threads: int) -> CbcAnswer:
+    return run_cbc(
+        executable=pulp_cbc_path,
+        write_model=model.writeMPS,
+        time_limit_s=time_limit_s,
+        threads=threads,
+    )
+
+
+def _chosen(of_number: Sequence[Sequence[pulp.LpVariable]], answer: CbcAnswer) -> Ints:
+    """For each column of choices, the row that CBC set to one."""
+    value = answer.value_of_column
+    chosen = np.array([[value.get(one.name, 0.0) for one in row] for row in of_number])
+    return np.asarray(chosen.argmax(axis=0), dtype=np.int64)

@@ -1,0 +1,136 @@
+"""Both integer programs meet every clustering, and every naming of clusters, tried one by one."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from solvers.placement.chain.moetuner import (
+    balanced_clusters,
+    cluster_flows,
+    clusters_to_ranks,
+    solve,
+)
+from solvers.placement.chain.problem import ChainProblem, Measure
+from solvers.placement.chain.testing import latent_clusters
+from solvers.placement.ranks import Floats, Ints, Ranks
+from solvers.placement.single import rank_of_expert
+from solvers.registry import CHAIN
+from solvers.result import Status
+
+TIME_LIMIT_S = 60.0
+
+
+def chain(seed: int, *, layers: int = 3, ranks: int = 3, slots: int = 2) -> ChainProblem:
+    return dataclasses.replace(
+        latent_clusters(
+            np.random.default_rng(seed),
+            num_layers=layers,
+            num_experts=ranks * slots,
+            ranks=Ranks.alike(ranks=ranks, slots_per_rank=slots),
+        ),
+        measure=Measure.BUSIEST_PAIR,
+    )
+
+
+def unevenness(load_E: Floats, cluster_E: Ints, num_clusters: int) -> float:
+    tokens_C = np.bincount(cluster_E, load_E, minlength=num_clusters)
+    return float(np.abs(tokens_C - tokens_C.mean()).sum())
+
+
+def least_unevenness(load_E: Floats, num_clusters: int, *, equal: bool) -> float:
+    best = np.inf
+    for row in itertools.product(range(num_clusters), repeat=len(load_E)):
+        size_C = np.bincount(row, minlength=num_clusters)
+        if size_C.min() >= 1 and not (equal and size_C.max() > size_C.min()):
+            best = min(best, unevenness(load_E, np.array(row), num_clusters))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("equal", [True, False])
+def test_clusters_are_as_even_as_any(seed: int, equal: bool) -> None:
+    problem = chain(seed)
+    found = balanced_clusters(problem, equal_cluster_size=equal, time_limit_s=TIME_LIMIT_S)
+    assert found.status is Status.OPTIMAL
+    assert found.number_LE is not None
+    least = [least_unevenness(load_E, 3, equal=equal) for load_E in problem.load_LE]
+    reached = [
+        unevenness(load_E, row_E, 3)
+        for load_E, row_E in zip(problem.load_LE, found.number_LE, strict=True)
+    ]
+    assert reached == pytest.approx(least, abs=1e-6)
+    assert found.bound == pytest.approx(sum(least), abs=1e-5)
+    assert found.bound <= sum(reached)
+
+
+def busiest(problem: ChainProblem, flow_TCC: Floats, rank_LC: tuple[tuple[int, ...], ...]) -> float:
+    total = 0.0
+    for flow_CC, here, there in zip(flow_TCC, rank_LC[:-1], rank_LC[1:], strict=True):
+        total += (flow_CC * problem.cost_GG[np.ix_(here, there)]).max()
+    return total
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("equal", [True, False])
+def test_clusters_are_named_as_well_as_can_be(seed: int, equal: bool) -> None:
+    problem = chain(seed)
+    clusters = balanced_clusters(problem, equal_cluster_size=equal, time_limit_s=TIME_LIMIT_S)
+    assert clusters.number_LE is not None
+    found = clusters_to_ranks(problem, clusters.number_LE, time_limit_s=TIME_LIMIT_S)
+    flow_TCC = cluster_flows(problem, clusters.number_LE)
+    size_LC = np.array([np.bincount(row, minlength=3) for row in clusters.number_LE])
+    names = tuple(itertools.permutations(range(3)))
+    cost_of = {}
+    for rank_LC in itertools.product(names, repeat=3):
+        held_G = sum(
+            np.bincount(row, size_C, minlength=3)
+            for row, size_C in zip(rank_LC, size_LC, strict=True)
+        )
+        missed = int(np.abs(np.asarray(held_G) - 6).max())
+        cost_of[rank_LC] = (missed, busiest(problem, flow_TCC, rank_LC))
+    fewest_missed = min(missed for missed, _ in cost_of.values())
+    assert fewest_missed <= 1
+    best = min(cost for missed, cost in cost_of.values() if missed == fewest_missed)
+    assert found.number_LE is not None
+    chosen = tuple(tuple(row) for row in found.number_LE.tolist())
+    missed, cost = cost_of[chosen]
+    assert missed == fewest_missed
+    assert cost == pytest.approx(best, rel=1e-5)
+    assert found.bound <= best * (1 + 1e-9)
+    assert found.status is Status.OPTIMAL
+
+
+def test_the_second_program_agrees_with_the_dynamic_program_on_clusters() -> None:
+    problem = chain(7, layers=2, ranks=4)
+    outcome = CHAIN.solve(problem, method="moetuner", time_limit_s=TIME_LIMIT_S)
+    assert outcome.solution is not None
+    cluster_LE = rank_of_expert(outcome.solution, problem.ranks)
+    flow_TCC = cluster_flows(problem, cluster_LE)
+    of_clusters = ChainProblem(
+        flow_TEE=flow_TCC,
+        load_LE=np.ones((2, 4)),
+        ranks=Ranks.alike(ranks=4, slots_per_rank=1),
+        cost_GG=problem.cost_GG,
+        measure=Measure.BUSIEST_PAIR,
+    )
+    exact = CHAIN.solve(of_clusters, method="exact", time_limit_s=TIME_LIMIT_S)
+    assert outcome.objective == pytest.approx(exact.objective, rel=1e-5)
+
+
+def test_an_expert_hotter_than_a_share_stands_alone_where_sizes_may_differ() -> None:
+    problem = chain(0)
+    load_LE = np.tile([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], (3, 1))
+    hot = dataclasses.replace(problem, load_LE=load_LE)
+    found = balanced_clusters(hot, equal_cluster_size=False, time_limit_s=TIME_LIMIT_S)
+    assert found.number_LE is not None
+    for row_E in found.number_LE:
+        assert (row_E == row_E[0]).sum() == 1
+
+
+def test_a_limit_below_the_heaviest_expert_is_infeasible() -> None:
+    problem = chain(1)
+    limit_L = 0.9 * problem.load_LE.max(axis=1)
+    claim = solve(dataclasses.replace(problem, most_load_L=limit_L), time_limit_s=TIME_LIMIT_S)
+    assert claim.status is Status.INFEASIBLE
