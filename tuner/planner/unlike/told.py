@@ -137,8 +137,9 @@ def _launch_notes(chain: Chain, question: PoolsQuestion) -> tuple[str, ...]:
     numbers processes by node rank, so nodes listed in stage order put whole stages on each pool.
     """
     used = list(dict.fromkeys(chain.pool_S))
+    standing_by = _spare_notes(used, question)
     if len(used) == 1:
-        return ()
+        return standing_by
     pools = [question.cluster.pools[index] for index in used]
     names = " then ".join(pool.name for pool in pools)
     notes = [
@@ -152,7 +153,17 @@ def _launch_notes(chain: Chain, question: PoolsQuestion) -> tuple[str, ...]:
     if len(sizes) > 1:
         each = ", ".join(f"{pool.name} {pool.devices_per_node}" for pool in pools)
         notes.append(f"processes per node differ: {each}")
-    return tuple(notes)
+    return (*notes, *standing_by)
+
+
+def _spare_notes(used: Sequence[int], question: PoolsQuestion) -> tuple[str, ...]:
+    """Say which nodes stand by for whose."""
+    kept = [
+        f"{spare} of pool {question.sites[index].pool.name!r}"
+        for index in used
+        if (spare := question.sites[index].pool.nodes - question.cluster.pools[index].nodes)
+    ]
+    return (f"spare nodes that replace those of their own pool: {', '.join(kept)}",) if kept else ()
 
 
 def _stage(chain: Chain, stage: int) -> StagePrediction:

@@ -205,6 +205,9 @@ def test_a_run_over_pools_is_forecast(spec: MakeSpec, provenance: Provenance) ->
     # One node of the larger pool stands by: 2 + 2 nodes of 2 devices train, 6 and 4 are paid.
     assert made.decision.num_devices == 8
     assert run.wall_clock_s is not None
+    assert "spare nodes that replace those of their own pool: 1 of pool 'new'" in (
+        made.placement.notes
+    )
     assert run.cost == pytest.approx((6 * 3.0 + 4 * 1.0) * run.wall_clock_s / 3600)
 
 
