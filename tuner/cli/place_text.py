@@ -17,6 +17,7 @@ def place_explanation(plan: PlacePlan) -> str:
     """What `moetune explain` prints of a placement."""
     lines = [*_head(plan), *_workloads(plan), *_times(plan), *_folds(plan), *_layers(plan)]
     lines += [f"instead: {one.method}, {one.lost_by}" for one in plan.alternatives]
+    lines += [f"with {line}" for line in plan.relaxations]
     return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
 
 

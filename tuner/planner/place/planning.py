@@ -43,6 +43,7 @@ from tuner.planner.place.costing import planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.migration import migration_cost
 from tuner.planner.place.pricing import Pricing
+from tuner.planner.place.relaxing import relaxations
 from tuner.planner.place.verdict import verdict_of
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import PlaceSpec
@@ -58,8 +59,10 @@ DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
 """What an engine does with replicas unless told otherwise: SGLang's default with an all-to-all
 backend; vLLM and TensorRT-LLM go through replicas in turn."""
 
-MAIN_SHARE: Final = 0.6
-"""Of the time limit, for the plan itself; the rest is for plans without each workload in turn."""
+MAIN_SHARE: Final = 0.5
+"""Of the time limit, for the plan itself."""
+FOLDS_SHARE: Final = 0.35
+"""For plans without each workload in turn; what is left is for relaxations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +86,21 @@ def make_place_plan(
     evidence = evidence_of(spec)
     dispatch = dispatch_of(spec)
     rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups)
+    migration = migration_limit(
+        spec, expert_bytes=None if pricing is None else pricing.machine.expert_bytes
+    )
     outcome = solve_objective(
         evidence,
         goal=goal,
         ranks=ranks,
         rule=rule,
         active_load=0.0 if pricing is None else pricing.active_load,
-        migration=migration_limit(
-            spec, expert_bytes=None if pricing is None else pricing.machine.expert_bytes
-        ),
+        migration=migration,
         time_limit_s=MAIN_SHARE * settings.time_limit_s,
     )
     if outcome.solution is None:
         return _nothing(spec, outcome, provenance)
+    solve_s = settings.clock() - started_s
     chosen, alternatives = _chosen(spec, evidence, outcome.solution, rule, pricing, dispatch)
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     times = () if pricing is None else layer_times_of(spec, evidence, chosen, rule, threes, pricing)
@@ -104,7 +109,7 @@ def make_place_plan(
         evidence,
         pricing,
         dispatch,
-        time_limit_s=(1.0 - MAIN_SHARE) * settings.time_limit_s,
+        time_limit_s=FOLDS_SHARE * settings.time_limit_s,
     )
     traffic = traffic_by_name(spec, evidence, chosen, rule)
     gain, noise, step_gain = gain_of(spec, evidence, threes, times, traffic, pricing)
@@ -142,11 +147,17 @@ def make_place_plan(
             migration=moved,
             rebalance_s=goal.rebalance_interval,
         ),
-        certificate=certificate_of(
-            spec, evidence, chosen, outcome, pricing, solve_s=settings.clock() - started_s
-        ),
+        certificate=certificate_of(spec, evidence, chosen, outcome, pricing, solve_s=solve_s),
         binding_constraint=binding_constraint(spec, evidence, chosen),
         alternatives=alternatives,
+        relaxations=relaxations(
+            spec,
+            evidence,
+            objective=outcome.objective,
+            rule=rule,
+            migration=migration,
+            time_limit_s=settings.time_limit_s,
+        ),
         provenance=provenance.model_copy(
             update={"notes": (*provenance.notes, *_notes(spec, evidence, dispatch, rule))}
         ),
