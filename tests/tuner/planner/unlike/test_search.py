@@ -17,6 +17,7 @@ from tuner.planner.unlike.bounds import least_step_s, positions, rooms
 from tuner.planner.unlike.pricing import ChainPrice, OnPool, chain_price, layer_bytes, priced_on
 from tuner.planner.unlike.search import Search, Settings, search
 from tuner.planner.unlike.space import pools_space
+from tuner.spec.cluster import Cluster
 from tuner.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]
@@ -66,7 +67,9 @@ def every_chain(spec: Spec) -> Iterator[tuple[float, ChainPrice, list[OnPool]]]:
             pools = [on.taken(index) for on in everywhere]
             devices = int(pools[0].devices_C[0])
             sent = float(pools[0].memory.boundary_C[0]) * devices
-            between_s = np.full((2, 2), LATENCY + sent / min(BANDWIDTH, 25e9 * devices))
+            between_s = np.full(
+                (len(pools), len(pools)), LATENCY + sent / min(BANDWIDTH, 25e9 * devices)
+            )
             for partition in every_partition(question, devices):
                 price = chain_price(
                     pools,
@@ -132,6 +135,34 @@ def test_no_chain_beats_its_bound_where_memory_is_short(
     chains = list(every_chain(tight))
     assert 0 < len(chains) < len(peaks)
     assert all(bound_s <= price.step_s for bound_s, price, _ in chains)
+
+
+def test_no_chain_over_three_pools_beats_its_bound(spec: MakeSpec) -> None:
+    asked = spec(
+        sequence_length=4096,
+        limits={"data_parallel_size": (1, 2), "recompute": ("none",), "zero_stage": (0,)},
+    )
+    new, old = asked.cluster.pools
+    third = old.model_copy(update={"name": "third", "device": "h200-sxm", "nodes": 1})
+    links = tuple(
+        asked.cluster.links[0].model_copy(update={"between": between})
+        for between in (("new", "old"), ("old", "third"), ("new", "third"))
+    )
+    three = asked.model_copy(update={"cluster": Cluster(pools=(new, old, third), links=links)})
+    peaks = sorted(max(price.bytes_S) for _, price, _ in every_chain(three))
+    bytes_each = int(peaks[len(peaks) // 10] / 0.95) + 1
+    pools = tuple(
+        pool.model_copy(update={"memory_per_device": bytes_each}) for pool in three.cluster.pools
+    )
+    tight = three.model_copy(update={"cluster": Cluster(pools=pools, links=links)})
+    chains = list(every_chain(tight))
+    assert {len(on) for _, _, on in chains} == {3}
+    assert 0 < len(chains) < len(peaks)
+    assert all(bound_s <= price.step_s for bound_s, price, _ in chains)
+    best_s = min(price.step_s for _, price, _ in chains)
+    result = found(tight)
+    assert result.chains[0].price.step_s == pytest.approx(best_s, rel=1e-9)
+    assert result.bound_s <= best_s
 
 
 def test_every_decision_of_the_space_is_counted_once(spec: MakeSpec) -> None:
