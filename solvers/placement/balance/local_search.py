@@ -14,6 +14,8 @@ together. A layer rests when it is within `GOOD_ENOUGH_RATIO` of its bound, or h
 `PATIENCE_STEPS`. Worst case and CVaR weigh the workloads by the slope of the objective, averaged
 over rounds (the subgradient method), so that layers may be searched one by one.
 
+Workloads that differ much get one more beside them, in which all experts are alike (`unseen.py`).
+
 What a layer does depends on its own numbers and the step alone: equal problems give equal plans for
 any number of threads, as long as the time limit does not end the search. Proves the bound of
 `bound.py`. Where migration is limited, `migration.py` picks what to move.
@@ -28,11 +30,13 @@ import numpy as np
 
 from solvers.placement.balance.bound import bound, layer_bounds
 from solvers.placement.balance.lpt import packed
+from solvers.placement.balance.migration import within_limit
 from solvers.placement.balance.moves import best_exchange, best_overwrite
-from solvers.placement.balance.objective import layer_weights, rank_times, robust_slope, value_of
+from solvers.placement.balance.objective import layer_weights, rank_times, robust_slope
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.replicas import greedy_copies
 from solvers.placement.balance.state import Singles, State
+from solvers.placement.balance.unseen import with_unseen
 from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Claim, Status
 
@@ -43,7 +47,8 @@ MOST_STEPS = 40_000
 """Of every layer."""
 
 PATIENCE_STEPS = 3_000
-"""Without a better placement of a layer, after which it rests."""
+PATIENCE_STEPS_PER_SLOT = 20
+"""Without a better placement of a layer, after which it rests; the smaller of the two."""
 
 LIMIT_RATIO = 0.2
 """The potential's limit lies here between the bound (0) and the best value so far (1)."""
@@ -79,9 +84,15 @@ class _Part:
 
 def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
     """Return the best placement found in time, with the bound of `bound.py`."""
-    if problem.migration is not None:
-        return Claim(status=Status.UNKNOWN, solution=None, bound=bound(problem))
-    placement = search(problem, time_limit_s=time_limit_s, threads=threads)
+    if problem.migration is None:
+        placement = search(problem, time_limit_s=time_limit_s, threads=threads)
+    else:
+        placement = within_limit(
+            problem,
+            time_limit_s=time_limit_s,
+            bound_WL=layer_bounds(problem),
+            unlimited=lambda limit_s: search(problem, time_limit_s=limit_s, threads=threads),
+        )
     return Claim(status=Status.FEASIBLE, solution=placement, bound=bound(problem))
 
 
@@ -103,19 +114,20 @@ def search(
         start: a legal placement; None takes the largest-first rule's.
     """
     deadline_s = time.perf_counter() + time_limit_s
-    bound_WL = layer_bounds(problem)
+    inner = with_unseen(problem)
+    bound_WL = layer_bounds(inner)
     begin = first_placement(problem) if start is None else start
-    parts = _parts(problem, begin, bound_WL, threads)
-    slope_W = problem.weight_W.copy()
+    parts = _parts(inner, begin, bound_WL, threads)
+    slope_W = inner.weight_W.copy()
     best, best_value = begin, np.inf
     with ThreadPoolExecutor(max_workers=threads) as pool:
         for step in range(0, most_steps, ROUND_STEPS):
-            weight_WL = slope_W[:, None] * layer_weights(problem)[:, None] * bound_WL
+            weight_WL = slope_W[:, None] * layer_weights(inner)[:, None] * bound_WL
             steps = range(step, min(step + ROUND_STEPS, most_steps))
             jobs = [pool.submit(_round, part, weight_WL, steps, deadline_s) for part in parts]
             is_open = max(job.result() for job in jobs)
-            found = _joined(problem, parts)
-            value, slope_now_W = _judged(problem, found)
+            found = _joined(inner, parts)
+            value, slope_now_W = _judged(problem, inner, found)
             if value < best_value:
                 best, best_value = found, value
             if time.perf_counter() >= deadline_s or not is_open:
@@ -176,9 +188,10 @@ def _round(part: _Part, weight_WL: Floats, steps: range, deadline_s: float) -> b
     done_L = (1.0 + GOOD_ENOUGH_RATIO) * weight_LW.sum(axis=1)
     relevant_W = np.flatnonzero(weight_LW.max(axis=0) > 0.0)
     total_W = weight_LW.sum(axis=0)
+    patience = min(PATIENCE_STEPS, PATIENCE_STEPS_PER_SLOT * state.problem.ranks.num_slots)
     potential_W = (total_W / total_W.sum()).astype(np.float32)
     for step in steps:
-        is_open_L = (best_L > done_L) & (step - part.improved_L < PATIENCE_STEPS)
+        is_open_L = (best_L > done_L) & (step - part.improved_L < patience)
         chosen_N = np.flatnonzero(is_open_L)
         if not len(chosen_N):
             return False
@@ -232,9 +245,14 @@ def _joined(problem: BalanceProblem, parts: Iterable[_Part]) -> Placement:
     return Placement(expert_LS=expert_LS)
 
 
-def _judged(problem: BalanceProblem, placement: Placement) -> tuple[float, Floats]:
-    """The true objective and its slope in the imbalances of the workloads."""
+def _judged(
+    problem: BalanceProblem, inner: BalanceProblem, placement: Placement
+) -> tuple[float, Floats]:
+    """The objective, the unseen workload by its weight in it, and the slope in each imbalance."""
     copies_LE = placement.copies_LE(problem.num_experts)
-    time_WL = rank_times(problem, placement.expert_LS, copies_LE).max(axis=2)
-    imbalance_W = time_WL.sum(axis=1) * layer_weights(problem)
-    return value_of(problem, time_WL), robust_slope(problem, imbalance_W)
+    time_WL = rank_times(inner, placement.expert_LS, copies_LE).max(axis=2)
+    imbalance_W = time_WL.sum(axis=1) * layer_weights(inner)
+    known = problem.num_workloads
+    slope_W = inner.weight_W.copy()
+    slope_W[:known] = robust_slope(problem, imbalance_W[:known]) * inner.weight_W[:known].sum()
+    return float(imbalance_W @ slope_W), slope_W

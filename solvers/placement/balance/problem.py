@@ -55,7 +55,8 @@ class BalanceProblem:
 
     Raises:
         ValueError: a shape is wrong, a load or weight is negative or not a number, a layer has no
-            load at all, or there are more experts than slots.
+            load at all, there are more experts than slots, or the current placement is not a
+            placement of these experts on these ranks.
     """
 
     load_WLE: Floats
@@ -89,8 +90,24 @@ class BalanceProblem:
                 f"{self.ranks.num_slots} slots on {self.ranks.num_ranks} ranks cannot hold"
                 f" {num_experts} experts"
             )
+        if self.migration is not None:
+            self._check_migration(self.migration)
         for array in (self.load_WLE, self.weight_W):
             array.setflags(write=False)
+
+    def _check_migration(self, migration: Migration) -> None:
+        expert_LS = migration.current.expert_LS
+        expected = (self.num_layers, self.ranks.num_slots)
+        if expert_LS.shape != expected:
+            raise ValueError(f"the current placement is {expert_LS.shape}, expected {expected}")
+        if expert_LS.min() < 0 or expert_LS.max() >= self.num_experts:
+            raise ValueError(
+                f"the current placement names experts outside 0..{self.num_experts - 1}"
+            )
+        if (migration.current.copies_LE(self.num_experts) == 0).any():
+            raise ValueError("the current placement lacks an expert in some layer")
+        if migration.most_moved < 0:
+            raise ValueError(f"most_moved is {migration.most_moved}, it must be at least 0")
 
     @property
     def num_workloads(self) -> int:

@@ -1,0 +1,50 @@
+"""What is proven about a placement, layer by layer.
+
+    W workloads   L layers
+
+A layer's share of the objective is the time of its busiest rank, each workload counted by how much
+its imbalance counts in the objective at this placement; the bound of the share uses the same
+counts. For the mean the shares sum to the objective and the bounds to its bound. For worst case and
+CVaR they sum to the objective, and the bounds to a number that may lie below `bound.bound`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.placement.balance import check
+from solvers.placement.balance.bound import layer_bounds
+from solvers.placement.balance.objective import layer_weights, robust_slope
+from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.ranks import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCertificate:
+    """One layer of a placement."""
+
+    objective: float
+    bound: float
+    """No placement has less."""
+
+    @property
+    def gap_ratio(self) -> float:
+        """objective / bound - 1."""
+        return self.objective / self.bound - 1.0
+
+
+def certificates(problem: BalanceProblem, placement: Placement) -> tuple[LayerCertificate, ...]:
+    """Return the share of every layer in the objective, and its bound."""
+    time_WL, bound_WL = check.layer_times(problem, placement), layer_bounds(problem)
+    imbalance_W = time_WL.sum(axis=1) * layer_weights(problem)
+    factor_W = robust_slope(problem, imbalance_W) * layer_weights(problem)
+    return tuple(
+        LayerCertificate(objective=float(objective), bound=float(least))
+        for objective, least in zip(factor_W @ time_WL, factor_W @ bound_WL, strict=True)
+    )
+
+
+def gap_ratio(problem: BalanceProblem, placement: Placement) -> float:
+    """Mean over workloads of sum_l largest rank time / sum_l bound - 1."""
+    time_W = check.layer_times(problem, placement).sum(axis=1)
+    return float(np.mean(time_W / layer_bounds(problem).sum(axis=1)) - 1.0)

@@ -1,0 +1,60 @@
+"""One more workload for the search: what an unseen one looks like, as far as the known ones tell.
+
+    W workloads   L layers   E experts
+
+Workloads that differ much say little about the next one, and a plan that is even on each of them
+owes part of that to chance. The mean over W workloads of an expert's log share varies over experts
+by what is lasting plus 1/W of what is not; the part that is not lasting,
+
+    chance_ratio = (mean over experts of the variance over workloads / W)
+                   / (variance over experts of the mean over workloads),
+
+is how far an unseen workload's expectation shrinks from the mean towards all experts alike (James
+and Stein 1961). The search therefore weighs a workload in which all experts are alike by that part,
+at most by half. One workload shows no variance: nothing is added. A workload more also makes every
+step dearer and the known workloads less even, so a small part is left out.
+
+Measured on three recorded domains of OLMoE, planned on two and tested on the third: 3 to 4 % less
+imbalance than without, over 8 starts and all folds of 8 ranks x 9 and 16 x 5 slots.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from solvers.placement.balance.problem import BalanceProblem
+
+LEAST_RATIO = 0.1
+"""Below it nothing is added."""
+
+MOST_RATIO = 0.5
+"""The known workloads keep at least the rest."""
+
+RARE_SHARE = 0.1
+"""Added to shares (1 is an even one) before the logarithm: how rare a rare expert is, is noise."""
+
+
+def chance_ratio(problem: BalanceProblem) -> float:
+    """Part of the variance of mean log shares that is chance; 0 for one workload."""
+    if problem.num_workloads == 1:
+        return 0.0
+    share_WLE = problem.load_WLE / problem.load_WLE.mean(axis=2, keepdims=True)
+    log_WLE = np.log(share_WLE + RARE_SHARE)
+    chance = float(log_WLE.var(axis=0, ddof=1).mean()) / problem.num_workloads
+    total = float(log_WLE.mean(axis=0).var(axis=1).mean())
+    return min(1.0, chance / total) if total > 0.0 else 1.0
+
+
+def with_unseen(problem: BalanceProblem) -> BalanceProblem:
+    """Return the problem with an even workload last, or as it is where that would say nothing."""
+    ratio = min(MOST_RATIO, chance_ratio(problem))
+    if ratio < LEAST_RATIO:
+        return problem
+    mean_LE = np.einsum("w,wle->le", problem.weight_W, problem.load_WLE)
+    even_LE = np.broadcast_to(mean_LE.mean(axis=1, keepdims=True), mean_LE.shape)
+    weight_W = np.append((1.0 - ratio) * problem.weight_W, ratio)
+    return dataclasses.replace(
+        problem,
+        load_WLE=np.concatenate([problem.load_WLE, even_LE[None]]),
+        weight_W=weight_W / weight_W.sum(),
+    )
