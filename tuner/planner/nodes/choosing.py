@@ -8,11 +8,12 @@ certificate is about stays the fastest decision with usual links.
 Not covered: decisions that the plan does not list; chains over several pools.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.plan import Alternative, Plan, Preference, TrainDecision, TrainPrediction
-from tuner.planner.nodes.ordering import Ordered, least_slow_s, order_nodes
+from tuner.planner.nodes.ordering import least_slow_s, order_nodes, slow_in_order_s
 from tuner.planner.nodes.slowing import slowed
 from tuner.planner.nodes.traffic import Traffic, obstacle, traffic
 from tuner.spec.cluster import Pool
@@ -22,7 +23,16 @@ LEAST_GAIN_RATIO: Final = 0.01
 """Share of a step that another decision must save to take the chosen one's place."""
 
 
-def least_hurt(plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float) -> Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastHurt:
+    """A plan whose decision is the fastest on its links, and the order that showed it."""
+
+    plan: Plan
+    nodes: tuple[str, ...] | None
+    """In the order of ranks; None where no order was looked for."""
+
+
+def least_hurt(plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float) -> LeastHurt:
     """Return the plan with the decision that is fastest on these links, often as it is.
 
     Args:
@@ -31,35 +41,58 @@ def least_hurt(plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float
         pool: of the spec.
         time_limit_s: for all orders that are tried.
     """
-    own = _ordered(plan, plan.decision, plan.predicted, links, pool, time_limit_s / 2.0)
-    if own is None or plan.predicted is None:
-        return plan
-    total_s = plan.predicted.step_time_s + own.slow_s
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    own = _traffic(plan, plan.decision, plan.predicted, pool)
+    if own is None:
+        return LeastHurt(plan=plan, nodes=None)
+    others = [
+        (other, sent)
+        for other in plan.alternatives
+        if (sent := _traffic(plan, other.decision, other.predicted, pool)) is not None
+    ]
+    # An order is as good for all that lie on the nodes alike, so each kind is ordered once.
+    share_s = time_limit_s / len({_kind(sent) for sent in (own, *(sent for _, sent in others))})
+    ordered = order_nodes(own, links, pool=pool, time_limit_s=share_s)
+    nodes_of = {_kind(own): ordered.nodes}
+    total_s = plan.predicted.step_time_s + ordered.slow_s
     best_s, best = total_s * (1.0 - LEAST_GAIN_RATIO), None
-    share_s = time_limit_s / 2.0 / max(1, len(plan.alternatives))
-    for other in plan.alternatives:
+    for other, sent in others:
         step_s = other.predicted.step_time_s
-        sent = _traffic(plan, other.decision, other.predicted, pool)
-        if sent is None or step_s + least_slow_s(sent, links, pool=pool) >= best_s:
+        if step_s + least_slow_s(sent, links, pool=pool) >= best_s:
             continue
-        found = order_nodes(sent, links, pool=pool, time_limit_s=share_s)
-        if step_s + found.slow_s < best_s:
-            best_s, best = step_s + found.slow_s, (other, found)
-    return plan if best is None else _instead(plan, own, *best)
+        if _kind(sent) not in nodes_of:
+            found = order_nodes(sent, links, pool=pool, time_limit_s=share_s)
+            nodes_of[_kind(sent)] = found.nodes
+        slow_s = slow_in_order_s(sent, links, nodes_of[_kind(sent)], pool=pool)
+        if step_s + slow_s < best_s:
+            best_s, best = step_s + slow_s, (other, sent, slow_s)
+    if best is None:
+        return LeastHurt(plan=plan, nodes=ordered.nodes)
+    other, sent, slow_s = best
+    return LeastHurt(
+        plan=_instead(plan, other, own_slow_s=ordered.slow_s, slow_s=slow_s),
+        nodes=nodes_of[_kind(sent)],
+    )
 
 
-def _instead(plan: Plan, own: Ordered, other: Alternative, found: Ordered) -> Plan:
+def _kind(sent: Traffic) -> tuple[int, int, int]:
+    """How a decision lies on the nodes."""
+    return sent.nodes_of_stage, sent.groups, sent.block
+
+
+def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float) -> Plan:
     """Put a runner-up where the decision was, and the decision among the runners-up."""
     assert plan.decision is not None
     assert plan.predicted is not None
     former = plan.preferred
     fastest_s = plan.predicted.step_time_s if former is None else former.fastest_step_s
-    lost = f"{format_s(found.slow_s)} a step lost to slow links, not {format_s(own.slow_s)}"
+    lost = f"{format_s(slow_s)} a step lost to slow links, not {format_s(own_slow_s)}"
     left = Alternative(
         decision=plan.decision,
-        predicted=slowed(plan.predicted, own.slow_s),
+        predicted=slowed(plan.predicted, own_slow_s),
         within_band=other.within_band,
-        lost_by=f"slow links: {format_s(own.slow_s)}",
+        lost_by=f"slow links: {format_s(own_slow_s)}",
     )
     bound_s = plan.certificate.bound or 0.0
     gap_ratio = max(0.0, 1.0 - bound_s / other.predicted.step_time_s)
@@ -77,23 +110,6 @@ def _instead(plan: Plan, own: Ordered, other: Alternative, found: Ordered) -> Pl
             "certificate": plan.certificate.model_copy(update={"decision_gap_ratio": gap_ratio}),
         }
     )
-
-
-def _ordered(
-    plan: Plan,
-    decision: TrainDecision | None,
-    predicted: TrainPrediction | None,
-    links: LinkMatrix,
-    pool: Pool,
-    time_limit_s: float,
-) -> Ordered | None:
-    """The best order for a decision; None where its nodes cannot be put in order."""
-    if decision is None or predicted is None:
-        return None
-    sent = _traffic(plan, decision, predicted, pool)
-    if sent is None:
-        return None
-    return order_nodes(sent, links, pool=pool, time_limit_s=time_limit_s)
 
 
 def _traffic(

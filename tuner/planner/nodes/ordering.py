@@ -15,6 +15,7 @@ Ours. The bound is the solver's less all that may hide. Letters: N nodes. Not co
 get slower when others are busy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,8 +72,22 @@ def read_links(cluster: Cluster) -> dict[str, LinkMatrix]:
     return found
 
 
-def order_nodes(sent: Traffic, links: LinkMatrix, *, pool: Pool, time_limit_s: float) -> Ordered:
+def order_nodes(
+    sent: Traffic,
+    links: LinkMatrix,
+    *,
+    pool: Pool,
+    time_limit_s: float,
+    known: Sequence[tuple[str, ...]] = (),
+) -> Ordered:
     """Choose the nodes that run a plan's part on a pool, and their order.
+
+    Args:
+        sent: what they send.
+        links: between all nodes of the pool.
+        pool: of the spec.
+        time_limit_s: for the search.
+        known: orders that may be as good as what the search finds.
 
     Raises:
         SpecError: fewer nodes were measured than take part.
@@ -87,7 +102,9 @@ def order_nodes(sent: Traffic, links: LinkMatrix, *, pool: Pool, time_limit_s: f
     alike_s = _shown_s(sent.problem(np.full_like(rates_NN, usual)), _as_listed(sent), sent.hidden_s)
     method = "milp" if len(links.nodes) <= MOST_PROVEN_NODES else "annealing"
     outcome = RANK_PLACEMENT.solve(problem, method=method, time_limit_s=time_limit_s)
-    tried = [_as_listed(sent)] + ([] if outcome.solution is None else [outcome.solution])
+    tried = [_as_listed(sent), *(_placed(sent, links, nodes) for nodes in known)]
+    if outcome.solution is not None:
+        tried.append(outcome.solution)
     shown_s = [_shown_s(problem, placement, sent.hidden_s) for placement in tried]
     # The listed order stays where no other is faster.
     best = min(range(len(tried)), key=shown_s.__getitem__)
@@ -112,6 +129,17 @@ def least_slow_s(sent: Traffic, links: LinkMatrix, *, pool: Pool) -> float:
     return max(0.0, lower_bound_s(sent.problem(rates_NN)) - sent.hidden_s - alike_s)
 
 
+def slow_in_order_s(
+    sent: Traffic, links: LinkMatrix, nodes: tuple[str, ...], *, pool: Pool
+) -> float:
+    """Seconds of a step that slow links cost in a given order."""
+    rates_NN, usual = _in_proportion(links, pool)
+    alike = sent.problem(np.full_like(rates_NN, usual))
+    alike_s = _shown_s(alike, _as_listed(sent), sent.hidden_s)
+    placement = _placed(sent, links, nodes)
+    return max(0.0, _shown_s(sent.problem(rates_NN), placement, sent.hidden_s) - alike_s)
+
+
 def _in_proportion(links: LinkMatrix, pool: Pool) -> tuple[npt.NDArray[np.float64], float]:
     """The matrix at the level of the cards, and the usual link's bandwidth."""
     rates_NN = links.bytes_per_s_NN.copy()
@@ -124,9 +152,20 @@ def _in_proportion(links: LinkMatrix, pool: Pool) -> tuple[npt.NDArray[np.float6
 
 
 def _as_listed(sent: Traffic) -> RankPlacement:
+    return _in_order(sent, range(sent.num_nodes))
+
+
+def _placed(sent: Traffic, links: LinkMatrix, nodes: tuple[str, ...]) -> RankPlacement:
+    return _in_order(sent, [links.nodes.index(node) for node in nodes])
+
+
+def _in_order(sent: Traffic, order: Sequence[int]) -> RankPlacement:
+    """The placement whose launch order is the given one."""
     rows, groups = sent.nodes_of_stage, sent.groups
     return RankPlacement(
-        node_RS=tuple(tuple(group * rows + row for group in range(groups)) for row in range(rows))
+        node_RS=tuple(
+            tuple(order[group * rows + row] for group in range(groups)) for row in range(rows)
+        )
     )
 
 

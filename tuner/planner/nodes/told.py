@@ -26,7 +26,7 @@ def on_measured_nodes(
         plan: of one pool, or of several with its placement; without a decision it is returned.
         links: by pool.
         cluster: of the spec, whose pools were measured.
-        time_limit_s: for the search over orders of each pool, and on one pool once more for those
+        time_limit_s: for the search over orders of each pool; on one pool half of it is for those
             of runners-up.
 
     Raises:
@@ -35,9 +35,12 @@ def on_measured_nodes(
     pools = {pool.name: pool for pool in cluster.pools}
     if plan.decision is None or not links:
         return plan
+    known: tuple[tuple[str, ...], ...] = ()
     if plan.placement is None:
+        time_limit_s /= 2.0
         ((name, matrix),) = links.items()
-        plan = least_hurt(plan, matrix, pool=pools[name], time_limit_s=time_limit_s)
+        found = least_hurt(plan, matrix, pool=pools[name], time_limit_s=time_limit_s)
+        plan, known = found.plan, () if found.nodes is None else (found.nodes,)
     decision, predicted = plan.decision, plan.predicted
     assert decision is not None
     assert predicted is not None
@@ -57,7 +60,9 @@ def on_measured_nodes(
             pool=pools[name],
             ranks=ranks_of[name],
         )
-        ordered[name] = order_nodes(sent, links[name], pool=pools[name], time_limit_s=time_limit_s)
+        ordered[name] = order_nodes(
+            sent, links[name], pool=pools[name], time_limit_s=time_limit_s, known=known
+        )
         notes += _notes(pools[name], ordered[name], step_s=predicted.step_time_s)
     slow_s = sum(one.slow_s for one in ordered.values())
     orders = tuple(_node_order(name, one, predicted.step_time_s) for name, one in ordered.items())
