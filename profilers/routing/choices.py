@@ -165,14 +165,16 @@ class Tally:
             former = (layer, ids_TK)
 
     def _cross(self, pair: tuple[int, int], one_TK: Ids, other_TK: Ids) -> None:
-        size = self._experts**2
-        total = self._pairs.setdefault(pair, np.zeros(size, dtype=np.int64))
+        if pair not in self._pairs:
+            self._pairs[pair] = np.zeros(self._experts**2, dtype=np.int64)
         tokens = max(1, MOST_AT_ONCE // (one_TK.shape[1] * other_TK.shape[1]))
         for start in range(0, one_TK.shape[0], tokens):
             one, other = one_TK[start : start + tokens], other_TK[start : start + tokens]
             flat_TKK = one[:, :, None].astype(np.int64) * self._experts + other[:, None, :]
-            made = (one >= 0)[:, :, None] & (other >= 0)[:, None, :]
-            total += np.bincount(flat_TKK[made], minlength=size)
+            if one.min() < 0 or other.min() < 0:
+                made = (one >= 0)[:, :, None] & (other >= 0)[:, None, :]
+                flat_TKK = flat_TKK[made]
+            self._pairs[pair] += np.bincount(flat_TKK.reshape(-1), minlength=self._experts**2)
 
     def _sample(self, ids_of_layer: Mapping[int, Ids]) -> None:
         skipped = self._forwards % self._stride

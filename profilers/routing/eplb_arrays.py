@@ -59,9 +59,10 @@ def _numpy(path: Path) -> npt.NDArray[Any]:
             raise ValueError(f"unpacks to {unpacked} bytes; at most {MOST_BYTES} are read")
     try:
         found = np.load(path, allow_pickle=False)
-        return np.asarray(
-            _chosen(dict(found)) if isinstance(found, np.lib.npyio.NpzFile) else found
-        )
+        if not isinstance(found, np.lib.npyio.NpzFile):
+            return np.asarray(found)
+        with found:
+            return np.asarray(_chosen(dict(found)))
     except (zipfile.BadZipFile, EOFError, MemoryError, SyntaxError, TypeError) as error:
         raise ValueError(f"damaged or cut short: {error}") from error
 

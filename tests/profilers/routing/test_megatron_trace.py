@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from profilers.routing import megatron_trace
 from profilers.routing.formats import read_as
@@ -118,6 +120,39 @@ def test_each_wrong_line_is_named(
     tmp_path: Path, refusal: Refusal, lines: list[str], reason: str
 ) -> None:
     assert reason in refusal(trace(tmp_path, lines))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[[1, 2], [3]]", "[[1], [2, 3, 4]]", "[[1 2]]", "[[1,, 2]]", "[[1, ], [2, 3]]", "[[]]"),
+        *("[1, 2]", "[[[1]]]", "[[1]][[2]]", "[[1.5]]", "[[-1]]", "[[1e3]]", "[[1], 2, [3]]", ""),
+        *("[[1], [2]", "[1], [2]]", "[[,1]]", "[[1],[],[2]]", "[[01]]"),
+        *("[[1], [2],[3]]", "[[1,  2]]", "[[+1]]", "[[1], [2]] ", "[[100000000000000000000]]"),
+    ],
+)
+def test_only_rows_of_ids_are_parsed_quickly(text: str) -> None:
+    assert megatron_trace.rows_of_ids(text.encode()) is None
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda width: st.lists(
+            st.lists(st.integers(0, 10**8 - 1), min_size=width, max_size=width),
+            min_size=1,
+            max_size=6,
+        )
+    ),
+    st.sampled_from([(", ", ": "), (",", ":")]),
+)
+@settings(deadline=None, max_examples=100)
+def test_what_is_parsed_quickly_is_what_json_says(
+    rows: list[list[int]], separators: tuple[str, str]
+) -> None:
+    text = json.dumps(rows, separators=separators)
+    found = megatron_trace.rows_of_ids(text.encode())
+    assert found is not None
+    assert found.tolist() == rows
 
 
 def test_an_expert_that_cannot_be_is_named(tmp_path: Path) -> None:
