@@ -94,19 +94,23 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
         within_band=other.within_band,
         lost_by=f"slow links: {format_s(own_slow_s)}",
     )
-    bound_s = plan.certificate.bound or 0.0
-    gap_ratio = max(0.0, 1.0 - bound_s / other.predicted.step_time_s)
+    fastest = plan.decision if former is None else former.fastest
+    preferred, gap_ratio = None, None
+    if other.decision != fastest:
+        preferred = Preference(
+            fastest=fastest,
+            fastest_step_s=fastest_s,
+            slower_ratio=max(0.0, other.predicted.step_time_s / fastest_s - 1.0),
+            reasons=(lost,),
+        )
+        bound_s = plan.certificate.bound or 0.0
+        gap_ratio = max(0.0, 1.0 - bound_s / other.predicted.step_time_s)
     return plan.model_copy(
         update={
             "decision": other.decision,
             "predicted": other.predicted,
             "alternatives": (left, *(one for one in plan.alternatives if one is not other)),
-            "preferred": Preference(
-                fastest=plan.decision if former is None else former.fastest,
-                fastest_step_s=fastest_s,
-                slower_ratio=max(0.0, other.predicted.step_time_s / fastest_s - 1.0),
-                reasons=(lost,),
-            ),
+            "preferred": preferred,
             "certificate": plan.certificate.model_copy(update={"decision_gap_ratio": gap_ratio}),
         }
     )

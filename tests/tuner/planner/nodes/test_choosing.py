@@ -7,7 +7,7 @@ import pytest
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.cli.plan_text import plan_text
 from tuner.emit.testing import sample_decision, sample_verified
-from tuner.plan import Alternative, Plan, TrainPrediction
+from tuner.plan import Alternative, Plan, Preference, TrainPrediction
 from tuner.planner.nodes.ordering import least_slow_s, order_nodes
 from tuner.planner.nodes.slowing import SLOW_LINKS
 from tuner.planner.nodes.told import on_measured_nodes
@@ -83,6 +83,19 @@ def test_a_runner_up_that_slow_links_hurt_less_takes_the_place(plan: Plan) -> No
     assert first.predicted.step_time_s > found.predicted.step_time_s
     assert first.lost_by.startswith("slow links: ")
     assert second == plan.alternatives[0]
+
+
+def test_the_fastest_needs_no_reason_when_it_comes_back(plan: Plan) -> None:
+    easier = Preference(
+        fastest=plan.alternatives[1].decision,
+        fastest_step_s=2.1,
+        slower_ratio=0.0,
+        reasons=("fewer pipeline stages",),
+    )
+    found = on(plan.model_copy(update={"preferred": easier}), links(slow=4e9))
+    assert found.decision == easier.fastest
+    assert found.preferred is None
+    assert found.certificate.decision_gap_ratio is None
 
 
 def test_equal_links_change_no_choice(plan: Plan) -> None:
