@@ -5,7 +5,8 @@ Three figures, one thread, the machine stated:
 1. distinct decisions priced in full per second: every legal way of the rows that a search found
    best, time and memory, none pruned;
 2. the search of the whole space to its certificate: DeepSeek-V3 on 2,048 H800, Qwen3-235B on 512
-   H100;
+   H100, and on 128, where memory binds: neither offloading nor graphs of a whole iteration, and
+   nearly every strategy needs recomputation to fit;
 3. how the time of a search grows with the number of configurations.
 
 Seconds are both of the clock and of the processor: on a busy machine only the latter compare.
@@ -18,6 +19,7 @@ import platform
 import resource
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,14 @@ from tuner.planner.analytic.search import Settings, search
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
+from tuner.spec.search import Search as Limits
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
+
+PLAIN = Limits(
+    optimizer_offload=(False,), activation_offload=(False,), cuda_graph=("none", "partial")
+)
+"""What `moetune plan` searches unless asked for more."""
 
 ROWS_PRICED = 12
 """Rows whose every way is priced, the best ones that a search found."""
@@ -125,6 +133,8 @@ def main() -> None:
     as_json = parser.parse_args().json
     deepseek, one = searched(question_of("deepseek-v3", "h800-sxm", nodes=256, batch=15360))
     _, two = searched(question_of("qwen3-235b-a22b", "h100-sxm", nodes=64, batch=2048))
+    full = question_of("qwen3-235b-a22b", "h100-sxm", nodes=16, batch=1024)
+    _, three = searched(replace(full, limits=PLAIN))
     growth = [
         searched(question_of("qwen3-30b-a3b", "h100-sxm", nodes=nodes, batch=32 * nodes))[1]
         for nodes in (2, 8, 32, 128)
@@ -135,7 +145,7 @@ def main() -> None:
         "machine": machine,
         "numpy": np.__version__,
         "pricing": rate,
-        "searches": [one, two],
+        "searches": [one, two, three],
         "growth": growth,
     }
     if as_json:
@@ -146,7 +156,7 @@ def main() -> None:
         f"pricing: {rate['decisions']} decisions, {rate['per_s']:,.0f}/s, "
         f"{rate['per_cpu_s']:,.0f}/s of the processor\n"
     )
-    for line in (one, two, *growth):
+    for line in (one, two, three, *growth):
         sys.stdout.write(
             f"{line['model']} on {line['devices']}: {line['decisions']:.3g} decisions "
             f"({line['legal']:.3g} legal), {line['status']}, gap {line['gap_ratio']:.2%}, "

@@ -34,3 +34,10 @@ def batches(order: Ints, rows_N: Ints) -> Iterator[Ints]:
         stop = max(start + 1, int(np.searchsorted(ends, done + most, side="right")))
         yield order[start:stop]
         start, most = stop, min(2 * most, MOST_ROWS)
+
+
+def unfolded(count: Ints, start: Ints) -> tuple[Ints, Ints]:
+    """Of runs of a list, which run each entry is of, and its place in the list."""
+    run = np.repeat(np.arange(len(count)), count)
+    within = np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
+    return run, start[run] + within

@@ -1,44 +1,49 @@
 """Branch and bound over all degrees and ways: bounds first, prices for what they leave.
 
     cells    degrees without the experts', by the bound of an imagined expert      bounds.py
-    rows     with every expert degree: a bound per frame, and whether anything fits
-    keepings with all but what is computed again: a bound, and whether anything fits
+    rows     with every expert degree: a bound per frame, and whether any fits     leanest.py
+    keepings with all but what is computed again: a bound                          pricing.py
+    agains   with what is computed again and nothing else: a bound, whether any fits
     ways     a bound; if need be priced in full, in a layout of their own          pricing.py
 
-Cells are unfolded in the order of their bounds. What is bounded by more than is still wanted (the
-K-th best row, each row at its best) is left where it stands; so is what fits in no layout. Bounds
-only ever grow from level to level, so that
+Cells are opened in the order of their bounds, then their rows visited in the order of theirs. A
+frame that fits with nothing computed again is unfolded into keepings, one that does not into agains
+(waytable.py). What is bounded by more than is still wanted (the K-th best row, each row at its
+best) is left where it stands; so is what fits in no layout. Bounds only ever grow from level to
+level, so that
 
     space = priced + bounded + illegal + open
 
 counts every decision once; `open` is what time ran out on. Work arrives in batches of bounded size,
 and the threshold falls after every one.
 
-Letters: C candidates, F frames, G keepings. Not covered: settings that differ between stages, which
-the integer program of the finalists decides.
+Letters: C candidates, F frames, A axes. Not covered: settings that differ between stages, which the
+integer program of the finalists decides.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner.planner.analytic.axes import Facts
-from tuner.planner.analytic.batching import batches, rank_within
+from tuner.planner.analytic.batching import batches, rank_within, unfolded
 from tuner.planner.analytic.bounds import Allowed, least_step_s
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.counting import by_facts, space
 from tuner.planner.analytic.degrees import Table, legal_degrees
 from tuner.planner.analytic.fitting import fits_somehow
 from tuner.planner.analytic.found import Counts, Found, Search
+from tuner.planner.analytic.leanest import again_fits, frame_fits_plainly, keeping_fits, row_fits
 from tuner.planner.analytic.leaning import capped_least_s, price_to_fit
 from tuner.planner.analytic.opening import allowed_by, cell_bounds_s
 from tuner.planner.analytic.pricing import Prices, batch_of, least_s
 from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.rules import Ints, Mask
+from tuner.planner.analytic.rows import Rows, groups_of_frames, joined, taken_rows, with_ways
+from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.watching import counted, ended, opened, passing
-from tuner.planner.analytic.ways import Ways, ways_of
+from tuner.planner.analytic.ways import ways_of
 from tuner.planner.analytic.waytable import WayTable, way_table
 from tuner.planner.progress import Told, Watch, unwatched
 
@@ -47,20 +52,17 @@ Floats = npt.NDArray[np.float64]
 SEEDS = 8
 """Cells of every pipeline size that are visited before all others."""
 
-FIRST_FRAMES = 32
+FIRST_FRAMES = 128
 """Frames of rows whose keepings are bounded before the first look at the threshold; every further
 look may be twice as far away, up to `MOST_FRAMES`."""
 MOST_FRAMES = 2048
 
-FIRST_KEEPINGS = 64
-"""Keepings whose ways are bounded before the first look at the threshold, and so on."""
-MOST_KEEPINGS = 2048
+FIRST_GROUPS = 256
+"""Keepings or agains whose ways are bounded before the first look at the threshold, and so on."""
+MOST_GROUPS = 2048
 
 WAYS_FIRST = 4
 """Of each row the most promising, priced before all others."""
-
-LEAN_AXES = ("zero_stage", "optimizer_offload", "activation_offload")
-"""Axes whose last legal choice holds the fewest bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +78,6 @@ class Settings:
     time_limit_s: float = 60.0
     clock: Callable[[], float]
     watch: Watch = unwatched
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Rows:
-    """Rows of one kind of degrees, with the ways that they allow."""
-
-    table: WayTable
-    rows: Table
-    bound_CF: Floats
 
 
 def search(question: Question, settings: Settings) -> Search:
@@ -116,28 +109,27 @@ class _Run:
         watch(opened(len(bound_N), float(bound_N.min(initial=np.inf))))
         order = np.argsort(bound_N, kind="stable")
         seeds = self._seeds(order)
-        self._visit_cells(seeds)
+        self._visit(self._opened(seeds))
         order = order[~np.isin(order, seeds)]
+        pending: list[Rows] = []
         for batch in batches(order, self._degrees.num_pairs_N):
             least_s = float(bound_N[batch[0]])
             if least_s > self._wanted_s():
                 break
-            watch(self._passing(least_s, int((bound_N < least_s).sum())))
+            watch(self._passing(least_s, int((bound_N < least_s).sum()), len(bound_N), "cells"))
             if self._is_late():
                 self._leave_cells(batch, least_s)
                 continue
-            self._visit_cells(batch[bound_N[batch] <= self._wanted_s()])
+            pending += self._opened(batch[bound_N[batch] <= self._wanted_s()])
+        self._visit(pending)
         found = self._summary()
         watch(ended(found))
         return found
 
-    def _passing(self, least_s: float, done: int) -> Told:
+    def _passing(self, least_s: float, done: int, total: int, what: str) -> Told:
+        bound_s = min(least_s, self._bound_s)
         return passing(
-            done,
-            self._degrees.num_cells,
-            best_s=self._best_s(),
-            bound_s=min(least_s, self._bound_s),
-            priced=self._priced,
+            f"{done} of {total} {what}", best_s=self._best_s(), bound_s=bound_s, priced=self._priced
         )
 
     def _seeds(self, order: Ints) -> Ints:
@@ -145,32 +137,64 @@ class _Run:
         pipeline = self._degrees.dense_D["pipeline"][self._degrees.cells_N["dense"][order]]
         return order[rank_within(pipeline) < SEEDS]
 
-    def _visit_cells(self, cells: Ints) -> None:
+    def _opened(self, cells: Ints) -> list[Rows]:
+        """Bound the rows of some cells in their leading frames; what cannot fit is left out."""
         rows = self._degrees.rows(cells)
+        found: list[Rows] = []
         for facts, chosen in by_facts(rows):
             table = self._table(facts)
             if len(table.ways_TA):
-                self._visit_rows(table, _taken(rows, chosen))
+                found += self._opened_alike(table, taken_rows(rows, chosen))
+        return found
 
-    def _visit_rows(self, table: WayTable, rows: Table) -> None:
+    def _opened_alike(self, table: WayTable, rows: Table) -> Iterator[Rows]:
         if self._found is None:
             # Nothing is too slow yet, so what cannot fit goes first.
-            rows = _taken(rows, np.flatnonzero(self._fits(table, rows)))
+            rows = taken_rows(rows, self._fitting(table, rows))
         if not len(rows["tensor"]):
             return
         allowed = allowed_by(self._ways, table)
-        leading = table.leading_F
-        ahead_CF = self._frame_bounds_s(table, leading, rows, allowed)
-        kept = np.flatnonzero(ahead_CF.min(axis=1) <= self._wanted_s())
-        kept = kept[self._fits(table, _taken(rows, kept))]
-        if not len(kept):
+        bound_CF = self._frame_bounds_s(table, table.leading_F, rows, allowed)
+        kept = np.flatnonzero(bound_CF.min(axis=1) <= self._wanted_s())
+        if self._found is not None:
+            kept = kept[self._fitting(table, taken_rows(rows, kept))]
+        if len(kept):
+            rows = taken_rows(rows, kept)
+            yield Rows(table=table, rows=rows, bound_CF=bound_CF[kept], allowed=allowed)
+
+    def _fitting(self, table: WayTable, rows: Table) -> Ints:
+        return np.flatnonzero(row_fits(self._question, self._ways, table, rows))
+
+    def _visit(self, opened: list[Rows]) -> None:
+        """Go through rows in the order of their bounds, a batch at a time."""
+        parts = joined(opened)
+        least_C = np.concatenate([np.zeros(0), *(part.least_C for part in parts)])
+        part_C = np.repeat(np.arange(len(parts)), [len(part.least_C) for part in parts])
+        place_C = np.concatenate(
+            [np.zeros(0, np.int64), *(np.arange(len(p.least_C)) for p in parts)]
+        )
+        order = np.argsort(least_C, kind="stable")
+        for batch in batches(order, np.ones_like(order)):
+            least_s = float(least_C[batch[0]])
+            if least_s > self._wanted_s():
+                return
+            done = int((least_C < least_s).sum())
+            self._settings.watch(self._passing(least_s, done, len(order), "rows"))
+            here = batch[least_C[batch] <= self._wanted_s()]
+            for index in np.unique(part_C[here]):
+                self._visit_rows(parts[index].taken(place_C[here[part_C[here] == index]]))
+
+    def _visit_rows(self, rows: Rows) -> None:
+        table = rows.table
+        if self._is_late():
+            self._bound_s = min(self._bound_s, float(rows.least_C.min()))
+            self._open += len(rows.least_C) * table.num_legal
             return
-        rows = _taken(rows, kept)
-        others = tuple(f for f in range(len(table.frame_FA)) if f not in leading)
-        bound_CF = np.empty((len(kept), len(table.frame_FA)))
-        bound_CF[:, leading] = ahead_CF[kept]
-        bound_CF[:, others] = self._frame_bounds_s(table, others, rows, allowed)
-        self._visit_frames(_Rows(table=table, rows=rows, bound_CF=bound_CF))
+        others = tuple(f for f in range(len(table.frame_FA)) if f not in table.leading_F)
+        bound_CF = np.empty((len(rows.least_C), len(table.frame_FA)))
+        bound_CF[:, table.leading_F] = rows.bound_CF
+        bound_CF[:, others] = self._frame_bounds_s(table, others, rows.rows, rows.allowed)
+        self._visit_frames(replace(rows, bound_CF=bound_CF))
 
     def _frame_bounds_s(
         self, table: WayTable, frames: Sequence[int], rows: Table, allowed: Allowed
@@ -181,24 +205,16 @@ class _Run:
             return np.empty((count, 0))
         every = {name: np.repeat(column, len(frames)) for name, column in rows.items()}
         ways_CA = np.tile(table.frame_FA[list(frames)], (count, 1))
-        return self._bounds(_with_ways(table, every, ways_CA), allowed).reshape(count, len(frames))
+        return self._bounds(with_ways(table, every, ways_CA), allowed).reshape(count, len(frames))
 
     def _bounds(self, candidates: Candidates, allowed: Allowed) -> Floats:
         batch = batch_of(self._question, self._ways, candidates)
         units = batch.times.taken(batch.time_of_C)
         return least_step_s(self._question, batch.strategies, units, allowed)
 
-    def _fits(self, table: WayTable, rows: Table) -> Mask:
-        """Rows of which something may fit: at its leanest, in the leanest layout."""
-        if not len(rows["tensor"]):
-            return np.zeros(0, dtype=np.bool_)
-        lean_way = _leanest(self._ways, table)
-        candidates = _with_way(table, rows, lean_way)
-        return fits_somehow(self._question, self._ways, candidates, is_idle=True)
-
-    def _visit_frames(self, rows: _Rows) -> None:
+    def _visit_frames(self, rows: Rows) -> None:
         """Go through the frames of rows in the order of their bounds, a few at a time."""
-        best_s = np.full(len(rows.bound_CF), np.inf)
+        table, best_s = rows.table, np.full(len(rows.bound_CF), np.inf)
         row, frame = np.nonzero(rows.bound_CF <= self._wanted_s())
         order = np.argsort(rows.bound_CF[row, frame], kind="stable")
         row, frame = row[order], frame[order]
@@ -210,49 +226,57 @@ class _Run:
             stop, most = start + most, min(2 * most, MOST_FRAMES)
             here, of = row[start:stop], frame[start:stop]
             wanted = rows.bound_CF[here, of] <= np.minimum(self._wanted_s(), best_s[here])
-            self._visit_keepings(rows, here[wanted], of[wanted], best_s)
+            here, of = here[wanted], of[wanted]
+            some = taken_rows(rows.rows, here)
+            is_roomy = frame_fits_plainly(self._question, self._ways, table, some, of)
+            self._visit_keepings(rows, here[is_roomy], of[is_roomy], best_s)
+            self._visit_agains(rows, here[~is_roomy], of[~is_roomy], best_s)
             start = stop
 
-    def _visit_keepings(self, rows: _Rows, row: Ints, frame: Ints, best_s: Floats) -> None:
-        """Bound every keeping of some frames, drop what cannot fit, unfold the rest."""
+    def _visit_keepings(self, rows: Rows, row: Ints, frame: Ints, best_s: Floats) -> None:
+        """Bound every keeping of some frames, unfold the rest."""
         table = rows.table
-        keepings_F = [np.flatnonzero(table.frame_of_G == f) for f in range(len(table.frame_FA))]
-        repeats = np.array([len(keepings_F[f]) for f in frame], dtype=np.int64)
-        if not repeats.sum():
+        row, keeping = groups_of_frames(row, frame, table.frame_of_G, frames=len(table.frame_FA))
+        if not len(row):
             return
-        row = np.repeat(row, repeats)
-        keeping = np.concatenate([keepings_F[f] for f in frame])
-        candidates = _with_ways(table, _taken(rows.rows, row), table.keeping_GA[keeping])
-        bound_s = least_s(self._question, self._ways, candidates)
+        every = with_ways(table, taken_rows(rows.rows, row), table.keeping_GA[keeping])
+        bound_s = least_s(self._question, self._ways, every)
         kept = np.flatnonzero(bound_s <= np.minimum(self._wanted_s(), best_s[row]))
-        if not len(kept):
+        kept = kept[keeping_fits(self._question, self._ways, every.taken(kept))]
+        for now in self._in_order(kept, bound_s, row, best_s):
+            of, place = unfolded(table.count_of_G[keeping[now]], table.start_of_G[keeping[now]])
+            self._visit_ways(rows, row[now][of], place, best_s)
+
+    def _visit_agains(self, rows: Rows, row: Ints, frame: Ints, best_s: Floats) -> None:
+        """Bound every again of some frames, drop what cannot fit, unfold the rest."""
+        table = rows.table
+        row, again = groups_of_frames(row, frame, table.frame_of_H, frames=len(table.frame_FA))
+        if not len(row):
             return
-        kept = kept[self._can_fit(candidates.taken(kept))]
+        every = with_ways(table, taken_rows(rows.rows, row), table.again_HA[again])
+        bound_s = self._bounds(every, rows.allowed)
+        kept = np.flatnonzero(bound_s <= np.minimum(self._wanted_s(), best_s[row]))
+        some = taken_rows(rows.rows, row[kept])
+        kept = kept[again_fits(self._question, self._ways, table, some, again[kept])]
+        for now in self._in_order(kept, bound_s, row, best_s):
+            of, place = unfolded(table.count_of_H[again[now]], table.start_of_H[again[now]])
+            self._visit_ways(rows, row[now][of], table.by_again_T[place], best_s)
+
+    def _in_order(self, kept: Ints, bound_s: Floats, row: Ints, best_s: Floats) -> Iterator[Ints]:
+        """Those of the lowest bounds first, a few at a time, as long as they are wanted."""
         kept = kept[np.argsort(bound_s[kept], kind="stable")]
-        start, most = 0, FIRST_KEEPINGS
+        start, most = 0, FIRST_GROUPS
         while start < len(kept):
             now = kept[start : start + most]
-            start, most = start + most, min(2 * most, MOST_KEEPINGS)
+            start, most = start + most, min(2 * most, MOST_GROUPS)
             now = now[bound_s[now] <= np.minimum(self._wanted_s(), best_s[row[now]])]
             if len(now):
-                self._visit_ways(rows, row[now], keeping[now], best_s)
+                yield now
 
-    def _can_fit(self, candidates: Candidates) -> Mask:
-        """Keepings of which something may fit: with every layer computed again."""
-        again = self._ways.choices["recompute"]
-        leanest = np.full(len(candidates), len(again) - 1)
-        lean = Candidates(rows=candidates.rows, ways={**candidates.ways, "recompute": leanest})
-        return fits_somehow(self._question, self._ways, lean, is_idle=True)
-
-    def _visit_ways(self, rows: _Rows, row: Ints, keeping: Ints, best_s: Floats) -> None:
-        """Bound every way of some keepings, price what is left in time and memory."""
+    def _visit_ways(self, rows: Rows, row: Ints, way: Ints, best_s: Floats) -> None:
+        """Bound ways, price what is left in time and memory."""
         table = rows.table
-        repeats = table.count_of_G[keeping]
-        index = np.repeat(np.arange(len(keeping)), repeats)
-        within = np.arange(len(index)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-        way = table.start_of_G[keeping][index] + within
-        row = row[index]
-        candidates = _with_ways(table, _taken(rows.rows, row), table.ways_TA[way])
+        candidates = with_ways(table, taken_rows(rows.rows, row), table.ways_TA[way])
         bound_s = least_s(self._question, self._ways, candidates)
         kept = np.flatnonzero(bound_s <= np.minimum(self._wanted_s(), best_s[row]))
         kept = kept[fits_somehow(self._question, self._ways, candidates.taken(kept))]
@@ -322,7 +346,7 @@ class _Run:
             self._open += len(chosen) * self._table(facts).num_legal
         del rows
 
-    def _leave_frames(self, rows: _Rows, row: Ints, frame: Ints) -> None:
+    def _leave_frames(self, rows: Rows, row: Ints, frame: Ints) -> None:
         self._bound_s = min(self._bound_s, float(rows.bound_CF[row, frame].min()))
         table = rows.table
         ways_F = np.bincount(
@@ -354,29 +378,3 @@ class _Run:
             counts=counts,
             solve_s=self._settings.clock() - self._start_s,
         )
-
-
-def _leanest(ways: Ways, table: WayTable) -> Ints:
-    """A way that holds no more than any of the table's, legal or not."""
-    way = np.zeros(len(table.axes), dtype=np.int64)
-    for axis in LEAN_AXES:
-        at = table.axes.index(axis)
-        way[at] = table.ways_TA[:, at].max(initial=0)
-    way[table.axes.index("recompute")] = len(ways.choices["recompute"]) - 1
-    return way
-
-
-def _with_way(table: WayTable, rows: Table, way: Ints) -> Candidates:
-    columns = len(rows["tensor"])
-    return Candidates(
-        rows=rows,
-        ways={axis: np.full(columns, way[i], dtype=np.int64) for i, axis in enumerate(table.axes)},
-    )
-
-
-def _with_ways(table: WayTable, rows: Table, ways_CA: Ints) -> Candidates:
-    return Candidates(rows=rows, ways=table.columns(ways_CA))
-
-
-def _taken(rows: Table, chosen: Ints) -> Table:
-    return {name: column[chosen] for name, column in rows.items()}

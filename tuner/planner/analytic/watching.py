@@ -23,9 +23,9 @@ def opened(cells: int, least_s: float) -> Told:
     return Told(stage="bounds", text=f"{format_count(cells)} cells of degrees bounded{bound}")
 
 
-def passing(done: int, cells: int, *, best_s: float, bound_s: float, priced: int) -> Told:
-    """Between two batches of cells."""
-    text = f"{done} of {cells} cells, {priced} decisions priced, {_incumbent(best_s, bound_s)}"
+def passing(done: str, *, best_s: float, bound_s: float, priced: int) -> Told:
+    """Between two batches."""
+    text = f"{done}, {priced} decisions priced, {_incumbent(best_s, bound_s)}"
     return Told(stage="search", text=text, is_passing=True)
 
 

@@ -10,9 +10,14 @@ What is left is arranged in three levels:
     way        all axes
 
 Every way of a keeping takes at least what it takes with nothing computed again, and every keeping
-of a frame at least what the frame takes with everything else at its fastest.
+of a frame at least what the frame takes with everything else at its fastest. Across the keepings,
 
-Letters: T ways, A axes, F frames, G keepings.
+    again      a frame with what is computed again, and in how many chunks
+
+bounds its ways as well. Where a frame fits with nothing computed again keepings tell more; where it
+does not, none of its ways is faster than the first again that fits.
+
+Letters: T ways, A axes, F frames, G keepings, H agains, Z stages of ZeRO.
 """
 
 from collections.abc import Mapping
@@ -27,6 +32,8 @@ from tuner.planner.analytic.ways import Ways
 
 FRAME_AXES: Final = ("dispatcher", "a2a_overlap", "cuda_graph")
 AGAIN_AXES: Final = ("recompute", "chunks")
+
+OFFLOAD_AXES: Final = ("optimizer_offload", "activation_offload")
 
 NEVER_WORSE: Final[Mapping[str, tuple[tuple[Choice, Choice], ...]]] = {
     "overlap_grad_reduce": ((False, True),),
@@ -54,6 +61,17 @@ class WayTable:
     frame_of_G: Ints
     start_of_G: Ints
     count_of_G: Ints
+    again_HA: Ints
+    """One way per again, with everything else at its fastest; not always legal itself."""
+    lean_HA: Ints
+    """One way per again with everything offloaded that may be; not always legal itself."""
+    zero_HZ: Mask
+    """Stages of ZeRO that an again's ways have; not 0 where there is 1, which holds no more."""
+    frame_of_H: Ints
+    by_again_T: Ints
+    """Ways in the order of their agains."""
+    start_of_H: Ints
+    count_of_H: Ints
 
     def columns(self, ways: Ints) -> dict[str, Ints]:
         """Say rows of ways as columns by axis."""
@@ -75,14 +93,26 @@ def way_table(ways: Ways, facts: Facts) -> WayTable:
     code = _coded(kept, keeping_at, sizes)
     order = np.argsort(code, kind="stable")
     kept = kept[order]
-    _, start, count = np.unique(code[order], return_index=True, return_counts=True)
+    _, start, keeping_of, count = np.unique(
+        code[order], return_index=True, return_inverse=True, return_counts=True
+    )
     keeping_GA = kept[start]
     keeping_GA[:, again_at] = 0
     _, first, frame_of = np.unique(
         _coded(keeping_GA, frame_at, sizes), return_index=True, return_inverse=True
     )
-    frame_FA = np.zeros((len(first), len(axes)), dtype=np.int64)
-    frame_FA[:, frame_at] = keeping_GA[first][:, frame_at]
+    frame_FA = _only(keeping_GA[first], frame_at)
+    _, first_T, again_of = np.unique(
+        _coded(kept, [*frame_at, *again_at], sizes), return_index=True, return_inverse=True
+    )
+    again_HA = _only(kept[first_T], [*frame_at, *again_at])
+    count_of_H = np.bincount(again_of, minlength=len(again_HA))
+    lean_HA = again_HA.copy()
+    for axis in OFFLOAD_AXES:
+        np.maximum.at(lean_HA[:, axes.index(axis)], again_of, kept[:, axes.index(axis)])
+    has_HZ = np.zeros((len(again_HA), len(ways.choices["zero_stage"])), dtype=np.bool_)
+    has_HZ[again_of, kept[:, axes.index("zero_stage")]] = True
+    has_HZ[:, 0] &= ~has_HZ[:, 1]
     return WayTable(
         axes=axes,
         ways_TA=kept,
@@ -93,7 +123,21 @@ def way_table(ways: Ways, facts: Facts) -> WayTable:
         frame_of_G=frame_of,
         start_of_G=start,
         count_of_G=count,
+        again_HA=again_HA,
+        lean_HA=lean_HA,
+        zero_HZ=has_HZ,
+        frame_of_H=frame_of[keeping_of[first_T]],
+        by_again_T=np.argsort(again_of, kind="stable"),
+        start_of_H=np.cumsum(count_of_H) - count_of_H,
+        count_of_H=count_of_H,
     )
+
+
+def _only(ways: Ints, at: list[int]) -> Ints:
+    """The choices on some axes, the first choice on all others."""
+    found = np.zeros_like(ways)
+    found[:, at] = ways[:, at]
+    return found
 
 
 def _leading(ways: Ways, axes: tuple[str, ...], frame_FA: Ints) -> tuple[int, ...]:

@@ -14,12 +14,13 @@ from tuner.planner.analytic.candidates import DEGREES, Candidates
 from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.degrees import legal_degrees
 from tuner.planner.analytic.fitting import fits_somehow
-from tuner.planner.analytic.leaning import capped_least_s
+from tuner.planner.analytic.leanest import again_fits, keeping_fits, row_fits
+from tuner.planner.analytic.leaning import capped_least_s, price_to_fit
 from tuner.planner.analytic.opening import allowed_by, cell_bounds_s
 from tuner.planner.analytic.pricing import batch_of, least_s, price
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.ways import Ways, ways_of
-from tuner.planner.analytic.waytable import NEVER_WORSE, way_table
+from tuner.planner.analytic.waytable import AGAIN_AXES, FRAME_AXES, NEVER_WORSE, way_table
 
 MakeQuestion = Callable[..., Question]
 Drawn = tuple[Ways, Candidates, np.ndarray, Facts]
@@ -70,7 +71,20 @@ def test_no_bound_exceeds_the_price(ask: MakeQuestion, model: str, seed: int) ->
     frame_s = least_step_s(question, batch.strategies, units, allowed_by(ways, table))
     cell_s = cell_bounds_s(question, ways, legal_degrees(question))[cells]
 
+    again = Candidates(
+        rows=candidates.rows,
+        ways={
+            axis: column if axis in (*FRAME_AXES, *AGAIN_AXES) else 0 * column
+            for axis, column in candidates.ways.items()
+        },
+    )
+    batch = batch_of(question, ways, again)
+    units = batch.times.taken(batch.time_of_C)
+    again_s = least_step_s(question, batch.strategies, units, allowed_by(ways, table))
+
     assert (least <= step_s).all()
+    assert (again_s <= step_s).all()
+    assert (frame_s <= again_s).all()
     assert (frame_s <= step_s).all()
     assert (cell_s <= step_s).all()
 
@@ -96,6 +110,36 @@ def test_what_fits_in_a_layout_is_never_called_impossible(
 
     assert could[(plain.peak_bytes <= limit) | needs_lean].all()
     assert (capped[needs_lean] <= lean.step_s[needs_lean] * (1.0 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("model", CASES)
+@given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.05, 1.0))
+@settings(
+    deadline=None,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_what_fits_is_left_standing_at_every_level(
+    ask: MakeQuestion, model: str, seed: int, share: float
+) -> None:
+    question = ask(model, devices=16)
+    question = replace(question, memory_limit_bytes=share * question.memory_limit_bytes)
+    ways, candidates, _, facts = drawn(question, seed)
+    table = way_table(ways, facts)
+    every = np.stack([candidates.ways[axis] for axis in table.axes], axis=1)
+    is_kept = (every[:, None] == table.ways_TA[None]).all(axis=2)
+    some = candidates.taken(np.flatnonzero(is_kept.any(axis=1)))
+    if not len(some):
+        return
+    way = is_kept.argmax(axis=1)[is_kept.any(axis=1)]
+    again_of_T = np.empty(len(table.ways_TA), dtype=np.int64)
+    again_of_T[table.by_again_T] = np.repeat(np.arange(len(table.again_HA)), table.count_of_H)
+    prices, _ = price_to_fit(question, ways, some)
+    fits = prices.peak_bytes <= question.memory_limit_bytes
+
+    assert row_fits(question, ways, table, some.rows)[fits].all()
+    assert again_fits(question, ways, table, some.rows, again_of_T[way])[fits].all()
+    assert keeping_fits(question, ways, some)[fits].all()
 
 
 @pytest.mark.parametrize("model", CASES)
