@@ -44,7 +44,17 @@ from tuner.costs.analytic.step import assemble
 from tuner.costs.analytic.units import KINDS, UnitCosts
 from tuner.planner.analytic.pricing import KINDS_OF_STAGES, ROUNDING
 from tuner.planner.analytic.rules import Ints, Mask
-from tuner.planner.unlike.pricing import DENSE, HEAD, MOE, MTP, Floats, LayerBytes, OnPool, counts_K
+from tuner.planner.unlike.pricing import (
+    DENSE,
+    HEAD,
+    MOE,
+    MTP,
+    Floats,
+    HeldOnPool,
+    LayerBytes,
+    OnPool,
+    counts_K,
+)
 
 ENDLESS_S: Final = 1e12
 """Passes so long that everything beside them is hidden as far as it can be."""
@@ -70,7 +80,7 @@ class OnceParts:
         return OnceParts(fixed_C=self.fixed_C[at], per_layer_KC=self.per_layer_KC[:, at])
 
 
-def most_stages(pools: Sequence[OnPool]) -> Ints:
+def most_stages(pools: Sequence[HeldOnPool]) -> Ints:
     """Stages that all pools together could run, one layer each at least."""
     found: Ints = np.minimum(
         sum(on.max_stages_C for on in pools), pools[0].question.model.num_layers
@@ -78,7 +88,7 @@ def most_stages(pools: Sequence[OnPool]) -> Ints:
     return found
 
 
-def rooms(on: OnPool, part: LayerBytes, *, positions: int) -> Floats:
+def rooms(on: HeldOnPool, part: LayerBytes, *, positions: int) -> Floats:
     """Common layers that the j-th stage from the end of a chain has room for, [J, C]."""
     kind, layers = _common(on)
     position = np.arange(1, positions + 1)[:, None]
@@ -89,7 +99,7 @@ def rooms(on: OnPool, part: LayerBytes, *, positions: int) -> Floats:
     return found
 
 
-def room_alone(on: OnPool, part: LayerBytes) -> Floats:
+def room_alone(on: HeldOnPool, part: LayerBytes) -> Floats:
     """Common layers that all stages of the pool have room for, no other pool behind them."""
     room_JC = rooms(on, part, positions=positions([on]))
     position = np.arange(1, len(room_JC) + 1)[:, None]
@@ -97,14 +107,14 @@ def room_alone(on: OnPool, part: LayerBytes) -> Floats:
     return found
 
 
-def positions(pools: Sequence[OnPool]) -> int:
+def positions(pools: Sequence[HeldOnPool]) -> int:
     """Return the length of the longest chain that any column allows, J."""
     return int(most_stages(pools).max(initial=0))
 
 
-def can_fit(pools: Sequence[OnPool], rooms_P: Sequence[Floats]) -> Mask:
+def can_fit(pools: Sequence[HeldOnPool], rooms_P: Sequence[Floats]) -> Mask:
     """Say where the stages together may have room for the layers."""
-    supplies = [_supply(on, room_JC) for on, room_JC in zip(pools, rooms_P, strict=True)]
+    supplies = [_at_any_pace(on, room_JC) for on, room_JC in zip(pools, rooms_P, strict=True)]
     endless_s = np.full(len(pools[0].devices_C), ENDLESS_S)
     found: Mask = _held(supplies, endless_s, before=_before(pools[0])) >= _common(pools[0])[1]
     return found
@@ -213,6 +223,19 @@ def _supply(on: OnPool, room_JC: Floats | None) -> _Supply:
         other_s_C=np.broadcast_to(on.seconds_KC[DENSE], columns),
         last_s_C=np.broadcast_to(on.seconds_KC[_last(on)], columns),
         stages_C=np.broadcast_to(on.max_stages_C, columns),
+        room_JC=room_JC,
+    )
+
+
+def _at_any_pace(on: HeldOnPool, room_JC: Floats) -> _Supply:
+    """The same with a second a layer, for when time is no matter."""
+    second_C = np.ones(len(on.devices_C))
+    return _Supply(
+        layer_s_C=second_C,
+        end_s_C=second_C,
+        other_s_C=second_C,
+        last_s_C=second_C,
+        stages_C=np.broadcast_to(on.max_stages_C, second_C.shape),
         room_JC=room_JC,
     )
 
@@ -353,7 +376,7 @@ def _last(on: OnPool) -> int:
     return MOE if on.question.model.layers[-1] is LayerKind.MOE else DENSE
 
 
-def _before(on: OnPool) -> int:
+def _before(on: HeldOnPool) -> int:
     """Layers without experts that come before all those with them."""
     model = on.question.model
     if not model.num_moe_layers:
@@ -362,7 +385,7 @@ def _before(on: OnPool) -> int:
     return kinds.index(True)
 
 
-def _common(on: OnPool) -> tuple[int, int]:
+def _common(on: HeldOnPool) -> tuple[int, int]:
     """The kind that most layers are of, and how many are."""
     model = on.question.model
     return (MOE, model.num_moe_layers) if model.num_moe_layers else (DENSE, model.num_layers)

@@ -36,7 +36,7 @@ from tuner.costs.analytic.shapes import Stages, Strategies, taken
 from tuner.costs.analytic.step import assemble
 from tuner.costs.analytic.units import UnitCosts
 from tuner.formulate.heterogeneous import PoolPrices, card_bytes_per_s
-from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.candidates import Candidates, strategies_of
 from tuner.planner.analytic.layouts import stages_of
 from tuner.planner.analytic.memory import taken_bytes, unit_memory
 from tuner.planner.analytic.pricing import KINDS_OF_STAGES, batch_of
@@ -55,18 +55,30 @@ PROBE_STAGES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OnPool:
-    """Columns as one pool prices them."""
+class HeldOnPool:
+    """Columns as they fill the devices of one pool; what they take there in time is not known."""
 
     question: Question
     pool: Pool
     strategies: Strategies
-    units: UnitCosts
     memory: MemoryUnits
-    seconds_KC: Floats
-    """Both passes of one micro-batch, per kind."""
     devices_C: Ints
     """Of one stage."""
+
+    @property
+    def max_stages_C(self) -> Ints:
+        """Stages that the pool's devices suffice for."""
+        found: Ints = self.pool.num_devices // self.devices_C
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnPool(HeldOnPool):
+    """Columns as one pool prices them."""
+
+    units: UnitCosts
+    seconds_KC: Floats
+    """Both passes of one micro-batch, per kind."""
 
     def taken(self, column: int) -> "OnPool":
         """Keep one column."""
@@ -82,12 +94,6 @@ class OnPool:
             seconds_KC=self.seconds_KC[:, columns],
             devices_C=self.devices_C[columns],
         )
-
-    @property
-    def max_stages_C(self) -> Ints:
-        """Stages that the pool's devices suffice for."""
-        found: Ints = self.pool.num_devices // self.devices_C
-        return found
 
     def send_s(self, *, stages: int) -> Floats:
         """Visible seconds of one micro-batch from one of so many stages of the pool to the next."""
@@ -111,11 +117,14 @@ class LayerBytes:
 
     def taken(self, column: int) -> "LayerBytes":
         """Keep one column."""
-        at = np.array([column])
+        return self.kept(np.array([column]))
+
+    def kept(self, columns: Ints) -> "LayerBytes":
+        """Keep or repeat some columns."""
         return LayerBytes(
-            without_C=self.without_C[at],
-            static_KC=self.static_KC[:, at],
-            saved_KC=self.saved_KC[:, at],
+            without_C=self.without_C[columns],
+            static_KC=self.static_KC[:, columns],
+            saved_KC=self.saved_KC[:, columns],
         )
 
 
@@ -165,7 +174,31 @@ def priced_on(question: Question, pool: Pool, ways: Ways, candidates: Candidates
     )
 
 
-def layer_bytes(on: OnPool) -> LayerBytes:
+def held_on(
+    question: Question, pool: Pool, ways: Ways, candidates: Candidates
+) -> tuple[HeldOnPool, LayerBytes]:
+    """Count the bytes of every candidate on one pool, those of each distinct one once."""
+    strategies = replace(strategies_of(question, ways, candidates), pipeline=float(SEVERAL))
+    units, unit_of = unit_memory(question, strategies, candidates)
+    _, first = np.unique(unit_of, return_index=True)
+    devices_C = stage_devices(candidates.rows)
+    distinct = HeldOnPool(
+        question=question,
+        pool=pool,
+        strategies=taken(strategies, first),
+        memory=units,
+        devices_C=devices_C[first],
+    )
+    every = replace(
+        distinct,
+        strategies=strategies,
+        memory=taken_bytes(units, unit_of),
+        devices_C=devices_C,
+    )
+    return every, layer_bytes(distinct).kept(unit_of)
+
+
+def layer_bytes(on: HeldOnPool) -> LayerBytes:
     """Take the bytes of a stage apart; see the module."""
     # What one send needs is left to the full price, since a single stage does not have it.
     memory = replace(on.memory, boundary_C=np.zeros(1))
@@ -290,7 +323,7 @@ def _only(stages: Stages, own: npt.NDArray[np.bool_]) -> Stages:
     )
 
 
-def _probe(on: OnPool, memory: MemoryUnits, *, kind: int, in_flight: int) -> Floats:
+def _probe(on: HeldOnPool, memory: MemoryUnits, *, kind: int, in_flight: int) -> Floats:
     """Bytes of the four stages of a short pipeline of one kind of layers, [4, C]."""
     grids = {name: np.zeros((PROBE_STAGES, 1)) for name in KINDS_OF_STAGES}
     grids[KINDS_OF_STAGES[kind]][:, 0] = (1.0, 1.0, 2.0, 1.0)

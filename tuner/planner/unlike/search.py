@@ -25,6 +25,7 @@ from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.waytable import WayTable
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.bounds import (
+    can_fit,
     least_pace_s,
     least_pipeline_s,
     least_step_s,
@@ -33,7 +34,7 @@ from tuner.planner.unlike.bounds import (
     rooms,
 )
 from tuner.planner.unlike.chains import Chain, Column, solved
-from tuner.planner.unlike.pricing import Floats, OnPool, layer_bytes, priced_on
+from tuner.planner.unlike.pricing import Floats, OnPool, held_on, layer_bytes, priced_on
 from tuner.planner.unlike.space import Pools, PoolsSpace, pools_space
 
 FIRST_ROWS: Final = 16
@@ -301,17 +302,29 @@ def _entries(
     ways = len(table.ways_TA)
     for some in _pieces(rows, ways):
         columns = space.columns(table, some, table.ways_TA)
-        on_pools = _on_pools(question, space, columns, range(question.num_pools))
-        longest = positions(on_pools)
-        rooms_P = [rooms(on, layer_bytes(on), positions=longest) for on in on_pools]
+        held = [
+            held_on(own, pool, space.ways, columns)
+            for own, pool in zip(question.of_pool, question.cluster.pools, strict=True)
+        ]
+        longest = positions([on for on, _ in held])
+        rooms_P = [rooms(on, part, positions=longest) for on, part in held]
+        # What all pools together have no room for takes no time to price.
+        fits = np.flatnonzero(can_fit([on for on, _ in held], rooms_P))
+        every = range(question.num_pools) if len(fits) else ()
+        on_pools = _on_pools(question, space, columns.taken(fits), every)
+        rooms_P = [room_JC[:, fits] for room_JC in rooms_P]
         for index, chosen in enumerate(space.pools):
-            pools = [on_pools[pool] for pool in chosen]
+            bound_s_E = np.full(len(columns), math.inf)
+            if len(fits):
+                bound_s_E[fits] = least_step_s(
+                    [on_pools[pool] for pool in chosen], [rooms_P[pool] for pool in chosen]
+                )
             yield _Entries(
                 table=table,
                 rows_E=np.repeat(some, ways),
                 way_E=np.tile(np.arange(ways), len(some)),
                 pools_E=np.full(len(columns), index),
-                bound_s_E=least_step_s(pools, [rooms_P[pool] for pool in chosen]),
+                bound_s_E=bound_s_E,
             )
 
 
