@@ -195,6 +195,19 @@ def test_recorded_imbalance_makes_a_step_longer(spec_of: MakeSpec, mixtral: Esti
     assert any("balanced" in note for note in mixtral.notes)
 
 
+def test_a_link_matrix_changes_no_price_and_that_is_said(
+    spec_of: MakeSpec, mixtral: Estimate
+) -> None:
+    spec = spec_of("mixtral-8x7b", nodes=8)
+    (pool,) = spec.cluster.pools
+    named = pool.model_copy(update={"link_matrix": Path("links.csv")})
+    spec = spec.model_copy(update={"cluster": Cluster(pools=(named,))})
+    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+    found = estimate(spec, launch)
+    assert found.step_time_s == mixtral.step_time_s
+    assert any(note.startswith("link_matrix changes nothing here") for note in found.notes)
+
+
 def test_every_engine_is_priced(spec_of: MakeSpec) -> None:
     titan = torchtitan.read((LAUNCHES / "llama3-70b.toml").read_text(), source="t.toml")
     small = torchtitan.read((LAUNCHES / "deepseek-16b.toml").read_text(), source="d.toml")

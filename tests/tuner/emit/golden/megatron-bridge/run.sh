@@ -13,7 +13,7 @@
 #
 # Start it once on every node. From the environment, each with a default:
 #   NNODES, NPROC_PER_NODE   how the devices are spread over nodes
-#   NODE_RANK                this node's number, from 0 (Slurm's SLURM_NODEID is understood)
+#   NODE_RANK                this node's number; else its line in hosts.txt, or SLURM_NODEID
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   RECIPE                   a recipe of megatron.bridge.recipes
 set -euo pipefail
