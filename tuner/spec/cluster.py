@@ -51,7 +51,20 @@ class Pool(Record):
             raise ValueError(
                 f"scale_up_domain {self.domain} exceeds the pool's {self.num_devices} devices"
             )
+        if self.devices_per_node % self.domain and self.domain % self.devices_per_node:
+            raise ValueError(
+                f"scale_up_domain {self.domain} neither divides devices_per_node"
+                f" {self.devices_per_node} nor is a multiple of it; the nearest legal value is"
+                f" {self._nearest_domain()}"
+            )
         return self
+
+    def _nearest_domain(self) -> int:
+        each = self.devices_per_node
+        parts = [n for n in range(1, each + 1) if each % n == 0]
+        near = self.domain // each * each
+        whole = [n for n in (near, near + each) if 0 < n <= self.num_devices]
+        return min((*parts, *whole), key=lambda n: (abs(n - self.domain), n))
 
     @property
     def num_devices(self) -> int:

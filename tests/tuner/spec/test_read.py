@@ -206,6 +206,18 @@ def test_an_unknown_key_is_answered_with_the_near_one(
         ("price_per_device_hour: 3.5", "usable_memory_ratio: 1.5", "cluster.pools[0].usable_mem"),
         ("price_per_device_hour: 3.5", "oversubscription: 0.5", "cluster.pools[0].oversubscrip"),
         ("price_per_device_hour: 3.5", "scale_up_domain: 72", "cluster.pools[0]: scale_up_domain"),
+        (
+            "price_per_device_hour: 3.5",
+            "scale_up_domain: 3",
+            "cluster.pools[0]: scale_up_domain 3 neither divides devices_per_node 8 nor is a"
+            " multiple of it; the nearest legal value is 2",
+        ),
+        (
+            "price_per_device_hour: 3.5",
+            "scale_up_domain: 23",
+            "cluster.pools[0]: scale_up_domain 23 neither divides devices_per_node 8 nor is a"
+            " multiple of it; the nearest legal value is 24",
+        ),
         ("      device: b200\n", "", "cluster.pools[1]: a pool needs 'profile' (measured) or"),
         ("name: b200", "name: h200", "cluster: two pools are named 'h200'"),
         ("[h200, b200]", "[h200, b300]", "cluster: links: no pool is named 'b300'"),

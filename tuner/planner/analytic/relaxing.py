@@ -26,6 +26,8 @@ from tuner.planner.analytic.rules import (
     MICRO_RULE,
     SCHEDULE_NAMES,
     Ints,
+    dense_rules,
+    expert_rules,
 )
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.unlaunched_exchange import exchange_gains
@@ -161,7 +163,8 @@ def _broken_rule(question: Question, name: str, column: str) -> str:
     asked = getattr(question.limits, name)
     shares_devices = column not in SCHEDULE_NAMES
     if shares_devices and all(question.num_devices % value for value in asked):
-        return f"none divides the {question.num_devices} devices"
+        alone = _broken_alone(question, name, column)
+        return "; ".join((f"none divides the {question.num_devices} devices", *alone))
     own = {rule: n for rule, n in legal_degrees(question).illegal.items() if "search." not in rule}
     related = {rule: n for rule, n in own.items() if name in rule} or own
     if not related:
@@ -170,6 +173,15 @@ def _broken_rule(question: Question, name: str, column: str) -> str:
     if rule in (BATCH_RULE, MICRO_RULE) and column == "data":
         rule += f" ({_nearest_batch(question, list(asked))} would be divisible)"
     return rule
+
+
+def _broken_alone(question: Question, name: str, column: str) -> list[str]:
+    """Rules about one degree that all asked values break, on however many devices."""
+    asked = np.array(getattr(question.limits, name), dtype=np.int64)
+    rules = (*dense_rules(question), *expert_rules(question))
+    chosen = {one: np.ones_like(asked) for one in (*DENSE_NAMES, *EXPERT_NAMES)} | {column: asked}
+    about = [rule for rule in rules if rule.text.startswith(f"{name} does not divide")]
+    return [rule.text for rule in about if rule.broken(chosen).all()]
 
 
 def _values(degrees: Degrees, column: str) -> list[int]:

@@ -165,7 +165,7 @@ def expert_rules(question: Question) -> Iterator[Rule]:
             broken=lambda c: (c["expert"] > 1) | (c["expert_tensor"] > 1),
         )
     else:
-        yield _divides("expert", moe.num_experts, "the experts", EXPERT_NAMES)
+        yield _divides("expert", moe.num_experts, f"the {moe.num_experts} experts", EXPERT_NAMES)
         yield _divides("expert_tensor", moe.expert_ffn_size, "the experts' width", EXPERT_NAMES)
     if moe is not None and target.moe_tensor_needs_experts:
         yield Rule(

@@ -20,11 +20,17 @@ SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=3)
     [
         (
             {"expert_model_parallel_size": 128},
+            "none divides the 16 devices; expert_model_parallel_size does not divide the 64"
+            " experts; the nearest legal value is 16",
+        ),
+        (
+            {"expert_model_parallel_size": 32},
             "none divides the 16 devices; the nearest legal value is 16",
         ),
         (
             {"tensor_model_parallel_size": 3},
-            "none divides the 16 devices; the nearest legal value is 2",
+            "none divides the 16 devices; tensor_model_parallel_size does not divide the attention"
+            " heads; ",
         ),
         ({"micro_batch_size": 24}, "does not divide global_batch_size; the nearest legal value is"),
     ],
@@ -42,7 +48,7 @@ def test_an_impossible_limit_is_answered_with_the_nearest_legal_value(
 def test_more_expert_ranks_than_experts_are_refused(ask: MakeQuestion) -> None:
     question = ask("mixtral-8x7b", devices=64, limits=Search(expert_model_parallel_size=(16,)))
     (found,) = relaxations(question, SETTINGS)
-    assert "expert_model_parallel_size does not divide the experts" in found.change
+    assert "expert_model_parallel_size does not divide the 8 experts" in found.change
     assert found.change.endswith("the nearest legal value is 8")
 
 
