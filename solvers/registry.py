@@ -71,6 +71,8 @@ BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
         "local_search": "solvers.placement.balance.local_search:solve",
         "lpt": "solvers.placement.balance.lpt:solve",
         "eplb": "solvers.placement.balance.eplb:solve",
+        "cp_sat": "solvers.placement.balance.cp_sat:solve",
+        "milp": "solvers.placement.balance.milp:solve",
     },
     default="local_search",
     check=balance_check,
@@ -91,7 +93,8 @@ COACTIVATION: Final[Family[CoactivationProblem, Placement]] = Family(
     name="co-activation",
     methods={
         "swap": "solvers.placement.coactivation.swap:solve",
+        "restarts": "solvers.placement.coactivation.restarts:solve",
     },
-    default="swap",
+    default="restarts",
     check=coactivation_check,
 )

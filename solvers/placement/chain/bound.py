@@ -9,8 +9,8 @@ at least the mean over the pairs that have a price. Load limits are not used, no
 placement is the same for the layers before and after it.
 
 The first pass takes the matching bound alone, milliseconds a pair; later ones cut the flow at
-heights that are multiples of its mean cell, one after the other from the height that was best for
-the first pair, until time is up. Every pass only raises the bound.
+heights that are multiples of its mean cell, one after the other until time is up. Every pass only
+raises the bound.
 """
 
 import time
@@ -21,11 +21,12 @@ import numpy as np
 
 from solvers.placement.chain.hierarchy import hierarchy_of
 from solvers.placement.chain.problem import ChainProblem, Measure
-from solvers.placement.chain.staying import most_staying_by_matching, most_staying_cut_at
 from solvers.placement.ranks import Floats
+from solvers.placement.staying import most_staying_by_matching, most_staying_cut_at
 
-HEIGHTS: Final = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
-"""Times the mean cell: where flows are cut."""
+HEIGHTS: Final = (8.0, 4.0, 16.0, 6.0, 12.0, 2.0, 32.0)
+"""Times the mean cell: where flows are cut; in this order, as cells of gamma(0.5) are bounded best
+at 4 to 16 and others have not been looked at."""
 ROUNDING_RATIO: Final = 1e-12
 """Taken off a pair's cost: sums of E * E numbers in another order."""
 
@@ -91,24 +92,12 @@ def _most_staying_HT(flow_TEE: Floats, groups: tuple[Group, ...], deadline_s: fl
             for group in groups
         ]
     ).reshape(len(groups), len(flow_TEE))
-    heights_H: list[list[float]] = []
-    for number in range(len(HEIGHTS)):
-        for most_T, (kind, group) in zip(most_HT, enumerate(groups), strict=True):
+    for height in HEIGHTS:
+        for most_T, group in zip(most_HT, groups, strict=True):
             for pair, flow_EE in enumerate(flow_TEE):
                 if group.num_groups is None or time.perf_counter() >= deadline_s:
                     break
-                if len(heights_H) == kind:
-                    heights_H.append(_best_first(flow_EE, group.num_groups))
-                height = heights_H[kind][number] * float(flow_EE.mean())
-                found = most_staying_cut_at(flow_EE, height, num_groups=group.num_groups)
+                cut = height * float(flow_EE.mean())
+                found = most_staying_cut_at(flow_EE, cut, num_groups=group.num_groups)
                 most_T[pair] = min(most_T[pair], found)
     return most_HT
-
-
-def _best_first(flow_EE: Floats, num_groups: int) -> list[float]:
-    mean = float(flow_EE.mean())
-    most = {
-        height: most_staying_cut_at(flow_EE, height * mean, num_groups=num_groups)
-        for height in HEIGHTS
-    }
-    return sorted(HEIGHTS, key=lambda height: most[height])

@@ -6,8 +6,8 @@ it is forbidden. A layer that is still above its limit is repaired by load alone
 strict turns. The better of the two is claimed, with the bound of `bound.py`.
 
 The number of steps is fixed by the size, so equal inputs give equal placements where time suffices;
-where it does not, both anneals cool faster. For the busiest pair of ranks the total is only a
-stand-in while annealing; `busiest.py` descends on the measure itself afterwards.
+where it does not, both anneals cool faster. For the busiest pair of ranks the total stands in while
+annealing; the measure itself only chooses between what the starts and both anneals gave.
 
 Letters: L layers, E experts, G ranks.
 """
@@ -44,7 +44,7 @@ MOST_VISITS: Final = 250
 TURNS_OF_A_VISIT: Final = 4
 """A visit is made in so many turns per parity, after each of which the layers beside are
 re-priced."""
-BOUND_RATIO: Final = 0.2
+BOUND_RATIO: Final = 0.3
 """Of the time, for the bound."""
 SEARCH_RATIO: Final = 0.95
 """Of the time, when turns end; the rest is for pricing what was found."""

@@ -1,32 +1,104 @@
 """What no co-activation placement costs less than, layer by layer.
 
-    L layers   T tokens   K experts of a token   J groups of a level
+    L layers   T tokens   K experts of a token   E experts   J groups of n slots of a level
 
-A token touches at least as many groups of a level as its K experts need slots for, taking the
-groups with most slots first: n. The total is then at least T n, and the busiest group gets at least
-the mean, T n / J rounded up.
+A token whose K experts stand in j groups has at least
+
+    pairs(j) = the pairs in one group if K is split over j groups as evenly as can be
+
+pairs of experts that share a group. So a token that saves s = K - j copies has pairs(K - s) such
+pairs or more, and with f the concave hull of the points (pairs(j), K - j), j from the fewest groups
+that hold K experts, all tokens together save at most T f(Q / T) (Jensen), where Q is the number of
+pairs that share a group, over all tokens. Q is what co-activation counts A(e, f) keep in groups,
+
+    Q <= 1/2 max <A, x>,    x(e, f) = 1: in one group
+
+which `staying.py` bounds: each expert has at most n - 1 others in its group; and, where groups are
+equal, by eigenvalues, as <A, x> = <A + c I, x> - c E for any c. Both are combined at a height as
+described there. The total is at least T (K - f), and the busiest group gets at least the mean,
+rounded up.
 """
+
+import time
+from typing import Final
 
 import numpy as np
 
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
-from solvers.placement.ranks import Floats
+from solvers.placement.ranks import Floats, Ints
+from solvers.placement.staying import most_staying_by_matching, most_staying_by_spectrum
+
+HEIGHTS: Final = (2.0, 4.0, 8.0, 1.0)
+"""Times the mean count: where counts are cut."""
+ROUNDING_RATIO: Final = 1e-9
+"""Of a token, by which a bound may be too high from rounding alone: copies are whole numbers."""
 
 
-def lower_bound_L(problem: CoactivationProblem) -> Floats:
-    """Return what each layer costs at least."""
-    _, num_tokens, num_chosen = problem.expert_LTK.shape
-    least = 0.0
+def lower_bound_L(problem: CoactivationProblem, *, time_limit_s: float) -> Floats:
+    """Return what each layer costs at least; better with more time."""
+    deadline_s = time.perf_counter() + time_limit_s
+    bound_L = np.zeros(problem.num_layers)
     for level in problem.levels:
-        touched = num_tokens * fewest_groups(problem, level, num_chosen)
-        busiest = -(-touched // level.num_groups)
-        least += level.total_cost * touched
-        least += level.busiest_cost * level.num_groups * busiest
-    return np.full(problem.num_layers, least)
+        touched_L = fewest_copies_L(problem, level, deadline_s=deadline_s)
+        busiest_L = np.ceil(touched_L / level.num_groups)
+        bound_L += level.total_cost * touched_L
+        bound_L += level.busiest_cost * level.num_groups * busiest_L
+    return bound_L
 
 
-def fewest_groups(problem: CoactivationProblem, level: Level, num_chosen: int) -> int:
-    """Return how many groups of a level hold that many experts at best."""
-    slots_J = np.bincount(level.group_G, problem.ranks.slots_G, minlength=level.num_groups)
+def fewest_copies_L(problem: CoactivationProblem, level: Level, *, deadline_s: float) -> Floats:
+    """Return the least number of token copies into groups of a level."""
+    _, num_tokens, num_chosen = problem.expert_LTK.shape
+    slots_J = np.zeros(level.num_groups, dtype=np.int64)
+    np.add.at(slots_J, level.group_G, problem.ranks.slots_G)
+    together_LEE = [
+        tokens_of_both_EE(expert_TK, problem.num_experts) for expert_TK in problem.expert_LTK
+    ]
+    most_L = np.array(
+        [
+            most_staying_by_matching(together_EE, group_size=max(1, int(slots_J.max()) - 1)) / 2.0
+            for together_EE in together_LEE
+        ]
+    )
+    if slots_J.max() <= 1:
+        most_L[:] = 0.0
+    elif (slots_J == slots_J[0]).all():
+        for height in HEIGHTS:
+            for layer, together_EE in enumerate(together_LEE):
+                if time.perf_counter() >= deadline_s:
+                    break
+                found = _most_pairs_cut_at(together_EE, height, len(slots_J))
+                most_L[layer] = min(most_L[layer], found)
+    saved_L = num_tokens * most_saved(most_L / num_tokens, num_chosen, slots_J)
+    return np.asarray(np.ceil(num_tokens * num_chosen - saved_L - ROUNDING_RATIO * num_tokens))
+
+
+def most_saved(pairs_X: Floats, num_chosen: int, slots_J: Ints) -> Floats:
+    """Return f: the most copies that a token can save on average with that many shared pairs."""
     held_J = np.cumsum(np.sort(slots_J)[::-1])
-    return int(np.searchsorted(held_J, num_chosen)) + 1
+    fewest = int(np.searchsorted(held_J, num_chosen)) + 1
+    groups = np.arange(num_chosen, fewest - 1, -1)
+    least, more = num_chosen // groups, num_chosen % groups
+    pairs = (groups - more) * least * (least - 1) // 2 + more * (least + 1) * least // 2
+    return np.interp(pairs_X, pairs.astype(np.float64), (num_chosen - groups).astype(np.float64))
+
+
+def tokens_of_both_EE(expert_TK: Ints, num_experts: int) -> Floats:
+    """Return how many tokens chose both; zero on the diagonal."""
+    chosen_TE = np.zeros((len(expert_TK), num_experts), dtype=np.float32)
+    np.put_along_axis(chosen_TE, expert_TK, 1.0, axis=1)
+    together_EE = (chosen_TE.T @ chosen_TE).astype(np.float64)
+    np.fill_diagonal(together_EE, 0.0)
+    return np.asarray(together_EE)
+
+
+def _most_pairs_cut_at(together_EE: Floats, height: float, num_groups: int) -> float:
+    num_experts = len(together_EE)
+    below_EE = np.minimum(together_EE, height * float(together_EE.mean()))
+    above = most_staying_by_matching(
+        together_EE - below_EE, group_size=num_experts // num_groups - 1
+    )
+    shift = float(np.abs(below_EE).sum(axis=1).max())
+    np.fill_diagonal(below_EE, shift)
+    below = most_staying_by_spectrum(below_EE, num_groups=num_groups) - shift * num_experts
+    return (above + below) / 2.0

@@ -26,20 +26,22 @@ from solvers.result import Claim, Status
 
 LEAST_GAIN_RATIO: Final = 1e-12
 """Of a layer's cost; less is rounding."""
+BOUND_RATIO: Final = 0.3
+"""Of the time, at most, for the bound."""
+SEARCH_RATIO: Final = 0.95
+"""Of the time, when swapping ends; the rest is for what was found."""
 
 
 def solve(
     problem: CoactivationProblem, *, time_limit_s: float, threads: int = 1
 ) -> Claim[Placement]:
     """Return the local optimum of every layer, with the bound of `bound.py`."""
-    deadline_s = time.perf_counter() + time_limit_s
-    start = starting_ranks(problem)
-    if start is None:
-        proven = fit(problem.load_LE, problem.ranks, problem.most_load_L).is_proven
-        status = Status.INFEASIBLE if proven else Status.UNKNOWN
-        return Claim(status=status, solution=None, bound=math.inf if proven else -math.inf)
-    rank_LE = start.copy()
-    bound_L = lower_bound_L(problem)
+    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
+    start_LE = starting_ranks(problem)
+    if start_LE is None:
+        return without_start(problem)
+    bound_L = lower_bound_L(problem, time_limit_s=BOUND_RATIO * time_limit_s)
+    rank_LE = start_LE.copy()
     cost = 0.0
     for number in range(problem.num_layers):
         layer = layer_of(problem, number, rank_LE[number])
@@ -51,7 +53,7 @@ def solve(
 
 
 def starting_ranks(problem: CoactivationProblem) -> Ints | None:
-    """Experts in order in the layers that may stay so, else a fitting start; None: none found."""
+    """Return experts in order where they may stay so, else a fitting start; None: none found."""
     ranks = problem.ranks
     in_order_LE = np.tile(ranks.rank_S, (problem.num_layers, 1))
     if problem.most_load_L is None:
@@ -61,6 +63,13 @@ def starting_ranks(problem: CoactivationProblem) -> Ints | None:
         return None
     largest_L = rank_loads(problem.load_LE, in_order_LE, ranks.num_ranks).max(axis=1)
     return np.where((largest_L <= problem.most_load_L)[:, None], in_order_LE, found.rank_LE)
+
+
+def without_start(problem: CoactivationProblem) -> Claim[Placement]:
+    """Return what to say where nothing was found within the limits."""
+    if fit(problem.load_LE, problem.ranks, problem.most_load_L).is_proven:
+        return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
+    return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
 
 
 def descend(layer: Layer, *, deadline_s: float) -> None:

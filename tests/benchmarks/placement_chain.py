@@ -1,0 +1,274 @@
+"""Layer chains: what sweeps save and prove; run as `python tests/benchmarks/placement_chain.py`.
+
+1. Latent clusters at the sizes of Qwen3 and DeepSeek-V3: cost of the sweeps' placement over that of
+   EPLB's rule, at a largest rank load per layer that is at most the rule's own; bound beside.
+2. Mixtral's size, one expert a rank: time to the proven optimum.
+3. MoETuner's two integer programs on 8 experts and 4 ranks: how far CBC gets with more layers. No
+   bar: a measurement.
+
+Every figure stands beside its bar, misses are marked, and any miss makes the exit status 1.
+Seconds are of the clock, with those of the processor beside: on a busy machine only the latter
+compare.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from solvers.placement.balance.eplb import eplb
+from solvers.placement.chain import check
+from solvers.placement.chain.moetuner import balanced_clusters, cluster_flows, clusters_to_ranks
+from solvers.placement.chain.problem import ChainProblem, Measure
+from solvers.placement.chain.testing import latent_clusters
+from solvers.placement.ranks import Ranks
+from solvers.registry import CHAIN
+
+LEAST_SAVED_RATIO: Final = 0.25
+MOST_SWEEP_S: Final = 10.0
+MOST_EXACT_S: Final = 0.1
+MOST_EXACT_GAP_RATIO: Final = 0.01
+EXACT_RUNS: Final = 5
+"""The middle one counts: the others are the machine's."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A model on ranks."""
+
+    name: str
+    layers: int
+    experts: int
+    ranks: int
+    ranks_per_node: int
+
+    def chain(self, seed: int) -> ChainProblem:
+        """Return the instance of a seed, limited to the loads that EPLB's rule leaves."""
+        ranks = Ranks.alike(
+            ranks=self.ranks,
+            slots_per_rank=self.experts // self.ranks,
+            ranks_per_node=self.ranks_per_node,
+        )
+        problem = latent_clusters(
+            np.random.default_rng(seed),
+            num_layers=self.layers,
+            num_experts=self.experts,
+            ranks=ranks,
+        )
+        loads_LG = check.rank_loads(problem, eplb(problem.load_LE, ranks=ranks))
+        return dataclasses.replace(problem, most_load_L=loads_LG.max(axis=1))
+
+
+QWEN: Final = Size(
+    name="Qwen3, 48 x 128 on 16 ranks / 2 nodes", layers=48, experts=128, ranks=16, ranks_per_node=8
+)
+DEEPSEEK: Final = Size(
+    name="DeepSeek-V3, 58 x 256 on 64 ranks / 8 nodes",
+    layers=58,
+    experts=256,
+    ranks=64,
+    ranks_per_node=8,
+)
+MIXTRAL: Final = tuple(
+    Size(
+        name=f"Mixtral, 32 x 8 on 8 ranks / {8 // per_node} nodes",
+        layers=32,
+        experts=8,
+        ranks=8,
+        ranks_per_node=per_node,
+    )
+    for per_node in (8, 4)
+)
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float, float]:
+    """Return what a call returns, and its seconds of clock and processor."""
+    wall_s, used_s = time.perf_counter(), time.process_time()
+    result = call()
+    return result, time.perf_counter() - wall_s, time.process_time() - used_s
+
+
+def swept(size: Size, seed: int, *, time_limit_s: float) -> dict[str, Any]:
+    """Compare the sweeps with EPLB's rule on one instance."""
+    problem = size.chain(seed)
+    rule = eplb(problem.load_LE, ranks=problem.ranks)
+    outcome, wall_s, cpu_s = timed(
+        lambda: CHAIN.solve(problem, method="sweeps", time_limit_s=time_limit_s)
+    )
+    if outcome.solution is None:
+        raise ValueError("the sweeps found no placement within the rule's loads")
+    loads_LG = check.rank_loads(problem, outcome.solution)
+    mean_L = problem.load_LE.sum(axis=1) / size.ranks
+    saved_ratio = 1.0 - outcome.objective / check.objective(problem, rule)
+    return {
+        "case": f"{size.name}, seed {seed}",
+        "saved_ratio": saved_ratio,
+        "gap_ratio": outcome.gap_ratio,
+        "bound": outcome.bound,
+        "cost": outcome.objective,
+        "imbalance": float((loads_LG.max(axis=1) / mean_L).mean()),
+        "imbalance_of_rule": float((problem.most_load_L / mean_L).mean()),
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "missed": [
+            *(["saving"] if saved_ratio < LEAST_SAVED_RATIO else []),
+            *(["time"] if wall_s > MOST_SWEEP_S else []),
+        ],
+    }
+
+
+def proven(size: Size, seed: int) -> dict[str, Any]:
+    """Time the dynamic program."""
+    problem = size.chain(seed)
+    runs = [
+        timed(lambda: CHAIN.solve(problem, method="exact", time_limit_s=60.0))
+        for _ in range(EXACT_RUNS)
+    ]
+    outcome = runs[0][0]
+    wall_s = statistics.median(run[1] for run in runs)
+    return {
+        "case": f"{size.name}, seed {seed}",
+        "status": str(outcome.status),
+        "cost": outcome.objective,
+        "gap_ratio": outcome.gap_ratio,
+        "wall_s": wall_s,
+        "cpu_s": statistics.median(run[2] for run in runs),
+        "missed": [
+            *(["gap"] if outcome.gap_ratio > MOST_EXACT_GAP_RATIO else []),
+            *(["time"] if wall_s > MOST_EXACT_S else []),
+        ],
+    }
+
+
+def scaled(layers: int, *, time_limit_s: float) -> dict[str, Any]:
+    """Run MoETuner's programs, and the dynamic program on the clusters of the first."""
+    ranks = Ranks.alike(ranks=4, slots_per_rank=2, ranks_per_node=2)
+    problem = dataclasses.replace(
+        latent_clusters(np.random.default_rng(0), num_layers=layers, num_experts=8, ranks=ranks),
+        measure=Measure.BUSIEST_PAIR,
+    )
+    clusters, clusters_s, _ = timed(
+        lambda: balanced_clusters(problem, equal_cluster_size=True, time_limit_s=time_limit_s)
+    )
+    if clusters.number_LE is None:
+        raise ValueError("CBC found no clusters in time")
+    cluster_LE = clusters.number_LE
+    named, named_s, _ = timed(
+        lambda: clusters_to_ranks(problem, cluster_LE, time_limit_s=time_limit_s)
+    )
+    flow_TCC = cluster_flows(problem, cluster_LE)
+    of_clusters = dataclasses.replace(
+        problem,
+        flow_TEE=flow_TCC,
+        load_LE=np.ones((layers, 4)),
+        ranks=Ranks.alike(ranks=4, slots_per_rank=1, ranks_per_node=2),
+    )
+    exact, exact_s, _ = timed(
+        lambda: CHAIN.solve(of_clusters, method="exact", time_limit_s=time_limit_s)
+    )
+    cost = None
+    if named.number_LE is not None:
+        cost = sum(
+            float((flow_CC * problem.cost_GG[np.ix_(here, there)]).max())
+            for flow_CC, here, there in zip(
+                flow_TCC, named.number_LE[:-1], named.number_LE[1:], strict=True
+            )
+        )
+    return {
+        "layers": layers,
+        "clusters_s": clusters_s,
+        "clusters_status": str(clusters.status),
+        "ranks_s": named_s,
+        "ranks_status": str(named.status),
+        "cost": cost,
+        "bound": max(0.0, named.bound),
+        "exact_s": exact_s,
+        "exact_cost": exact.objective,
+    }
+
+
+def report(*, seeds: int, time_limit_s: float, ilp_layers: list[int], ilp_s: float) -> Any:
+    """Measure everything."""
+    return {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one"
+        f" thread, numpy {np.__version__}",
+        "sweeps": [
+            swept(size, seed, time_limit_s=time_limit_s)
+            for size in (QWEN, DEEPSEEK)
+            for seed in range(seeds)
+        ],
+        "exact": [proven(size, seed) for size in MIXTRAL for seed in range(seeds)],
+        "moetuner": [scaled(layers, time_limit_s=ilp_s) for layers in ilp_layers],
+    }
+
+
+def told(found: Any) -> str:
+    """Return the report as lines for people."""
+    lines = [f"machine: {found['machine']}"]
+    lines += [
+        (
+            f"{one['case']}: cost {one['saved_ratio']:.1%} under the rule's (bar"
+            f" {LEAST_SAVED_RATIO:.0%}), largest / mean load {one['imbalance']:.4f} (rule"
+            f" {one['imbalance_of_rule']:.4f}), bound {one['bound']:.5g}, gap"
+            f" {one['gap_ratio']:.1%}, {one['wall_s']:.2f} s (bar {MOST_SWEEP_S:g} s),"
+            f" {one['cpu_s']:.2f} s of the processor{_marked(one)}"
+        )
+        for one in found["sweeps"]
+    ]
+    lines += [
+        (
+            f"{one['case']}: {one['status']}, gap {one['gap_ratio']:.2%} (bar"
+            f" {MOST_EXACT_GAP_RATIO:.0%}), {one['wall_s']:.3f} s (bar {MOST_EXACT_S:g} s),"
+            f" {one['cpu_s']:.3f} s of the processor{_marked(one)}"
+        )
+        for one in found["exact"]
+    ]
+    for one in found["moetuner"]:
+        cost = "no placement" if one["cost"] is None else f"cost {one['cost']:.3f}"
+        lines.append(
+            f"MoETuner's programs, {one['layers']} layers x 8 experts on 4 ranks: clusters"
+            f" {one['clusters_status']} in {one['clusters_s']:.1f} s; ranks {one['ranks_status']},"
+            f" {cost}, bound {one['bound']:.3f} in {one['ranks_s']:.1f} s; the dynamic program on"
+            f" the same clusters: {one['exact_cost']:.3f} in {one['exact_s']:.2f} s"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _marked(one: dict[str, Any]) -> str:
+    return f"  MISSED: {', '.join(one['missed'])}" if one["missed"] else ""
+
+
+def main() -> None:
+    """Print the figures; exit status 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seeds", type=int, default=2, help="instances of each size")
+    parser.add_argument("--time-limit", type=float, default=MOST_SWEEP_S, help="of a sweep, s")
+    parser.add_argument("--ilp-layers", type=int, nargs="*", default=[2, 4, 8, 16, 32])
+    parser.add_argument("--ilp-time", type=float, default=30.0, help="of each program, s")
+    given = parser.parse_args()
+    found = report(
+        seeds=given.seeds,
+        time_limit_s=given.time_limit,
+        ilp_layers=given.ilp_layers,
+        ilp_s=given.ilp_time,
+    )
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if given.json else told(found))
+    sys.exit(any(one["missed"] for one in (*found["sweeps"], *found["exact"])))
+
+
+if __name__ == "__main__":
+    main()

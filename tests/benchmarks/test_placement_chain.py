@@ -1,0 +1,63 @@
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    path = Path(__file__).with_name("placement_chain.py")
+    spec = importlib.util.spec_from_file_location("placement_chain", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_small_chain_is_swept_far_under_the_rule_at_its_balance(benchmark: ModuleType) -> None:
+    size = benchmark.Size(name="small", layers=12, experts=64, ranks=16, ranks_per_node=8)
+    found = benchmark.swept(size, 0, time_limit_s=60.0)
+    assert found["saved_ratio"] >= benchmark.LEAST_SAVED_RATIO
+    assert found["imbalance"] <= found["imbalance_of_rule"] * (1 + 1e-9)
+    assert 0.0 < found["gap_ratio"] < 0.35
+    assert "saving" not in found["missed"]
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_a_chain_of_mixtrals_size_is_proven(benchmark: ModuleType, nodes: int) -> None:
+    found = benchmark.proven(benchmark.MIXTRAL[nodes], 0)
+    assert found["status"] == "optimal"
+    assert "gap" not in found["missed"]
+
+
+def test_the_programs_of_moetuner_meet_the_dynamic_program_on_two_layers(
+    benchmark: ModuleType,
+) -> None:
+    found = benchmark.scaled(2, time_limit_s=60.0)
+    assert found["clusters_status"] == found["ranks_status"] == "optimal"
+    assert found["cost"] == pytest.approx(found["exact_cost"], rel=1e-5)
+
+
+def test_misses_are_marked(benchmark: ModuleType) -> None:
+    found = {
+        "machine": "a machine",
+        "sweeps": [
+            {
+                "case": "a case",
+                "saved_ratio": 0.1,
+                "gap_ratio": 0.5,
+                "imbalance": 1.0,
+                "imbalance_of_rule": 1.1,
+                "wall_s": 1.0,
+                "cpu_s": 1.0,
+                "missed": ["saving"],
+            }
+        ],
+        "exact": [],
+        "moetuner": [],
+    }
+    assert "MISSED: saving" in benchmark.told(found)
