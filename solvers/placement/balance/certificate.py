@@ -29,7 +29,7 @@ class LayerCertificate:
 
     @property
     def gap_ratio(self) -> float:
-        """objective / bound - 1."""
+        """Of the objective over the bound."""
         return self.objective / self.bound - 1.0
 
 

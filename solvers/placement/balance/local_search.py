@@ -47,7 +47,7 @@ MOST_STEPS = 40_000
 """Of every layer."""
 
 PATIENCE_STEPS = 3_000
-PATIENCE_STEPS_PER_SLOT = 20
+PATIENCE_STEPS_PER_SLOT = 50
 """Without a better placement of a layer, after which it rests; the smaller of the two."""
 
 LIMIT_RATIO = 0.2
@@ -186,8 +186,8 @@ def _round(part: _Part, weight_WL: Floats, steps: range, deadline_s: float) -> b
     state.price(np.arange(len(state.layer_L)))
     best_L = (part.best_time_LW * weight_LW).sum(axis=1)
     done_L = (1.0 + GOOD_ENOUGH_RATIO) * weight_LW.sum(axis=1)
-    relevant_W = np.flatnonzero(weight_LW.max(axis=0) > 0.0)
-    total_W = weight_LW.sum(axis=0)
+    total_W = weight_WL.sum(axis=1)
+    relevant_W = np.flatnonzero(total_W > 0.0)
     patience = min(PATIENCE_STEPS, PATIENCE_STEPS_PER_SLOT * state.problem.ranks.num_slots)
     potential_W = (total_W / total_W.sum()).astype(np.float32)
     for step in steps:

@@ -116,13 +116,13 @@ def within_limit(
 
     Args:
         problem: with a limit on migration.
-        time_limit_s: of it all; walking downhill gets half.
+        time_limit_s: of it all; half for the unlimited search, the rest for walking downhill.
         bound_WL: least time of each layer.
         unlimited: searches for that many seconds without the limit.
     """
     assert problem.migration is not None
     current, limit = problem.migration.current, problem.migration.most_moved
-    deadline_s = time.perf_counter() + 0.5 * time_limit_s
+    deadline_s = time.perf_counter() + time_limit_s
     free = relabelled(current, unlimited(0.5 * time_limit_s), problem.ranks)
     if moved(current, free, problem.ranks) <= limit:
         return free
