@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from solvers.placement.coactivation.bound import fewest_copies_L, lower_bound_L, most_saved
+from solvers.placement.coactivation.problem import CoactivationProblem, Level
+from solvers.placement.coactivation.testing import with_topics
+from solvers.placement.ranks import Ranks
+from solvers.registry import COACTIVATION
+
+
+def test_savings_follow_the_most_even_split() -> None:
+    # 4 experts in 3 groups: one pair, one copy saved; 2 + 2: two pairs; all in one: six pairs.
+    slots_J = np.array([4, 4, 4, 4])
+    assert most_saved(np.array([0.0, 1.0, 2.0, 6.0, 9.0]), 4, slots_J) == pytest.approx(
+        [0.0, 1.0, 2.0, 3.0, 3.0]
+    )
+    assert most_saved(np.array([4.0]), 4, slots_J) == pytest.approx([2.5])
+
+
+def test_a_group_too_small_for_a_token_is_not_enough() -> None:
+    assert most_saved(np.array([99.0]), 4, np.array([3, 3])) == pytest.approx([2.0])
+
+
+def test_one_slot_a_group_saves_nothing() -> None:
+    problem = CoactivationProblem(
+        expert_LTK=np.array([[[0, 1], [2, 3], [0, 3]]]),
+        load_LE=np.ones((1, 4)),
+        ranks=Ranks.alike(ranks=4, slots_per_rank=1),
+        levels=(Level(group_G=np.arange(4), total_cost=1.0),),
+    )
+    assert fewest_copies_L(problem, problem.levels[0], deadline_s=np.inf).tolist() == [6.0]
+
+
+def test_separate_pairs_are_bounded_exactly() -> None:
+    # Experts 0-1 and 2-3 are always chosen together: one copy each, and two tokens a group.
+    problem = CoactivationProblem(
+        expert_LTK=np.array([[[0, 1], [2, 3], [0, 1], [2, 3]]]),
+        load_LE=np.ones((1, 4)),
+        ranks=Ranks.alike(ranks=2, slots_per_rank=2),
+        levels=(Level(group_G=np.arange(2), total_cost=1.0, busiest_cost=10.0),),
+    )
+    bound_L = lower_bound_L(problem, time_limit_s=1.0)
+    assert bound_L.tolist() == [4.0 + 10.0 * 2 * 2]
+    assert COACTIVATION.solve(problem, time_limit_s=5.0).objective == bound_L[0]
+
+
+def test_more_time_only_raises_the_bound() -> None:
+    problem = with_topics(
+        np.random.default_rng(1),
+        num_layers=2,
+        num_tokens=3000,
+        num_chosen=6,
+        num_experts=64,
+        ranks=Ranks.alike(ranks=8, slots_per_rank=8, ranks_per_node=4),
+    )
+    quick_L = lower_bound_L(problem, time_limit_s=1e-9)
+    slow_L = lower_bound_L(problem, time_limit_s=60.0)
+    assert (slow_L >= quick_L).all()
+    assert slow_L.sum() > quick_L.sum()
+    outcome = COACTIVATION.solve(problem, time_limit_s=30.0)
+    assert slow_L.sum() > 0.75 * outcome.objective

@@ -1,0 +1,23 @@
+import numpy as np
+import pytest
+
+from solvers.placement.ranks import Ranks
+from solvers.placement.single import every_way, placed, rank_of_expert
+
+
+def test_slots_follow_ranks_with_experts_ascending() -> None:
+    placement = placed(np.array([[1, 0, 1, 0], [0, 0, 1, 1]]))
+    assert placement.expert_LS.tolist() == [[1, 3, 0, 2], [0, 1, 2, 3]]
+
+
+def test_ranks_are_read_back() -> None:
+    ranks = Ranks(slots_G=np.array([1, 3]), node_G=np.array([0, 0]), speed_G=np.ones(2))
+    rank_LE = np.array([[1, 1, 0, 1], [0, 1, 1, 1]])
+    assert (rank_of_expert(placed(rank_LE), ranks) == rank_LE).all()
+
+
+@pytest.mark.parametrize(("slots_G", "ways"), [((2, 2), 6), ((1, 1, 1), 6), ((2, 1, 2), 30)])
+def test_every_way_is_met_once(slots_G: tuple[int, ...], ways: int) -> None:
+    ways_XE = every_way(slots_G)
+    assert len(np.unique(ways_XE, axis=0)) == len(ways_XE) == ways
+    assert all((np.bincount(row_E) == slots_G).all() for row_E in ways_XE)
