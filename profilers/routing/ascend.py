@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.routing import eplb_arrays
-from profilers.routing.assembling import recording_of, whole_counts
+from profilers.routing.assembling import recording_of, require_room, whole_counts
 from profilers.routing.json_file import read_object
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Counts, Recording
@@ -63,6 +63,7 @@ def read(path: Path, *, naming: Naming) -> Recording:
     # Devices are consecutive runs of slots, so flattening them keeps the order of the map.
     what = arrays[0].name
     load_PRP = whole_counts(load.reshape(-1, layers, slots), what=what, axes=AXES)
+    require_room(load_PRP.shape[0], layers, int(map_RP.max()) + 1)
     logical = np.zeros((load_PRP.shape[0], layers, int(map_RP.max()) + 1), dtype=np.int64)
     rows = np.arange(layers)[:, None]
     for one, physical_RP in zip(logical, load_PRP, strict=True):

@@ -9,6 +9,7 @@ out of the recording; so are its rows in whatever else the source holds.
 Each message names the value, the rule and the way out; the caller puts the file before it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -54,6 +55,16 @@ def whole_floats(values: Any, *, what: str, axes: str) -> Floats:
     if wrong.any():
         raise ValueError(f"{what}{_place(wrong)} is {array[wrong][0]}; it must be 0 or more")
     return array
+
+
+def require_room(*shape: int) -> None:
+    """Refuse a table of counts that would not fit, before it is made.
+
+    Raises:
+        ValueError: it has more than `MOST_CELLS` places.
+    """
+    if math.prod(shape) > MOST_CELLS:
+        raise ValueError(f"{' x '.join(map(str, shape))} counts; at most {MOST_CELLS} are read")
 
 
 def recording_of(

@@ -44,6 +44,8 @@ class Tally:
         tokens_per_forward: int = 32,
         most_cells: int = MOST_CELLS,
     ) -> None:
+        if num_experts is not None and num_experts > MOST_EXPERTS:
+            raise ValueError(f"{num_experts} experts of a layer; at most {MOST_EXPERTS} are read")
         self._stated = num_experts
         self._experts = num_experts or 1
         self._tokens_per_forward = tokens_per_forward

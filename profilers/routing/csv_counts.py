@@ -15,7 +15,7 @@ from typing import Final, TextIO
 
 import numpy as np
 
-from profilers.routing.assembling import MOST_CELLS, recording_of
+from profilers.routing.assembling import recording_of, require_room
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Recording
 
@@ -63,8 +63,7 @@ def _recording(count_of: dict[tuple[str, int, int, int], int], *, naming: Naming
         sorted(set(column)) for column in zip(*count_of, strict=True)
     )
     shape = (len(layers), max(int(experts[-1]) + 1, naming.num_experts or 1))
-    if max(len(moments), len(ranks)) * shape[0] * shape[1] > MOST_CELLS:
-        raise ValueError(f"more than {MOST_CELLS} counts of {shape[1]} experts")
+    require_room(max(len(moments), len(ranks)), *shape)
     count_PRE = np.zeros((len(moments), *shape), dtype=np.int64)
     source_SRE = np.zeros((len(ranks), *shape), dtype=np.int64)
     moment_at = {each: at for at, each in enumerate(sorted(map(str, moments), key=float))}

@@ -7,19 +7,30 @@ An archive holds one array, or one named as below. Experts are logical: counts o
 (vLLM's `expert_load_window`) have to be folded with their map first, see ascend.py.
 """
 
-import zipfile
+import tokenize
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from profilers.routing import archives, tensors
+from profilers.routing.archives import names_in
 from profilers.routing.assembling import MOST_CELLS, recording_of, whole_counts
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Recording
-from profilers.routing.tensors import load
 
 NAMES: Final = ("logical_count", "weight", "counts", "expert_load", "load")
+DAMAGED: Final = (
+    *archives.DAMAGED,
+    tokenize.TokenError,
+    SyntaxError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    MemoryError,
+)
+"""What np.load raises for a file that is cut short: its header is text."""
 MOST_BYTES: Final = MOST_CELLS * 8 + 2**16
 
 
@@ -41,7 +52,7 @@ def array_of(path: Path) -> npt.NDArray[Any]:
         head = file.read(6)
     if head == b"\x93NUMPY" or is_npz(path):
         return _numpy(path)
-    found = load(path)
+    found = tensors.load(path)
     if isinstance(found, dict):
         found = _chosen(found)
     if not isinstance(found, np.ndarray):
@@ -50,20 +61,14 @@ def array_of(path: Path) -> npt.NDArray[Any]:
 
 
 def _numpy(path: Path) -> npt.NDArray[Any]:
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path.stat().st_size} bytes; at most {MOST_BYTES} are read")
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(each.file_size for each in archive.infolist())
-        if unpacked > MOST_BYTES:
-            raise ValueError(f"unpacks to {unpacked} bytes; at most {MOST_BYTES} are read")
+    names_in(path, most_bytes=MOST_BYTES)
     try:
         found = np.load(path, allow_pickle=False)
         if not isinstance(found, np.lib.npyio.NpzFile):
             return np.asarray(found)
         with found:
             return np.asarray(_chosen(dict(found)))
-    except (zipfile.BadZipFile, EOFError, MemoryError, SyntaxError, TypeError) as error:
+    except DAMAGED as error:
         raise ValueError(f"damaged or cut short: {error}") from error
 
 
@@ -78,8 +83,5 @@ def _chosen(arrays: dict[Any, Any]) -> Any:
 
 def is_npz(path: Path) -> bool:
     """Whether a file is numpy's archive."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
+    names = names_in(path, most_bytes=tensors.MOST_BYTES)
     return bool(names) and all(name.endswith(".npy") for name in names)

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from profilers.routing.assembling import recording_of, whole_counts
+from profilers.routing.assembling import recording_of, require_room, whole_counts
 from profilers.routing.choices import ABSENT, Tally
 from profilers.routing.json_file import read_object
 from profilers.routing.naming import Naming
@@ -83,6 +83,7 @@ def _of_records(contents: Sequence[Mapping[str, Any]], *, naming: Naming) -> Rec
     what = "last_physical_to_logical_map"
     maps = [whole_counts(each.get(what), what=what, axes="layers slots") for each in contents]
     num_experts = max(int(map_RP.max()) for map_RP in maps) + 1
+    require_room(max(map_RP.shape[0] for map_RP in maps), num_experts)
     tally = Tally(num_experts=num_experts)
     count_of: dict[tuple[int, int], Counts] = {}
     for content, map_RP in zip(contents, maps, strict=True):
@@ -109,6 +110,7 @@ def _joined(
         for column in zip(*count_of, strict=True)
     )
     shape = next(iter(count_of.values())).shape
+    require_room(max(len(number_at), len(rank_at)), *shape)
     count_PRE = np.zeros((len(number_at), *shape), dtype=np.int64)
     source_SRE = np.zeros((len(rank_at), *shape), dtype=np.int64)
     for (number, rank), counts in count_of.items():

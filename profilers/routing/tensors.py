@@ -7,7 +7,6 @@ and as it unpacks.
 
 import pickle
 import warnings
-import zipfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,19 +15,21 @@ from typing import Any, Final
 import numpy as np
 
 from profilers.errors import MissingLibraryError
+from profilers.routing import archives
+from profilers.routing.archives import names_in
 
 MOST_BYTES: Final = 2**32
 DAMAGED: Final = (
-    zipfile.BadZipFile,
+    *archives.DAMAGED,
     RuntimeError,
-    EOFError,
     TypeError,
     LookupError,
     AttributeError,
     OverflowError,
     AssertionError,
+    MemoryError,
 )
-"""What torch.load raises for a file that is cut short or none of its own."""
+"""What torch.load raises for a file that is cut short, or none of its own."""
 
 
 def load(path: Path, *, mapped: bool = False) -> Any:
@@ -44,7 +45,7 @@ def load(path: Path, *, mapped: bool = False) -> Any:
     """
     if find_spec("torch") is None:
         raise MissingLibraryError(f"{path} needs PyTorch to be read: pip install 'moetune[torch]'")
-    _require_bounded(path)
+    is_archive = bool(names_in(path, most_bytes=MOST_BYTES))
     import torch
 
     try:
@@ -55,7 +56,7 @@ def load(path: Path, *, mapped: bool = False) -> Any:
                 path,
                 map_location="cpu",
                 weights_only=True,
-                mmap=mapped and zipfile.is_zipfile(path),
+                mmap=mapped and is_archive,
             )
         return found if mapped else _plain(found)
     except pickle.UnpicklingError as error:
@@ -66,18 +67,6 @@ def load(path: Path, *, mapped: bool = False) -> Any:
     except DAMAGED as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise ValueError(f"damaged or cut short: {reason}") from error
-
-
-def _require_bounded(path: Path) -> None:
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise ValueError(f"{size} bytes; at most {MOST_BYTES} are read")
-    if not zipfile.is_zipfile(path):
-        return
-    with zipfile.ZipFile(path) as file:
-        unpacked = sum(each.file_size for each in file.infolist())
-    if unpacked > MOST_BYTES:
-        raise ValueError(f"unpacks to {unpacked} bytes; at most {MOST_BYTES} are read")
 
 
 def _plain(value: Any) -> Any:

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from profilers.routing.assembling import recording_of, whole_counts
+from profilers.routing.assembling import recording_of, require_room, whole_counts
 from profilers.routing.choices import Tally
 from profilers.routing.json_file import read_object
 from profilers.routing.naming import Naming
@@ -100,6 +100,7 @@ def _of_counts(
         for column in zip(*count_of, strict=True)
     ]
     passes, layers, ranks = at
+    require_room(max(len(passes), len(ranks)), len(layers), num_experts)
     count_PRE = np.zeros((len(passes), len(layers), num_experts), dtype=np.int64)
     source_SRE = np.zeros((len(ranks), len(layers), num_experts), dtype=np.int64)
     for (iteration, layer, rank), counts in count_of.items():
