@@ -41,7 +41,7 @@ def test_bounds_hold_for_any_flow(
 
 
 def test_flow_along_a_diagonal_stays_whole_and_no_more() -> None:
-    flow_EE = np.kron(np.eye(4), np.ones((2, 2)))
+    flow_EE = np.asarray(np.kron(np.eye(4), np.ones((2, 2))), dtype=np.float64)
     assert most_staying_by_matching(flow_EE, group_size=2) == pytest.approx(16.0)
     assert most_staying_by_spectrum(flow_EE, num_groups=4) == pytest.approx(16.0)
 
