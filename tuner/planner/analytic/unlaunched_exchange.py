@@ -1,16 +1,21 @@
-"""What two ways to exchange tokens would gain that no target launches, on the best rows found.
+"""What three ways to exchange tokens would gain that no target launches, on the best rows found.
 
     pipelined      dispatch, experts and combine of r pieces side by side (FSMoE,
                    tuner/costs/pipelined_a2a.py), r of its own in forward and backward passes; the
                    experts' products are priced at the size of a piece
     hierarchical   one copy of a token per domain, then per rank (HierMoE,
                    tuner/costs/hierarchical_a2a.py), in the depth that is fastest
+    fp8 dispatch   what goes to the experts, activations forward and gradients backward, in fp8 with
+                   a scale per block, what comes back in bf16 (DeepSeek-V3, arXiv:2412.19437,
+                   section 3.3.3), where the experts compute in fp8 anyway. DeepEP takes such a pair
+                   of values and scales; Megatron-LM hands it one bf16 tensor (its issue 3578)
 
 Each row keeps its degrees, way and layout; only the exposed exchange and, of pipelined pieces, the
 routed experts change. Rows that neither would have put first are not looked at, so a gain is a
 lower bound of what a search with the feature would find.
 
-Letters: C rows. Not covered: what pieces cost in memory; work done again.
+Letters: C rows. Not covered: what pieces cost in memory; work done again; that rows in fp8 are
+permuted faster and quantised before they are copied.
 """
 
 from collections.abc import Iterator
@@ -38,6 +43,9 @@ from tuner.planner.analytic.question import Question
 
 Floats = npt.NDArray[np.float64]
 
+FP8_BYTES: Final = 1.0 + 4.0 / 128.0
+"""Of one value and its part of a scale: fp32 per 128 values; MXFP8's byte per 32 is as much."""
+
 MOST_ROWS: Final = 16
 """Best rows that are priced again."""
 
@@ -58,10 +66,10 @@ def exchange_gains(found: Search) -> Iterator[tuple[str, float]]:
     rows = found.found.candidates
     rows = rows.taken(np.arange(min(MOST_ROWS, len(rows))))
     strategies = strategies_of(found.question, found.ways, rows)
-    for saved in (
-        _pipelined(found.question, strategies),
-        _hierarchical(found.question, strategies),
-    ):
+    ways = [_pipelined(found.question, strategies), _hierarchical(found.question, strategies)]
+    if "fp8" in found.question.precision:
+        ways.append(_fp8_dispatch(found.question, strategies))
+    for saved in ways:
         step_C = [
             _step_s(found, index, forward_s=forward_s, backward_s=backward_s)
             for index, (forward_s, backward_s) in enumerate(
@@ -183,3 +191,14 @@ def _hierarchical(question: Question, strategies: Strategies) -> _Saved:
             for depth in depth_C
         ),
     )
+
+
+def _fp8_dispatch(question: Question, strategies: Strategies) -> _Saved:
+    """Half of each pass's exchange, its gather included, at the bytes of fp8."""
+    now_s = _routed(question, strategies).expert_s
+    fp8_s = _routed(question, strategies, element_bytes=FP8_BYTES).expert_s
+    saved_s = np.maximum(np.asarray(now_s) - fp8_s, 0.0) / 2.0 * question.constants.straggler_factor
+    rows = len(np.atleast_1d(strategies.expert))
+    saved_C = np.broadcast_to(saved_s, rows)
+    words = "dispatch in fp8 with block scales, combine in bf16 (DeepSeek-V3)"
+    return _Saved(forward_C=saved_C, backward_C=saved_C, words_C=(words,) * rows)

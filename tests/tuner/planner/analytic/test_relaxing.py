@@ -2,8 +2,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from profilers.steps.config import Recompute
+from tuner.costs.analytic.shapes import number
+from tuner.planner.analytic.answer import detail_of
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.relaxing import relaxations, unlaunchable
 from tuner.planner.analytic.search import Settings, search
@@ -115,6 +119,36 @@ def test_exchanges_that_nothing_launches_are_priced_on_the_best_rows(ask: MakeQu
     assert gains[pipelined] < best_s
     listed = {one.feature: one.gain_ratio for one in unlaunchable(found, SETTINGS)}
     assert listed[hierarchical] == pytest.approx(1.0 - gains[hierarchical] / best_s)
+
+
+def test_dispatch_in_fp8_saves_its_share_of_the_bytes_that_go_out(ask: MakeQuestion) -> None:
+    question = ask("deepseek-v2-lite", devices=16)
+    slow = replace(question.hardware, scale_out_bytes_per_s=5e9)
+    limits = Search(
+        a2a_overlap=(False,),
+        dispatcher=("alltoall",),
+        expert_model_parallel_size=(16,),
+        pipeline_model_parallel_size=(1,),
+        recompute=(Recompute.NONE,),
+    )
+    question = replace(question, hardware=slow, limits=limits)
+
+    def saved(precision: str) -> dict[str, float]:
+        found = search(replace(question, precision=precision), replace(SETTINGS, top=1))
+        assert found.found is not None
+        one = found.found.taken(np.array([0]))
+        exchange_s = number(detail_of(found, 0).step.expert_s)
+        best_s = float(one.step_s[0])
+        return {
+            words: (best_s - step_s) / exchange_s
+            for words, step_s in exchange_gains(replace(found, found=one))
+            if "fp8" in words
+        }
+
+    assert saved("bf16") == {}
+    (ratio,) = saved("fp8-blockwise").values()
+    # Out and back are as many bytes: of 2 + 2 bytes a value 1 + 4/128 + 2 remain; latency stays.
+    assert 0.22 < ratio <= (2.0 - (1.0 + 4.0 / 128.0)) / 4.0
 
 
 def test_a_dense_model_exchanges_nothing(ask: MakeQuestion) -> None:
