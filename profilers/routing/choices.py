@@ -14,6 +14,7 @@ every second forward's go, and are not taken from then on.
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -83,7 +84,7 @@ class Tally:
         """
         if not self._counts:
             raise ValueError("holds no token; record while serving some")
-        layers = sorted(self._layers)
+        layers = list(self.layers)
         passes = sorted({number for number, _ in self._counts})
         sources = sorted({source for source, _ in self._sources})
         return recording_of(
@@ -98,6 +99,11 @@ class Tally:
             coactivation_REE=self._squares([(layer, layer) for layer in layers]),
             token_RTK=self._tokens(layers),
         )
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Every layer that something was added of, ascending."""
+        return tuple(sorted(self._layers))
 
     @property
     def is_empty(self) -> bool:
@@ -223,3 +229,24 @@ class Tally:
         for (first, layer), row in table.items():
             stacked[place[first], row_of[layer]] = row
         return stacked
+
+
+def with_choices(counts: Recording, tally: Tally, *, layers: tuple[int, ...]) -> Recording:
+    """Counts that were recorded by themselves, with what the tokens beside them tell.
+
+    Args:
+        counts: the recording without pairs and tokens.
+        tally: the tokens; where it has other layers than the counts, it is left out.
+        layers: what the tally calls the layers of the counts.
+    """
+    if tally.layers != layers:
+        return counts
+    found = tally.recording(naming=Naming())
+    top_k = counts.top_k or found.top_k
+    return replace(
+        counts,
+        top_k=top_k,
+        transition_MEE=found.transition_MEE,
+        coactivation_LEE=found.coactivation_LEE,
+        token_LTK=found.token_LTK if top_k == found.top_k else None,
+    )

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.routing.assembling import recording_of, require_room, whole_counts
-from profilers.routing.choices import ABSENT, Tally
+from profilers.routing.choices import ABSENT, Tally, with_choices
 from profilers.routing.json_file import read_object
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Counts, Recording
@@ -116,24 +116,9 @@ def _joined(
     for (number, rank), counts in count_of.items():
         count_PRE[number_at[number]] += counts
         source_SRE[rank_at[rank]] += counts
-    rows = np.flatnonzero(count_PRE.any(axis=(0, 2)))
+    rows = tuple(np.flatnonzero(count_PRE.any(axis=(0, 2))).tolist())
     bare = recording_of(count_PRE, naming=naming, source_SRE=source_SRE)
-    if tally.is_empty:
-        return bare
-    tokens = tally.recording(naming=Naming())
-    if tokens.layer_ids != tuple(rows.tolist()):
-        return bare
-    return Recording(
-        model=bare.model,
-        workload=bare.workload,
-        layer_ids=bare.layer_ids,
-        top_k=naming.top_k or tokens.top_k,
-        count_PLE=bare.count_PLE,
-        source_SLE=bare.source_SLE,
-        transition_MEE=tokens.transition_MEE,
-        coactivation_LEE=tokens.coactivation_LEE,
-        token_LTK=tokens.token_LTK if naming.top_k in (None, tokens.top_k) else None,
-    )
+    return with_choices(bare, tally, layers=rows)
 
 
 def _logical(

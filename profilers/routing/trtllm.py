@@ -24,8 +24,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from profilers.routing.assembling import recording_of, require_room, whole_counts
-from profilers.routing.choices import Tally
+from profilers.routing.assembling import recording_of, renamed, require_room, whole_counts
+from profilers.routing.choices import Tally, with_choices
 from profilers.routing.json_file import read_object
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Counts, Recording
@@ -63,28 +63,11 @@ def read(path: Path, *, naming: Naming) -> Recording:
     tally = _tally(raw, num_experts=num_experts)
     if not counts:
         return tally.recording(naming=naming)
-    bare = _of_counts(counts, num_experts=num_experts, top_k=top_k, naming=naming)
-    if tally.is_empty:
-        return bare
-    tokens = tally.recording(naming=naming)
-    if tokens.layer_ids != bare.layer_ids:
-        return bare
-    return Recording(
-        model=bare.model,
-        workload=bare.workload,
-        layer_ids=bare.layer_ids,
-        top_k=bare.top_k,
-        count_PLE=bare.count_PLE,
-        source_SLE=bare.source_SLE,
-        transition_MEE=tokens.transition_MEE,
-        coactivation_LEE=tokens.coactivation_LEE,
-        token_LTK=tokens.token_LTK if tokens.top_k == bare.top_k else None,
-    )
+    bare = _of_counts(counts, num_experts=num_experts, top_k=top_k)
+    return renamed(with_choices(bare, tally, layers=bare.layer_ids), naming)
 
 
-def _of_counts(
-    files: Mapping[int, Path], *, num_experts: int, top_k: int, naming: Naming
-) -> Recording:
+def _of_counts(files: Mapping[int, Path], *, num_experts: int, top_k: int) -> Recording:
     count_of: dict[tuple[int, int, int], Counts] = {}
     for rank, file in files.items():
         for iteration, layer, values in _tensors(file):
@@ -107,7 +90,7 @@ def _of_counts(
         count_PRE[passes[iteration], layers[layer]] += counts
         source_SRE[ranks[rank], layers[layer]] += counts
     return recording_of(
-        count_PRE, naming=naming, row_ids=tuple(layers), top_k=top_k, source_SRE=source_SRE
+        count_PRE, naming=Naming(), row_ids=tuple(layers), top_k=top_k, source_SRE=source_SRE
     )
 
 

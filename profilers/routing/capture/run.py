@@ -12,7 +12,7 @@ differs in the text that the model writes itself.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -171,25 +171,13 @@ def joined(found: Sequence[Recording]) -> Recording:
     first = found[0]
     if len(found) == 1:
         # A single source says no more than the counts do.
-        return Recording(
-            model=first.model,
-            workload=first.workload,
-            layer_ids=first.layer_ids,
-            top_k=first.top_k,
-            count_PLE=first.count_PLE,
-            transition_MEE=first.transition_MEE,
-            coactivation_LEE=first.coactivation_LEE,
-            token_LTK=first.token_LTK,
-        )
+        return replace(first, source_SLE=None)
     between, together, tokens = (
         [getattr(each, name) for each in found]
         for name in ("transition_MEE", "coactivation_LEE", "token_LTK")
     )
-    return Recording(
-        model=first.model,
-        workload=first.workload,
-        layer_ids=first.layer_ids,
-        top_k=first.top_k,
+    return replace(
+        first,
         count_PLE=np.sum([each.count_PLE for each in found], axis=0),
         source_SLE=np.stack([each.count_LE for each in found]),
         transition_MEE=None if between[0] is None else np.sum(between, axis=0),
