@@ -114,10 +114,15 @@ def positions(pools: Sequence[HeldOnPool]) -> int:
 
 def can_fit(pools: Sequence[HeldOnPool], rooms_P: Sequence[Floats]) -> Mask:
     """Say where the stages together may have room for the layers."""
+    found: Mask = spare_layers(pools, rooms_P) >= 0.0
+    return found
+
+
+def spare_layers(pools: Sequence[HeldOnPool], rooms_P: Sequence[Floats]) -> Floats:
+    """Common layers that the stages may have room for beyond those of the model."""
     supplies = [_at_any_pace(on, room_JC) for on, room_JC in zip(pools, rooms_P, strict=True)]
     endless_s = np.full(len(pools[0].devices_C), ENDLESS_S)
-    found: Mask = _held(supplies, endless_s, before=_before(pools[0])) >= _common(pools[0])[1]
-    return found
+    return _held(supplies, endless_s, before=_before(pools[0])) - _common(pools[0])[1]
 
 
 def least_step_s(pools: Sequence[OnPool], rooms_P: Sequence[Floats]) -> Floats:

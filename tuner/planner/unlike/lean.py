@@ -25,6 +25,7 @@ from tuner.planner.unlike.bounds import (
     positions,
     room_alone,
     rooms,
+    spare_layers,
 )
 from tuner.planner.unlike.chains import Chain, Column, solved
 from tuner.planner.unlike.pricing import (
@@ -43,7 +44,7 @@ IN_FLIGHT: Final = (1.0, 4.0, 16.0, 64.0)
 """Micro-batches in flight for each of which the leanest way is kept."""
 
 MOST_TRIED: Final = 8
-"""Columns whose partition is solved for one answer."""
+"""Columns whose partition is solved for one answer, the fastest and as many of the roomiest."""
 
 SOLVE_S: Final = 5.0
 """For one of them."""
@@ -59,6 +60,17 @@ class LeanColumns:
     candidates: Candidates
     pools: tuple[OnPool, ...]
     bytes_of: tuple[LayerBytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Promising:
+    """A column that may fit once something is given up."""
+
+    bound_s: float
+    spare_layers: float
+    part: LeanColumns
+    pools: tuple[OnPool, ...]
+    index: int
 
 
 def lean_columns(question: PoolsQuestion, space: PoolsSpace) -> tuple[LeanColumns, ...]:
@@ -81,18 +93,32 @@ def best_chain(
     columns: Sequence[LeanColumns], change: Change, *, cluster: Cluster, method: str
 ) -> Chain | None:
     """Solve the most promising ones; None where none of these fits."""
-    ranked: list[tuple[float, int, LeanColumns, tuple[OnPool, ...], int]] = []
+    found: list[_Promising] = []
     for part in columns:
         pools = tuple(change(on) for on in part.pools)
-        bound_s_C = least_step_s(pools, _rooms(pools, part.bytes_of))
-        for index in np.argsort(bound_s_C, kind="stable")[:MOST_TRIED]:
-            if np.isfinite(bound_s_C[index]):
-                ranked.append((float(bound_s_C[index]), len(ranked), part, pools, int(index)))
+        rooms_P = _rooms(pools, part.bytes_of)
+        bound_s_C, spare_C = least_step_s(pools, rooms_P), spare_layers(pools, rooms_P)
+        fits = np.flatnonzero(np.isfinite(bound_s_C))
+        # The fastest may have room in the bound's eyes alone; the roomiest are slow.
+        fastest = fits[np.argsort(bound_s_C[fits], kind="stable")[:MOST_TRIED]]
+        roomiest = fits[np.argsort(-spare_C[fits], kind="stable")[:MOST_TRIED]]
+        found += [
+            _Promising(
+                bound_s=float(bound_s_C[index]),
+                spare_layers=float(spare_C[index]),
+                part=part,
+                pools=pools,
+                index=int(index),
+            )
+            for index in np.union1d(fastest, roomiest)
+        ]
+    by_time = sorted(found, key=lambda one: one.bound_s)[:MOST_TRIED]
+    by_room = sorted(found, key=lambda one: -one.spare_layers)[:MOST_TRIED]
     best: Chain | None = None
-    for bound_s, _, part, pools, index in sorted(ranked, key=lambda one: one[:2])[:MOST_TRIED]:
-        if best is not None and bound_s >= best.price.step_s:
-            break
-        column = _column(part, pools, index)
+    for one in (*by_time, *by_room):
+        if best is not None and one.bound_s >= best.price.step_s:
+            continue
+        column = _column(one.part, one.pools, one.index)
         chain = solved(column, cluster, method=method, time_limit_s=SOLVE_S).chain
         if chain is not None and (best is None or chain.price.step_s < best.price.step_s):
             best = chain

@@ -39,7 +39,7 @@ MOST_TIMES: Final = 64
 HALVINGS: Final = 12
 """Of the range in which the least memory lies: to a percent or so of what there is."""
 
-MORE_RATIOS: Final = (0.0, 0.01, 0.03, 0.1, 0.3)
+MORE_RATIOS: Final = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3)
 """Of the limit, or of the nodes, added to the least until the layers also fit whole."""
 
 SIZES: Final = {
