@@ -107,6 +107,8 @@ class LeftOut(Record):
     imbalance_before: Ratio
     worst_rank_ratio: Ratio
     """Largest rank load of any layer over the layer's mean."""
+    traffic: tuple[float, float, float] | None = None
+    """Before, by the rule and after, where the objective is traffic."""
 
 
 class LayerOutcome(Record):

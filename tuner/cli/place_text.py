@@ -117,8 +117,15 @@ def _folds(plan: PlacePlan) -> Iterator[str]:
     for one in plan.predicted.left_out:
         yield (
             f"  {one.workload[:20]:<20} {one.imbalance_before:>8.4f} {one.imbalance_rule:>8.4f}"
-            f" {one.imbalance_after:>8.4f}   {one.worst_rank_ratio:.2f}"
+            f" {one.imbalance_after:>8.4f}   {one.worst_rank_ratio:.2f}" + _ways(one.traffic)
         )
+
+
+def _ways(traffic: tuple[float, float, float] | None) -> str:
+    if traffic is None:
+        return ""
+    before, rule, after = traffic
+    return f"   traffic {before:.4g}, {rule:.4g}, {after:.4g}"
 
 
 def _layers(plan: PlacePlan) -> Iterator[str]:

@@ -96,9 +96,10 @@ def solve_objective(
             it knows single ones only.
     """
     if goal.objective is Objective.LAYER_CHAIN:
-        return CHAIN.solve(
-            chain_problem(evidence, goal=goal, ranks=ranks, rule=rule), time_limit_s=time_limit_s
-        )
+        chain = chain_problem(evidence, goal=goal, ranks=ranks, rule=rule)
+        # Claims nothing, at once, where experts are too many for it.
+        proven = CHAIN.solve(chain, method="exact", time_limit_s=time_limit_s)
+        return proven if proven.solution else CHAIN.solve(chain, time_limit_s=time_limit_s)
     if goal.objective is Objective.CO_ACTIVATION:
         return COACTIVATION.solve(
             coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule),

@@ -188,6 +188,7 @@ def left_out(
                 imbalance_rule=by_rule.imbalance,
                 imbalance_before=before.imbalance,
                 worst_rank_ratio=after.worst_ratio,
+                traffic=traffic_on(spec, [one], outcome.solution, rule),
             )
         )
         worst.append(before.worst_ratio)
@@ -212,13 +213,21 @@ def traffic_by_name(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, rule: Rule
 ) -> dict[str, tuple[float, float, float]]:
     """Return the traffic before, by the rule and after; empty where balance is the objective."""
+    found = traffic_on(spec, evidence, chosen, rule)
+    return {} if found is None else {spec.goal.objective.value: found}
+
+
+def traffic_on(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, rule: Rule
+) -> tuple[float, float, float] | None:
+    """Return the traffic of what runs, of the rule and of a placement on some workloads."""
     if spec.goal.objective not in TRAFFIC:
-        return {}
+        return None
     before, by_rule, after = (
         traffic_of(spec, evidence, placement, rule)
         for placement in (spec.current, rule.placement, chosen)
     )
-    return {spec.goal.objective.value: (before, by_rule, after)}
+    return before, by_rule, after
 
 
 def gain_of(

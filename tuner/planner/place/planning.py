@@ -146,6 +146,7 @@ def make_place_plan(
             baseline_worst=worst,
             migration=moved,
             rebalance_s=goal.rebalance_interval,
+            saved="traffic" if traffic else "for the busiest ranks to do",
         ),
         certificate=certificate_of(spec, evidence, chosen, outcome, pricing, solve_s=solve_s),
         binding_constraint=binding_constraint(spec, evidence, chosen),

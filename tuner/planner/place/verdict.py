@@ -53,6 +53,7 @@ def verdict_of(
     baseline_worst: Sequence[float],
     migration: MigrationCost | None,
     rebalance_s: float | None,
+    saved: str = "for the busiest ranks to do",
 ) -> Verdict:
     """Judge a plan; the first reason that speaks against it is given.
 
@@ -64,13 +65,14 @@ def verdict_of(
         baseline_worst: of each of them, the worst layer's ratio without a plan.
         migration: cost of the move; None without a running placement.
         rebalance_s: how long the placement will run; None: for long.
+        saved: what there is less of.
     """
     fragile = _fragile(left_out, baseline_worst)
     against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio)
     if not against and migration is not None and rebalance_s is not None:
         against = _too_dear(migration, rebalance_s)
     word = "fragile" if fragile else "not worth it" if against else "worth it"
-    reason = against or _praise(gain_ratio, noise_ratio, step_gain_ratio)
+    reason = against or _praise(gain_ratio, noise_ratio, step_gain_ratio, saved)
     return Verdict(
         word=word,
         reason=reason,
@@ -82,11 +84,17 @@ def verdict_of(
 
 def _fragile(left_out: Sequence[LeftOut], baseline_worst: Sequence[float]) -> str:
     for fold, worst in zip(left_out, baseline_worst, strict=True):
+        if fold.traffic is not None and fold.traffic[2] > fold.traffic[0]:
+            return (
+                f"planned without {fold.workload!r}, its traffic becomes {fold.traffic[2]:.4g},"
+                f" from {fold.traffic[0]:.4g} without a plan; record every workload that will be"
+                " served"
+            )
         if fold.imbalance_after > FRAGILE_RATIO * fold.imbalance_before:
             return (
                 f"planned without {fold.workload!r}, its imbalance becomes"
                 f" {fold.imbalance_after:.3f}, from {fold.imbalance_before:.3f} without a plan;"
-                " record that workload too, or plan for balance"
+                " record every workload that will be served"
             )
         if fold.worst_rank_ratio > OVERLOAD_RATIO * worst:
             return (
@@ -116,6 +124,6 @@ def _too_dear(migration: MigrationCost, rebalance_s: float) -> str:
     )
 
 
-def _praise(gain: float, noise: float, step_gain: float | None) -> str:
+def _praise(gain: float, noise: float, step_gain: float | None, saved: str) -> str:
     whole = "" if step_gain is None else f", {step_gain:.1%} of a whole pass"
-    return f"{gain:.1%} less for the busiest ranks to do{whole}; noise between passes {noise:.2%}"
+    return f"{gain:.1%} less {saved}{whole}; noise between passes {noise:.2%}"

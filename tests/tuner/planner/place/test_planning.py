@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from profilers.routing.recording import Recording
+from profilers.routing.store import write_recording as write_stored
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
@@ -193,3 +195,75 @@ def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
     first, second = planned(tmp_path, goal), planned(tmp_path, goal)
     assert first.decision == second.decision
     assert first.predicted == second.predicted
+
+
+def clustered(rng: np.random.Generator, *, workload: str, in_order: bool = False) -> Recording:
+    """16 experts in 4 clusters that tokens stay in: every fourth expert, or four in order."""
+    tokens, layers, experts = 400, 3, 16
+    cluster_T = rng.integers(0, 4, tokens)
+    members = np.arange(experts) if in_order else np.arange(experts).reshape(4, 4).T.ravel()
+    token_LTK = np.zeros((layers, tokens, 2), dtype=np.int32)
+    for layer in range(layers):
+        for token, cluster in enumerate(cluster_T):
+            inside = members[4 * cluster : 4 * cluster + 4]
+            pool = inside if rng.random() < 0.8 else np.arange(experts)
+            token_LTK[layer, token] = rng.choice(pool, 2, replace=False)
+    counts = np.stack([np.bincount(layer.ravel(), minlength=experts) for layer in token_LTK])
+    flow = np.zeros((layers - 1, experts, experts))
+    for layer in range(layers - 1):
+        for one in range(2):
+            for other in range(2):
+                np.add.at(
+                    flow[layer], (token_LTK[layer, :, one], token_LTK[layer + 1, :, other]), 1.0
+                )
+    return Recording(
+        model="tiny",
+        workload=workload,
+        layer_ids=(0, 1, 2),
+        top_k=2,
+        count_PLE=counts[None],
+        transition_MEE=flow,
+        token_LTK=token_LTK,
+    )
+
+
+def planned_ways(
+    folder: Path, objective: str, *, crossed: bool = False, goal: str = ""
+) -> PlacePlan:
+    rng = np.random.default_rng(11)
+    for name, in_order in (("chat", False), ("law", crossed)):
+        write_stored(folder / name, clustered(rng, workload=name, in_order=in_order))
+    path = folder / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\ngoal:\n  kind: place\n  ranks: 4\n  ranks_per_node: 2\n"
+        f"  objective: {objective}\n{goal}"
+        "  workloads: [{name: chat, path: chat}, {name: law, path: law}]\n"
+    )
+    return place(path, time_limit_s=2.0).plan
+
+
+@pytest.mark.parametrize("objective", ["layer_chain", "co_activation"])
+def test_traffic_falls_and_the_load_stays_within_the_rules(tmp_path: Path, objective: str) -> None:
+    plan = planned_ways(tmp_path, objective)
+    assert plan.predicted is not None
+    before, rule, after = plan.predicted.traffic[objective]
+    assert after < 0.9 * before
+    assert after < 0.9 * rule
+    assert plan.certificate.bound is not None
+    assert plan.certificate.bound <= after
+    assert plan.verdict is not None
+    assert plan.verdict.word == "worth it"
+    assert all(fold.traffic is not None for fold in plan.predicted.left_out)
+
+
+def test_affinity_of_one_workload_that_hurts_another_is_called_fragile(tmp_path: Path) -> None:
+    # Experts in order suit the second workload already; what suits the first takes that away.
+    plan = planned_ways(tmp_path, "co_activation", crossed=True)
+    assert plan.verdict is not None
+    assert plan.verdict.word == "fragile"
+    assert "'law'" in plan.verdict.reason
+
+
+def test_replicas_have_no_place_where_ways_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="places every expert once"):
+        planned_ways(tmp_path, "co_activation", goal="  redundant_experts: 4\n")
