@@ -5,6 +5,8 @@
 2. Mixtral's size, one expert a rank: time to the proven optimum.
 3. MoETuner's two integer programs on 8 experts and 4 ranks: how far CBC gets with more layers. No
    bar: a measurement.
+4. Co-activation: copies into nodes and ranks under the methods of that family, over those of
+   experts in order, with the bound. No bar either.
 
 Every figure stands beside its bar, misses are marked, and any miss makes the exit status 1.
 Seconds are of the clock, with those of the processor beside: on a busy machine only the latter
@@ -13,6 +15,7 @@ compare.
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -32,8 +35,10 @@ from solvers.placement.chain import check
 from solvers.placement.chain.moetuner import balanced_clusters, cluster_flows, clusters_to_ranks
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.chain.testing import latent_clusters
-from solvers.placement.ranks import Ranks
-from solvers.registry import CHAIN
+from solvers.placement.coactivation import check as coactivation_check
+from solvers.placement.coactivation.testing import with_topics
+from solvers.placement.ranks import Ranks, contiguous
+from solvers.registry import CHAIN, COACTIVATION
 
 LEAST_SAVED_RATIO: Final = 0.25
 MOST_SWEEP_S: Final = 10.0
@@ -200,7 +205,38 @@ def scaled(layers: int, *, time_limit_s: float) -> dict[str, Any]:
     }
 
 
-def report(*, seeds: int, time_limit_s: float, ilp_layers: list[int], ilp_s: float) -> Any:
+def coactivated(size: Size, *, tokens: int, layers: int, time_limit_s: float) -> dict[str, Any]:
+    """Compare both co-activation methods with experts in order."""
+    slots = size.experts // size.ranks
+    problem = with_topics(
+        np.random.default_rng(0),
+        num_layers=layers,
+        num_tokens=tokens,
+        num_chosen=8,
+        num_experts=size.experts,
+        ranks=Ranks.alike(
+            ranks=size.ranks, slots_per_rank=slots, ranks_per_node=size.ranks_per_node
+        ),
+    )
+    in_order = contiguous(num_layers=layers, num_experts=size.experts, num_slots=size.experts)
+    base = coactivation_check.objective(problem, in_order)
+    found: dict[str, Any] = {"case": f"{layers} layers of {size.name}, {tokens} tokens a layer"}
+    for method in COACTIVATION.methods:
+        outcome, wall_s, cpu_s = timed(
+            functools.partial(COACTIVATION.solve, problem, method=method, time_limit_s=time_limit_s)
+        )
+        found[method] = {
+            "cost_ratio": outcome.objective / base,
+            "bound_ratio": outcome.bound / base,
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+        }
+    return found
+
+
+def report(
+    *, seeds: int, time_limit_s: float, ilp_layers: list[int], ilp_s: float, tokens: int
+) -> Any:
     """Measure everything."""
     return {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one"
@@ -212,6 +248,10 @@ def report(*, seeds: int, time_limit_s: float, ilp_layers: list[int], ilp_s: flo
         ],
         "exact": [proven(size, seed) for size in MIXTRAL for seed in range(seeds)],
         "moetuner": [scaled(layers, time_limit_s=ilp_s) for layers in ilp_layers],
+        "coactivation": [
+            coactivated(QWEN, tokens=tokens, layers=2, time_limit_s=time_limit_s),
+            coactivated(DEEPSEEK, tokens=tokens, layers=2, time_limit_s=time_limit_s),
+        ],
     }
 
 
@@ -244,6 +284,15 @@ def told(found: Any) -> str:
             f" {cost}, bound {one['bound']:.3f} in {one['ranks_s']:.1f} s; the dynamic program on"
             f" the same clusters: {one['exact_cost']:.3f} in {one['exact_s']:.2f} s"
         )
+    lines += [
+        (
+            f"co-activation, {one['case']}: {method} {1 - one[method]['cost_ratio']:.1%} under"
+            f" experts in order, bound {1 - one[method]['bound_ratio']:.1%} under,"
+            f" {one[method]['wall_s']:.2f} s, {one[method]['cpu_s']:.2f} s of the processor"
+        )
+        for one in found["coactivation"]
+        for method in COACTIVATION.methods
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -259,12 +308,14 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=MOST_SWEEP_S, help="of a sweep, s")
     parser.add_argument("--ilp-layers", type=int, nargs="*", default=[2, 4, 8, 16, 32])
     parser.add_argument("--ilp-time", type=float, default=30.0, help="of each program, s")
+    parser.add_argument("--tokens", type=int, default=20_000, help="sampled a layer")
     given = parser.parse_args()
     found = report(
         seeds=given.seeds,
         time_limit_s=given.time_limit,
         ilp_layers=given.ilp_layers,
         ilp_s=given.ilp_time,
+        tokens=given.tokens,
     )
     sys.stdout.write(json.dumps(found, indent=2) + "\n" if given.json else told(found))
     sys.exit(any(one["missed"] for one in (*found["sweeps"], *found["exact"])))

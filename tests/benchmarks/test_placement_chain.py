@@ -42,6 +42,13 @@ def test_the_programs_of_moetuner_meet_the_dynamic_program_on_two_layers(
     assert found["cost"] == pytest.approx(found["exact_cost"], rel=1e-5)
 
 
+def test_both_co_activation_methods_save_copies(benchmark: ModuleType) -> None:
+    size = benchmark.Size(name="small", layers=1, experts=64, ranks=16, ranks_per_node=8)
+    found = benchmark.coactivated(size, tokens=2000, layers=1, time_limit_s=30.0)
+    for method in ("swap", "restarts"):
+        assert found[method]["bound_ratio"] <= found[method]["cost_ratio"] < 0.99
+
+
 def test_misses_are_marked(benchmark: ModuleType) -> None:
     found = {
         "machine": "a machine",
@@ -50,6 +57,7 @@ def test_misses_are_marked(benchmark: ModuleType) -> None:
                 "case": "a case",
                 "saved_ratio": 0.1,
                 "gap_ratio": 0.5,
+                "bound": 1.0,
                 "imbalance": 1.0,
                 "imbalance_of_rule": 1.1,
                 "wall_s": 1.0,
@@ -59,5 +67,6 @@ def test_misses_are_marked(benchmark: ModuleType) -> None:
         ],
         "exact": [],
         "moetuner": [],
+        "coactivation": [],
     }
     assert "MISSED: saving" in benchmark.told(found)

@@ -7,7 +7,7 @@ strict turns. The better of the two is claimed, with the bound of `bound.py`.
 
 The number of steps is fixed by the size, so equal inputs give equal placements where time suffices;
 where it does not, both anneals cool faster. For the busiest pair of ranks the total stands in while
-annealing; the measure itself only chooses between what the starts and both anneals gave.
+annealing, and `busiest.py` descends on the measure itself from what each anneal gave.
 
 Letters: L layers, E experts, G ranks.
 """
@@ -22,9 +22,10 @@ import numpy as np
 from solvers.placement.chain import check
 from solvers.placement.chain.annealing import Annealer, Schedule
 from solvers.placement.chain.bound import lower_bound
+from solvers.placement.chain.busiest import descend
 from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.flows import Flows
-from solvers.placement.chain.problem import ChainProblem
+from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.fitting import fit, rank_loads, repaired
 from solvers.placement.ranks import Ints, Placement
 from solvers.placement.single import placed
@@ -46,6 +47,8 @@ TURNS_OF_A_VISIT: Final = 4
 re-priced."""
 BOUND_RATIO: Final = 0.3
 """Of the time, for the bound."""
+DESCENT_RATIO: Final = 0.5
+"""Of a start's time, for descending on the busiest pair where that is the measure."""
 SEARCH_RATIO: Final = 0.95
 """Of the time, when turns end; the rest is for pricing what was found."""
 
@@ -66,11 +69,8 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
         left_s = SEARCH_RATIO * time_limit_s - (time.perf_counter() - started_s)
         if left_s <= 0.0:
             break
-        swept = placed(
-            _swept(
-                problem, rank_LE, schedule, found.rank_LE, limit_s=left_s / (len(starts) - number)
-            )
-        )
+        limit_s = left_s / (len(starts) - number)
+        swept = placed(_swept(problem, rank_LE, schedule, found.rank_LE, limit_s=limit_s))
         swept_value = check.objective(problem, swept)
         if swept_value < value and not check.violations(problem, swept):
             best, value = swept, swept_value
@@ -99,10 +99,14 @@ def _swept(
     visits = SWAPS_WEIGHED / (annealer.swaps_of_a_step * annealer.steps_of_a_visit)
     visits = min(visits, float(MOST_VISITS))
     strict_s = STRICT_RATIO * limit_s
+    is_total = problem.measure is Measure.TOTAL
     deadline_s = time.perf_counter() + limit_s
-    _anneal(annealer, rank_LE, schedule, visits, deadline_s=deadline_s - strict_s)
+    annealed_s = deadline_s - (0.0 if is_total else DESCENT_RATIO * limit_s)
+    _anneal(annealer, rank_LE, schedule, visits, deadline_s=annealed_s - strict_s)
     _settle(problem, rank_LE, balanced_LE, rng)
-    _anneal(annealer, rank_LE, STRICT, STRICT_RATIO * visits, deadline_s=deadline_s)
+    _anneal(annealer, rank_LE, STRICT, STRICT_RATIO * visits, deadline_s=annealed_s)
+    if not is_total:
+        descend(problem, rank_LE, deadline_s=deadline_s)
     return rank_LE
 
 
