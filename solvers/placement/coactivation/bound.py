@@ -20,11 +20,13 @@ rounded up.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
+from solvers.placement.coactivation.swaps import BLOCK_TOKENS
 from solvers.placement.ranks import Floats, Ints
 from solvers.placement.staying import most_staying_by_matching, most_staying_by_spectrum
 
@@ -37,37 +39,40 @@ ROUNDING_RATIO: Final = 1e-9
 def lower_bound_L(problem: CoactivationProblem, *, time_limit_s: float) -> Floats:
     """Return what each layer costs at least; better with more time."""
     deadline_s = time.perf_counter() + time_limit_s
+    both_LEE = [tokens_of_both_EE(row_TK, problem.num_experts) for row_TK in problem.expert_LTK]
     bound_L = np.zeros(problem.num_layers)
     for level in problem.levels:
-        touched_L = fewest_copies_L(problem, level, deadline_s=deadline_s)
+        touched_L = fewest_copies_L(problem, level, both_LEE, deadline_s=deadline_s)
         busiest_L = np.ceil(touched_L / level.num_groups)
         bound_L += level.total_cost * touched_L
         bound_L += level.busiest_cost * level.num_groups * busiest_L
     return bound_L
 
 
-def fewest_copies_L(problem: CoactivationProblem, level: Level, *, deadline_s: float) -> Floats:
-    """Return the least number of token copies into groups of a level."""
+def fewest_copies_L(
+    problem: CoactivationProblem, level: Level, both_LEE: Sequence[Floats], *, deadline_s: float
+) -> Floats:
+    """Return the least number of token copies into groups of a level.
+
+    `both_LEE` are the counts of `tokens_of_both_EE`, layer by layer.
+    """
     _, num_tokens, num_chosen = problem.expert_LTK.shape
     slots_J = np.zeros(level.num_groups, dtype=np.int64)
     np.add.at(slots_J, level.group_G, problem.ranks.slots_G)
-    together_LEE = [
-        tokens_of_both_EE(expert_TK, problem.num_experts) for expert_TK in problem.expert_LTK
-    ]
     most_L = np.array(
         [
-            most_staying_by_matching(together_EE, group_size=max(1, int(slots_J.max()) - 1)) / 2.0
-            for together_EE in together_LEE
+            most_staying_by_matching(both_EE, group_size=max(1, int(slots_J.max()) - 1)) / 2.0
+            for both_EE in both_LEE
         ]
     )
     if slots_J.max() <= 1:
         most_L[:] = 0.0
     elif (slots_J == slots_J[0]).all():
         for height in HEIGHTS:
-            for layer, together_EE in enumerate(together_LEE):
+            for layer, both_EE in enumerate(both_LEE):
                 if time.perf_counter() >= deadline_s:
                     break
-                found = _most_pairs_cut_at(together_EE, height, len(slots_J))
+                found = _most_pairs_cut_at(both_EE, height, len(slots_J))
                 most_L[layer] = min(most_L[layer], found)
     saved_L = num_tokens * most_saved(most_L / num_tokens, num_chosen, slots_J)
     return np.asarray(np.ceil(num_tokens * num_chosen - saved_L - ROUNDING_RATIO * num_tokens))
@@ -85,19 +90,20 @@ def most_saved(pairs_X: Floats, num_chosen: int, slots_J: Ints) -> Floats:
 
 def tokens_of_both_EE(expert_TK: Ints, num_experts: int) -> Floats:
     """Return how many tokens chose both; zero on the diagonal."""
-    chosen_TE = np.zeros((len(expert_TK), num_experts), dtype=np.float32)
-    np.put_along_axis(chosen_TE, expert_TK, 1.0, axis=1)
-    together_EE = (chosen_TE.T @ chosen_TE).astype(np.float64)
-    np.fill_diagonal(together_EE, 0.0)
-    return np.asarray(together_EE)
+    both_EE = np.zeros((num_experts, num_experts))
+    for first in range(0, len(expert_TK), BLOCK_TOKENS):
+        block_NK = expert_TK[first : first + BLOCK_TOKENS]
+        chosen_NE = np.zeros((len(block_NK), num_experts), dtype=np.float32)
+        np.put_along_axis(chosen_NE, block_NK, 1.0, axis=1)
+        both_EE += chosen_NE.T @ chosen_NE
+    np.fill_diagonal(both_EE, 0.0)
+    return both_EE
 
 
-def _most_pairs_cut_at(together_EE: Floats, height: float, num_groups: int) -> float:
-    num_experts = len(together_EE)
-    below_EE = np.minimum(together_EE, height * float(together_EE.mean()))
-    above = most_staying_by_matching(
-        together_EE - below_EE, group_size=num_experts // num_groups - 1
-    )
+def _most_pairs_cut_at(both_EE: Floats, height: float, num_groups: int) -> float:
+    num_experts = len(both_EE)
+    below_EE = np.minimum(both_EE, height * float(both_EE.mean()))
+    above = most_staying_by_matching(both_EE - below_EE, group_size=num_experts // num_groups - 1)
     shift = float(np.abs(below_EE).sum(axis=1).max())
     np.fill_diagonal(below_EE, shift)
     below = most_staying_by_spectrum(below_EE, num_groups=num_groups) - shift * num_experts

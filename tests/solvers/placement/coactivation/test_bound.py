@@ -1,7 +1,12 @@
 import numpy as np
 import pytest
 
-from solvers.placement.coactivation.bound import fewest_copies_L, lower_bound_L, most_saved
+from solvers.placement.coactivation.bound import (
+    fewest_copies_L,
+    lower_bound_L,
+    most_saved,
+    tokens_of_both_EE,
+)
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
 from solvers.placement.coactivation.testing import with_topics
 from solvers.placement.ranks import Ranks
@@ -28,7 +33,10 @@ def test_one_slot_a_group_saves_nothing() -> None:
         ranks=Ranks.alike(ranks=4, slots_per_rank=1),
         levels=(Level(group_G=np.arange(4), total_cost=1.0),),
     )
-    assert fewest_copies_L(problem, problem.levels[0], deadline_s=np.inf).tolist() == [6.0]
+    both_EE = tokens_of_both_EE(problem.expert_LTK[0], 4)
+    assert both_EE[0].tolist() == [0.0, 1.0, 0.0, 1.0]
+    fewest = fewest_copies_L(problem, problem.levels[0], [both_EE], deadline_s=np.inf)
+    assert fewest.tolist() == [6.0]
 
 
 def test_separate_pairs_are_bounded_exactly() -> None:
