@@ -96,7 +96,7 @@ def _swept(
     rng = np.random.default_rng(SEED)
     annealer = Annealer(Flows.of(problem), problem.load_LE, problem.ranks, problem.most_load_L, rng)
     rank_LE = start_LE.copy()
-    visits = SWAPS_WEIGHED / (annealer.swaps_of_a_step * annealer.steps_of_a_visit)
+    visits = SWAPS_WEIGHED / max(1, annealer.swaps_of_a_step * annealer.steps_of_a_visit)
     visits = min(visits, float(MOST_VISITS))
     strict_s = STRICT_RATIO * limit_s
     is_total = problem.measure is Measure.TOTAL

@@ -104,6 +104,18 @@ def test_no_time_still_gives_a_placement_within_limits(chain: ChainProblem) -> N
     assert not check.violations(chain, claim.solution)
 
 
+def test_one_rank_leaves_nothing_to_search() -> None:
+    problem = ChainProblem(
+        flow_TEE=np.ones((2, 3, 3)),
+        load_LE=np.ones((3, 3)),
+        ranks=Ranks.alike(ranks=1, slots_per_rank=3),
+        cost_GG=np.array([[0.7]]),
+    )
+    claim = solve(problem, time_limit_s=10.0)
+    assert claim.solution is not None
+    assert check.objective(problem, claim.solution) == pytest.approx(claim.bound)
+
+
 def test_no_flow_costs_nothing(chain: ChainProblem) -> None:
     idle = dataclasses.replace(chain, flow_TEE=np.zeros_like(chain.flow_TEE))
     claim = solve(idle, time_limit_s=10.0)
