@@ -149,7 +149,7 @@ def show(
     from profilers.store import read_profile
 
     if holds_recording(profile):
-        profile_routing.told(profile, as_object=as_json)
+        profile_routing.shown(profile, as_object=as_json)
         return
     found, recordings = read_profile(profile), stored_below(profile)
     if as_json:
@@ -159,8 +159,9 @@ def show(
         print(json.dumps(shown, indent=2))
         return
     print(summary(found.header))
-    print()
-    print(_medians(found))
+    if found.measurements:
+        print()
+        print(_medians(found))
     if recordings:
         print()
         print(profile_routing.listed(recordings))
@@ -218,7 +219,8 @@ def summary(header: "ProfileHeader") -> str:
         (name, info.rows, format_s(info.seconds), "" if info.complete else "incomplete", info.note)
         for name, info in header.tables.items()
     ]
-    lines += ["", columns(rows, header=("table", "rows", "took", "", "note"))]
+    if rows:
+        lines += ["", columns(rows, header=("table", "rows", "took", "", "note"))]
     return "\n".join(lines)
 
 

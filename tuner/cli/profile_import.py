@@ -1,8 +1,9 @@
 """`moetune profile import`: read what others measured or recorded into our stored forms."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -55,35 +56,55 @@ def run(
     """Read measurements that others took, or a recording of routing, into our stored form."""
     from profilers.imports.registry import is_routing
 
-    if is_routing(kind):
-        _recording(
-            kind,
-            path,
-            out,
+    measured = {
+        "system": system,
+        "framework": framework,
+        "operations": operations,
+        "collective": collective,
+    }
+    recorded = {
+        "workload": workload,
+        "model": model,
+        "layer-ids": layer_ids,
+        "top-k": str(top_k or ""),
+        "experts": str(experts or ""),
+    }
+    strange = measured if is_routing(kind) else recorded
+    if named := [name for name, value in strange.items() if value]:
+        raise TunerError(f"{kind} has no option {named[0]!r}; see moetune profile import --help")
+    if not is_routing(kind):
+        _profile(kind, path, out, options=measured, as_json=as_json)
+        return
+
+    from profilers.routing.naming import Naming
+
+    try:
+        naming = Naming(
             workload=workload,
             model=model,
             layer_ids=profile_routing.layer_ids(layer_ids),
             top_k=top_k,
             num_experts=experts,
-            as_json=as_json,
         )
-        return
+    except ValueError as error:
+        raise TunerError(str(error)) from error
+    found = profile_routing.imported(kind, path, out, naming=naming)
+    profile_routing.told(found, as_object=as_json)
+
+
+def _profile(
+    kind: str, path: Path | None, out: Path, *, options: Mapping[str, str], as_json: bool
+) -> None:
     from datetime import UTC, datetime
 
     from profilers.imports.registry import import_measurements
     from profilers.store import write_profile
     from tuner.cli.profile import summary
 
-    said = {
-        "system": system,
-        "framework": framework,
-        "operations": operations,
-        "collective": collective,
-    }
     imported = import_measurements(
         kind,
         path,
-        options={name: value for name, value in said.items() if value},
+        options={name: value for name, value in options.items() if value},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     write_profile(out, imported.profile)
@@ -91,14 +112,3 @@ def run(
         print(f"left out: {line}", file=sys.stderr)
     header = imported.profile.header
     print(header.model_dump_json(indent=2) if as_json else summary(header))
-
-
-def _recording(kind: str, path: Path | None, out: Path, *, as_json: bool, **said: Any) -> None:
-    from profilers.routing.naming import Naming
-
-    try:
-        naming = Naming(**said)
-    except ValueError as error:
-        raise TunerError(str(error)) from error
-    found = profile_routing.imported(kind, path, out, naming=naming)
-    profile_routing.told(found, as_object=as_json)

@@ -1,5 +1,6 @@
 """Recordings of routing on the command line: captured, imported, shown."""
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -162,9 +163,11 @@ def _kept(recording: "Recording") -> str:
 
 
 def told(path: Path, *, as_object: bool) -> None:
-    """Print a recording that was just made."""
-    import json
+    """Print a recording that was just made, and where it lies."""
+    shown(path, as_object=as_object)
+    print(f"recording: {path}", file=sys.stderr)
 
+
+def shown(path: Path, *, as_object: bool) -> None:
+    """Print a stored recording."""
     print(json.dumps(as_json(path), indent=2) if as_object else text(path))
-    if not as_object:
-        print(f"recording: {path}", file=sys.stderr)

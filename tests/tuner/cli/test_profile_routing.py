@@ -92,6 +92,10 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path, dump: Path, capsys:
     assert "No such file" in complaint(capsys, *start, "routing", tmp_path / "none", *out)
     line = complaint(capsys, *start, "routing", dump, *out, "--layer-ids", "4,3")
     assert "do not ascend" in line
+    line = complaint(capsys, *start, "routing", dump, *out, "--system", "h200")
+    assert "routing has no option 'system'" in line
+    line = complaint(capsys, *start, "nccl-tests", dump, *out, "--workload", "chat")
+    assert "nccl-tests has no option 'workload'" in line
     line = complaint(capsys, *start, "eplb", dump, *out, "--top-k", 9)
     assert "top_k 9 is more than the 3 experts" in line
     line = complaint(capsys, *start, "megatron-trace", dump, *out)
