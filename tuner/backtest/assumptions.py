@@ -3,15 +3,18 @@
 Expert parallelism: of the degrees that divide both experts and ranks, the one that is predicted to
 be the fastest by the generic constants.
 
-Recomputation: the least that fits. It is turned on when a run does not fit and not before, module
-by module as the engines' guides suggest: first what is cheap to repeat, at last everything. The
-peak of each choice is predicted (tuner/costs/analytic/memory.py); where not even the last one
-fits, it is taken. A run whose state is too large whatever is recomputed is taken to be sharded as
-FSDP does.
+Recomputation: nothing where that fits. Else, of what makes room, the fastest that fits, by the
+predicted time and peak (tuner/costs/analytic/memory.py): modules computed again, as the engines'
+guides suggest them, or, in Megatron-Core without a pipeline, saved activations in host memory,
+which excludes recomputation and CUDA graphs there (megatron/core/transformer/
+transformer_config.py). A run that nothing makes fit is taken to be sharded as FSDP does, and the
+choice is made again, nothing first; where not even that fits, everything is computed again.
+
+Not covered: an unknown micro-batch or pipeline depth, which are taken as printed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,28 +23,47 @@ import numpy as np
 from tuner.backtest.columns import Run
 from tuner.backtest.pricing import memory_constants_of, pricer_of, regime_of
 from tuner.costs.analytic.calibration import constants_of
+from tuner.costs.analytic.constants import Software
 
-CHOICES: Final[tuple[dict[str, float], ...]] = (
-    {"recompute_layernorm": 1.0, "recompute_moe_act": 1.0, "recompute_mla_up_proj": 1.0},
-    {"recompute_layernorm": 1.0, "recompute_mlp": 1.0, "recompute_moe_act": 1.0},
-    {"recompute_layernorm": 1.0, "recompute_mlp": 1.0, "recompute_moe": 1.0},
-    {"recompute_full": 1.0},
-    {"zero_stage": 3.0},
+Fields = Mapping[str, float]
+"""Of `Strategies`."""
+
+_CHEAP: Final = {
+    "recompute_layernorm": 1.0,
+    "recompute_moe_act": 1.0,
+    "recompute_mla_up_proj": 1.0,
+}
+RECOMPUTED: Final[tuple[Fields, ...]] = (
+    {},
+    _CHEAP,
+    {**_CHEAP, "recompute_mlp": 1.0},
+    {**_CHEAP, "recompute_mlp": 1.0, "recompute_moe": 1.0},
+    {**_CHEAP, "recompute_mlp": 1.0, "recompute_moe": 1.0, "recompute_full": 1.0},
 )
-"""After what the row or its recipe has, from cheap to dear; what does not even fit then was sharded
-further than the table says."""
+"""On top of what the row or its recipe has, from nothing to everything."""
+OFFLOADED: Final[tuple[Fields, ...]] = tuple(
+    {"activation_offload": share, "partial_graph": 0.0, "full_graph": 0.0}
+    for share in (0.25, 0.5, 0.75, 1.0)
+)
+"""Quarters of the layers; Megatron-Bridge's recipes offload 20 to 92 of 80 to 126."""
+OFFLOADING: Final = (Software.MEGATRON_2025, Software.MEGATRON_2026)
+SHARDED: Final = {"zero_stage": 3.0}
+COLUMNS: Final = {"zero_or_fsdp": "zero_stage", "cpu_offload_layers": "activation_offload"}
+"""Columns that such a choice fills, and the field that it sets."""
 
 
 def with_assumptions(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return the runs, what is unknown chosen: expert parallelism, then recomputation."""
     chosen = list(with_expert_degree(runs))
     asked = [place for place, run in enumerate(runs) if not run.knows_recompute]
-    for fields in CHOICES:
-        asked = _too_large(chosen, asked)
-        for place in asked:
-            run = chosen[place]
-            assumed = (*run.assumed, *(("zero_or_fsdp",) if "zero_stage" in fields else ()))
-            chosen[place] = replace(run, strategy=replace(run.strategy, **fields), assumed=assumed)
+    asked = _too_large(chosen, asked)
+    for fields in ({}, SHARDED):
+        found = _fitting(chosen, asked, fields)
+        for place, run in found.items():
+            chosen[place] = run
+        asked = [place for place in asked if place not in found]
+    for place in asked:
+        chosen[place] = _variant(chosen[place], {**SHARDED, **RECOMPUTED[-1]})
     return tuple(chosen)
 
 
@@ -54,14 +76,8 @@ def with_expert_degree(runs: Sequence[Run]) -> tuple[Run, ...]:
         for degree in _expert_degrees(run)
     ]
     chosen = list(runs)
-    if not tried:
-        return tuple(chosen)
-    variants = [run for _, run in tried]
-    seconds_C = pricer_of(variants).step_s(constants_of([regime_of(run) for run in variants], None))
-    fastest_s: dict[int, float] = {}
-    for (place, run), step_s in zip(tried, seconds_C, strict=True):
-        if step_s < fastest_s.get(place, math.inf):
-            fastest_s[place], chosen[place] = float(step_s), run
+    for place, run in _fastest(tried).items():
+        chosen[place] = run
     return tuple(chosen)
 
 
@@ -69,6 +85,42 @@ def _expert_degrees(run: Run) -> list[float]:
     s = run.strategy
     common = math.gcd(int(s.stage_ranks / s.expert_tensor), int(run.shape.experts))
     return [float(degree) for degree in range(1, common + 1) if common % degree == 0]
+
+
+def _fitting(runs: Sequence[Run], asked: Sequence[int], fields: Fields) -> dict[int, Run]:
+    """Return, of those asked for that can be made to fit, the fastest variant that does."""
+    tried = [
+        (place, _variant(runs[place], {**fields, **choice}))
+        for place in asked
+        for choice in (*RECOMPUTED, *(OFFLOADED if _can_offload(runs[place]) else ()))
+    ]
+    too_large = set(_too_large([run for _, run in tried], range(len(tried))))
+    return _fastest([pair for index, pair in enumerate(tried) if index not in too_large])
+
+
+def _can_offload(run: Run) -> bool:
+    s = run.strategy
+    repeats = any(float(getattr(s, name)) for name in RECOMPUTED[-1])
+    return run.software in OFFLOADING and float(s.pipeline) == 1.0 and not repeats
+
+
+def _variant(run: Run, fields: Fields) -> Run:
+    assumed = tuple(name for name in COLUMNS if COLUMNS[name] in fields)
+    return replace(run, strategy=replace(run.strategy, **fields), assumed=(*run.assumed, *assumed))
+
+
+def _fastest(tried: Sequence[tuple[int, Run]]) -> dict[int, Run]:
+    """Return the fastest run of each place by the generic constants; of equals the first."""
+    if not tried:
+        return {}
+    runs = [run for _, run in tried]
+    seconds_C = pricer_of(runs).step_s(constants_of([regime_of(run) for run in runs], None))
+    found: dict[int, Run] = {}
+    fastest_s: dict[int, float] = {}
+    for (place, run), step_s in zip(tried, seconds_C, strict=True):
+        if step_s < fastest_s.get(place, math.inf):
+            fastest_s[place], found[place] = float(step_s), run
+    return found
 
 
 def _too_large(runs: Sequence[Run], asked: Sequence[int]) -> list[int]:

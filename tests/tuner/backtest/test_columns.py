@@ -91,6 +91,19 @@ def test_release_and_precision_choose_software_and_peak(rows: dict[str, Row]) ->
     assert run.hardware.matmul_flop_per_s == run.device.flop_per_s["fp8"]
 
 
+def test_times_put_together_from_a_trace_are_not_taken_for_runs_on_several_nodes(
+    rows: dict[str, Row],
+) -> None:
+    row = rows["dense-a"]
+    one, several = (
+        run_of(replace(row, texts={**row.texts, "source": source, "release": ""}))
+        for source in ("vtrain-single", "vtrain-multi")
+    )
+    assert one.software is several.software is Software.MEGATRON_2021
+    assert one.family != several.family
+    assert one.strategy.gradient_bytes == 2.0
+
+
 def test_degrees_that_cannot_be_are_refused(rows: dict[str, Row]) -> None:
     with pytest.raises(ValueError, match="ep 5 does not divide 128 experts"):
         run_of(_with(rows["moe-a"], ep=5.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import run_of
+from tuner.backtest.columns import Run, run_of
 from tuner.backtest.prediction import Knowledge, backtest, predictions
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.analytic.calibration import Band, Correction, Residuals, Where
@@ -84,17 +84,63 @@ def test_a_profiles_residuals_hold_for_its_device_alone(rows: tuple[Row, ...]) -
     assert (found["dense-a"] or 0.0) > (plain["dense-a"] or math.inf)
 
 
-def test_unknown_recomputation_is_the_least_that_fits(rows: tuple[Row, ...]) -> None:
+def _unknown(rows: tuple[Row, ...], *, release: str, **numbers: float) -> Run:
+    """Return the run of a row that does not say what it recomputes."""
     row = next(row for row in rows if row.id == "dense-c")
     texts = {name: text for name, text in row.texts.items() if name != "recompute"}
-    # Four sequences of 64 Ki tokens in one micro-batch keep far more than 80 GiB.
-    numbers = {**row.numbers, "seq": 65536.0, "mbs": 4.0, "gbs": 8.0}
-    large = run_of(replace(row, texts=texts, numbers=numbers))
-    small = run_of(replace(row, texts=texts))
-    (kept, changed) = with_assumptions((small, large))
-    assert kept.strategy.recompute_full == 0.0
+    return run_of(
+        replace(row, texts={**texts, "release": release}, numbers={**row.numbers, **numbers})
+    )
+
+
+LARGE = {"seq": 65536.0, "mbs": 4.0, "gbs": 8.0}
+"""Four sequences of 64 Ki tokens in one micro-batch keep far more than 80 GiB."""
+
+
+def test_unknown_recomputation_is_nothing_where_that_fits(rows: tuple[Row, ...]) -> None:
+    (kept,) = with_assumptions((_unknown(rows, release="megatron-lm-0.14"),))
+    assert kept.strategy.recompute_full == kept.strategy.activation_offload == 0.0
+    assert "recompute" in kept.assumed
+
+
+def test_a_pipeline_cannot_offload_and_recomputes(rows: tuple[Row, ...]) -> None:
+    run = _unknown(rows, release="megatron-lm-0.14", tp=2.0, pp=2.0, **LARGE)
+    (changed,) = with_assumptions((run,))
     assert changed.strategy.recompute_full == 1.0
-    assert "recompute" in changed.assumed
+    assert changed.strategy.activation_offload == 0.0
+
+
+def test_software_without_offload_recomputes(rows: tuple[Row, ...]) -> None:
+    (changed,) = with_assumptions((_unknown(rows, release="llm-foundry-0.1", **LARGE),))
+    assert changed.strategy.recompute_full == 1.0
+    assert changed.strategy.activation_offload == 0.0
+
+
+def test_offload_is_chosen_where_the_link_to_the_host_is_fast_enough(
+    rows: tuple[Row, ...],
+) -> None:
+    # At 64 Ki tokens a layer computes longer than its activations take to the host; over a link a
+    # thousand times slower they would be waited for.
+    run = _unknown(rows, release="megatron-lm-0.14", **LARGE)
+    slow = replace(run, hardware=replace(run.hardware, host_bytes_per_s=50e6))
+    offloaded, recomputed = with_assumptions((run, slow))
+    assert offloaded.strategy.activation_offload > 0.0
+    assert offloaded.strategy.recompute_full == 0.0
+    assert "cpu_offload_layers" in offloaded.assumed
+    assert recomputed.strategy.recompute_full == 1.0
+
+
+def test_what_is_too_large_is_sharded_before_it_recomputes(rows: tuple[Row, ...]) -> None:
+    # 70 GB of weights and gradients on each of 64 devices of 80: no recomputation makes room.
+    run = _unknown(
+        rows, release="llm-foundry-0.1", num_gpus=64.0, tp=1.0, seq=1024.0, mbs=1.0, gbs=64.0
+    )
+    shape = replace(run.shape, hidden=8192.0, dense_layers=80.0, dense_ffn=28672.0, heads=64.0)
+    wide = replace(run, shape=shape, counts=(80,), strategy=replace(run.strategy, zero_stage=1.0))
+    (changed,) = with_assumptions((wide,))
+    assert changed.strategy.zero_stage == 3.0
+    assert changed.strategy.recompute_full == 0.0
+    assert "zero_or_fsdp" in changed.assumed
 
 
 def test_nothing_to_predict_is_nothing_predicted() -> None:
