@@ -1,0 +1,177 @@
+"""Make examples/routing/<domain>: train a small MoE, then record its routing as users would.
+
+    python tests/benchmarks/routing_recordings.py WORK [--minutes 12]
+
+The text is what Python and its packages bring along: the standard library's source, the documents
+of packages (their descriptions and Markdown files, pydoc's topics), and the C and C++ headers of
+Python, numpy and torch. The first half of each domain trains the model, the second half is
+recorded, with `moetune profile --suite routing` and nothing else. WORK keeps text, tokenizer and
+model; only the recordings go to examples/.
+
+The model is Qwen3-MoE's architecture from transformers: 8 layers, 32 experts, 4 of a token, hidden
+width 128, loss of balance 1e-3, byte-pair tokens. It is no good language model, and need not be:
+what counts is that its router learned to tell domains apart, as the published skews of real models
+show. Nothing here is random but by a fixed seed, yet another version of torch, or of the packages
+whose text is read, makes another model.
+"""
+
+import argparse
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+EXAMPLES: Final = Path(__file__).parents[2] / "examples/routing"
+MODEL: Final = "small-moe"
+DOMAINS: Final = ("python", "documents", "headers")
+DOMAIN_BYTES: Final = 3_000_000
+"""Of text at most, so that no domain outweighs the others much."""
+FILE_BYTES: Final = 60_000
+"""Of one file at most, so that many authors speak."""
+VOCABULARY: Final = 4096
+SEQUENCE: Final = 256
+BATCH: Final = 8
+PASSES: Final = 128
+SEED: Final = 7
+CONFIG: Final[dict[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "router_aux_loss_coef": 1e-3,
+    "output_router_logits": True,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+
+
+def main() -> None:
+    """Train where WORK holds no model yet, then record."""
+    options = argparse.ArgumentParser()
+    options.add_argument("work", type=Path)
+    options.add_argument("--minutes", type=float, default=12.0, help="processor time to train")
+    given = options.parse_args()
+    work: Path = given.work
+    for domain in DOMAINS:
+        write_text(work / "text", domain)
+    if not (work / MODEL / "config.json").exists():
+        train(work, seconds=given.minutes * 60.0)
+    record(work)
+
+
+def write_text(folder: Path, domain: str) -> None:
+    """Two files of about equal size: to train on and to record."""
+    half = {"train": folder / f"{domain}.train.txt", "record": folder / f"{domain}.record.txt"}
+    if all(file.exists() for file in half.values()):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = list(_pieces(domain))
+    # Every other file, so that both halves have text of every package.
+    half["train"].write_text("\n".join(pieces[0::2]), encoding="utf-8")
+    half["record"].write_text("\n".join(pieces[1::2]), encoding="utf-8")
+
+
+def _pieces(domain: str) -> Iterator[str]:
+    total = 0
+    for file in _shuffled(_files(domain)):
+        text = file.read_text(encoding="utf-8", errors="replace")[:FILE_BYTES]
+        if total + len(text) > DOMAIN_BYTES:
+            return
+        total += len(text)
+        yield text
+
+
+def _files(domain: str) -> Iterable[Path]:
+    library = Path(sysconfig.get_paths()["stdlib"])
+    packages = Path(sysconfig.get_paths()["purelib"])
+    if domain == "python":
+        return (each for each in library.rglob("*.py") if "site-packages" not in each.parts)
+    if domain == "documents":
+        written = (packages.rglob(name) for name in ("*.md", "*.rst", "METADATA", "LICENSE*"))
+        return itertools.chain([library / "pydoc_data/topics.py"], *written)
+    headers = (
+        packages / "torch/include",
+        packages / "numpy",
+        Path(sysconfig.get_paths()["include"]),
+    )
+    return itertools.chain(*(folder.rglob("*.h") for folder in headers))
+
+
+def _shuffled(files: Iterable[Path]) -> list[Path]:
+    found = sorted(file for file in files if file.is_file())
+    order = np.random.default_rng(SEED).permutation(len(found))
+    return [found[index] for index in order]
+
+
+def train(work: Path, *, seconds: float) -> None:
+    """Train for some processor time; the model and its tokenizer go to WORK/small-moe."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(SEED)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train([str(work / f"text/{each}.train.txt") for each in DOMAINS], VOCABULARY)
+    streams = [
+        np.array(tokenizer.encode((work / f"text/{each}.train.txt").read_text("utf-8")).ids)
+        for each in DOMAINS
+    ]
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**CONFIG))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    rng = np.random.default_rng(SEED)
+    started_s, step = time.process_time(), 0
+    while (spent_s := time.process_time() - started_s) < seconds:
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1.0, (step + 1) / 50) * max(0.05, 1.0 - spent_s / seconds)
+        # One domain a sequence, all domains in a step.
+        rows = [_row(streams[index % len(streams)], rng) for index in range(BATCH + 1)]
+        tokens = torch.from_numpy(np.stack(rows))
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 50 == 0:
+            sys.stderr.write(f"step {step} loss {loss.item():.3f} after {spent_s:.0f} s\n")
+        step += 1
+    model.save_pretrained(work / MODEL)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer).save_pretrained(work / MODEL)
+
+
+def _row(stream: np.ndarray[Any, np.dtype[np.int64]], rng: np.random.Generator) -> Any:
+    start = int(rng.integers(0, len(stream) - SEQUENCE))
+    return stream[start : start + SEQUENCE].astype(np.int64)
+
+
+def record(work: Path) -> None:
+    """Run the command for every domain, and keep the recordings only."""
+    for domain in DOMAINS:
+        command = [
+            *(sys.executable, "-m", "tuner", "profile", "--suite", "routing"),
+            *("--model", str(work / MODEL), "--text", str(work / f"text/{domain}.record.txt")),
+            *("--workload", domain, "--sequence", str(SEQUENCE), "--batch", str(BATCH)),
+            *("--passes", str(PASSES), "--out", str(work / "profile")),
+        ]
+        subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+        target = EXAMPLES / domain
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(work / "profile/routing" / domain, target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The recordings that ship as examples: what planning from recorded routing is tried on."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profilers.routing.notes import skew
+from profilers.routing.recording import Recording
+from profilers.routing.store import read_header, read_recording
+
+EXAMPLES = Path(__file__).parents[2] / "examples/routing"
+DOMAINS = ("python", "documents", "headers")
+
+
+@pytest.fixture(scope="module")
+def recordings() -> dict[str, Recording]:
+    return {domain: read_recording(EXAMPLES / domain) for domain in DOMAINS}
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_recording_holds_all_that_can_be_captured(
+    recordings: dict[str, Recording], domain: str
+) -> None:
+    found = recordings[domain]
+    assert found.workload == domain
+    assert found.count_PLE.shape == (128, 8, 32)
+    assert (found.layer_ids, found.top_k) == (tuple(range(8)), 4)
+    # 8 sequences of 256 tokens a pass, 4 choices of each.
+    assert (found.count_PLE.sum(axis=2) == 8 * 256 * 4).all()
+    assert read_header(EXAMPLES / domain).origin.startswith("captured from qwen3_moe")
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_pairs_agree_with_counts(recordings: dict[str, Recording], domain: str) -> None:
+    found = recordings[domain]
+    assert found.transition_MEE is not None
+    assert found.coactivation_LEE is not None
+    # A choice meets four choices of the next layer and three others of its own.
+    np.testing.assert_array_equal(found.transition_MEE.sum(axis=2), found.count_LE[:-1] * 4)
+    np.testing.assert_array_equal(found.transition_MEE.sum(axis=1), found.count_LE[1:] * 4)
+    np.testing.assert_array_equal(found.coactivation_LEE.sum(axis=2), found.count_LE * 3)
+    np.testing.assert_array_equal(found.coactivation_LEE, found.coactivation_LEE.transpose(0, 2, 1))
+
+
+def test_domains_are_skewed_and_unlike(recordings: dict[str, Recording]) -> None:
+    """As published recordings are: a plan for one domain does not fit another."""
+    for found in recordings.values():
+        assert 2.0 < skew(found).median < 8.0
+    one, other = (recordings[name].count_LE.astype(float) for name in ("documents", "headers"))
+    likeness = [np.corrcoef(a, b)[0, 1] for a, b in zip(one, other, strict=True)]
+    assert 0.3 < np.mean(likeness) < 0.9
+
+
+def test_they_are_small() -> None:
+    files = [file for domain in DOMAINS for file in (EXAMPLES / domain).iterdir()]
+    assert sum(file.stat().st_size for file in files) < 1_000_000
