@@ -131,6 +131,20 @@ def test_help_lists_every_option(capsys: Captured) -> None:
         assert option in text
 
 
+def test_what_was_preferred_and_what_room_is_left_in_memory_is_said(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    assert frame.run(["plan", str(SHEET_SPEC), "-o", str(tmp_path / "plan")]) == 0
+    printed = capsys.readouterr().out
+    plan = read_plan(tmp_path / "plan")
+    assert plan.preferred is not None
+    assert plan.preferred.reasons[0] in printed
+    assert f"{plan.preferred.slower_ratio:.2%} slower than the fastest found" in printed
+    assert "memory room    all of the error band of the peak" in printed
+    assert frame.run(["explain", str(tmp_path / "plan")]) == 0
+    assert "preference: it is " in capsys.readouterr().out
+
+
 def test_a_search_tells_its_stages_on_stderr_and_json_stays_alone_on_stdout(
     tmp_path: Path, capsys: Captured
 ) -> None:

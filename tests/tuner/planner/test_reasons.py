@@ -52,6 +52,8 @@ def test_memory_binds_only_where_more_of_it_would_help(
 def test_a_runner_up_lost_by_what_grew_most() -> None:
     other = _prediction({"experts": 2.5, "attention": 1.0, "bubble": 1.5})
     assert why_lost(CHOSEN, other) == "1.00 s (25.0 %) slower, of it 1.50 s in bubble"
+    faster = _prediction({"experts": 2.9, "attention": 1.0})
+    assert why_lost(CHOSEN, faster) == "preference: it is 100 ms (2.5 %) faster"
     assert why_lost(CHOSEN, CHOSEN) == "nothing: the model predicts the same time"
 
 

@@ -24,6 +24,7 @@ from tuner.planner.analytic.pricing import price
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.ways import ways_of
+from tuner.planner.progress import Told
 from tuner.spec.capabilities import intersection, refusals
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
@@ -175,15 +176,29 @@ def test_the_same_question_has_the_same_answer(ask: MakeQuestion) -> None:
     assert decision_of(one, 0) == decision_of(two, 0)
 
 
-def test_time_that_runs_out_leaves_the_rest_open(ask: MakeQuestion) -> None:
+@pytest.mark.parametrize("limit_s", [0.0, 3.0, 8.0, 12.0])
+def test_time_that_runs_out_leaves_the_rest_open(ask: MakeQuestion, limit_s: float) -> None:
+    question = ask(devices=16, memory_limit_bytes=30e9)
     ticks = iter(range(10_000))
-    settings = Settings(clock=lambda: float(next(ticks)), time_limit_s=3.0, top=3)
-    cut_off = search(ask(devices=16), settings)
+    settings = Settings(clock=lambda: float(next(ticks)), time_limit_s=limit_s, top=3)
+    cut_off = search(question, settings)
     certificate = certificate_of(cut_off, band_ratio=0.0)
     assert cut_off.counts.open > 0
     assert certificate.status in ("feasible", "unknown")
     legal, _ = space(cut_off.ways, cut_off.degrees)
     assert cut_off.counts.priced + cut_off.counts.bounded + cut_off.counts.open == legal
+    whole = search(question, SETTINGS)
+    assert whole.found is not None
+    assert cut_off.bound_s <= float(whole.found.step_s[0])
+
+
+def test_a_search_says_where_it_stands(ask: MakeQuestion) -> None:
+    told: list[Told] = []
+    found = search(ask(devices=16), replace(SETTINGS, watch=told.append))
+    lasting = [one.stage for one in told if not one.is_passing]
+    assert lasting == ["space", "bounds", "search"]
+    assert all("gap" in one.text or "nothing that fits" in one.text for one in told[2:])
+    assert f"{found.counts.priced} priced" in told[-1].text
 
 
 @pytest.mark.parametrize("target", ["reference", "megatron-lm", "torchtitan", "deepspeed"])
