@@ -22,7 +22,7 @@ from profilers.routing.recording import Recording
 FILES: Final = "expert_distribution_rank*_timestamp*.csv"
 COLUMNS: Final = ("layer_id", "expert_id", "count")
 MOST_FILES: Final = 65_536
-MOST_LINES: Final = 2**26
+MOST_LINES: Final = 2**22
 MOST_LINE: Final = 4096
 MOST_EXPERTS: Final = 100_000
 MOST_DIGITS: Final = 15

@@ -16,7 +16,8 @@ Not covered: a placement that changed while it was recorded; SGLang keeps only t
 of a per_token record that hold no choice at all count as dense.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from profilers.routing.choices import ABSENT, Tally, with_choices
 from profilers.routing.json_file import read_object
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Counts, Recording
+from profilers.routing.sums import Sums
 from profilers.routing.tensors import load
 
 DUMPS: Final = "expert_distribution_recorder_*.pt"
@@ -50,17 +52,23 @@ def read(path: Path, *, naming: Naming) -> Recording:
     files = sorted(path.glob(DUMPS)) if path.is_dir() else [path]
     if not files or len(files) > MOST_FILES:
         raise ValueError(f"{len(files)} files of {DUMPS}; there must be 1 to {MOST_FILES}")
-    contents = [load(file) for file in files]
-    for file, content in zip(files, contents, strict=True):
-        if not is_dump(content):
-            raise ValueError(f"{file.name} has neither `logical_count` nor `records`")
-    kinds = {"records" in content for content in contents}
-    if len(kinds) > 1:
+    first = load(files[0])
+    kind = "records" if isinstance(first, Mapping) and "records" in first else "logical_count"
+    contents = itertools.chain([first], map(load, files[1:]))
+    checked = (_of_kind(each, kind, file) for each, file in zip(contents, files, strict=True))
+    return (_of_records if kind == "records" else _of_counts)(checked, naming=naming)
+
+
+def _of_kind(content: Any, kind: str, file: Path) -> Mapping[str, Any]:
+    if not is_dump(content):
+        raise ValueError(f"{file.name} has neither `logical_count` nor `records`")
+    if kind not in content:
         raise ValueError("dumps of stat and of per_pass side by side; name one of the files")
-    return (_of_records if kinds.pop() else _of_counts)(contents, naming=naming)
+    found: Mapping[str, Any] = content
+    return found
 
 
-def _of_counts(contents: Sequence[Mapping[str, Any]], *, naming: Naming) -> Recording:
+def _of_counts(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
     """Recordings by `stat`, one after the other."""
     passes = []
     for content in contents:
@@ -78,46 +86,32 @@ def _of_counts(contents: Sequence[Mapping[str, Any]], *, naming: Naming) -> Reco
     return recording_of(used if used.size else joined, naming=naming)
 
 
-def _of_records(contents: Sequence[Mapping[str, Any]], *, naming: Naming) -> Recording:
-    """Recordings by `per_pass` or `per_token`."""
+def _of_records(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
+    """Recordings by `per_pass` or `per_token`; one rank's dump is held at a time."""
     what = "last_physical_to_logical_map"
-    maps = [whole_counts(each.get(what), what=what, axes="layers slots") for each in contents]
-    num_experts = max(int(map_RP.max()) for map_RP in maps) + 1
-    require_room(max(map_RP.shape[0] for map_RP in maps), num_experts)
-    tally = Tally(num_experts=num_experts)
-    count_of: dict[tuple[int, int], Counts] = {}
-    for content, map_RP in zip(contents, maps, strict=True):
+    by_pass, by_rank, tally = Sums(), Sums(), Tally()
+    shape: tuple[int, int] | None = None
+    for content in contents:
+        map_RP = whole_counts(content.get(what), what=what, axes="layers slots")
+        # Every expert has a slot, so the largest id says how many there are.
+        found = (map_RP.shape[0], int(map_RP.max()) + 1)
+        if shape is None:
+            require_room(*found)
+            shape, tally = found, Tally(num_experts=found[1])
+        if found != shape:
+            raise ValueError("ranks disagree in layers or experts; take the dumps of one server")
         for record in _records(content):
             number, rank = (_whole(record, name) for name in ("forward_pass_id", "rank"))
-            logical_RE = _logical(record, map_RP, num_experts=num_experts)
-            key = (number, rank)
-            count_of[key] = count_of[key] + logical_RE if key in count_of else logical_RE
+            for layer, count_E in enumerate(_logical(record, map_RP, num_experts=shape[1])):
+                by_pass.add(number, layer=layer, count_E=count_E)
+                by_rank.add(rank, layer=layer, count_E=count_E)
             if "topk_ids_of_layer" in record:
                 tally.add(_choices(record, map_RP), number=number, source=rank)
-    if not count_of:
+    if not by_pass.layers:
         raise ValueError("holds no forward pass; record while serving some")
-    return _joined(count_of, tally=tally, naming=naming)
-
-
-def _joined(
-    count_of: Mapping[tuple[int, int], Counts], *, tally: Tally, naming: Naming
-) -> Recording:
-    """Counts of all ranks by pass, and pairs of experts where tokens were recorded."""
-    if len({counts.shape for counts in count_of.values()}) > 1:
-        raise ValueError("ranks disagree in layers or experts; take the dumps of one server")
-    number_at, rank_at = (
-        {each: at for at, each in enumerate(sorted(set(column)))}
-        for column in zip(*count_of, strict=True)
-    )
-    shape = next(iter(count_of.values())).shape
-    require_room(max(len(number_at), len(rank_at)), *shape)
-    count_PRE = np.zeros((len(number_at), *shape), dtype=np.int64)
-    source_SRE = np.zeros((len(rank_at), *shape), dtype=np.int64)
-    for (number, rank), counts in count_of.items():
-        count_PRE[number_at[number]] += counts
-        source_SRE[rank_at[rank]] += counts
+    count_PRE = by_pass.table(by_pass.layers)
     rows = tuple(np.flatnonzero(count_PRE.any(axis=(0, 2))).tolist())
-    bare = recording_of(count_PRE, naming=naming, source_SRE=source_SRE)
+    bare = recording_of(count_PRE, naming=naming, source_SRE=by_rank.table(by_pass.layers))
     return with_choices(bare, tally, layers=rows)
 
 

@@ -24,15 +24,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from profilers.routing.assembling import recording_of, renamed, require_room, whole_counts
+from profilers.routing.assembling import recording_of, renamed, whole_counts
 from profilers.routing.choices import Tally, with_choices
 from profilers.routing.json_file import read_object
 from profilers.routing.naming import Naming
-from profilers.routing.recording import Counts, Recording
+from profilers.routing.recording import Recording
+from profilers.routing.sums import Sums
 
 META: Final = "meta_info.json"
 MOST_HEADER_BYTES: Final = 2**26
-MOST_FILE_BYTES: Final = 2**34
+MOST_FILE_BYTES: Final = 2**31
 MOST_FILES: Final = 4096
 DTYPES: Final[Mapping[str, str]] = {
     "I64": "<i8",
@@ -68,29 +69,24 @@ def read(path: Path, *, naming: Naming) -> Recording:
 
 
 def _of_counts(files: Mapping[int, Path], *, num_experts: int, top_k: int) -> Recording:
-    count_of: dict[tuple[int, int, int], Counts] = {}
+    by_pass, by_rank = Sums(), Sums()
     for rank, file in files.items():
         for iteration, layer, values in _tensors(file):
             what = f"{file.name}: {iteration}_{layer}"
-            counts = whole_counts(values, what=what, axes="experts")
-            if counts.size != num_experts:
-                raise ValueError(f"{what} has {counts.size} experts, {META} says {num_experts}")
-            count_of[iteration, layer, rank] = counts
-    if not count_of:
+            count_E = whole_counts(values, what=what, axes="experts")
+            if count_E.size != num_experts:
+                raise ValueError(f"{what} has {count_E.size} experts, {META} says {num_experts}")
+            by_pass.add(iteration, layer=layer, count_E=count_E)
+            by_rank.add(rank, layer=layer, count_E=count_E)
+    layers = by_pass.layers
+    if not layers:
         raise ValueError("its rank files hold no tensor; record while serving some")
-    at = [
-        {each: place for place, each in enumerate(sorted(set(column)))}
-        for column in zip(*count_of, strict=True)
-    ]
-    passes, layers, ranks = at
-    require_room(max(len(passes), len(ranks)), len(layers), num_experts)
-    count_PRE = np.zeros((len(passes), len(layers), num_experts), dtype=np.int64)
-    source_SRE = np.zeros((len(ranks), len(layers), num_experts), dtype=np.int64)
-    for (iteration, layer, rank), counts in count_of.items():
-        count_PRE[passes[iteration], layers[layer]] += counts
-        source_SRE[ranks[rank], layers[layer]] += counts
     return recording_of(
-        count_PRE, naming=Naming(), row_ids=tuple(layers), top_k=top_k, source_SRE=source_SRE
+        by_pass.table(layers),
+        naming=Naming(),
+        row_ids=layers,
+        top_k=top_k,
+        source_SRE=by_rank.table(layers),
     )
 
 
