@@ -11,6 +11,7 @@ ends the search. For small layers: tens of slots.
 
 import itertools
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -25,6 +26,7 @@ COST_UNIT = 1e-8
 SLOPES = 10**8
 LARGEST_TIME = 2**34
 """In units; times the slopes it is below 2 ** 62."""
+STOP_AGAIN_AFTER_S = 0.05
 SEED = 0
 
 STATUS_OF_CP_SAT: Mapping[int, Status] = {
@@ -58,7 +60,17 @@ def _solve_block(block: Block, time_limit_s: float, threads: int) -> Solved:
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.num_workers = threads
     solver.parameters.random_seed = SEED
-    code = solver.solve(model)
+    # Left alone, CP-SAT takes Ctrl-C for "stop and report": nobody would learn of the interrupt.
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        search = pool.submit(solver.solve, model)
+        try:
+            code = search.result()
+        except KeyboardInterrupt:
+            # A search that has not begun yet does not hear it: ask until it has ended.
+            while wait([search], timeout=STOP_AGAIN_AFTER_S).not_done:
+                solver.stop_search()
+            raise
     status = STATUS_OF_CP_SAT.get(code)
     if status is None:
         raise BackendFailedError(

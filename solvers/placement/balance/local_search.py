@@ -14,7 +14,8 @@ together. A layer rests when it is within `GOOD_ENOUGH_RATIO` of its bound, or h
 `PATIENCE_STEPS`. Worst case and CVaR weigh the workloads by the slope of the objective, averaged
 over rounds (the subgradient method), so that layers may be searched one by one.
 
-Workloads that differ much get one more beside them, in which all experts are alike (`unseen.py`).
+Workloads that differ much get two more beside them, which stand for unseen ones (`unseen.py`); the
+copies then go to the largest share of the mean.
 
 What a layer does depends on its own numbers and the step alone: equal problems give equal plans for
 any number of threads, as long as the time limit does not end the search. Proves the bound of
@@ -62,6 +63,9 @@ OVERWRITE_CANDIDATES = 48
 ROUND_STEPS = 200
 """After which sums are made anew and workloads weighed again."""
 
+SEARCH_RATIO = 0.96
+"""Of the time limit; the rest is for a step that has begun, joining and the bound."""
+
 MOST_CELLS = 2**20
 """Largest array of one step; more layers are searched in turns."""
 
@@ -108,15 +112,15 @@ def search(
 
     Args:
         problem: to be placed.
-        time_limit_s: after which the best so far is returned.
+        time_limit_s: for the search and its answer.
         threads: that search different layers.
         most_steps: of every layer; the same plan comes back when this ends the search.
         start: a legal placement; None takes the largest-first rule's.
     """
-    deadline_s = time.perf_counter() + time_limit_s
+    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
     inner = with_unseen(problem)
     bound_WL = layer_bounds(inner)
-    begin = first_placement(problem) if start is None else start
+    begin = first_placement(inner, for_each=inner is problem) if start is None else start
     parts = _parts(inner, begin, bound_WL, threads)
     slope_W = inner.weight_W.copy()
     best, best_value = begin, np.inf
@@ -136,15 +140,15 @@ def search(
     return best
 
 
-def first_placement(problem: BalanceProblem) -> Placement:
-    """Copies to the largest share over workloads, packed largest first by the mean cost."""
+def first_placement(problem: BalanceProblem, *, for_each: bool) -> Placement:
+    """Give copies to the largest share in any workload, or in their mean; pack by the mean."""
     share_WLE = problem.load_WLE / problem.mean_WL[:, :, None]
+    mean_LE = np.einsum("w,wle->le", problem.weight_W, share_WLE)
     copies_LE = greedy_copies(
-        np.asarray(share_WLE.max(axis=0)),
+        np.asarray(share_WLE.max(axis=0)) if for_each else mean_LE,
         num_slots=problem.ranks.num_slots,
         most_copies=problem.ranks.num_ranks,
     )
-    mean_LE = np.einsum("w,wle->le", problem.weight_W, share_WLE)
     return Placement(expert_LS=packed(mean_LE / copies_LE, copies_LE, problem.ranks))
 
 

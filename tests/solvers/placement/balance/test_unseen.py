@@ -32,10 +32,17 @@ def test_workloads_without_anything_in_common_weigh_half() -> None:
     # Independent: the mean varies by just what chance leaves of it.
     assert chance_ratio(problem) > 0.8
     more = with_unseen(problem)
-    assert more.weight_W.tolist() == [0.25, 0.25, MOST_RATIO]
-    even_LE = more.load_WLE[2]
+    assert np.allclose(more.weight_W, [1 / 6, 1 / 6, 1 / 3, 1 / 3])
+    assert MOST_RATIO == 0.5
+    total_L = problem.load_WLE.sum(axis=2).mean(axis=0)
+    expected_LE, even_LE = more.load_WLE[2:]
+    for load_LE in (expected_LE, even_LE):
+        assert np.allclose(load_LE.sum(axis=1), total_L)
     assert np.ptp(even_LE, axis=1).max() == 0.0
-    assert np.allclose(even_LE.sum(axis=1), problem.load_WLE.sum(axis=2).mean(axis=0))
+    # Half way on a logarithmic scale: the same order of experts, a narrower range.
+    known_LE = problem.load_WLE.mean(axis=0)
+    assert np.log(expected_LE).std() < 0.7 * np.log(known_LE).std()
+    assert np.corrcoef(expected_LE.ravel(), known_LE.ravel())[0, 1] > 0.9
 
 
 def test_the_unit_of_the_loads_does_not_matter() -> None:

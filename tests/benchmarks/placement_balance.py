@@ -1,0 +1,301 @@
+"""How evenly experts are spread; run as `python tests/benchmarks/placement_balance.py`.
+
+    gap = sum over layers of the largest rank load / sum over layers of its lower bound - 1
+
+with the load of an expert split evenly over its replicas; EPLB's rule on the same loads stands
+beside every figure. Loads are the synthetic families of
+`solvers/placement/balance/testing.py` and, where `--routing` names a folder with recordings in the
+project's own layout, those of OLMoE and Mixtral.
+
+1. one workload of 58 layers of 256 experts;
+2. one plan for four families, the gap of each against its own bound, averaged;
+3. the same on a fifth family that the plan has not seen, every fold, against the rule planned on
+   the mean of the four and on the one of the four that is nearest to the fifth;
+4. recordings: planned on two domains, tested on the third, every fold.
+
+Seconds are both of the clock and of the processor: on a busy machine only the latter compare.
+Ends with 1 when a bar is missed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from solvers.placement.balance import check
+from solvers.placement.balance.certificate import gap_ratio
+from solvers.placement.balance.eplb import eplb
+from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.testing import even_weights, families
+from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.registry import BALANCE
+
+LAYERS, EXPERTS, SEED = 58, 256, 2024
+ONE_WORKLOAD = ((32, 9), (72, 4), (64, 5))
+ONE_WORKLOAD_BARS = ((2.0, 0.001), (10.0, 0.0005))
+"""Seconds, and the gap allowed after them."""
+FOUR_FAMILIES = ((32, 9, 0.01), (64, 5, 0.02))
+FAMILIES_LIMIT_S = 10.0
+MOST_BYTES = 200e6
+WORST_FOLD_RATIO = 1.01
+RECORDINGS = (("olmoe", 8, 9), ("olmoe", 16, 5), ("mixtral-8x7b", 4, 3))
+DOMAINS = ("arxiv", "c4", "wikipedia")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One figure beside its bar; `bar` None is reported only."""
+
+    case: str
+    figure: str
+    value: float
+    bar: float | None
+    rule: float | None
+    wall_s: float | None = None
+    cpu_s: float | None = None
+
+    @property
+    def is_met(self) -> bool:
+        return self.bar is None or self.value <= self.bar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much is run: the whole table, or little of it in a test."""
+
+    layers: int = LAYERS
+    experts: int = EXPERTS
+    one_workload: tuple[tuple[int, int], ...] = ONE_WORKLOAD
+    four_families: tuple[tuple[int, int, float], ...] = FOUR_FAMILIES
+    time_scale: float = 1.0
+    threads: int = 2
+
+
+def problem_of(load_WLE: Floats, ranks: Ranks) -> BalanceProblem:
+    """Workloads that count the same."""
+    return BalanceProblem(load_WLE=load_WLE, weight_W=even_weights(len(load_WLE)), ranks=ranks)
+
+
+def ruled(problem: BalanceProblem) -> Placement:
+    """What EPLB's rule places for the mean of the workloads."""
+    placement = BALANCE.solve(problem, method="eplb", time_limit_s=60.0).solution
+    assert placement is not None
+    return placement
+
+
+def timed(
+    problem: BalanceProblem, *, time_limit_s: float, threads: int
+) -> tuple[Placement, float, float]:
+    """The default method's placement, its seconds by the clock and by the processor."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    placement = BALANCE.solve(problem, time_limit_s=time_limit_s, threads=threads).solution
+    assert placement is not None
+    return placement, time.perf_counter() - wall_s, time.process_time() - cpu_s
+
+
+def one_workload(size: Size) -> Iterator[Line]:
+    """Gap of one workload after the seconds of each bar."""
+    for num_ranks, slots in size.one_workload:
+        loads = families(
+            np.random.default_rng(SEED),
+            num_families=1,
+            num_layers=size.layers,
+            num_experts=size.experts,
+        )
+        problem = problem_of(loads, Ranks.alike(ranks=num_ranks, slots_per_rank=slots))
+        rule = gap_ratio(problem, ruled(problem))
+        for limit_s, bar in ONE_WORKLOAD_BARS:
+            placement, wall_s, cpu_s = timed(
+                problem, time_limit_s=limit_s * size.time_scale, threads=size.threads
+            )
+            yield Line(
+                case=f"one workload, {num_ranks} x {slots}, {limit_s:g} s",
+                figure="gap",
+                value=gap_ratio(problem, placement),
+                bar=bar,
+                rule=rule,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+            )
+    yield Line(
+        case="one workload",
+        figure="peak memory of the process, bytes",
+        value=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
+        bar=MOST_BYTES,
+        rule=None,
+    )
+
+
+def four_families(size: Size) -> Iterator[Line]:
+    """Mean gap of four families under one plan."""
+    for num_ranks, slots, bar in size.four_families:
+        loads = _five(size)[:4]
+        problem = problem_of(loads, Ranks.alike(ranks=num_ranks, slots_per_rank=slots))
+        placement, wall_s, cpu_s = timed(
+            problem, time_limit_s=FAMILIES_LIMIT_S * size.time_scale, threads=size.threads
+        )
+        yield Line(
+            case=f"four families, {num_ranks} x {slots}",
+            figure="mean gap",
+            value=gap_ratio(problem, placement),
+            bar=bar,
+            rule=gap_ratio(problem, ruled(problem)),
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+        )
+
+
+def unseen_family(size: Size) -> Iterator[Line]:
+    """Imbalance of the family that was left out."""
+    for num_ranks, slots, _ in size.four_families:
+        ranks = Ranks.alike(ranks=num_ranks, slots_per_rank=slots)
+        yield from folds(f"unseen family, {num_ranks} x {slots}", _five(size), ranks, size)
+
+
+def recordings(folder: Path, size: Size) -> Iterator[Line]:
+    """Imbalance of the recorded domain that was left out."""
+    for model, num_ranks, slots in RECORDINGS:
+        loads = np.stack(
+            [
+                np.array(
+                    json.loads((folder / f"{model}_{domain}.json").read_text())["logical_count"]
+                )
+                for domain in DOMAINS
+            ]
+        ).astype(np.float64)
+        ranks = Ranks.alike(ranks=num_ranks, slots_per_rank=slots)
+        yield from folds(f"{model}, {num_ranks} x {slots}", loads, ranks, size, worst_fold_bar=None)
+
+
+def folds(
+    case: str,
+    load_FLE: Floats,
+    ranks: Ranks,
+    size: Size,
+    *,
+    worst_fold_bar: float | None = WORST_FOLD_RATIO,
+) -> Iterator[Line]:
+    """Leave each workload out once; figures are imbalances over the rule's."""
+    share_FLE = load_FLE / load_FLE.sum(axis=2, keepdims=True)
+    found = []
+    for fold in range(len(load_FLE)):
+        known = [other for other in range(len(load_FLE)) if other != fold]
+        seen, unseen = problem_of(load_FLE[known], ranks), problem_of(load_FLE[[fold]], ranks)
+        placement, wall_s, cpu_s = timed(
+            seen, time_limit_s=FAMILIES_LIMIT_S * size.time_scale, threads=size.threads
+        )
+        distance_F = np.abs(share_FLE[known] - share_FLE[fold]).sum(axis=(1, 2))
+        nearest = eplb(load_FLE[known[int(distance_F.argmin())]], ranks=ranks)
+        ours, on_mean, on_nearest = (
+            check.objective(unseen, placed) for placed in (placement, ruled(seen), nearest)
+        )
+        found.append((ours / on_mean, ours / on_nearest))
+        yield Line(
+            case=f"{case}, without {fold}",
+            figure="imbalance (rule: planned on the mean)",
+            value=ours,
+            bar=None,
+            rule=on_mean,
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+        )
+        yield Line(
+            case=f"{case}, without {fold}",
+            figure="imbalance (rule: planned on the nearest)",
+            value=ours,
+            bar=None,
+            rule=on_nearest,
+        )
+    ratio_F2 = np.array(found)
+    names = ("the rule on the mean", "the rule on the nearest")
+    for column, name in enumerate(names):
+        ratio_F = ratio_F2[:, column]
+        yield Line(
+            case=case, figure=f"mean over {name}", value=float(ratio_F.mean()), bar=1.0, rule=1.0
+        )
+        yield Line(
+            case=case,
+            figure=f"worst over {name}",
+            value=float(ratio_F.max()),
+            bar=worst_fold_bar,
+            rule=1.0,
+        )
+
+
+def _five(size: Size) -> Floats:
+    return families(
+        np.random.default_rng(SEED + 1),
+        num_families=5,
+        num_layers=size.layers,
+        num_experts=size.experts,
+    )
+
+
+def lines(size: Size, folder: Path | None) -> Iterator[Line]:
+    """The whole table."""
+    yield from one_workload(size)
+    yield from four_families(size)
+    yield from unseen_family(size)
+    if folder is not None:
+        yield from recordings(folder, size)
+
+
+def text_of(line: Line) -> str:
+    """One figure as people read it."""
+    said = "" if line.bar is None else f", bar {line.bar:.6g}"
+    said += "" if line.is_met else " MISSED"
+    said += "" if line.rule is None else f", rule {line.rule:.5g}"
+    if line.wall_s is not None:
+        said += f" ({line.wall_s:.2f} s, {line.cpu_s:.2f} s of the processor)"
+    return f"{line.case}: {line.figure} {line.value:.5g}{said}"
+
+
+def main() -> int:
+    """Print the figures; 1 when one misses its bar."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--small", action="store_true", help="few layers and seconds, for tests")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--routing", type=Path, help="folder of recordings")
+    chosen = parser.parse_args()
+    size = Size(threads=chosen.threads)
+    if chosen.small:
+        size = Size(
+            layers=6,
+            experts=64,
+            one_workload=((8, 9), (16, 5)),
+            four_families=((8, 9, 0.02),),
+            time_scale=0.2,
+            threads=chosen.threads,
+        )
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    found = []
+    if not chosen.json:
+        sys.stdout.write(f"machine: {machine}, {size.threads} threads, numpy {np.__version__}\n")
+    for line in lines(size, chosen.routing):
+        found.append(line)
+        if not chosen.json:
+            sys.stdout.write(text_of(line) + "\n")
+            sys.stdout.flush()
+    if chosen.json:
+        report = {
+            "machine": machine,
+            "numpy": np.__version__,
+            "lines": [asdict(line) | {"is_met": line.is_met} for line in found],
+        }
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    return int(not all(line.is_met for line in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
