@@ -4,8 +4,8 @@ The search proves how fast a step can be; beside its fastest decision stand othe
 percent longer and are easier to run. Every way of every row whose step is within `TOLERANCE_RATIO`
 of the fastest is put in one total order, the first criterion that differs decides:
 
-    memory        quarters of the peak's error band above what a device may use: a run that dies
-                  of memory costs more than any percent
+    memory        none of the peak's error band above what a device may use, or up to a quarter of
+                  it, or more: a run that dies of memory costs more than any percent
     kinds         of parallelism in use, of tensor, context, pipeline, virtual and expert tensor:
                   each brings a communicator, a launch flag and a way to fail
     context       one rank a sequence needs no balanced cut of it and no other attention kernel
@@ -59,8 +59,9 @@ MOST_ROWS: Final = 48
 MOST_PLAYED: Final = 32
 """Decisions whose schedule is played in search of one that stays within the tolerance."""
 
-MEMORY_STEPS: Final = 4
-"""Parts of the memory band that are told apart."""
+MEMORY_STEPS: Final = (0.0, 0.25)
+"""Shares of the memory band above the limit up to which risks count as alike: none, a small one.
+Beyond, whether a run fits is a coin toss, and a few percent less of it are worth nothing."""
 
 KINDS: Final = ("tensor", "context", "pipeline", "virtual_pipeline", "expert_tensor")
 
@@ -138,7 +139,7 @@ def criteria(search: Search, found: Found) -> Ints:
     above = above_ratio(found.peak_bytes, limit_bytes=search.question.memory_limit_bytes)
     is_copied = np.array([one == "domain" for one in search.ways.choices["sharding"]])
     columns = {
-        "memory": np.ceil(above * MEMORY_STEPS).astype(np.int64),
+        "memory": np.searchsorted(MEMORY_STEPS, above),
         "kinds": sum((rows[name] > 1).astype(np.int64) for name in KINDS),
         "stages": rows["pipeline"] * rows["virtual_pipeline"],
         "copies": np.where(is_copied[ways["sharding"]], rows["copies"], 1),
