@@ -107,6 +107,7 @@ def recording_of(
     chosen = naming.top_k if naming.top_k is not None else top_k
     if chosen is not None and chosen > total_RE.shape[1]:
         raise ValueError(f"top_k {chosen} is more than the {total_RE.shape[1]} experts of a layer")
+    _require_choices(chosen, token_RTK)
     return Recording(
         model=naming.model or model,
         workload=naming.workload or workload,
@@ -129,6 +130,7 @@ def renamed(recording: Recording, naming: Naming) -> Recording:
     """
     if naming.num_experts not in (None, recording.num_experts):
         raise ValueError(f"has {recording.num_experts} experts, not {naming.num_experts}")
+    _require_choices(naming.top_k, recording.token_LTK)
     return replace(
         recording,
         model=naming.model or recording.model,
@@ -136,6 +138,11 @@ def renamed(recording: Recording, naming: Naming) -> Recording:
         layer_ids=naming.layer_ids or recording.layer_ids,
         top_k=naming.top_k or recording.top_k,
     )
+
+
+def _require_choices(top_k: int | None, token_RTK: npt.NDArray[np.int32] | None) -> None:
+    if token_RTK is not None and top_k not in (None, token_RTK.shape[2]):
+        raise ValueError(f"top_k {top_k}, yet its tokens chose {token_RTK.shape[2]} experts each")
 
 
 def _named(naming: Naming, *, kept: tuple[int, ...], ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profilers.errors import RecordingUnreadableError
 from profilers.routing import megatron_trace
 from profilers.routing.formats import read_as
 from profilers.routing.naming import Naming
@@ -156,10 +157,16 @@ def test_what_is_parsed_quickly_is_what_json_says(
 
 
 def test_an_expert_that_cannot_be_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="expert 4 is not one of 4"):
+    with pytest.raises(RecordingUnreadableError, match="expert 4 is not one of 4"):
         read_as(
             "megatron-trace", trace(tmp_path, [line(0, 1, [[4]])]), naming=Naming(num_experts=4)
         )
+
+
+def test_choices_that_the_user_miscounts_are_named(tmp_path: Path) -> None:
+    file = trace(tmp_path, [line(0, 1, [[4, 1]])])
+    with pytest.raises(RecordingUnreadableError, match="top_k 3, yet its tokens chose 2"):
+        read_as("megatron-trace", file, naming=Naming(top_k=3))
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(

@@ -192,6 +192,19 @@ def test_dumps_of_different_kinds_are_not_mixed(tmp_path: Path, refusal: Refusal
     assert "side by side" in refusal(tmp_path)
 
 
+def test_dumps_of_different_models_are_not_mixed(tmp_path: Path, refusal: Refusal) -> None:
+    saved(tmp_path, "1", {"logical_count": torch.ones(2, 3)})
+    saved(tmp_path, "2", {"logical_count": torch.ones(2, 4)})
+    assert "dumps of different models" in refusal(tmp_path)
+    for rank, slots in enumerate((SLOTS, SLOTS + 1)):
+        content = {
+            "records": [a_pass(1, rank, [[1] * 4] * 2)],
+            "last_physical_to_logical_map": slots,
+        }
+        saved(tmp_path, f"{rank + 1}", content)
+    assert "ranks disagree in layers or experts" in refusal(tmp_path)
+
+
 def test_a_placement_is_no_recording(tmp_path: Path, refusal: Refusal) -> None:
     file = tmp_path / "placement.json"
     file.write_text(json.dumps({"physical_to_logical_map": [[0, 1]]}))
