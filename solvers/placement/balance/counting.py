@@ -27,7 +27,7 @@ import numpy as np
 
 from solvers.placement.balance.bound import bound
 from solvers.placement.balance.objective import cost_of, layer_weights, slopes
-from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.problem import BalanceProblem, Robust
 from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Claim, Status
 
@@ -69,7 +69,7 @@ def solve_blocks(
     """Solve every block and join the answers."""
     deadline_s = time.perf_counter() + time_limit_s
     least = bound(problem)
-    if problem.num_workloads > MOST_WORKLOADS:
+    if problem.robust is Robust.CVAR and problem.num_workloads > MOST_WORKLOADS:
         return Claim(status=Status.UNKNOWN, solution=None, bound=least)
     rows, total, is_optimal = [], 0.0, True
     blocks = blocks_of(problem)

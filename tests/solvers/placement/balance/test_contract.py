@@ -1,5 +1,6 @@
 """Every registered method meets the oracle, on the same instances."""
 
+import dataclasses
 import functools
 from collections import Counter
 
@@ -7,9 +8,9 @@ import numpy as np
 import pytest
 
 from solvers.placement.balance import brute_force
-from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.problem import BalanceProblem, Robust
 from solvers.placement.balance.testing import tiny_problem
-from solvers.placement.ranks import Placement
+from solvers.placement.ranks import Placement, Ranks
 from solvers.registry import BALANCE
 from solvers.result import Outcome, Status
 
@@ -68,3 +69,20 @@ def test_the_instances_cover_every_feature() -> None:
         *("alike True", "alike False", "spare slots", "optimal"),
     }
     assert min(seen[feature] for feature in features) >= 5, seen
+
+
+@pytest.mark.parametrize("method", EXACT)
+def test_exact_methods_say_so_when_they_leave_a_problem_out(method: str) -> None:
+    # CVaR of seven workloads has up to 5040 slopes; the mean of seven has one.
+    rng = np.random.default_rng(0)
+    mean = BalanceProblem(
+        load_WLE=rng.exponential(1.0, (7, 1, 3)),
+        weight_W=np.full(7, 1 / 7),
+        ranks=Ranks.alike(ranks=2, slots_per_rank=2),
+    )
+    cvar = dataclasses.replace(mean, robust=Robust.CVAR)
+    solved, left_out = (
+        BALANCE.solve(problem, method=method, time_limit_s=TIME_LIMIT_S) for problem in (mean, cvar)
+    )
+    assert solved.status is Status.OPTIMAL
+    assert left_out.status is Status.UNKNOWN
