@@ -62,14 +62,23 @@ def imported(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Pa
     from datetime import UTC, datetime
 
     from profilers.imports.registry import ROUTING
-    from profilers.routing.formats import read_as
-    from profilers.routing.store import FOLDER, WORKLOAD, read_recording, write_recording
+    from profilers.routing.formats import read_as, recognised
+    from profilers.routing.store import (
+        FOLDER,
+        WORKLOAD,
+        holds_recording,
+        read_recording,
+        stored_below,
+        write_recording,
+    )
     from profilers.store import holds_profile
 
     if path is None:
         raise TunerError(
             f"{kind} needs the path of a recording: moetune profile import {kind} PATH"
         )
+    if kind == ROUTING and not (holds_recording(path) or stored_below(path)):
+        kind = recognised(path)
     if kind == ROUTING:
         recording = read_recording(path, naming=naming)
     else:

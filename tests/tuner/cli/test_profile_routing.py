@@ -46,7 +46,7 @@ def test_a_dump_becomes_a_stored_recording(
     stored = read_recording(out)
     assert stored.layer_ids == (3, 4)
     assert stored.count_PLE.tolist() == [COUNTS[1:].tolist()]
-    assert read_header(out).origin == f"imported as {kind}"
+    assert read_header(out).origin == "imported as eplb"
 
 
 def test_a_recording_is_put_beside_the_tables_of_a_profile(
