@@ -58,6 +58,15 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "collective": ("bytes", "ranks", "stride", "world"),
     "rendezvous": ("work_us", "ranks", "stride", "world"),
     "storage": ("bytes",),
+    "kv_conversion": (
+        "tokens",
+        "heads",
+        "width",
+        "page_from",
+        "page_to",
+        "tensor_from",
+        "tensor_to",
+    ),
     "windowed_attention": ("batch", "sequence", "heads", "kv_heads", "head_dim", "window"),
     "decode_attention": ("batch", "past", "heads", "kv_heads", "head_dim", "window"),
     "latent_attention": ("batch", "sequence", "heads"),
@@ -84,6 +93,9 @@ storage       `kind`: write, read
 Imported only, because nothing above can hold them:
 
 windowed_attention  causal attention in which a token looks back on `window` tokens
+kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from` ranks into those
+              of `tensor_to` others, all on one device; `kind`: layout from and to, or latent, and
+              the receiver's type where it is not the dtype, see profilers/kv_transfer/suite.py
 decode_attention    one new token for each of `batch` sequences that hold `past` tokens; `window` 0
                     where it looks back on all of them. `kind` names the stored keys' type where it
                     is not the dtype

@@ -11,6 +11,7 @@ SUITES: Final[Mapping[str, str]] = {
     "kernels": "profilers.kernels.suite:benches",
     "links": "profilers.links.suite:benches",
     "storage": "profilers.storage:benches",
+    "kv": "profilers.kv_transfer.suite:benches",
 }
 
 

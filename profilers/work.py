@@ -14,6 +14,8 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     collective       0                                 the message times its bus factor
     rendezvous       0                                 none; the work before it stands in
     storage          0                                 the bytes
+    kv_conversion    0                                 2 T G D (latent T D) read and written, once
+                                                       for every rank that holds it
     windowed_attention  2 B A D S min(S, 2 W)          as attention
     decode_attention 4 B A D P, P past tokens          s B P D 2 G, P at most the window
     latent_attention 2 B A S^2 (192 + 128) / 2         s B S A (2 * 192 + 2 * 128)
@@ -137,6 +139,15 @@ def _expert_all_to_all(axes: Mapping[str, Floats], size: float) -> Work:
     return Work(flop=np.zeros_like(moved), bytes=moved)
 
 
+def _kv_conversion(axes: Mapping[str, Floats], *, kind: str, size: float) -> Floats:
+    stored, _, wanted = kind.partition("/")
+    is_latent = stored == "latent"
+    holders = np.maximum(1.0, axes["tensor_to"] / (1.0 if is_latent else axes["heads"]))
+    elements = (1.0 if is_latent else 2.0) * axes["tokens"] * axes["heads"] * axes["width"]
+    written = float(ELEMENT_BYTES.get(wanted, 2)) if wanted else size
+    return holders * elements * (size + written)
+
+
 _FORWARD_ONLY: Final[Mapping[str, Callable[[Mapping[str, Floats], float], Work]]] = {
     "windowed_attention": _windowed_attention,
     "decode_attention": _decode_attention,
@@ -166,6 +177,8 @@ def _moved(
         return axes["bytes"] * factor.get(kind.partition("/")[0], share)
     if operation == "storage":
         return axes["bytes"]
+    if operation == "kv_conversion":
+        return _kv_conversion(axes, kind=kind, size=size)
     if operation == "rendezvous":
         return axes["work_us"]
     raise ValueError(f"the work of operation {operation!r} is not described")
