@@ -16,9 +16,10 @@ together; each weighs the ratio, at most a half, where the known ones together w
 One workload shows no variance: nothing is added. Workloads more also make every step dearer and the
 known ones less even, so a small ratio is left out.
 
-Measured on three recorded domains of OLMoE, planned on two and tested on the third: 5 to 8 % less
-imbalance than EPLB's rule over 8 starts and all folds of 8 ranks x 9 and 16 x 5 slots, where the
-search without these workloads is not better than the rule; single folds and starts vary by 5 %.
+Measured on three recorded domains of OLMoE, planned on two and tested on the third: 4 and 7 % less
+imbalance than EPLB's rule (8 ranks x 9, 16 x 5 slots; all folds, four starts), where the search
+without these workloads is 1 % above to 1 % below the rule. Single folds and starts vary by 5 %, and
+the form was chosen among six on these same folds: other recordings may gain less.
 """
 
 import dataclasses
