@@ -238,7 +238,10 @@ def gain_of(
     traffic: Mapping[str, tuple[float, float, float]],
     pricing: Pricing | None,
 ) -> tuple[float, float, float | None]:
-    """Return the gain, its noise, and the gain as a share of a whole pass."""
+    """Return the gain, its noise, and the gain as a share of a whole pass.
+
+    Traffic counts by itself unless it is priced: a merged exchange takes time by places touched.
+    """
     weights = [one.weight_ratio for one in evidence]
     noise = max(
         noise_of(
@@ -248,7 +251,7 @@ def gain_of(
         )
         for three in threes
     )
-    if traffic:
+    if traffic and (pricing is None or not pricing.merges):
         before, _, after = next(iter(traffic.values()))
         return 1.0 - after / before if before > 0.0 else 0.0, noise, None
     if pricing is None:
@@ -264,3 +267,12 @@ def gain_of(
     rest = pricing.whole_pass_s(tokens=float(tokens))
     whole = rest + model_layers * before
     return 1.0 - after / before, noise, model_layers * (before - after) / whole
+
+
+def saved_of(threes: Sequence[Three], *, has_traffic: bool) -> str:
+    """Say what there is less of, and what that costs in balance where traffic is the objective."""
+    if not has_traffic:
+        return "for the busiest ranks to do"
+    after = np.mean([three.after.imbalance for three in threes])
+    rule = np.mean([three.rule.imbalance for three in threes])
+    return f"traffic, with {after / rule - 1.0:+.1%} on busiest ranks against EPLB's rule"
