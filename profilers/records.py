@@ -73,6 +73,10 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "latent_decode": ("batch", "past", "heads"),
     "moe": ("tokens", "hidden", "ffn", "top_k", "experts", "tensor", "expert"),
     "expert_all_to_all": ("tokens", "hidden", "top_k", "experts", "ranks", "nodes", "units"),
+    "latent_product": ("tokens", "heads"),
+    "sparse_latent_attention": ("batch", "past", "sequence", "heads"),
+    "sparse_latent_decode": ("batch", "past", "heads"),
+    "gated_delta": ("batch", "sequence", "key_heads", "value_heads"),
 }
 """The integer columns of each operation's table.
 
@@ -89,13 +93,13 @@ collective    `kind` names it; `bytes` is the message as NCCL's tests count it, 
 rendezvous    seconds lost at a meeting of the group after `work_us` of work on each rank, see
               profilers/links/rendezvous.py
 storage       `kind`: write, read
+kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from` ranks into those
+              of `tensor_to` others, all on one device; `kind`: layout from and to, or latent, and
+              the receiver's type where it is not the dtype, see profilers/kv_transfer/suite.py
 
 Imported only, because nothing above can hold them:
 
 windowed_attention  causal attention in which a token looks back on `window` tokens
-kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from` ranks into those
-              of `tensor_to` others, all on one device; `kind`: layout from and to, or latent, and
-              the receiver's type where it is not the dtype, see profilers/kv_transfer/suite.py
 decode_attention    one new token for each of `batch` sequences that hold `past` tokens; `window` 0
                     where it looks back on all of them. `kind` names the stored keys' type where it
                     is not the dtype
@@ -107,6 +111,13 @@ moe                 routed experts, from the routed tokens to their weighted sum
                     distribution
 expert_all_to_all   dispatch or combine of `tokens` per rank over `ranks` on `nodes`; `kind` names
                     library, mode and half; `units` multiprocessors serve it, 0: not said
+latent_product      the batched products of absorbed MLA; `kind`: pre is the queries', post the
+                    values'
+sparse_latent_attention  DeepSeek's sparse attention with its projections and indexer: `sequence`
+                    new tokens after `past`; `kind` begins with the class of the model
+sparse_latent_decode  the same for one new token per sequence
+gated_delta         gated delta rule of Qwen3.5's linear layers, heads of 128; `kind`: context or
+                    generation, and which of its kernels
 """
 
 

@@ -4,8 +4,9 @@ aiconfigurator (NVIDIA, Apache-2.0) measures kernels of TensorRT-LLM, SGLang and
 milliseconds, except in moe_a2a_perf and in columns that end in `_us`: microseconds. `message_size`
 counts elements, as its collector divides nccl-tests' size by that of an element.
 
-Tables that hold no operation of ours (sparse and linear attention, quantisation kernels, vendor
-calibrations) are absent here, and the importer names them.
+Tables that hold no operation of ours (other linear attention, quantisation kernels, vendor
+calibrations) are absent here, and the importer names them. aiconfigurator_arrays.py reads the same
+tables column by column.
 """
 
 import math
@@ -117,6 +118,43 @@ def _latent(row: Row, *, part: str, is_decode: bool) -> Iterator[Entry]:
         yield Entry("latent_attention", kind, dtype, "forward", axes, _milliseconds(row))
 
 
+def _latent_product(row: Row) -> Iterator[Entry]:
+    """Absorbed MLA's batched products around the kernel."""
+    kind = _text(row, "op_name").removeprefix("mla_gen_")
+    axes = {"tokens": _count(row, "num_tokens"), "heads": _count(row, "num_heads")}
+    dtype = _dtype(row, "bmm_dtype")
+    yield Entry("latent_product", kind, dtype, "forward", axes, _milliseconds(row))
+
+
+def _sparse_latent(row: Row, *, is_decode: bool) -> Iterator[Entry]:
+    """DeepSeek's sparse attention as a module; a release that skips its indexer is another one."""
+    if "skip_indexer" in _text(row, "op_name"):
+        return
+    dtype = _dtype(row, "mla_dtype")
+    gemm = f"gemm_{_dtype(row, 'gemm_type')}"
+    words = (_text(row, "architecture"), _stored(row, dtype), gemm)
+    kind = "/".join(word for word in words if word)
+    axes = {"batch": _count(row, "batch_size"), "past": _optional(row, "step")}
+    if not is_decode:
+        axes["sequence"] = _count(row, "isl")
+    axes["heads"] = _count(row, "num_heads")
+    operation = "sparse_latent_decode" if is_decode else "sparse_latent_attention"
+    yield Entry(operation, kind, dtype, "forward", axes, _milliseconds(row))
+
+
+def _gated_delta(row: Row) -> Iterator[Entry]:
+    if (_count(row, "head_k_dim"), _count(row, "head_v_dim")) != (128, 128):
+        return
+    axes = {
+        "batch": _count(row, "batch_size"),
+        "sequence": max(_optional(row, "seq_len"), 1),
+        "key_heads": _count(row, "num_k_heads"),
+        "value_heads": _count(row, "num_v_heads"),
+    }
+    kind = f"{_text(row, 'phase')}/{_text(row, 'kernel_source')}"
+    yield Entry("gated_delta", kind, "bf16", "forward", axes, _milliseconds(row))
+
+
 def _moe(row: Row, *, prefix: str = "") -> Iterator[Entry]:
     axes = {
         "tokens": _count(row, "num_tokens"),
@@ -217,6 +255,10 @@ _PREFILL: Final = frozenset({"attention", "windowed_attention"})
 _DECODE: Final = frozenset({"decode_attention"})
 _LATENT: Final = frozenset({"latent_attention"})
 _LATENT_DECODE: Final = frozenset({"latent_decode"})
+_LATENT_PRODUCT: Final = frozenset({"latent_product"})
+_SPARSE: Final = frozenset({"sparse_latent_attention"})
+_SPARSE_DECODE: Final = frozenset({"sparse_latent_decode"})
+_GATED_DELTA: Final = frozenset({"gated_delta"})
 _EXPERTS: Final = frozenset({"moe"})
 _COLLECTIVE: Final = frozenset({"collective"})
 _EXPERT_TRAFFIC: Final = frozenset({"expert_all_to_all"})
@@ -231,6 +273,10 @@ TABLES: Final[Mapping[str, Table]] = {
     "mla_generation_module_perf": Table(
         partial(_latent, part="module", is_decode=True), _LATENT_DECODE
     ),
+    "mla_bmm_perf": Table(_latent_product, _LATENT_PRODUCT),
+    "dsa_context_module_perf": Table(partial(_sparse_latent, is_decode=False), _SPARSE),
+    "dsa_generation_module_perf": Table(partial(_sparse_latent, is_decode=True), _SPARSE_DECODE),
+    "gdn_perf": Table(_gated_delta, _GATED_DELTA),
     "moe_perf": Table(_moe, _EXPERTS),
     "wideep_moe_perf": Table(partial(_moe, prefix="wideep"), _EXPERTS),
     "wideep_context_moe_perf": Table(partial(_moe, prefix="wideep_context"), _EXPERTS),

@@ -1,0 +1,341 @@
+"""aiconfigurator's tables of one system as arrays, for whoever needs every framework at once.
+
+A profile holds one machine with one software. A comparison of engines needs the tables of all of
+them, more than a million rows, so that they are read column by column here and never become records.
+Names, kinds, axes and units are those that aiconfigurator_tables.py gives to the same rows: a table
+that was imported and stored says what is said here.
+
+Letters: N rows. Not covered: the wide expert-parallel tables and DeepEP, whose rows are few; they
+are imported as records.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from profilers.arrays import Arrays, Counts, Texts
+from profilers.errors import ProfileUnreadableError
+from profilers.imports.aiconfigurator_tables import COLLECTIVES, DTYPES, ELEMENT_BYTES
+from profilers.imports.columns import table_name
+from profilers.records import AXES, Source
+from profilers.tables import MAX_FILE_BYTES, MAX_ROWS
+
+PACKAGE: Final = "aiconfigurator_core"
+
+Columns = Mapping[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Read:
+    """What one table says: its rows in our words."""
+
+    operation: str
+    kind_N: Texts
+    dtype_N: Texts
+    axes_N: dict[str, Counts]
+    keep_N: npt.NDArray[np.bool_]
+
+
+def installed_systems() -> Path | None:
+    """The folder of the installed package's tables, found without importing it."""
+    found = importlib.util.find_spec(PACKAGE)
+    places = found.submodule_search_locations if found is not None else None
+    return Path(places[0]) / "systems" if places else None
+
+
+def read_system(root: Path, *, system: str) -> tuple[Arrays, ...]:
+    """Read every known table of a system below a systems folder; empty where it has none.
+
+    Raises:
+        ProfileUnreadableError: a table is damaged, too large or lacks a column.
+    """
+    places = [root / "data" / system, root / system]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        return ()
+    tables = []
+    for file in sorted(folder.rglob("*.parquet")):
+        name, parts = table_name(file), file.relative_to(folder).parts
+        if name is not None and name in _READERS and len(parts) >= 3:
+            tables.extend(_arrays(file, name, framework=parts[-3], version=parts[-2]))
+    return tuple(tables)
+
+
+def _arrays(file: Path, name: str, *, framework: str, version: str) -> Iterator[Arrays]:
+    columns = _columns(file)
+    try:
+        read = _READERS[name](columns)
+        time_s_N = _numbers(columns, "latency") * 1e-3
+    except (KeyError, ValueError) as error:
+        raise ProfileUnreadableError(f"{file}: column {error} is missing or odd") from error
+    keep_N = read.keep_N & np.isfinite(time_s_N) & (time_s_N > 0.0)
+    if not keep_N.any():
+        return
+    is_shared = read.operation == "collective" and framework == "nccl"
+    yield Arrays(
+        operation=read.operation,
+        software="" if is_shared else framework.lower(),
+        version=version,
+        source=Source.IMPORTED,
+        kind_N=read.kind_N[keep_N],
+        dtype_N=read.dtype_N[keep_N],
+        axes_N={axis: read.axes_N[axis][keep_N] for axis in AXES[read.operation]},
+        time_s_N=time_s_N[keep_N],
+    )
+
+
+def _columns(file: Path) -> Columns:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if not file.is_file() or file.stat().st_size > MAX_FILE_BYTES:
+            raise ProfileUnreadableError(
+                f"{file}: a regular file of at most {MAX_FILE_BYTES} bytes"
+            )
+        with pq.ParquetFile(file) as opened:
+            if opened.metadata.num_rows > MAX_ROWS:
+                raise ProfileUnreadableError(f"{file}: more than {MAX_ROWS} rows")
+            table = opened.read()
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ProfileUnreadableError(f"{file}: {reason}") from error
+    found: dict[str, npt.NDArray[np.generic]] = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            coded = column.dictionary_encode()
+            words = np.array([*coded.dictionary.to_pylist(), ""], dtype=object)
+            codes = coded.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)
+            found[name] = words[codes]
+        elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            found[name] = column.fill_null(0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _numbers(columns: Columns, name: str) -> npt.NDArray[np.float64]:
+    return np.asarray(columns[name], dtype=np.float64)
+
+
+def _count(columns: Columns, name: str) -> Counts:
+    values = _numbers(columns, name)
+    if not (np.isfinite(values).all() and (values == np.floor(values)).all()):
+        raise ValueError(repr(name))
+    return values.astype(np.int64)
+
+
+def _optional(columns: Columns, name: str) -> Counts:
+    if name in columns:
+        return _count(columns, name)
+    return np.zeros(len(columns["latency"]), dtype=np.int64)
+
+
+def _dtype(columns: Columns, name: str) -> Texts:
+    return _renamed(columns[name], lambda text: DTYPES.get(text, text))
+
+
+def _renamed(texts: npt.NDArray[np.generic], name: Callable[[str], str]) -> Texts:
+    words, code_N = np.unique(texts.astype(str), return_inverse=True)
+    return np.array([name(str(word)) for word in words], dtype=object)[code_N]
+
+
+def _joined(*parts: Texts) -> Texts:
+    """Words with strokes between, empty ones left out."""
+    stacked = np.array(["\0".join(row) for row in zip(*parts, strict=True)], dtype=str)
+    return _renamed(stacked, lambda text: "/".join(word for word in text.split("\0") if word))
+
+
+def _all(columns: Columns) -> npt.NDArray[np.bool_]:
+    return np.ones(len(columns["latency"]), dtype=np.bool_)
+
+
+def _same(columns: Columns, text: str) -> Texts:
+    return np.full(len(columns["latency"]), text, dtype=object)
+
+
+def _stored(columns: Columns, dtype_N: Texts) -> Texts:
+    stored_N = _dtype(columns, "kv_cache_dtype")
+    return np.where(stored_N == dtype_N, "", "kv_" + stored_N).astype(object)
+
+
+def _gemm(columns: Columns) -> _Read:
+    axes = {name: _count(columns, name) for name in ("m", "n", "k")}
+    dtype_N = _dtype(columns, "gemm_dtype")
+    return _Read(
+        operation="gemm",
+        kind_N=_same(columns, ""),
+        dtype_N=dtype_N,
+        axes_N=axes,
+        keep_N=_all(columns),
+    )
+
+
+def _heads(columns: Columns) -> dict[str, Counts]:
+    return {
+        "heads": _count(columns, "num_heads"),
+        "kv_heads": _count(columns, "num_key_value_heads"),
+        "head_dim": _count(columns, "head_dim"),
+    }
+
+
+def _prefill(columns: Columns) -> _Read:
+    dtype_N = _dtype(columns, "attn_dtype")
+    axes = {"batch": _count(columns, "batch_size"), "sequence": _count(columns, "isl")}
+    is_whole = (_optional(columns, "step") == 0) & (_optional(columns, "window_size") == 0)
+    return _Read(
+        operation="attention",
+        kind_N=_stored(columns, dtype_N),
+        dtype_N=dtype_N,
+        axes_N={**axes, **_heads(columns)},
+        keep_N=is_whole & (_optional(columns, "beam_width") <= 1),
+    )
+
+
+def _decode(columns: Columns) -> _Read:
+    dtype_N = _dtype(columns, "attn_dtype")
+    return _Read(
+        operation="decode_attention",
+        kind_N=_stored(columns, dtype_N),
+        dtype_N=dtype_N,
+        axes_N={
+            "batch": _count(columns, "batch_size"),
+            "past": _optional(columns, "step"),
+            **_heads(columns),
+            "window": _optional(columns, "window_size"),
+        },
+        keep_N=_optional(columns, "beam_width") <= 1,
+    )
+
+
+def _latent(columns: Columns, *, part: str, is_decode: bool) -> _Read:
+    dtype_N = _dtype(columns, "mla_dtype")
+    gemm_N = _same(columns, "")
+    if "gemm_type" in columns:
+        gemm_N = _renamed(_dtype(columns, "gemm_type"), lambda text: f"gemm_{text}" if text else "")
+    axes = {"batch": _count(columns, "batch_size")}
+    step_N = _optional(columns, "step")
+    axes |= {"past": step_N} if is_decode else {"sequence": _count(columns, "isl")}
+    return _Read(
+        operation="latent_decode" if is_decode else "latent_attention",
+        kind_N=_joined(_same(columns, part), _stored(columns, dtype_N), gemm_N),
+        dtype_N=dtype_N,
+        axes_N={**axes, "heads": _count(columns, "num_heads")},
+        keep_N=_all(columns) if is_decode else step_N == 0,
+    )
+
+
+def _latent_product(columns: Columns) -> _Read:
+    names = {"mla_gen_pre": "pre", "mla_gen_post": "post"}
+    return _Read(
+        operation="latent_product",
+        kind_N=_renamed(columns["op_name"], lambda text: names.get(text, text)),
+        dtype_N=_dtype(columns, "bmm_dtype"),
+        axes_N={"tokens": _count(columns, "num_tokens"), "heads": _count(columns, "num_heads")},
+        keep_N=_all(columns),
+    )
+
+
+def _sparse_latent(columns: Columns, *, is_decode: bool) -> _Read:
+    """DeepSeek's sparse attention as a module; `model` says whose widths, skipped indexers apart."""
+    dtype_N = _dtype(columns, "mla_dtype")
+    gemm_N = _renamed(_dtype(columns, "gemm_type"), lambda text: f"gemm_{text}")
+    skips = np.char.find(columns["op_name"].astype(str), "skip_indexer") >= 0
+    axes = {"batch": _count(columns, "batch_size"), "past": _optional(columns, "step")}
+    if not is_decode:
+        axes["sequence"] = _count(columns, "isl")
+    operation = "sparse_latent_decode" if is_decode else "sparse_latent_attention"
+    axes["heads"] = _count(columns, "num_heads")
+    return _Read(
+        operation=operation,
+        kind_N=_joined(_renamed(columns["architecture"], str), _stored(columns, dtype_N), gemm_N),
+        dtype_N=dtype_N,
+        axes_N=axes,
+        keep_N=~skips,
+    )
+
+
+def _gated_delta(columns: Columns) -> _Read:
+    return _Read(
+        operation="gated_delta",
+        kind_N=_joined(_renamed(columns["phase"], str), _renamed(columns["kernel_source"], str)),
+        dtype_N=_same(columns, "bf16"),
+        axes_N={
+            "batch": _count(columns, "batch_size"),
+            "sequence": np.maximum(_optional(columns, "seq_len"), 1),
+            "key_heads": _count(columns, "num_k_heads"),
+            "value_heads": _count(columns, "num_v_heads"),
+        },
+        keep_N=(_count(columns, "head_k_dim") == 128) & (_count(columns, "head_v_dim") == 128),
+    )
+
+
+def _moe(columns: Columns) -> _Read:
+    kernel_N = columns["kernel_source"].astype(str)
+    is_plain = np.char.find(kernel_N, "nongated") < 0
+    return _Read(
+        operation="moe",
+        kind_N=_renamed(columns["distribution"], str),
+        dtype_N=_dtype(columns, "moe_dtype"),
+        axes_N={
+            "tokens": _count(columns, "num_tokens"),
+            "hidden": _count(columns, "hidden_size"),
+            "ffn": _count(columns, "inter_size"),
+            "top_k": _count(columns, "topk"),
+            "experts": _count(columns, "num_experts"),
+            "tensor": _count(columns, "moe_tp_size"),
+            "expert": _count(columns, "moe_ep_size"),
+        },
+        keep_N=is_plain,
+    )
+
+
+def _collective(columns: Columns, *, kind_N: Texts, dtype_N: Texts) -> _Read:
+    element_N = np.array([ELEMENT_BYTES.get(str(name), 0) for name in dtype_N], dtype=np.int64)
+    ranks_N = _count(columns, "num_gpus")
+    return _Read(
+        operation="collective",
+        kind_N=kind_N,
+        dtype_N=np.where(element_N == 2, "", dtype_N).astype(object),
+        axes_N={
+            "bytes": _count(columns, "message_size") * element_N,
+            "ranks": ranks_N,
+            "stride": np.ones_like(ranks_N),
+            "world": ranks_N,
+        },
+        keep_N=element_N > 0,
+    )
+
+
+def _nccl(columns: Columns) -> _Read:
+    kind_N = _renamed(columns["op_name"], lambda text: COLLECTIVES.get(text, text))
+    return _collective(columns, kind_N=kind_N, dtype_N=_dtype(columns, "nccl_dtype"))
+
+
+def _custom_all_reduce(columns: Columns) -> _Read:
+    place = next((n for n in ("backend", "implementation") if n in columns), "kernel_source")
+    kind_N = _renamed(columns[place], lambda text: f"all_reduce/{text.lower()}")
+    return _collective(columns, kind_N=kind_N, dtype_N=_dtype(columns, "allreduce_dtype"))
+
+
+_READERS: Final[Mapping[str, Callable[[Columns], _Read]]] = {
+    "gemm_perf": _gemm,
+    "context_attention_perf": _prefill,
+    "generation_attention_perf": _decode,
+    "context_mla_perf": partial(_latent, part="core", is_decode=False),
+    "generation_mla_perf": partial(_latent, part="core", is_decode=True),
+    "mla_context_module_perf": partial(_latent, part="module", is_decode=False),
+    "mla_generation_module_perf": partial(_latent, part="module", is_decode=True),
+    "mla_bmm_perf": _latent_product,
+    "dsa_context_module_perf": partial(_sparse_latent, is_decode=False),
+    "dsa_generation_module_perf": partial(_sparse_latent, is_decode=True),
+    "gdn_perf": _gated_delta,
+    "moe_perf": _moe,
+    "nccl_perf": _nccl,
+    "custom_allreduce_perf": _custom_all_reduce,
+}

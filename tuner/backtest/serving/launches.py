@@ -1,0 +1,221 @@
+"""A row of published serving measurements, read as the launch that it was.
+
+The columns state what a recipe asked for, and some recipes write them in ways that no engine runs.
+What is read otherwise than it is written:
+
+    TP or DP 16 or 64 with experts split 4 x 4 or 8 x 8   the product of both: 4 or 8 devices, EP 4 or 8
+    vLLM TP = DP = t, EP = t^2                             t devices, EP t
+    vLLM MiniMax                                           experts are always split whole
+    blank degrees of experts                               as a dense model runs them
+
+The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
+and of the database follow the InferenceX harness (github.com/SemiAnalysisAI/InferenceX); others come
+from a driver that is not documented.
+
+A row that lacks a column that a prediction needs is refused, and the reason names the column.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tuner.backtest.serving.decoders import decoder_named, formats_of
+from tuner.costs.serving.decoder import Decoder, Formats
+from tuner.costs.serving.engine import Degrees, Engine
+
+SYSTEMS: Final[Mapping[str, str]] = {
+    "h100_sxm": "h100-sxm",
+    "h200_sxm": "h200-sxm",
+    "b200_sxm": "b200-sxm",
+    "b300_sxm": "b300-sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "a100_sxm": "a100-80gb-sxm",
+    "l40s": "l40s",
+}
+"""Names of systems for those of our device descriptions."""
+
+_CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
+_INFERENCEX: Final = re.compile(r"^(db-dump|source_file=(\d{4}-\d\d-\d\d|kimi|qwen3\.5)[^/]*\.csv)")
+
+
+class Harness(StrEnum):
+    """What drove the load."""
+
+    INFERENCEX = "inferencex"
+    """Ten times the concurrency in all, lengths even in 0.8 to 1 of the nominal."""
+    OTHER = "other"
+    """Not documented."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """Workers of one role."""
+
+    degrees: Degrees
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One row."""
+
+    id: str
+    system: str
+    engine: Engine
+    release: str
+    decoder: Decoder
+    formats: Formats
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    harness: Harness
+    sides: tuple[Side, ...]
+    """One of an aggregated launch; prefill and decode of a disaggregated one."""
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Prefill and decode run apart."""
+        return len(self.sides) == 2
+
+    @property
+    def devices(self) -> int:
+        """In all."""
+        return sum(side.degrees.devices * side.workers for side in self.sides)
+
+    @property
+    def source(self) -> str:
+        """What its errors are reported under."""
+        mode = "disagg" if self.is_disaggregated else "agg"
+        return f"{self.system}|{self.engine.value}|{mode}"
+
+
+class MissingError(ValueError):
+    """A row cannot be read; the message says which column is missing or odd."""
+
+
+Cells = Mapping[str, str]
+
+
+def launch_of(cells: Cells, *, number: int) -> Launch:
+    """Read one row.
+
+    Raises:
+        MissingError: a column that a prediction needs is blank, odd or not known.
+    """
+    engine_name = _text(cells, "backend")
+    if engine_name not in {engine.value for engine in Engine}:
+        raise MissingError(f"backend {engine_name[:40]!r} is none that is modelled")
+    engine = Engine(engine_name)
+    system = _text(cells, "system")
+    if system not in SYSTEMS:
+        raise MissingError(f"system {system[:40]!r} is not known")
+    path = _text(cells, "model_path")
+    decoder = decoder_named(path)
+    if decoder is None:
+        raise MissingError(f"model_path {path[:60]!r} is not known")
+    precision = cells.get("precision", "").strip().lower()
+    formats = formats_of(
+        decoder,
+        precision=precision,
+        engine=engine.value,
+        is_blackwell=system.startswith(("b", "gb")),
+    )
+    if formats is None:
+        raise MissingError(f"precision {precision[:20]!r} is not known")
+    provenance = cells.get("silicon_data_source", "")
+    found = _CONCURRENCY.search(provenance)
+    if found is None or int(found.group(1)) < 1:
+        raise MissingError("silicon_data_source states no silicon_concurrency")
+    is_split = _text(cells, "mode") == "disagg"
+    return Launch(
+        id=cells.get("id", "") or f"row-{number}",
+        system=system,
+        engine=engine,
+        release=cells.get("backend_version", ""),
+        decoder=decoder,
+        formats=formats,
+        input_tokens=_count(cells, "isl"),
+        output_tokens=_count(cells, "osl"),
+        concurrency=int(found.group(1)),
+        harness=Harness.INFERENCEX if _INFERENCEX.match(provenance) else Harness.OTHER,
+        sides=_sides(cells, decoder, engine) if is_split else (_side(cells, "", decoder, engine),),
+        ttft_s=_number(cells, "silicon_ttft_ms") * 1e-3,
+        tpot_s=_number(cells, "silicon_tpot_ms") * 1e-3,
+    )
+
+
+def _sides(cells: Cells, decoder: Decoder, engine: Engine) -> tuple[Side, ...]:
+    sides = []
+    for role in ("prefill_", "decode_"):
+        workers = _count(cells, f"{role}num_workers")
+        side = _side(cells, role, decoder, engine)
+        sides.append(Side(degrees=side.degrees, workers=workers))
+    return tuple(sides)
+
+
+def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
+    tensor = _count(cells, f"{role}tp_size")
+    data = max(_whole(cells, f"{role}attention_dp_size", default=1), 1)
+    pipeline = max(_whole(cells, f"{role}pp_size", default=1), 1)
+    moe_tensor = max(_whole(cells, f"{role}moe_tp_size", default=tensor), 1)
+    expert = max(_whole(cells, f"{role}moe_ep_size", default=1), 1)
+    if moe_tensor == expert > 1 and max(tensor, data) == moe_tensor * expert:
+        tensor, data = min(tensor, moe_tensor), min(data, moe_tensor)
+        moe_tensor = 1
+    elif engine is Engine.VLLM and tensor == data > 1 and expert == tensor * data:
+        data, expert, moe_tensor = 1, tensor, 1
+    ranks = tensor * data
+    if decoder.experts is None:
+        moe_tensor, expert = ranks, 1
+    elif engine is Engine.VLLM and decoder.name == "minimax-m2":
+        moe_tensor, expert = 1, ranks
+    elif moe_tensor * expert != ranks:
+        # Copies of one measurement disagree; experts are spread over all ranks of the worker.
+        expert = min(expert, ranks) if expert > 1 or data > 1 else 1
+        moe_tensor = max(ranks // expert, 1)
+    return Side(
+        degrees=Degrees(
+            attention_tensor=tensor,
+            attention_data=data,
+            moe_tensor=moe_tensor,
+            expert=expert,
+            pipeline=pipeline,
+        )
+    )
+
+
+def _text(cells: Cells, name: str) -> str:
+    value = cells.get(name, "").strip()
+    if not value:
+        raise MissingError(f"{name} is blank")
+    return value
+
+
+def _number(cells: Cells, name: str) -> float:
+    text = _text(cells, name)
+    try:
+        value = float(text)
+    except ValueError:
+        raise MissingError(f"{name} {text[:40]!r} is not a number") from None
+    if not 0.0 < value < 1e9:
+        raise MissingError(f"{name} {text[:40]!r} is not above 0")
+    return value
+
+
+def _count(cells: Cells, name: str) -> int:
+    value = _number(cells, name)
+    if value != int(value):
+        raise MissingError(f"{name} {value:g} is not a whole number")
+    return int(value)
+
+
+def _whole(cells: Cells, name: str, *, default: int) -> int:
+    text = cells.get(name, "").strip()
+    if not text or float(text) == 0.0:
+        return default
+    return _count(cells, name)

@@ -1,0 +1,73 @@
+"""What an engine does beside its kernels: how it batches, what its scheduler takes, what it reserves.
+
+The seconds of the scheduler and the small kernels are the ones that measured steps show beyond the
+sum of their kernels on public benchmarks; they belong to releases of 2025 and early 2026.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+
+class Engine(StrEnum):
+    """Serving engines."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TRTLLM = "trtllm"
+
+
+class Batching(StrEnum):
+    """How prompts and running sequences share steps."""
+
+    CHUNKED = "chunked"
+    """Parts of prompts fill what running sequences leave of a step's token budget (vLLM)."""
+    WHOLE = "whole"
+    """Whole prompts join running sequences (TensorRT-LLM)."""
+    PREFILL_FIRST = "prefill_first"
+    """While prompts wait, nothing else runs (SGLang)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """One engine."""
+
+    batching: Batching
+    step_tokens: int
+    """Token budget of a step that holds prompts."""
+    scheduler_s: float
+    """Between two steps."""
+    prompt_scheduler_ratio: float = 2.0
+    """Factor on it where a step holds prompts, which no CUDA graph covers."""
+    memory_ratio: float = 0.88
+    """Of a device's memory that weights and cache may take."""
+
+
+TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
+    {
+        Engine.VLLM: EngineTraits(batching=Batching.CHUNKED, step_tokens=8192, scheduler_s=1.0e-3),
+        Engine.SGLANG: EngineTraits(
+            batching=Batching.PREFILL_FIRST, step_tokens=16384, scheduler_s=0.5e-3
+        ),
+        Engine.TRTLLM: EngineTraits(batching=Batching.WHOLE, step_tokens=8192, scheduler_s=0.5e-3),
+    }
+)
+"""Budgets are those of the InferenceX recipes (github.com/SemiAnalysisAI/InferenceX, benchmarks/)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """How one instance is split over devices."""
+
+    attention_tensor: int = 1
+    attention_data: int = 1
+    moe_tensor: int = 1
+    expert: int = 1
+    pipeline: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Of one instance."""
+        return self.attention_tensor * self.attention_data * self.pipeline

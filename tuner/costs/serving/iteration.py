@@ -1,0 +1,175 @@
+"""One step of a serving engine as a sum of operations, for m tokens and n running sequences.
+
+    T(m, n, s) = sum over layers [ products(m) + attention + experts(m d) + exchange(m) + small(m) ]
+                 + head(n) + scheduler
+
+d is the degree of attention data parallelism: its ranks run alike steps and share the experts, so
+that a layer's experts see m d tokens. Exchange is two all-reduces of m h per layer under tensor
+parallelism, and a gather and a scatter of m d h around the experts under data parallelism.
+
+Small kernels: 3 per dense layer (two norms with residuals, an activation), 5 per layer with experts
+(routing and the weighted sum besides), each 1.5 us plus its bytes at 0.7 of the memory bandwidth, as
+CUDA graphs of such kernels run on Hopper.
+
+Letters: Q questions. h hidden size. Not covered: pipeline bubbles, overlap of exchange and products.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.serving.attention import AttentionLayer
+from tuner.costs.serving.curves import Floats
+from tuner.costs.serving.decoder import Decoder, Formats
+from tuner.costs.serving.engine import TRAITS, Degrees, Engine, EngineTraits
+from tuner.costs.serving.machine import MoeShape, ServingMachine
+
+SMALL_S: Final = 1.5e-6
+SMALL_RATIO: Final = 0.7
+SMALL_DENSE: Final = 3
+SMALL_MOE: Final = 5
+ELEMENT_BYTES: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Iteration:
+    """One engine running one model on one system."""
+
+    decoder: Decoder
+    formats: Formats
+    degrees: Degrees
+    engine: Engine
+    machine: ServingMachine
+
+    @cached_property
+    def attention_layers(self) -> tuple[tuple[int, AttentionLayer], ...]:
+        """Counts and one layer of each kind."""
+        return tuple(
+            (
+                group.count,
+                AttentionLayer(
+                    attention=group.attention,
+                    hidden=self.decoder.hidden,
+                    formats=self.formats,
+                    tensor=self.degrees.attention_tensor,
+                    machine=self.machine,
+                    software=self.engine.value,
+                ),
+            )
+            for group in self.decoder.layers
+        )
+
+    def linear_parts(self, m_Q: Floats) -> dict[str, Floats]:
+        """Seconds of everything that depends on the tokens of the step alone, by part."""
+        parts = {
+            name: np.zeros_like(m_Q)
+            for name in ("projections", "dense", "experts", "shared", "router", "exchange", "small")
+        }
+        for group, (count, layer) in zip(self.decoder.layers, self.attention_layers, strict=True):
+            parts["projections"] = parts["projections"] + count * layer.projections_s(m_Q)
+            for name, seconds_Q in self._network(m_Q, dense_ffn=group.dense_ffn).items():
+                parts[name] = parts[name] + count * seconds_Q
+        return parts
+
+    def linear_s(self, m_Q: Floats) -> Floats:
+        """Their sum."""
+        return np.asarray(np.sum(list(self.linear_parts(m_Q).values()), axis=0))
+
+    def _network(self, m_Q: Floats, *, dense_ffn: int) -> dict[str, Floats]:
+        """What follows attention in one layer, the exchanges of both halves included."""
+        ranks = self.degrees.attention_tensor
+        if dense_ffn:
+            # With data-parallel attention every rank holds the whole dense network.
+            return {
+                "dense": self._gated_s(m_Q, width=dense_ffn / ranks),
+                "exchange": 2.0 * self._reduced_s(m_Q),
+                "small": self._small_s(m_Q, SMALL_DENSE),
+            }
+        experts = self.decoder.experts
+        assert experts is not None  # Decoder refuses layers without either
+        together_Q = m_Q * self.degrees.attention_data
+        shape = MoeShape(
+            hidden=self.decoder.hidden,
+            ffn=experts.ffn,
+            top_k=experts.top_k,
+            experts=experts.num,
+            tensor=self.degrees.moe_tensor,
+            expert=self.degrees.expert,
+            dtype=self.formats.experts,
+        )
+        found = {
+            "experts": self.machine.moe_s(together_Q, shape, software=self.engine.value),
+            "router": self.machine.product_s(
+                m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"
+            ),
+            "exchange": self._moe_exchange_s(m_Q),
+            "small": self._small_s(m_Q, SMALL_MOE),
+        }
+        if experts.shared_ffn:
+            found["shared"] = self._gated_s(m_Q, width=experts.shared_ffn / ranks)
+        return found
+
+    def _gated_s(self, m_Q: Floats, *, width: float) -> Floats:
+        hidden, dtype = self.decoder.hidden, self.formats.ffn
+        up_Q = self.machine.product_s(m_Q, n=2.0 * width, k=hidden, dtype=dtype)
+        return up_Q + self.machine.product_s(m_Q, n=hidden, k=width, dtype=dtype)
+
+    def _small_s(self, m_Q: Floats, count: int) -> Floats:
+        moved_Q = 2.0 * ELEMENT_BYTES * m_Q * self.decoder.hidden
+        return count * self.machine.stream_s(moved_Q, launch_s=SMALL_S, ratio=SMALL_RATIO)
+
+    def _reduced_s(self, m_Q: Floats) -> Floats:
+        """One all-reduce of the step's hidden states."""
+        return self._collective_s("all_reduce", m_Q, self.degrees.attention_tensor)
+
+    def _moe_exchange_s(self, m_Q: Floats) -> Floats:
+        if self.degrees.attention_data == 1:
+            return 2.0 * self._reduced_s(m_Q)
+        ranks = self.degrees.attention_tensor * self.degrees.attention_data
+        together_Q = m_Q * self.degrees.attention_data
+        gathered_Q = self._collective_s("all_gather", together_Q, ranks)
+        scattered_Q = self._collective_s("reduce_scatter", together_Q, ranks)
+        return self._reduced_s(m_Q) + gathered_Q + scattered_Q
+
+    def _collective_s(self, kind: str, m_Q: Floats, ranks: int) -> Floats:
+        moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden
+        return self.machine.collective_s(
+            moved_Q, kind=kind, ranks=ranks, software=self.engine.value
+        )
+
+    def head_s(self, n_Q: Floats) -> Floats:
+        """The head for n sequences, and the gathering of its logits."""
+        ranks = self.degrees.attention_tensor
+        product_Q = self.machine.product_s(
+            n_Q, n=self.decoder.vocab / ranks, k=self.decoder.hidden, dtype=self.formats.head
+        )
+        logits_Q = ELEMENT_BYTES * n_Q * self.decoder.vocab
+        return product_Q + self.machine.collective_s(
+            logits_Q, kind="all_gather", ranks=ranks, software=self.engine.value
+        )
+
+    def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
+        """Attention of all layers for one new token of each of n sequences."""
+        total_Q = np.zeros_like(n_Q)
+        for count, layer in self.attention_layers:
+            total_Q = total_Q + count * layer.decode_s(n_Q, past_Q)
+        return total_Q
+
+    def prompt_s(self, s_Q: Floats) -> Floats:
+        """Attention of all layers for one prompt of s tokens."""
+        total_Q = np.zeros_like(s_Q)
+        for count, layer in self.attention_layers:
+            total_Q = total_Q + count * layer.prompt_s(s_Q)
+        return total_Q
+
+    @property
+    def traits(self) -> EngineTraits:
+        """How the engine batches."""
+        return TRAITS[self.engine]
+
+    @property
+    def scheduler_s(self) -> float:
+        """Between two steps without prompts."""
+        return self.traits.scheduler_s

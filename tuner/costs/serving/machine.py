@@ -1,0 +1,211 @@
+"""Seconds of one operation on one system: from its measured tables, else from the datasheet.
+
+    t = max(operations / (0.7 peak), bytes / (0.8 bandwidth)) + 3 us        where nothing is measured
+
+The shares and the 3 us are those that aiconfigurator's system files carry for memory (0.8, 3 us);
+0.7 of the peak is what large products of its H100 and H200 tables reach. Whatever came from the
+datasheet is named in `estimated`, so that a prediction can be marked.
+
+Letters: Q questions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.serving.curves import Curve, Floats
+from tuner.costs.serving.tables import Key, KernelTables
+from tuner.devices.datasheet import Datasheet
+
+PEAK_RATIO: Final = 0.7
+STREAM_RATIO: Final = 0.8
+LAUNCH_S: Final = 3e-6
+
+NODE_LATENCY_S: Final = 20e-6
+"""Of a collective that leaves the scale-up domain, beyond the one inside it."""
+
+LOAD: Final = "power_law_1.01"
+"""Distribution of tokens over experts at which their kernels were measured; random prompts route
+like this (median over models of aiconfigurator's collectors)."""
+
+PEAK_OF: Final = {
+    "bf16": ("bf16",),
+    "fp8": ("fp8", "bf16"),
+    "fp8_block": ("fp8", "bf16"),
+    "nvfp4": ("fp4", "fp8", "bf16"),
+    "int4_wo": ("bf16",),
+}
+WEIGHT_BYTES: Final = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,
+    "nvfp4": 0.5625,
+    "int4_wo": 0.5625,
+}
+SIMILAR: Final = {
+    "fp8": ("fp8_block",),
+    "fp8_block": ("fp8",),
+    "nvfp4": ("fp8", "fp8_block"),
+    "int4_wo": ("nvfp4", "bf16"),
+}
+"""Formats that stand in where a format was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeShape:
+    """Routed experts as one rank runs them."""
+
+    hidden: int
+    ffn: int
+    top_k: int
+    experts: int
+    tensor: int
+    expert: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServingMachine:
+    """One system."""
+
+    sheet: Datasheet
+    tables: KernelTables | None
+    estimated: set[str] = field(default_factory=set)
+    """Filled while asked: operations that came from the datasheet."""
+
+    def product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
+        """One product [m, k] x [k, n]."""
+        if self.tables is not None:
+            curve = self.tables.product(dtype=dtype, n=n, k=k)
+            if curve is not None:
+                return curve.seconds(m_Q)
+        self.estimated.add(f"gemm {dtype}")
+        moved = WEIGHT_BYTES[dtype] * n * k + 2.0 * m_Q * (n + k)
+        return self.roofline_s(2.0 * m_Q * n * k, moved, dtype=dtype)
+
+    def roofline_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
+        """The datasheet's answer."""
+        names = PEAK_OF[dtype]
+        peak = next(rate for name in names if (rate := self.sheet.flop_per_s.get(name)))
+        compute_s = flop_Q / (PEAK_RATIO * peak)
+        memory_s = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
+        return np.maximum(compute_s, memory_s) + LAUNCH_S
+
+    def curve(self, operation: str, keys: Sequence[Key]) -> Curve | None:
+        """The first of these shapes that was measured, as a curve."""
+        if self.tables is None:
+            return None
+        return next((c for key in keys if (c := self.tables.curve(operation, key))), None)
+
+    def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
+        """Routed experts on the busiest rank, for `tokens` over all ranks that share them."""
+        curves = self._moe_curves(shape, software=software)
+        if not curves:
+            self.estimated.add(f"moe {shape.dtype}")
+            return self._moe_estimate_s(tokens_Q, shape)
+        if len(curves) == 1:
+            return curves[0][1].seconds(tokens_Q)
+        (low, below), (high, above) = curves
+        share = np.log(shape.expert / low) / np.log(high / low)
+        log_s_Q = (1.0 - share) * np.log(below.seconds(tokens_Q))
+        return np.exp(log_s_Q + share * np.log(above.seconds(tokens_Q)))
+
+    def _moe_curves(self, shape: MoeShape, *, software: str) -> list[tuple[int, Curve]]:
+        """The measured degree of expert parallelism, or the two around it."""
+        if self.tables is None:
+            return []
+        softwares = sorted(self.tables.softwares("moe"), key=lambda name: name != software)
+        dtypes = (shape.dtype, *SIMILAR.get(shape.dtype, ()))
+        for dtype in dtypes:
+            for name in softwares:
+                found = self._moe_degrees(shape, name, dtype)
+                if found:
+                    return found
+        return []
+
+    def _moe_degrees(self, shape: MoeShape, software: str, dtype: str) -> list[tuple[int, Curve]]:
+        wanted = (shape.hidden, shape.ffn, shape.top_k, shape.experts, shape.tensor)
+        degrees = sorted(
+            int(key[-1])
+            for key in self.tables.shapes("moe")  # type: ignore[union-attr]  # asked above
+            if key[:3] == (software, LOAD, dtype) and key[3:8] == wanted
+        )
+        low = [degree for degree in degrees if degree <= shape.expert]
+        high = [degree for degree in degrees if degree >= shape.expert]
+        chosen = sorted({*low[-1:], *high[:1]})
+        found = []
+        for degree in chosen:
+            curve = self.curve("moe", [(software, LOAD, dtype, *wanted, degree)])
+            if curve is not None:
+                found.append((degree, curve))
+        return found
+
+    def _moe_estimate_s(self, tokens_Q: Floats, shape: MoeShape) -> Floats:
+        """Weights of the experts that are reached, and the products of the rank's share."""
+        local = shape.experts / shape.expert
+        copies_Q = tokens_Q * shape.top_k / shape.expert
+        reached_Q = local * (1.0 - (1.0 - 1.0 / local) ** copies_Q) if local > 1 else local
+        weights = 3.0 * shape.hidden * shape.ffn / shape.tensor
+        moved_Q = WEIGHT_BYTES[shape.dtype] * weights * reached_Q
+        activations_Q = 4.0 * copies_Q * (shape.hidden + shape.ffn / shape.tensor)
+        flop_Q = 2.0 * weights * copies_Q
+        return self.roofline_s(flop_Q, moved_Q + activations_Q, dtype=shape.dtype) + LAUNCH_S
+
+    def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
+        """A small kernel that reads and writes so many bytes."""
+        return launch_s + bytes_Q / (ratio * self.sheet.memory_bytes_per_s)
+
+    def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
+        """One collective; `bytes` is the larger buffer of a rank."""
+        if ranks <= 1:
+            return np.zeros_like(bytes_Q)
+        domain = min(ranks, self.sheet.scale_up_domain)
+        seconds_Q = self._inside_s(bytes_Q, kind=kind, ranks=domain, software=software)
+        if ranks > domain:
+            factor = 2.0 if kind == "all_reduce" else 1.0
+            share = factor * (1.0 - domain / ranks) / domain
+            seconds_Q = (
+                seconds_Q + NODE_LATENCY_S + share * bytes_Q / self.sheet.scale_out_bytes_per_s
+            )
+        return seconds_Q
+
+    def _inside_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
+        curves = self._collective_curves(kind, ranks, software)
+        if curves:
+            return np.min([curve.seconds(bytes_Q) for curve in curves], axis=0)
+        measured = sorted(self._measured_ranks(kind))
+        if measured:
+            # A larger group moves (R - 1) / R of the buffer and meets log2 R times.
+            near = max([degree for degree in measured if degree <= ranks] or measured[:1])
+            curves = self._collective_curves(kind, near, software)
+            wider = (1.0 - 1.0 / ranks) / (1.0 - 1.0 / near)
+            scale = max(wider, np.log2(ranks) / np.log2(near))
+            return np.min([curve.seconds(bytes_Q) for curve in curves], axis=0) * scale
+        self.estimated.add(kind)
+        factor = 2.0 if kind == "all_reduce" else 1.0
+        rate = STREAM_RATIO * self.sheet.scale_up_bytes_per_s
+        return 2.0 * LAUNCH_S + factor * (1.0 - 1.0 / ranks) * bytes_Q / rate
+
+    def _measured_ranks(self, kind: str) -> set[int]:
+        if self.tables is None:
+            return set()
+        return {
+            int(key[3])
+            for key in self.tables.shapes("collective")
+            if key[:3] == ("", kind, "") and isinstance(key[3], int)
+        }
+
+    def _collective_curves(self, kind: str, ranks: int, software: str) -> list[Curve]:
+        if self.tables is None:
+            return []
+        tail = ("", ranks, 1, ranks)
+        names: list[Key] = [("", kind, *tail)]
+        if kind == "all_reduce":
+            own = {f"all_reduce/{software}_graph", f"all_reduce/{software}"}
+            names += [
+                key for key in self.tables.shapes("collective") if key[1] in own and key[2:] == tail
+            ]
+        found = [self.tables.curve("collective", name) for name in names]
+        return [curve for curve in found if curve is not None]

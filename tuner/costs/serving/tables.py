@@ -1,0 +1,210 @@
+"""Measured kernels of one system, every engine's, by operation, shape and software.
+
+Of several versions of one software the newest that measured a shape counts. Products of matrices
+and attention of compressed keys are taken from whichever engine's table is fastest, because the
+tables differ by how the kernel was timed and not by what it does: one engine's block-scaled products
+carry the host's launch at few rows, another's carry a quantisation that static checkpoints do not
+run. Experts keep the engine's own kernels, which do differ.
+
+A shape that no table holds gives None; the caller falls back to the datasheet and says so.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from profilers.arrays import Arrays
+from tuner.costs.serving.curves import Curve, Floats, Grid, Plane, curve_of, plane_of
+
+OPERATIONS: Final = (
+    "gemm",
+    "attention",
+    "decode_attention",
+    "latent_attention",
+    "latent_decode",
+    "latent_product",
+    "sparse_latent_attention",
+    "sparse_latent_decode",
+    "gated_delta",
+    "moe",
+    "collective",
+)
+"""What the tables may hold."""
+
+FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
+    "attention": ("batch", "sequence"),
+    "decode_attention": ("batch", "past"),
+    "latent_attention": ("batch", "sequence"),
+    "latent_decode": ("batch", "past"),
+    "latent_product": ("tokens",),
+    "sparse_latent_attention": ("past", "batch", "sequence"),
+    "sparse_latent_decode": ("batch", "past"),
+    "gated_delta": ("batch", "sequence"),
+    "moe": ("tokens",),
+    "collective": ("bytes",),
+}
+"""Axes that are interpolated over; all others must be met."""
+
+Key = tuple[str | int, ...]
+Index = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Group:
+    """Rows of one shape."""
+
+    free: tuple[npt.NDArray[np.int64], ...]
+    time_s_N: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelTables:
+    """Everything that was measured on one system."""
+
+    system: str
+    grids: Mapping[str, Grid]
+    """Products by dtype, the fastest engine's."""
+    groups: Mapping[str, Mapping[Key, _Group]]
+    """By operation: rows by (software, kind, dtype, the axes that must be met)."""
+    curves: dict[Key, Curve | None] = field(default_factory=dict)
+    """Filled while asked."""
+    planes: dict[Key, Plane | None] = field(default_factory=dict)
+
+    def softwares(self, operation: str) -> tuple[str, ...]:
+        """Engines whose kernels of an operation were measured."""
+        return tuple(sorted({str(key[0]) for key in self.groups.get(operation, {})}))
+
+    def product(self, *, dtype: str, n: float, k: float) -> Curve | None:
+        """Seconds over rows of a product [rows, k] x [k, n]."""
+        key: Key = ("gemm", dtype, int(n), int(k))
+        if key not in self.curves:
+            grid = self.grids.get(dtype)
+            self.curves[key] = None if grid is None else grid.curve(a=n, b=k)
+        return self.curves[key]
+
+    def curve(self, operation: str, key: Key) -> Curve | None:
+        """Seconds over the last free axis, at one sequence where there is a batch."""
+        full: Key = (operation, *key)
+        if full not in self.curves:
+            group = self.groups.get(operation, {}).get(key)
+            self.curves[full] = None if group is None else _one_sequence(group, operation)
+        return self.curves[full]
+
+    def plane(self, operation: str, key: Key) -> Plane | None:
+        """Seconds over batch and past."""
+        full: Key = (operation, *key)
+        if full not in self.planes:
+            group = self.groups.get(operation, {}).get(key)
+            self.planes[full] = None if group is None else plane_of(*group.free, group.time_s_N)
+        return self.planes[full]
+
+    def shapes(self, operation: str) -> Iterable[Key]:
+        """Every measured shape."""
+        return self.groups.get(operation, {}).keys()
+
+
+def _one_sequence(group: _Group, operation: str) -> Curve:
+    """Keep what was measured of one sequence after nothing."""
+    *fixed, last_N = group.free
+    keep_N = np.ones(len(last_N), dtype=np.bool_)
+    for axis, values_N in zip(FREE_AXES[operation], fixed, strict=False):
+        keep_N &= values_N == (0 if axis == "past" else 1)
+    if not keep_N.any():
+        keep_N[:] = True
+    return curve_of(last_N[keep_N], group.time_s_N[keep_N])
+
+
+def kernel_tables(system: str, arrays: Sequence[Arrays]) -> KernelTables:
+    """Index the tables of one system."""
+    ordered = sorted(arrays, key=lambda table: _order(table.version))
+    groups: dict[str, dict[Key, _Group]] = {}
+    for table in ordered:
+        if table.operation in FREE_AXES:
+            groups.setdefault(table.operation, {}).update(_grouped(table))
+    products = [table for table in ordered if table.operation == "gemm"]
+    dtypes = sorted({str(name) for table in products for name in np.unique(table.dtype_N)})
+    grids = {dtype: grid for dtype in dtypes if (grid := _grid(products, dtype)) is not None}
+    return KernelTables(system=system, grids=grids, groups=groups)
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in re.findall(r"\d+", version))
+
+
+def _grouped(table: Arrays) -> dict[Key, _Group]:
+    free = FREE_AXES[table.operation]
+    fixed = [axis for axis in table.axes_N if axis not in free]
+    coded = [np.unique(column.astype(str), return_inverse=True) for column in _labels(table)]
+    columns = [code_N for _, code_N in coded] + [table.axes_N[axis] for axis in fixed]
+    order_N = np.lexsort(columns)
+    stacked = np.stack([np.asarray(column)[order_N] for column in columns])
+    is_new_N = np.concatenate(([True], (np.diff(stacked, axis=1) != 0).any(axis=0)))
+    start_G = np.flatnonzero(is_new_N)
+    end_G = np.append(start_G[1:], len(order_N))
+    found: dict[Key, _Group] = {}
+    for start, end in zip(start_G, end_G, strict=True):
+        first, rows = stacked[:, start], order_N[start:end]
+        labels = [str(names[code]) for (names, _), code in zip(coded, first[:2], strict=True)]
+        key: Key = (table.software, *labels, *(int(value) for value in first[2:]))
+        found[key] = _Group(
+            free=tuple(table.axes_N[axis][rows] for axis in free), time_s_N=table.time_s_N[rows]
+        )
+    return found
+
+
+def _labels(table: Arrays) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
+    return table.kind_N, table.dtype_N
+
+
+def _grid(products: Sequence[Arrays], dtype: str) -> Grid | None:
+    """Fill every engine's grid between its points, then take the fastest at each."""
+    parts = [(table, np.flatnonzero(table.dtype_N == dtype)) for table in products]
+    newest = {table.software: (table, rows) for table, rows in parts if len(rows)}
+    if not newest:
+        return None
+    axes = [
+        np.unique(np.concatenate([table.axes_N[name][rows] for table, rows in newest.values()]))
+        for name in ("n", "k", "m")
+    ]
+    best_ABM = np.full([len(axis) for axis in axes], np.inf)
+    for table, rows in newest.values():
+        one_ABM = np.full_like(best_ABM, np.nan)
+        places = tuple(
+            np.searchsorted(axis, table.axes_N[name][rows])
+            for axis, name in zip(axes, ("n", "k", "m"), strict=True)
+        )
+        one_ABM[places] = np.log(table.time_s_N[rows])
+        best_ABM = np.fmin(best_ABM, _filled(one_ABM, np.log(axes[2].astype(np.float64))))
+    a_A, b_B, m_M = (np.log(axis.astype(np.float64)) for axis in axes)
+    return Grid(log_a_A=a_A, log_b_B=b_B, log_m_M=m_M, log_s_ABM=_grown(best_ABM, a_A=a_A, b_B=b_B))
+
+
+def _filled(log_s_ABM: Floats, log_m_M: Floats) -> Floats:
+    """Interpolate over rows inside what was measured; in proportion beyond the last."""
+    filled = log_s_ABM.copy()
+    for a in range(log_s_ABM.shape[0]):
+        for b in range(log_s_ABM.shape[1]):
+            known = np.flatnonzero(~np.isnan(log_s_ABM[a, b]))
+            if len(known):
+                beyond_M = np.maximum(log_m_M - log_m_M[known[-1]], 0.0)
+                line_M = np.interp(log_m_M, log_m_M[known], log_s_ABM[a, b, known])
+                filled[a, b] = line_M + beyond_M
+    return filled
+
+
+def _grown(log_s_ABM: Floats, *, a_A: Floats, b_B: Floats) -> Floats:
+    """Fill widths that no engine measured in proportion to the next smaller ones."""
+    grown = np.where(np.isfinite(log_s_ABM), log_s_ABM, np.nan)
+    for a in range(len(a_A)):
+        for b in range(len(b_B)):
+            if not np.isnan(grown[a, b]).all():
+                continue
+            if b and not np.isnan(grown[a, b - 1]).all():
+                grown[a, b] = grown[a, b - 1] + (b_B[b] - b_B[b - 1])
+            elif a and not np.isnan(grown[a - 1, b]).all():
+                grown[a, b] = grown[a - 1, b] + (a_A[a] - a_A[a - 1])
+    return np.where(np.isnan(grown), np.inf, grown)

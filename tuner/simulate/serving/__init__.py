@@ -1,0 +1,1 @@
+"""Requests played through serving engines, event by event."""

@@ -1,0 +1,206 @@
+"""Continuous batching on one engine, event by event.
+
+    chunked         each step holds a token of every running sequence and fills the rest of its
+                    budget with parts of prompts, first come first served
+    whole           the same with whole prompts
+    prefill first   while prompts wait that fit, steps hold prompts alone
+
+A sequence gets its first token at the end of the step that ends its prompt and one more at every
+step with running sequences; it leaves with its last. Between two such events nothing changes but the
+pasts, which grow evenly, so that all the steps until then are taken in one jump: as many times the
+step with the mean past. The work per request is a few events, whatever its length.
+
+Memory admits a request only if prompt and answer fit beside what is reserved.
+
+Not covered: preemption, prefix caches, priorities.
+"""
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tuner.costs.serving.engine import Batching
+from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.steps import StepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How an engine fills its steps."""
+
+    batching: Batching
+    step_tokens: int
+    kv_tokens: float = math.inf
+    most_running: int = 2**31
+
+
+@dataclass(slots=True)
+class _Play:
+    """The engine at one moment."""
+
+    times: StepTimes
+    rules: Rules
+    inputs: list[int]
+    outputs: list[int]
+    arrivals: list[tuple[float, int]]
+    """Still to come, earliest first."""
+    next_closed: int
+    """The request that the next finished one sends; beyond the last: none."""
+    is_closed: bool
+    now_s: float = 0.0
+    step: int = 0
+    """Steps that running sequences took part in."""
+    waiting: deque[int] = field(default_factory=deque)
+    partial: deque[list[int]] = field(default_factory=deque)
+    """Requests whose prompts are under way, with the tokens done."""
+    running: list[tuple[int, int]] = field(default_factory=list)
+    """Heap of (step of the last token, request)."""
+    past: int = 0
+    """Tokens in the cache of all running sequences."""
+    reserved: int = 0
+    arrived_s: dict[int, float] = field(default_factory=dict)
+    first_s: dict[int, float] = field(default_factory=dict)
+    end_s: dict[int, float] = field(default_factory=dict)
+
+    def arrive(self) -> None:
+        """Take in what has come by now."""
+        while self.arrivals and self.arrivals[0][0] <= self.now_s:
+            at_s, request = heapq.heappop(self.arrivals)
+            self.arrived_s[request] = at_s
+            self.waiting.append(request)
+
+    def admit(self) -> None:
+        """Move waiting requests to those whose prompts are under way, as memory allows."""
+        room = self.rules.most_running - len(self.running) - len(self.partial)
+        while self.waiting and room > 0:
+            request = self.waiting[0]
+            need = self.inputs[request] + self.outputs[request]
+            is_idle = not (self.running or self.partial)
+            if self.reserved + need > self.rules.kv_tokens and not is_idle:
+                return
+            self.waiting.popleft()
+            self.reserved += need
+            self.partial.append([request, 0])
+            room -= 1
+
+    def jump(self) -> None:
+        """Steps without prompts until a sequence ends or a request comes."""
+        num = len(self.running)
+        steps = self.running[0][0] - self.step
+        mean_past = self.past / num
+        step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1))
+        if self.arrivals and self.arrivals[0][0] < self.now_s + steps * step_s:
+            first_s = self.times.decode_step_s(num, mean_past)
+            wait_s = self.arrivals[0][0] - self.now_s
+            steps = min(max(math.ceil(wait_s / first_s), 1), steps)
+            step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1))
+        self.now_s += steps * step_s
+        self.advance(steps)
+
+    def advance(self, steps: int) -> None:
+        """Every running sequence gets so many tokens; those with their last leave."""
+        self.step += steps
+        self.past += steps * len(self.running)
+        while self.running and self.running[0][0] <= self.step:
+            _, request = heapq.heappop(self.running)
+            self.past -= self.inputs[request] + self.outputs[request]
+            self.finish(request)
+
+    def finish(self, request: int) -> None:
+        """Note the end, and send the next request of a closed loop."""
+        self.end_s[request] = self.now_s
+        self.reserved -= self.inputs[request] + self.outputs[request]
+        if self.is_closed and self.next_closed < len(self.inputs):
+            heapq.heappush(self.arrivals, (self.now_s, self.next_closed))
+            self.next_closed += 1
+
+    def prompt_step(self) -> None:
+        """One step with prompts, beside running sequences unless prefill goes first."""
+        is_mixed = self.rules.batching is not Batching.PREFILL_FIRST
+        num = len(self.running) if is_mixed else 0
+        times = self.times
+        tokens, seconds, done = self._fill(num)
+        seconds += times.linear_s[min(tokens + num, times.most_tokens)]
+        seconds += times.head_s[min(num + len(done), times.most_sequences)]
+        seconds += times.prompt_scheduler_s
+        if num:
+            seconds += times.attention_s(num, self.past / num)
+        self.now_s += seconds
+        if num:
+            self.advance(1)
+        for request in done:
+            self.first_s[request] = self.now_s
+            if self.outputs[request] == 1:
+                self.finish(request)
+            else:
+                heapq.heappush(self.running, (self.step + self.outputs[request] - 1, request))
+                self.past += self.inputs[request] + 1
+
+    def _fill(self, running: int) -> tuple[int, float, list[int]]:
+        """Choose tokens of prompts for a step: how many, their attention, prompts that end."""
+        budget = max(self.rules.step_tokens - running, 1)
+        is_whole = self.rules.batching is Batching.WHOLE
+        tokens, seconds = 0, 0.0
+        done: list[int] = []
+        while self.partial and tokens < budget:
+            entry = self.partial[0]
+            request, before = entry
+            part = self.inputs[request] - before
+            if part > budget - tokens:
+                if is_whole and tokens:
+                    break
+                if not is_whole:
+                    part = budget - tokens
+            seconds += self.times.prefill_s(before + part) - self.times.prefill_s(before)
+            tokens += part
+            entry[1] = before + part
+            if entry[1] == self.inputs[request]:
+                done.append(request)
+                self.partial.popleft()
+        return tokens, seconds, done
+
+
+def simulate(requests: Requests, *, times: StepTimes, rules: Rules, concurrency: int = 1) -> Served:
+    """Serve all requests on one rank.
+
+    Args:
+        requests: with arrivals, or without for a closed loop.
+        times: seconds of steps.
+        rules: of the engine.
+        concurrency: requests under way in a closed loop.
+    """
+    count = len(requests.input_R)
+    if requests.arrival_s_R is None:
+        first = min(concurrency, count)
+        arrivals = [(0.0, request) for request in range(first)]
+    else:
+        first = count
+        arrivals = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
+    play = _Play(
+        times=times,
+        rules=rules,
+        inputs=requests.input_R.tolist(),
+        outputs=requests.output_R.tolist(),
+        arrivals=arrivals,
+        next_closed=first,
+        is_closed=requests.arrival_s_R is None,
+    )
+    while len(play.end_s) < count:
+        play.arrive()
+        play.admit()
+        if play.partial:
+            play.prompt_step()
+        elif play.running:
+            play.jump()
+        else:
+            play.now_s = max(play.now_s, play.arrivals[0][0])
+    in_order = range(count)
+    return Served(
+        arrival_s_R=np.array([play.arrived_s[request] for request in in_order]),
+        first_token_s_R=np.array([play.first_s[request] for request in in_order]),
+        end_s_R=np.array([play.end_s[request] for request in in_order]),
+        output_R=requests.output_R,
+    )

@@ -1,0 +1,70 @@
+"""Requests: how long they are and when they come.
+
+A closed loop keeps C requests under way: C are sent at once, and each answer that ends sends the
+next. Open arrivals come at stated times, whatever has become of those before.
+
+Letters: R requests.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requests:
+    """What is asked, in order of arrival."""
+
+    input_R: npt.NDArray[np.int64]
+    """Tokens of the prompt."""
+    output_R: npt.NDArray[np.int64]
+    """Tokens of the answer."""
+    arrival_s_R: npt.NDArray[np.float64] | None = None
+    """Not descending; None: a closed loop."""
+
+    def __post_init__(self) -> None:
+        if not len(self.input_R) == len(self.output_R) > 0:
+            raise ValueError("requests need as many inputs as outputs, and one at least")
+        if self.input_R.min() < 1 or self.output_R.min() < 1:
+            raise ValueError("a request has at least one token of either kind")
+        if self.arrival_s_R is not None and (np.diff(self.arrival_s_R) < 0.0).any():
+            raise ValueError("arrivals must not go back in time")
+
+
+def uniform_requests(
+    count: int, *, input_tokens: int, output_tokens: int, least_ratio: float, seed: int
+) -> Requests:
+    """Draw lengths evenly from `least_ratio` to 1 of the nominal ones.
+
+    Every quantile is drawn once and shuffled, so that the mean does not depend on the seed.
+    """
+    rng = np.random.default_rng(seed)
+    quantile_R = (np.arange(count) + 0.5) / count
+    drawn = []
+    for nominal in (input_tokens, output_tokens):
+        share_R = least_ratio + (1.0 - least_ratio) * rng.permutation(quantile_R)
+        drawn.append(np.maximum(np.rint(nominal * share_R), 1).astype(np.int64))
+    return Requests(input_R=drawn[0], output_R=drawn[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served:
+    """What became of them, in order of arrival; seconds from the first arrival on."""
+
+    arrival_s_R: npt.NDArray[np.float64]
+    first_token_s_R: npt.NDArray[np.float64]
+    end_s_R: npt.NDArray[np.float64]
+    output_R: npt.NDArray[np.int64]
+
+    @property
+    def ttft_s_R(self) -> npt.NDArray[np.float64]:
+        """From arrival to the first token."""
+        return self.first_token_s_R - self.arrival_s_R
+
+    @property
+    def tpot_s_R(self) -> npt.NDArray[np.float64]:
+        """Per token after the first; answers of one token have none and are left out."""
+        several_R = self.output_R > 1
+        span_s = self.end_s_R[several_R] - self.first_token_s_R[several_R]
+        return span_s / (self.output_R[several_R] - 1)
