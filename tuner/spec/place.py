@@ -3,12 +3,16 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from profilers.records import Record
 from tuner.spec.fields import Bytes, Count, FilePath, Name, Number, PositiveSeconds, one_or_many
 
 MOST_RANKS = 4096
+
+Weight = Annotated[Number, Field(ge=1e-6, le=1e6)]
+"""Further apart, a workload or rank counts for nothing beside the rounding of the others."""
+Speed = Annotated[Number, Field(ge=1e-3, le=1e3)]
 
 
 class Objective(StrEnum):
@@ -51,13 +55,19 @@ class Dispatch(StrEnum):
     """Shares that a linear program chooses for each pass (LPLB)."""
 
 
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError(f"{name!r} holds characters that cannot be printed on one line")
+    return name
+
+
 class Workload(Record):
     """One recorded workload."""
 
-    name: Name
+    name: Annotated[Name, AfterValidator(_printable)]
     path: FilePath
     """A stored recording, or an engine's own; see `moetune profile import`."""
-    weight: Number = 1.0
+    weight: Weight = 1.0
     """Share of the traffic, relative to the others."""
 
 
@@ -82,12 +92,13 @@ class PlaceGoal(Record):
     ranks: Annotated[Count, Field(le=MOST_RANKS)]
     """Expert-parallel ranks."""
     ranks_per_node: Count | None = None
-    """Ranks of one machine; absent: all are on one."""
+    """Ranks of one machine; absent: as many as the first pool's machines have devices, all of them
+    where no cluster is named."""
     slots_per_rank: Slots | None = None
     """Experts that a rank holds in a layer: one number, or one for each rank."""
     redundant_experts: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """Slots beyond one an expert, over all ranks; another way to say `slots_per_rank`."""
-    rank_speeds: Annotated[tuple[Number, ...], Field(min_length=1)] | None = None
+    rank_speeds: Annotated[tuple[Speed, ...], Field(min_length=1)] | None = None
     """Relative speed of each rank; absent: all alike."""
     expert_groups: Count | None = None
     """Groups of experts that are routed to together (DeepSeek-V3: 8); for EPLB's hierarchical rule
@@ -107,7 +118,8 @@ class PlaceGoal(Record):
     quantization: Literal["bf16", "fp8"] = "bf16"
     """What the experts' products compute in."""
     exchange: Literal["plain", "merged"] = "plain"
-    """How tokens travel: a copy for every expert, or once to each rank and node (DeepEP)."""
+    """How tokens travel: a copy for every expert, or once to each rank and node (DeepEP), which
+    objective co_activation implies."""
     judge_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
     """Last share of the recorded passes, on which the plan is judged and not made."""
     traffic_slack_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
@@ -120,6 +132,11 @@ class PlaceGoal(Record):
     """The same as bytes of weights; needs `model`."""
     rebalance_interval: PositiveSeconds | None = None
     """How long the placement will run, to compare with the break-even time."""
+
+    @property
+    def is_merged(self) -> bool:
+        """Tokens travel once to each rank and node, as they do where co-activation counts."""
+        return self.exchange == "merged" or self.objective is Objective.CO_ACTIVATION
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

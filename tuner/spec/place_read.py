@@ -85,7 +85,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
     except ValidationError as error:
         raise SpecError(f"{source}: {complaint(error, model=PlaceSpecFile)}") from error
     _refuse_targets(file.emit)
-    goal = file.goal
+    goal = _on_machines(file, source)
     recordings = {one.name: read_recording(one.path) for one in goal.workloads}
     layers, experts = _common_shape(recordings, source)
     ranks = _ranks(goal, experts=experts, source=source)
@@ -93,6 +93,8 @@ def read_place_spec(path: Path) -> PlaceSpec:
     _check_priced(file, goal, source)
     if model is not None:
         _check_model(model, experts=experts, layers=layers, source=source)
+        _check_top_k(model, recordings, source)
+    _check_passes(goal, recordings, is_priced=None not in (model, file.cluster), source=source)
     _refuse_shapes(file.emit, ranks, experts=experts, model=model, source=source)
     _refuse_missing_layers(file.emit, model, layers, source)
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
@@ -169,14 +171,82 @@ def _common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tup
     return first.layer_ids, first.num_experts
 
 
+def _check_top_k(model: ModelSpec, recordings: Mapping[str, Recording], source: str) -> None:
+    chosen = None if model.moe is None else model.moe.top_k
+    for name, recording in recordings.items():
+        if recording.top_k not in (None, chosen):
+            raise SpecError(
+                f"{source}: goal.workloads: {name!r} has {recording.top_k} experts a token,"
+                f" {model.name} has {chosen}; record this model"
+            )
+
+
+def _check_passes(
+    goal: PlaceGoal, recordings: Mapping[str, Recording], *, is_priced: bool, source: str
+) -> None:
+    """Refuse what the goal asks of passes and tokens that were not recorded."""
+    for name, recording in recordings.items():
+        where = f"{source}: goal.workloads: {name!r}"
+        if goal.tokens_per_pass is not None and recording.top_k is None and not is_priced:
+            raise SpecError(
+                f"{where} does not say how many experts a token has, which goal.tokens_per_pass"
+                " needs; name `model` and `cluster`, or leave it out"
+            )
+        if is_priced and recording.num_passes == 1 and goal.tokens_per_pass is None:
+            raise SpecError(
+                f"{where} holds the totals of a recording and no passes; say how many tokens a"
+                " pass has in goal.tokens_per_pass"
+            )
+        if is_priced and goal.is_merged and recording.token_LTK is None:
+            raise SpecError(
+                f"{where} holds no sampled tokens, which a merged exchange is priced from; record"
+                " it with `moetune profile --suite routing`, or price exchange: plain"
+            )
+
+
 def _shown_layers(layers: tuple[int, ...]) -> str:
     if len(layers) <= 6:
         return ", ".join(map(str, layers))
     return f"{layers[0]}..{layers[-1]} ({len(layers)} of them)"
 
 
+def _on_machines(file: PlaceSpecFile, source: str) -> PlaceGoal:
+    """Return the goal with the ranks of a machine as the first pool has them."""
+    goal = file.goal
+    if file.cluster is None:
+        return goal
+    pool = file.cluster.pools[0]
+    if goal.ranks > pool.num_devices:
+        raise SpecError(
+            f"{source}: goal.ranks: {goal.ranks} ranks on the {pool.num_devices} devices of pool"
+            f" {pool.name!r}"
+        )
+    per_node = goal.ranks_per_node or min(goal.ranks, pool.devices_per_node)
+    if per_node > pool.devices_per_node or goal.ranks > per_node * pool.nodes:
+        raise SpecError(
+            f"{source}: goal.ranks_per_node: {goal.ranks} ranks, {per_node} a node, do not go on"
+            f" {pool.nodes} nodes of {pool.devices_per_node} devices (pool {pool.name!r})"
+        )
+    if goal.ranks % per_node:
+        raise SpecError(
+            f"{source}: goal.ranks: {goal.ranks} ranks fill no nodes of {per_node} devices evenly;"
+            " say goal.ranks_per_node"
+        )
+    return goal.model_copy(update={"ranks_per_node": per_node})
+
+
 def _ranks(goal: PlaceGoal, *, experts: int, source: str) -> Ranks:
     slots = _slots(goal, experts=experts, source=source)
+    if int(slots.max()) > experts:
+        raise SpecError(
+            f"{source}: goal: {int(slots.max())} slots on one rank for {experts} experts; more than"
+            f" {experts} can only repeat what the rank holds"
+        )
+    if goal.expert_groups is not None and experts % goal.expert_groups:
+        raise SpecError(
+            f"{source}: goal.expert_groups: {experts} experts do not divide into"
+            f" {goal.expert_groups} groups"
+        )
     per_node = goal.ranks_per_node or goal.ranks
     speeds = goal.rank_speeds or (1.0,)
     return Ranks(
@@ -219,14 +289,6 @@ def _check_priced(file: PlaceSpecFile, goal: PlaceGoal, source: str) -> None:
         raise SpecError(f"{source}: model: missing; goal.{why} needs the sizes of the experts")
     if goal.objective is Objective.LAYER_TIME and file.cluster is None:
         raise SpecError(f"{source}: cluster: missing; goal.objective layer_time needs the devices")
-    if file.cluster is None:
-        return
-    pool = file.cluster.pools[0]
-    if goal.ranks > pool.num_devices:
-        raise SpecError(
-            f"{source}: goal.ranks: {goal.ranks} ranks on the {pool.num_devices} devices of pool"
-            f" {pool.name!r}"
-        )
 
 
 def _check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], source: str) -> None:

@@ -100,10 +100,77 @@ def test_the_kind_is_told_before_the_rest_is_read(tmp_path: Path) -> None:
         ("  ranks: 4\n  rank_speeds: [1, 1, -1, 1]\n", "rank_speeds"),
         ("  ranks: 0\n", "ranks"),
         ("  ranks: 4\n  robst: mean\n", "did you mean 'robust'"),
+        ("  ranks: 4\n  rank_speeds: [1, 1, 1.0e-300, 1]\n", "greater than or equal to 0.001"),
+        ("  ranks: 4\n  slots_per_rank: 9\n", "more than 8 can only repeat what the rank holds"),
+        ("  ranks: 4\n  expert_groups: 3\n", "8 experts do not divide into 3 groups"),
     ],
 )
 def test_an_impossible_goal_is_one_line(tmp_path: Path, goal: str, says: str) -> None:
     assert says in refusal(spec_file(tmp_path, goal))
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ("weight: 1.0e-300", "weight"),
+        ("weight: 1.0e+308", "weight"),
+        ('name: "a\\e[31m"', "cannot be printed"),
+        ('name: "a\\nb"', "cannot be printed"),
+    ],
+)
+def test_a_workload_that_can_be_neither_weighed_nor_printed_is_one_line(
+    tmp_path: Path, workload: str, says: str
+) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n")
+    named = workload if "name" in workload else f"name: chat, {workload}"
+    path.write_text(path.read_text().replace("name: chat", named, 1))
+    assert says in refusal(path)
+
+
+MODEL = Path(__file__).parents[3] / "examples" / "models" / "tiny-moe"
+
+
+def priced_file(folder: Path, goal: str, *, top_k: int = 2) -> Path:
+    path = spec_file(folder, goal)
+    recording(folder / "chat.json", top_k=top_k)
+    pool = "{name: h, device: h100-sxm, nodes: 2, devices_per_node: 4}"
+    head = f"schema_version: 1\nmodel: {MODEL}\ncluster: {{pools: [{pool}]}}\n"
+    path.write_text(path.read_text().replace("schema_version: 1\n", head))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("goal", "says"),
+    [
+        ("  ranks: 16\n", "16 ranks on the 8 devices"),
+        ("  ranks: 8\n  ranks_per_node: 2\n", "do not go on 2 nodes of 4 devices"),
+        ("  ranks: 8\n  ranks_per_node: 8\n", "do not go on 2 nodes of 4 devices"),
+        ("  ranks: 6\n", "say goal.ranks_per_node"),
+        ("  ranks: 4\n", "how many tokens a pass has"),
+        ("  ranks: 4\n  tokens_per_pass: 64\n  exchange: merged\n", "no sampled tokens"),
+    ],
+)
+def test_what_cannot_be_priced_is_one_line(tmp_path: Path, goal: str, says: str) -> None:
+    assert says in refusal(priced_file(tmp_path, goal))
+
+
+def test_nodes_are_the_clusters_where_the_goal_names_none(tmp_path: Path) -> None:
+    spec = read_place_spec(priced_file(tmp_path, "  ranks: 8\n  tokens_per_pass: 64\n"))
+    assert spec.ranks.node_G.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert spec.goal.ranks_per_node == 4
+
+
+def test_a_recording_of_another_model_is_refused(tmp_path: Path) -> None:
+    goal = "  ranks: 4\n  tokens_per_pass: 64\n"
+    assert "record this model" in refusal(priced_file(tmp_path, goal, top_k=3))
+
+
+def test_tokens_of_a_pass_need_the_experts_of_a_token(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n  tokens_per_pass: 64\n")
+    values = json.loads((tmp_path / "chat.json").read_text())
+    del values["top_k"]
+    (tmp_path / "chat.json").write_text(json.dumps(values))
+    assert "how many experts a token has" in refusal(path)
 
 
 def test_an_engine_that_takes_no_placement_is_named(tmp_path: Path) -> None:
