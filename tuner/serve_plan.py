@@ -1,0 +1,226 @@
+"""A plan that serves: the values behind `plan.json` where `goal.kind` is `serve`.
+
+    ServePlan        instances with what they are predicted to do, and the certificate
+    VerifiedServing  a plan with the evidence for it, which is what emitters accept
+
+Times are seconds, rates requests per second; percentiles are over requests.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from profilers.records import Record, Seconds
+from profilers.steps.config import Count, Size
+from tuner.spec.cluster import Cluster
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.goal import ServeGoal
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Band = tuple[float, float]
+
+
+class Role(StrEnum):
+    """What an instance does."""
+
+    AGGREGATED = "aggregated"
+    """Prefill and decode of its requests."""
+    PREFILL = "prefill"
+    """The prompt; hands the KV cache over."""
+    DECODE = "decode"
+    """Everything after the first token."""
+    ATTENTION = "attention"
+    """Attention of decode, where experts stand apart."""
+    EXPERT = "expert"
+    """Routed experts of decode."""
+
+
+class Instances(Record):
+    """Equal engine processes: one role on one pool with one parallel strategy."""
+
+    role: Role
+    pool: str
+    count: Count
+    """Instances."""
+    devices: Count
+    """Of one instance."""
+    attention_tp: Count = 1
+    attention_dp: Count = 1
+    moe_tp: Count = 1
+    ep: Count = 1
+    pp: Count = 1
+    max_batch: Count
+    """Running requests of one attention-DP rank at most."""
+    max_batched_tokens: Count
+    """Tokens of one step of one attention-DP rank at most."""
+    chunked_prefill: bool = False
+    a2a_backend: Literal["none", "allgather", "deepep_normal", "deepep_low_latency"] = "none"
+    kv_tokens: Size = 0
+    """Tokens of KV cache that one instance holds."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Instances":
+        attention = self.attention_tp * self.attention_dp * self.pp
+        experts = self.moe_tp * self.ep * self.pp
+        if self.devices != attention:
+            raise ValueError(
+                f"attention_tp * attention_dp * pp = {attention}, devices {self.devices}"
+            )
+        if experts not in (self.pp, self.devices):
+            raise ValueError(f"moe_tp * ep * pp = {experts}, devices {self.devices}")
+        return self
+
+
+class Handover(Record):
+    """How KV caches get from prefill to decode instances."""
+
+    from_pool: str
+    to_pool: str
+    connector: Literal["nixl", "mooncake", "none"]
+    path: Literal["device", "host"]
+    request_bytes: Size
+    """KV bytes of a mean request."""
+    seconds: Seconds
+    """Not hidden behind prefill."""
+
+
+class ServeDecision(Record):
+    """What to launch."""
+
+    mode: Literal["aggregated", "disaggregated", "attention_expert"]
+    instances: Annotated[tuple[Instances, ...], Field(min_length=1)]
+    handovers: tuple[Handover, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the decision asks for."""
+        return sum(group.count * group.devices for group in self.instances)
+
+    def devices_of(self, pool: str) -> int:
+        """Devices of one pool."""
+        return sum(g.count * g.devices for g in self.instances if g.pool == pool)
+
+
+class Latency(Record):
+    """A time over requests."""
+
+    mean: Seconds
+    p50: Seconds
+    p90: Seconds
+    p99: Seconds
+
+
+class ServePrediction(Record):
+    """What the plan expects."""
+
+    ttft_s: Latency
+    ttft_s_band: Band
+    """Of the mean: measured over predicted, times the mean."""
+    tpot_s: Latency
+    tpot_s_band: Band
+    goodput_per_device: float
+    """Requests a second that meet every target, over devices."""
+    requests_per_s: float
+    output_tokens_per_s: float
+    utilisation_ratio: dict[str, float]
+    """Busy share of each group of instances, `role@pool`."""
+    memory_bytes: dict[str, int]
+    """Of one device of each group."""
+    cost_per_hour: float | None = None
+    breakdown_s: dict[str, float]
+    """One decode step of the busiest group, by operation."""
+
+
+class ServeSpace(Record):
+    """Where every candidate went."""
+
+    priced: Size
+    bounded: Size
+    illegal: Size
+
+
+class ServeCertificate(Record):
+    """What is proven about the instance counts, under the model."""
+
+    status: Literal["optimal", "feasible", "infeasible", "unknown"]
+    objective: float | None
+    bound: float | None
+    gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    space: ServeSpace
+    within_band: Size
+    solve_s: Seconds
+    method: str
+
+
+class ServeAlternative(Record):
+    """A runner-up."""
+
+    decision: ServeDecision
+    predicted: ServePrediction
+    within_band: bool
+    lost_by: str
+
+
+class ServeRelaxation(Record):
+    """A target that stands in the way, and what moving it buys."""
+
+    limit: str
+    change: str
+    decision: ServeDecision | None = None
+
+
+class ServeUnlaunchable(Record):
+    """A mode or knob that the engine's release lacks."""
+
+    feature: str
+    gain_ratio: float
+
+
+class ServeProvenance(Record):
+    """What the plan rests on."""
+
+    moetune_version: str
+    spec_sha256: str
+    profile_source: dict[str, str]
+    """By pool: `measured`, `imported` or `datasheet`."""
+    notes: tuple[str, ...] = ()
+
+
+class ServePlan(Record):
+    """`plan.json` of a deployment."""
+
+    schema_version: Literal[1] = 1
+    model: ModelSpec
+    cluster: Cluster
+    goal: ServeGoal
+    emit: tuple[str, ...]
+    decision: ServeDecision | None
+    predicted: ServePrediction | None
+    certificate: ServeCertificate
+    binding_constraint: str
+    alternatives: tuple[ServeAlternative, ...] = ()
+    unlaunchable: tuple[ServeUnlaunchable, ...] = ()
+    relaxations: tuple[ServeRelaxation, ...] = ()
+    provenance: ServeProvenance
+    files: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _payload_agrees(self) -> "ServePlan":
+        found = self.certificate.status in ("optimal", "feasible")
+        if any(found != (part is not None) for part in (self.decision, self.predicted)):
+            raise ValueError(f"status {self.certificate.status} disagrees with the decision")
+        return self
+
+
+class VerifiedServing(Record):
+    """A deployment with the evidence for it, or a stated reason for its absence."""
+
+    plan: ServePlan
+    decision: ServeDecision
+    predicted: ServePrediction
+    waived: str = ""
+    """Why nothing was measured; stated in or beside every emitted file."""
