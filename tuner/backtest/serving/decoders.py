@@ -187,7 +187,7 @@ def formats_of(
         engine == "trtllm"
         or precision == "fp4"
         or (precision == "fp8" and decoder.name.startswith("llama") and engine != "sglang")
-        or (engine == "sglang" and is_blackwell and decoder.name == "deepseek-v3")
+        or (engine == "sglang" and is_blackwell and is_moe and precision == "fp8")
     )
     kv = "fp8" if has_small_cache else "bf16"
     match precision:

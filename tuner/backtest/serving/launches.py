@@ -83,6 +83,11 @@ class Launch:
         return len(self.sides) == 2
 
     @property
+    def is_blackwell(self) -> bool:
+        """On a B or GB system."""
+        return self.system.startswith(("b", "gb"))
+
+    @property
     def devices(self) -> int:
         """In all."""
         return sum(side.degrees.devices * side.workers for side in self.sides)
@@ -169,6 +174,9 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
         moe_tensor = 1
     elif engine is Engine.VLLM and tensor == data > 1 and expert == tensor * data:
         data, expert, moe_tensor = 1, tensor, 1
+    heads = max(group.attention.heads for group in decoder.layers)
+    if heads % tensor:
+        raise MissingError(f"{role}tp_size {tensor} does not divide {heads} heads")
     ranks = tensor * data
     if decoder.experts is None:
         moe_tensor, expert = ranks, 1

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from tuner.backtest.serving.launches import Launch
+from tuner.backtest.serving.recipes import Recipe, recipe_of
 from tuner.costs.serving.engine import TRAITS, Batching
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
@@ -27,10 +28,7 @@ from tuner.simulate.serving.steps import StepTimes, step_times
 
 ROUNDS: Final = 10
 """Requests in all, in multiples of the concurrency (InferenceX, benchmark scripts)."""
-LEAST_RATIO: Final = 0.8
-"""Of the nominal length (InferenceX, `--random-range-ratio`)."""
 STEPS_BEFORE_TOKEN: Final = 1.5
-CLIENT_S: Final = 15e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,36 +52,41 @@ class Predictor:
         """Predict one aggregated launch."""
         side = launch.sides[0]
         machine = self.machines[launch.system]
+        recipe = recipe_of(launch)
         iteration = Iteration(
             decoder=launch.decoder,
             formats=launch.formats,
             degrees=side.degrees,
             engine=launch.engine,
             machine=machine,
+            sequence_s=recipe.sequence_s,
         )
         data = side.degrees.attention_data
         concurrency = max(-(-launch.concurrency // data), 1)
-        rules = self._rules(launch, iteration, concurrency)
+        rules = self._rules(launch, iteration, recipe, concurrency)
         times = self._times(launch, iteration, concurrency, rules)
-        least = LEAST_RATIO
         requests = uniform_requests(
             ROUNDS * concurrency,
             input_tokens=launch.input_tokens,
             output_tokens=launch.output_tokens,
-            least_ratio=least,
+            least_ratio=recipe.least_ratio,
             seed=launch.concurrency,
         )
         served = simulate(requests, times=times, rules=rules, concurrency=concurrency)
-        return latency_of(served, estimated=tuple(sorted(machine.estimated)))
+        return latency_of(served, recipe, estimated=tuple(sorted(machine.estimated)))
 
-    def _rules(self, launch: Launch, iteration: Iteration, concurrency: int) -> Rules:
+    def _rules(
+        self, launch: Launch, iteration: Iteration, recipe: Recipe, concurrency: int
+    ) -> Rules:
         traits = TRAITS[launch.engine]
-        step_tokens = traits.step_tokens
+        step_tokens = recipe.step_tokens or traits.step_tokens
         if traits.batching is Batching.WHOLE:
             step_tokens = max(step_tokens, concurrency + launch.input_tokens + 64)
         return Rules(
             batching=traits.batching,
             step_tokens=step_tokens,
+            poll_steps=recipe.poll_steps,
+            reserves_answers=traits.batching is not Batching.CHUNKED,
             kv_tokens=kv_tokens(
                 launch.decoder,
                 launch.formats,
@@ -105,6 +108,7 @@ class Predictor:
             launch.decoder.name,
             launch.formats,
             iteration.degrees,
+            iteration.sequence_s,
             longest,
             most,
             tokens,
@@ -116,9 +120,9 @@ class Predictor:
         return self.steps[key]
 
 
-def latency_of(served: Served, *, estimated: tuple[str, ...]) -> Latency:
+def latency_of(served: Served, recipe: Recipe, *, estimated: tuple[str, ...]) -> Latency:
     """Means, as a client sees them."""
     tpot_s = float(np.mean(served.tpot_s_R)) if (served.output_R > 1).any() else 0.0
     inside_s = float(np.mean(served.ttft_s_R))
-    ttft_s = inside_s + STEPS_BEFORE_TOKEN * tpot_s + CLIENT_S
+    ttft_s = inside_s + (STEPS_BEFORE_TOKEN + recipe.stream_steps) * tpot_s + recipe.client_s
     return Latency(ttft_s=ttft_s, tpot_s=tpot_s, estimated=estimated)

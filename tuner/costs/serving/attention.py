@@ -75,8 +75,11 @@ class AttentionLayer:
         """All of them for m tokens."""
         total_Q = np.zeros_like(m_Q)
         for n, k, dtype in self.products:
-            total_Q = total_Q + self.machine.product_s(m_Q, n=n, k=k, dtype=dtype)
+            total_Q = total_Q + self._product_s(m_Q, n=n, k=k, dtype=dtype)
         return total_Q
+
+    def _product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
+        return self.machine.product_s(m_Q, n=n, k=k, dtype=dtype, software=self.software)
 
     def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
         """One new token for each of n sequences."""
@@ -198,7 +201,7 @@ class AttentionLayer:
         core = "/".join(word for word in ("core", self._kv) if word)
         nope = own.head_dim - own.rope_dim
         width = self.heads * (nope + own.value_dim)
-        up_Q = self.machine.product_s(s_Q, n=width, k=own.kv_rank, dtype=self.formats.attention)
+        up_Q = self._product_s(s_Q, n=width, k=own.kv_rank, dtype=self.formats.attention)
         curves = [
             self.machine.curve("latent_attention", [(name, core, "bf16", self.heads)])
             for name in names

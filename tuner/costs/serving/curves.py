@@ -82,8 +82,9 @@ def _places(axis_N: Floats, at_Q: Floats) -> tuple[npt.NDArray[np.intp], Floats,
 def plane_of(x_N: npt.NDArray[np.generic], y_N: npt.NDArray[np.generic], time_s_N: Floats) -> Plane:
     """Make a plane of points in any order.
 
-    Corners are often missing, because what they need did not fit into memory; they are filled in
-    proportion to x from the next smaller x, then from the next smaller y.
+    Some sizes were measured for few partners: gaps along y are interpolated. Corners are often
+    missing, because what they need did not fit into memory; they are filled in proportion to x from
+    the next smaller x, then from the next larger x.
     """
     size_x = np.maximum(np.asarray(x_N, dtype=np.float64), 0.5)
     size_y = np.maximum(np.asarray(y_N, dtype=np.float64), 0.5)
@@ -91,12 +92,18 @@ def plane_of(x_N: npt.NDArray[np.generic], y_N: npt.NDArray[np.generic], time_s_
     y_Y, col_N = np.unique(size_y, return_inverse=True)
     best_XY = np.full((len(x_X), len(y_Y)), np.inf)
     np.minimum.at(best_XY, (row_N, col_N), time_s_N)
+    log_s_XY = np.where(np.isinf(best_XY), np.nan, np.log(best_XY))
+    log_x_X, log_y_Y = np.log(x_X), np.log(y_Y)
+    for row, log_s_Y in enumerate(log_s_XY):
+        known = np.flatnonzero(~np.isnan(log_s_Y))
+        inside = np.arange(known[0], known[-1] + 1)
+        log_s_XY[row, inside] = np.interp(log_y_Y[inside], log_y_Y[known], log_s_Y[known])
     for row in range(1, len(x_X)):
-        scaled_Y = best_XY[row - 1] * (x_X[row] / x_X[row - 1])
-        best_XY[row] = np.where(np.isinf(best_XY[row]), scaled_Y, best_XY[row])
+        scaled_Y = log_s_XY[row - 1] + (log_x_X[row] - log_x_X[row - 1])
+        log_s_XY[row] = np.where(np.isnan(log_s_XY[row]), scaled_Y, log_s_XY[row])
     for row in range(len(x_X) - 2, -1, -1):
-        best_XY[row] = np.where(np.isinf(best_XY[row]), best_XY[row + 1], best_XY[row])
-    return Plane(log_x_X=np.log(x_X), log_y_Y=np.log(y_Y), log_s_XY=np.log(best_XY))
+        log_s_XY[row] = np.where(np.isnan(log_s_XY[row]), log_s_XY[row + 1], log_s_XY[row])
+    return Plane(log_x_X=log_x_X, log_y_Y=log_y_Y, log_s_XY=log_s_XY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -42,6 +42,8 @@ class Iteration:
     degrees: Degrees
     engine: Engine
     machine: ServingMachine
+    sequence_s: float = 0.0
+    """What the host takes per running sequence and step; see engine.py."""
 
     @cached_property
     def attention_layers(self) -> tuple[tuple[int, AttentionLayer], ...]:
@@ -101,7 +103,7 @@ class Iteration:
         )
         found = {
             "experts": self.machine.moe_s(together_Q, shape, software=self.engine.value),
-            "router": self.machine.product_s(
+            "router": self._product_s(
                 m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"
             ),
             "exchange": self._moe_exchange_s(m_Q),
@@ -113,8 +115,11 @@ class Iteration:
 
     def _gated_s(self, m_Q: Floats, *, width: float) -> Floats:
         hidden, dtype = self.decoder.hidden, self.formats.ffn
-        up_Q = self.machine.product_s(m_Q, n=2.0 * width, k=hidden, dtype=dtype)
-        return up_Q + self.machine.product_s(m_Q, n=hidden, k=width, dtype=dtype)
+        up_Q = self._product_s(m_Q, n=2.0 * width, k=hidden, dtype=dtype)
+        return up_Q + self._product_s(m_Q, n=hidden, k=width, dtype=dtype)
+
+    def _product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
+        return self.machine.product_s(m_Q, n=n, k=k, dtype=dtype, software=self.engine.value)
 
     def _small_s(self, m_Q: Floats, count: int) -> Floats:
         moved_Q = 2.0 * ELEMENT_BYTES * m_Q * self.decoder.hidden
@@ -140,13 +145,14 @@ class Iteration:
         )
 
     def head_s(self, n_Q: Floats) -> Floats:
-        """The head for n sequences, and the gathering of its logits."""
+        """The head for n sequences, the gathering of its logits, and the host's work on them."""
         ranks = self.degrees.attention_tensor
-        product_Q = self.machine.product_s(
+        product_Q = self._product_s(
             n_Q, n=self.decoder.vocab / ranks, k=self.decoder.hidden, dtype=self.formats.head
         )
         logits_Q = ELEMENT_BYTES * n_Q * self.decoder.vocab
-        return product_Q + self.machine.collective_s(
+        host_Q = self.sequence_s * n_Q
+        return host_Q + product_Q + self.machine.collective_s(
             logits_Q, kind="all_gather", ranks=ranks, software=self.engine.value
         )
 

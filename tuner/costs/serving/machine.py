@@ -75,10 +75,12 @@ class ServingMachine:
     estimated: set[str] = field(default_factory=set)
     """Filled while asked: operations that came from the datasheet."""
 
-    def product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
+    def product_s(
+        self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str
+    ) -> Floats:
         """One product [m, k] x [k, n]."""
         if self.tables is not None:
-            curve = self.tables.product(dtype=dtype, n=n, k=k)
+            curve = self.tables.product(dtype=dtype, n=n, k=k, software=software)
             if curve is not None:
                 return curve.seconds(m_Q)
         self.estimated.add(f"gemm {dtype}")

@@ -10,9 +10,11 @@ step with running sequences; it leaves with its last. Between two such events no
 pasts, which grow evenly, so that all the steps until then are taken in one jump: as many times the
 step with the mean past. The work per request is a few events, whatever its length.
 
-Memory admits a request only if prompt and answer fit beside what is reserved.
+Memory admits a request only if prompt and answer fit beside what is reserved, or, where an engine
+takes memory as answers grow, if the prompt fits; when there is no more, the sequence that came last
+gives its memory back and is read again later. Engines may look for requests every few steps only.
 
-Not covered: preemption, prefix caches, priorities.
+Not covered: prefix caches, priorities.
 """
 
 import heapq
@@ -35,6 +37,11 @@ class Rules:
     step_tokens: int
     kv_tokens: float = math.inf
     most_running: int = 2**31
+    reserves_answers: bool = True
+    """Memory is set aside for whole answers; else it is taken as they grow, and the sequence that
+    came last starts anew when there is no more."""
+    poll_steps: int = 1
+    """Steps from one look at what has come to the next, while sequences run."""
 
 
 @dataclass(slots=True)
@@ -60,13 +67,20 @@ class _Play:
     """Heap of (step of the last token, request)."""
     past: int = 0
     """Tokens in the cache of all running sequences."""
+    prompts: int = 0
+    """Tokens of the prompts under way."""
     reserved: int = 0
+    """Tokens of memory that are set aside; not counted where answers take it as they grow."""
+    since_poll: int = 0
     arrived_s: dict[int, float] = field(default_factory=dict)
     first_s: dict[int, float] = field(default_factory=dict)
     end_s: dict[int, float] = field(default_factory=dict)
 
     def arrive(self) -> None:
         """Take in what has come by now."""
+        if self.since_poll < self.rules.poll_steps and (self.running or self.partial):
+            return
+        self.since_poll = 0
         while self.arrivals and self.arrivals[0][0] <= self.now_s:
             at_s, request = heapq.heappop(self.arrivals)
             self.arrived_s[request] = at_s
@@ -77,12 +91,17 @@ class _Play:
         room = self.rules.most_running - len(self.running) - len(self.partial)
         while self.waiting and room > 0:
             request = self.waiting[0]
-            need = self.inputs[request] + self.outputs[request]
+            need = self.inputs[request]
+            taken = self.past + self.prompts
+            if self.rules.reserves_answers:
+                need += self.outputs[request]
+                taken = self.reserved
             is_idle = not (self.running or self.partial)
-            if self.reserved + need > self.rules.kv_tokens and not is_idle:
+            if taken + need > self.rules.kv_tokens and not is_idle:
                 return
             self.waiting.popleft()
-            self.reserved += need
+            self.reserved += self.inputs[request] + self.outputs[request]
+            self.prompts += self.inputs[request]
             self.partial.append([request, 0])
             room -= 1
 
@@ -90,9 +109,17 @@ class _Play:
         """Steps without prompts until a sequence ends or a request comes."""
         num = len(self.running)
         steps = self.running[0][0] - self.step
+        if not self.rules.reserves_answers and num > 1:
+            room = int((self.rules.kv_tokens - self.past) / num)
+            if room < 1:
+                self.preempt()
+                return
+            steps = min(steps, room)
+        if self.arrivals and self.arrivals[0][0] <= self.now_s:
+            steps = min(steps, max(self.rules.poll_steps - self.since_poll, 1))
         mean_past = self.past / num
         step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1))
-        if self.arrivals and self.arrivals[0][0] < self.now_s + steps * step_s:
+        if self.arrivals and self.now_s < self.arrivals[0][0] < self.now_s + steps * step_s:
             first_s = self.times.decode_step_s(num, mean_past)
             wait_s = self.arrivals[0][0] - self.now_s
             steps = min(max(math.ceil(wait_s / first_s), 1), steps)
@@ -100,9 +127,26 @@ class _Play:
         self.now_s += steps * step_s
         self.advance(steps)
 
+    def preempt(self) -> None:
+        """Send the sequence that came last back to wait; its cache is lost."""
+        place = max(range(len(self.running)), key=lambda i: self.running[i][1])
+        last, request = self.running[place]
+        self.running[place] = self.running[-1]
+        self.running.pop()
+        heapq.heapify(self.running)
+        left = last - self.step
+        done = self.outputs[request] - left
+        self.past -= self.inputs[request] + done
+        self.reserved -= self.inputs[request] + self.outputs[request]
+        # What it has said so far is read again as part of its prompt.
+        self.inputs[request] += done
+        self.outputs[request] = left
+        self.waiting.appendleft(request)
+
     def advance(self, steps: int) -> None:
         """Every running sequence gets so many tokens; those with their last leave."""
         self.step += steps
+        self.since_poll += steps
         self.past += steps * len(self.running)
         while self.running and self.running[0][0] <= self.step:
             _, request = heapq.heappop(self.running)
@@ -131,8 +175,11 @@ class _Play:
         self.now_s += seconds
         if num:
             self.advance(1)
+        else:
+            self.since_poll += 1
         for request in done:
-            self.first_s[request] = self.now_s
+            self.first_s.setdefault(request, self.now_s)
+            self.prompts -= self.inputs[request]
             if self.outputs[request] == 1:
                 self.finish(request)
             else:

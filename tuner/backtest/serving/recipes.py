@@ -1,0 +1,90 @@
+"""How a published launch was driven and set up beyond what its columns say.
+
+InferenceX rows follow its recipes (github.com/SemiAnalysisAI/InferenceX, benchmarks/single_node):
+10 C requests, of lengths even in 0.8 to 1 of the nominal; SGLang on Blackwell looks for requests
+every 10 steps below 16 requests and every 30 from there on (`--scheduler-recv-interval`); TensorRT-LLM
+hands tokens of models with experts out ten at a time (`stream_interval: 10`). Other rows come from a
+driver that is not documented; waves of equal TTFT show that its lengths do not vary.
+
+Host work per sequence and step is paid by engines whose scheduler waits for each step: vLLM before
+asynchronous scheduling became its default (0.14), and engines that hand every token out one by one
+from the process that schedules, as the undocumented driver makes them.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.backtest.serving.launches import Harness, Launch
+from tuner.costs.serving.engine import Engine
+
+SEQUENCE_S: Final = 25e-6
+"""Host seconds per running sequence and step where nothing hides them; 20 to 45 us are seen."""
+ASYNCHRONOUS: Final = (0, 14)
+"""First release of vLLM that schedules the next step while one runs."""
+CLIENT_S: Final = 15e-3
+SGLANG_CLIENT_S: Final = 100e-3
+"""Both: HTTP server, tokeniser, client, and what a first step costs the host without a graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What columns do not say."""
+
+    least_ratio: float
+    """Shortest length, of the nominal one."""
+    poll_steps: int = 1
+    stream_steps: float = 0.0
+    """Steps that a token waits to be handed out."""
+    client_s: float = CLIENT_S
+    sequence_s: float = 0.0
+    step_tokens: int | None = None
+    """Token budget of a step; None: the engine's usual one."""
+
+
+def recipe_of(launch: Launch) -> Recipe:
+    """Look up what is known of a launch."""
+    is_known = launch.harness is Harness.INFERENCEX
+    return Recipe(
+        least_ratio=0.8 if is_known else 1.0,
+        poll_steps=_poll_steps(launch) if is_known else 1,
+        stream_steps=_stream_steps(launch) if is_known else 0.0,
+        client_s=SGLANG_CLIENT_S if launch.engine is Engine.SGLANG else CLIENT_S,
+        sequence_s=SEQUENCE_S if _waits(launch) else 0.0,
+        step_tokens=_step_tokens(launch) if is_known else None,
+    )
+
+
+def _poll_steps(launch: Launch) -> int:
+    is_polled = launch.engine is Engine.SGLANG and launch.decoder.name in (
+        "deepseek-v3",
+        "qwen3.5-397b-a17b",
+    )
+    if not is_polled or not launch.is_blackwell:
+        return 1
+    return 10 if launch.concurrency < 16 else 30
+
+
+def _stream_steps(launch: Launch) -> float:
+    return 10.0 if launch.engine is Engine.TRTLLM and launch.decoder.experts else 0.0
+
+
+def _step_tokens(launch: Launch) -> int | None:
+    if launch.engine is Engine.SGLANG and launch.decoder.name == "deepseek-v3":
+        return 32768
+    if launch.engine is Engine.VLLM and launch.decoder.name == "minimax-m2" and launch.is_blackwell:
+        return 2 * launch.input_tokens
+    return None
+
+
+def _waits(launch: Launch) -> bool:
+    if launch.engine is Engine.VLLM:
+        return _version(launch.release) < ASYNCHRONOUS
+    return launch.harness is Harness.OTHER
+
+
+def _version(release: str) -> tuple[int, ...]:
+    """Numbers of a release; nightly builds count as new, a release that is not said as old."""
+    if release.startswith("nightly"):
+        return (999,)
+    return tuple(int(word) for word in re.findall(r"\d+", release)[:2])
