@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
-from tuner.units import parse_bytes, parse_bytes_per_s, parse_seconds
+from tuner.units import parse_bytes, parse_bytes_per_s, parse_per_s, parse_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,14 @@ BytesPerSecond = Annotated[
     _text_schema("400Gbit/s"),
 ]
 """Bytes per second; in a file a bandwidth with its unit."""
+
+PerSecond = Annotated[
+    float,
+    Field(gt=0.0, allow_inf_nan=False),
+    BeforeValidator(_quantity(parse_per_s, "20/s")),
+    _text_schema("20/s"),
+]
+"""Events per second; in a file a rate with its unit."""
 
 
 def _no_bool(value: Any) -> Any:

@@ -1,90 +1,114 @@
-"""The requests of a deployment: how they arrive and how long they are.
+"""The traffic of a serving goal: who asks, how often, for how much.
 
-closed loop   a fixed number of requests is always running
-open          requests arrive on their own, at a rate
-trace         arrivals and lengths of recorded requests
+    {concurrency: 256, input_tokens: 4000, output_tokens: 1000}   closed loop: as one request ends,
+                                                                  the next begins
+    {rate: 20/s, arrival: {kind: gamma, cv: 1.5}, input_tokens: ..., output_tokens: ...}    open
+    {trace: chat.csv}                                             replayed as recorded
+    {trace: chat.csv, rate: 20/s}                                 replayed, time stretched to a rate
+    {trace: chat.csv, rate: 20/s, arrival: {kind: poisson}}       lengths drawn from it in pairs
+    {trace: chat.csv, concurrency: 256}                           likewise, in a closed loop
+
+A recorded load is changed by stretching time, never by leaving requests out, which would change its
+burstiness.
+
+Not covered: cycles over a day other than as a trace; sessions whose next prompt waits for an
+answer.
 """
 
-from typing import Annotated, Any, Literal, Self
+from enum import StrEnum
+from typing import Annotated, Final, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from profilers.records import Record
-from tuner.spec.fields import Count, FilePath, Number, PositiveSeconds
-from tuner.units import parse_per_s
+from tuner.spec.fields import Count, FilePath, Number, PerSecond, PositiveSeconds
+from tuner.spec.serving.lengths import Lengths
+
+MOST_CONCURRENT: Final = 1_000_000
 
 
-def _rate(value: Any) -> Any:
-    return parse_per_s(value) if isinstance(value, str) else value
+class ArrivalKind(StrEnum):
+    """How requests of an open load follow each other."""
 
-
-Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False), BeforeValidator(_rate)]
-"""Per second; in a file with its unit, e.g. `20/s`."""
-
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class Lengths(Record):
-    """A distribution of token counts."""
-
-    kind: Literal["fixed", "uniform", "lognormal", "pareto"] = "fixed"
-    mean: Number
-    """Of fixed, uniform, lognormal; of pareto too."""
-    low_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
-    """Uniform: least length over the mean's counterpart, the greatest."""
-    sigma: Number = 1.0
-    """Lognormal: standard deviation of the logarithm."""
-    tail: Annotated[float, Field(gt=1.0)] = 2.5
-    """Pareto: exponent of the tail."""
-    most: Count | None = None
-    """Longer ones are cut."""
-
-
-def _lengths(value: Any) -> Any:
-    return {"mean": value} if isinstance(value, int | float) else value
-
-
-LengthsOrCount = Annotated[Lengths, BeforeValidator(_lengths)]
+    POISSON = "poisson"
+    """Independent of each other."""
+    CONSTANT = "constant"
+    """At even gaps."""
+    GAMMA = "gamma"
+    """Gaps follow a gamma law of the same mean: shape 1 / cv^2, scale cv^2 / rate (DistServe)."""
+    ON_OFF = "on_off"
+    """Poisson while on, silent while off, both for exponential times (interrupted Poisson process;
+    Kuczura, Bell System Technical Journal 52(3), 1973)."""
 
 
 class Arrival(Record):
-    """How open requests arrive."""
+    """The shape of an open load; its mean rate is the traffic's."""
 
-    kind: Literal["poisson", "gamma", "on_off", "constant"] = "poisson"
-    cv: Number = 1.0
-    """Gamma: standard deviation over mean of the gaps."""
+    kind: ArrivalKind = ArrivalKind.POISSON
+    cv: Annotated[Number, Field(le=100.0)] | None = None
+    """Of `gamma`: standard deviation of the gaps over their mean; 1 is Poisson, more is bursty."""
     on: PositiveSeconds | None = None
-    """On-off: mean length of a busy stretch."""
+    """Of `on_off`: mean time with requests, seconds."""
     off: PositiveSeconds | None = None
-    """On-off: mean length of a quiet one."""
+    """Of `on_off`: mean time without, seconds."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        needed = {ArrivalKind.GAMMA: ("cv",), ArrivalKind.ON_OFF: ("on", "off")}.get(self.kind, ())
+        for name in ("cv", "on", "off"):
+            given = getattr(self, name) is not None
+            if given and name not in needed:
+                raise ValueError(f"{self.kind} arrivals have no {name!r}")
+            if not given and name in needed:
+                raise ValueError(f"{self.kind} arrivals need {name!r}")
+        return self
 
 
 class Traffic(Record):
-    """Exactly one of concurrency, rate and trace."""
+    """What the deployment has to serve."""
 
-    concurrency: Count | None = None
-    """Closed loop: requests that always run."""
-    rate: Rate | None = None
-    """Open: requests a second."""
-    arrival: Arrival = Arrival()
+    concurrency: Annotated[Count, Field(le=MOST_CONCURRENT)] | None = None
+    """Requests under way at any time: a closed loop."""
+    rate: PerSecond | None = None
+    """Mean requests per second of an open load."""
+    arrival: Arrival | None = None
+    """How they follow each other; absent: Poisson, or as the trace has it."""
     trace: FilePath | None = None
-    """Recorded requests: Azure CSV, BurstGPT CSV or Mooncake JSONL."""
-    rate_factor: Number = 1.0
-    """Trace: how many times faster it is replayed."""
-    input_tokens: LengthsOrCount | None = None
-    output_tokens: LengthsOrCount | None = None
-    prefix_hit: Share = 0.0
-    """Share of the prompt whose KV cache is already there."""
+    """Recorded requests; tuner/spec/serving/traces.py says of which formats."""
+    input_tokens: Lengths | None = None
+    """Of a prompt, its cached part included; absent where a trace says it."""
+    output_tokens: Lengths | None = None
+    """Of an answer."""
+    prefix_hit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of the prompt tokens whose keys and values are found in the prefix cache."""
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        named = [n for n in ("concurrency", "rate", "trace") if getattr(self, n) is not None]
-        if len(named) != 1:
+    def _consistent(self) -> Self:
+        if self.concurrency is not None and (self.rate, self.arrival) != (None, None):
             raise ValueError(
-                f"{' and '.join(named) or 'nothing'} said; name one of concurrency, rate, trace"
+                "'concurrency' is a closed loop, 'rate' and 'arrival' an open load; keep one"
             )
-        if self.trace is None and (self.input_tokens is None or self.output_tokens is None):
-            raise ValueError("input_tokens and output_tokens are needed without a trace")
-        if self.arrival.kind == "on_off" and None in (self.arrival.on, self.arrival.off):
-            raise ValueError("arrival on_off needs on and off")
+        if self.concurrency is None and self.rate is None and self.trace is None:
+            raise ValueError("one of 'concurrency', 'rate' or 'trace' says how much is asked")
+        if self.arrival is not None and self.rate is None:
+            raise ValueError("'arrival' needs the mean 'rate' too, such as 20/s")
+        for name in ("input_tokens", "output_tokens"):
+            given = getattr(self, name) is not None
+            if self.trace is None and not given:
+                raise ValueError(
+                    f"missing {name!r}; a number, or a law such as"
+                    " {kind: lognormal, mean: 1000, cv: 1}"
+                )
+            if self.trace is not None and given:
+                raise ValueError(f"the trace has its own {name!r}; leave it out")
         return self
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether requests wait for each other."""
+        return self.concurrency is not None
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether arrivals are those of the trace, at its own rate or another."""
+        return self.trace is not None and not self.is_closed_loop and self.arrival is None

@@ -1,0 +1,136 @@
+"""Traces of all formats read alike, in bounded memory, and damage is named with its line."""
+
+import tracemalloc
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.errors import SpecError
+from tuner.spec.serving import traces
+from tuner.spec.serving.traces import trace_chunks
+
+ROWS = [(0.0, 100, 10), (0.5, 200, 20), (0.5, 5, 0), (25.25, 300, 1)]
+Form = Callable[[Sequence[tuple[float, int, int]]], str]
+Write = Callable[[str], Path]
+
+
+def test_all_formats_say_the_same(form: Form, write: Write) -> None:
+    (chunk,) = trace_chunks(write(form(ROWS)))
+    assert chunk.arrival_s_N.tolist() == pytest.approx([0.0, 0.5, 25.25])
+    assert chunk.input_tokens_N.tolist() == [100, 200, 300]
+    assert chunk.output_tokens_N.tolist() == [10, 20, 1]
+    assert chunk.failed == 1
+
+
+def test_chunks_join_without_a_seam(
+    form: Form, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "CHUNK_ROWS", 3)
+    rows = [(time_s + 3.0, 1, 1) for time_s in range(8)]
+    chunks = list(trace_chunks(write(form(rows))))
+    assert [len(chunk.arrival_s_N) for chunk in chunks] == [3, 3, 2]
+    joined = np.concatenate([chunk.arrival_s_N for chunk in chunks])
+    assert joined.tolist() == pytest.approx(list(range(8)))
+
+
+def test_times_that_go_back_are_found_across_chunks_too(
+    form: Form, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "CHUNK_ROWS", 2)
+    path = write(form([(0.0, 1, 1), (2.0, 1, 1), (1.0, 1, 1)]))
+    line = 3 if form([]) == "" else 4
+    with pytest.raises(SpecError, match=f"line {line}: .* is before the row above; sort by time"):
+        list(trace_chunks(path))
+
+
+@pytest.mark.parametrize("suffix", ["+00:00", "Z"])
+def test_azure_times_may_say_that_they_are_utc(write: Write, suffix: str) -> None:
+    header = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    text = f"2024-05-10 00:00:00.0099307{suffix},1,2\n2024-05-10 00:00:01{suffix},1,2\n"
+    (chunk,) = trace_chunks(write(header + text))
+    assert chunk.arrival_s_N.tolist() == pytest.approx([0.0, 0.9900693], abs=1e-9)
+
+
+def test_more_columns_another_order_blank_lines_and_a_mark_change_nothing(write: Write) -> None:
+    text = '\ufeffNumImages,"GeneratedTokens",TIMESTAMP,ContextTokens\r\n'
+    text += "0,7,2024-05-10 00:00:00,9\r\n\r\n"
+    (chunk,) = trace_chunks(write(text))
+    assert (chunk.input_tokens_N.tolist(), chunk.output_tokens_N.tolist()) == ([9], [7])
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n"
+BURST = "Timestamp,Request tokens,Response tokens\n1,1,1\n"
+MOONCAKE = '{"timestamp": 1, "input_length": 1, "output_length": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the first line is of no known trace"),
+        ("time,tokens\n1,2\n", "of no known trace .azure: TIMESTAMP, ContextTokens"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
+        (AZURE + "yesterday,1,1\n", "line 3: 'yesterday' is no date"),
+        (AZURE + "2023-11-16 18:17:04-05:00,1,1\n", "line 3: .* is no date"),
+        (AZURE + "NaT,1,1\n", "line 3: 'NaT' is no date"),
+        (AZURE + "2023-11-16 18:17:04,1\n", "line 3: 2 cells, 3 are needed"),
+        (AZURE + "2053-11-16 18:17:04,1,1\n", "line 3: .* is no time of this trace"),
+        (BURST + "2,-5,1\n", "line 3: '-5' is no number of tokens from 0"),
+        (BURST + "2,1.5,1\n", "line 3: '1.5' is no number of tokens"),
+        (BURST + "2,nan,1\n", "line 3: 'nan' is no number of tokens"),
+        (BURST + "2,many,1\n", "line 3: 'many' is no number"),
+        (BURST + "2,1e9,1\n", "line 3: '1e9' is no number of tokens"),
+        (BURST + "nan,1,1\n", "line 3: 'nan' is no time"),
+        (BURST + "inf,1,1\n", "line 3: 'inf' is no time"),
+        ("Timestamp,Request tokens,Response tokens\n-1,1,1\n", "line 2: '-1' is no time"),
+        (BURST + f'2,"{"9" * 200_000}",1\n', "field larger than field limit"),
+        (MOONCAKE + "[1, 2]\n", "line 2: no object with timestamp, input_length"),
+        (MOONCAKE + "{\n", "line 2: no object"),
+        (MOONCAKE + "[" * 200_000 + "\n", "line 2: (nested too deeply|no object)"),
+        (MOONCAKE + MOONCAKE.replace("1}", "null}"), "line 2: null is no number of tokens"),
+        (MOONCAKE + MOONCAKE.replace("1}", "true}"), "line 2: true is no number"),
+        (MOONCAKE + MOONCAKE.replace("1}", '["a"]}'), "line 2: a list of 1 is no number"),
+        (MOONCAKE + MOONCAKE.replace(": 1,", ": -1,", 1), "line 2: -1 is no time"),
+        (MOONCAKE + "x" * 1_000_001, "line 2 is longer than"),
+    ],
+)
+def test_damage_is_one_line_that_says_where(write: Write, text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        list(trace_chunks(write(text)))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="not a file"):
+        list(trace_chunks(tmp_path))
+    with pytest.raises(SpecError, match="No such file"):
+        list(trace_chunks(tmp_path / "absent.csv"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="not UTF-8"):
+        list(trace_chunks(tmp_path / "binary"))
+
+
+def test_too_many_rows_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MOST_ROWS", 3)
+    with pytest.raises(SpecError, match="more than 3 rows; cut the trace"):
+        list(trace_chunks(write(BURST + "1,1,1\n" * 3)))
+
+
+def test_a_million_rows_are_read_in_bounded_memory(write: Write) -> None:
+    path = write("Timestamp,Request tokens,Response tokens\n" + "5,1000,100\n" * 1_000_000)
+    chunks = trace_chunks(path)
+    total = sum(int(chunk.input_tokens_N.sum()) for chunk in islice(chunks, 10))
+    # Tracing costs ten times the reading, so that only some chunks far into the file are traced.
+    tracemalloc.start()
+    try:
+        total += sum(int(chunk.input_tokens_N.sum()) for chunk in islice(chunks, 2))
+        held_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    total += sum(int(chunk.input_tokens_N.sum()) for chunk in chunks)
+    assert total == 10**9
+    assert peak_bytes < 40 * 2**20
+    assert held_bytes < peak_bytes

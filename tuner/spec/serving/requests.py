@@ -1,0 +1,136 @@
+"""Requests of a traffic, drawn or replayed: when each begins, and how long prompt and answer are.
+
+Everything random comes from the generator that is passed in, so equal seeds give equal requests. An
+open load begins at time 0 with its first gap. On/off arrivals begin in the state that a look at any
+time would find; arrivals are drawn on the clock that runs only while on, and the silences are then
+put between.
+
+Letter: N requests.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.errors import SpecError
+from tuner.spec.files import shown_path
+from tuner.spec.serving.lengths import LengthLaw, sample_tokens
+from tuner.spec.serving.trace_summary import TraceSummary, summarise_trace
+from tuner.spec.serving.traces import trace_chunks
+from tuner.spec.serving.traffic import Arrival, ArrivalKind, Traffic
+
+MOST_REQUESTS: Final = 10_000_000
+"""Held in memory at once: 240 MB."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requests:
+    """A list of requests, in order of arrival."""
+
+    arrival_s_N: Floats | None
+    """Seconds from the start; None in a closed loop, where ends of others decide."""
+    input_tokens_N: Ints
+    output_tokens_N: Ints
+
+
+def requests_of(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requests:
+    """Return `count` requests; fewer where a replayed trace has fewer.
+
+    Raises:
+        SpecError: the trace cannot be used.
+    """
+    if not 1 <= count <= MOST_REQUESTS:
+        raise ValueError(f"{count} requests are not between 1 and {MOST_REQUESTS}")
+    if traffic.is_replayed:
+        return _replayed(traffic, count=count, rng=rng)
+    input_N, output_N = _lengths(traffic, count=count, rng=rng)
+    arrival_s_N = None
+    if traffic.rate is not None:
+        arrival = traffic.arrival or Arrival()
+        arrival_s_N = arrivals_s(arrival, rate_per_s=traffic.rate, count=count, rng=rng)
+    return Requests(arrival_s_N=arrival_s_N, input_tokens_N=input_N, output_tokens_N=output_N)
+
+
+def arrivals_s(
+    arrival: Arrival, *, rate_per_s: float, count: int, rng: np.random.Generator
+) -> Floats:
+    """Draw the times at which requests of an open load come, in seconds."""
+    if arrival.kind is ArrivalKind.CONSTANT:
+        return np.arange(1, count + 1) / rate_per_s
+    if arrival.kind is ArrivalKind.GAMMA and arrival.cv is not None:
+        squared = arrival.cv**2
+        gaps_s_N = rng.gamma(1.0 / squared, squared / rate_per_s, size=count)
+        return np.cumsum(gaps_s_N)
+    if arrival.kind is ArrivalKind.ON_OFF and arrival.on is not None and arrival.off is not None:
+        return _on_off_s(
+            on_s=arrival.on, off_s=arrival.off, rate_per_s=rate_per_s, count=count, rng=rng
+        )
+    return np.cumsum(rng.exponential(1.0 / rate_per_s, size=count))
+
+
+def _on_off_s(
+    *, on_s: float, off_s: float, rate_per_s: float, count: int, rng: np.random.Generator
+) -> Floats:
+    on_ratio = on_s / (on_s + off_s)
+    busy_s_N = np.cumsum(rng.exponential(on_ratio / rate_per_s, size=count))
+    phases = 1 + int(busy_s_N[-1] / on_s)
+    ends_s = np.cumsum(rng.exponential(on_s, size=phases))
+    while ends_s[-1] < busy_s_N[-1]:
+        ends_s = np.concatenate((ends_s, ends_s[-1] + np.cumsum(rng.exponential(on_s, phases))))
+    silences_s = rng.exponential(off_s, size=len(ends_s))
+    begins_off = rng.random() >= on_ratio
+    before_s = np.concatenate(([rng.exponential(off_s) if begins_off else 0.0], silences_s))
+    silent_s = np.cumsum(before_s)
+    return np.asarray(busy_s_N + silent_s[np.searchsorted(ends_s, busy_s_N)])
+
+
+def _lengths(traffic: Traffic, *, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    if traffic.trace is not None:
+        summary = summarise_trace(traffic.trace, rng=rng)
+        drawn_N = rng.integers(0, len(summary.sample_input_N), size=count)
+        return summary.sample_input_N[drawn_N], summary.sample_output_N[drawn_N]
+    return (
+        _sampled(traffic.input_tokens, count=count, rng=rng),
+        _sampled(traffic.output_tokens, count=count, rng=rng),
+    )
+
+
+def _sampled(law: LengthLaw | None, *, count: int, rng: np.random.Generator) -> Ints:
+    if law is None:
+        raise ValueError("traffic without a trace has laws of lengths")
+    return sample_tokens(law, count=count, rng=rng)
+
+
+def _replayed(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requests:
+    if traffic.trace is None:
+        raise ValueError("only a trace can be replayed")
+    stretch = 1.0
+    if traffic.rate is not None:
+        stretch = _stretch(summarise_trace(traffic.trace, rng=rng), traffic=traffic)
+    arrivals, inputs, outputs = [], [], []
+    left = count
+    for chunk in trace_chunks(traffic.trace):
+        arrivals.append(chunk.arrival_s_N[:left] * stretch)
+        inputs.append(chunk.input_tokens_N[:left])
+        outputs.append(chunk.output_tokens_N[:left])
+        left -= len(arrivals[-1])
+        if not left:
+            break
+    return Requests(
+        arrival_s_N=np.concatenate(arrivals),
+        input_tokens_N=np.concatenate(inputs),
+        output_tokens_N=np.concatenate(outputs),
+    )
+
+
+def _stretch(summary: TraceSummary, *, traffic: Traffic) -> float:
+    """Factor on the trace's times that gives the wanted rate."""
+    if summary.span_s <= 0.0:
+        trace = shown_path(traffic.trace) if traffic.trace else ""
+        raise SpecError(f"{trace}: all requests come at once, which no stretching gives a rate")
+    return summary.rate_per_s / (traffic.rate or summary.rate_per_s)
