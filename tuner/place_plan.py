@@ -86,7 +86,7 @@ class WorkloadOutcome(Record):
     workload: str
     passes_planned_from: Size
     passes_judged: Size
-    """0: the recording has one pass, so that its totals were planned from and judged on."""
+    """0: the recording has one pass, whose token copies were parted by lot."""
     imbalance_before: Ratio
     """Of the placement that runs today, or of experts in order."""
     imbalance_rule: Ratio
@@ -144,6 +144,9 @@ class LayerTimes(Record):
     """Of `after_s`: the busiest rank's products."""
     exchange_after_s: Seconds
     """Of `after_s`: dispatch and combine."""
+    before_layers_s: tuple[Seconds, ...] = ()
+    """Of each placed layer."""
+    after_layers_s: tuple[Seconds, ...] = ()
 
 
 class MigrationCost(Record):
@@ -171,7 +174,8 @@ class PlacePrediction(Record):
     layer_times: tuple[LayerTimes, ...] = ()
     """Empty where no model and device were named."""
     traffic: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
-    """Where the objective is traffic, by its name: before, by the rule, after."""
+    """Where the objective is traffic, by its name: before, by the rule, after; cost units a token,
+    all layers (tuner/planner/place/candidates.py)."""
     migration: MigrationCost | None = None
 
 
@@ -183,7 +187,7 @@ class Verdict(Record):
     gain_ratio: float
     """Share of the priced time (or of the largest loads, without a price) that is saved."""
     noise_ratio: float
-    """What the same comparison varies by from pass to pass; a smaller gain is not one."""
+    """What the gain is uncertain by, from the spread over passes and from counting."""
     step_gain_ratio: float | None = None
     """Share of a whole pass that is saved, where a model and device were named."""
 

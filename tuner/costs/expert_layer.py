@@ -5,8 +5,10 @@
 
 A rank with n token copies on a active experts computes the grouped products of a experts with n/a
 rows each and moves 6 e h bytes a copy to permute and 3 e f to activate; reading the weights of
-active experts is part of the products, and all there is to them in decode. The busiest rank sets
-the time of a layer. Dispatch and combine wait for the rank that gets most copies:
+active experts is part of the products, and all there is to them in decode. Where a is an average,
+the time lies between those of the whole numbers beside it, as if each came up so often. A rank's
+time is divided by its speed, and the slowest rank sets the time of a layer. Dispatch and combine
+wait for the rank that gets most copies:
 
     plain       every copy is sent
     merged      a token is sent once to each domain and there once to each rank that it reaches
@@ -33,6 +35,17 @@ from tuner.spec.model import ModelSpec, Moe
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
+MOST_PRICED = 2**18
+"""Ranks priced at a time, which bounds memory."""
+
+
+def expert_bytes(model: ModelSpec, *, element_bytes: float) -> float:
+    """Weights of one expert of one layer."""
+    if model.moe is None:
+        raise ValueError(f"{model.name} has no experts")
+    matrices = 3.0 if model.ffn_is_gated else 2.0
+    return matrices * model.hidden_size * model.moe.expert_ffn_size * element_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertMachine:
@@ -47,19 +60,22 @@ class ExpertMachine:
     """Of weights and activations in the products."""
     exchange_bytes: float = 2.0
     """Of one element that is dispatched or combined."""
+    ranks_per_node: int | None = None
+    """Where fewer than a node has devices."""
 
     @property
     def group(self) -> Group:
         """The expert-parallel ranks on the machine, neighbours inside a domain."""
-        inside = min(float(self.ranks), number(self.hardware.domain))
-        return Group(ranks=float(self.ranks), inside=inside)
+        inside = number(self.hardware.domain)
+        if self.ranks_per_node is not None:
+            nodes = max(1.0, inside / number(self.hardware.devices_per_node))
+            inside = nodes * min(inside / nodes, float(self.ranks_per_node))
+        return Group(ranks=float(self.ranks), inside=min(float(self.ranks), inside))
 
     @property
     def expert_bytes(self) -> float:
         """Weights of one expert."""
-        moe = self.moe
-        matrices = 3.0 if self.model.ffn_is_gated else 2.0
-        return matrices * self.model.hidden_size * moe.expert_ffn_size * self.element_bytes
+        return expert_bytes(self.model, element_bytes=self.element_bytes)
 
     @property
     def moe(self) -> Moe:
@@ -83,6 +99,11 @@ class LayerSeconds:
         """All layers of each pass."""
         return np.asarray((self.experts_PL + self.exchange_PL).sum(axis=1))
 
+    @property
+    def layer_L(self) -> Floats:
+        """Each layer, mean over passes."""
+        return np.asarray((self.experts_PL + self.exchange_PL).mean(axis=0))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
@@ -93,7 +114,12 @@ class Reach:
 
 
 def layer_seconds(
-    machine: ExpertMachine, *, copies_PLG: Floats, active_PLG: Floats, reach: Reach | None = None
+    machine: ExpertMachine,
+    *,
+    copies_PLG: Floats,
+    active_PLG: Floats,
+    speed_G: Floats | None = None,
+    reach: Reach | None = None,
 ) -> LayerSeconds:
     """Price every layer of every pass.
 
@@ -101,40 +127,50 @@ def layer_seconds(
         machine: devices and sizes.
         copies_PLG: token copies of each rank.
         active_PLG: experts of each rank that at least one token reaches.
+        speed_G: of each rank's products, 1 as the machine has it; None: all so.
         reach: of a merged exchange; None: every copy is sent.
     """
-    shape = copies_PLG.shape
-    # Time grows with copies and with active experts, so one of these two ranks is the slowest.
-    candidates = (copies_PLG.argmax(axis=2), active_PLG.argmax(axis=2))
-    seconds = [
-        _experts_s(
-            machine,
-            copies=np.take_along_axis(copies_PLG, rank_PL[:, :, None], axis=2).ravel(),
-            active=np.take_along_axis(active_PLG, rank_PL[:, :, None], axis=2).ravel(),
-        )
-        for rank_PL in candidates
-    ]
-    experts_PL = np.maximum(*seconds).reshape(shape[:2])
-    total_PL = copies_PLG.sum(axis=2)
-    exchange_PL = _exchange_s(
-        machine, most=copies_PLG.max(axis=2).ravel(), total=total_PL.ravel(), reach=reach
-    ).reshape(shape[:2])
+    passes, layers, ranks = copies_PLG.shape
+    speeds_G = np.ones(ranks) if speed_G is None else speed_G
+    at_once = max(1, MOST_PRICED // (layers * ranks))
+    experts_PL = np.concatenate(
+        [
+            (
+                experts_s(
+                    machine,
+                    copies=copies_PLG[first : first + at_once].ravel(),
+                    active=active_PLG[first : first + at_once].ravel(),
+                ).reshape(-1, layers, ranks)
+                / speeds_G
+            ).max(axis=2)
+            for first in range(0, passes, at_once)
+        ]
+    )
+    exchange_PL = exchange_s(machine, most=copies_PLG.max(axis=2), reach=reach)
     return LayerSeconds(experts_PL=experts_PL, exchange_PL=exchange_PL)
 
 
 def products_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
     """Seconds of the grouped products of ranks with so many token copies and active experts."""
-    model, moe = machine.model, machine.moe
-    groups = np.maximum(active, 1.0)
-    width = float(moe.expert_ffn_size)
+    some = np.maximum(active, 1.0)
+    fewer = np.floor(some)
+    more_ratio = some - fewer
+    fewer_s = _whole_products_s(machine, copies=copies, experts=fewer)
+    more_s = _whole_products_s(machine, copies=copies, experts=fewer + 1.0)
+    return np.asarray((1.0 - more_ratio) * fewer_s + more_ratio * more_s)
+
+
+def _whole_products_s(machine: ExpertMachine, *, copies: Floats, experts: Floats) -> Floats:
+    model, width = machine.model, float(machine.moe.expert_ffn_size)
     inner = (2.0 if model.ffn_is_gated else 1.0) * width
     products = machine.kernels.experts_s(
-        groups, copies / groups, hidden=float(model.hidden_size), width=width, inner=inner
+        experts, copies / experts, hidden=float(model.hidden_size), width=width, inner=inner
     )
     return np.asarray(products.forward_s, dtype=np.float64)
 
 
-def _experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
+def experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
+    """Seconds of products and permutation of ranks with so many copies and active experts."""
     own, model = machine.constants, machine.model
     width = float(machine.moe.expert_ffn_size)
     per_copy = machine.element_bytes * (6.0 * model.hidden_size + 3.0 * width)
@@ -143,9 +179,11 @@ def _experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Flo
     return np.asarray(products_s(machine, copies=copies, active=active) + moved_s)
 
 
-def _exchange_s(
-    machine: ExpertMachine, *, most: Floats, total: Floats, reach: Reach | None
-) -> Floats:
+def exchange_s(machine: ExpertMachine, *, most: Floats, reach: Reach | None) -> Floats:
+    """Seconds of dispatch and combine where the busiest rank gets `most` token copies.
+
+    Merged, it gets as many more tokens than the others as it gets copies.
+    """
     group = machine.group
     ranks, inside = float(group.ranks), float(group.inside)
     if ranks <= 1.0:
@@ -155,19 +193,18 @@ def _exchange_s(
         near, far = most * (inside - 1.0) / ranks, most * (ranks - inside) / ranks
     else:
         domains = ranks / inside
-        busiest = most * ranks / np.maximum(total, 1.0)
-        tokens = busiest * total / ranks / machine.moe.top_k
+        tokens = most / machine.moe.top_k
         near = tokens * reach.ranks * (inside - 1.0) / inside
         far = tokens * reach.domains * (domains - 1.0) / domains
     once = all_to_all_s(
-        near * row_bytes,
-        far * row_bytes,
+        (near * row_bytes).ravel(),
+        (far * row_bytes).ravel(),
         group,
         machine.hardware,
         machine.constants,
         is_merged=0.0 if reach is None else 1.0,
     )
-    return np.asarray(2.0 * once, dtype=np.float64)
+    return np.asarray(2.0 * once, dtype=np.float64).reshape(most.shape)
 
 
 def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, decodes: bool) -> float:

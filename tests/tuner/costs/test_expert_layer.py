@@ -9,7 +9,7 @@ import pytest
 from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.analytic.constants import Software, uncalibrated
 from tuner.costs.analytic.kernels import DatasheetKernels
-from tuner.costs.expert_layer import ExpertMachine, Reach, layer_seconds, rest_s
+from tuner.costs.expert_layer import ExpertMachine, Reach, layer_seconds, products_s, rest_s
 from tuner.devices.catalogue import find_device
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
@@ -100,3 +100,47 @@ def test_a_model_without_experts_has_no_expert_layers() -> None:
     made = replace(machine(), model=read_model(MODELS / "llama-3.1-8b" / "config.json"))
     with pytest.raises(ValueError, match="no experts"):
         seconds(made, [1.0] * 8)
+
+
+def test_a_rank_can_be_the_slowest_with_neither_most_copies_nor_most_experts() -> None:
+    made = machine(name="qwen3-30b-a3b")
+    copies_PLG = np.array([[[9000.0, 8000.0, 40.0]]])
+    active_PLG = np.array([[[1.0, 30.0, 32.0]]])
+    alone = [
+        layer_seconds(
+            made,
+            copies_PLG=copies_PLG[:, :, rank : rank + 1],
+            active_PLG=active_PLG[:, :, rank : rank + 1],
+        ).experts_PL[0, 0]
+        for rank in range(3)
+    ]
+    together = layer_seconds(made, copies_PLG=copies_PLG, active_PLG=active_PLG)
+    assert alone[1] == max(alone)
+    assert together.experts_PL[0, 0] == pytest.approx(alone[1])
+
+
+def test_half_a_rank_takes_twice_as_long_for_its_products_and_no_longer_to_send() -> None:
+    made = machine()
+    copies_PLG, active_PLG = np.full((1, 1, 8), 4096.0), np.ones((1, 1, 8))
+    even, halved = (
+        layer_seconds(made, copies_PLG=copies_PLG, active_PLG=active_PLG, speed_G=speed_G)
+        for speed_G in (None, np.array([0.5, *[1.0] * 7]))
+    )
+    assert halved.experts_PL[0, 0] == pytest.approx(2.0 * even.experts_PL[0, 0])
+    assert halved.exchange_PL[0, 0] == even.exchange_PL[0, 0]
+
+
+def test_an_average_of_active_experts_is_priced_between_whole_ones() -> None:
+    made = machine(name="olmoe-1b-7b")
+    for copies in (20.0, 300.0, 2000.0):
+        two, mean, three = (
+            products_s(made, copies=np.array([copies]), active=np.array([active]))[0]
+            for active in (2.0, 2.25, 3.0)
+        )
+        assert mean == pytest.approx(0.75 * two + 0.25 * three)
+
+
+def test_ranks_that_share_a_node_with_others_are_neighbours_of_fewer() -> None:
+    made = machine(name="qwen3-30b-a3b", ranks=8, nodes=2)
+    assert made.group.inside == 8.0
+    assert replace(made, ranks_per_node=4).group.inside == 4.0

@@ -105,9 +105,8 @@ def solve_objective(
             coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule),
             time_limit_s=time_limit_s,
         )
-    weight = active_load if goal.objective is Objective.LAYER_TIME else 0.0
     problem = balance_problem(
-        evidence, goal=goal, ranks=ranks, active_load=weight, migration=migration
+        evidence, goal=goal, ranks=ranks, active_load=active_load, migration=migration
     )
     return BALANCE.solve(problem, time_limit_s=time_limit_s)
 
@@ -142,7 +141,7 @@ def coactivation_problem(
     _refuse_replicas(goal, ranks, evidence)
     samples = []
     for one in evidence:
-        tokens = one.recording.token_LTK
+        tokens = one.planned_LTK
         if tokens is None:
             raise SpecError(
                 f"goal.workloads: {one.name!r} holds no sampled tokens, which objective"
@@ -157,15 +156,16 @@ def coactivation_problem(
         for sample, weight in zip(samples, weights, strict=True)
     ]
     return CoactivationProblem(
-        expert_LTK=np.concatenate(taken, axis=1).astype(np.int64),
+        expert_LTK=np.concatenate(taken, axis=1),
         load_LE=mean_load_LE(evidence),
         ranks=ranks,
-        levels=_levels(ranks),
+        levels=levels_of(ranks),
         most_load_L=rule.largest_L * (1.0 + goal.traffic_slack_ratio),
     )
 
 
-def _levels(ranks: Ranks) -> tuple[Level, ...]:
+def levels_of(ranks: Ranks) -> tuple[Level, ...]:
+    """Return ranks and nodes with what a token copy to one of them costs."""
     each = Level(group_G=np.arange(ranks.num_ranks, dtype=np.int64), total_cost=SAME_NODE_COST)
     if ranks.num_nodes == 1:
         return (each,)
@@ -199,7 +199,7 @@ def migration_limit(spec: PlaceSpec, *, expert_bytes: float | None) -> Migration
     limits = [] if goal.max_moved_experts is None else [goal.max_moved_experts]
     if goal.max_moved_bytes is not None:
         if expert_bytes is None:
-            raise SpecError("goal.max_moved_bytes: needs model and cluster, to size an expert")
+            raise SpecError("goal.max_moved_bytes: needs model, to size an expert")
         limits.append(int(goal.max_moved_bytes // expert_bytes))
     if not limits:
         return None

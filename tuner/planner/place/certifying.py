@@ -1,22 +1,30 @@
 """What is proven about a placement: the bound, layer by layer where it can be, and what binds.
 
-W workloads   L layers   E experts
+W workloads   L layers   G ranks   E experts
 """
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from solvers.placement.balance.bound import layer_bounds
+from solvers.placement.balance.certificate import certificates
 from solvers.placement.balance.check import layer_times, objective
-from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.ranks import Placement
+from solvers.placement.balance.problem import Migration
+from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
 from tuner.place_plan import LayerOutcome, PlaceCertificate
-from tuner.planner.place.candidates import TRAFFIC, balance_problem
-from tuner.planner.place.costing import planned_cost, robust
-from tuner.planner.place.evidence import WorkloadEvidence
+from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem
+from tuner.planner.place.costing import planned_layers_WL, robust, robust_weights
+from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
+from tuner.planner.place.migration import loaded_G
 from tuner.planner.place.pricing import Pricing
-from tuner.spec.place import Dispatch, Objective
+from tuner.planner.place.traffic import problem_scale
+from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec
+
+NEAR_RATIO = 0.98
+"""Of a load limit, from which on it counts as what binds: experts come whole."""
 
 
 def certificate_of(
@@ -24,37 +32,28 @@ def certificate_of(
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
     outcome: Outcome[Placement],
+    rule: Rule,
     pricing: Pricing | None,
     *,
     solve_s: float,
 ) -> PlaceCertificate:
-    """State the objective and the bound on the loads that were planned from."""
+    """State the objective and the bound on the loads that were planned from.
+
+    Imbalance, seconds of all layers of a pass, or traffic a token.
+    """
     if spec.goal.objective in TRAFFIC:
+        scale = problem_scale(spec, evidence, rule)
         return PlaceCertificate(
             status=outcome.status.value,
-            objective=outcome.objective,
-            bound=outcome.bound,
+            objective=outcome.objective / scale,
+            bound=outcome.bound / scale if np.isfinite(outcome.bound) else 0.0,
             gap_ratio=outcome.gap_ratio,
             solve_s=solve_s,
             method=outcome.method,
         )
-    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
-    layers = _layers(spec, problem, chosen)
     if spec.goal.objective is Objective.LAYER_TIME and pricing is not None:
-        value = planned_cost(spec, evidence, chosen, pricing, Dispatch.EVEN.value)
-        bounds = [
-            pricing.bound_s(load_PLE=one.planned_LE[None], ranks=spec.ranks) for one in evidence
-        ]
-        least = min(value, robust(spec, evidence, bounds))
-        return PlaceCertificate(
-            status="feasible",
-            objective=value,
-            bound=least,
-            gap_ratio=(value - least) / value,
-            layers=layers,
-            solve_s=solve_s,
-            method=outcome.method,
-        )
+        return _of_time(spec, evidence, chosen, outcome, pricing, solve_s=solve_s)
+    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
     value = objective(problem, chosen)
     least = min(outcome.bound, value)
     return PlaceCertificate(
@@ -62,37 +61,71 @@ def certificate_of(
         objective=value,
         bound=least,
         gap_ratio=(value - least) / value,
-        layers=layers,
+        layers=_layers(
+            spec,
+            [one.objective for one in certificates(problem, chosen)],
+            [one.bound for one in certificates(problem, chosen)],
+        ),
+        solve_s=solve_s,
+        method=outcome.method,
+    )
+
+
+def _of_time(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    outcome: Outcome[Placement],
+    pricing: Pricing,
+    *,
+    solve_s: float,
+) -> PlaceCertificate:
+    value_WL = planned_layers_WL(spec, evidence, chosen, pricing, "even")
+    bound_WL = np.stack(
+        [pricing.bound_L(load_LE=one.planned_LE, ranks=spec.ranks) for one in evidence]
+    )
+    values, bounds = value_WL.sum(axis=1).tolist(), bound_WL.sum(axis=1).tolist()
+    value = robust(spec, evidence, values)
+    least = min(value, robust(spec, evidence, bounds))
+    weights_W = robust_weights(spec, evidence, values)
+    return PlaceCertificate(
+        status="feasible",
+        objective=value,
+        bound=least,
+        gap_ratio=(value - least) / value,
+        layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
         solve_s=solve_s,
         method=outcome.method,
     )
 
 
 def _layers(
-    spec: PlaceSpec, problem: BalanceProblem, chosen: Placement
+    spec: PlaceSpec, values_L: Sequence[float] | Floats, bounds_L: Sequence[float] | Floats
 ) -> tuple[LayerOutcome, ...]:
-    """Return each layer's share of the mean imbalance, beside its bound."""
-    scale_WL = problem.weight_W[:, None] / problem.mean_WL.sum(axis=1)[:, None]
-    value_L = (scale_WL * layer_times(problem, chosen)).sum(axis=0)
-    bound_L = (scale_WL * layer_bounds(problem)).sum(axis=0)
     return tuple(
         LayerOutcome(layer=layer, objective=float(value), bound=float(min(bound, value)))
-        for layer, value, bound in zip(spec.layer_ids, value_L, bound_L, strict=True)
+        for layer, value, bound in zip(spec.layer_ids, values_L, bounds_L, strict=True)
     )
 
 
 def binding_constraint(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    rule: Rule,
+    migration: Migration | None,
 ) -> str:
-    """Say what keeps the busiest rank from doing less."""
+    """Say what keeps the busiest rank from doing less, or tokens from travelling less."""
+    if spec.goal.objective in TRAFFIC:
+        return _binding_ways(spec, evidence, chosen, rule)
+    if migration is not None:
+        moved = int(loaded_G(migration.current, chosen, ranks=spec.ranks).sum())
+        # Two experts that change places are two moves.
+        if moved > migration.most_moved - 2:
+            return "the limit on moved experts"
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
     mean_WL, bound_WL = problem.mean_WL, layer_bounds(problem)
     value_WL = layer_times(problem, chosen)
-    if spec.goal.objective in TRAFFIC:
-        return "the largest load that EPLB's rule gives a rank of each layer"
-    limit = spec.goal.max_moved_experts
-    if limit is not None or spec.goal.max_moved_bytes is not None:
-        return "the limit on moved experts"
     by_slots = bound_WL > mean_WL * (1.0 + 1e-9)
     if by_slots.any():
         workload, layer = divmod(int((bound_WL / mean_WL).argmax()), bound_WL.shape[1])
@@ -100,9 +133,32 @@ def binding_constraint(
         share = float(load_E.max() / load_E.sum())
         return (
             f"slots: in layer {spec.layer_ids[layer]} expert {int(load_E.argmax())} draws"
-            f" {share:.1%} of {evidence[workload].name!r}, and {int(by_slots.sum())} of"
-            f" {by_slots.size} layers cannot be even with {spec.ranks.num_slots} slots"
+            f" {share:.1%} of {evidence[workload].name!r}, and {int(by_slots.any(axis=0).sum())} of"
+            f" {by_slots.shape[1]} layers cannot be even with {spec.ranks.num_slots} slots"
         )
-    if len(evidence) > 1 and value_WL.sum() > 1.001 * bound_WL.sum():
+    if value_WL.sum() <= 1.001 * bound_WL.sum():
+        return "the mean load: no rank can have less than its share"
+    if (
+        spec.ranks.slots_G * spec.ranks.speed_G.sum() < spec.ranks.speed_G * problem.num_experts
+    ).any():
+        return "ranks with few slots for their speed, as far as is proven"
+    if len(evidence) > 1:
         return "one placement serves several workloads, each of which alone could be more even"
-    return "the mean load: no rank can have less than its share"
+    return "whole experts in few slots, as far as is proven"
+
+
+def _binding_ways(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, rule: Rule
+) -> str:
+    load_LS = np.take_along_axis(mean_load_LE(evidence), chosen.expert_LS, axis=1)
+    largest_L = np.add.reduceat(load_LS, spec.ranks.first_slot_G, axis=1).max(axis=1)
+    limit_L = rule.largest_L * (1.0 + spec.goal.traffic_slack_ratio)
+    held = int((largest_L >= NEAR_RATIO * limit_L).sum())
+    if not held:
+        return "the slots of a rank: no more experts that go together fit on one"
+    slack = spec.goal.traffic_slack_ratio
+    more = f", and {slack:.0%} more" if slack else ""
+    return (
+        f"the largest load that EPLB's rule gives a rank{more}: {held} of {len(limit_L)} layers"
+        " reach it"
+    )

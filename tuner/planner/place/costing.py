@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from solvers.placement.balance.check import objective
-from solvers.placement.ranks import Placement
+from solvers.placement.ranks import Floats, Placement
 from tuner.planner.place.candidates import balance_problem
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import judge
 from tuner.planner.place.pricing import Pricing
-from tuner.spec.place import Objective, Robustness
+from tuner.spec.place import Objective, PlaceGoal, Robustness
 from tuner.spec.place_read import PlaceSpec
 
 
@@ -23,27 +25,52 @@ def planned_cost(
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
         return objective(problem, placement)
-    values = []
+    layers_WL = planned_layers_WL(spec, evidence, placement, pricing, dispatch)
+    return robust(spec, evidence, layers_WL.sum(axis=1).tolist())
+
+
+def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
+    """Return what reading an expert's weights counts in token copies, 0 where copies alone do."""
+    if pricing is None or goal.objective is not Objective.LAYER_TIME:
+        return 0.0
+    return pricing.active_load
+
+
+def planned_layers_WL(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    pricing: Pricing,
+    dispatch: str,
+) -> Floats:
+    """Return the seconds of every layer on the mean pass that is planned from."""
+    seconds = []
     for one in evidence:
         load_PLE = one.planned_LE[None]
         judged = judge(placement, load_PLE=load_PLE, ranks=spec.ranks, dispatch=dispatch)
-        seconds = pricing.price(
-            placement, judged, load_PLE=load_PLE, ranks=spec.ranks, recording=one.recording
+        priced = pricing.price(
+            placement, judged, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=one.planned_LTK
         )
-        values.append(float(seconds.pass_P.mean()))
-    return robust(spec, evidence, values)
+        seconds.append(priced.layer_L)
+    return np.stack(seconds)
 
 
 def robust(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]) -> float:
     """Make one number of the workloads' as the goal says."""
-    if spec.goal.robust is Robustness.WORST:
-        return max(values)
-    tail = 1.0 if spec.goal.robust is Robustness.MEAN else spec.goal.tail_ratio
-    left, total = tail, 0.0
-    for value, weight in sorted(
-        zip(values, (one.weight_ratio for one in evidence), strict=True), reverse=True
-    ):
-        taken = min(weight, left)
-        total += taken * value
-        left -= taken
-    return total / tail
+    return float(np.dot(robust_weights(spec, evidence, values), values))
+
+
+def robust_weights(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]
+) -> Floats:
+    """Return how much each workload counts at these values; sums to 1."""
+    weights = [one.weight_ratio for one in evidence]
+    tail = {Robustness.MEAN: 1.0, Robustness.WORST: 0.0}.get(spec.goal.robust, spec.goal.tail_ratio)
+    worst_first = sorted(range(len(values)), key=lambda workload: -values[workload])
+    counted_W, left = np.zeros(len(values)), tail
+    for workload in worst_first:
+        counted_W[workload] = min(weights[workload], left)
+        left -= counted_W[workload]
+    if not tail:
+        counted_W[worst_first[0]] = 1.0
+    return np.asarray(counted_W / counted_W.sum())

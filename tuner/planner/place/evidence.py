@@ -3,8 +3,10 @@
     W workloads   P passes   L layers   E experts
 
 The first passes are planned from, the last `judge_ratio` of them judged on, so that a gain is what
-a plan brings on tokens it has not seen. A recording of one pass (totals) serves for both, and the
-plan says so.
+a plan brings on tokens it has not seen. The token copies of a recording of one pass (totals) are
+parted by lot instead, each expert's by a binomial draw: what a plan makes of the accidents of few
+tokens then brings nothing on the others. That later tokens may differ, it does not show, and the
+plan says so. Sampled tokens are parted the same way, in order.
 """
 
 import math
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from profilers.routing.recording import Recording
-from solvers.placement.ranks import Floats
+from solvers.placement.ranks import Floats, Ints
 from tuner.spec.place_read import PlaceSpec
 
 
@@ -33,7 +35,17 @@ class WorkloadEvidence:
     planned_passes: int
     is_split: bool
     """Judged on other passes than planned from."""
+    is_counted: bool
+    """Judged passes are as recorded, not scaled to another size."""
+    recorded_ratio: float
+    """Token copies recorded over those judged, for the noise of counting."""
+    passes_left_out: int
+    """In which some layer saw no token."""
     recording: Recording
+    planned_LTK: Ints | None = None
+    """Sampled tokens that are planned from; None where none were kept."""
+    judged_LTK: Ints | None = None
+    """Those that are judged on."""
 
     @property
     def typical_pass_LE(self) -> Floats:
@@ -51,13 +63,20 @@ def evidence_of(spec: PlaceSpec) -> tuple[WorkloadEvidence, ...]:
     """Split every recording of a spec, scaled to the pass that is planned."""
     goal = spec.goal
     total = math.fsum(workload.weight for workload in goal.workloads)
+    known = [one.top_k for one in spec.recordings.values()]
+    if spec.model is not None and spec.model.moe is not None:
+        known.append(spec.model.moe.top_k)
+    top_k = next((one for one in known if one is not None), None)
+    copies = None
+    if goal.tokens_per_pass is not None and top_k is not None:
+        copies = float(goal.tokens_per_pass * top_k)
     return tuple(
         _of_recording(
             spec.recordings[workload.name],
             name=workload.name,
             weight_ratio=workload.weight / total,
             judge_ratio=goal.judge_ratio,
-            tokens=goal.tokens_per_pass,
+            copies_per_pass=copies,
         )
         for workload in goal.workloads
     )
@@ -69,33 +88,65 @@ def _of_recording(
     name: str,
     weight_ratio: float,
     judge_ratio: float,
-    tokens: int | None,
+    copies_per_pass: float | None,
 ) -> WorkloadEvidence:
-    whole_PLE = recording.count_PLE.astype(np.float64)
+    counted_PLE: Ints = recording.count_PLE
     # A pass in which a layer saw nothing says nothing about its balance.
-    whole_PLE = whole_PLE[(whole_PLE.sum(axis=2) > 0.0).all(axis=1)]
-    if not len(whole_PLE):
-        whole_PLE = recording.count_LE.astype(np.float64)[None]
-    if tokens is not None and recording.top_k is not None:
-        mean = whole_PLE.sum(axis=2).mean()
-        whole_PLE *= tokens * recording.top_k / mean
-    passes = len(whole_PLE)
+    counted_PLE = counted_PLE[(counted_PLE.sum(axis=2) > 0).all(axis=1)]
+    if not len(counted_PLE):
+        counted_PLE = recording.count_LE[None]
+    passes = len(counted_PLE)
     is_split = passes >= 2
-    judged = min(passes - 1, max(1, round(judge_ratio * passes))) if is_split else 1
-    planned_PLE = whole_PLE[: passes - judged] if is_split else whole_PLE
-    planned_LE = planned_PLE.mean(axis=0)
-    if (planned_LE.sum(axis=1) <= 0.0).any():
-        planned_LE = whole_PLE.mean(axis=0)
+    if is_split:
+        judged = min(passes - 1, max(1, round(judge_ratio * passes)))
+        planned_PLE, judged_PLE = counted_PLE[:-judged], counted_PLE[-judged:]
+    else:
+        planned_PLE, judged_PLE = _parted(counted_PLE, judge_ratio=judge_ratio)
+    size = copies_per_pass or _copies_per_pass(counted_PLE)
+    planned_LTK, judged_LTK = _parted_tokens(recording, judge_ratio=judge_ratio)
+    scale = size / _copies_per_pass(judged_PLE if not is_split else counted_PLE)
     return WorkloadEvidence(
         name=name,
         weight_ratio=weight_ratio,
-        planned_LE=planned_LE,
-        judged_PLE=whole_PLE[passes - judged :],
-        whole_PLE=whole_PLE,
+        planned_LE=planned_PLE.mean(axis=0) * (size / _copies_per_pass(planned_PLE)),
+        judged_PLE=judged_PLE.astype(np.float64) * scale,
+        whole_PLE=counted_PLE.astype(np.float64) * (size / _copies_per_pass(counted_PLE)),
         planned_passes=len(planned_PLE),
         is_split=is_split,
+        is_counted=is_split and copies_per_pass is None,
+        recorded_ratio=1.0 / scale,
+        passes_left_out=recording.num_passes - passes,
         recording=recording,
+        planned_LTK=planned_LTK,
+        judged_LTK=judged_LTK,
     )
+
+
+def _copies_per_pass(count_PLE: Ints) -> float:
+    """Token copies of one layer in one pass, on average."""
+    return float(count_PLE.sum(axis=2).mean())
+
+
+def _parted(count_PLE: Ints, *, judge_ratio: float) -> tuple[Ints, Ints]:
+    """Part token copies by lot; not at all where a layer has too few for both."""
+    judged_PLE = np.random.default_rng(0).binomial(count_PLE, judge_ratio)
+    planned_PLE = count_PLE - judged_PLE
+    if any((part.sum(axis=2) == 0).any() for part in (planned_PLE, judged_PLE)):
+        return count_PLE, count_PLE
+    return planned_PLE, judged_PLE
+
+
+def _parted_tokens(
+    recording: Recording, *, judge_ratio: float
+) -> tuple[Ints, Ints] | tuple[None, None]:
+    if recording.token_LTK is None:
+        return None, None
+    tokens_LTK = recording.token_LTK.astype(np.int64)
+    tokens = tokens_LTK.shape[1]
+    if tokens < 2:
+        return tokens_LTK, tokens_LTK
+    judged = min(tokens - 1, max(1, round(judge_ratio * tokens)))
+    return tokens_LTK[:, :-judged], tokens_LTK[:, -judged:]
 
 
 def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:

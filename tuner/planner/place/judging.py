@@ -15,6 +15,7 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.place_plan import Band, PassSpread
+from tuner.spec.place import Dispatch
 
 STATED_RATIO = 0.9
 """Share of passes that a printed band holds."""
@@ -69,26 +70,58 @@ def judge(
     source_HLE: Floats | None = None,
 ) -> Judged:
     """Share out the passes and find the busiest ranks."""
+    if dispatch == Dispatch.DYNAMIC.value:
+        load_PLE = whole_tokens(load_PLE)
     case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=ranks, source_HLE=source_HLE)
     copies_PLG = rank_loads(dispatch, case)
     time_PLG = copies_PLG / ranks.speed_G
     mean_PL = copies_PLG.sum(axis=2) / ranks.speed_G.sum()
     largest_PL = time_PLG.max(axis=2)
+    # A pass scaled to very few tokens can leave a layer without any: no rank waits there.
+    some_PL = np.where(mean_PL > 0.0, mean_PL, 1.0)
     return Judged(
         copies_PLG=copies_PLG,
-        ratio_PL=largest_PL / mean_PL,
+        ratio_PL=np.where(mean_PL > 0.0, largest_PL / some_PL, 1.0),
         imbalance_P=largest_PL.sum(axis=1) / mean_PL.sum(axis=1),
     )
 
 
-def active_PLG(placement: Placement, *, load_PLE: Floats, ranks: Ranks) -> Floats:
-    """Experts of each rank that at least one token reaches, tokens of a pass as Poisson arrivals.
+def whole_tokens(load_PLE: Floats) -> Floats:
+    """Round loads to whole token copies, by lot, keeping every layer's total to one copy.
 
-    Replicas share an expert's tokens evenly.
+    Systematic sampling: an expert's copies are the whole numbers that its stretch of the running
+    sum passes, the start drawn once a layer; each is right on average.
+    """
+    sum_PLE = load_PLE.cumsum(axis=2)
+    start_PL = np.random.default_rng(0).random(load_PLE.shape[:2])
+    # Whole loads stay as they are, whatever rounding the sum adds.
+    passed_PLE = np.floor(sum_PLE + start_PL[:, :, None] * (1.0 - 1e-6) + 1e-7)
+    return np.asarray(np.diff(passed_PLE, axis=2, prepend=0.0))
+
+
+def active_PLG(
+    placement: Placement, *, load_PLE: Floats, ranks: Ranks, is_counted: bool = False
+) -> Floats:
+    """Experts of each rank that at least one token reaches, on average.
+
+    An expert's tokens take any of its r replicas alike, so that a replica is reached by a load of
+    n with chance
+
+        1 - (1 - 1/r)^n      n tokens of a recorded pass
+        1 - exp(-n / r)      passes of n tokens on average, Poisson arrivals
+
+    Args:
+        placement: where replicas stand.
+        load_PLE: token copies.
+        ranks: with their slots.
+        is_counted: loads are those of recorded passes.
     """
     num_layers, num_experts = load_PLE.shape[1:]
-    copies_LE = placement.copies_LE(num_experts)
+    copies_LE = placement.copies_LE(num_experts).astype(np.float64)
+    if is_counted:
+        missed_PLE = (1.0 - 1.0 / copies_LE) ** load_PLE
+    else:
+        missed_PLE = np.exp(-load_PLE / copies_LE)
     rows = np.arange(num_layers)[:, None]
-    share_PLS = (load_PLE / copies_LE)[:, rows, placement.expert_LS]
-    reached_PLS = -np.expm1(-share_PLS)
+    reached_PLS = 1.0 - missed_PLE[:, rows, placement.expert_LS]
     return np.asarray(np.add.reduceat(reached_PLS, ranks.first_slot_G, axis=2))

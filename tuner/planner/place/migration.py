@@ -29,24 +29,37 @@ def migration_cost(
     new: Placement,
     *,
     ranks: Ranks,
+    expert_bytes: float | None,
     machine: ExpertMachine | None,
-    gain_ratio: float,
+    step_gain_ratio: float | None,
 ) -> MigrationCost:
-    """Count and price the move; break-even is when the saved time adds up to it."""
+    """Count and price the move; break-even is when the saved time adds up to it.
+
+    Args:
+        current: what runs.
+        new: what is to run.
+        ranks: with their slots and nodes.
+        expert_bytes: weights of an expert; None where no model is known.
+        machine: its links price the transfer; None where none are known.
+        step_gain_ratio: share of a whole pass that is saved; None where time is not priced.
+    """
     loaded = loaded_G(current, new, ranks=ranks)
     moved = int(loaded.sum())
-    if machine is None:
+    if expert_bytes is None:
         return MigrationCost(moved_experts=moved)
-    busiest_bytes = float(loaded.max()) * machine.expert_bytes
+    moved_bytes = int(moved * expert_bytes)
+    if machine is None:
+        return MigrationCost(moved_experts=moved, moved_bytes=moved_bytes)
     rate = (
         machine.hardware.scale_up_bytes_per_s
         if ranks.num_nodes == 1
         else machine.hardware.scale_out_bytes_per_s
     )
-    transfer_s = busiest_bytes / float(np.max(rate))
+    transfer_s = float(loaded.max()) * expert_bytes / float(np.max(rate))
+    pays = step_gain_ratio is not None and step_gain_ratio > 0.0
     return MigrationCost(
         moved_experts=moved,
-        moved_bytes=int(moved * machine.expert_bytes),
+        moved_bytes=moved_bytes,
         transfer_s=transfer_s,
-        break_even_s=transfer_s / gain_ratio if gain_ratio > 0.0 else None,
+        break_even_s=transfer_s / step_gain_ratio if pays and step_gain_ratio else None,
     )

@@ -11,7 +11,9 @@ from typing import Final
 
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
+from tuner.costs.expert_layer import expert_bytes
 from tuner.place_plan import (
+    LayerTimes,
     PlaceAlternative,
     PlaceCertificate,
     PlaceDecision,
@@ -28,25 +30,24 @@ from tuner.planner.place.candidates import (
 )
 from tuner.planner.place.certifying import binding_constraint, certificate_of
 from tuner.planner.place.comparing import (
-    gain_of,
     judge_workload,
     judged_threes,
     layer_times_of,
-    left_out,
     outcome_of,
     pairs,
-    saved_of,
+    priced_threes,
     sources_of,
-    traffic_by_name,
-    traffic_of,
 )
-from tuner.planner.place.costing import planned_cost
+from tuner.planner.place.costing import active_load_of, planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
+from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic
+from tuner.planner.place.leaving_out import MOST_FOLDS, left_out
 from tuner.planner.place.migration import migration_cost
-from tuner.planner.place.pricing import Pricing
+from tuner.planner.place.pricing import ELEMENT_BYTES, Pricing
 from tuner.planner.place.relaxing import relaxations
+from tuner.planner.place.traffic import Tokens, broken_limits, traffic_by_name, traffic_of
 from tuner.planner.place.verdict import verdict_of
-from tuner.spec.place import Dispatch
+from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
 DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
@@ -84,18 +85,20 @@ def make_place_plan(
     """
     started_s = settings.clock()
     goal, ranks = spec.goal, spec.ranks
+    if goal.objective is Objective.LAYER_CHAIN:
+        # Tokens stay where their last expert was: an exchange that is not modelled.
+        pricing = None
     evidence = evidence_of(spec)
     dispatch = dispatch_of(spec)
     rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups)
-    migration = migration_limit(
-        spec, expert_bytes=None if pricing is None else pricing.machine.expert_bytes
-    )
+    weights_bytes = _expert_bytes(spec)
+    migration = migration_limit(spec, expert_bytes=weights_bytes)
     outcome = solve_objective(
         evidence,
         goal=goal,
         ranks=ranks,
         rule=rule,
-        active_load=0.0 if pricing is None else pricing.active_load,
+        active_load=active_load_of(goal, pricing),
         migration=migration,
         time_limit_s=MAIN_SHARE * settings.time_limit_s,
     )
@@ -104,27 +107,36 @@ def make_place_plan(
     solve_s = settings.clock() - started_s
     chosen, alternatives = _chosen(spec, evidence, outcome.solution, rule, pricing, dispatch)
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
-    times = () if pricing is None else layer_times_of(spec, evidence, chosen, rule, threes, pricing)
+    outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
     folds, worst = left_out(
         spec,
         evidence,
         pricing,
         dispatch,
+        migration,
         time_limit_s=FOLDS_SHARE * settings.time_limit_s,
     )
+    times: tuple[LayerTimes, ...] = ()
     traffic = traffic_by_name(spec, evidence, chosen, rule)
-    gain, noise, step_gain = gain_of(spec, evidence, threes, times, traffic, pricing)
-    moved = (
-        None
-        if goal.current is None
-        else migration_cost(
+    if pricing is not None:
+        priced = priced_threes(spec, evidence, chosen, rule, threes, pricing)
+        times = layer_times_of(evidence, priced, pricing)
+        gain = gain_of_time(spec, evidence, threes, priced, pricing)
+    elif traffic:
+        gain = gain_of_traffic(spec, evidence, chosen, traffic)
+    else:
+        gain = gain_of_load(evidence, threes)
+    moved = None
+    if goal.current is not None:
+        moved = migration_cost(
             spec.current,
             chosen,
             ranks=ranks,
+            expert_bytes=weights_bytes,
             machine=None if pricing is None else pricing.machine,
-            gain_ratio=gain if step_gain is None else step_gain,
+            step_gain_ratio=gain.step_gain_ratio,
         )
-    )
+    certificate = certificate_of(spec, evidence, chosen, outcome, rule, pricing, solve_s=solve_s)
     return PlacePlan(
         goal=goal,
         cluster=spec.cluster,
@@ -133,30 +145,32 @@ def make_place_plan(
         predicted=PlacePrediction(
             imbalance={one.name: three.after.imbalance for one, three in pairs(evidence, threes)},
             imbalance_band={one.name: three.after.band for one, three in pairs(evidence, threes)},
-            outcomes=tuple(outcome_of(one, three) for one, three in pairs(evidence, threes)),
+            outcomes=outcomes,
             left_out=folds,
             layer_times=times,
             traffic=traffic,
             migration=moved,
         ),
         verdict=verdict_of(
-            gain_ratio=gain,
-            noise_ratio=noise,
-            step_gain_ratio=step_gain,
+            gain_ratio=gain.gain_ratio,
+            noise_ratio=gain.noise_ratio,
+            step_gain_ratio=gain.step_gain_ratio,
             left_out=folds,
             baseline_worst=worst,
             migration=moved,
             rebalance_s=goal.rebalance_interval,
-            saved=saved_of(threes, has_traffic=bool(traffic)),
+            saved=gain.saved,
+            loads=outcomes if traffic and pricing is None else (),
         ),
-        certificate=certificate_of(spec, evidence, chosen, outcome, pricing, solve_s=solve_s),
-        binding_constraint=binding_constraint(spec, evidence, chosen),
+        certificate=certificate,
+        binding_constraint=binding_constraint(spec, evidence, chosen, rule, migration),
         alternatives=alternatives,
         relaxations=relaxations(
             spec,
             evidence,
-            objective=outcome.objective,
+            objective=certificate.objective or 0.0,
             rule=rule,
+            pricing=pricing,
             migration=migration,
             time_limit_s=settings.time_limit_s,
         ),
@@ -164,6 +178,12 @@ def make_place_plan(
             update={"notes": (*provenance.notes, *_notes(spec, evidence, dispatch, rule))}
         ),
     )
+
+
+def _expert_bytes(spec: PlaceSpec) -> float | None:
+    if spec.model is None:
+        return None
+    return expert_bytes(spec.model, element_bytes=ELEMENT_BYTES[spec.goal.quantization])
 
 
 def dispatch_of(spec: PlaceSpec) -> str:
@@ -186,15 +206,20 @@ def _chosen(
     if limited:
         del named[rule.name]
     if spec.goal.objective in TRAFFIC:
-        # The others may keep no load limit, or hold more of it: they are told of, not taken.
-        order = ["solver", *(name for name in named if name != "solver")]
-        values = {name: traffic_of(spec, evidence, one, rule) for name, one in named.items()}
+        values = {
+            name: traffic_of(spec, evidence, one, rule, tokens=Tokens.PLANNED)
+            for name, one in named.items()
+        }
+        broken = {
+            name: (*broken_limits(spec, evidence, one, rule), "")[0] for name, one in named.items()
+        }
     else:
         values = {
             name: planned_cost(spec, evidence, one, pricing, dispatch)
             for name, one in named.items()
         }
-        order = sorted(named, key=lambda name: values[name])
+        broken = dict.fromkeys(named, "")
+    order = sorted(named, key=lambda name: (bool(broken[name]), values[name]))
     best = order[0]
     alternatives = tuple(
         PlaceAlternative(
@@ -205,11 +230,17 @@ def _chosen(
                 one.name: judge_workload(spec, one, named[name], dispatch).imbalance
                 for one in evidence
             },
-            lost_by=f"{values[name] / max(values[best], 1e-12) - 1.0:.2%} more of the objective",
+            lost_by=broken[name] or _more_of(values[name], values[best]),
         )
         for name in order[1:]
     )
     return named[best], alternatives
+
+
+def _more_of(value: float, least: float) -> str:
+    if value <= least:
+        return "as much of the objective"
+    return f"{value / max(least, 1e-12) - 1.0:.2%} more of the objective"
 
 
 def _decision(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:
@@ -228,21 +259,42 @@ def _decision(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:
 def _notes(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str, rule: Rule
 ) -> tuple[str, ...]:
-    notes = [f"replicas share tokens by the rule {dispatch!r}", f"the rule beside is {rule.name}"]
+    notes = [
+        f"replicas share tokens by the rule {dispatch!r}, {_whose_dispatch(spec)}",
+        f"the rule beside is {rule.name}",
+    ]
     whole = [one.name for one in evidence if not one.is_split]
     if whole:
         notes.append(
-            f"{', '.join(whole)}: one pass recorded, so the plan is judged on what it was made from"
+            f"{', '.join(whole)}: one pass recorded, so token copies were parted by lot to plan"
+            " from and to judge on; how passes differ is not known"
         )
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        notes.append("ways are judged on the transitions that were planned from")
+        if spec.cluster is not None:
+            notes.append("no time is priced: tokens that stay where their last expert was")
+    if len(evidence) > MOST_FOLDS:
+        notes.append(f"of {len(evidence)} workloads the first {MOST_FOLDS} were left out in turn")
     if len(evidence) == 1:
         notes.append("one workload: how the plan does on another one is not known")
     for one in evidence:
         unseen = int((one.whole_PLE.sum(axis=0) == 0.0).sum())
         if unseen:
             notes.append(f"{one.name}: {unseen} experts of all layers were never chosen")
+        if one.passes_left_out:
+            notes.append(
+                f"{one.name}: {one.passes_left_out} passes in which some layer saw no token are"
+                " left out"
+            )
     if dispatch == Dispatch.STATIC.value and any(sources_of(spec, one) is None for one in evidence):
         notes.append("tokens are taken to come from all ranks alike")
     return tuple(notes)
+
+
+def _whose_dispatch(spec: PlaceSpec) -> str:
+    if spec.goal.dispatch is not None:
+        return "as the goal says"
+    return f"as {spec.emit[0]} does" if spec.emit else "as EPLB assumes"
 
 
 def _nothing(

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profilers.routing.recording import Recording
-from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from tuner.costs.analytic.calibration import Residuals, band_of, constants_of
 from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.analytic.kernels import DatasheetKernels
@@ -17,6 +16,8 @@ from tuner.costs.expert_layer import (
     ExpertMachine,
     LayerSeconds,
     Reach,
+    exchange_s,
+    experts_s,
     layer_seconds,
     products_s,
     rest_s,
@@ -55,14 +56,27 @@ class Pricing:
         *,
         load_PLE: Floats,
         ranks: Ranks,
-        recording: Recording,
+        token_LTK: Ints | None,
+        is_counted: bool = False,
     ) -> LayerSeconds:
-        """Price the passes that were judged."""
-        reach = _reach(placement, recording, self.machine, ranks) if self.merges else None
+        """Price passes that were judged.
+
+        Args:
+            placement: what to price.
+            judged: what it does to the passes.
+            load_PLE: token copies of the passes.
+            ranks: with slots and speeds.
+            token_LTK: sampled tokens, for a merged exchange.
+            is_counted: loads are those of recorded passes.
+        """
+        reach = None
+        if self.merges:
+            reach = _reach(placement, token_LTK, self.machine, ranks)
         return layer_seconds(
             self.machine,
-            copies_PLG=judged.copies_PLG / ranks.speed_G,
-            active_PLG=active_PLG(placement, load_PLE=load_PLE, ranks=ranks),
+            copies_PLG=judged.copies_PLG,
+            active_PLG=active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=is_counted),
+            speed_G=ranks.speed_G,
             reach=reach,
         )
 
@@ -96,32 +110,43 @@ class Pricing:
         )
         return weights_s / (float(np.max(products.forward_s)) / many)
 
-    def bound_s(self, *, load_PLE: Floats, ranks: Ranks) -> float:
-        """Seconds of all layers, mean over passes, that no placement goes below.
+    def bound_L(self, *, load_LE: Floats, ranks: Ranks) -> Floats:
+        """Seconds of each layer of a pass that no placement goes below, replicas shared evenly.
 
-        The busiest rank has at least the mean copies and the fullest at least the mean active
-        experts. Time at given copies is least over how many experts share them, and grows with
-        copies; reading weights grows with active experts.
+        Some rank has at least its speed's share of all copies, and some rank at least that share
+        of all active experts, with as many copies at least. Time grows with copies; over how many
+        experts share them, the least is taken. The exchange has one rank with the mean at least,
+        and tokens that reach one rank.
         """
-        total_PL = load_PLE.sum(axis=2)
-        mean_PL = total_PL / ranks.speed_G.sum()
-        shape = (len(load_PLE), load_PLE.shape[1], 1)
-        by_load = np.min(
+        machine = self.machine
+        total_L = load_LE.sum(axis=1)
+        active_L = -np.expm1(-load_LE).sum(axis=1)
+        some = [
+            (float(speed), float(speed / ranks.speed_G.sum())) for speed in np.unique(ranks.speed_G)
+        ]
+        by_load_L = np.min(
             [
-                self._even(mean_PL.reshape(shape), np.full(shape, float(active))).pass_P
+                experts_s(machine, copies=ratio * total_L, active=np.full_like(total_L, active))
+                / speed
+                for speed, ratio in some
                 for active in range(1, int(ranks.slots_G.max()) + 1)
             ],
             axis=0,
         )
-        active_PL = -np.expm1(-load_PLE).sum(axis=2) / ranks.num_ranks
-        by_weights = self._even(
-            np.minimum(mean_PL, active_PL).reshape(shape), active_PL.reshape(shape)
-        ).pass_P
-        return float(np.maximum(by_load, by_weights).mean())
-
-    def _even(self, copies_PLG: Floats, active: Floats) -> LayerSeconds:
-        least = Reach(ranks=1.0, domains=1.0) if self.merges else None
-        return layer_seconds(self.machine, copies_PLG=copies_PLG, active_PLG=active, reach=least)
+        by_weights_L = np.min(
+            [
+                experts_s(machine, copies=ratio * active_L, active=ratio * active_L) / speed
+                for speed, ratio in some
+            ],
+            axis=0,
+        )
+        exchange_L = exchange_s(
+            machine,
+            most=total_L / ranks.num_ranks,
+            reach=Reach(ranks=1.0, domains=1.0) if self.merges else None,
+        )
+        experts_L = np.maximum(by_load_L, by_weights_L)
+        return np.asarray(experts_L + exchange_L)
 
 
 def pricing_of(
@@ -157,33 +182,35 @@ def pricing_of(
         constants=constants,
         ranks=goal.ranks,
         element_bytes=ELEMENT_BYTES[goal.quantization],
+        ranks_per_node=goal.ranks_per_node,
     )
     return Pricing(
         machine=machine,
         band=band_of(regime, residuals),
         decodes=goal.phase == "decode",
         context_tokens=float(goal.context_tokens),
-        merges=goal.exchange == "merged",
+        merges=goal.is_merged,
     )
 
 
 def _reach(
-    placement: Placement, recording: Recording, machine: ExpertMachine, ranks: Ranks
+    placement: Placement, token_LTK: Ints | None, machine: ExpertMachine, ranks: Ranks
 ) -> Reach:
-    """Count the ranks and domains that sampled tokens touch; each replica alike where several."""
-    tokens_LTK = recording.token_LTK
-    if tokens_LTK is None:
+    """Count the ranks and domains that sampled tokens touch; tokens take replicas in turn."""
+    if token_LTK is None:
         raise ValueError("a merged exchange needs sampled tokens")
     inside = int(machine.group.inside)
-    num_layers, num_experts = len(tokens_LTK), recording.num_experts
-    rank_LE = np.zeros((num_layers, num_experts), dtype=np.int64)
-    rows = np.arange(num_layers)[:, None]
-    # Of several replicas the last slot's stands for all: a token goes to one of them.
-    rank_LE[rows, placement.expert_LS] = ranks.rank_S[None, :]
-    rank_LTK = np.take_along_axis(rank_LE[:, None, :], tokens_LTK.astype(np.int64), axis=2)
+    num_tokens = token_LTK.shape[1]
+    rank_LTK = np.empty_like(token_LTK)
+    for layer, expert_S in enumerate(placement.expert_LS):
+        order_S = np.argsort(expert_S, kind="stable")
+        first_E, copies_E = np.unique(expert_S[order_S], return_index=True, return_counts=True)[1:]
+        chosen_TK = token_LTK[layer]
+        turn_TK = np.arange(num_tokens)[:, None] % copies_E[chosen_TK]
+        rank_LTK[layer] = ranks.rank_S[order_S[first_E[chosen_TK] + turn_TK]]
     return Reach(ranks=_distinct(rank_LTK), domains=_distinct(rank_LTK // inside))
 
 
-def _distinct(place_LTK: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> float:
+def _distinct(place_LTK: Ints) -> float:
     ordered = np.sort(place_LTK, axis=2)
     return float(1.0 + (ordered[:, :, 1:] != ordered[:, :, :-1]).sum(axis=2).mean())

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from solvers.placement.balance.problem import Migration
-from solvers.placement.ranks import Ranks
 from solvers.registry import BALANCE
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solve_objective
+from tuner.planner.place.costing import active_load_of, planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence
+from tuner.planner.place.pricing import Pricing
+from tuner.planner.place.traffic import problem_scale
+from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec
 
 WORTH_TELLING_RATIO = 0.002
@@ -29,6 +32,7 @@ def relaxations(
     *,
     objective: float,
     rule: Rule,
+    pricing: Pricing | None,
     migration: Migration | None,
     time_limit_s: float,
 ) -> tuple[str, ...]:
@@ -37,8 +41,9 @@ def relaxations(
     Args:
         spec: the question.
         evidence: what is planned from.
-        objective: of the plan, in the solver's own terms (imbalance, or traffic).
+        objective: of the plan, as its certificate states it.
         rule: whose largest load ways must keep.
+        pricing: where time is the objective.
         migration: the limit that was kept.
         time_limit_s: of the whole plan.
     """
@@ -46,10 +51,11 @@ def relaxations(
     found = (
         _more_load(spec, evidence, rule, limit_s)
         if spec.goal.objective in TRAFFIC
-        else _more_room(spec, evidence, migration, limit_s)
+        else _more_room(spec, evidence, pricing, migration, limit_s)
     )
+    unit = " s" if spec.goal.objective is Objective.LAYER_TIME else ""
     return tuple(
-        f"{change}: {value:.5g}, from {objective:.5g}"
+        f"{change}: {value:.5g}{unit}, from {objective:.5g}{unit}"
         for change, value in found
         if value < objective * (1.0 - WORTH_TELLING_RATIO)
     )
@@ -69,41 +75,35 @@ def _more_load(
         time_limit_s=limit_s,
     )
     if outcome.solution is not None:
-        yield f"traffic_slack_ratio {slack:.2f}", outcome.objective
+        scale = problem_scale(spec, evidence, rule)
+        yield f"traffic_slack_ratio {slack:.2f}", outcome.objective / scale
 
 
 def _more_room(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
+    pricing: Pricing | None,
     migration: Migration | None,
     limit_s: float,
 ) -> Iterator[tuple[str, float]]:
     if migration is not None:
         wider = Migration(current=migration.current, most_moved=2 * migration.most_moved + 1)
-        yield from _solved(
-            spec, evidence, spec.ranks, wider, limit_s, f"{wider.most_moved} experts moved"
-        )
-        return
-    more = _one_more_slot(spec.ranks)
-    redundant = more.num_slots - spec.num_experts
-    yield from _solved(
-        spec, evidence, more, None, limit_s, f"one more slot a rank ({redundant} redundant)"
+        change, wanted = f"{wider.most_moved} experts moved", spec
+    else:
+        wider = None
+        more = replace(spec.ranks, slots_G=spec.ranks.slots_G + 1)
+        if int(more.slots_G.max()) > spec.num_experts:
+            return
+        redundant = more.num_slots - spec.num_experts
+        change = f"one more slot a rank ({redundant} redundant)"
+        wanted = replace(spec, ranks=more)
+    problem = balance_problem(
+        evidence,
+        goal=spec.goal,
+        ranks=wanted.ranks,
+        active_load=active_load_of(spec.goal, pricing),
+        migration=wider,
     )
-
-
-def _one_more_slot(ranks: Ranks) -> Ranks:
-    return replace(ranks, slots_G=ranks.slots_G + 1)
-
-
-def _solved(
-    spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
-    ranks: Ranks,
-    migration: Migration | None,
-    limit_s: float,
-    change: str,
-) -> Iterator[tuple[str, float]]:
-    problem = balance_problem(evidence, goal=spec.goal, ranks=ranks, migration=migration)
     outcome = BALANCE.solve(problem, time_limit_s=limit_s)
     if outcome.solution is not None:
-        yield change, outcome.objective
+        yield change, planned_cost(wanted, evidence, outcome.solution, pricing, "even")

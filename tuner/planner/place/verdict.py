@@ -12,10 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from solvers.placement.ranks import Floats
-from tuner.place_plan import LeftOut, MigrationCost, Verdict
+from tuner.place_plan import LeftOut, MigrationCost, Verdict, WorkloadOutcome
 
 CONFIDENCE_FACTOR = 1.645
 """Standard errors of a one-sided 95 % statement."""
+
+FEW_PASSES_FACTORS = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+"""The same where the deviation comes from 2, 3, ... passes: Student's t of 1, 2, ... degrees."""
 
 RUN_TO_RUN_RATIO = 0.01
 """What two runs of one served configuration differ by: nine of ten repeated measurements of time
@@ -29,19 +32,26 @@ OVERLOAD_RATIO = 1.5
 on another domain."""
 
 
-def noise_of(before_P: Floats, after_P: Floats, *, largest_copies: float) -> float:
-    """Return what the mean gain is uncertain by.
+def noise_of(before_P: Floats, after_P: Floats, *, counted: float) -> float:
+    """Return what the mean gain is uncertain by, at 95 %.
+
+    The spread of the gain over passes, and never less than what counting alone leaves open: two
+    numbers of n events each differ by sqrt(2 / n) of themselves.
 
     Args:
         before_P: cost of each judged pass without the plan.
         after_P: the same with it.
-        largest_copies: token copies on busiest ranks, all layers; their counting noise speaks
-            where there is one pass.
+        counted: events that were recorded, of all passes: token copies on busiest ranks.
     """
-    if len(before_P) < 2:
-        return CONFIDENCE_FACTOR * math.sqrt(2.0 / max(largest_copies, 1.0))
+    counting = CONFIDENCE_FACTOR * math.sqrt(2.0 / max(counted, 1.0))
+    passes = len(before_P)
+    if passes < 2:
+        return counting
+    degrees = passes - 1
+    few = degrees <= len(FEW_PASSES_FACTORS)
+    factor = FEW_PASSES_FACTORS[degrees - 1] if few else CONFIDENCE_FACTOR
     gain_P = 1.0 - after_P / before_P
-    return float(CONFIDENCE_FACTOR * np.std(gain_P, ddof=1) / math.sqrt(len(gain_P)))
+    return max(counting, float(factor * np.std(gain_P, ddof=1) / math.sqrt(passes)))
 
 
 def verdict_of(
@@ -54,6 +64,7 @@ def verdict_of(
     migration: MigrationCost | None,
     rebalance_s: float | None,
     saved: str = "for the busiest ranks to do",
+    loads: Sequence[WorkloadOutcome] = (),
 ) -> Verdict:
     """Judge a plan; the first reason that speaks against it is given.
 
@@ -66,13 +77,14 @@ def verdict_of(
         migration: cost of the move; None without a running placement.
         rebalance_s: how long the placement will run; None: for long.
         saved: what there is less of.
+        loads: of the planned workloads, where something else than the load was made small.
     """
-    fragile = _fragile(left_out, baseline_worst)
+    fragile = _overloaded(loads) or _fragile(left_out, baseline_worst)
     against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio)
     if not against and migration is not None and rebalance_s is not None:
         against = _too_dear(migration, rebalance_s)
     word = "fragile" if fragile else "not worth it" if against else "worth it"
-    reason = against or _praise(gain_ratio, noise_ratio, step_gain_ratio, saved)
+    reason = against or _praise(gain_ratio, noise_ratio, step_gain_ratio, saved) + _more(loads)
     return Verdict(
         word=word,
         reason=reason,
@@ -80,6 +92,21 @@ def verdict_of(
         noise_ratio=noise_ratio,
         step_gain_ratio=step_gain_ratio,
     )
+
+
+def _overloaded(loads: Sequence[WorkloadOutcome]) -> str:
+    for one in loads:
+        if one.imbalance_after > OVERLOAD_RATIO * one.imbalance_before:
+            return (
+                f"on {one.workload!r} the busiest ranks carry {one.imbalance_after:.2f} times the"
+                f" mean, {one.imbalance_before:.2f} without a plan; lower traffic_slack_ratio"
+            )
+    return ""
+
+
+def _more(loads: Sequence[WorkloadOutcome]) -> str:
+    more = max((one.imbalance_after / one.imbalance_before - 1.0 for one in loads), default=0.0)
+    return f"; the busiest ranks have up to {more:.1%} more to do" if more > 0.001 else ""
 
 
 def _fragile(left_out: Sequence[LeftOut], baseline_worst: Sequence[float]) -> str:
@@ -106,7 +133,7 @@ def _fragile(left_out: Sequence[LeftOut], baseline_worst: Sequence[float]) -> st
 
 def _too_small(gain: float, noise: float, step_gain: float | None) -> str:
     if gain <= noise:
-        return f"the gain of {gain:.2%} is within the noise of {noise:.2%} between passes"
+        return f"the gain of {gain:.2%} is within the noise of {noise:.2%}"
     if step_gain is not None and step_gain <= RUN_TO_RUN_RATIO:
         return (
             f"{step_gain:.2%} of a whole pass is less than two runs of one configuration differ by"
@@ -126,4 +153,4 @@ def _too_dear(migration: MigrationCost, rebalance_s: float) -> str:
 
 def _praise(gain: float, noise: float, step_gain: float | None, saved: str) -> str:
     whole = "" if step_gain is None else f", {step_gain:.1%} of a whole pass"
-    return f"{gain:.1%} less {saved}{whole}; noise between passes {noise:.2%}"
+    return f"{gain:.1%} less {saved}{whole}; noise {noise:.2%}"

@@ -28,14 +28,19 @@ def test_a_second_copy_on_the_same_rank_is_not_loaded_twice() -> None:
     assert loaded_G(before, after, ranks=RANKS).tolist() == [1, 0]
 
 
-def test_without_a_machine_moves_are_counted_and_not_priced() -> None:
-    cost = migration_cost(
-        table([0, 1, 2, 3, 0, 1]),
-        table([0, 3, 2, 3, 2, 1]),
-        ranks=RANKS,
-        machine=None,
-        gain_ratio=0.1,
+def test_moves_are_sized_where_a_model_is_known_and_priced_where_a_machine_is() -> None:
+    counted, sized = (
+        migration_cost(
+            table([0, 1, 2, 3, 0, 1]),
+            table([0, 3, 2, 3, 2, 1]),
+            ranks=RANKS,
+            expert_bytes=expert_bytes,
+            machine=None,
+            step_gain_ratio=None,
+        )
+        for expert_bytes in (None, 1000.0)
     )
-    assert cost.moved_experts == 2
-    assert cost.moved_bytes is None
-    assert cost.break_even_s is None
+    assert (counted.moved_experts, counted.moved_bytes) == (2, None)
+    assert (sized.moved_experts, sized.moved_bytes) == (2, 2000)
+    assert sized.transfer_s is None
+    assert sized.break_even_s is None

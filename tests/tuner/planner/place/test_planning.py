@@ -29,6 +29,7 @@ def write_recording(
     experts: int = 16,
     skew: float = 0.8,
     tokens: int = 20_000,
+    top_k: int = 2,
 ) -> None:
     shares = np.exp(skew * rng.standard_normal((layers, experts)))
     shares /= shares.sum(axis=1, keepdims=True)
@@ -38,7 +39,7 @@ def write_recording(
         json.dumps(
             {
                 "num_logical_experts": experts,
-                "top_k": 2,
+                "top_k": top_k,
                 "layer_ids": list(range(layers)),
                 "logical_count": total.tolist(),
                 "passes": counts,
@@ -57,19 +58,29 @@ def planned(
     passes: int = 6,
     layers: int = 3,
     experts: int = 16,
+    tokens: int = 20_000,
+    top_k: int = 2,
+    time_limit_s: float = 1.0,
 ) -> PlacePlan:
     rng = np.random.default_rng(7)
     names = [f"w{number}" for number in range(workloads)]
     for name in names:
         write_recording(
-            folder / f"{name}.json", rng, skew=skew, passes=passes, layers=layers, experts=experts
+            folder / f"{name}.json",
+            rng,
+            skew=skew,
+            passes=passes,
+            layers=layers,
+            experts=experts,
+            tokens=tokens,
+            top_k=top_k,
         )
     listed = ", ".join(f"{{name: {name}, path: {name}.json}}" for name in names)
     path = folder / "spec.yaml"
     path.write_text(
         f"schema_version: 1\n{head}goal:\n  kind: place\n  workloads: [{listed}]\n{goal}"
     )
-    return place(path, time_limit_s=1.0).plan
+    return place(path, time_limit_s=time_limit_s).plan
 
 
 def test_the_plan_is_better_than_what_runs_and_no_worse_than_the_rule(tmp_path: Path) -> None:
@@ -92,7 +103,7 @@ def test_plans_are_judged_on_passes_they_were_not_made_from(tmp_path: Path) -> N
     assert (first.passes_planned_from, first.passes_judged) == (4, 2)
 
 
-def test_one_pass_is_planned_from_and_judged_on_and_the_plan_says_so(tmp_path: Path) -> None:
+def test_totals_are_parted_by_lot_and_the_plan_says_so(tmp_path: Path) -> None:
     plan = planned(tmp_path, "  ranks: 4\n", passes=1)
     assert plan.predicted is not None
     assert plan.predicted.outcomes[0].passes_judged == 0
@@ -115,6 +126,59 @@ def test_even_routing_is_not_worth_a_placement(tmp_path: Path) -> None:
     plan = planned(tmp_path, "  ranks: 4\n", skew=0.0)
     assert plan.verdict is not None
     assert plan.verdict.word == "not worth it"
+
+
+@pytest.mark.parametrize("tokens", [300, 2000, 20_000])
+def test_the_accidents_of_few_tokens_are_no_gain(tmp_path: Path, tokens: int) -> None:
+    # Even routing, one pass: whatever is uneven in it is chance.
+    plan = planned(tmp_path, "  ranks: 4\n", skew=0.0, passes=1, workloads=1, tokens=tokens)
+    assert plan.verdict is not None
+    assert plan.verdict.word == "not worth it"
+
+
+def test_passes_in_which_a_layer_saw_nothing_are_told_of(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "  ranks: 4\n", passes=4, workloads=1)
+    values = json.loads((tmp_path / "w0.json").read_text())
+    values["passes"][1][2] = [0] * 16
+    values["logical_count"] = np.sum(values["passes"], axis=0).tolist()
+    (tmp_path / "w0.json").write_text(json.dumps(values))
+    plan = place(tmp_path / "spec.yaml", time_limit_s=1.0).plan
+    assert any("1 passes in which some layer saw no token" in one for one in plan.provenance.notes)
+
+
+def test_dynamic_dispatch_is_judged_at_any_size_of_a_pass(tmp_path: Path) -> None:
+    goal = "  ranks: 4\n  slots_per_rank: 5\n  dispatch: dynamic\n  tokens_per_pass: 77\n"
+    plan = planned(tmp_path, goal)
+    assert plan.predicted is not None
+    (first, _) = plan.predicted.outcomes
+    # Few tokens scatter over replicas: less even than an even split would be.
+    even = planned(tmp_path, goal.replace("dynamic", "even"))
+    assert even.predicted is not None
+    assert first.imbalance_after > even.predicted.outcomes[0].imbalance_after
+
+
+def test_more_slots_are_compared_in_the_plans_own_unit(tmp_path: Path) -> None:
+    head = f"model: {MODELS / 'olmoe-1b-7b'}\n{CLUSTER}"
+    goal = "  ranks: 16\n  objective: layer_time\n  tokens_per_pass: 65536\n"
+    plan = planned(tmp_path, goal, head=head, experts=64, top_k=8, skew=1.2, time_limit_s=3.0)
+    (line,) = plan.relaxations
+    changed, stated = line.split(": ")[1].split(", from ")
+    assert plan.certificate.objective is not None
+    assert float(stated.removesuffix(" s")) == pytest.approx(plan.certificate.objective, rel=1e-4)
+    assert plan.certificate.bound is not None
+    assert plan.certificate.bound < 1.5 * float(changed.removesuffix(" s"))
+
+
+def test_seconds_of_layers_add_up(tmp_path: Path) -> None:
+    head = f"model: {MODELS / 'olmoe-1b-7b'}\n{CLUSTER}"
+    goal = "  ranks: 16\n  objective: layer_time\n  slots_per_rank: 5\n  robust: worst\n"
+    plan = planned(tmp_path, goal, head=head, experts=64, top_k=8)
+    assert plan.predicted is not None
+    for one in plan.predicted.layer_times:
+        assert sum(one.before_layers_s) == pytest.approx(one.before_s)
+        assert sum(one.after_layers_s) == pytest.approx(one.after_s)
+    certificate = plan.certificate
+    assert sum(one.objective for one in certificate.layers) == pytest.approx(certificate.objective)
 
 
 def test_every_workload_is_left_out_in_turn(tmp_path: Path) -> None:
@@ -175,7 +239,7 @@ def test_seconds_are_predicted_where_a_model_and_devices_are_named(
         "  ranks: 16\n  ranks_per_node: 8\n  slots_per_rank: 5\n  objective: layer_time\n"
         f"  phase: {phase}\n  tokens_per_pass: {65536 if phase == 'prefill' else 1024}\n"
     )
-    plan = planned(tmp_path, goal, head=head, experts=64)
+    plan = planned(tmp_path, goal, head=head, experts=64, top_k=8)
     assert plan.predicted is not None
     (one, _) = plan.predicted.layer_times
     low, high = one.after_s_band
@@ -262,6 +326,56 @@ def test_affinity_of_one_workload_that_hurts_another_is_called_fragile(tmp_path:
     assert plan.verdict is not None
     assert plan.verdict.word == "fragile"
     assert "'law'" in plan.verdict.reason
+
+
+def test_what_runs_is_kept_where_nothing_found_has_less_traffic(tmp_path: Path) -> None:
+    plan = planned_ways(tmp_path, "layer_chain")
+    assert plan.decision is not None
+    (tmp_path / "current.json").write_text(json.dumps(plan.decision.physical_to_logical))
+    again = planned_ways(tmp_path, "layer_chain", goal="  current: current.json\n")
+    assert again.predicted is not None
+    before, _, after = again.predicted.traffic["layer_chain"]
+    assert after <= before
+    assert again.predicted.migration is not None
+    assert again.predicted.migration.break_even_s is None
+
+
+def test_the_load_limit_is_named_where_it_binds(tmp_path: Path) -> None:
+    tight = planned_ways(tmp_path, "co_activation")
+    assert "the largest load that EPLB's rule gives a rank" in tight.binding_constraint
+    wide = planned_ways(tmp_path, "co_activation", goal="  traffic_slack_ratio: 10.0\n")
+    assert "slots of a rank" in wide.binding_constraint
+
+
+def test_traffic_is_judged_on_tokens_that_were_not_planned_from(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    # Tokens without any affinity: what the search finds in the first half is not in the second.
+    token_LTK = np.argsort(rng.random((3, 200, 16)), axis=2)[:, :, :2].astype(np.int32)
+    counts = np.stack([np.bincount(layer.ravel(), minlength=16) for layer in token_LTK])
+    write_stored(
+        tmp_path / "chat",
+        Recording(
+            model="tiny",
+            workload="chat",
+            layer_ids=(0, 1, 2),
+            top_k=2,
+            count_PLE=counts[None],
+            token_LTK=token_LTK,
+        ),
+    )
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\ngoal:\n  kind: place\n  ranks: 4\n  objective: co_activation\n"
+        "  workloads: [{name: chat, path: chat}]\n"
+    )
+    plan = place(path, time_limit_s=2.0).plan
+    assert plan.verdict is not None
+    assert plan.verdict.word == "not worth it"
+    assert plan.certificate.objective is not None
+    assert plan.predicted is not None
+    before, _, after = plan.predicted.traffic["co_activation"]
+    assert plan.certificate.objective < 0.97 * before
+    assert abs(after / before - 1.0) < 0.05
 
 
 def test_replicas_have_no_place_where_ways_are_counted(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tuner.place_plan import LeftOut, MigrationCost, Verdict
+from tuner.place_plan import LeftOut, MigrationCost, PassSpread, Verdict, WorkloadOutcome
 from tuner.planner.place.verdict import noise_of, verdict_of
 
 
@@ -73,12 +73,54 @@ def test_a_move_must_pay_before_the_next_one(runs_s: float, word: str) -> None:
 def test_noise_is_the_standard_error_over_passes() -> None:
     before_P = np.array([2.0, 2.0, 2.0, 2.0])
     after_P = np.array([1.0, 1.0, 1.2, 1.2])
-    # Gains 0.5, 0.5, 0.4, 0.4: deviation 0.0577, over sqrt(4), times 1.645.
-    assert noise_of(before_P, after_P, largest_copies=1e6) == pytest.approx(0.04748, rel=1e-3)
+    # Gains 0.5, 0.5, 0.4, 0.4: deviation 0.0577, over sqrt(4), times Student's 2.353.
+    assert noise_of(before_P, after_P, counted=1e9) == pytest.approx(0.06792, rel=1e-3)
 
 
 def test_one_pass_has_the_noise_of_counting() -> None:
     one = np.array([1.0])
-    few, many = (noise_of(one, one, largest_copies=n) for n in (200.0, 20_000.0))
+    few, many = (noise_of(one, one, counted=n) for n in (200.0, 20_000.0))
     assert few == pytest.approx(0.1645)
     assert many == pytest.approx(few / 10.0)
+
+
+def test_passes_that_agree_by_chance_are_no_more_certain_than_their_counts() -> None:
+    before_P, after_P = np.array([2.0, 2.0]), np.array([1.0, 1.0])
+    assert noise_of(before_P, after_P, counted=200.0) == pytest.approx(0.1645)
+
+
+def outcome(*, before: float, after: float) -> WorkloadOutcome:
+    spread = PassSpread(p50=1.0, p99=1.0, mean=1.0)
+    return WorkloadOutcome(
+        workload="chat",
+        passes_planned_from=1,
+        passes_judged=1,
+        imbalance_before=before,
+        imbalance_rule=1.0,
+        imbalance_after=after,
+        pass_before=spread,
+        pass_rule=spread,
+        pass_after=spread,
+    )
+
+
+@pytest.mark.parametrize(
+    ("after", "word", "says"),
+    [(1.15, "worth it", "up to 15.0% more to do"), (2.5, "fragile", "2.50 times the mean")],
+)
+def test_less_traffic_on_overloaded_ranks_is_not_praised(
+    after: float, word: str, says: str
+) -> None:
+    verdict = verdict_of(
+        gain_ratio=0.3,
+        noise_ratio=0.01,
+        step_gain_ratio=None,
+        left_out=(),
+        baseline_worst=(),
+        migration=None,
+        rebalance_s=None,
+        saved="traffic",
+        loads=(outcome(before=1.0, after=after),),
+    )
+    assert verdict.word == word
+    assert says in verdict.reason

@@ -1,0 +1,133 @@
+"""What a plan saves, and what that is uncertain by.
+
+    W workloads   P judged passes   T sampled tokens
+
+Seconds of the expert layers where they are priced, traffic where that is the objective and nothing
+is priced, otherwise the load of the busiest ranks. The noise of several workloads' mean is that of
+each, weighted by its share of the cost, added as squares.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.placement.ranks import Placement
+from tuner.planner.place.comparing import Priced, Three
+from tuner.planner.place.evidence import WorkloadEvidence
+from tuner.planner.place.pricing import Pricing
+from tuner.planner.place.traffic import Tokens, token_costs_T
+from tuner.planner.place.verdict import noise_of
+from tuner.spec.place import Objective
+from tuner.spec.place_read import PlaceSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Shares of what there was without the plan."""
+
+    gain_ratio: float
+    noise_ratio: float
+    step_gain_ratio: float | None
+    """Of a whole pass; None where nothing is priced."""
+    saved: str
+    """What there is less of."""
+
+
+def gain_of_time(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    threes: Sequence[Three],
+    priced: Sequence[Priced],
+    pricing: Pricing,
+) -> Gain:
+    """Return the share of the expert layers' seconds that is saved."""
+    weights = [one.weight_ratio for one in evidence]
+    before = [float(one.before.pass_P.mean()) for one in priced]
+    after = [float(one.after.pass_P.mean()) for one in priced]
+    noises = [
+        noise_of(times.before.pass_P, times.after.pass_P, counted=_counted(one, three))
+        for one, three, times in zip(evidence, threes, priced, strict=True)
+    ]
+    before_s, after_s = np.dot(weights, before), np.dot(weights, after)
+    top_k = pricing.machine.moe.top_k
+    # Layers that were not recorded are as uneven as those that were.
+    layers = pricing.machine.model.num_moe_layers / len(spec.layer_ids)
+    rest_s = sum(
+        weight * pricing.whole_pass_s(tokens=float(one.judged_PLE.sum(axis=2).mean()) / top_k)
+        for weight, one in zip(weights, evidence, strict=True)
+    )
+    return Gain(
+        gain_ratio=float(1.0 - after_s / before_s),
+        noise_ratio=_together(weights, before, noises),
+        step_gain_ratio=float(layers * (before_s - after_s) / (rest_s + layers * before_s)),
+        saved="time in the expert layers",
+    )
+
+
+def gain_of_load(evidence: Sequence[WorkloadEvidence], threes: Sequence[Three]) -> Gain:
+    """Return the share of the busiest ranks' load that is saved."""
+    weights = [one.weight_ratio for one in evidence]
+    before = [three.before.imbalance for three in threes]
+    after = [three.after.imbalance for three in threes]
+    noises = [
+        noise_of(three.before.imbalance_P, three.after.imbalance_P, counted=_counted(one, three))
+        for one, three in zip(evidence, threes, strict=True)
+    ]
+    return Gain(
+        gain_ratio=float(1.0 - np.dot(weights, after) / np.dot(weights, before)),
+        noise_ratio=_together(weights, before, noises),
+        step_gain_ratio=None,
+        saved="for the busiest ranks to do",
+    )
+
+
+def gain_of_traffic(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    traffic: Mapping[str, tuple[float, float, float]],
+) -> Gain:
+    """Return the share of the traffic that is saved; its noise is that of the sampled tokens."""
+    before, _, after = traffic[spec.goal.objective.value]
+    weights = [one.weight_ratio for one in evidence]
+    noises, costs = [], []
+    for one in evidence:
+        if spec.goal.objective is Objective.LAYER_CHAIN:
+            noises.append(noise_of(np.ones(1), np.ones(1), counted=_chain_tokens(one)))
+            costs.append(1.0)
+            continue
+        before_T, after_T = (
+            token_costs_T(spec, one, placement, tokens=Tokens.JUDGED)
+            for placement in (spec.current, chosen)
+        )
+        noises.append(noise_of(before_T, after_T, counted=math.inf))
+        costs.append(float(before_T.mean()))
+    return Gain(
+        gain_ratio=1.0 - after / before if before > 0.0 else 0.0,
+        noise_ratio=_together(weights, costs, noises),
+        step_gain_ratio=None,
+        saved="traffic",
+    )
+
+
+def _counted(one: WorkloadEvidence, three: Three) -> float:
+    """Recorded token copies on busiest ranks, all judged passes and layers."""
+    return float(three.after.copies_PLG.max(axis=2).sum()) * one.recorded_ratio
+
+
+def _chain_tokens(one: WorkloadEvidence) -> float:
+    """Tokens behind the recorded transitions; a token's pairs of choices are not independent."""
+    flow_MEE = one.recording.transition_MEE
+    if flow_MEE is None:
+        raise ValueError(f"{one.name!r} holds no transitions")
+    chosen = one.recording.top_k or 1
+    pairs = {"all_pairs": chosen**2, "rank_aligned": chosen}.get(one.recording.transition_kind, 1)
+    return float(flow_MEE.sum(axis=(1, 2)).mean()) / pairs
+
+
+def _together(weights: Sequence[float], costs: Sequence[float], noises: Sequence[float]) -> float:
+    shares = np.array(weights) * np.array(costs)
+    total = float(shares.sum())
+    return float(np.sqrt(np.square(shares / total * np.array(noises)).sum())) if total else 0.0

@@ -1,0 +1,72 @@
+"""Plans without one of the workloads, judged on it: what a plan does to traffic it has not seen."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from solvers.placement.balance.problem import Migration
+from tuner.place_plan import LeftOut
+from tuner.planner.place.candidates import rule_of, solve_objective
+from tuner.planner.place.comparing import sources_of
+from tuner.planner.place.costing import active_load_of
+from tuner.planner.place.evidence import WorkloadEvidence
+from tuner.planner.place.judging import judge
+from tuner.planner.place.pricing import Pricing
+from tuner.planner.place.traffic import Tokens, traffic_on
+from tuner.spec.place_read import PlaceSpec
+
+MOST_FOLDS: Final = 12
+
+
+def left_out(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    pricing: Pricing | None,
+    dispatch: str,
+    migration: Migration | None,
+    time_limit_s: float,
+) -> tuple[tuple[LeftOut, ...], tuple[float, ...]]:
+    """Plan without each workload in turn and judge on all of its passes.
+
+    The first workloads are, where there are more than `MOST_FOLDS`. Beside each stands the worst
+    layer's ratio without a plan.
+    """
+    if len(evidence) < 2:
+        return (), ()
+    folds, worst = [], []
+    limit_s = time_limit_s / min(len(evidence), MOST_FOLDS)
+    for one in evidence[:MOST_FOLDS]:
+        others = [other for other in evidence if other is not one]
+        rule = rule_of(others, ranks=spec.ranks, groups=spec.goal.expert_groups)
+        outcome = solve_objective(
+            others,
+            goal=spec.goal,
+            ranks=spec.ranks,
+            rule=rule,
+            active_load=active_load_of(spec.goal, pricing),
+            migration=migration,
+            time_limit_s=limit_s,
+        )
+        if outcome.solution is None:
+            continue
+        after, by_rule, before = (
+            judge(
+                placement,
+                load_PLE=one.whole_PLE,
+                ranks=spec.ranks,
+                dispatch=dispatch,
+                source_HLE=sources_of(spec, one),
+            )
+            for placement in (outcome.solution, rule.placement, spec.current)
+        )
+        folds.append(
+            LeftOut(
+                workload=one.name,
+                imbalance_after=after.imbalance,
+                imbalance_rule=by_rule.imbalance,
+                imbalance_before=before.imbalance,
+                worst_rank_ratio=after.worst_ratio,
+                traffic=traffic_on(spec, [one], outcome.solution, rule, tokens=Tokens.ALL),
+            )
+        )
+        worst.append(before.worst_ratio)
+    return tuple(folds), tuple(worst)
