@@ -70,6 +70,7 @@ class Predictor:
             input_tokens=launch.input_tokens,
             output_tokens=launch.output_tokens,
             least_ratio=recipe.least_ratio,
+            delay_s=recipe.delay_s,
             seed=launch.concurrency,
         )
         served = simulate(requests, times=times, rules=rules, concurrency=concurrency)

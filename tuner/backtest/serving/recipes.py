@@ -22,6 +22,10 @@ SEQUENCE_S: Final = 25e-6
 """Host seconds per running sequence and step where nothing hides them; 20 to 45 us are seen."""
 ASYNCHRONOUS: Final = (0, 14)
 """First release of vLLM that schedules the next step while one runs."""
+OTHER_LEAST_RATIO: Final = 0.95
+"""Shortest length of the undocumented driver where waves break up."""
+DELAY_S: Final = 10e-3
+"""From the end of an answer until the client has sent the next request, on average."""
 CLIENT_S: Final = 15e-3
 SGLANG_CLIENT_S: Final = 100e-3
 """Both: HTTP server, tokeniser, client, and what a first step costs the host without a graph."""
@@ -33,6 +37,8 @@ class Recipe:
 
     least_ratio: float
     """Shortest length, of the nominal one."""
+    delay_s: float = 0.0
+    """Mean from the end of an answer until the client has sent the next request."""
     poll_steps: int = 1
     stream_steps: float = 0.0
     """Steps that a token waits to be handed out."""
@@ -45,8 +51,10 @@ class Recipe:
 def recipe_of(launch: Launch) -> Recipe:
     """Look up what is known of a launch."""
     is_known = launch.harness is Harness.INFERENCEX
+    has_waves = launch.engine is Engine.SGLANG
     return Recipe(
-        least_ratio=0.8 if is_known else 1.0,
+        least_ratio=0.8 if is_known else (1.0 if has_waves else OTHER_LEAST_RATIO),
+        delay_s=DELAY_S,
         poll_steps=_poll_steps(launch) if is_known else 1,
         stream_steps=_stream_steps(launch) if is_known else 0.0,
         client_s=SGLANG_CLIENT_S if launch.engine is Engine.SGLANG else CLIENT_S,

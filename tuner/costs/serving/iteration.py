@@ -33,6 +33,21 @@ SMALL_MOE: Final = 5
 ELEMENT_BYTES: Final = 2.0
 
 
+SUSTAINED_FACTOR: Final = 1.1
+"""Seconds of a saturated device over those of one kernel timed alone: power limits lower the clocks.
+Published prompts take 5 to 20 % longer than their kernels."""
+FULL_TOKENS: Final = 1024.0
+"""From here on products keep the whole device busy."""
+IDLE_TOKENS: Final = 128.0
+"""Up to here memory is the limit, and clocks stay up."""
+
+
+def sustained_factor(m_Q: Floats) -> Floats:
+    """The factor on a step of m tokens."""
+    place_Q = np.log(np.maximum(m_Q, 1.0) / IDLE_TOKENS) / np.log(FULL_TOKENS / IDLE_TOKENS)
+    return 1.0 + (SUSTAINED_FACTOR - 1.0) * np.clip(place_Q, 0.0, 1.0)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Iteration:
     """One engine running one model on one system."""
@@ -76,8 +91,9 @@ class Iteration:
         return parts
 
     def linear_s(self, m_Q: Floats) -> Floats:
-        """Their sum."""
-        return np.asarray(np.sum(list(self.linear_parts(m_Q).values()), axis=0))
+        """Their sum, at the clocks that a device keeps."""
+        total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
+        return np.asarray(total_Q * sustained_factor(m_Q))
 
     def _network(self, m_Q: Floats, *, dense_ffn: int) -> dict[str, Floats]:
         """What follows attention in one layer, the exchanges of both halves included."""
@@ -168,7 +184,7 @@ class Iteration:
         total_Q = np.zeros_like(s_Q)
         for count, layer in self.attention_layers:
             total_Q = total_Q + count * layer.prompt_s(s_Q)
-        return total_Q
+        return total_Q * SUSTAINED_FACTOR
 
     @property
     def traits(self) -> EngineTraits:

@@ -57,6 +57,8 @@ class _Play:
     next_closed: int
     """The request that the next finished one sends; beyond the last: none."""
     is_closed: bool
+    delays_s: list[float]
+    """Before each request of a closed loop is sent."""
     now_s: float = 0.0
     step: int = 0
     """Steps that running sequences took part in."""
@@ -158,7 +160,8 @@ class _Play:
         self.end_s[request] = self.now_s
         self.reserved -= self.inputs[request] + self.outputs[request]
         if self.is_closed and self.next_closed < len(self.inputs):
-            heapq.heappush(self.arrivals, (self.now_s, self.next_closed))
+            at_s = self.now_s + self.delays_s[self.next_closed]
+            heapq.heappush(self.arrivals, (at_s, self.next_closed))
             self.next_closed += 1
 
     def prompt_step(self) -> None:
@@ -220,9 +223,10 @@ def simulate(requests: Requests, *, times: StepTimes, rules: Rules, concurrency:
         concurrency: requests under way in a closed loop.
     """
     count = len(requests.input_R)
+    delays_s = [0.0] * count if requests.delay_s_R is None else requests.delay_s_R.tolist()
     if requests.arrival_s_R is None:
         first = min(concurrency, count)
-        arrivals = [(0.0, request) for request in range(first)]
+        arrivals = sorted((delays_s[request], request) for request in range(first))
     else:
         first = count
         arrivals = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
@@ -234,6 +238,7 @@ def simulate(requests: Requests, *, times: StepTimes, rules: Rules, concurrency:
         arrivals=arrivals,
         next_closed=first,
         is_closed=requests.arrival_s_R is None,
+        delays_s=delays_s,
     )
     while len(play.end_s) < count:
         play.arrive()

@@ -22,6 +22,8 @@ class Requests:
     """Tokens of the answer."""
     arrival_s_R: npt.NDArray[np.float64] | None = None
     """Not descending; None: a closed loop."""
+    delay_s_R: npt.NDArray[np.float64] | None = None
+    """In a closed loop: from the end of the answer before (or the start) until it is sent."""
 
     def __post_init__(self) -> None:
         if not len(self.input_R) == len(self.output_R) > 0:
@@ -33,11 +35,18 @@ class Requests:
 
 
 def uniform_requests(
-    count: int, *, input_tokens: int, output_tokens: int, least_ratio: float, seed: int
+    count: int,
+    *,
+    input_tokens: int,
+    output_tokens: int,
+    least_ratio: float,
+    delay_s: float = 0.0,
+    seed: int,
 ) -> Requests:
-    """Draw lengths evenly from `least_ratio` to 1 of the nominal ones.
+    """Draw lengths evenly from `least_ratio` to 1 of the nominal ones, delays exponentially.
 
-    Every quantile is drawn once and shuffled, so that the mean does not depend on the seed.
+    Every quantile of a length is drawn once and shuffled, so that the mean does not depend on the
+    seed.
     """
     rng = np.random.default_rng(seed)
     quantile_R = (np.arange(count) + 0.5) / count
@@ -45,7 +54,8 @@ def uniform_requests(
     for nominal in (input_tokens, output_tokens):
         share_R = least_ratio + (1.0 - least_ratio) * rng.permutation(quantile_R)
         drawn.append(np.maximum(np.rint(nominal * share_R), 1).astype(np.int64))
-    return Requests(input_R=drawn[0], output_R=drawn[1])
+    delay_s_R = rng.exponential(delay_s, count) if delay_s > 0.0 else None
+    return Requests(input_R=drawn[0], output_R=drawn[1], delay_s_R=delay_s_R)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
