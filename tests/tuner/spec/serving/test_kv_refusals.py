@@ -1,0 +1,217 @@
+"""The legality table, row by row as the releases' sources have it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tuner.errors import SpecError
+from tuner.spec.serving.kv_connectors import TABLE, CacheKind, Connector, connector_rules
+from tuner.spec.serving.kv_refusals import HandOver, KvSide, refusals
+
+SIDE = KvSide(tensor=4, page_tokens=16, dtype="fp8", layout="hnd")
+EVERY = [(row.engine, row.connector, row.cache) for row in TABLE]
+VLLM = [(row.engine, row.connector) for row in TABLE if row.engine == "vllm"]
+
+
+def between(
+    prefill: KvSide = SIDE,
+    decode: KvSide = SIDE,
+    *,
+    cache: CacheKind = CacheKind.GROUPED,
+    heads: int = 8,
+    is_hybrid: bool = False,
+) -> HandOver:
+    return HandOver(
+        cache=cache,
+        num_kv_heads=1 if cache is CacheKind.LATENT else heads,
+        is_hybrid=is_hybrid,
+        prefill=prefill,
+        decode=decode,
+    )
+
+
+def wide(tensor: int, **changes: object) -> KvSide:
+    return replace(SIDE, tensor=tensor, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+def nhd(tensor: int, **changes: object) -> KvSide:
+    return wide(tensor, layout="nhd", **changes)
+
+
+@pytest.mark.parametrize(("engine", "connector", "cache"), EVERY)
+def test_like_instances_can_always_hand_over(
+    engine: str, connector: Connector, cache: CacheKind
+) -> None:
+    for is_hybrid in (False, True):
+        pair = between(cache=cache, is_hybrid=is_hybrid)
+        assert refusals(pair, engine=engine, connector=connector) == ()
+
+
+@pytest.mark.parametrize(("engine", "connector", "cache"), EVERY)
+def test_no_connector_converts_types_or_pairs_ranks_that_do_not_divide(
+    engine: str, connector: Connector, cache: CacheKind
+) -> None:
+    (line,) = refusals(
+        between(decode=replace(SIDE, dtype="bf16"), cache=cache), engine=engine, connector=connector
+    )
+    assert "KV types fp8 and bf16 differ" in line
+    lines = refusals(between(wide(2), wide(3), cache=cache), engine=engine, connector=connector)
+    assert any("2 (prefill) and 3 (decode): one must be a multiple" in line for line in lines)
+
+
+@pytest.mark.parametrize(("engine", "connector", "cache"), EVERY)
+def test_every_row_names_its_source_and_stands_once(
+    engine: str, connector: Connector, cache: CacheKind
+) -> None:
+    rows = [
+        row for row in TABLE if (row.engine, row.connector, row.cache) == (engine, connector, cache)
+    ]
+    (row,) = rows
+    assert row.source.startswith(f"{engine} {row.release}: ")
+    assert ".py" in row.source
+    assert connector_rules(engine=engine, release="", connector=connector, cache=cache) is row
+
+
+@pytest.mark.parametrize(
+    ("engine", "connector"),
+    [("vllm", Connector.NIXL), ("vllm", Connector.MOONCAKE), ("sglang", Connector.MOONCAKE)],
+)
+@pytest.mark.parametrize(("one", "other"), [(1, 8), (8, 1), (16, 2), (2, 16)])
+def test_a_latent_goes_between_any_multiples(
+    engine: str, connector: Connector, one: int, other: int
+) -> None:
+    pair = between(wide(one), wide(other), cache=CacheKind.LATENT)
+    assert refusals(pair, engine=engine, connector=connector) == ()
+
+
+@pytest.mark.parametrize("connector", [Connector.NIXL, Connector.MOONCAKE])
+def test_heads_are_cut_from_head_major_pages_in_vllm_and_token_major_ones_in_sglang(
+    connector: Connector,
+) -> None:
+    assert refusals(between(wide(4), wide(8)), engine="vllm", connector=connector) == ()
+    (line,) = refusals(between(nhd(4), nhd(8)), engine="vllm", connector=connector)
+    assert "heads cannot be cut from nhd pages; use hnd" in line
+    assert refusals(between(nhd(4), nhd(8)), engine="sglang", connector=connector) == ()
+    (line,) = refusals(between(wide(4), wide(8)), engine="sglang", connector=connector)
+    assert "use nhd" in line
+
+
+def test_ranks_beyond_the_heads_hold_copies_that_need_no_cutting() -> None:
+    # 8 and 16 ranks of 8 heads hold one head each.
+    pair = between(nhd(8), nhd(16))
+    assert refusals(pair, engine="vllm", connector=Connector.MOONCAKE) == ()
+
+
+def test_vllm_reads_no_copies_into_a_narrower_decode() -> None:
+    (line,) = refusals(between(wide(16), wide(4)), engine="vllm", connector=Connector.NIXL)
+    assert "wider prefill exceeds 8 key-value heads" in line
+    assert refusals(between(wide(4), wide(16)), engine="vllm", connector=Connector.NIXL) == ()
+    (line,) = refusals(between(wide(4), wide(16)), engine="vllm", connector=Connector.NIXL_PUSH)
+    assert "wider decode exceeds 8" in line
+    assert refusals(between(nhd(16), nhd(4)), engine="sglang", connector=Connector.NIXL) == ()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "is_hybrid", "said"),
+    [
+        (wide(4), wide(4, page_tokens=64), False, ""),
+        (wide(4, page_tokens=64), wide(4), False, "prefill's must divide decode's"),
+        (wide(4), wide(4, page_tokens=24), False, "prefill's must divide decode's"),
+        (wide(4), wide(4, page_tokens=64), True, "a model of unlike layers forbids"),
+        (wide(4), wide(4, page_tokens=64, uses_host_buffer=True), False, "a host buffer forbids"),
+        (wide(8), wide(4, page_tokens=64), False, "a wider prefill forbids"),
+        (wide(4), wide(8, page_tokens=64), False, ""),
+    ],
+)
+def test_page_sizes_that_vllm_reads(
+    prefill: KvSide, decode: KvSide, is_hybrid: bool, said: str
+) -> None:
+    lines = refusals(
+        between(prefill, decode, is_hybrid=is_hybrid), engine="vllm", connector=Connector.NIXL
+    )
+    assert (len(lines) == 0) if not said else (said in lines[0])
+
+
+@pytest.mark.parametrize(
+    ("engine", "connector"),
+    [
+        ("sglang", Connector.NIXL),
+        ("sglang", Connector.MOONCAKE),
+        ("vllm", Connector.MOONCAKE),
+        ("vllm", Connector.NIXL_PUSH),
+    ],
+)
+def test_everyone_else_needs_equal_pages(engine: str, connector: Connector) -> None:
+    pair = between(nhd(4), nhd(4, page_tokens=64))
+    (line,) = refusals(pair, engine=engine, connector=connector)
+    assert "page sizes 16 (prefill) and 64 (decode) differ; give both sides one" in line
+
+
+@pytest.mark.parametrize(
+    ("engine", "connector", "one", "other", "said"),
+    [
+        ("vllm", Connector.NIXL, 2, 1, "both must be 1"),
+        ("vllm", Connector.NIXL_PUSH, 2, 1, ""),
+        ("vllm", Connector.NIXL_PUSH, 2, 2, "decode's must be 1"),
+        ("vllm", Connector.MOONCAKE, 2, 4, ""),
+        ("sglang", Connector.NIXL, 4, 1, ""),
+        ("sglang", Connector.NIXL, 4, 4, ""),
+        ("sglang", Connector.MOONCAKE, 4, 2, "decode's must be 1 or prefill's"),
+    ],
+)
+def test_pipelines_that_go_together(
+    engine: str, connector: Connector, one: int, other: int, said: str
+) -> None:
+    pair = between(replace(SIDE, pipeline=one), replace(SIDE, pipeline=other))
+    lines = refusals(pair, engine=engine, connector=connector)
+    assert (len(lines) == 0) if not said else (said in lines[0])
+
+
+def test_hybrid_models_have_rules_of_their_own() -> None:
+    wider = between(wide(2), wide(4), is_hybrid=True)
+    (line,) = refusals(wider, engine="vllm", connector=Connector.NIXL_PUSH)
+    assert "needs decode's to be prefill's at most" in line
+    piped = between(nhd(2, pipeline=2), nhd(4), is_hybrid=True)
+    (line,) = refusals(piped, engine="sglang", connector=Connector.MOONCAKE)
+    assert "one tensor degree, or no pipeline" in line
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "layout"), [("vllm", "nvfp4", "hnd"), ("sglang", "mxfp8", "nhd")]
+)
+def test_types_with_scales_apart_cannot_be_cut(engine: str, dtype: str, layout: str) -> None:
+    one, other = (wide(tensor, dtype=dtype, layout=layout) for tensor in (2, 4))
+    (line,) = refusals(between(one, other), engine=engine, connector=Connector.MOONCAKE)
+    assert f"heads of a {dtype} cache cannot be cut" in line
+    assert refusals(between(one, one), engine=engine, connector=Connector.MOONCAKE) == ()
+
+
+def test_unlike_layouts_never_meet() -> None:
+    (line,) = refusals(between(wide(4), nhd(4)), engine="vllm", connector=Connector.NIXL)
+    assert "page layouts hnd and nhd differ; give both sides hnd" in line
+    mixed = between(wide(4), nhd(4), cache=CacheKind.LATENT)
+    assert refusals(mixed, engine="vllm", connector=Connector.NIXL) == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "release", "connector", "said"),
+    [
+        ("trtllm", "", Connector.NIXL, r"'trtllm': no KV connector .* \['sglang', 'vllm'\]"),
+        ("vllm", "0.1", Connector.NIXL, r"vllm 0.1: .* not described; known: \['0.33.0'\]"),
+        (
+            "sglang",
+            "",
+            Connector.NIXL_PUSH,
+            r"no connector nixl_push; it has \['mooncake', 'nixl'\]",
+        ),
+    ],
+)
+def test_what_is_not_described_is_an_error_and_not_a_yes(
+    engine: str, release: str, connector: Connector, said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        refusals(between(), engine=engine, connector=connector, release=release)
+
+
+def test_the_vllm_rows_cover_three_connectors() -> None:
+    assert {connector for _, connector in VLLM} == set(Connector)

@@ -1,0 +1,223 @@
+"""What KV connectors of engine releases hand over between unlike prefill and decode instances.
+
+One row per release, connector and kind of cache; what a row does not name it allows. The facts were
+read in the releases' own sources, at the place that the row names, and are data only: the rules
+that read them are in kv_refusals.py.
+
+Not covered: TensorRT-LLM, whose release could not be read; state-space layers (Mamba, gated delta),
+decode context parallelism, encoder hand-over; connectors through a store (LMCache, Mooncake Store).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tuner.errors import SpecError
+
+
+class Connector(StrEnum):
+    """Who moves the pages."""
+
+    NIXL = "nixl"
+    """NVIDIA's transfer library; the decode side reads (vLLM), the prefill side writes (SGLang)."""
+    NIXL_PUSH = "nixl_push"
+    """vLLM's variant in which the prefill side writes."""
+    MOONCAKE = "mooncake"
+    """Mooncake's transfer engine, point to point."""
+
+
+class CacheKind(StrEnum):
+    """What attention keeps."""
+
+    GROUPED = "grouped"
+    """Keys and values, split over tensor ranks by heads (MHA, GQA, MQA)."""
+    LATENT = "latent"
+    """One latent per token, whole on every tensor rank (MLA)."""
+
+
+class PageRule(StrEnum):
+    """Which page sizes go together."""
+
+    EQUAL = "equal"
+    """The same on both sides."""
+    PREFILL_DIVIDES = "prefill_divides"
+    """Those of prefill divide those of decode."""
+
+
+class PipelineRule(StrEnum):
+    """Which pipeline degrees go together."""
+
+    NONE = "none"
+    """1 on both sides."""
+    DECODE_ONE = "decode_one"
+    """Any for prefill, 1 for decode."""
+    EQUAL_OR_DECODE_ONE = "equal_or_decode_one"
+    """The same, or 1 for decode."""
+    ANY = "any"
+    """Layers are matched by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorRules:
+    """One row."""
+
+    engine: str
+    release: str
+    connector: Connector
+    cache: CacheKind
+    pages: PageRule = PageRule.EQUAL
+    pages_equal_if_hybrid: bool = False
+    """Models whose layers keep unlike caches, as sliding windows beside full attention do."""
+    pages_equal_if_host_buffer: bool = False
+    """Transfers through host memory."""
+    pages_equal_if_prefill_wider: bool = False
+    """Prefill's tensor degree above decode's."""
+    sliceable_layouts: frozenset[str] = frozenset({"nhd", "hnd"})
+    """Page layouts from which heads can be cut or put together."""
+    unsliceable_dtypes: frozenset[str] = frozenset()
+    """Types whose scales lie apart from the heads."""
+    wider_prefill_beyond_heads: bool = True
+    """Prefill's tensor degree may exceed both decode's and the key-value heads."""
+    wider_decode_beyond_heads: bool = True
+    """Likewise decode's above prefill's."""
+    wider_decode_if_hybrid: bool = True
+    """Of hybrid models decode's tensor degree may exceed prefill's."""
+    pipeline: PipelineRule = PipelineRule.ANY
+    slicing_hybrid_with_pipeline: bool = True
+    """Unlike tensor degrees of a hybrid model beside a prefill pipeline."""
+    source: str
+    """Where the facts were read."""
+    note: str = ""
+    """What a plan should say beside it."""
+
+
+_NIXL_033: Final = (
+    "vllm 0.33.0: docs/features/nixl_connector_compatibility.md;"
+    " kv_connector/v1/nixl/base_worker.py (_validate_remote_agent_handshake)"
+)
+_MOONCAKE_033: Final = (
+    "vllm 0.33.0: kv_connector/v1/mooncake/mooncake_connector.py (_get_tp_ratio,"
+    " _validate_asymmetric_region_lengths, _validate_head_resharding_layout)"
+)
+_SGLANG_0523: Final = (
+    "sglang 0.5.23: srt/disaggregation/common/conn.py (try_ensure_parallel_info,"
+    " _resolve_rank_mapping)"
+)
+_SLOW_SLICES: Final = "sglang warns that unlike tensor degrees are slow unless the model has MLA"
+
+TABLE: Final = (
+    ConnectorRules(
+        engine="vllm",
+        release="0.33.0",
+        connector=Connector.NIXL,
+        cache=CacheKind.GROUPED,
+        pages=PageRule.PREFILL_DIVIDES,
+        pages_equal_if_hybrid=True,
+        pages_equal_if_host_buffer=True,
+        pages_equal_if_prefill_wider=True,
+        sliceable_layouts=frozenset({"hnd"}),
+        unsliceable_dtypes=frozenset({"nvfp4"}),
+        wider_prefill_beyond_heads=False,
+        pipeline=PipelineRule.NONE,
+        source=_NIXL_033,
+    ),
+    ConnectorRules(
+        engine="vllm",
+        release="0.33.0",
+        connector=Connector.NIXL,
+        cache=CacheKind.LATENT,
+        pages=PageRule.PREFILL_DIVIDES,
+        pages_equal_if_hybrid=True,
+        pages_equal_if_host_buffer=True,
+        pipeline=PipelineRule.NONE,
+        source=_NIXL_033,
+    ),
+    ConnectorRules(
+        engine="vllm",
+        release="0.33.0",
+        connector=Connector.NIXL_PUSH,
+        cache=CacheKind.GROUPED,
+        sliceable_layouts=frozenset({"hnd"}),
+        unsliceable_dtypes=frozenset({"nvfp4"}),
+        wider_decode_beyond_heads=False,
+        wider_decode_if_hybrid=False,
+        pipeline=PipelineRule.DECODE_ONE,
+        source=_NIXL_033,
+        note="unlike page sizes are documented for reading only, so they are taken to be refused",
+    ),
+    ConnectorRules(
+        engine="vllm",
+        release="0.33.0",
+        connector=Connector.NIXL_PUSH,
+        cache=CacheKind.LATENT,
+        pipeline=PipelineRule.DECODE_ONE,
+        source=_NIXL_033,
+        note="unlike page sizes are documented for reading only, so they are taken to be refused",
+    ),
+    ConnectorRules(
+        engine="vllm",
+        release="0.33.0",
+        connector=Connector.MOONCAKE,
+        cache=CacheKind.GROUPED,
+        sliceable_layouts=frozenset({"hnd"}),
+        unsliceable_dtypes=frozenset({"nvfp4"}),
+        source=_MOONCAKE_033,
+        note="the connector sets the head-major layout itself",
+    ),
+    ConnectorRules(
+        engine="vllm",
+        release="0.33.0",
+        connector=Connector.MOONCAKE,
+        cache=CacheKind.LATENT,
+        source=_MOONCAKE_033,
+    ),
+    *(
+        ConnectorRules(
+            engine="sglang",
+            release="0.5.23",
+            connector=connector,
+            cache=CacheKind.GROUPED,
+            sliceable_layouts=frozenset({"nhd"}),
+            unsliceable_dtypes=frozenset({"mxfp8"}),
+            pipeline=PipelineRule.EQUAL_OR_DECODE_ONE,
+            slicing_hybrid_with_pipeline=False,
+            source=f"{_SGLANG_0523}; srt/disaggregation/{connector}/conn.py (send_kvcache_slice)",
+            note=_SLOW_SLICES,
+        )
+        for connector in (Connector.MOONCAKE, Connector.NIXL)
+    ),
+    *(
+        ConnectorRules(
+            engine="sglang",
+            release="0.5.23",
+            connector=connector,
+            cache=CacheKind.LATENT,
+            pipeline=PipelineRule.EQUAL_OR_DECODE_ONE,
+            source=_SGLANG_0523,
+        )
+        for connector in (Connector.MOONCAKE, Connector.NIXL)
+    ),
+)
+
+
+def connector_rules(
+    *, engine: str, release: str, connector: Connector, cache: CacheKind
+) -> ConnectorRules:
+    """Return the row; an empty release means the one that is described.
+
+    Raises:
+        SpecError: nothing is known of that engine, release or connector.
+    """
+    rows = [row for row in TABLE if row.engine == engine and row.cache is cache]
+    if not rows:
+        known = sorted({row.engine for row in TABLE})
+        raise SpecError(f"engine {engine!r}: no KV connector is described; known: {known}")
+    matching = [row for row in rows if release in ("", row.release)]
+    if not matching:
+        known = sorted({row.release for row in rows})
+        raise SpecError(f"{engine} {release}: its KV connectors are not described; known: {known}")
+    for row in matching:
+        if row.connector is connector:
+            return row
+    known = sorted({row.connector.value for row in matching})
+    raise SpecError(f"{engine} {matching[0].release}: no connector {connector}; it has {known}")
