@@ -1,21 +1,35 @@
 """A placement's plan in words: the verdict first, then what it rests on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from tuner.place_plan import PlacePlan, WorkloadOutcome
+from tuner.place_plan import (
+    LayerTimes,
+    LeftOut,
+    MigrationCost,
+    PlacePlan,
+    Verdict,
+    WorkloadOutcome,
+)
+from tuner.spec.place import Objective
 from tuner.units import format_bytes, format_s
 from tuner.verify.placement_records import PlaceVerified
+
+MOST_NAME: Final = 40
+"""Characters of a workload's name."""
+MOST_LAYERS: Final = 5
+"""Layers named of each kind."""
 
 
 def place_text(plan: PlacePlan, *, folder: Path) -> str:
     """What `moetune plan` prints of a placement."""
-    return "\n".join((*_head(plan), *_workloads(plan), *_times(plan), *_tail(plan, folder=folder)))
+    return "\n".join((*_body(plan), *_tail(plan, folder=folder)))
 
 
 def place_explanation(plan: PlacePlan) -> str:
     """What `moetune explain` prints of a placement."""
-    lines = [*_head(plan), *_workloads(plan), *_times(plan), *_folds(plan), *_layers(plan)]
+    lines = [*_body(plan), *_layers(plan), ""]
     lines += [f"instead: {one.method}, {one.lost_by}" for one in plan.alternatives]
     lines += [f"with {line}" for line in plan.relaxations]
     return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
@@ -35,110 +49,179 @@ def place_verified_text(verified: PlaceVerified) -> str:
     return "\n".join((*lines, *(f"note: {note}" for note in verified.notes)))
 
 
-def _head(plan: PlacePlan) -> Iterator[str]:
+def _body(plan: PlacePlan) -> Iterator[str]:
     certificate = plan.certificate
-    if plan.decision is None or plan.verdict is None:
+    if plan.decision is None or plan.verdict is None or plan.predicted is None:
         yield f"no placement: {plan.binding_constraint}"
         return
-    verdict, decision = plan.verdict, plan.decision
-    yield f"{verdict.word}: {verdict.reason}"
+    predicted, decision = plan.predicted, plan.decision
+    yield from _judgement(plan, plan.verdict)
+    ranks = "1 rank" if decision.ranks == 1 else f"{decision.ranks} ranks"
     yield (
         f"{len(decision.layer_ids)} layers of {decision.num_experts} experts in"
-        f" {decision.num_slots} slots on {decision.ranks} ranks"
-        f" ({decision.redundant_experts} redundant)"
+        f" {decision.num_slots} slots on {ranks} ({decision.redundant_experts} redundant)"
     )
-    unit = "s" if plan.goal.objective.value == "layer_time" else ""
     yield (
-        f"objective {plan.goal.objective.value}: {certificate.objective:.6g} {unit}".rstrip()
-        + f", nothing below {certificate.bound:.6g} (gap {certificate.gap_ratio:.3%},"
+        f"objective {plan.goal.objective.value}: {_objective(plan, certificate.objective)}, nothing"
+        f" below {_objective(plan, certificate.bound)} (gap {certificate.gap_ratio:.3%},"
         f" {certificate.status}, {certificate.method}, {certificate.solve_s:.1f} s)"
     )
     yield f"binding: {plan.binding_constraint}"
+    width = max(8, *(min(MOST_NAME, len(one.workload)) for one in predicted.outcomes))
+    yield from _workloads(predicted.outcomes, width)
+    for name, (before, rule, after) in predicted.traffic.items():
+        yield f"  {name}, a token: {before:.4g} before, {rule:.4g} EPLB, {after:.4g} plan"
+    yield from _folds(predicted.left_out, width)
+    yield from _times(plan, predicted.layer_times, width)
+    if predicted.migration is not None:
+        yield ""
+        yield _move(predicted.migration)
 
 
-def _workloads(plan: PlacePlan) -> Iterator[str]:
-    if plan.predicted is None:
-        return
+def _judgement(plan: PlacePlan, verdict: Verdict) -> Iterator[str]:
+    yield f"{verdict.word}: {verdict.reason}"
+    if verdict.word == "fragile":
+        whole = verdict.step_gain_ratio
+        pass_text = "" if whole is None else f" ({whole:.1%} of a whole pass)"
+        yield (
+            f"on the workloads it was made for: {verdict.gain_ratio:.1%} saved{pass_text}, noise"
+            f" {verdict.noise_ratio:.2%}"
+        )
+    rule = _rule_gain_ratio(plan)
+    if rule is not None:
+        limits = (plan.goal.max_moved_experts, plan.goal.max_moved_bytes)
+        unlimited = "" if limits == (None, None) else ", moving what it likes,"
+        yield f"EPLB's rule{unlimited} would save {rule:.1%}, the plan {verdict.gain_ratio:.1%}"
+
+
+def _rule_gain_ratio(plan: PlacePlan) -> float | None:
+    """Share that EPLB's rule saves, of what the verdict counts."""
+    predicted = plan.predicted
+    if predicted is None:
+        return None
+    weights = [workload.weight for workload in plan.goal.workloads]
+    if predicted.layer_times:
+        pairs = [(one.before_s, one.rule_s) for one in predicted.layer_times]
+    elif predicted.traffic:
+        ((before, rule, _),) = predicted.traffic.values()
+        weights, pairs = [1.0], [(before, rule)]
+    else:
+        pairs = [(one.imbalance_before, one.imbalance_rule) for one in predicted.outcomes]
+    total = sum(weight * before for weight, (before, _) in zip(weights, pairs, strict=True))
+    left = sum(weight * rule for weight, (_, rule) in zip(weights, pairs, strict=True))
+    return 1.0 - left / total if total > 0.0 else None
+
+
+def _objective(plan: PlacePlan, value: float | None) -> str:
+    if value is None:
+        return "nothing proven"
+    if plan.goal.objective is Objective.LAYER_TIME:
+        return format_s(value)
+    unit = (
+        " a token"
+        if plan.goal.objective in (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
+        else ""
+    )
+    return f"{value:.6g}{unit}"
+
+
+def _workloads(outcomes: Sequence[WorkloadOutcome], width: int) -> Iterator[str]:
     yield ""
     yield "largest rank load over the mean, judged passes"
     yield (
-        f"  {'workload':<20} {'passes':>9} {'before':>8} {'EPLB':>8} {'plan':>8}"
+        f"  {'workload':<{width}} {'passes':>9} {'before':>8} {'EPLB':>8} {'plan':>8}"
         "   P50 / P99 over passes and layers: before, EPLB, plan"
     )
-    for one in plan.predicted.outcomes:
-        yield _workload(one)
-    for name, (before, rule, after) in plan.predicted.traffic.items():
-        yield f"  {name}: {before:.4g} before, {rule:.4g} EPLB, {after:.4g} plan"
+    for one in outcomes:
+        passes = f"{one.passes_planned_from}+{one.passes_judged}"
+        spreads = ", ".join(
+            f"{spread.p50:.2f} / {spread.p99:.2f}"
+            for spread in (one.pass_before, one.pass_rule, one.pass_after)
+        )
+        yield (
+            f"  {_name(one.workload, width)} {passes:>9} {one.imbalance_before:>8.4f}"
+            f" {one.imbalance_rule:>8.4f} {one.imbalance_after:>8.4f}   {spreads}"
+        )
 
 
-def _workload(one: WorkloadOutcome) -> str:
-    passes = f"{one.passes_planned_from}+{one.passes_judged}"
-    spreads = ", ".join(
-        f"{spread.p50:.2f} / {spread.p99:.2f}"
-        for spread in (one.pass_before, one.pass_rule, one.pass_after)
-    )
-    return (
-        f"  {one.workload[:20]:<20} {passes:>9} {one.imbalance_before:>8.4f}"
-        f" {one.imbalance_rule:>8.4f} {one.imbalance_after:>8.4f}   {spreads}"
-    )
-
-
-def _times(plan: PlacePlan) -> Iterator[str]:
-    if plan.predicted is None or not plan.predicted.layer_times:
+def _folds(folds: Sequence[LeftOut], width: int) -> Iterator[str]:
+    if not folds:
         return
     yield ""
+    yield "planned without the workload, judged on it: before, EPLB, plan; the plan's worst layer"
+    for one in folds:
+        traffic = ""
+        if one.traffic is not None:
+            traffic = "   a token {:.4g}, {:.4g}, {:.4g}".format(*one.traffic)
+        yield (
+            f"  {_name(one.workload, width)} {'':>9} {one.imbalance_before:>8.4f}"
+            f" {one.imbalance_rule:>8.4f} {one.imbalance_after:>8.4f}   {one.worst_rank_ratio:.2f}"
+            f"{traffic}"
+        )
+
+
+def _times(plan: PlacePlan, times: Sequence[LayerTimes], width: int) -> Iterator[str]:
+    if not times or plan.decision is None:
+        return
+    layers = len(plan.decision.layer_ids)
+    yield ""
     yield "expert layers of a pass, predicted"
-    layers = len(plan.decision.layer_ids) if plan.decision is not None else 1
-    for one in plan.predicted.layer_times:
+    for one in times:
         low, high = one.after_s_band
         yield (
-            f"  {one.workload[:20]:<20} {format_s(one.before_s)} before, {format_s(one.rule_s)}"
-            f" EPLB, {format_s(one.after_s)} plan ({format_s(low)} to {format_s(high)});"
-            f" saves {format_s((one.before_s - one.after_s) / layers)} a layer"
+            f"  {_name(one.workload, width)} {format_s(one.before_s)} before,"
+            f" {format_s(one.rule_s)} EPLB, {format_s(one.after_s)} plan ({format_s(low)} to"
+            f" {format_s(high)}, {format_s(one.exchange_after_s)} of it exchange);"
+            f" {_saved((one.before_s - one.after_s) / layers)} a layer"
         )
     if plan.verdict is not None and plan.verdict.step_gain_ratio is not None:
         yield f"  of a whole pass: {plan.verdict.step_gain_ratio:.1%} saved"
-    moved = plan.predicted.migration
-    if moved is not None:
-        size = "" if moved.moved_bytes is None else f", {format_bytes(moved.moved_bytes)}"
-        pays = (
-            ""
-            if moved.break_even_s is None
-            else f", paid back after {format_s(moved.break_even_s)}"
-        )
-        yield f"  to load: {moved.moved_experts} experts{size}{pays}"
 
 
-def _folds(plan: PlacePlan) -> Iterator[str]:
-    if plan.predicted is None or not plan.predicted.left_out:
-        return
-    yield ""
-    yield "planned without the workload, judged on it: before, EPLB, plan; worst layer"
-    for one in plan.predicted.left_out:
-        yield (
-            f"  {one.workload[:20]:<20} {one.imbalance_before:>8.4f} {one.imbalance_rule:>8.4f}"
-            f" {one.imbalance_after:>8.4f}   {one.worst_rank_ratio:.2f}" + _ways(one.traffic)
-        )
+def _saved(seconds: float) -> str:
+    return f"saves {format_s(seconds)}" if seconds >= 0.0 else f"costs {format_s(-seconds)}"
 
 
-def _ways(traffic: tuple[float, float, float] | None) -> str:
-    if traffic is None:
-        return ""
-    before, rule, after = traffic
-    return f"   traffic {before:.4g}, {rule:.4g}, {after:.4g}"
+def _move(moved: MigrationCost) -> str:
+    size = "" if moved.moved_bytes is None else f", {format_bytes(moved.moved_bytes)}"
+    takes = "" if moved.transfer_s is None else f", {format_s(moved.transfer_s)} to transfer"
+    pays = "" if moved.break_even_s is None else f", paid back after {format_s(moved.break_even_s)}"
+    return f"to load: {moved.moved_experts} experts{size}{takes}{pays}"
 
 
 def _layers(plan: PlacePlan) -> Iterator[str]:
+    if plan.decision is not None and plan.predicted is not None:
+        for one in plan.predicted.layer_times:
+            saved = [b - a for b, a in zip(one.before_layers_s, one.after_layers_s, strict=True)]
+            most = sorted(range(len(saved)), key=lambda index: -saved[index])[:MOST_LAYERS]
+            yield ""
+            yield f"layers that gain most on {one.workload}"
+            for index in most:
+                yield (
+                    f"  layer {plan.decision.layer_ids[index]}:"
+                    f" {format_s(one.before_layers_s[index])} before,"
+                    f" {format_s(one.after_layers_s[index])} plan"
+                )
     if not plan.certificate.layers:
         return
-    worst = sorted(plan.certificate.layers, key=lambda one: one.objective - one.bound, reverse=True)
+    worst = sorted(plan.certificate.layers, key=lambda layer: layer.bound - layer.objective)
     yield ""
     yield "layers with the largest distance to their bound"
-    for one in worst[:5]:
-        yield f"  layer {one.layer}: {one.objective:.6f}, bound {one.bound:.6f}"
+    for layer in worst[:MOST_LAYERS]:
+        yield (
+            f"  layer {layer.layer}: {_objective(plan, layer.objective)}, bound"
+            f" {_objective(plan, layer.bound)}"
+        )
+
+
+def _name(workload: str, width: int) -> str:
+    short = workload if len(workload) <= MOST_NAME else f"{workload[: MOST_NAME - 3]}..."
+    return f"{short:<{width}}"
 
 
 def _tail(plan: PlacePlan, *, folder: Path) -> Iterator[str]:
     yield ""
     yield from (f"note: {note}" for note in plan.provenance.notes)
-    yield f"written: {folder}; `moetune explain {folder}` tells more"
+    if plan.decision is not None:
+        launch = ", ".join(f"launch/{name}" for name in dict.fromkeys(plan.emit))
+        yield f"written: {folder} ({launch or 'plan.json'}); `moetune explain {folder}` tells more"

@@ -66,6 +66,27 @@ def test_a_plan_is_written_with_launch_files_and_pictures(
     assert table.tolist() == plan["decision"]["physical_to_logical"]
 
 
+def test_a_move_is_told_of_without_a_price_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = spec_file(tmp_path, emit="[]")
+    (tmp_path / "current.json").write_text(json.dumps([[*range(8), *range(4)]] * 4))
+    text = "\n".join(
+        line
+        for line in spec.read_text().splitlines()
+        if not line.startswith(("model:", "cluster:"))
+    )
+    long_name = "a workload whose name goes on and on and on"
+    text = text.replace("ranks: 4", "ranks: 4\n  current: current.json\n  max_moved_experts: 2")
+    spec.write_text(text.replace("name: chat", f"name: {long_name}"))
+    assert run(["plan", str(spec), "-o", str(tmp_path / "out"), "--time-limit", "1s"]) == 0
+    shown = capsys.readouterr().out
+    assert "\nto load: 2 experts\n" in shown
+    assert "EPLB's rule, moving what it likes, would save" in shown
+    assert f"  {long_name[:37]}...  " in shown
+    assert "  code     " in shown
+
+
 def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(tmp_path, options=("--json",)) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -80,6 +101,7 @@ def test_explain_tells_layers_and_folds(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["explain", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert "planned without the workload" in shown
+    assert "layers that gain most on chat" in shown
     assert "layers with the largest distance to their bound" in shown
 
 
