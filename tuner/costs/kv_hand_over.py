@@ -1,0 +1,183 @@
+"""What it costs to hand a request's KV cache from a prefill to a decode instance.
+
+Bytes: 2 g d elements a token of a grouped layer, c + p of a latent one (MLA), tokens behind a
+sliding window left out. Of ranks the busiest counts: the one that sends most and the one that
+receives most (profilers/kv_transfer/shards.py says who sends what).
+
+Time: a path is a chain of stages, each a rate: device to host, conversion, network, host to device;
+a path from device to device has the network alone. Layers leave one by one while prefill goes on,
+so that with t_k the seconds of one layer in stage k, L layers, and a layer of prefill every T / L,
+
+    whole     alpha + L sum_k t_k                               nothing overlaps
+    exposed   alpha + sum_k t_k + (L - 1) max(0, max_k t_k - T / L)    after the end of prefill
+
+The second is exact for a permutation flow shop of equal jobs released at even times: the last layer
+waits either for its own release or for the slowest stage to have passed the L - 1 before it.
+
+Source: the stages are those of arXiv 2509.17542; sending layer by layer is Splitwise's (Patel et
+al., arXiv 2311.18677). The closed form is ours, and tests/tuner/costs/test_kv_hand_over.py holds it
+against the flow shop played job by job.
+Valid: one request at a time on each link; queueing for a link is the simulation's business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from profilers.kv_transfer.shards import CacheShape, Degrees, Transfer, transfers
+from profilers.records import Case
+from tuner.costs.kernel_table import KernelTable
+from tuner.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPath:
+    """Rates of one rank's stages, bytes per second each; absent stages are not passed."""
+
+    network_bytes_per_s: float
+    latency_s: float
+    """Seconds before the first byte: rendezvous and posting of the transfer."""
+    device_to_host_bytes_per_s: float | None = None
+    host_to_device_bytes_per_s: float | None = None
+    conversion_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if any(rate <= 0.0 for rate in self.rates) or self.latency_s < 0.0:
+            raise ValueError(f"rates must be positive and the latency not negative: {self}")
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Of the stages that are passed, in order."""
+        stages = (
+            self.device_to_host_bytes_per_s,
+            self.conversion_bytes_per_s,
+            self.network_bytes_per_s,
+            self.host_to_device_bytes_per_s,
+        )
+        return tuple(rate for rate in stages if rate is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Bytes of one request at the busiest ranks."""
+
+    sent: float
+    received: float
+
+    @property
+    def busiest(self) -> float:
+        """What one end of the slowest pair moves."""
+        return max(self.sent, self.received)
+
+
+def cache_shape(model: ModelSpec) -> CacheShape:
+    """Return what the model keeps for a token, windows apart."""
+    attention = model.attention
+    if attention.kind == "mla":
+        width = attention.kv_lora_rank + attention.qk_rope_head_dim
+        return CacheShape(num_layers=model.num_layers, num_heads=1, width=width, is_latent=True)
+    return CacheShape(
+        num_layers=model.num_layers, num_heads=attention.num_kv_heads, width=attention.head_dim
+    )
+
+
+def request_kv_bytes(model: ModelSpec, *, tokens: int, bytes_per_element: float) -> float:
+    """Bytes of a request's cache over all layers, each head once."""
+    shape = cache_shape(model)
+    each = shape.elements_per_token / shape.num_layers * bytes_per_element
+    return each * sum(
+        _kept_tokens(model, layer, tokens=tokens) for layer in range(model.num_layers)
+    )
+
+
+def rank_kv_bytes(
+    model: ModelSpec,
+    *,
+    prefill: Degrees,
+    decode: Degrees,
+    tokens: int,
+    bytes_per_element: float,
+) -> RankBytes:
+    """Bytes that the busiest sender and the busiest receiver move for one request."""
+    shape = cache_shape(model)
+    plan = transfers(shape, sender=prefill, receiver=decode, num_tokens=tokens)
+    each = shape.parts * shape.width * bytes_per_element
+
+    def moved(one: Transfer) -> float:
+        share = len(one.tokens) / tokens
+        kept = sum(_kept_tokens(model, layer, tokens=tokens) for layer in one.layers)
+        return each * len(one.heads) * share * kept
+
+    return RankBytes(
+        sent=_busiest([(one.sender, moved(one)) for one in plan]),
+        received=_busiest([(one.receiver, moved(one)) for one in plan]),
+    )
+
+
+def whole_s(rank_bytes: float, *, path: KvPath) -> float:
+    """Predict the seconds of a hand-over that begins when prefill has ended."""
+    return path.latency_s + sum(rank_bytes / rate for rate in path.rates)
+
+
+def exposed_s(rank_bytes: float, *, path: KvPath, num_layers: int, prefill_s: float) -> float:
+    """Predict the seconds between the end of prefill and the arrival of the last layer."""
+    layer_s = [rank_bytes / num_layers / rate for rate in path.rates]
+    behind_s = max(0.0, max(layer_s) - prefill_s / num_layers)
+    return path.latency_s + sum(layer_s) + (num_layers - 1) * behind_s
+
+
+def conversion_bytes_per_s(
+    table: KernelTable,
+    model: ModelSpec,
+    *,
+    tokens: int,
+    kind: str,
+    dtype: str,
+    bytes_per_element: float,
+    pages: tuple[int, int],
+    tensors: tuple[int, int],
+) -> float:
+    """Return the rate at which one device turns prefill's pages into decode's, as measured.
+
+    Args:
+        table: prices of a profile that holds the table `kv_conversion`.
+        model: whose cache it is.
+        tokens: length of the request.
+        kind: as profilers/kv_transfer/suite.py names it, e.g. `nhd_hnd` or `latent/fp8`.
+        dtype: prefill's type.
+        bytes_per_element: of that type.
+        pages: tokens of prefill's and of decode's pages.
+        tensors: prefill's and decode's tensor degrees.
+
+    Raises:
+        OutsideProfileError: no such conversion was measured.
+    """
+    shape = cache_shape(model)
+    case = Case(
+        operation="kv_conversion",
+        kind=kind,
+        dtype=dtype,
+        axes={
+            "tokens": tokens,
+            "heads": shape.num_heads,
+            "width": shape.width,
+            "page_from": pages[0],
+            "page_to": pages[1],
+            "tensor_from": tensors[0],
+            "tensor_to": tensors[1],
+        },
+    )
+    layer_bytes = shape.elements_per_token / shape.num_layers * tokens * bytes_per_element
+    holders = max(1.0, tensors[1] / shape.num_heads)
+    return holders * layer_bytes / table.seconds(case)
+
+
+def _kept_tokens(model: ModelSpec, layer: int, *, tokens: int) -> int:
+    window = model.attention.sliding_window
+    return min(tokens, window) if model.windowed[layer] and window is not None else tokens
+
+
+def _busiest(moved: Sequence[tuple[object, float]]) -> float:
+    totals: dict[object, float] = {}
+    for rank, size in moved:
+        totals[rank] = totals.get(rank, 0.0) + size
+    return max(totals.values(), default=0.0)
