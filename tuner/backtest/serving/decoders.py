@@ -176,7 +176,7 @@ def formats_of(
     """Formats of a checkpoint; None where the precision is not known.
 
     TensorRT-LLM caches keys and values in fp8, and so do fp8 and fp4 checkpoints of Llama, every
-    NVFP4 checkpoint (`kv_cache_quant_algo`), and SGLang's recipes for Blackwell. A blank precision
+    NVFP4 checkpoint (`kv_cache_quant_algo`), and recipes of models with experts for Blackwell. A blank precision
     is bf16.
     """
     is_moe = decoder.experts is not None
@@ -187,7 +187,7 @@ def formats_of(
         engine == "trtllm"
         or precision == "fp4"
         or (precision == "fp8" and decoder.name.startswith("llama") and engine != "sglang")
-        or (engine == "sglang" and is_blackwell and is_moe and precision == "fp8")
+        or (is_blackwell and is_moe and precision == "fp8")
     )
     kv = "fp8" if has_small_cache else "bf16"
     match precision:

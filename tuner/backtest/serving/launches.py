@@ -5,7 +5,7 @@ What is read otherwise than it is written:
 
     TP or DP 16 or 64 with experts split 4 x 4 or 8 x 8   the product of both: 4 or 8 devices, EP 4 or 8
     vLLM TP = DP = t, EP = t^2                             t devices, EP t
-    vLLM MiniMax                                           experts are always split whole
+    vLLM MiniMax; TensorRT-LLM R1 on H200                  every rank has whole experts
     blank degrees of experts                               as a dense model runs them
 
 The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
@@ -164,6 +164,7 @@ def _sides(cells: Cells, decoder: Decoder, engine: Engine) -> tuple[Side, ...]:
 
 
 def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
+    system = cells.get("system", "")
     tensor = _count(cells, f"{role}tp_size")
     data = max(_whole(cells, f"{role}attention_dp_size", default=1), 1)
     pipeline = max(_whole(cells, f"{role}pp_size", default=1), 1)
@@ -180,7 +181,7 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
     ranks = tensor * data
     if decoder.experts is None:
         moe_tensor, expert = ranks, 1
-    elif engine is Engine.VLLM and decoder.name == "minimax-m2":
+    elif _splits_experts_whole(decoder, engine, system, is_worker=bool(role)):
         moe_tensor, expert = 1, ranks
     elif moe_tensor * expert != ranks:
         # Copies of one measurement disagree; experts are spread over all ranks of the worker.
@@ -195,6 +196,16 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
             pipeline=pipeline,
         )
     )
+
+
+def _splits_experts_whole(
+    decoder: Decoder, engine: Engine, system: str, *, is_worker: bool
+) -> bool:
+    """Recipes that give every rank whole experts, whatever the columns say."""
+    if engine is Engine.VLLM:
+        return decoder.name == "minimax-m2"
+    is_recipe = engine is Engine.TRTLLM and decoder.name == "deepseek-v3" and not is_worker
+    return is_recipe and system == "h200_sxm"
 
 
 def _text(cells: Cells, name: str) -> str:

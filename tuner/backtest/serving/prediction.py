@@ -60,6 +60,7 @@ class Predictor:
             engine=launch.engine,
             machine=machine,
             sequence_s=recipe.sequence_s,
+            experts_table=recipe.experts_table,
         )
         data = side.degrees.attention_data
         concurrency = max(-(-launch.concurrency // data), 1)
@@ -94,6 +95,7 @@ class Predictor:
                 iteration.degrees,
                 traits=traits,
                 memory_bytes=iteration.machine.sheet.memory_bytes,
+                least=2.0 * (launch.input_tokens + launch.output_tokens),
             ),
         )
 
@@ -110,6 +112,7 @@ class Predictor:
             launch.formats,
             iteration.degrees,
             iteration.sequence_s,
+            iteration.experts_table,
             longest,
             most,
             tokens,

@@ -18,6 +18,14 @@ from typing import Final
 from tuner.backtest.serving.launches import Harness, Launch
 from tuner.costs.serving.engine import Engine
 
+STREAM_STEPS: Final = 10.0
+BALANCE_STEPS: Final = 45.0
+"""With attention data parallelism prompts wait until every rank has one, 60 steps at most
+(`timeout_iters: 60`): those that begin a wait all of it, those that come meanwhile half."""
+GENERATED_EXPERTS: Final = (0, 19)
+"""First release of vLLM that runs block-scaled experts with FlashInfer's kernels, Triton's before."""
+TRITON_EXPERTS: Final = "vllm@0.19.0"
+"""The table that measured them with Triton."""
 SEQUENCE_S: Final = 25e-6
 """Host seconds per running sequence and step where nothing hides them; 20 to 45 us are seen."""
 ASYNCHRONOUS: Final = (0, 14)
@@ -46,6 +54,8 @@ class Recipe:
     sequence_s: float = 0.0
     step_tokens: int | None = None
     """Token budget of a step; None: the engine's usual one."""
+    experts_table: str = ""
+    """Whose measured experts count; empty: the engine's newest."""
 
 
 def recipe_of(launch: Launch) -> Recipe:
@@ -60,6 +70,7 @@ def recipe_of(launch: Launch) -> Recipe:
         client_s=SGLANG_CLIENT_S if launch.engine is Engine.SGLANG else CLIENT_S,
         sequence_s=SEQUENCE_S if _waits(launch) else 0.0,
         step_tokens=_step_tokens(launch) if is_known else None,
+        experts_table=_experts_table(launch),
     )
 
 
@@ -74,7 +85,16 @@ def _poll_steps(launch: Launch) -> int:
 
 
 def _stream_steps(launch: Launch) -> float:
-    return 10.0 if launch.engine is Engine.TRTLLM and launch.decoder.experts else 0.0
+    if launch.engine is not Engine.TRTLLM or launch.decoder.experts is None:
+        return 0.0
+    is_balanced = launch.sides[0].degrees.attention_data > 1
+    return STREAM_STEPS + (BALANCE_STEPS if is_balanced else 0.0)
+
+
+def _experts_table(launch: Launch) -> str:
+    is_old = () < _version(launch.release) < GENERATED_EXPERTS
+    is_block_scaled = launch.formats.experts == "fp8_block"
+    return TRITON_EXPERTS if launch.engine is Engine.VLLM and is_old and is_block_scaled else ""
 
 
 def _step_tokens(launch: Launch) -> int | None:

@@ -42,7 +42,9 @@ class EngineTraits:
     prompt_scheduler_ratio: float = 2.0
     """Factor on it where a step holds prompts, which no CUDA graph covers."""
     memory_ratio: float = 0.88
-    """Of a device's memory that weights and cache may take."""
+    """Of a device's memory that weights and cache may take together."""
+    cache_ratio: float = 1.0
+    """Of what weights and reserve leave of that, what the cache takes."""
 
 
 TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
@@ -51,7 +53,13 @@ TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
         Engine.SGLANG: EngineTraits(
             batching=Batching.PREFILL_FIRST, step_tokens=16384, scheduler_s=0.5e-3
         ),
-        Engine.TRTLLM: EngineTraits(batching=Batching.WHOLE, step_tokens=8192, scheduler_s=0.5e-3),
+        Engine.TRTLLM: EngineTraits(
+            batching=Batching.WHOLE,
+            step_tokens=8192,
+            scheduler_s=0.5e-3,
+            memory_ratio=1.0,
+            cache_ratio=0.8,
+        ),
     }
 )
 """Budgets are those of the InferenceX recipes (github.com/SemiAnalysisAI/InferenceX, benchmarks/)."""

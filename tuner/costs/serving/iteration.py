@@ -58,7 +58,9 @@ class Iteration:
     engine: Engine
     machine: ServingMachine
     sequence_s: float = 0.0
-    """What the host takes per running sequence and step; see engine.py."""
+    """What the host takes per running sequence and step."""
+    experts_table: str = ""
+    """Whose measured experts count, as `software@version`; empty: the engine's newest."""
 
     @cached_property
     def attention_layers(self) -> tuple[tuple[int, AttentionLayer], ...]:
@@ -118,10 +120,10 @@ class Iteration:
             dtype=self.formats.experts,
         )
         found = {
-            "experts": self.machine.moe_s(together_Q, shape, software=self.engine.value),
-            "router": self._product_s(
-                m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"
+            "experts": self.machine.moe_s(
+                together_Q, shape, software=self.experts_table or self.engine.value
             ),
+            "router": self._product_s(m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"),
             "exchange": self._moe_exchange_s(m_Q),
             "small": self._small_s(m_Q, SMALL_MOE),
         }
@@ -168,8 +170,12 @@ class Iteration:
         )
         logits_Q = ELEMENT_BYTES * n_Q * self.decoder.vocab
         host_Q = self.sequence_s * n_Q
-        return host_Q + product_Q + self.machine.collective_s(
-            logits_Q, kind="all_gather", ranks=ranks, software=self.engine.value
+        return (
+            host_Q
+            + product_Q
+            + self.machine.collective_s(
+                logits_Q, kind="all_gather", ranks=ranks, software=self.engine.value
+            )
         )
 
     def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:

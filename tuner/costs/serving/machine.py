@@ -17,7 +17,7 @@ import numpy as np
 
 from tuner.costs.serving.curves import Curve, Floats
 from tuner.costs.serving.tables import Key, KernelTables
-from tuner.devices.datasheet import Datasheet
+from tuner.devices.datasheet import Datasheet, Generation
 
 PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8
@@ -51,6 +51,10 @@ SIMILAR: Final = {
     "int4_wo": ("nvfp4", "bf16"),
 }
 """Formats that stand in where a format was not measured."""
+STAND_IN: Final = {("trtllm", "fp8_block", Generation.BLACKWELL): "sglang"}
+"""Whose table holds the expert kernels that an engine runs: TensorRT-LLM's block-scaled experts were
+timed with DeepGEMM there, but its recipes choose its generated kernels (`moe_config.backend: TRTLLM`),
+which SGLang's table measured (flashinfer_trtllm)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +79,7 @@ class ServingMachine:
     estimated: set[str] = field(default_factory=set)
     """Filled while asked: operations that came from the datasheet."""
 
-    def product_s(
-        self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str
-    ) -> Floats:
+    def product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
         """One product [m, k] x [k, n]."""
         if self.tables is not None:
             curve = self.tables.product(dtype=dtype, n=n, k=k, software=software)
@@ -118,10 +120,15 @@ class ServingMachine:
         """The measured degree of expert parallelism, or the two around it."""
         if self.tables is None:
             return []
-        softwares = sorted(self.tables.softwares("moe"), key=lambda name: name != software)
         dtypes = (shape.dtype, *SIMILAR.get(shape.dtype, ()))
         for dtype in dtypes:
-            for name in softwares:
+            own = software.partition("@")[0]
+            preferred = STAND_IN.get((own, dtype, self.sheet.generation), own)
+            names = [
+                name for name in self.tables.softwares("moe") if "@" not in name or name == software
+            ]
+            order = (software if "@" in software else preferred, preferred, own)
+            for name in sorted(names, key=lambda name: [name != wanted for wanted in order]):
                 found = self._moe_degrees(shape, name, dtype)
                 if found:
                     return found

@@ -1,9 +1,11 @@
 """Bytes of weights on a device, and how many tokens the cache holds beside them.
 
-    tokens = (r M - weights - reserve) / bytes per token
+    tokens = c (r M - weights - reserve) / bytes per token
 
-The reserve of 4 GB holds activations, CUDA graphs and communication buffers; r and the reserve are
-what the engines' defaults leave on 80 to 192 GB devices. Cached heads are split over tensor ranks
+The reserve of 4 GB holds activations, CUDA graphs and communication buffers. vLLM and SGLang are
+given a share r of the memory (c = 1), TensorRT-LLM a share c of what is free once weights are loaded
+(r = 1); both are what public recipes set. Where that leaves no room for `least` tokens, a launch that
+runs at all was given more: 0.95 of the memory and half the reserve. Cached heads are split over tensor ranks
 until there is one each; compressed keys are whole on every rank.
 """
 
@@ -13,6 +15,8 @@ from tuner.costs.serving.decoder import BYTES, Attention, AttentionKind, Decoder
 from tuner.costs.serving.engine import Degrees, EngineTraits
 
 RESERVE_BYTES: Final = 4.0e9
+FULL_RATIO: Final = 0.95
+"""The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
 
 
 def weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:
@@ -66,8 +70,12 @@ def kv_tokens(
     *,
     traits: EngineTraits,
     memory_bytes: float,
+    least: float = 0.0,
 ) -> float:
     """Tokens that one attention-data rank can hold; not above 0 where the weights do not fit."""
-    free = traits.memory_ratio * memory_bytes - RESERVE_BYTES
-    free -= weight_bytes(decoder, formats, degrees)
-    return free / max(kv_bytes_per_token(decoder, formats, degrees), 1e-9)
+    weights = weight_bytes(decoder, formats, degrees)
+    each = max(kv_bytes_per_token(decoder, formats, degrees), 1e-9)
+    usual = traits.cache_ratio * (traits.memory_ratio * memory_bytes - RESERVE_BYTES - weights)
+    if usual / each >= least:
+        return usual / each
+    return max(usual, FULL_RATIO * memory_bytes - 0.5 * RESERVE_BYTES - weights) / each

@@ -1,9 +1,11 @@
 """Measured kernels of one system, every engine's, by operation, shape and software.
 
-Of several versions of one software the newest that measured a shape counts. An engine's products come
-from its own table, but for two whose timing holds more than the kernel: vLLM's block-scaled products
-carry the host's launch (58 to 280 us at few rows, where the others read 8 to 27), and TensorRT-LLM's
-fp8 products a quantisation that static checkpoints do not run. There the fastest of all tables counts.
+Of several versions of one software the newest that measured a shape counts; experts of a stated
+version stay under `software@version`. An engine's products come
+from its own table, but for those whose timing holds more than the kernel: vLLM's block-scaled products
+carry the host's launch (58 to 280 us at few rows, where the others read 8 to 27) and its fp8 products
+at single sizes twice what their neighbours read, TensorRT-LLM's fp8 and nvfp4 products a quantisation
+that static checkpoints do not run (6 to 9 us). There the fastest of all tables counts.
 
 A shape that no table holds gives None; the caller falls back to the datasheet and says so.
 """
@@ -48,7 +50,9 @@ FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Axes that are interpolated over; all others must be met."""
 
-SPOILT: Final = frozenset({("vllm", "fp8_block"), ("trtllm", "fp8"), ("trtllm", "nvfp4")})
+SPOILT: Final = frozenset(
+    {("vllm", "fp8_block"), ("vllm", "fp8"), ("trtllm", "fp8"), ("trtllm", "nvfp4")}
+)
 """Products whose timing holds more than the kernel; see above."""
 FASTEST: Final = ""
 """Stands for all engines together."""
@@ -128,7 +132,11 @@ def kernel_tables(system: str, arrays: Sequence[Arrays]) -> KernelTables:
     groups: dict[str, dict[Key, _Group]] = {}
     for table in ordered:
         if table.operation in FREE_AXES:
-            groups.setdefault(table.operation, {}).update(_grouped(table))
+            found = _grouped(table)
+            kept = groups.setdefault(table.operation, {})
+            kept.update(found)
+            if table.operation == "moe":
+                kept.update({(f"{key[0]}@{table.version}", *key[1:]): found[key] for key in found})
     products = [table for table in ordered if table.operation == "gemm"]
     dtypes = sorted({str(name) for table in products for name in np.unique(table.dtype_N)})
     softwares = sorted({table.software for table in products})
