@@ -3,10 +3,13 @@
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from profilers.routing.recording import Recording
 from tuner.api import version
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.place_folder import judged_pass, read_place_plan, write_place_verified
@@ -15,6 +18,7 @@ from tuner.planner.place.planning import Settings, make_place_plan
 from tuner.planner.place.pricing import pricing_of
 from tuner.profiles import profile_of
 from tuner.report.placement_maps import heat_maps
+from tuner.spec.cluster import Cluster
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 from tuner.verify.placement import verify_placements
@@ -60,7 +64,10 @@ def place(
     from tuner.costs.analytic.calibration import shipped
 
     spec = read_place_spec(spec_path)
-    measured = _measured(spec, profiles, calibrated=calibrated)
+    if profiles and (spec.cluster is None or spec.model is None):
+        raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
+    cluster = None if spec.model is None else spec.cluster
+    measured = _measured(cluster, profiles, calibrated=calibrated)
     pricing = pricing_of(
         spec.model,
         spec.cluster,
@@ -76,25 +83,34 @@ def place(
             moetune_version=version(),
             spec_sha256=hashlib.sha256(spec_path.read_bytes()).hexdigest(),
             recording_sha256={
-                name: hashlib.sha256(recording.count_PLE.tobytes()).hexdigest()
-                for name, recording in spec.recordings.items()
+                name: _sha256(recording) for name, recording in spec.recordings.items()
             },
+            notes=_price_notes(cluster, measured),
         ),
     )
     return Placed(plan=made, spec=spec, maps=heat_maps(spec, made))
 
 
+def _sha256(recording: Recording) -> str:
+    """Hash every array of a recording."""
+    digest = hashlib.sha256()
+    for field in fields(recording):
+        value = getattr(recording, field.name)
+        if isinstance(value, np.ndarray):
+            digest.update(f"{field.name} {value.dtype} {value.shape}\n".encode())
+            digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()
+
+
 def _measured(
-    spec: PlaceSpec, profiles: Sequence[Path], *, calibrated: bool
+    cluster: Cluster | None, profiles: Sequence[Path], *, calibrated: bool
 ) -> "MeasuredProfile | None":
-    if spec.cluster is None or spec.model is None:
-        if profiles:
-            raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
+    if cluster is None:
         return None
     from profilers.store import read_header
     from tuner.costs.analytic.measured_profile import read_measured
 
-    path = profile_of(spec.cluster.pools[0], profiles)
+    path = profile_of(cluster.pools[0], profiles)
     if path is None:
         return None
     if read_header(path).machine.device_kind != "cuda":
@@ -103,6 +119,17 @@ def _measured(
             " name a 'device' in the pool, or a profile of one"
         )
     return read_measured(path, calibrated=calibrated)
+
+
+def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") -> tuple[str, ...]:
+    if cluster is None:
+        return ()
+    pool = cluster.pools[0]
+    source = "its profile" if measured is not None else f"the datasheet of {pool.device}"
+    notes = [f"time is priced on pool {pool.name!r}, from {source}"]
+    if len(cluster.pools) > 1:
+        notes.append(f"all ranks are on pool {pool.name!r}; the other pools are not used")
+    return tuple(notes)
 
 
 def verify_place(folder: Path, *, budget_s: float, device_kind: str = "auto") -> PlaceVerified:
@@ -115,6 +142,7 @@ def verify_place(folder: Path, *, budget_s: float, device_kind: str = "auto") ->
 
     Raises:
         PlanUnreadableError: the plan is damaged, or names no model.
+        ProfileUnreadableError: the profile that the pool names is gone.
         RankError: the device has no room, or is too slow.
         OutputError: the folder cannot be written.
     """
@@ -150,7 +178,13 @@ def verify_place(folder: Path, *, budget_s: float, device_kind: str = "auto") ->
             device_kind=device_kind,
         )
 
-    pricing = pricing_of(model, made.cluster, made.goal, residuals=shipped(), measured=None)
+    pricing = pricing_of(
+        model,
+        made.cluster,
+        made.goal,
+        residuals=shipped(),
+        measured=_measured(made.cluster, (), calibrated=True),
+    )
     verified = verify_placements(
         {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
         load_LE=judged_pass(folder, heaviest),

@@ -1,6 +1,7 @@
 """Whole placements' plans, from a spec with recordings to the verdict."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,28 @@ def test_seconds_of_layers_add_up(tmp_path: Path) -> None:
         assert sum(one.after_layers_s) == pytest.approx(one.after_s)
     certificate = plan.certificate
     assert sum(one.objective for one in certificate.layers) == pytest.approx(certificate.objective)
+
+
+def test_a_plan_says_what_priced_it_and_what_it_leaves_idle(tmp_path: Path) -> None:
+    cluster = (
+        "cluster:\n  pools:\n    - {name: near, device: h100-sxm, nodes: 2, devices_per_node: 8}\n"
+        "    - {name: far, device: a100-sxm-80gb, nodes: 2, devices_per_node: 8}\n"
+    )
+    head = f"model: {MODELS / 'olmoe-1b-7b'}\n{cluster}"
+    plan = planned(tmp_path, "  ranks: 8\n", head=head, experts=64, top_k=8)
+    assert "time is priced on pool 'near', from the datasheet of h100-sxm" in plan.provenance.notes
+    assert any("the other pools are not used" in note for note in plan.provenance.notes)
+
+
+def test_recordings_that_differ_in_ways_alone_are_told_apart(tmp_path: Path) -> None:
+    first = planned_ways(tmp_path, "layer_chain")
+    kept = clustered(np.random.default_rng(11), workload="chat")
+    assert kept.transition_MEE is not None
+    write_stored(tmp_path / "chat", replace(kept, transition_MEE=2.0 * kept.transition_MEE))
+    again = place(tmp_path / "spec.yaml", time_limit_s=1.0).plan
+    before, after = first.provenance.recording_sha256, again.provenance.recording_sha256
+    assert before["chat"] != after["chat"]
+    assert before["law"] == after["law"]
 
 
 def test_every_workload_is_left_out_in_turn(tmp_path: Path) -> None:
