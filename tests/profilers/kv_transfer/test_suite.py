@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from profilers.bench import Setting
-from profilers.kv_transfer.suite import DTYPES, KINDS, ConversionBench, benches
+from profilers.devices import clock_of, count_accelerators, pick_device
+from profilers.kernels.suite import measure_kernel
+from profilers.kv_transfer.suite import DTYPES, KINDS, ConversionBench, benches, prepare
 from profilers.records import Case, Status
 from profilers.schedule import distinct
 from profilers.team import Alone
@@ -39,6 +41,23 @@ def test_every_line_of_the_grid_is_measured_with_its_repeats(kind: str, dtype: s
     assert row.status is Status.OK, row.error
     assert len(row.times_s) >= 5
     assert all(time_s > 0.0 for time_s in row.times_s)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not count_accelerators(), reason="no accelerator on this machine")
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_every_line_of_the_grid_runs_on_an_accelerator(kind: str, dtype: str) -> None:
+    device = pick_device("cuda", local_rank=0)
+    heads = 1 if kind.startswith("latent") else 4
+    rows = measure_kernel(
+        one := case(kind, dtype, heads=heads, tensor_from=2, tensor_to=4),
+        prepare=lambda: prepare(one, device),
+        clock=clock_of(device),
+        budget_s=0.0,
+        free_bytes=2**32,
+        rank=0,
+    )
+    assert [row.status for row in rows] == [Status.OK], rows[0].error
 
 
 def test_the_grid_is_distinct_and_can_be_refined_along_tokens() -> None:
