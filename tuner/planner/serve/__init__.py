@@ -1,0 +1,1 @@
+"""Deployments: from traffic and targets to instances with a certificate, simulated."""

@@ -1,0 +1,76 @@
+"""Deployments as functions: what the command line calls and a notebook can call too."""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.api import version
+from tuner.costs.serving.machine import ServingMachine
+from tuner.devices.catalogue import find_device
+from tuner.errors import SpecError
+from tuner.planner.serve.options import PoolSite
+from tuner.planner.serve.planning import Settings, make_serve_plan
+from tuner.serve_plan import ServePlan, ServeProvenance
+from tuner.spec.cluster import Pool
+from tuner.spec.serving.read import ServeSpec, read_serve_spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Deployed:
+    """A deployment's plan and what it was made from."""
+
+    plan: ServePlan
+    spec: ServeSpec
+
+
+def deploy(
+    spec_path: Path,
+    *,
+    profiles: Sequence[Path] = (),
+    time_limit_s: float = 60.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Deployed:
+    """Plan the deployment that a spec describes.
+
+    Args:
+        spec_path: the YAML file.
+        profiles: stored profiles, matched to pools by device; without one a pool is priced on its
+            device's datasheet, and the plan says so.
+        time_limit_s: for all searches together.
+        clock: for the time limit and the reported solve time.
+
+    Raises:
+        SpecError: the spec is unusable.
+        UnknownDeviceError: no description of a pool's device.
+    """
+    if profiles:
+        raise SpecError("--profile: deployments are planned on datasheets so far; leave it out")
+    spec = read_serve_spec(spec_path)
+    sites = tuple(_site(pool) for pool in spec.cluster.pools)
+    plan = make_serve_plan(
+        spec,
+        sites,
+        settings=Settings(time_limit_s=time_limit_s, clock=clock),
+        provenance=ServeProvenance(
+            moetune_version=version(),
+            spec_sha256=hashlib.sha256(spec_path.read_bytes()).hexdigest(),
+            profile_source={site.pool.name: site.source for site in sites},
+        ),
+    )
+    return Deployed(plan=plan, spec=spec)
+
+
+def _site(pool: Pool) -> PoolSite:
+    if pool.device is None:
+        raise SpecError(
+            f"cluster.pools: {pool.name!r} names no 'device'; deployments are planned on datasheets"
+        )
+    sheet = find_device(pool.device)
+    return PoolSite(
+        pool=pool,
+        machine=ServingMachine(sheet=sheet, tables=None),
+        memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
+        source="datasheet",
+    )

@@ -1,0 +1,86 @@
+"""From the path of a spec whose goal is `serve` to a `ServeSpec`, with its model loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ValidationError
+
+from profilers.records import Record
+from tuner.errors import SpecError
+from tuner.spec.cluster import Cluster
+from tuner.spec.complaint import complaint
+from tuner.spec.fields import FilePath, Name, SpecFolder, one_or_many
+from tuner.spec.files import read_small_text, shown_path, shown_value
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.lengths import LengthLaw, quantile_tokens
+from tuner.spec.yaml_text import parse_yaml
+
+Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
+
+TAIL_RATIO = 0.99
+"""Quantile of the lengths that a request's room in memory is planned for."""
+
+
+class ServeSpecFile(Record):
+    """The YAML file of a deployment; paths are relative to it."""
+
+    schema_version: Literal[1]
+    model: FilePath
+    """A Hugging Face `config.json`, or the folder that holds it."""
+    cluster: Cluster
+    goal: ServeGoal
+    emit: Targets = ()
+    """Names of what to write launchers for; empty writes the plan alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServeSpec:
+    """A deployment's spec with its model loaded."""
+
+    path: Path
+    model_path: Path
+    model: ModelSpec
+    cluster: Cluster
+    goal: ServeGoal
+    emit: tuple[str, ...]
+
+
+def read_serve_spec(path: Path) -> ServeSpec:
+    """Read a deployment's spec and what it names.
+
+    Raises:
+        SpecError: one line: the file, the field's path, its value, the rule.
+    """
+    source = shown_path(path)
+    raw = parse_yaml(read_small_text(path, what="spec"), source=source)
+    if not isinstance(raw, dict):
+        found = "nothing" if raw is None else shown_value(raw)
+        raise SpecError(f"{source}: {found} at the top, where the keys of a spec belong")
+    try:
+        file = ServeSpecFile.model_validate(raw, context=SpecFolder(folder=path.parent))
+    except ValidationError as error:
+        raise SpecError(f"{source}: {complaint(error, model=ServeSpecFile)}") from error
+    model = read_model(file.model)
+    _check_lengths(file.goal, model, source)
+    return ServeSpec(
+        path=path,
+        model_path=file.model,
+        model=model,
+        cluster=file.cluster,
+        goal=file.goal,
+        emit=file.emit,
+    )
+
+
+def _check_lengths(goal: ServeGoal, model: ModelSpec, source: str) -> None:
+    longest = goal.max_model_len or model.max_position
+    laws = (goal.traffic.input_tokens, goal.traffic.output_tokens)
+    needed = sum(quantile_tokens(law, ratio=0.5) for law in laws if isinstance(law, LengthLaw))
+    if needed > longest:
+        raise SpecError(
+            f"{source}: goal.traffic: half of the requests have more than {needed:.0f} tokens, and"
+            f" max_model_len is {longest}"
+        )
