@@ -8,6 +8,8 @@ The contract tests of a family run over its `methods`.
 from typing import Final
 
 from solvers.family import Family
+from solvers.instances import check as instances_check
+from solvers.instances.problem import InstancePlan, InstancesProblem
 from solvers.layout import check as layout_check
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.partition import check as partition_check
@@ -63,6 +65,15 @@ RANK_PLACEMENT: Final[Family[RankPlacementProblem, RankPlacement]] = Family(
     },
     default="annealing",
     check=rank_placement_check,
+)
+
+INSTANCES: Final[Family[InstancesProblem, InstancePlan]] = Family(
+    name="instances",
+    methods={
+        "milp": "solvers.instances.milp:solve",
+    },
+    default="milp",
+    check=instances_check,
 )
 
 BALANCE: Final[Family[BalanceProblem, Placement]] = Family(

@@ -1,0 +1,1 @@
+"""How many instances of which kind serve a traffic, and who hands requests to whom."""

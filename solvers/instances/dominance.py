@@ -1,0 +1,48 @@
+"""Leave out columns that others of their group always beat; no optimum is lost.
+
+Column a beats b when some number k of instances of a, in place of one of b, takes no more devices
+of any pool, costs no more, and serves no less: in every plan each b can be exchanged for k of a
+without breaking a row, raising a weight, or using more kinds of instances (all of b go at once).
+Latency is no matter here: every column meets its targets.
+
+Between columns that beat each other the first in order stays. Beating is transitive, so what beats
+a column and was itself left out was beaten by one that stays. O(J^2) over the columns of a group.
+"""
+
+import math
+from collections import defaultdict
+
+from solvers.instances.problem import Column, InstancesProblem
+
+
+def undominated(problem: InstancesProblem) -> tuple[int, ...]:
+    """The columns that an optimum may need, in order; those that no pool can hold are not."""
+    of_group: defaultdict[int, list[int]] = defaultdict(list)
+    for number, column in enumerate(problem.columns):
+        if problem.most_instances(number):
+            of_group[column.group].append(number)
+    return tuple(
+        sorted(
+            number
+            for members in of_group.values()
+            for number in members
+            if not any(_stands_before(problem, other, number) for other in members)
+        )
+    )
+
+
+def _stands_before(problem: InstancesProblem, other: int, number: int) -> bool:
+    if other == number or not _beats(problem.columns[other], problem.columns[number]):
+        return False
+    return other < number or not _beats(problem.columns[number], problem.columns[other])
+
+
+def _beats(better: Column, worse: Column) -> bool:
+    times = max(1, math.ceil(worse.rate_per_s / better.rate_per_s))
+    if times * better.rate_per_s < worse.rate_per_s:
+        times += 1  # the quotient was rounded down
+    takes_no_more = all(
+        times * devices <= limit
+        for devices, limit in zip(better.devices_P, worse.devices_P, strict=True)
+    )
+    return takes_no_more and times * better.price_per_hour <= worse.price_per_hour

@@ -1,0 +1,186 @@
+"""The rows of `problem.py` as an integer program, solved by CBC through PuLP.
+
+Columns that others always beat are left out first (`dominance.py`), objectives become linear
+programs (`linear.py`). Rates are written in units of a rate that the pools can about reach, and
+links in shares of what they carry, so that CBC's tolerance on a row, 1e-7, lies far inside
+`SHORTFALL_RATIO`. Kinds in use are binary columns beside the counts, where they are limited.
+
+Proves optimality and infeasibility up to CBC's tolerances, which are taken off the bound.
+Exponential in the worst case; pools of tens of devices take a fraction of a second.
+
+Letters: J columns, G groups, P pools, E routes, C classes.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+
+import pulp
+from pulp.apis.coin_api import pulp_cbc_path
+
+from solvers.cbc import run_cbc
+from solvers.instances.dominance import undominated
+from solvers.instances.flows import fullest, slowed
+from solvers.instances.linear import Linear, solve_by
+from solvers.instances.problem import InstancePlan, InstancesProblem, Role
+from solvers.result import Claim, Status
+
+SCALED_OBJECTIVE = 1e4
+"""The objective's size in the model's units; CBC's absolute tolerance of 1e-5 is 1e-9 of it."""
+
+RELATIVE_TOLERANCE = 1e-7
+"""Of the objective's size, taken off every bound."""
+
+LEAST_UNIT_RATIO = 1e-3
+"""The unit of rates beside what the pools reach: no number in the model is far from 1."""
+
+SHORTEST_RUN_S = 0.05
+"""What CBC gets even when writing the model has used up the time."""
+
+
+def solve(
+    problem: InstancesProblem, *, time_limit_s: float, threads: int = 1
+) -> Claim[InstancePlan]:
+    """Return CBC's best plan with a proven lower bound on the objective."""
+    deadline_s = time.perf_counter() + time_limit_s
+    columns = undominated(problem)
+    reach_per_s = reachable_per_s(problem, columns)
+    if reach_per_s == 0.0:
+        return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
+
+    def solve_linear(linear: Linear) -> Claim[InstancePlan]:
+        unit_per_s = max(linear.least_per_s, LEAST_UNIT_RATIO * reach_per_s)
+        model = _Model(problem, columns, linear, unit_per_s)
+        left_s = max(SHORTEST_RUN_S, deadline_s - time.perf_counter())
+        return model.run(time_limit_s=left_s, threads=threads)
+
+    return solve_by(problem, solve_linear)
+
+
+def reachable_per_s(problem: InstancesProblem, columns: Iterable[int]) -> float:
+    """Requests/s of the pools given wholly to their best column; no plan serves twice as many.
+
+    A prefill and a decode column could each have a pool, and no third.
+    """
+    best_P = [0.0] * len(problem.pools)
+    for number in columns:
+        column, most = problem.columns[number], problem.most_instances(number)
+        for pool, devices in enumerate(column.devices_P):
+            if devices:
+                best_P[pool] = max(best_P[pool], most * column.rate_per_s)
+    return sum(best_P)
+
+
+class _Model:
+    """One linear program with its columns; a resource of one run."""
+
+    def __init__(
+        self, problem: InstancesProblem, columns: tuple[int, ...], linear: Linear, unit_per_s: float
+    ) -> None:
+        self.problem, self.columns, self.linear = problem, columns, linear
+        self.unit_per_s = unit_per_s
+        self.program = pulp.LpProblem("instances", pulp.LpMinimize)
+        self.count_J = {
+            j: self.program.add_variable(
+                f"n{j}", lowBound=0, upBound=problem.most_instances(j), cat=pulp.LpInteger
+            )
+            for j in columns
+        }
+        self.flow_E = [
+            self.program.add_variable(f"y{e}", lowBound=0.0) for e in range(len(problem.routes))
+        ]
+        self.aggregated = self.program.add_variable("a", lowBound=0.0)
+        least = linear.least_per_s / unit_per_s
+        self.rate = self.program.add_variable(
+            "r", lowBound=least, upBound=None if linear.reward else least
+        )
+        self._price()
+        self._serve()
+        self._share_pools()
+        self._limit_kinds()
+
+    def _price(self) -> None:
+        linear = self.linear
+        reward = linear.reward * self.unit_per_s
+        self.reward, self.size = reward, max(reward, *(linear.weight_J[j] for j in self.columns))
+        scale = SCALED_OBJECTIVE / self.size
+        weighed = [(count, linear.weight_J[j] * scale) for j, count in self.count_J.items()]
+        self.program += pulp.LpAffineExpression([*weighed, (self.rate, -reward * scale)])
+
+    def _serve(self) -> None:
+        problem, routes = self.problem, self.problem.routes
+        for number, group in enumerate(problem.groups):
+            if group.role is not Role.AGGREGATED:
+                through = [
+                    flow
+                    for flow, route in zip(self.flow_E, routes, strict=True)
+                    if number in (route.sender, route.receiver)
+                ]
+                self.program += pulp.lpSum(through) <= self._capacity({number})
+        together = {g for g, one in enumerate(problem.groups) if one.role is Role.AGGREGATED}
+        self.program += self.aggregated <= self._capacity(together)
+        for number, share in enumerate(problem.share_C):
+            of_class = [
+                flow
+                for flow, route in zip(self.flow_E, routes, strict=True)
+                if problem.groups[route.sender].request_class == number
+            ]
+            self.program += pulp.lpSum(of_class) + share * self.aggregated == share * self.rate
+        for number, link in enumerate(problem.links):
+            occupied = [
+                (flow, times * route.request_bytes * self.unit_per_s / link.bytes_per_s)
+                for flow, route in zip(self.flow_E, routes, strict=True)
+                if (times := route.links.count(number))
+            ]
+            self.program += pulp.LpAffineExpression(occupied) <= 1
+
+    def _capacity(self, groups: set[int]) -> pulp.LpAffineExpression:
+        members = [
+            (count, self.problem.columns[j].rate_per_s / self.unit_per_s)
+            for j, count in self.count_J.items()
+            if self.problem.columns[j].group in groups
+        ]
+        return pulp.LpAffineExpression(members)
+
+    def _share_pools(self) -> None:
+        for number, pool in enumerate(self.problem.pools):
+            taken = [
+                (count, self.problem.columns[j].devices_P[number])
+                for j, count in self.count_J.items()
+            ]
+            self.program += pulp.LpAffineExpression(taken) <= pool.devices
+
+    def _limit_kinds(self) -> None:
+        problem = self.problem
+        if problem.max_kinds is None:
+            return
+        for role in Role:
+            used = []
+            for j in problem.columns_of(role):
+                if j in self.count_J:
+                    in_use = self.program.add_variable(f"u{j}", cat=pulp.LpBinary)
+                    self.program += self.count_J[j] <= problem.most_instances(j) * in_use
+                    used.append(in_use)
+            self.program += pulp.lpSum(used) <= problem.max_kinds
+
+    def run(self, *, time_limit_s: float, threads: int) -> Claim[InstancePlan]:
+        """Solve; the claim is about the linear objective."""
+        answer = run_cbc(
+            executable=pulp_cbc_path,
+            write_model=self.program.writeMPS,
+            time_limit_s=time_limit_s,
+            threads=threads,
+        )
+        if answer.status is Status.INFEASIBLE:
+            return Claim(status=answer.status, solution=None, bound=math.inf)
+        plan = self._plan(answer.value_of_column) if answer.status.has_solution else None
+        bound = answer.bound * self.size / SCALED_OBJECTIVE
+        bound -= RELATIVE_TOLERANCE * max(abs(bound), self.reward)
+        return Claim(status=answer.status, solution=plan, bound=bound)
+
+    def _plan(self, value: Mapping[str, float]) -> InstancePlan:
+        counts = [0] * len(self.problem.columns)
+        for j in self.columns:
+            counts[j] = round(value.get(f"n{j}", 0.0))
+        plan = fullest(self.problem, tuple(counts)).plan
+        return plan if self.linear.reward else slowed(plan, self.linear.least_per_s)

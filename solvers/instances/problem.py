@@ -1,0 +1,282 @@
+"""How many instances of each kind to run on unlike pools so that every request is served.
+
+A *column* is one way to run one instance: a role, the devices that it takes of each pool (attention
+and experts that stand apart are one column over one or two pools), what it serves, what it costs.
+Columns that miss a latency target or do not fit in memory are left out by whoever makes them.
+Columns of one role that hand over alike (same pool, same layout of their KV cache) form a *group*.
+
+    n_j     instances of column j, whole numbers
+    y_e     requests/s that route e carries from a prefill group to a decode group
+    a       requests/s that aggregated instances serve from end to end
+    r       requests/s that are provided for, the spare included
+
+    sum_{e from g} y_e <= sum_{j in g} rate[j] n_j        each prefill group g
+    sum_{e to h} y_e <= sum_{j in h} rate[j] n_j          each decode group h
+    a <= sum_{j aggregated} rate[j] n_j
+    share[c] r = sum_{e from groups of class c} y_e + share[c] a      each class c of requests
+    sum_{e over k} bytes[e] y_e <= capacity[k]            each link k, one direction
+    sum_j devices[j, p] n_j <= devices[p]                 each pool p
+    columns in use <= max_kinds                           each role, where that is asked
+    r >= demand (1 + spare)
+
+Classes are kinds of requests that different instances prefill, such as prompts below and above a
+length (Prefill-as-a-Service, arXiv:2604.15039, whose equations 3-8 are this program with two
+classes); a decode or aggregated column's rate is that of the whole mix. Rates are means in steady
+state: waiting is not in this program but in the `spare_ratio` and in a simulation afterwards.
+
+Objectives, all to be minimised:
+
+    COST, DEVICES           sum_j weight[j] n_j, weight the price or the devices
+    RATE                    (1 + spare) / r, seconds per request: the most requests from the pools
+    DEVICE_TIME, SPENDING   (1 + spare) sum_j weight[j] n_j / r, device-seconds or money a request:
+                            the most requests per device or per money (goodput per device)
+
+Source: the form follows "P-D disaggregated inference on multi-vendor GPUs" (arXiv:2509.17542),
+whose own program is not public, and DistServe (arXiv:2401.09670) and P/D-Serve (arXiv:2408.08147),
+whose ratios it returns for one pool and one column a role; groups, routes, classes and the
+aggregated share are ours.
+
+Letters: J columns, G groups, P pools, E routes, K links, C classes. Not covered: which node an
+instance lies on (pass whole nodes as devices where instances do not divide them), requests that
+differ in decode, and a limit of the network cards of an instance (lower its rate instead).
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+SHORTFALL_RATIO = 1e-6
+"""A row that is missed by less than this share is met: floating point, not serving."""
+
+SECONDS_PER_HOUR = 3600.0
+
+
+class Role(StrEnum):
+    """What an instance does for its requests."""
+
+    PREFILL = "prefill"
+    """The prompt; hands over to a decode instance."""
+    DECODE = "decode"
+    """Everything after the prompt."""
+    AGGREGATED = "aggregated"
+    """Both."""
+
+
+class Objective(StrEnum):
+    """What is least; the formulas are in the module's docstring."""
+
+    COST = "cost"
+    """Price per hour at the demanded rate."""
+    DEVICES = "devices"
+    """Devices at the demanded rate."""
+    RATE = "rate"
+    """Seconds per request, with all pools at hand."""
+    DEVICE_TIME = "device_time"
+    """Device-seconds per request."""
+    SPENDING = "spending"
+    """Money per request."""
+
+    @property
+    def rate_is_fixed(self) -> bool:
+        """Whether the demand is served and no more."""
+        return self in (Objective.COST, Objective.DEVICES)
+
+    @property
+    def needs_prices(self) -> bool:
+        """Whether columns must have a price."""
+        return self in (Objective.COST, Objective.SPENDING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Devices of one kind."""
+
+    name: str
+    devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Columns of one role that may hand over to, or take over from, the same others."""
+
+    name: str
+    role: Role
+    request_class: int = 0
+    """Which requests a prefill group takes; of no meaning elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One way to run one instance."""
+
+    name: str
+    group: int
+    devices_P: tuple[int, ...]
+    """What one instance takes of each pool."""
+    rate_per_s: float
+    """Requests that one instance serves in its role."""
+    price_per_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What requests are handed over on; each direction is a link of its own."""
+
+    name: str
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A legal way from a prefill group to a decode group; a pair without one cannot meet."""
+
+    sender: int
+    receiver: int
+    request_bytes: float = 0.0
+    links: tuple[int, ...] = ()
+    """Links that it occupies, all at once; none where nothing binds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstancePlan:
+    """A solution."""
+
+    count_J: tuple[int, ...]
+    """Instances of each column."""
+    flow_per_s_E: tuple[float, ...]
+    """Requests on each route."""
+    aggregated_per_s: float
+    """Requests that aggregated instances serve."""
+    rate_per_s: float
+    """All requests provided for, the spare included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstancesProblem:
+    """One instance of the problem."""
+
+    pools: tuple[Pool, ...]
+    groups: tuple[Group, ...]
+    columns: tuple[Column, ...]
+    routes: tuple[Route, ...] = ()
+    links: tuple[Link, ...] = ()
+    share_C: tuple[float, ...] = (1.0,)
+    """Share of each class among the requests."""
+    objective: Objective
+    demand_per_s: float = 0.0
+    """Requests that must be served; 0 where the objective may choose."""
+    spare_ratio: float = 0.0
+    """What is provided for beyond the requests served."""
+    max_kinds: int | None = None
+    """Columns of one role in use at most."""
+
+    def __post_init__(self) -> None:
+        for what, values in (("pools", self.pools), ("groups", self.groups)):
+            names = [value.name for value in values]
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"{what} {names} must be distinct names, at least one")
+        _require(self.pools, lambda pool: pool.devices >= 0, "devices must be at least 0")
+        _require(self.links, lambda link: link.bytes_per_s > 0.0, "bytes_per_s must be positive")
+        self._check_classes()
+        self._check_columns()
+        self._check_routes()
+        if not (0.0 <= self.demand_per_s < math.inf and 0.0 <= self.spare_ratio < math.inf):
+            raise ValueError(
+                f"demand_per_s {self.demand_per_s} and spare_ratio {self.spare_ratio} must be "
+                "finite, at least 0"
+            )
+        if self.objective.rate_is_fixed and self.demand_per_s == 0.0:
+            raise ValueError(f"objective {self.objective} needs a demand_per_s above 0")
+        if self.max_kinds is not None and self.max_kinds < 1:
+            raise ValueError(f"max_kinds {self.max_kinds} must be at least 1")
+
+    @property
+    def required_per_s(self) -> float:
+        """What must be provided for, the spare included."""
+        return self.demand_per_s * (1.0 + self.spare_ratio)
+
+    @property
+    def weight_J(self) -> tuple[float, ...]:
+        """What one instance of each column adds to the sum in the objective."""
+        if self.objective is Objective.COST:
+            return tuple(column.price_per_hour for column in self.columns)
+        if self.objective is Objective.SPENDING:
+            hour = SECONDS_PER_HOUR / (1.0 + self.spare_ratio)
+            return tuple(column.price_per_hour / hour for column in self.columns)
+        each = 1.0 + self.spare_ratio if self.objective is Objective.DEVICE_TIME else 1.0
+        return tuple(sum(column.devices_P) * each for column in self.columns)
+
+    def role_of(self, column: int) -> Role:
+        """The role of a column."""
+        return self.groups[self.columns[column].group].role
+
+    def columns_of(self, role: Role) -> tuple[int, ...]:
+        """The columns of a role."""
+        return tuple(j for j in range(len(self.columns)) if self.role_of(j) is role)
+
+    def most_instances(self, column: int) -> int:
+        """How many instances of a column the pools hold when there is nothing else."""
+        devices_P = self.columns[column].devices_P
+        held = (
+            pool.devices // devices
+            for pool, devices in zip(self.pools, devices_P, strict=True)
+            if devices
+        )
+        return min(held)
+
+    def _check_classes(self) -> None:
+        shares = self.share_C
+        if not all(0.0 < share <= 1.0 for share in shares) or abs(sum(shares) - 1.0) > 1e-9:
+            raise ValueError(f"share_C {shares} must be shares above 0 that sum to 1")
+        _require(
+            self.groups,
+            lambda group: 0 <= group.request_class < len(shares),
+            f"request_class must be one of {len(shares)} classes",
+        )
+
+    def _check_columns(self) -> None:
+        pools, groups = len(self.pools), len(self.groups)
+        _require(
+            self.columns, lambda one: 0 <= one.group < groups, f"group must be one of {groups}"
+        )
+        _require(
+            self.columns,
+            lambda one: len(one.devices_P) == pools and min(one.devices_P) >= 0,
+            f"devices_P must be a count for each of {pools} pools",
+        )
+        _require(self.columns, lambda one: sum(one.devices_P) > 0, "must take a device")
+        _require(
+            self.columns,
+            lambda one: 0.0 < one.rate_per_s < math.inf and 0.0 <= one.price_per_hour < math.inf,
+            "rate_per_s must be positive and price_per_hour at least 0, both finite",
+        )
+        if self.objective.needs_prices:
+            _require(
+                self.columns,
+                lambda one: one.price_per_hour > 0.0,
+                f"objective {self.objective} needs a price_per_hour above 0",
+            )
+
+    def _check_routes(self) -> None:
+        for route in self.routes:
+            ends = (route.sender, route.receiver)
+            if not all(0 <= end < len(self.groups) for end in ends):
+                raise ValueError(f"{route} joins groups that do not exist")
+            if [self.groups[end].role for end in ends] != [Role.PREFILL, Role.DECODE]:
+                raise ValueError(f"{route} must join a prefill group to a decode group")
+            if not all(0 <= link < len(self.links) for link in route.links):
+                raise ValueError(f"{route} takes links that do not exist")
+            if not 0.0 <= route.request_bytes < math.inf:
+                raise ValueError(f"{route}: request_bytes must be finite, at least 0")
+        if len({(route.sender, route.receiver) for route in self.routes}) != len(self.routes):
+            raise ValueError("two groups are joined by more than one route")
+
+
+def _require(values: Iterable[Value], holds: Callable[[Value], bool], rule: str) -> None:
+    for value in values:
+        if not holds(value):
+            raise ValueError(f"{value}: {rule}")
