@@ -6,6 +6,7 @@ What is read otherwise than it is written:
     TP or DP 16 or 64 with experts split 4 x 4 or 8 x 8   the product of both: 4 or 8 devices, EP 4 or 8
     vLLM TP = DP = t, EP = t^2                             t devices, EP t
     vLLM MiniMax; TensorRT-LLM R1 on H200                  every rank has whole experts
+    attention data parallelism                             every rank has whole experts
     blank degrees of experts                               as a dense model runs them
 
 The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
@@ -182,6 +183,9 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
     if decoder.experts is None:
         moe_tensor, expert = ranks, 1
     elif _splits_experts_whole(decoder, engine, system, is_worker=bool(role)):
+        moe_tensor, expert = 1, ranks
+    elif data > 1:
+        # Ranks that attend to different sequences share experts whole.
         moe_tensor, expert = 1, ranks
     elif moe_tensor * expert != ranks:
         # Copies of one measurement disagree; experts are spread over all ranks of the worker.

@@ -7,28 +7,34 @@ A request that comes waits on average half of the step under way; the engine han
 token one step after it was computed; k further steps where recipes poll for requests or stream
 tokens at intervals; 15 ms pass in the HTTP server, the tokeniser and the client.
 
+Disaggregated launches: prompts wait for a prefill rank, are handed over and join the decode ranks.
+
 Load: C requests at once, then one for each that ends. InferenceX sends 10 C in all, of lengths even
 in 0.8 to 1 of the nominal. The driver of the other rows is taken to do the same.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from tuner.backtest.serving.launches import Launch
+from tuner.backtest.serving.launches import Launch, Side
 from tuner.backtest.serving.recipes import Recipe, recipe_of
-from tuner.costs.serving.engine import TRAITS, Batching
+from tuner.costs.serving.engine import TRAITS, Batching, Degrees
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.memory import kv_tokens
+from tuner.costs.serving.memory import kv_bytes_per_token, kv_tokens
 from tuner.simulate.serving.batching import Rules, simulate
+from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Served, uniform_requests
 from tuner.simulate.serving.steps import StepTimes, step_times
 
 ROUNDS: Final = 10
 """Requests in all, in multiples of the concurrency (InferenceX, benchmark scripts)."""
 STEPS_BEFORE_TOKEN: Final = 1.5
+HANDOVER_S: Final = 20e-3
+HANDOVER_BYTES_PER_S: Final = 40e9
+"""One 400 Gbit/s card at 80 %; both as SGLang's and TensorRT-LLM's recipes over NIXL and UCX show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +55,62 @@ class Predictor:
     steps: dict[tuple[object, ...], StepTimes] = field(default_factory=dict)
 
     def latency(self, launch: Launch) -> Latency:
-        """Predict one aggregated launch."""
-        side = launch.sides[0]
-        machine = self.machines[launch.system]
-        recipe = recipe_of(launch)
-        iteration = Iteration(
+        """Predict one launch."""
+        if launch.is_disaggregated:
+            return self._disaggregated(launch)
+        return self._aggregated(launch)
+
+    def _iteration(self, launch: Launch, side: Side, recipe: Recipe) -> Iteration:
+        return Iteration(
             decoder=launch.decoder,
             formats=launch.formats,
             degrees=side.degrees,
             engine=launch.engine,
-            machine=machine,
+            machine=self.machines[launch.system],
             sequence_s=recipe.sequence_s,
             experts_table=recipe.experts_table,
         )
+
+    def _disaggregated(self, launch: Launch) -> Latency:
+        recipe = recipe_of(launch)
+        prefill, decode = launch.sides
+        reading = self._iteration(launch, prefill, recipe)
+        writing = self._iteration(launch, decode, recipe)
+        ranks = decode.workers * decode.degrees.attention_data
+        most = -(-launch.concurrency // ranks)
+        rules = self._rules(launch, writing, recipe, most)
+        times = self._times(launch, writing, most, replace(rules, step_tokens=most))
+        prompts = self._times(launch, reading, 1, replace(rules, step_tokens=launch.input_tokens))
+        each = kv_bytes_per_token(launch.decoder, launch.formats, Degrees())
+
+        def prompt_s(tokens: int) -> float:
+            fixed_s = prompts.head_s[1] + prompts.prompt_scheduler_s
+            return prompts.linear_s[tokens] + prompts.prefill_s(tokens) + fixed_s
+
+        stations = Stations(
+            prefill_ranks=prefill.workers * prefill.degrees.attention_data,
+            prompt_s=prompt_s,
+            handover_s=lambda tokens: HANDOVER_S + tokens * each / HANDOVER_BYTES_PER_S,
+            decode_ranks=ranks,
+            decode=times,
+            kv_tokens=rules.kv_tokens,
+        )
+        requests = uniform_requests(
+            ROUNDS * launch.concurrency,
+            input_tokens=launch.input_tokens,
+            output_tokens=launch.output_tokens,
+            least_ratio=recipe.least_ratio,
+            seed=launch.concurrency,
+        )
+        served = simulate_disaggregated(requests, stations=stations, concurrency=launch.concurrency)
+        estimated = tuple(sorted(reading.machine.estimated))
+        return latency_of(served, recipe, estimated=estimated)
+
+    def _aggregated(self, launch: Launch) -> Latency:
+        side = launch.sides[0]
+        machine = self.machines[launch.system]
+        recipe = recipe_of(launch)
+        iteration = self._iteration(launch, side, recipe)
         data = side.degrees.attention_data
         concurrency = max(-(-launch.concurrency // data), 1)
         rules = self._rules(launch, iteration, recipe, concurrency)

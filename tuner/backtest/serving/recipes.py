@@ -87,6 +87,9 @@ def _poll_steps(launch: Launch) -> int:
 def _stream_steps(launch: Launch) -> float:
     if launch.engine is not Engine.TRTLLM or launch.decoder.experts is None:
         return 0.0
+    if launch.is_disaggregated:
+        # The first token comes from the prefill side, which hands it over at once.
+        return 0.0
     is_balanced = launch.sides[0].degrees.attention_data > 1
     return STREAM_STEPS + (BALANCE_STEPS if is_balanced else 0.0)
 

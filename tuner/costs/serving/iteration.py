@@ -5,7 +5,8 @@
 
 d is the degree of attention data parallelism: its ranks run alike steps and share the experts, so
 that a layer's experts see m d tokens. Exchange is two all-reduces of m h per layer under tensor
-parallelism, and a gather and a scatter of m d h around the experts under data parallelism.
+parallelism, and what is faster of a gather and a scatter of m d h and of an all-to-all of the copies
+around the experts under data parallelism.
 
 Small kernels: 3 per dense layer (two norms with residuals, an activation), 5 per layer with experts
 (routing and the weighted sum besides), each 1.5 us plus its bytes at 0.7 of the memory bandwidth, as
@@ -31,6 +32,11 @@ SMALL_RATIO: Final = 0.7
 SMALL_DENSE: Final = 3
 SMALL_MOE: Final = 5
 ELEMENT_BYTES: Final = 2.0
+DISPATCH_BYTES: Final = 1.0
+"""Of an element that is dispatched in fp8."""
+EXCHANGE_S: Final = 15e-6
+EXCHANGE_RATIO: Final = 0.6
+"""Latency of half an exchange by low-latency kernels, and what they draw of the link."""
 
 
 SUSTAINED_FACTOR: Final = 1.1
@@ -154,7 +160,17 @@ class Iteration:
         together_Q = m_Q * self.degrees.attention_data
         gathered_Q = self._collective_s("all_gather", together_Q, ranks)
         scattered_Q = self._collective_s("reduce_scatter", together_Q, ranks)
-        return self._reduced_s(m_Q) + gathered_Q + scattered_Q
+        whole_Q = gathered_Q + scattered_Q
+        return self._reduced_s(m_Q) + np.minimum(whole_Q, self._dispatched_s(m_Q, ranks=ranks))
+
+    def _dispatched_s(self, m_Q: Floats, *, ranks: int) -> Floats:
+        """Send every token to the ranks of its experts, and the results back."""
+        experts, sheet = self.decoder.experts, self.machine.sheet
+        copies = min(experts.top_k if experts else 0, ranks - 1)
+        moved_Q = m_Q * copies * self.decoder.hidden * (DISPATCH_BYTES + ELEMENT_BYTES)
+        is_inside = ranks <= sheet.scale_up_domain
+        rate = sheet.scale_up_bytes_per_s if is_inside else sheet.scale_out_bytes_per_s
+        return 2.0 * EXCHANGE_S + moved_Q / (EXCHANGE_RATIO * rate)
 
     def _collective_s(self, kind: str, m_Q: Floats, ranks: int) -> Floats:
         moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden

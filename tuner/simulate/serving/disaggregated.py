@@ -1,0 +1,123 @@
+"""Prefill and decode on instances of their own, in a closed loop.
+
+Prompts wait in one queue, first come first served, for whichever prefill rank is free; each rank
+reads one prompt at a time. Read prompts are handed over and join the decode ranks, which share the
+running sequences evenly and step together, as attention data parallelism makes them. Between two
+events all steps are taken in one jump, as in batching.py.
+
+Not covered: several prompts in one prefill step, routing by load, transfers that wait for each other.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.steps import StepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stations:
+    """Both sides."""
+
+    prefill_ranks: int
+    prompt_s: Callable[[int], float]
+    """Of one prompt of so many tokens on one rank."""
+    handover_s: Callable[[int], float]
+    decode_ranks: int
+    decode: StepTimes
+    """Of one decode rank."""
+    kv_tokens: float = math.inf
+    """Of one decode rank."""
+
+
+@dataclass(slots=True)
+class _Play:
+    stations: Stations
+    inputs: list[int]
+    outputs: list[int]
+    free_s: list[float]
+    """Heap: when each prefill rank is free."""
+    ready: list[tuple[float, int]] = field(default_factory=list)
+    """Heap: when a read prompt has been handed over."""
+    running: list[tuple[int, int]] = field(default_factory=list)
+    now_s: float = 0.0
+    step: int = 0
+    past: int = 0
+    next_request: int = 0
+    arrived_s: dict[int, float] = field(default_factory=dict)
+    first_s: dict[int, float] = field(default_factory=dict)
+    end_s: dict[int, float] = field(default_factory=dict)
+
+    def send(self, at_s: float) -> None:
+        """The next request comes, and takes the prefill rank that is free first."""
+        if self.next_request >= len(self.inputs):
+            return
+        request = self.next_request
+        self.next_request += 1
+        self.arrived_s[request] = at_s
+        start_s = max(at_s, heapq.heappop(self.free_s))
+        end_s = start_s + self.stations.prompt_s(self.inputs[request])
+        heapq.heappush(self.free_s, end_s)
+        handed_s = end_s + self.stations.handover_s(self.inputs[request])
+        heapq.heappush(self.ready, (handed_s, request))
+
+    def join(self) -> None:
+        """Take in what has been handed over, as memory allows."""
+        room = self.stations.kv_tokens * self.stations.decode_ranks
+        while self.ready and self.ready[0][0] <= self.now_s:
+            request = self.ready[0][1]
+            if self.running and self.past + self.inputs[request] > room:
+                return
+            heapq.heappop(self.ready)
+            self.first_s[request] = self.now_s
+            heapq.heappush(self.running, (self.step + max(self.outputs[request] - 1, 1), request))
+            self.past += self.inputs[request] + 1
+
+    def jump(self) -> None:
+        """Steps until a sequence ends or one joins."""
+        ranks = self.stations.decode_ranks
+        num = len(self.running)
+        each = min(-(-num // ranks), self.stations.decode.most_sequences)
+        mean_past = self.past / num
+        steps = self.running[0][0] - self.step
+        step_s = self.stations.decode.decode_step_s(each, mean_past + 0.5 * (steps - 1))
+        if self.ready and self.now_s < self.ready[0][0] < self.now_s + steps * step_s:
+            steps = min(max(math.ceil((self.ready[0][0] - self.now_s) / step_s), 1), steps)
+        self.now_s += steps * step_s
+        self.step += steps
+        self.past += steps * num
+        while self.running and self.running[0][0] <= self.step:
+            _, request = heapq.heappop(self.running)
+            self.past -= self.inputs[request] + max(self.outputs[request], 2)
+            self.end_s[request] = self.now_s
+            self.send(self.now_s)
+
+
+def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrency: int) -> Served:
+    """Serve all requests, `concurrency` of them under way at a time."""
+    count = len(requests.input_R)
+    play = _Play(
+        stations=stations,
+        inputs=requests.input_R.tolist(),
+        outputs=requests.output_R.tolist(),
+        free_s=[0.0] * stations.prefill_ranks,
+    )
+    for _ in range(min(concurrency, count)):
+        play.send(0.0)
+    while len(play.end_s) < count:
+        play.join()
+        if play.running:
+            play.jump()
+        else:
+            play.now_s = max(play.now_s, play.ready[0][0])
+    in_order = range(count)
+    return Served(
+        arrival_s_R=np.array([play.arrived_s[request] for request in in_order]),
+        first_token_s_R=np.array([play.first_s[request] for request in in_order]),
+        end_s_R=np.array([play.end_s[request] for request in in_order]),
+        output_R=requests.output_R,
+    )
