@@ -8,7 +8,7 @@ from solvers.placement.ranks import Placement
 from tuner.place_plan import PlacePlan
 from tuner.planner.place.comparing import judge_workload
 from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.planning import dispatch_of
+from tuner.planner.place.notes import dispatch_of
 from tuner.report.heat_map import HeatMap, heat_map_json, heat_map_svg
 from tuner.spec.place_read import PlaceSpec
 

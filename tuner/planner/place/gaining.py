@@ -71,16 +71,20 @@ def gain_of_load(evidence: Sequence[WorkloadEvidence], threes: Sequence[Three]) 
     weights = [one.weight_ratio for one in evidence]
     before = [three.before.imbalance for three in threes]
     after = [three.after.imbalance for three in threes]
-    noises = [
-        noise_of(three.before.imbalance_P, three.after.imbalance_P, counted=_counted(one, three))
-        for one, three in zip(evidence, threes, strict=True)
-    ]
     return Gain(
         gain_ratio=float(1.0 - np.dot(weights, after) / np.dot(weights, before)),
-        noise_ratio=_together(weights, before, noises),
+        noise_ratio=_together(weights, before, load_noises(evidence, threes)),
         step_gain_ratio=None,
         saved="for the busiest ranks to do",
     )
+
+
+def load_noises(evidence: Sequence[WorkloadEvidence], threes: Sequence[Three]) -> list[float]:
+    """Return what each workload's change of load is uncertain by."""
+    return [
+        noise_of(three.before.imbalance_P, three.after.imbalance_P, counted=_counted(one, three))
+        for one, three in zip(evidence, threes, strict=True)
+    ]
 
 
 def gain_of_traffic(

@@ -5,7 +5,7 @@ dispatch of the engine, beside what runs today and beside EPLB's rule on the sam
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,30 +36,19 @@ from tuner.planner.place.comparing import (
     outcome_of,
     pairs,
     priced_threes,
-    sources_of,
 )
 from tuner.planner.place.costing import active_load_of, planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
-from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic
-from tuner.planner.place.leaving_out import MOST_FOLDS, left_out
+from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
+from tuner.planner.place.leaving_out import left_out
 from tuner.planner.place.migration import migration_cost
+from tuner.planner.place.notes import dispatch_of, notes_of
 from tuner.planner.place.pricing import ELEMENT_BYTES, Pricing
 from tuner.planner.place.relaxing import relaxations
 from tuner.planner.place.traffic import Tokens, broken_limits, traffic_by_name, traffic_of
-from tuner.planner.place.verdict import verdict_of
-from tuner.spec.place import Dispatch, Objective
+from tuner.planner.place.verdict import Loads, verdict_of
+from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec
-
-DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
-    "sglang": Dispatch.STATIC,
-    "trtllm": Dispatch.EVEN,
-    "vllm": Dispatch.EVEN,
-    "vllm-ascend": Dispatch.EVEN,
-    "eplb": Dispatch.EVEN,
-    "megatron": Dispatch.EVEN,
-}
-"""What an engine does with replicas unless told otherwise: SGLang's default with an all-to-all
-backend; vLLM and TensorRT-LLM go through replicas in turn."""
 
 MAIN_SHARE: Final = 0.5
 """Of the time limit, for the plan itself."""
@@ -117,6 +106,7 @@ def make_place_plan(
         time_limit_s=FOLDS_SHARE * settings.time_limit_s,
     )
     times: tuple[LayerTimes, ...] = ()
+    loads = None
     traffic = traffic_by_name(spec, evidence, chosen, rule)
     if pricing is not None:
         priced = priced_threes(spec, evidence, chosen, rule, threes, pricing)
@@ -124,6 +114,11 @@ def make_place_plan(
         gain = gain_of_time(spec, evidence, threes, priced, pricing)
     elif traffic:
         gain = gain_of_traffic(spec, evidence, chosen, traffic)
+        loads = Loads(
+            outcomes=outcomes,
+            noises=load_noises(evidence, threes),
+            slack_ratio=goal.traffic_slack_ratio,
+        )
     else:
         gain = gain_of_load(evidence, threes)
     moved = None
@@ -160,7 +155,7 @@ def make_place_plan(
             migration=moved,
             rebalance_s=goal.rebalance_interval,
             saved=gain.saved,
-            loads=outcomes if traffic and pricing is None else (),
+            loads=loads,
         ),
         certificate=certificate,
         binding_constraint=binding_constraint(spec, evidence, chosen, rule, migration),
@@ -175,7 +170,7 @@ def make_place_plan(
             time_limit_s=settings.time_limit_s,
         ),
         provenance=provenance.model_copy(
-            update={"notes": (*provenance.notes, *_notes(spec, evidence, dispatch, rule))}
+            update={"notes": (*provenance.notes, *notes_of(spec, evidence, dispatch, rule))}
         ),
     )
 
@@ -184,12 +179,6 @@ def _expert_bytes(spec: PlaceSpec) -> float | None:
     if spec.model is None:
         return None
     return expert_bytes(spec.model, element_bytes=ELEMENT_BYTES[spec.goal.quantization])
-
-
-def dispatch_of(spec: PlaceSpec) -> str:
-    """Return the dispatch rule that the plan is judged under."""
-    named = next(iter(spec.emit), "eplb")
-    return (spec.goal.dispatch or DISPATCH_OF[named]).value
 
 
 def _chosen(
@@ -254,47 +243,6 @@ def _decision(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:
         ranks_per_node=goal.ranks_per_node or goal.ranks,
         slots_per_rank=tuple(spec.ranks.slots_G.tolist()),
     )
-
-
-def _notes(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str, rule: Rule
-) -> tuple[str, ...]:
-    notes = [
-        f"replicas share tokens by the rule {dispatch!r}, {_whose_dispatch(spec)}",
-        f"the rule beside is {rule.name}",
-    ]
-    whole = [one.name for one in evidence if not one.is_split]
-    if whole:
-        notes.append(
-            f"{', '.join(whole)}: one pass recorded, so token copies were parted by lot to plan"
-            " from and to judge on; how passes differ is not known"
-        )
-    if spec.goal.objective is Objective.LAYER_CHAIN:
-        notes.append("ways are judged on the transitions that were planned from")
-        if spec.cluster is not None:
-            notes.append("no time is priced: tokens that stay where their last expert was")
-    if len(evidence) > MOST_FOLDS:
-        notes.append(f"of {len(evidence)} workloads the first {MOST_FOLDS} were left out in turn")
-    if len(evidence) == 1:
-        notes.append("one workload: how the plan does on another one is not known")
-    for one in evidence:
-        unseen = int((one.whole_PLE.sum(axis=0) == 0.0).sum())
-        if unseen:
-            notes.append(f"{one.name}: {unseen} experts of all layers were never chosen")
-        if one.passes_left_out:
-            notes.append(
-                f"{one.name}: {one.passes_left_out} passes in which some layer saw no token are"
-                " left out"
-            )
-    if dispatch == Dispatch.STATIC.value and any(sources_of(spec, one) is None for one in evidence):
-        notes.append("tokens are taken to come from all ranks alike")
-    return tuple(notes)
-
-
-def _whose_dispatch(spec: PlaceSpec) -> str:
-    if spec.goal.dispatch is not None:
-        return "as the goal says"
-    return f"as {spec.emit[0]} does" if spec.emit else "as EPLB assumes"
 
 
 def _nothing(

@@ -8,6 +8,7 @@ there, is fragile, whatever it gains at home.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +31,17 @@ FRAGILE_RATIO = 1.05
 OVERLOAD_RATIO = 1.5
 """The same for the worst layer; affinity clustering was seen to make a rank 2.49 times overloaded
 on another domain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """What a plan that was not made for them does to the loads of its workloads."""
+
+    outcomes: Sequence[WorkloadOutcome]
+    noises: Sequence[float]
+    """Of each workload's change."""
+    slack_ratio: float
+    """How much more than by EPLB's rule the goal lets them be."""
 
 
 def noise_of(before_P: Floats, after_P: Floats, *, counted: float) -> float:
@@ -64,7 +76,7 @@ def verdict_of(
     migration: MigrationCost | None,
     rebalance_s: float | None,
     saved: str = "for the busiest ranks to do",
-    loads: Sequence[WorkloadOutcome] = (),
+    loads: Loads | None = None,
 ) -> Verdict:
     """Judge a plan; the first reason that speaks against it is given.
 
@@ -77,29 +89,36 @@ def verdict_of(
         migration: cost of the move; None without a running placement.
         rebalance_s: how long the placement will run; None: for long.
         saved: what there is less of.
-        loads: of the planned workloads, where something else than the load was made small.
+        loads: where something else than the load was made small.
     """
+    loads = loads or Loads(outcomes=(), noises=(), slack_ratio=0.0)
     fragile = _overloaded(loads) or _fragile(left_out, baseline_worst)
     against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio)
     if not against and migration is not None and rebalance_s is not None:
         against = _too_dear(migration, rebalance_s)
     word = "fragile" if fragile else "not worth it" if against else "worth it"
-    reason = against or _praise(gain_ratio, noise_ratio, step_gain_ratio, saved) + _more(loads)
+    reason = against or _praise(gain_ratio, noise_ratio, step_gain_ratio, saved) + _more(
+        loads.outcomes
+    )
     return Verdict(
         word=word,
-        reason=reason,
+        reason=against or praise,
         gain_ratio=gain_ratio,
         noise_ratio=noise_ratio,
         step_gain_ratio=step_gain_ratio,
     )
 
 
-def _overloaded(loads: Sequence[WorkloadOutcome]) -> str:
-    for one in loads:
-        if one.imbalance_after > OVERLOAD_RATIO * one.imbalance_before:
+def _overloaded(loads: Loads) -> str:
+    for one, noise in zip(loads.outcomes, loads.noises, strict=True):
+        allowed = (1.0 + loads.slack_ratio) * max(one.imbalance_before, one.imbalance_rule)
+        most = min(FRAGILE_RATIO * allowed, OVERLOAD_RATIO * one.imbalance_before)
+        if one.imbalance_after > max(most, (1.0 + noise) * allowed):
             return (
                 f"on {one.workload!r} the busiest ranks carry {one.imbalance_after:.2f} times the"
-                f" mean, {one.imbalance_before:.2f} without a plan; lower traffic_slack_ratio"
+                f" mean, {one.imbalance_before:.2f} without a plan and {one.imbalance_rule:.2f} by"
+                " EPLB's rule: their load is limited on the mean of the workloads; plan for fewer"
+                " at once, or for less traffic_slack_ratio"
             )
     return ""
 

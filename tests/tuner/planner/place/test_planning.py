@@ -193,6 +193,12 @@ def test_a_plan_says_what_priced_it_and_what_it_leaves_idle(tmp_path: Path) -> N
     assert any("the other pools are not used" in note for note in plan.provenance.notes)
 
 
+def test_engines_that_share_otherwise_are_named(tmp_path: Path) -> None:
+    head = f"model: {MODELS / 'olmoe-1b-7b'}\nemit: [sglang, eplb]\n"
+    plan = planned(tmp_path, "  ranks: 8\n", head=head, experts=64, top_k=8)
+    assert "eplb shares by 'even', not judged here" in plan.provenance.notes
+
+
 def test_recordings_that_differ_in_ways_alone_are_told_apart(tmp_path: Path) -> None:
     first = planned_ways(tmp_path, "layer_chain")
     kept = clustered(np.random.default_rng(11), workload="chat")
