@@ -15,8 +15,12 @@ def command(
     from tuner.cli.verify_text import verdict_text
     from tuner.plan_folder import kind_of_plan, read_plan, read_verified
 
-    if kind_of_plan(plan) == "place":
+    kind = kind_of_plan(plan)
+    if kind == "place":
         _explain_placement(plan, as_json=as_json)
+        return
+    if kind == "serve":
+        _explain_deployment(plan, as_json=as_json)
         return
     made, verified = read_plan(plan), read_verified(plan)
     if as_json:
@@ -35,5 +39,15 @@ def _explain_placement(folder: Path, *, as_json: bool) -> None:
 
     made = read_place_plan(folder)
     print(made.model_dump_json(indent=2) if as_json else place_explanation(made))
+    if made.decision is None:
+        raise typer.Exit(1)
+
+
+def _explain_deployment(folder: Path, *, as_json: bool) -> None:
+    from tuner.cli.serve_text import serve_explanation
+    from tuner.serve_folder import read_serve_plan
+
+    made = read_serve_plan(folder)
+    print(made.model_dump_json(indent=2) if as_json else serve_explanation(made))
     if made.decision is None:
         raise typer.Exit(1)

@@ -23,16 +23,27 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Plan a training run or a placement of experts, and say what is proven about it."""
+    """Plan a training run, a deployment or a placement of experts, and say what is proven."""
     from tuner import api
     from tuner.cli.options import seconds
     from tuner.cli.plan_place import plan_place
+    from tuner.cli.plan_serve import plan_serve
     from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning
     from tuner.plan_folder import write_plan
     from tuner.spec.kind import goal_kind
 
-    if goal_kind(spec) == "place":
+    kind = goal_kind(spec)
+    if kind == "serve":
+        plan_serve(
+            spec,
+            out=out,
+            profiles=tuple(profile or ()),
+            time_limit_s=seconds(time_limit, option="--time-limit"),
+            as_json=as_json,
+        )
+        return
+    if kind == "place":
         plan_place(
             spec,
             out=out,

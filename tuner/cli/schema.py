@@ -12,7 +12,9 @@ from tuner.errors import TunerError
 SCHEMAS: Final[Mapping[str, str]] = {
     "spec": "tuner.spec.spec:SpecFile",
     "place-spec": "tuner.spec.place_read:PlaceSpecFile",
+    "serve-spec": "tuner.spec.serving.read:ServeSpecFile",
     "plan": "tuner.plan:Plan",
+    "serve-plan": "tuner.serve_plan:ServePlan",
     "place-plan": "tuner.place_plan:PlacePlan",
     "verified": "tuner.verify.records:Verified",
     "place-verified": "tuner.verify.placement_records:PlaceVerified",
@@ -21,6 +23,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "step": "profilers.steps.config:StepConfig",
     "estimate": "tuner.estimate.records:Estimate",
     "backtest": "tuner.backtest.records:Backtest",
+    "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",
     "residuals": "tuner.costs.analytic.calibration:Residuals",
 }
 

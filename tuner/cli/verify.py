@@ -21,11 +21,18 @@ def command(
 ) -> None:
     """Verify a plan: launch its candidates, recalibrate the model, refresh the launch files."""
     del launcher  # One value so far; the name is part of the contract.
+    from tuner.errors import PlanUnreadableError
     from tuner.plan_folder import kind_of_plan
 
-    if kind_of_plan(plan) == "place":
+    kind = kind_of_plan(plan)
+    if kind == "place":
         _verify_placement(plan, as_json=as_json)
         return
+    if kind == "serve":
+        raise PlanUnreadableError(
+            f"{plan}: deployments are not launched by this version; start the files in launch/ and"
+            " run the benchmark job beside them"
+        )
     from tuner import api
     from tuner.cli.trials import live_table
     from tuner.cli.verify_text import verified_text

@@ -16,9 +16,8 @@ from tuner.spec.routing import RoutingRecord, read_routing
 from tuner.spec.spec import Spec, SpecFile
 from tuner.spec.yaml_text import parse_yaml
 
-SUPPORTED_GOALS: Final = ("train",)
-PLANNED_GOALS: Final = ("serve",)
-"""Named by the file format, answered by a later version."""
+OTHER_GOALS: Final = ("place", "serve")
+"""What `moetune plan` answers beside training, from specs of their own."""
 
 
 def read_spec(path: Path) -> Spec:
@@ -55,18 +54,13 @@ def read_spec(path: Path) -> Spec:
 
 
 def _check_goal_kind(raw: dict[str, Any], source: str) -> None:
-    """Answer the goals of a later version by name, before their fields look unknown."""
+    """Answer other goals by name, before their fields look unknown."""
     goal = raw.get("goal")
     kind = goal.get("kind") if isinstance(goal, dict) else None
-    if kind == "place":
+    if kind in OTHER_GOALS:
         raise SpecError(
-            f"{source}: goal.kind: 'place' is what `moetune plan` answers; here a 'train' goal is"
+            f"{source}: goal.kind: {kind!r} is what `moetune plan` answers; here a 'train' goal is"
             " needed"
-        )
-    if kind in PLANNED_GOALS:
-        raise SpecError(
-            f"{source}: goal.kind: {kind!r} is not supported by this version;"
-            f" supported: {', '.join(SUPPORTED_GOALS)}"
         )
 
 

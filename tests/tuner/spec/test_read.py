@@ -231,7 +231,7 @@ def test_an_unknown_key_is_answered_with_the_near_one(
         (
             "kind: train",
             "kind: serve",
-            "goal.kind: 'serve' is not supported by this version; supported: train",
+            "goal.kind: 'serve' is what `moetune plan` answers",
         ),
         ("kind: train", "kind: place", "goal.kind: 'place' is what `moetune plan` answers"),
         ("[1, 2]", "[]", "search.tensor_model_parallel_size: an empty list; name at least one"),

@@ -43,8 +43,9 @@ SOLVER_ROLE: Final = {
 OBJECTIVE: Final = {
     "cost": Objective.COST,
     "devices": Objective.DEVICES,
-    "goodput": Objective.DEVICE_TIME,
+    "goodput": Objective.DEVICES,
 }
+"""With a rate to serve, the most good requests per device are those on the fewest devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

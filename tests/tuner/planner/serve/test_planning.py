@@ -1,0 +1,176 @@
+"""Whole deployments' plans on datasheets."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import SpecError
+from tuner.serve_api import deploy
+from tuner.serve_plan import ServePlan
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
+L40S = "{name: l40s, device: l40s, nodes: 4, devices_per_node: 8, price_per_device_hour: 0.9}"
+H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
+
+
+def planned(
+    folder: Path,
+    *,
+    pools: str = H100,
+    links: str = "[]",
+    traffic: str = "{rate: 10/s, input_tokens: 2000, output_tokens: 300}",
+    slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
+    extra: str = "objective: devices",
+    model: str = "mixtral-8x7b",
+) -> ServePlan:
+    path = folder / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\n"
+        f"model: {MODELS / model}\n"
+        f"cluster: {{pools: [{pools}], links: {links}}}\n"
+        "goal:\n"
+        "  kind: serve\n"
+        "  engine: {name: vllm}\n"
+        f"  traffic: {traffic}\n"
+        f"  slo: {slo}\n"
+        f"  {extra}\n"
+    )
+    return deploy(path, time_limit_s=20.0).plan
+
+
+def test_a_plan_meets_its_targets_on_a_certified_number_of_devices(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    assert plan.predicted.ttft_s.p90 <= 1.0
+    assert plan.predicted.tpot_s.p90 <= 0.05
+    assert plan.certificate.status == "optimal"
+    assert plan.certificate.bound == pytest.approx(plan.decision.num_devices)
+    assert plan.decision.num_devices <= 16
+
+
+def test_twice_the_traffic_never_takes_fewer_devices(tmp_path: Path) -> None:
+    devices = []
+    for rate in (5, 10, 20, 40):
+        traffic = f"{{rate: {rate}/s, input_tokens: 2000, output_tokens: 300}}"
+        plan = planned(tmp_path, traffic=traffic)
+        devices.append(plan.decision.num_devices if plan.decision else 99)
+    assert devices == sorted(devices)
+    assert devices[0] < devices[-1]
+
+
+def test_every_mode_is_priced_and_compared(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert plan.decision is not None
+    modes = {plan.decision.mode, *(other.decision.mode for other in plan.alternatives)}
+    assert modes == {"aggregated", "disaggregated"}
+    assert any("attention and experts" in one.feature for one in plan.unlaunchable)
+
+
+def test_a_cheap_pool_is_taken_where_it_is_fast_enough(tmp_path: Path) -> None:
+    pools = f"{H100}, {L40S}, {H20}"
+    cheap = planned(tmp_path, pools=pools, extra="objective: cost")
+    fast = planned(tmp_path, pools=H100, extra="objective: cost")
+    assert cheap.predicted is not None
+    assert fast.predicted is not None
+    assert cheap.predicted.cost_per_hour is not None
+    assert fast.predicted.cost_per_hour is not None
+    assert cheap.predicted.cost_per_hour <= fast.predicted.cost_per_hour
+
+
+def test_pools_without_a_link_hand_nothing_over(tmp_path: Path) -> None:
+    plan = planned(
+        tmp_path, pools=f"{H100}, {H20}", extra="modes: [disaggregated]\n  objective: cost"
+    )
+    assert plan.decision is not None
+    assert all(way.from_pool == way.to_pool for way in plan.decision.handovers)
+    linked = planned(
+        tmp_path,
+        pools=f"{H100}, {H20}",
+        links="[{between: [h100, h20], bandwidth: 400Gbit/s, latency: 10us}]",
+        extra="modes: [disaggregated]\n  objective: cost",
+    )
+    assert linked.predicted is not None
+    assert plan.predicted is not None
+    assert linked.predicted.cost_per_hour is not None
+    assert plan.predicted.cost_per_hour is not None
+    assert linked.predicted.cost_per_hour <= plan.predicted.cost_per_hour
+
+
+@pytest.mark.parametrize(
+    ("changes", "binds"),
+    [
+        ({"slo": "{tpot: {p90: 1ms}}"}, "tpot: one request alone"),
+        ({"slo": "{ttft: {p90: 5ms}}"}, "ttft: one prompt alone"),
+        (
+            {"traffic": "{rate: 5000/s, input_tokens: 2000, output_tokens: 300}"},
+            "devices: 5e+03 requests/s",
+        ),
+        (
+            {
+                "model": "deepseek-v3",
+                "pools": "{name: small, device: l40s, nodes: 1, devices_per_node: 4}",
+            },
+            "memory: no way to split",
+        ),
+    ],
+)
+def test_where_nothing_fits_the_binding_target_is_named(
+    tmp_path: Path, changes: dict[str, str], binds: str
+) -> None:
+    plan = planned(tmp_path, **changes)
+    assert plan.decision is None
+    assert plan.certificate.status == "infeasible"
+    assert binds in plan.binding_constraint
+
+
+def test_ways_out_are_solved(tmp_path: Path) -> None:
+    traffic = "{rate: 120/s, input_tokens: 2000, output_tokens: 300}"
+    one_node = "{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}"
+    plan = planned(tmp_path, pools=one_node, traffic=traffic)
+    assert plan.decision is None
+    assert all(way.decision is not None for way in plan.relaxations)
+
+
+def test_burstier_traffic_takes_no_fewer_devices(tmp_path: Path) -> None:
+    lengths = "input_tokens: 2000, output_tokens: 300"
+    smooth = planned(tmp_path, traffic=f"{{rate: 20/s, arrival: {{kind: constant}}, {lengths}}}")
+    bursty = planned(
+        tmp_path, traffic=f"{{rate: 20/s, arrival: {{kind: gamma, cv: 4}}, {lengths}}}"
+    )
+    assert smooth.decision is not None
+    assert bursty.decision is None or (bursty.decision.num_devices >= smooth.decision.num_devices)
+
+
+def test_a_closed_loop_asks_for_what_its_targets_need(tmp_path: Path) -> None:
+    plan = planned(tmp_path, traffic="{concurrency: 64, input_tokens: 2000, output_tokens: 300}")
+    assert plan.decision is not None
+    # 64 / (1 s + 300 x 50 ms) = 4 requests a second.
+    assert any("asks for 4 requests/s" in note for note in plan.provenance.notes)
+
+
+def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
+    first, second = planned(tmp_path), planned(tmp_path)
+    assert first.decision == second.decision
+    assert first.predicted == second.predicted
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"slo": "{ttft: {p90: 0s}}"}, "slo"),
+        (
+            {"traffic": "{rate: 10/s, concurrency: 3, input_tokens: 1, output_tokens: 1}"},
+            "keep one",
+        ),
+        ({"extra": "max_model_len: 100"}, "max_model_len is 100"),
+        ({"extra": "objective: fastest"}, "objective"),
+        ({"pools": "{name: x, profile: nowhere, nodes: 1, devices_per_node: 8}"}, "no 'device'"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, str], says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        planned(tmp_path, **changes)
+    assert "\n" not in str(caught.value)

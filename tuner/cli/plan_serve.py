@@ -1,0 +1,23 @@
+"""`moetune plan` where the goal is to serve."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+
+def plan_serve(
+    spec: Path, *, out: Path, profiles: Sequence[Path], time_limit_s: float, as_json: bool
+) -> None:
+    """Plan a deployment, write it and print it."""
+    from tuner.cli.serve_text import serve_text
+    from tuner.serve_api import deploy
+    from tuner.serve_folder import write_serve_plan
+
+    print("planning: pricing instances, solving, playing the traffic", file=sys.stderr, flush=True)
+    made = deploy(spec, profiles=profiles, time_limit_s=time_limit_s)
+    written = write_serve_plan(out, made.plan, spec=made.spec)
+    print(written.model_dump_json(indent=2) if as_json else serve_text(written, folder=out))
+    if written.decision is None:
+        raise typer.Exit(1)
