@@ -97,9 +97,7 @@ def verdict_of(
     if not against and migration is not None and rebalance_s is not None:
         against = _too_dear(migration, rebalance_s)
     word = "fragile" if fragile else "not worth it" if against else "worth it"
-    reason = against or _praise(gain_ratio, noise_ratio, step_gain_ratio, saved) + _more(
-        loads.outcomes
-    )
+    praise = _praise(gain_ratio, noise_ratio, step_gain_ratio, saved) + _more(loads.outcomes)
     return Verdict(
         word=word,
         reason=against or praise,
