@@ -1,4 +1,4 @@
-"""Tables of a profile as arrays, one per operation: for whoever reads hundreds of thousands of rows.
+"""Tables of a profile as arrays, one per operation: for readers of many thousand rows.
 
 `read_profile` validates every row as a record, which takes seconds per table. Here a table stays
 in columns: labels as short texts, axes as whole numbers, the median of the repeats as seconds. The

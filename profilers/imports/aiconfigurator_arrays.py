@@ -1,9 +1,9 @@
 """aiconfigurator's tables of one system as arrays, for whoever needs every framework at once.
 
 A profile holds one machine with one software. A comparison of engines needs the tables of all of
-them, more than a million rows, so that they are read column by column here and never become records.
-Names, kinds, axes and units are those that aiconfigurator_tables.py gives to the same rows: a table
-that was imported and stored says what is said here.
+them, more than a million rows, so that they are read column by column here and never become
+records. Names, kinds, axes and units are those that aiconfigurator_tables.py gives to the same
+rows: a table that was imported and stored says what is said here.
 
 Letters: N rows. Not covered: the wide expert-parallel tables and DeepEP, whose rows are few; they
 are imported as records.
@@ -59,7 +59,7 @@ def read_system(root: Path, *, system: str) -> tuple[Arrays, ...]:
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         return ()
-    tables = []
+    tables: list[Arrays] = []
     for file in sorted(folder.rglob("*.parquet")):
         name, parts = table_name(file), file.relative_to(folder).parts
         if name is not None and name in _READERS and len(parts) >= 3:
@@ -242,7 +242,7 @@ def _latent_product(columns: Columns) -> _Read:
 
 
 def _sparse_latent(columns: Columns, *, is_decode: bool) -> _Read:
-    """DeepSeek's sparse attention as a module; `model` says whose widths, skipped indexers apart."""
+    """DeepSeek's sparse attention as a module; those that skip the indexer are other ones."""
     dtype_N = _dtype(columns, "mla_dtype")
     gemm_N = _renamed(_dtype(columns, "gemm_type"), lambda text: f"gemm_{text}")
     skips = np.char.find(columns["op_name"].astype(str), "skip_indexer") >= 0

@@ -14,7 +14,9 @@ def command(
         list[Path] | None,
         typer.Option(
             help="What 'moetune calibrate' wrote; repeatable. A folder with a profile holds for "
-            "its device, bare residuals for all. Default: the residuals that ship.",
+            "its device, bare residuals for all. Default: the residuals that ship. Of serving "
+            "runs: profiles with kernels, or a folder of aiconfigurator's tables; default: the "
+            "installed aiconfigurator-core.",
         ),
     ] = None,
     uncalibrated: Annotated[
@@ -22,7 +24,15 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, every row of it.")] = False,
 ) -> None:
-    """Predict published training runs and say how far off the predictions are."""
+    """Predict measured training or serving runs and say how far off the predictions are.
+
+    A table with the columns silicon_ttft_ms and silicon_tpot_ms is one of serving runs.
+    """
+    from tuner.backtest.serving.rows import is_serving_table
+
+    if is_serving_table(runs):
+        _serving(runs, profile or [], as_json=as_json)
+        return
     from tuner.backtest.knowledge import knowledge_of
     from tuner.backtest.prediction import backtest
     from tuner.backtest.rows import digest_of, read_rows
@@ -32,6 +42,17 @@ def command(
     judged = backtest(read_rows(runs), knowledge=knowledge, data_sha256=digest_of(runs))
     print(judged.model_dump_json(indent=2) if as_json else backtest_text(judged))
     if not judged.total.predicted:
+        raise typer.Exit(1)
+
+
+def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
+    from tuner.backtest.serving.backtest import backtest_serving
+    from tuner.backtest.serving.rows import read_cells
+    from tuner.cli.serving_text import serving_text
+
+    judged = backtest_serving(read_cells(runs), profiles=profiles)
+    print(judged.model_dump_json(indent=2) if as_json else serving_text(judged))
+    if not judged.tpot.predicted:
         raise typer.Exit(1)
 
 

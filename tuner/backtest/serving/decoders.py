@@ -1,7 +1,7 @@
 """The models that published serving runs name, from their public `config.json` files.
 
-Widths are those of the checkpoints on huggingface.co under the names given. DeepSeek-R1, V3 and V3.1
-are one model. The storage formats are those of the quantised checkpoints (their
+Widths are those of the checkpoints on huggingface.co under the names given. DeepSeek-R1, V3 and
+V3.1 are one model. The storage formats are those of the quantised checkpoints (their
 `quantization_config` or `hf_quant_config.json`), by the precision that a row states.
 """
 
@@ -176,13 +176,12 @@ def formats_of(
     """Formats of a checkpoint; None where the precision is not known.
 
     TensorRT-LLM caches keys and values in fp8, and so do fp8 and fp4 checkpoints of Llama, every
-    NVFP4 checkpoint (`kv_cache_quant_algo`), and recipes of models with experts for Blackwell. A blank precision
-    is bf16.
+    NVFP4 checkpoint (`kv_cache_quant_algo`), and recipes of models with experts for Blackwell. A
+    blank precision is bf16.
     """
     is_moe = decoder.experts is not None
-    block = (
-        "fp8_block" if is_moe or (engine == "sglang" and decoder.name == "llama-3.1-8b") else "fp8"
-    )
+    is_block = is_moe or (engine == "sglang" and decoder.name == "llama-3.1-8b")
+    block = "fp8_block" if is_block else "fp8"
     has_small_cache = (
         engine == "trtllm"
         or precision == "fp4"

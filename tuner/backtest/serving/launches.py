@@ -3,15 +3,15 @@
 The columns state what a recipe asked for, and some recipes write them in ways that no engine runs.
 What is read otherwise than it is written:
 
-    TP or DP 16 or 64 with experts split 4 x 4 or 8 x 8   the product of both: 4 or 8 devices, EP 4 or 8
-    vLLM TP = DP = t, EP = t^2                             t devices, EP t
+    TP or DP 16 or 64 with experts split 4 x 4 or 8 x 8   the product of both: 4 or 8 devices, EP 4
+    or 8 vLLM TP = DP = t, EP = t^2                             t devices, EP t
     vLLM MiniMax; TensorRT-LLM R1 on H200                  every rank has whole experts
     attention data parallelism                             every rank has whole experts
     blank degrees of experts                               as a dense model runs them
 
 The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
-and of the database follow the InferenceX harness (github.com/SemiAnalysisAI/InferenceX); others come
-from a driver that is not documented.
+and of the database follow the InferenceX harness (github.com/SemiAnalysisAI/InferenceX); others
+come from a driver that is not documented.
 
 A row that lacks a column that a prediction needs is refused, and the reason names the column.
 """
@@ -25,6 +25,8 @@ from typing import Final
 from tuner.backtest.serving.decoders import decoder_named, formats_of
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.engine import Degrees, Engine
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Generation
 
 SYSTEMS: Final[Mapping[str, str]] = {
     "h100_sxm": "h100-sxm",
@@ -84,9 +86,14 @@ class Launch:
         return len(self.sides) == 2
 
     @property
+    def generation(self) -> str:
+        """Of the device."""
+        return find_device(SYSTEMS[self.system]).generation.value
+
+    @property
     def is_blackwell(self) -> bool:
         """On a B or GB system."""
-        return self.system.startswith(("b", "gb"))
+        return self.generation == Generation.BLACKWELL
 
     @property
     def devices(self) -> int:
@@ -129,7 +136,7 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
         decoder,
         precision=precision,
         engine=engine.value,
-        is_blackwell=system.startswith(("b", "gb")),
+        is_blackwell=find_device(SYSTEMS[system]).generation is Generation.BLACKWELL,
     )
     if formats is None:
         raise MissingError(f"precision {precision[:20]!r} is not known")

@@ -34,7 +34,8 @@ ROUNDS: Final = 10
 STEPS_BEFORE_TOKEN: Final = 1.5
 HANDOVER_S: Final = 20e-3
 HANDOVER_BYTES_PER_S: Final = 40e9
-"""One 400 Gbit/s card at 80 %; both as SGLang's and TensorRT-LLM's recipes over NIXL and UCX show."""
+"""One 400 Gbit/s card at 80 %; both as SGLang's and TensorRT-LLM's recipes over NIXL and UCX
+show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

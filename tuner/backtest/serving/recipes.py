@@ -2,9 +2,10 @@
 
 InferenceX rows follow its recipes (github.com/SemiAnalysisAI/InferenceX, benchmarks/single_node):
 10 C requests, of lengths even in 0.8 to 1 of the nominal; SGLang on Blackwell looks for requests
-every 10 steps below 16 requests and every 30 from there on (`--scheduler-recv-interval`); TensorRT-LLM
-hands tokens of models with experts out ten at a time (`stream_interval: 10`). Other rows come from a
-driver that is not documented; waves of equal TTFT show that its lengths do not vary.
+every 10 steps below 16 requests and every 30 from there on (`--scheduler-recv-interval`);
+TensorRT-LLM hands tokens of models with experts out ten at a time (`stream_interval: 10`). Other
+rows come from a driver that is not documented; waves of equal TTFT show that its lengths do not
+vary.
 
 Host work per sequence and step is paid by engines whose scheduler waits for each step: vLLM before
 asynchronous scheduling became its default (0.14), and engines that hand every token out one by one
@@ -23,7 +24,8 @@ BALANCE_STEPS: Final = 45.0
 """With attention data parallelism prompts wait until every rank has one, 60 steps at most
 (`timeout_iters: 60`): those that begin a wait all of it, those that come meanwhile half."""
 GENERATED_EXPERTS: Final = (0, 19)
-"""First release of vLLM that runs block-scaled experts with FlashInfer's kernels, Triton's before."""
+"""First release of vLLM that runs block-scaled experts with FlashInfer's kernels, Triton's
+before."""
 TRITON_EXPERTS: Final = "vllm@0.19.0"
 """The table that measured them with Triton."""
 SEQUENCE_S: Final = 25e-6

@@ -1,11 +1,11 @@
 """Seconds of one attention layer of one rank: of running sequences and of prompts.
 
     running sequences   one new token each, over a past of so many tokens
-    prompts             A(s) of one prompt of s tokens; a part of q tokens after p costs A(p+q) - A(p)
+    prompts             A(s) of one prompt of s tokens; q of them after p cost A(p + q) - A(p)
 
 Projections are not part of it, except where only whole modules were measured: sparse compressed
-attention (DSA). A module of compressed attention (MLA) counts where it is faster than kernel, batched
-products and projections one by one.
+attention (DSA). A module of compressed attention (MLA) counts where it is faster than kernel,
+batched products and projections one by one.
 
 Letters: Q questions.
 """
@@ -271,9 +271,11 @@ class AttentionLayer:
             if len(keys) < 2:
                 continue
             if phase == "generation":
-                return np.sum(self._planes_s("gated_delta", keys, m_Q, np.ones_like(m_Q)), axis=0)
+                parts = self._planes_s("gated_delta", keys, m_Q, np.ones_like(m_Q))
+                return np.asarray(np.sum(parts, axis=0))
             curves = [self.machine.curve("gated_delta", [key]) for key in keys]
-            return np.sum([curve.seconds(m_Q) for curve in curves if curve is not None], axis=0)
+            parts = [curve.seconds(m_Q) for curve in curves if curve is not None]
+            return np.asarray(np.sum(parts, axis=0))
         self.machine.estimated.add("gated_delta")
         state = 4.0 * self.heads * self.attention.head_dim**2
         moved_Q = 2.0 * state * m_Q if phase == "generation" else 2.0 * state * m_Q / 64.0

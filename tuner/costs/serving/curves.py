@@ -28,7 +28,7 @@ class Curve:
         """Interpolate; proportional beyond the last point."""
         log_x_Q = np.log(np.maximum(x_Q, 1e-9))
         beyond_Q = np.maximum(log_x_Q - self.log_x_N[-1], 0.0)
-        return np.exp(np.interp(log_x_Q, self.log_x_N, self.log_s_N) + beyond_Q)
+        return np.asarray(np.exp(np.interp(log_x_Q, self.log_x_N, self.log_s_N) + beyond_Q))
 
     @property
     def largest(self) -> float:
@@ -66,7 +66,8 @@ class Plane:
         far = (
             table[next_row_Q, col_Q] * (1.0 - share_y_Q) + table[next_row_Q, next_col_Q] * share_y_Q
         )
-        return np.exp(near * (1.0 - share_x_Q) + far * share_x_Q + beyond_x_Q + beyond_y_Q)
+        log_s_Q = near * (1.0 - share_x_Q) + far * share_x_Q + beyond_x_Q + beyond_y_Q
+        return np.asarray(np.exp(log_s_Q))
 
 
 def _places(axis_N: Floats, at_Q: Floats) -> tuple[npt.NDArray[np.intp], Floats, Floats]:

@@ -1,15 +1,15 @@
 """A model as a serving engine runs it: layers by kind of attention and network, and its formats.
 
 `ModelSpec` describes what planning a training run needs. Serving adds kinds of attention that are
-only served so far (sparse compressed keys, gated delta rule) and the storage format of every part of
-a quantised checkpoint.
+only served so far (sparse compressed keys, gated delta rule) and the storage format of every part
+of a quantised checkpoint.
 
 Not covered: encoders and vision towers, which these measurements do not run.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from collections.abc import Mapping
 from typing import Final
 
 from profilers.steps.config import LayerKind

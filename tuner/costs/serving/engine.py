@@ -1,4 +1,4 @@
-"""What an engine does beside its kernels: how it batches, what its scheduler takes, what it reserves.
+"""What an engine does beside its kernels: how it batches, what its scheduler and cache take.
 
 The seconds of the scheduler and the small kernels are the ones that measured steps show beyond the
 sum of their kernels on public benchmarks; they belong to releases of 2025 and early 2026.
@@ -62,7 +62,8 @@ TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
         ),
     }
 )
-"""Budgets are those of the InferenceX recipes (github.com/SemiAnalysisAI/InferenceX, benchmarks/)."""
+"""Budgets are those of the InferenceX recipes (github.com/SemiAnalysisAI/InferenceX,
+benchmarks/)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

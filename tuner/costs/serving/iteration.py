@@ -5,14 +5,15 @@
 
 d is the degree of attention data parallelism: its ranks run alike steps and share the experts, so
 that a layer's experts see m d tokens. Exchange is two all-reduces of m h per layer under tensor
-parallelism, and what is faster of a gather and a scatter of m d h and of an all-to-all of the copies
-around the experts under data parallelism.
+parallelism, and what is faster of a gather and a scatter of m d h and of an all-to-all of the
+copies around the experts under data parallelism.
 
 Small kernels: 3 per dense layer (two norms with residuals, an activation), 5 per layer with experts
-(routing and the weighted sum besides), each 1.5 us plus its bytes at 0.7 of the memory bandwidth, as
-CUDA graphs of such kernels run on Hopper.
+(routing and the weighted sum besides), each 1.5 us plus its bytes at 0.7 of the memory bandwidth,
+as CUDA graphs of such kernels run on Hopper.
 
-Letters: Q questions. h hidden size. Not covered: pipeline bubbles, overlap of exchange and products.
+Letters: Q questions. h hidden size. Not covered: pipeline bubbles, overlap of exchange and
+products.
 """
 
 from dataclasses import dataclass
@@ -40,8 +41,8 @@ EXCHANGE_RATIO: Final = 0.6
 
 
 SUSTAINED_FACTOR: Final = 1.1
-"""Seconds of a saturated device over those of one kernel timed alone: power limits lower the clocks.
-Published prompts take 5 to 20 % longer than their kernels."""
+"""Seconds of a saturated device over those of one kernel timed alone: power limits lower the
+clocks. Published prompts take 5 to 20 % longer than their kernels."""
 FULL_TOKENS: Final = 1024.0
 """From here on products keep the whole device busy."""
 IDLE_TOKENS: Final = 128.0
@@ -51,7 +52,7 @@ IDLE_TOKENS: Final = 128.0
 def sustained_factor(m_Q: Floats) -> Floats:
     """The factor on a step of m tokens."""
     place_Q = np.log(np.maximum(m_Q, 1.0) / IDLE_TOKENS) / np.log(FULL_TOKENS / IDLE_TOKENS)
-    return 1.0 + (SUSTAINED_FACTOR - 1.0) * np.clip(place_Q, 0.0, 1.0)
+    return np.asarray(1.0 + (SUSTAINED_FACTOR - 1.0) * np.clip(place_Q, 0.0, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

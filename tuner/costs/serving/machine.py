@@ -1,6 +1,7 @@
 """Seconds of one operation on one system: from its measured tables, else from the datasheet.
 
-    t = max(operations / (0.7 peak), bytes / (0.8 bandwidth)) + 3 us        where nothing is measured
+    t = max(operations / (0.7 peak), bytes / (0.8 bandwidth)) + 3 us        where nothing is
+    measured
 
 The shares and the 3 us are those that aiconfigurator's system files carry for memory (0.8, 3 us);
 0.7 of the peak is what large products of its H100 and H200 tables reach. Whatever came from the
@@ -16,7 +17,8 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.serving.curves import Curve, Floats
-from tuner.costs.serving.tables import Key, KernelTables
+from tuner.costs.serving.decoder import BYTES
+from tuner.costs.serving.tables import KernelTables, Key
 from tuner.devices.datasheet import Datasheet, Generation
 
 PEAK_RATIO: Final = 0.7
@@ -52,9 +54,9 @@ SIMILAR: Final = {
 }
 """Formats that stand in where a format was not measured."""
 STAND_IN: Final = {("trtllm", "fp8_block", Generation.BLACKWELL): "sglang"}
-"""Whose table holds the expert kernels that an engine runs: TensorRT-LLM's block-scaled experts were
-timed with DeepGEMM there, but its recipes choose its generated kernels (`moe_config.backend: TRTLLM`),
-which SGLang's table measured (flashinfer_trtllm)."""
+"""Whose table holds the expert kernels that an engine runs: TensorRT-LLM's block-scaled experts
+were timed with DeepGEMM there, but its recipes choose its generated kernels
+(`moe_config.backend: TRTLLM`), which SGLang's table measured (flashinfer_trtllm)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class ServingMachine:
             if curve is not None:
                 return curve.seconds(m_Q)
         self.estimated.add(f"gemm {dtype}")
-        moved = WEIGHT_BYTES[dtype] * n * k + 2.0 * m_Q * (n + k)
+        moved = BYTES[dtype] * n * k + 2.0 * m_Q * (n + k)
         return self.roofline_s(2.0 * m_Q * n * k, moved, dtype=dtype)
 
     def roofline_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
@@ -95,7 +97,7 @@ class ServingMachine:
         peak = next(rate for name in names if (rate := self.sheet.flop_per_s.get(name)))
         compute_s = flop_Q / (PEAK_RATIO * peak)
         memory_s = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
-        return np.maximum(compute_s, memory_s) + LAUNCH_S
+        return np.asarray(np.maximum(compute_s, memory_s) + LAUNCH_S)
 
     def curve(self, operation: str, keys: Sequence[Key]) -> Curve | None:
         """The first of these shapes that was measured, as a curve."""
@@ -114,7 +116,7 @@ class ServingMachine:
         (low, below), (high, above) = curves
         share = np.log(shape.expert / low) / np.log(high / low)
         log_s_Q = (1.0 - share) * np.log(below.seconds(tokens_Q))
-        return np.exp(log_s_Q + share * np.log(above.seconds(tokens_Q)))
+        return np.asarray(np.exp(log_s_Q + share * np.log(above.seconds(tokens_Q))))
 
     def _moe_curves(self, shape: MoeShape, *, software: str) -> list[tuple[int, Curve]]:
         """The measured degree of expert parallelism, or the two around it."""
@@ -157,7 +159,7 @@ class ServingMachine:
         copies_Q = tokens_Q * shape.top_k / shape.expert
         reached_Q = local * (1.0 - (1.0 - 1.0 / local) ** copies_Q) if local > 1 else local
         weights = 3.0 * shape.hidden * shape.ffn / shape.tensor
-        moved_Q = WEIGHT_BYTES[shape.dtype] * weights * reached_Q
+        moved_Q = BYTES[shape.dtype] * weights * reached_Q
         activations_Q = 4.0 * copies_Q * (shape.hidden + shape.ffn / shape.tensor)
         flop_Q = 2.0 * weights * copies_Q
         return self.roofline_s(flop_Q, moved_Q + activations_Q, dtype=shape.dtype) + LAUNCH_S
@@ -183,7 +185,7 @@ class ServingMachine:
     def _inside_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
         curves = self._collective_curves(kind, ranks, software)
         if curves:
-            return np.min([curve.seconds(bytes_Q) for curve in curves], axis=0)
+            return np.asarray(np.min([curve.seconds(bytes_Q) for curve in curves], axis=0))
         measured = sorted(self._measured_ranks(kind))
         if measured:
             # A larger group moves (R - 1) / R of the buffer and meets log2 R times.
@@ -191,7 +193,8 @@ class ServingMachine:
             curves = self._collective_curves(kind, near, software)
             wider = (1.0 - 1.0 / ranks) / (1.0 - 1.0 / near)
             scale = max(wider, np.log2(ranks) / np.log2(near))
-            return np.min([curve.seconds(bytes_Q) for curve in curves], axis=0) * scale
+            fastest_Q = np.min([curve.seconds(bytes_Q) for curve in curves], axis=0)
+            return np.asarray(fastest_Q * scale)
         self.estimated.add(kind)
         factor = 2.0 if kind == "all_reduce" else 1.0
         rate = STREAM_RATIO * self.sheet.scale_up_bytes_per_s

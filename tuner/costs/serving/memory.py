@@ -3,10 +3,10 @@
     tokens = c (r M - weights - reserve) / bytes per token
 
 The reserve of 4 GB holds activations, CUDA graphs and communication buffers. vLLM and SGLang are
-given a share r of the memory (c = 1), TensorRT-LLM a share c of what is free once weights are loaded
-(r = 1); both are what public recipes set. Where that leaves no room for `least` tokens, a launch that
-runs at all was given more: 0.95 of the memory and half the reserve. Cached heads are split over tensor ranks
-until there is one each; compressed keys are whole on every rank.
+given a share r of the memory (c = 1), TensorRT-LLM a share c of what is free once weights are
+loaded (r = 1); both are what public recipes set. Where that leaves no room for `least` tokens, a
+launch that runs at all was given more: 0.95 of the memory and half the reserve. Cached heads are
+split over tensor ranks until there is one each; compressed keys are whole on every rank.
 """
 
 from typing import Final

@@ -2,10 +2,11 @@
 
 Of several versions of one software the newest that measured a shape counts; experts of a stated
 version stay under `software@version`. An engine's products come
-from its own table, but for those whose timing holds more than the kernel: vLLM's block-scaled products
-carry the host's launch (58 to 280 us at few rows, where the others read 8 to 27) and its fp8 products
-at single sizes twice what their neighbours read, TensorRT-LLM's fp8 and nvfp4 products a quantisation
-that static checkpoints do not run (6 to 9 us). There the fastest of all tables counts.
+from its own table, but for those whose timing holds more than the kernel: vLLM's block-scaled
+products carry the host's launch (58 to 280 us at few rows, where the others read 8 to 27) and its
+fp8 products at single sizes twice what their neighbours read, TensorRT-LLM's fp8 and nvfp4 products
+a quantisation that static checkpoints do not run (6 to 9 us). There the fastest of all tables
+counts.
 
 A shape that no table holds gives None; the caller falls back to the datasheet and says so.
 """
@@ -107,7 +108,10 @@ class KernelTables:
         full: Key = (operation, *key)
         if full not in self.planes:
             group = self.groups.get(operation, {}).get(key)
-            self.planes[full] = None if group is None else plane_of(*group.free, group.time_s_N)
+            self.planes[full] = None
+            if group is not None:
+                x_N, y_N = group.free
+                self.planes[full] = plane_of(x_N, y_N, group.time_s_N)
         return self.planes[full]
 
     def shapes(self, operation: str) -> Iterable[Key]:

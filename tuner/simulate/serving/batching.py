@@ -6,9 +6,9 @@
     prefill first   while prompts wait that fit, steps hold prompts alone
 
 A sequence gets its first token at the end of the step that ends its prompt and one more at every
-step with running sequences; it leaves with its last. Between two such events nothing changes but the
-pasts, which grow evenly, so that all the steps until then are taken in one jump: as many times the
-step with the mean past. The work per request is a few events, whatever its length.
+step with running sequences; it leaves with its last. Between two such events nothing changes but
+the pasts, which grow evenly, so that all the steps until then are taken in one jump: as many times
+the step with the mean past. The work per request is a few events, whatever its length.
 
 Memory admits a request only if prompt and answer fit beside what is reserved, or, where an engine
 takes memory as answers grow, if the prompt fits; when there is no more, the sequence that came last

@@ -5,7 +5,8 @@ reads one prompt at a time. Read prompts are handed over and join the decode ran
 running sequences evenly and step together, as attention data parallelism makes them. Between two
 events all steps are taken in one jump, as in batching.py.
 
-Not covered: several prompts in one prefill step, routing by load, transfers that wait for each other.
+Not covered: several prompts in one prefill step, routing by load, transfers that wait for each
+other.
 """
 
 import heapq

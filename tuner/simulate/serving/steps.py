@@ -1,8 +1,8 @@
-"""Seconds of a step by its tokens, sequences and past, as tables that a simulation reads in no time.
+"""Seconds of a step by its tokens, sequences and past, as tables that are read in no time.
 
 A simulation asks for a few steps per request and must not interpolate logarithms each time. So an
-iteration's costs are laid out once: by every number of tokens and sequences, and over an even grid of
-pasts, between whose points attention is close to linear.
+iteration's costs are laid out once: by every number of tokens and sequences, and over an even grid
+of pasts, between whose points attention is close to linear.
 
 Letters: M tokens, N sequences, P pasts.
 """

@@ -1,0 +1,72 @@
+"""What `moetune backtest --json` prints of serving runs; shares are ratios, times seconds."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from profilers.records import Record
+from tuner.backtest.records import Errors
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class Order(Record):
+    """Pairs of strategies at equal load that were measured more than 10 % apart."""
+
+    pairs: Count
+    ordered_ratio: float | None
+    """Of them, those that are predicted in the order that was measured."""
+    equal_pairs: Count
+    """Of the pairs, those of equally many devices."""
+    equal_ordered_ratio: float | None
+
+
+class Metric(Errors):
+    """Errors of one latency over all distinct measurements.
+
+    Rank correlation and choice are over parallel strategies at equal load.
+    """
+
+    sources: dict[str, Errors]
+    """By system|engine|mode."""
+    harnesses: dict[str, Errors]
+    """Aggregated rows by generation|harness; `all` is every harness together."""
+    order: dict[str, Order]
+    """By generation."""
+
+
+class JudgedLaunch(Record):
+    """One row of the table."""
+
+    id: str
+    source: str
+    """system|engine|mode; empty where the row cannot be read."""
+    reason: str | None
+    """Why nothing is predicted."""
+    copy_of: str | None
+    """The row whose measurement this one repeats; it is judged there."""
+    predicted_ttft_s: float | None
+    measured_ttft_s: float | None
+    predicted_tpot_s: float | None
+    measured_tpot_s: float | None
+    estimated: tuple[str, ...]
+    """Operations that no table held, priced from the datasheet."""
+
+
+class ServingBacktest(Record):
+    """Predicted latencies beside measured ones."""
+
+    schema_version: int = SCHEMA_VERSION
+    tables: dict[str, str]
+    """By system: where its kernels come from."""
+    residuals: str
+    """`uncalibrated`, or what the residuals were fitted to."""
+    table_rows: Count
+    copies: Count
+    """Rows that repeat the measurement of another."""
+    ttft: Metric
+    tpot: Metric
+    rows: tuple[JudgedLaunch, ...]

@@ -1,0 +1,71 @@
+"""Where the kernels of each system come from: profiles, a folder of tables, a package, a datasheet.
+
+A profile speaks for its device; profiles of several engines on one device are read together. A
+folder with `<system>.yaml` files is aiconfigurator's and is read as it lies. What neither covers
+comes from an installed aiconfigurator-core, and what that lacks from the datasheet.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from profilers.arrays import Arrays, read_profile_arrays
+from profilers.imports.aiconfigurator_arrays import installed_systems, read_system
+from profilers.store import holds_profile, read_header
+from tuner.backtest.serving.launches import SYSTEMS
+from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serving.tables import OPERATIONS, kernel_tables
+from tuner.devices.catalogue import find_device
+from tuner.errors import SpecError, UnknownDeviceError
+
+DATASHEET = "datasheet"
+
+
+def machines_of(
+    systems: Sequence[str], profiles: Sequence[Path]
+) -> tuple[dict[str, ServingMachine], dict[str, str]]:
+    """Return a machine per system, and what its kernels were read from.
+
+    Raises:
+        SpecError: a folder is neither a profile nor one of tables.
+        ProfileUnreadableError: a table is damaged.
+    """
+    stored = {path: _device(path) for path in profiles if holds_profile(path)}
+    folders = [path for path in profiles if path not in stored]
+    for folder in folders:
+        if not any((folder / f"{system}.yaml").is_file() for system in SYSTEMS):
+            raise SpecError(
+                f"{str(folder)!r} is neither a stored profile nor a folder of tables with "
+                "<system>.yaml files; 'moetune profile import aiconfigurator' writes the former"
+            )
+    machines, origins = {}, {}
+    for system in systems:
+        sheet = find_device(SYSTEMS[system])
+        own = [path for path, device in stored.items() if device == sheet.name]
+        arrays, origin = _arrays(system, own, folders)
+        tables = kernel_tables(system, arrays) if arrays else None
+        machines[system] = ServingMachine(sheet=sheet, tables=tables)
+        origins[system] = origin
+    return machines, origins
+
+
+def _device(profile: Path) -> str:
+    name = read_header(profile).machine.device
+    try:
+        return find_device(name).name
+    except UnknownDeviceError as error:
+        raise SpecError(f"{str(profile)!r}: {error}") from error
+
+
+def _arrays(
+    system: str, profiles: Sequence[Path], folders: Sequence[Path]
+) -> tuple[list[Arrays], str]:
+    if profiles:
+        read = [read_profile_arrays(path, operations=OPERATIONS) for path in profiles]
+        return [table for tables in read for table in tables], "profile"
+    for folder in folders:
+        tables = read_system(folder, system=system)
+        if tables:
+            return list(tables), "tables"
+    installed = installed_systems()
+    found = read_system(installed, system=system) if installed is not None else ()
+    return list(found), "aiconfigurator-core" if found else DATASHEET

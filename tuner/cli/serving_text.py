@@ -1,0 +1,96 @@
+"""Backtests of serving runs as tables for people."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from tuner.backtest.records import Errors
+from tuner.backtest.serving.records import Metric, ServingBacktest
+from tuner.cli.text import columns
+
+HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret")
+MOST_REASONS = 12
+
+
+def serving_text(judged: ServingBacktest) -> str:
+    """Return errors of both latencies per source and harness, choices, and what is left out."""
+    distinct = judged.table_rows - judged.copies
+    tables = ", ".join(f"{system}: {origin}" for system, origin in judged.tables.items())
+    parts = [
+        f"{judged.table_rows} rows hold {distinct} distinct measurements; residuals: "
+        f"{judged.residuals}\nkernels: {tables or 'none'}",
+        *_metric("TPOT", judged.tpot),
+        *_metric("TTFT", judged.ttft),
+        _estimated(judged),
+        _left_out(judged),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _metric(name: str, metric: Metric) -> list[str]:
+    by_source = {**metric.sources, "total": metric}
+    parts = [_table(f"{name} by system|engine|mode", by_source)]
+    if metric.harnesses:
+        parts.append(_table(f"{name} of aggregated rows", metric.harnesses))
+    if any(order.pairs for order in metric.order.values()):
+        rows = [
+            (
+                generation,
+                order.pairs,
+                _percent(order.ordered_ratio),
+                order.equal_pairs,
+                _percent(order.equal_ordered_ratio),
+            )
+            for generation, order in metric.order.items()
+        ]
+        title = f"{name}, pairs of strategies at equal load, over 10 % apart"
+        header = (title, "pairs", "ordered right", "of equal devices", "ordered right")
+        parts.append(columns(rows, header=header))
+    return parts
+
+
+def _table(title: str, errors: Mapping[str, Errors]) -> str:
+    rows = [
+        (
+            name,
+            one.rows,
+            one.predicted,
+            _percent(one.median_ape),
+            _percent(one.mean_ape),
+            _percent(one.p90_ape),
+            _percent(one.bias, signed=True),
+            "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
+            _percent(one.choice_regret),
+        )
+        for name, one in errors.items()
+    ]
+    return columns(rows, header=(title, *HEADER[1:]))
+
+
+def _estimated(judged: ServingBacktest) -> str:
+    found = Counter(row.source for row in judged.rows if row.estimated)
+    if not found:
+        return ""
+    listed = ", ".join(f"{count} of {source}" for source, count in sorted(found.items()))
+    return f"with operations from the datasheet, which no table holds: {listed}"
+
+
+def _left_out(judged: ServingBacktest) -> str:
+    reasons = Counter(
+        (row.source, row.reason) for row in judged.rows if row.reason and row.copy_of is None
+    )
+    if not reasons:
+        return ""
+    listed = [
+        f"{count} of {source}: {reason}"
+        for (source, reason), count in reasons.most_common(MOST_REASONS)
+    ]
+    more = len(reasons) - len(listed)
+    if more > 0:
+        listed.append(f"... and {more} further reasons; --json has every row")
+    return "not predicted:\n" + "\n".join(f"  {line}" for line in listed)
+
+
+def _percent(ratio: float | None, *, signed: bool = False) -> str:
+    if ratio is None:
+        return "-"
+    return f"{100.0 * ratio:+.1f} %" if signed else f"{100.0 * ratio:.1f} %"
