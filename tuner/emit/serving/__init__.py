@@ -1,0 +1,1 @@
+"""Launch files of deployments that serve, by target."""

@@ -1,0 +1,230 @@
+"""Emits a `DynamoGraphDeployment` (nvidia.com/v1beta1) for NVIDIA Dynamo's operator.
+
+Every group is a component of the graph; where an instance spans machines the operator tells its
+pods apart and adds the flags of the rendezvous, so ours are left out. Dynamo's runtime images carry
+releases of the engines of their own. Sources: docs.nvidia.com/dynamo v1.5.0 and
+deploy/operator/api/v1beta1 of github.com/ai-dynamo/dynamo for the fields,
+examples/backends/*/deploy/v1beta1 for the commands.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from tuner.emit.files import EmittedFile
+from tuner.emit.serving import vllm
+from tuner.emit.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
+from tuner.emit.serving.engines import engine_files, server_command
+from tuner.emit.serving.kubernetes import bench_job
+from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.pods import (
+    MOUNT,
+    Object,
+    app_name,
+    config_map,
+    literal,
+    pod,
+    variables,
+    yaml_text,
+)
+from tuner.emit.serving.router import ROUTER_PORT
+from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.trtllm import options_name
+from tuner.serve_plan import Role, VerifiedServing
+from tuner.spec.serving.manifests.registry import manifest_of
+
+RELEASE: Final = "1.6.1"
+"""Of Dynamo's runtime images."""
+
+_IMAGE: Final = {"sglang": "sglang", "vllm": "vllm", "trtllm": "tensorrtllm"}
+_MODULE: Final = {"sglang": "dynamo.sglang", "vllm": "dynamo.vllm", "trtllm": "dynamo.trtllm"}
+_TYPE: Final = {Role.AGGREGATED: "worker", Role.PREFILL: "prefill", Role.DECODE: "decode"}
+
+_ENTRY_POINT: Final = (
+    EmittedFile(
+        path=PurePosixPath("METADATA"),
+        text="Metadata-Version: 2.1\nName: moetune-placement\nVersion: 1\n",
+    ),
+    EmittedFile(
+        path=PurePosixPath("entry_points.txt"),
+        text="[vllm.general_plugins]\nmoetune_placement = moetune_placement:register\n",
+    ),
+)
+_OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend")
+"""Options that Dynamo sets itself, or that are given in its own words."""
+
+
+def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
+    """Return the graph and its benchmark."""
+    app, engine = app_name(verified), verified.plan.goal.engine.name
+    files = engine_files(verified, placement)
+    if placement is not None and engine == "vllm":
+        files += _ENTRY_POINT
+    graph = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": app},
+        "spec": {
+            "backendFramework": engine,
+            "env": variables({"MODEL": literal(verified.plan.model.name)}),
+            "components": [
+                _frontend(verified),
+                *(
+                    _component(verified, shape, placement, app=app, files=files)
+                    for shape in group_shapes(verified)
+                ),
+            ],
+        },
+    }
+    notes = (
+        "Put the path or name of the weights into MODEL, then: kubectl apply -f graph.yaml",
+        f"The engine is the one inside Dynamo {RELEASE}; the plan is for"
+        f" {engine} {manifest_of(verified.plan.goal.engine).release}.",
+    )
+    configs = (config_map(f"{app}-files", files=files),) if files else ()
+    return (
+        EmittedFile(
+            path=PurePosixPath("graph.yaml"),
+            text=yaml_text(verified, notes=notes, objects=(*configs, graph)),
+        ),
+        EmittedFile(
+            path=PurePosixPath("bench-job.yaml"),
+            text=yaml_text(
+                verified,
+                notes=("kubectl apply -f bench-job.yaml once the graph answers.",),
+                objects=[bench_job(verified, url=f"http://{app}-frontend:{ROUTER_PORT}")],
+            ),
+        ),
+    )
+
+
+def _frontend(verified: VerifiedServing) -> Object:
+    mode = "kv" if verified.plan.goal.traffic.prefix_hit else "round-robin"
+    container = {
+        "name": "main",
+        "image": _image(verified),
+        "command": ["python3", "-m", "dynamo.frontend"],
+        "args": ["--http-port", str(ROUTER_PORT), "--router-mode", mode],
+    }
+    return {
+        "name": "frontend",
+        "type": "frontend",
+        "replicas": 1,
+        "podTemplate": {"spec": {"containers": [container]}},
+    }
+
+
+def _component(
+    verified: VerifiedServing,
+    shape: GroupShape,
+    placement: ServedPlacement | None,
+    *,
+    app: str,
+    files: Iterable[EmittedFile],
+) -> Object:
+    engine = verified.plan.goal.engine.name
+    command = server_command(verified, shape, placement)
+    is_placed = placement is not None and placement.suits(shape.group)
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": _image(verified),
+        "command": ["python3", "-m", _MODULE[engine]],
+        "args": [*_model(engine), *_arguments(command), *_role(verified, shape)],
+    }
+    environment: dict[str, str | Object] = {
+        name: value for name, value in command.environment.items() if "$" not in value
+    }
+    if is_placed and engine == "vllm":
+        environment["PYTHONPATH"] = MOUNT
+    if environment:
+        container["env"] = variables(environment)
+    listed = list(files)
+    spec = pod(
+        container,
+        devices=shape.devices_per_node,
+        files=f"{app}-files" if listed else None,
+        items=_items(listed),
+    )
+    component: Object = {
+        "name": shape.name,
+        "type": _TYPE[shape.group.role],
+        "replicas": shape.group.count,
+    }
+    if shape.nodes > 1:
+        component["multinode"] = {"nodeCount": shape.nodes}
+    return component | {"podTemplate": {"spec": spec}}
+
+
+def _image(verified: VerifiedServing) -> str:
+    engine = verified.plan.goal.engine.name
+    return f"nvcr.io/nvidia/ai-dynamo/{_IMAGE[engine]}-runtime:{RELEASE}"
+
+
+def _model(engine: str) -> tuple[str, ...]:
+    option = "--model" if engine == "vllm" else "--model-path"
+    return (option, "$(MODEL)", "--served-model-name", "$(MODEL)")
+
+
+def _role(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]:
+    engine = verified.plan.goal.engine.name
+    found: tuple[str, ...] = ()
+    if engine == "trtllm":
+        found = ("--extra-engine-args", f"{MOUNT}/{options_name(shape)}")
+    if engine != "sglang" and shape.group.role is not Role.AGGREGATED:
+        found += ("--disaggregation-mode", shape.group.role.value)
+    return found
+
+
+def _arguments(command: ServerCommand) -> list[str]:
+    """Return the command's options as words, without the ones that Dynamo gives itself."""
+    known = (
+        " ".join(word for word in command.words if "--" in word)
+        .replace('"$PORT"', str(FIRST_PORT))
+        .replace('"$MODEL"', "model")
+        .replace(BOOTSTRAP, str(FIRST_PORT + BOOTSTRAP_OFFSET))
+        .replace("$FILES", MOUNT)
+    )
+    words = shlex.split(known)
+    found: list[str] = []
+    for option, values in _options(words):
+        if option not in _OURS:
+            found += [option, *map(_symmetric, values)]
+    unknown = next((word for word in found if "$" in word), None)
+    if unknown is not None:
+        raise ValueError(f"{unknown!r} has a variable that only a shell knows")
+    return found
+
+
+def _options(words: list[str]) -> list[tuple[str, list[str]]]:
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        if re.fullmatch(r"--[a-z0-9-]+", word):
+            found.append((word, []))
+        elif found:
+            found[-1][1].append(word)
+    return found
+
+
+def _symmetric(word: str) -> str:
+    """Return a connector's configuration with the role that Dynamo's handlers expect of all."""
+    if '"kv_role"' not in word:
+        return word
+    return json.dumps(json.loads(word) | {"kv_role": "kv_both"})
+
+
+def _items(files: list[EmittedFile]) -> list[Object]:
+    """Return where each file lies under the mount; a distribution's own lie in its folder."""
+    if not any(file.path.name == vllm.PLUGIN for file in files):
+        return []
+    folder = "moetune_placement-1.dist-info/"
+    entry = {file.path.name for file in _ENTRY_POINT}
+    return [
+        {
+            "key": str(file.path),
+            "path": (folder if file.path.name in entry else "") + str(file.path),
+        }
+        for file in files
+    ]

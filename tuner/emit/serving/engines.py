@@ -1,0 +1,61 @@
+"""What the engines' own modules offer, by engine: the server of an instance and its files."""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from tuner.emit.files import EmittedFile
+from tuner.emit.serving import sglang, trtllm, vllm
+from tuner.emit.serving.command import ServerCommand, variables
+from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.serve_plan import VerifiedServing
+
+
+class Server(Protocol):
+    """Returns the command of one machine of one instance."""
+
+    def __call__(
+        self, verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+    ) -> ServerCommand: ...
+
+
+SERVERS: Final[Mapping[str, Server]] = {
+    "sglang": sglang.server,
+    "vllm": vllm.server,
+    "trtllm": trtllm.server,
+}
+
+MPI_ENGINES: Final = frozenset({"trtllm"})
+"""Whose instances on several machines are MPI jobs of one task a device."""
+
+
+def server_command(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> ServerCommand:
+    """Return the command of the plan's engine."""
+    return SERVERS[verified.plan.goal.engine.name](verified, shape, placement)
+
+
+def server_bash(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> str:
+    """Return bash that fills the variables of the command and becomes the server."""
+    meets = verified.plan.goal.engine.name not in MPI_ENGINES
+    return (
+        variables(shape, meets_by_address=meets) + server_command(verified, shape, placement).bash
+    )
+
+
+def engine_files(
+    verified: VerifiedServing, placement: ServedPlacement | None
+) -> tuple[EmittedFile, ...]:
+    """Return the files that the commands read, all of which lie in the folder FILES."""
+    placed = () if placement is None else placement.files
+    if verified.plan.goal.engine.name != "trtllm":
+        return placed
+    options = (trtllm.options_file(verified, shape, placement) for shape in group_shapes(verified))
+    return (
+        *options,
+        # The placement's own options file says what ours do.
+        *(file for file in placed if file.path.name == trtllm.BALANCER),
+    )

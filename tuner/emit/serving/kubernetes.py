@@ -1,0 +1,302 @@
+"""Emits plain Kubernetes objects: `deployment.yaml` and `bench-job.yaml`.
+
+    instance on one machine       Deployment, one replica an instance, replaced and never doubled
+    instance on several machines  LeaderWorkerSet (leaderworkerset.x-k8s.io/v1), a pod a machine
+    router                        Deployment that finds the leaders' pods by label, with the right
+                                  to list pods; TensorRT-LLM's reaches the instances by Service
+
+Devices are asked for as `nvidia.com/gpu`. Sources: Kubernetes apps/v1, the LeaderWorkerSet resource
+definition and labels of kubernetes-sigs/lws, docs.sglang.io (service discovery of the gateway).
+
+Not covered: TensorRT-LLM over several machines, whose ranks MPI starts: `slurm` or `dynamo` do.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from tuner.emit.files import EmittedFile
+from tuner.emit.serving.bench import bench_aiperf_bash, bench_vllm_bash
+from tuner.emit.serving.command import BOOTSTRAP_OFFSET, FIRST_PORT
+from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
+from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.pods import (
+    MOUNT,
+    Object,
+    app_name,
+    config_map,
+    field,
+    literal,
+    pod,
+    variables,
+    yaml_text,
+)
+from tuner.emit.serving.router import ROUTER_PORT, discovering_words, needs_router, router_bash
+from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.serve_plan import Role, VerifiedServing
+from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.vllm import VLLM_0_33
+
+_STRICT: Final = "set -euo pipefail\n"
+_BY_GROUP: Final = """\
+export NODE_RANK="$LWS_WORKER_INDEX" MASTER_ADDR="$LWS_LEADER_ADDRESS" NNODES="$LWS_GROUP_SIZE"
+"""
+_ROUTER_INSTALL: Final = {
+    # vLLM's image has no router.
+    "vllm": "command -v vllm-router > /dev/null || pip install --quiet vllm-router==0.1.17\n"
+}
+_AIPERF: Final = "command -v aiperf > /dev/null || pip install --quiet aiperf==0.13.0\n"
+_ANNOTATION: Final = {
+    "sglang": "sglang.ai/bootstrap-port",
+    "vllm": "vllm.ai/bootstrap-port",
+}
+"""Where a gateway finds the port at which a prefill pod hands KV caches over."""
+
+
+def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
+    """Return the objects of the deployment and of its benchmark.
+
+    Raises:
+        ValueError: the engine's instances need MPI across machines.
+    """
+    app = app_name(verified)
+    files = engine_files(verified, placement)
+    shapes = group_shapes(verified)
+    engine = verified.plan.goal.engine.name
+    wide = next((shape for shape in shapes if shape.nodes > 1), None)
+    if wide is not None and engine in MPI_ENGINES:
+        raise ValueError(
+            f"kubernetes: {wide.name} of {engine} spans {wide.nodes} machines by MPI; emit slurm or"
+            " dynamo"
+        )
+    objects = [
+        *((config_map(f"{app}-files", files=files),) if files else ()),
+        *(_instances(verified, shape, placement, app=app, files=bool(files)) for shape in shapes),
+        *(_service(shape, app=app) for shape in shapes),
+        *(_router(verified, app=app) if needs_router(verified) else ()),
+    ]
+    notes = (
+        "Put the path or name of the weights into MODEL, a volume or token that reaches them into"
+        " the pods, then: kubectl apply -f deployment.yaml",
+        "Several pools: give each group the nodeSelector of its pool.",
+    )
+    return (
+        EmittedFile(
+            path=PurePosixPath("deployment.yaml"),
+            text=yaml_text(verified, notes=notes, objects=objects),
+        ),
+        EmittedFile(
+            path=PurePosixPath("bench-job.yaml"),
+            text=yaml_text(
+                verified,
+                notes=("kubectl apply -f bench-job.yaml once the deployment answers.",),
+                objects=[bench_job(verified, url=f"http://{_entrance(verified)}")],
+            ),
+        ),
+    )
+
+
+def bench_job(verified: VerifiedServing, *, url: str) -> Object:
+    """Return the Job that runs a benchmark against the address."""
+    is_trace = verified.plan.goal.traffic.trace is not None
+    script = bench_aiperf_bash(verified) if is_trace else bench_vllm_bash(verified)
+    values: dict[str, str | Object] = {
+        "MODEL": literal(verified.plan.model.name),
+        "BASE_URL": url,
+    }
+    if is_trace:
+        values["TRACE"] = "/traces/requests.jsonl"
+    container = {
+        "name": "bench",
+        "image": VLLM_0_33.image,
+        "command": ["bash", "-c", _STRICT + (_AIPERF if is_trace else "") + script],
+        "env": variables(values),
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{app_name(verified)}-bench"},
+        "spec": {
+            "backoffLimit": 0,
+            "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
+        },
+    }
+
+
+def _instances(
+    verified: VerifiedServing,
+    shape: GroupShape,
+    placement: ServedPlacement | None,
+    *,
+    app: str,
+    files: bool,
+) -> Object:
+    name = f"{app}-{shape.name}"
+    labels = {"app": app, "role": shape.group.role.value, "group": shape.name}
+    container = _container(verified, shape, placement)
+    spec = pod(container, devices=shape.devices_per_node, files=f"{app}-files" if files else None)
+    metadata: Object = {"labels": labels} | _annotations(verified, shape)
+    if shape.nodes == 1:
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "replicas": shape.group.count,
+                # A rolling update would ask for more devices than the plan.
+                "strategy": {"type": "Recreate"},
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": metadata, "spec": _answering(spec)},
+            },
+        }
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": shape.group.count,
+            "leaderWorkerTemplate": {
+                "size": shape.nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                # Only leaders carry the labels that router and Service look for.
+                "leaderTemplate": {"metadata": metadata, "spec": _answering(spec)},
+                "workerTemplate": {"spec": spec},
+            },
+        },
+    }
+
+
+def _container(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> Object:
+    values: dict[str, str | Object] = {
+        "MODEL": literal(verified.plan.model.name),
+        "PORT": str(FIRST_PORT),
+        "HOST_IP": field("status.podIP"),
+        "FILES": MOUNT,
+    }
+    script = (
+        _STRICT + (_BY_GROUP if shape.nodes > 1 else "") + server_bash(verified, shape, placement)
+    )
+    return {
+        "name": "engine",
+        "image": manifest_of(verified.plan.goal.engine).image,
+        "command": ["bash", "-c", script],
+        "env": variables(values),
+        "ports": [{"containerPort": FIRST_PORT}],
+    }
+
+
+def _answering(spec: Object) -> Object:
+    """Return the pod with a probe of its server's health."""
+    probe: dict[str, Any] = {
+        "httpGet": {"path": "/health", "port": FIRST_PORT},
+        "periodSeconds": 10,
+        "timeoutSeconds": 10,
+    }
+    first, *others = spec["containers"]
+    return spec | {"containers": [first | {"readinessProbe": probe}, *others]}
+
+
+def _annotations(verified: VerifiedServing, shape: GroupShape) -> Object:
+    engine = verified.plan.goal.engine.name
+    if shape.group.role is not Role.PREFILL or engine not in _ANNOTATION:
+        return {}
+    return {"annotations": {_ANNOTATION[engine]: str(FIRST_PORT + BOOTSTRAP_OFFSET)}}
+
+
+def _service(shape: GroupShape, *, app: str) -> Object:
+    return _service_of(
+        f"{app}-{shape.name}", selector={"app": app, "group": shape.name}, port=FIRST_PORT
+    )
+
+
+def _service_of(name: str, *, selector: dict[str, str], port: int) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": selector, "ports": [{"name": "http", "port": port}]},
+    }
+
+
+def _entrance(verified: VerifiedServing) -> str:
+    app = app_name(verified)
+    if needs_router(verified):
+        return f"{app}:{ROUTER_PORT}"
+    return f"{app}-{group_shapes(verified)[0].name}:{FIRST_PORT}"
+
+
+def _router(verified: VerifiedServing, *, app: str) -> Iterator[Object]:
+    name, engine = f"{app}-router", verified.plan.goal.engine.name
+    labels = {"app": app, "role": "router"}
+    yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
+    yield {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": name},
+        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
+    }
+    yield {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name}],
+    }
+    container = {
+        "name": "router",
+        "image": _router_image(verified),
+        "command": ["bash", "-c", _STRICT + _router_script(verified, app=app, engine=engine)],
+        "env": variables(
+            {"NAMESPACE": field("metadata.namespace")} | _addresses(verified, app=app)
+        ),
+        "ports": [{"containerPort": ROUTER_PORT}],
+    }
+    yield {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"serviceAccountName": name, "containers": [container]},
+            },
+        },
+    }
+    yield _service_of(app, selector=labels, port=ROUTER_PORT)
+
+
+def _router_image(verified: VerifiedServing) -> str:
+    engine = verified.plan.goal.engine
+    if engine.name in _ANNOTATION or verified.decision.mode != "aggregated":
+        return manifest_of(engine).image
+    return "nginx:1.29"
+
+
+def _router_script(verified: VerifiedServing, *, app: str, engine: str) -> str:
+    if engine not in _ANNOTATION:
+        # A Service stands for all instances of a group.
+        return router_bash(verified, counts=_services(verified))
+    words = discovering_words(verified, app=app, port=FIRST_PORT)
+    return _ROUTER_INSTALL.get(engine, "") + "exec " + " \\\n  ".join(words) + "\n"
+
+
+def _services(verified: VerifiedServing) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for shape in group_shapes(verified):
+        name = "WORKER" if shape.group.role is Role.AGGREGATED else shape.group.role.name
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def _addresses(verified: VerifiedServing, *, app: str) -> dict[str, str | Object]:
+    if verified.plan.goal.engine.name in _ANNOTATION:
+        return {}
+    found: dict[str, list[str]] = {}
+    for shape in group_shapes(verified):
+        name = "WORKER" if shape.group.role is Role.AGGREGATED else shape.group.role.name
+        found.setdefault(f"{name}_URLS", []).append(f"http://{app}-{shape.name}:{FIRST_PORT}")
+    return {name: " ".join(urls) for name, urls in found.items()}

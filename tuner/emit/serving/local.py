@@ -1,0 +1,94 @@
+"""Emits `local.sh`, which starts every instance and the router on one machine.
+
+Devices are dealt out in order, so that an instance's devices are neighbours; the script refuses a
+machine with fewer than the plan's. It starts the scripts of the engine's folder beside it, and
+stops everything when one process stops.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from tuner.emit.files import EmittedFile, comment
+from tuner.emit.serving.bench import bench_files
+from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
+from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.router import ROUTER_PORT, needs_router
+from tuner.emit.serving.shape import group_shapes
+from tuner.emit.serving.statement import statement
+from tuner.serve_plan import Role, VerifiedServing
+
+
+def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
+    """Return the script and the benchmark."""
+    del placement  # The engine's own folder holds it.
+    engine = verified.plan.goal.engine.name
+    pools = sorted({group.pool for group in verified.decision.instances})
+    lines = [
+        *statement(verified),
+        "",
+        "Usage: MODEL=... ./local.sh; logs lie in the folder LOGS, by default ./logs",
+        f"Requests go to http://127.0.0.1:{ROUTER_PORT if needs_router(verified) else FIRST_PORT}.",
+    ]
+    if len(pools) > 1:
+        lines.append(f"The plan is for unlike machines ({', '.join(pools)}); here they are one.")
+    text = (
+        "#!/usr/bin/env bash\n"
+        + comment(lines)
+        + _HEAD.format(engine=engine, num_devices=verified.decision.num_devices)
+        + "".join(_starts(verified))
+        + _tail(verified, engine=engine)
+    )
+    script = EmittedFile(path=PurePosixPath("local.sh"), text=text, executable=True)
+    return (script, *bench_files(verified))
+
+
+_HEAD = """\
+set -euo pipefail
+HERE="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
+: "${{MODEL:?set MODEL to the path or name of the weights}}"
+export MODEL
+ENGINE="$HERE/../{engine}"
+LOGS="${{LOGS:-$PWD/logs}}"
+mkdir -p -- "$LOGS"
+
+AVAILABLE="${{AVAILABLE:-$(nvidia-smi --list-gpus | wc -l)}}"
+if (( AVAILABLE < {num_devices} )); then
+  echo "this machine has $AVAILABLE devices, the plan is for {num_devices}" >&2
+  exit 2
+fi
+
+trap 'jobs -p | xargs --no-run-if-empty kill 2> /dev/null || true' EXIT
+
+start() {{
+  # Of which group, on which port, on which devices.
+  CUDA_VISIBLE_DEVICES="$3" PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
+    bash "$ENGINE/$1.sh" > "$LOGS/$1-$2.log" 2>&1 &
+}}
+"""
+
+
+def _starts(verified: VerifiedServing) -> Iterator[str]:
+    device = 0
+    for shape in group_shapes(verified):
+        for index in range(shape.group.count):
+            devices = range(device, device + shape.group.devices)
+            device = devices.stop
+            yield f"start {shape.name} {_port(shape.first + index)} {','.join(map(str, devices))}\n"
+
+
+def _port(instance: int) -> int:
+    return FIRST_PORT + PORTS_PER_INSTANCE * instance
+
+
+def _tail(verified: VerifiedServing, *, engine: str) -> str:
+    if not needs_router(verified):
+        return "wait -n\n"
+    urls: dict[str, list[str]] = {}
+    for shape in group_shapes(verified):
+        role = shape.group.role
+        name = "WORKER_URLS" if role is Role.AGGREGATED else f"{role.name}_URLS"
+        urls.setdefault(name, []).extend(
+            f"http://127.0.0.1:{_port(shape.first + index)}" for index in range(shape.group.count)
+        )
+    lists = " ".join(f'{name}="{" ".join(found)}"' for name, found in urls.items())
+    return f'{lists} bash "$ENGINE/router.sh" > "$LOGS/router.log" 2>&1 &\nwait -n\n'

@@ -1,0 +1,50 @@
+"""A planned placement of experts, served by the groups whose expert ranks it was planned for.
+
+The files are those that the placement's own emitter writes (tuner/emit/placement/), less its
+script.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from tuner.emit.files import EmittedFile
+from tuner.emit.placement.registry import emit_placement
+from tuner.place_plan import VerifiedPlacement
+from tuner.serve_plan import Instances
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPlacement:
+    """A placement and its files for one engine."""
+
+    verified: VerifiedPlacement
+    files: tuple[EmittedFile, ...]
+
+    def suits(self, group: Instances) -> bool:
+        """Say whether the group has the ranks that the placement was planned for."""
+        return group.moe_tp == 1 and group.ep == self.verified.decision.ranks
+
+
+def served(
+    engine: str, placement: VerifiedPlacement | None, groups: Iterable[Instances]
+) -> ServedPlacement | None:
+    """Return the placement with its files, or nothing where none is asked for.
+
+    Raises:
+        UnsuitedPlacementError: the engine cannot take it.
+        ValueError: no group has its number of expert ranks.
+    """
+    if placement is None:
+        return None
+    files = tuple(
+        file for file in emit_placement(engine, placement) if file.path != PurePosixPath("run.sh")
+    )
+    found = ServedPlacement(verified=placement, files=files)
+    sizes = sorted({group.ep for group in groups})
+    if not any(found.suits(group) for group in groups):
+        raise ValueError(
+            f"the placement is for {placement.decision.ranks} expert ranks, the instances have"
+            f" ep {', '.join(map(str, sizes))}"
+        )
+    return found

@@ -1,0 +1,98 @@
+"""What the Kubernetes targets share: a pod that serves, its files, and the names of its parts.
+
+Kubernetes replaces `$(NAME)` in a container's words where NAME is one of its variables; no command
+substitution of ours is of that form, and text of users has its `$` doubled (`literal`).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import yaml
+
+from tuner.emit.files import EmittedFile, comment
+from tuner.emit.serving.shape import dns_label
+from tuner.emit.serving.statement import statement
+from tuner.serve_plan import VerifiedServing
+
+MOUNT: Final = "/moetune"
+"""Folder of the files that a server reads (FILES)."""
+DEVICE: Final = "nvidia.com/gpu"
+
+Object = dict[str, Any]
+
+
+def app_name(verified: VerifiedServing) -> str:
+    """Return what the deployment is called in its namespace."""
+    return f"moetune-{dns_label(verified.plan.model.name, longest=16)}"
+
+
+def literal(text: str) -> str:
+    """Return text that Kubernetes hands on as it stands."""
+    return text.replace("$", "$$")
+
+
+def variables(values: Mapping[str, str | Object]) -> list[Object]:
+    """Return environment entries; a mapping is a `valueFrom`."""
+    return [
+        {"name": name, "value": value}
+        if isinstance(value, str)
+        else {"name": name, "valueFrom": value}
+        for name, value in values.items()
+    ]
+
+
+def field(path: str) -> Object:
+    """Return the value of a field of the pod itself."""
+    return {"fieldRef": {"fieldPath": path}}
+
+
+def pod(
+    container: Object, *, devices: int, files: str | None = None, items: Iterable[Object] = ()
+) -> Object:
+    """Return a pod of one container that takes devices, with room in /dev/shm."""
+    volumes: list[Object] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    mounts: list[Object] = [{"name": "shm", "mountPath": "/dev/shm"}]
+    if files is not None:
+        listed = list(items)
+        volumes.append(
+            {"name": "files", "configMap": {"name": files} | ({"items": listed} if listed else {})}
+        )
+        mounts.append({"name": "files", "mountPath": MOUNT})
+    return {
+        "containers": [
+            container | {"resources": {"limits": {DEVICE: str(devices)}}, "volumeMounts": mounts}
+        ],
+        "volumes": volumes,
+    }
+
+
+def config_map(name: str, *, files: Iterable[EmittedFile]) -> Object:
+    """Return the files as one object."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {str(file.path): file.text for file in files},
+    }
+
+
+def yaml_text(verified: VerifiedServing, *, notes: Iterable[str], objects: Iterable[Object]) -> str:
+    """Return the objects as one file that kubectl applies."""
+    return comment((*statement(verified), "", *notes)) + yaml.dump_all(
+        list(objects), Dumper=_Dumper, sort_keys=False, explicit_start=True, width=100
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes every value out where it stands, and texts of several lines as they are."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)

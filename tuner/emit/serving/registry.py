@@ -1,0 +1,105 @@
+"""Every target of a deployment that serves, and the one function that runs its emitter.
+
+`sglang`, `vllm` and `trtllm` are programs: one must be the plan's engine. The others start the
+plan's engine; `slurm` and `local` do it by the scripts of its folder, which comes along.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final, Protocol, cast
+
+from tuner.emit.files import EmittedFile
+from tuner.emit.serving.placement import ServedPlacement, served
+from tuner.errors import UnknownTargetError
+from tuner.place_plan import VerifiedPlacement
+from tuner.serve_plan import VerifiedServing
+from tuner.spec.serving.manifests.registry import ENGINES, manifest_of
+from tuner.spec.serving.manifests.rules import refusals
+
+SERVE_EMITTERS: Final[Mapping[str, str]] = {
+    "sglang": "tuner.emit.serving.scripts:emit",
+    "vllm": "tuner.emit.serving.scripts:emit",
+    "trtllm": "tuner.emit.serving.scripts:emit",
+    "dynamo": "tuner.emit.serving.dynamo:emit",
+    "kubernetes": "tuner.emit.serving.kubernetes:emit",
+    "slurm": "tuner.emit.serving.slurm:emit",
+    "local": "tuner.emit.serving.local:emit",
+}
+"""By the name users type."""
+
+_NEED_SCRIPTS: Final = frozenset({"slurm", "local"})
+
+
+class ServeEmitter(Protocol):
+    """What a line of the table names."""
+
+    def __call__(
+        self, verified: VerifiedServing, placement: ServedPlacement | None
+    ) -> tuple[EmittedFile, ...]: ...
+
+
+def unlaunchable(verified: VerifiedServing) -> tuple[str, ...]:
+    """Return what keeps the plan's engine from launching the decision, a line each.
+
+    Raises:
+        UnknownTargetError: the engine's release is not described.
+    """
+    plan = verified.plan
+    return refusals(
+        manifest_of(plan.goal.engine),
+        verified.decision,
+        model=plan.model,
+        goal=plan.goal,
+        devices_per_node={pool.name: pool.devices_per_node for pool in plan.cluster.pools},
+    )
+
+
+def emit_serving(
+    target: str, verified: VerifiedServing, *, placement: VerifiedPlacement | None = None
+) -> tuple[EmittedFile, ...]:
+    """Return the files of one target, relative to its own folder.
+
+    Args:
+        target: of `SERVE_EMITTERS`.
+        verified: the deployment.
+        placement: of the experts, for the groups that have its number of expert ranks.
+
+    Raises:
+        UnknownTargetError: no target has this name, or the engine's release is not described.
+        UnsuitedPlacementError: the engine cannot take the placement.
+        ValueError: the engine, the target or the placement cannot express the decision.
+    """
+    if target not in SERVE_EMITTERS:
+        raise UnknownTargetError(
+            f"emit: {target!r} serves nothing; there are {', '.join(SERVE_EMITTERS)}"
+        )
+    engine = verified.plan.goal.engine.name
+    if target in ENGINES and target != engine:
+        raise UnknownTargetError(
+            f"emit: the deployment is for {engine}, not {target}; name {engine}, or plan with"
+            f" goal.engine.name {target}"
+        )
+    broken = unlaunchable(verified)
+    if broken:
+        raise ValueError("; ".join(broken))
+    found = served(engine, placement, verified.decision.instances)
+    module, _, name = SERVE_EMITTERS[target].partition(":")
+    return cast(ServeEmitter, getattr(import_module(module), name))(verified, found)
+
+
+def emit_all_serving(
+    verified: VerifiedServing, *, placement: VerifiedPlacement | None = None
+) -> dict[str, tuple[EmittedFile, ...]]:
+    """Return the files of every target of the plan; a launcher brings the scripts that it starts.
+
+    Raises:
+        UnknownTargetError: the plan names a target that does not exist or is another engine.
+        UnsuitedPlacementError: the engine cannot take the placement.
+        ValueError: the engine, a target or the placement cannot express the decision.
+    """
+    named = verified.plan.emit
+    brought = (verified.plan.goal.engine.name,) if _NEED_SCRIPTS & set(named) else ()
+    return {
+        target: emit_serving(target, verified, placement=placement)
+        for target in dict.fromkeys((*brought, *named))
+    }

@@ -1,0 +1,167 @@
+"""The process in front of the instances, which sends each request where the plan counts on it.
+
+    sglang   sglang_router (SGLang Model Gateway)       both modes
+    vllm     vllm-router, a fork of it                  both modes
+    trtllm   trtllm-serve disaggregated                 prefill and decode
+             nginx, least connections                   aggregated
+
+Sources: docs.sglang.io (SGLang Model Gateway), the option parsers of sglang-router 0.3.2 and
+vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated. One aggregated instance needs no router.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tuner.emit.serving.command import BOOTSTRAP_OFFSET
+from tuner.emit.serving.shape import group_shapes, of_role, transfer
+from tuner.serve_plan import Role, VerifiedServing
+
+ROUTER_PORT: Final = 8000
+
+_PROGRAM: Final = {"sglang": "python -m sglang_router.launch_router", "vllm": "vllm-router"}
+_DISAGGREGATED: Final = {"sglang": "--pd-disaggregation", "vllm": "--vllm-pd-disaggregation"}
+
+
+def needs_router(verified: VerifiedServing) -> bool:
+    """Say whether requests must be spread."""
+    return sum(group.count for group in verified.decision.instances) > 1
+
+
+def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None = None) -> str:
+    """Return bash that becomes the router of the instances whose addresses it is given.
+
+    Args:
+        verified: the deployment.
+        counts: addresses of each list, where one may stand for several instances.
+    """
+    engine = verified.plan.goal.engine.name
+    lists = _lists(verified) if counts is None else counts
+    read = "".join(
+        f'read -r -d "" -a {name} <<< "${{{name}_URLS:?set it to the addresses, such as'
+        f' http://host:30000}}" || true\n'
+        f"check {count} {name}\n"
+        for name, count in lists.items()
+    )
+    if engine == "trtllm":
+        body = _trtllm(disaggregated="PREFILL" in lists)
+    else:
+        body = _gateway(verified, engine=engine, disaggregated="PREFILL" in lists)
+    return f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n{_CHECK}{read}{body}'
+
+
+def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tuple[str, ...]:
+    """Return the words of a router that finds the pods of the instances by their labels."""
+    engine = verified.plan.goal.engine.name
+    common = (
+        _PROGRAM[engine],
+        f"--host 0.0.0.0 --port {ROUTER_PORT}",
+        f"--policy {_policy(verified)}",
+        f"--service-discovery --service-discovery-port {port}",
+        '--service-discovery-namespace "$NAMESPACE"',
+    )
+    if verified.decision.mode == "aggregated":
+        return (*common, f"--selector app={app} role=aggregated")
+    return (
+        *common,
+        *_disaggregated(verified, engine=engine),
+        f"--prefill-selector app={app} role=prefill",
+        f"--decode-selector app={app} role=decode",
+    )
+
+
+_CHECK: Final = """\
+check() {
+  local -n urls="$2"
+  if (( ${#urls[@]} != $1 )); then
+    echo "$2_URLS names ${#urls[@]} instances, the plan has $1" >&2
+    exit 2
+  fi
+  local url
+  for url in "${urls[@]}"; do
+    if [[ ! "$url" =~ ^http://[A-Za-z0-9.-]+:[0-9]+$ ]]; then
+      echo "$2_URLS: '$url' is not http://host:port" >&2
+      exit 2
+    fi
+  done
+}
+"""
+
+
+def _lists(verified: VerifiedServing) -> dict[str, int]:
+    shapes = group_shapes(verified)
+    if verified.decision.mode == "aggregated":
+        return {"WORKER": sum(shape.group.count for shape in shapes)}
+    return {
+        role.name: sum(shape.group.count for shape in of_role(shapes, role))
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+
+
+def _policy(verified: VerifiedServing) -> str:
+    return "cache_aware" if verified.plan.goal.traffic.prefix_hit else "round_robin"
+
+
+def _disaggregated(verified: VerifiedServing, *, engine: str) -> tuple[str, ...]:
+    handover = transfer(verified)
+    names_connector = engine == "vllm" and handover is not None
+    return (
+        _DISAGGREGATED[engine],
+        *((f"--kv-connector {handover.connector}",) if handover and names_connector else ()),
+    )
+
+
+def _gateway(verified: VerifiedServing, *, engine: str, disaggregated: bool) -> str:
+    words = [_PROGRAM[engine]]
+    before = ""
+    if disaggregated:
+        listens = f' "$(( ${{url##*:}} + {BOOTSTRAP_OFFSET} ))"'
+        bootstrap = listens if _asks_bootstrap(verified, engine) else ""
+        before = (
+            "SPREAD=()\n"
+            f'for url in "${{PREFILL[@]}}"; do SPREAD+=(--prefill "$url"{bootstrap}); done\n'
+            'for url in "${DECODE[@]}"; do SPREAD+=(--decode "$url"); done\n'
+        )
+        words += [*_disaggregated(verified, engine=engine), '"${SPREAD[@]}"']
+    else:
+        words.append('--worker-urls "${WORKER[@]}"')
+    words += [f"--policy {_policy(verified)}", '--host 0.0.0.0 --port "$ROUTER_PORT"', '"$@"']
+    return before + "exec " + " \\\n  ".join(words) + "\n"
+
+
+def _asks_bootstrap(verified: VerifiedServing, engine: str) -> bool:
+    handover = transfer(verified)
+    return engine == "sglang" or (handover is not None and handover.connector == "mooncake")
+
+
+def _trtllm(*, disaggregated: bool) -> str:
+    if disaggregated:
+        return _TRTLLM_DISAGGREGATED
+    return _NGINX
+
+
+_TRTLLM_DISAGGREGATED: Final = """\
+CONFIG="$(mktemp --suffix=.yaml)"
+{
+  printf 'hostname: 0.0.0.0\\nport: %s\\nbackend: pytorch\\n' "$ROUTER_PORT"
+  printf 'context_servers:\\n  num_instances: %s\\n  urls:\\n' "${#PREFILL[@]}"
+  printf '    - "%s"\\n' "${PREFILL[@]#http://}"
+  printf 'generation_servers:\\n  num_instances: %s\\n  urls:\\n' "${#DECODE[@]}"
+  printf '    - "%s"\\n' "${DECODE[@]#http://}"
+} > "$CONFIG"
+# Both limits are seconds: until the instances answer, and of one request.
+exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
+"""
+
+_NGINX: Final = """\
+CONFIG="$(mktemp)"
+{
+  echo 'events {}'
+  echo 'http { upstream workers { least_conn;'
+  printf '  server %s;\\n' "${WORKER[@]#http://}"
+  echo '} server {'
+  printf '  listen %s;\\n' "$ROUTER_PORT"
+  echo '  location / { proxy_pass http://workers; proxy_http_version 1.1;'
+  echo '    proxy_buffering off; proxy_read_timeout 3600s; } } }'
+} > "$CONFIG"
+exec nginx -c "$CONFIG" -g 'daemon off;'
+"""

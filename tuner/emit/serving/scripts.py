@@ -1,0 +1,80 @@
+"""Emits one script per group, a router and a benchmark: the targets `sglang`, `vllm`, `trtllm`.
+
+A group's script starts one machine of one of its instances; whoever runs it chooses the machines.
+"""
+
+from pathlib import PurePosixPath
+from typing import Final
+
+from tuner.emit.files import EmittedFile, comment
+from tuner.emit.serving.bench import bench_files
+from tuner.emit.serving.command import PORTS_PER_INSTANCE
+from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
+from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.router import needs_router, router_bash
+from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.statement import group_notes, statement
+from tuner.serve_plan import VerifiedServing
+
+_OWN_FOLDER: Final = 'FILES="${FILES:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)}"\n'
+
+
+def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
+    """Return the scripts and what they read."""
+    return (
+        *(_script(verified, shape, placement) for shape in group_shapes(verified)),
+        *engine_files(verified, placement),
+        *((_router(verified),) if needs_router(verified) else ()),
+        *bench_files(verified),
+    )
+
+
+def _script(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> EmittedFile:
+    group = shape.group
+    lines = [
+        *statement(verified),
+        "",
+        f"Usage: MODEL=... [PORT=...] ./{shape.name}.sh [more flags of the engine]",
+        *group_notes(verified, shape),
+        f"Instances to start: {group.count}. Those that share a machine need PORTs"
+        f" {PORTS_PER_INSTANCE} apart and devices of their own (CUDA_VISIBLE_DEVICES).",
+    ]
+    if shape.nodes > 1 and verified.plan.goal.engine.name in MPI_ENGINES:
+        lines.append(
+            f"Each is an MPI job: srun --mpi=pmix --nodes={shape.nodes} --ntasks={group.devices}"
+            f" --ntasks-per-node={shape.devices_per_node} ./{shape.name}.sh"
+        )
+    elif shape.nodes > 1:
+        lines.append(
+            f"Each time on {shape.nodes} machines, with NODE_RANK 0 to {shape.nodes - 1} and"
+            " MASTER_ADDR of the first; the first answers requests."
+        )
+    text = (
+        "#!/usr/bin/env bash\n"
+        + comment(lines)
+        + "set -euo pipefail\n"
+        + _OWN_FOLDER
+        + server_bash(verified, shape, placement)
+    )
+    return EmittedFile(path=PurePosixPath(f"{shape.name}.sh"), text=text, executable=True)
+
+
+def _router(verified: VerifiedServing) -> EmittedFile:
+    mode = verified.decision.mode
+    named = "WORKER_URLS" if mode == "aggregated" else "PREFILL_URLS and DECODE_URLS"
+    text = (
+        "#!/usr/bin/env bash\n"
+        + comment(
+            (
+                *statement(verified),
+                "",
+                f"Usage: set {named} to addresses such as http://host:30000, with blanks between,"
+                " one per instance, and run ./router.sh [more flags of the router]",
+            )
+        )
+        + "set -euo pipefail\n"
+        + router_bash(verified)
+    )
+    return EmittedFile(path=PurePosixPath("router.sh"), text=text, executable=True)

@@ -1,0 +1,117 @@
+"""SGLang's server of one instance: `python -m sglang.launch_server`.
+
+tp_size = attention_tp x attention_dp; sizes that the engine divides by the attention-DP size are
+multiplied by it. Facts and their source: tuner/spec/serving/manifests/sglang.py.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
+from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.shape import GroupShape, transfer
+from tuner.serve_plan import Instances, Role, VerifiedServing
+from tuner.spec.place import Dispatch
+from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
+from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.rules import dispatch_tokens
+
+LOCATION = "init_expert_location.json"
+
+
+def server(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> ServerCommand:
+    """Return the command of one machine of one instance."""
+    group, goal = shape.group, verified.plan.goal
+    manifest = manifest_of(goal.engine)
+    quantization = manifest.quantization[goal.quantization]
+    kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
+    words = (
+        "python -m sglang.launch_server",
+        '--model-path "$MODEL"',
+        '--host 0.0.0.0 --port "$PORT"',
+        *_degrees(group),
+        *((f"--quantization {quantization}",) if quantization else ()),
+        *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
+        *((f"--context-length {goal.max_model_len}",) if goal.max_model_len else ()),
+        *_batches(group),
+        *_disaggregation(verified, group, manifest=manifest),
+        *_placement(group, placement),
+        *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
+        '"$@"',
+    )
+    return ServerCommand(
+        words=words,
+        environment=_environment(group, manifest=manifest),
+        before=_SPREAD if shape.nodes > 1 else "",
+    )
+
+
+_SPREAD = f"""\
+SPREAD=()
+if (( NNODES > 1 )); then
+  SPREAD=(--nnodes "$NNODES" --node-rank "$NODE_RANK" --dist-init-addr "$MASTER_ADDR":{RENDEZVOUS})
+fi
+"""
+
+
+def _degrees(group: Instances) -> Iterator[str]:
+    yield f"--tp-size {group.attention_tp * group.attention_dp}"
+    if group.pp > 1:
+        yield f"--pp-size {group.pp}"
+    if group.attention_dp > 1:
+        yield f"--attn-dp-size {group.attention_dp}"
+    if group.ep > 1:
+        yield f"--ep-size {group.ep}"
+    if group.a2a_backend in DEEPEP:
+        yield f"--moe-a2a-backend deepep --deepep-mode {_deepep_mode(group)}"
+
+
+def _deepep_mode(group: Instances) -> str:
+    if group.a2a_backend == "deepep_normal":
+        return "normal"
+    # Prompts of an instance that decodes too go through the normal kernels.
+    return "auto" if group.role is Role.AGGREGATED else "low_latency"
+
+
+def _batches(group: Instances) -> Iterator[str]:
+    yield f"--max-running-requests {group.max_batch * group.attention_dp}"
+    if group.role is not Role.DECODE:
+        chunk = group.max_batched_tokens * group.attention_dp if group.chunked_prefill else -1
+        yield f"--chunked-prefill-size {chunk}"
+        yield f"--max-prefill-tokens {group.max_batched_tokens}"
+    if group.role is not Role.PREFILL and group.a2a_backend != "deepep_normal":
+        yield f"--cuda-graph-max-bs-decode {group.max_batch}"
+
+
+def _environment(group: Instances, *, manifest: ServingCapabilities) -> Mapping[str, str]:
+    if group.a2a_backend != "deepep_low_latency":
+        return {}
+    cap = dispatch_tokens(manifest, group)
+    return {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(cap)}
+
+
+def _disaggregation(
+    verified: VerifiedServing, group: Instances, *, manifest: ServingCapabilities
+) -> Iterator[str]:
+    handover = transfer(verified)
+    if handover is None or group.role is Role.AGGREGATED:
+        return
+    yield f"--disaggregation-mode {group.role.value}"
+    yield f"--disaggregation-transfer-backend {manifest.connectors[handover.connector]}"
+    if group.role is Role.PREFILL:
+        yield f"--disaggregation-bootstrap-port {BOOTSTRAP}"
+
+
+def _placement(group: Instances, placement: ServedPlacement | None) -> Iterator[str]:
+    if placement is None or not placement.suits(group):
+        return
+    planned = placement.verified
+    yield f'--init-expert-location "$FILES/{LOCATION}"'
+    yield f"--ep-num-redundant-experts {planned.decision.redundant_experts}"
+    if group.a2a_backend not in DEEPEP:
+        # Without an all-to-all the engine knows no other.
+        yield "--ep-dispatch-algorithm dynamic"
+    else:
+        by_program = planned.plan.goal.dispatch is Dispatch.LP
+        yield f"--ep-dispatch-algorithm {'lp' if by_program else 'static'}"

@@ -1,0 +1,70 @@
+"""How the groups of a deployment are laid on machines, and what their files are called.
+
+A group's name is its role, with its pool where several pools have that role and with a number where
+that is not enough: `prefill`, `decode-h100`, `decode-h100-2`. It serves as a file's name, a
+Kubernetes name and a label.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
+from tuner.spec.serving.manifests.rules import nodes_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShape:
+    """Equal instances and the machines of each."""
+
+    name: str
+    group: Instances
+    nodes: int
+    """Machines of one instance."""
+    first: int
+    """Instances of the groups before it."""
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices that one instance takes on each of its machines."""
+        return self.group.devices // self.nodes
+
+
+def group_shapes(verified: VerifiedServing) -> tuple[GroupShape, ...]:
+    """Return the groups of the decision in its order."""
+    groups = verified.decision.instances
+    sizes = {pool.name: pool.devices_per_node for pool in verified.plan.cluster.pools}
+    shapes, first = [], 0
+    for group, name in zip(groups, _names(groups), strict=True):
+        nodes = nodes_of(group.devices, devices_per_node=sizes[group.pool])
+        shapes.append(GroupShape(name=name, group=group, nodes=nodes, first=first))
+        first += group.count
+    return tuple(shapes)
+
+
+def of_role(shapes: Iterable[GroupShape], *roles: Role) -> tuple[GroupShape, ...]:
+    """Return the groups that have one of the roles."""
+    return tuple(shape for shape in shapes if shape.group.role in roles)
+
+
+def transfer(verified: VerifiedServing) -> Handover | None:
+    """Return how KV caches get from prefill to decode; all handovers of a decision agree."""
+    return next(iter(verified.decision.handovers), None)
+
+
+def dns_label(text: str, *, longest: int = 40) -> str:
+    """Return the text as a Kubernetes name: lower-case letters, digits and dashes (RFC 1123)."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:longest].strip("-") or "model"
+
+
+def _names(groups: tuple[Instances, ...]) -> tuple[str, ...]:
+    roles = [group.role.value for group in groups]
+    pooled = [
+        role if roles.count(role) == 1 else f"{role}-{dns_label(group.pool, longest=12)}"
+        for role, group in zip(roles, groups, strict=True)
+    ]
+    found: list[str] = []
+    for name in pooled:
+        numbered = (name, *(f"{name}-{number}" for number in range(2, len(pooled) + 2)))
+        found.append(next(each for each in numbered if each not in found))
+    return tuple(found)

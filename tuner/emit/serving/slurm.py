@@ -1,0 +1,178 @@
+"""Emits `job.sbatch`: one Slurm job whose components ask for exactly the devices of the plan.
+
+Every group is a component of a heterogeneous job (sbatch(1), `#SBATCH hetjob`). Instances of one
+machine are tasks of one step with --gpus-per-task, so that Slurm packs them; an instance over
+several machines is a step of its own on machines of its own. `instance.sh` tells a task which
+instance it is, and writes down the address that the router waits for.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+from tuner.emit.files import EmittedFile, comment, label
+from tuner.emit.serving.bench import bench_files
+from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
+from tuner.emit.serving.engines import MPI_ENGINES
+from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.router import ROUTER_PORT, needs_router
+from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.statement import statement
+from tuner.serve_plan import Role, VerifiedServing
+
+_PORT_SLOTS: Final = 150
+"""Instances with ports of their own below 60000; later ones begin again."""
+
+
+def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
+    """Return the batch script, what its tasks run, and the benchmark."""
+    del placement  # The engine's own folder holds it.
+    shapes = group_shapes(verified)
+    engine = verified.plan.goal.engine.name
+    text = (
+        "#!/usr/bin/env bash\n"
+        + _directives(verified, shapes)
+        + comment((*statement(verified), "", *_usage(shapes)))
+        + _BODY.format(engine=engine, first=shapes[0].name)
+        + "".join(
+            _steps(shape, component=index if len(shapes) > 1 else None, engine=engine)
+            for index, shape in enumerate(shapes)
+        )
+        + (_router(shapes, engine=engine) if needs_router(verified) else "")
+        + "wait -n\n"
+    )
+    return (
+        EmittedFile(path=PurePosixPath("job.sbatch"), text=text, executable=True),
+        EmittedFile(
+            path=PurePosixPath("instance.sh"),
+            text="#!/usr/bin/env bash\n"
+            + comment((*statement(verified), "", "Started by job.sbatch, once a task."))
+            + _INSTANCE.format(
+                engine=engine, first=FIRST_PORT, each=PORTS_PER_INSTANCE, slots=_PORT_SLOTS
+            ),
+            executable=True,
+        ),
+        *bench_files(verified),
+    )
+
+
+def _directives(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> str:
+    name = f"moetune-{label(verified.plan.model.name)}"
+    head = f"#SBATCH --job-name={name}\n#SBATCH --output=%x-%j.out\n"
+    engine = verified.plan.goal.engine.name
+    return head + "#SBATCH hetjob\n".join(
+        "".join(f"#SBATCH {option}\n" for option in _asks(shape, engine=engine)) for shape in shapes
+    )
+
+
+def _asks(shape: GroupShape, *, engine: str) -> Iterator[str]:
+    group = shape.group
+    if shape.nodes == 1:
+        yield f"--ntasks={group.count}"
+        yield f"--gpus-per-task={group.devices}"
+        return
+    yield f"--nodes={group.count * shape.nodes}"
+    yield f"--ntasks-per-node={_tasks_per_node(shape, engine=engine)}"
+    yield f"--gpus-per-node={shape.devices_per_node}"
+
+
+def _tasks_per_node(shape: GroupShape, *, engine: str) -> int:
+    return shape.devices_per_node if engine in MPI_ENGINES else 1
+
+
+def _usage(shapes: tuple[GroupShape, ...]) -> Iterator[str]:
+    yield "Submit it from this folder, which the machines must share: MODEL=... sbatch job.sbatch"
+    pools = [shape.group.pool for shape in shapes]
+    if len(shapes) > 1:
+        yield f"Its components, in order, are for the pools {', '.join(pools)}: give each its own"
+        yield "partition or constraint, sbatch --partition=A : --partition=B job.sbatch"
+    yield f"Requests go to port {ROUTER_PORT} of the machine that the job starts on."
+
+
+_BODY: Final = """\
+set -euo pipefail
+cd -- "${{SLURM_SUBMIT_DIR:-.}}"
+if [[ ! -f ../{engine}/{first}.sh ]]; then
+  echo "../{engine}/{first}.sh is missing: submit this job from the folder it was written to" >&2
+  exit 2
+fi
+: "${{MODEL:?set MODEL to the path or name of the weights}}"
+export MODEL
+export RUN="$PWD/run-$SLURM_JOB_ID"
+mkdir -p -- "$RUN"
+
+"""
+
+_INSTANCE: Final = """\
+set -euo pipefail
+# Which group, which of its instances ("task": each task is one), how many instances the groups
+# before it have, machines of an instance.
+GROUP="$1" INDEX="$2" FIRST="$3"
+export NNODES="$4" NODE_RANK=0
+shift 4
+ANSWERS=yes
+if [[ "$INDEX" == task ]]; then
+  INDEX="$SLURM_PROCID"
+else
+  NODE_RANK="$SLURM_NODEID"
+  MASTER_ADDR="$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)"
+  export MASTER_ADDR
+  if (( SLURM_PROCID > 0 )); then ANSWERS=no; fi
+fi
+export PORT="$(( {first} + (FIRST + INDEX) % {slots} * {each} ))"
+if [[ "$ANSWERS" == yes ]]; then
+  printf 'http://%s:%s\\n' "${{SLURMD_NODENAME:-$(hostname)}}" "$PORT" > "$RUN/$GROUP.$INDEX.url"
+fi
+exec bash "../{engine}/$GROUP.sh" "$@"
+"""
+
+_ADDRESSES: Final = """\
+
+addresses() {
+  # Of which group, how many; waits ten minutes for each to be written down.
+  local index tries
+  for (( index = 0; index < $2; index++ )); do
+    for (( tries = 0; tries < 600; tries++ )); do
+      if [[ -s "$RUN/$1.$index.url" ]]; then break; fi
+      sleep 1
+    done
+    cat -- "$RUN/$1.$index.url"
+  done
+}
+"""
+
+
+def _steps(shape: GroupShape, *, component: int | None, engine: str) -> str:
+    group = shape.group
+    het = "" if component is None else f"--het-group={component} "
+    kill = "--kill-on-bad-exit=1"
+    if shape.nodes == 1:
+        return (
+            f"srun {het}--ntasks={group.count} --gpus-per-task={group.devices} {kill} \\\n"
+            f"  bash instance.sh {shape.name} task {shape.first} 1 &\n"
+        )
+    tasks = shape.nodes * _tasks_per_node(shape, engine=engine)
+    mpi = "--mpi=pmix " if engine in MPI_ENGINES else ""
+    nodes = "SLURM_JOB_NODELIST" + ("" if component is None else f"_HET_GROUP_{component}")
+    return f"""\
+mapfile -t HOSTS < <(scontrol show hostnames "${nodes}")
+for (( index = 0; index < {group.count}; index++ )); do
+  hosts="$(IFS=,; echo "${{HOSTS[*]:index * {shape.nodes}:{shape.nodes}}}")"
+  srun {het}{mpi}--nodes={shape.nodes} --nodelist="$hosts" --ntasks={tasks} \\
+    --ntasks-per-node={tasks // shape.nodes} --gpus-per-node={shape.devices_per_node} {kill} \\
+    bash instance.sh {shape.name} "$index" {shape.first} {shape.nodes} &
+done
+"""
+
+
+def _router(shapes: tuple[GroupShape, ...], *, engine: str) -> str:
+    lists: dict[str, list[str]] = {}
+    for shape in shapes:
+        role = shape.group.role
+        name = "WORKER_URLS" if role is Role.AGGREGATED else f"{role.name}_URLS"
+        lists.setdefault(name, []).append(f"addresses {shape.name} {shape.group.count}")
+    found = "".join(f'{name}="$({"; ".join(calls)})"\n' for name, calls in lists.items())
+    return (
+        f"{_ADDRESSES}{found}export {' '.join(lists)}\n"
+        f'bash ../{engine}/router.sh > "$RUN/router.log" 2>&1 &\n'
+    )

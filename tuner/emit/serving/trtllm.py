@@ -1,0 +1,111 @@
+"""TensorRT-LLM's server of one instance: `trtllm-serve` with a file of options.
+
+Instances on several machines are MPI jobs of one task a device, which `trtllm-llmapi-launch` turns
+into a server. Facts and their source: tuner/spec/serving/manifests/trtllm.py.
+"""
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import yaml
+
+from tuner.emit.files import EmittedFile, comment
+from tuner.emit.serving.command import ServerCommand
+from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.shape import GroupShape, transfer
+from tuner.emit.serving.statement import group_notes, statement
+from tuner.serve_plan import Instances, Role, VerifiedServing
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.rules import dispatch_tokens
+
+BALANCER: Final = "moe_load_balancer.yaml"
+
+_BY_MPI: Final = '$([[ "$NNODES" == 1 ]] || echo trtllm-llmapi-launch)'
+
+_METHOD: Final[Mapping[str, str]] = {
+    "allgather": "ALLGATHER",
+    "deepep_normal": "DEEPEP",
+    "deepep_low_latency": "DEEPEPLOWLATENCY",
+}
+
+
+def server(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> ServerCommand:
+    """Return the command of an instance, or of one of its tasks where it spans machines."""
+    is_placed = placement is not None and placement.suits(shape.group)
+    return ServerCommand(
+        words=(
+            *((_BY_MPI,) if shape.nodes > 1 else ()),
+            'trtllm-serve serve "$MODEL"',
+            '--host 0.0.0.0 --port "$PORT"',
+            "--backend pytorch",
+            f'--config "$FILES/{options_name(shape)}"',
+            '"$@"',
+        ),
+        environment=_environment(shape.group, manifest=manifest_of(verified.plan.goal.engine)),
+        # The engine opens the balancer's path from where it was started.
+        before='cd -- "$FILES"\n' if is_placed else "",
+    )
+
+
+def options_name(shape: GroupShape) -> str:
+    """Return the name of a group's options file."""
+    return f"{shape.name}.yaml"
+
+
+def options_file(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> EmittedFile:
+    """Return the options of one group."""
+    text = comment((*statement(verified), *group_notes(verified, shape))) + yaml.safe_dump(
+        options(verified, shape, placement), sort_keys=False
+    )
+    return EmittedFile(path=PurePosixPath(options_name(shape)), text=text)
+
+
+def options(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> dict[str, Any]:
+    """Return the options of one group as the engine's file has them."""
+    group, goal = shape.group, verified.plan.goal
+    manifest = manifest_of(goal.engine)
+    handover = transfer(verified)
+    found: dict[str, Any] = {
+        "tensor_parallel_size": group.attention_tp * group.attention_dp,
+        "pipeline_parallel_size": group.pp,
+        "moe_tensor_parallel_size": group.moe_tp,
+        "moe_expert_parallel_size": group.ep,
+        "enable_attention_dp": group.attention_dp > 1,
+        "gpus_per_node": shape.devices_per_node,
+        "max_batch_size": group.max_batch,
+        "max_num_tokens": max(group.max_batched_tokens, group.max_batch),
+    }
+    if goal.max_model_len is not None:
+        found["max_seq_len"] = goal.max_model_len
+    found["enable_chunked_prefill"] = group.chunked_prefill
+    found["disable_overlap_scheduler"] = group.role is Role.PREFILL
+    found["kv_cache_config"] = {"dtype": manifest.kv_cache_dtype[goal.kv_cache_dtype]}
+    if group.role is Role.PREFILL or group.a2a_backend == "deepep_normal":
+        found["cuda_graph_config"] = None
+    else:
+        found["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": group.max_batch}
+    if handover is not None:
+        found["cache_transceiver_config"] = {"backend": manifest.connectors[handover.connector]}
+    if placement is not None and placement.suits(group):
+        found["moe_config"] = {"load_balancer": f"./{BALANCER}"}
+    return found
+
+
+def _environment(group: Instances, *, manifest: ServingCapabilities) -> Mapping[str, str]:
+    if group.a2a_backend == "none":
+        return {}
+    found = {"TRTLLM_FORCE_COMM_METHOD": _METHOD[group.a2a_backend]}
+    if group.a2a_backend == "allgather":
+        return found
+    found["TRTLLM_CAN_USE_DEEP_EP"] = "1"
+    if group.a2a_backend == "deepep_low_latency":
+        found["TRTLLM_DEEP_EP_TOKEN_LIMIT"] = str(dispatch_tokens(manifest, group))
+    return found

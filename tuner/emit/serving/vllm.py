@@ -1,0 +1,161 @@
+"""vLLM's server of one instance: `vllm serve`.
+
+Experts are whole on TP x DP ranks under --enable-expert-parallel, else sliced over them. Under
+low-latency DeepEP the batch's token budget is the size of the dispatch buffers, so a decode
+instance gets its batch. Facts and their source: tuner/spec/serving/manifests/vllm.py.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from tuner.emit.placement.vllm import STEP_INTERVAL
+from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, SIDE_CHANNEL, ServerCommand
+from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.shape import GroupShape, transfer
+from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.rules import dispatch_tokens
+
+PLUGIN: Final = "moetune_placement.py"
+
+_ALL2ALL: Final[Mapping[str, str]] = {
+    "none": "allgather_reducescatter",
+    "allgather": "allgather_reducescatter",
+    "deepep_normal": "deepep_high_throughput",
+    "deepep_low_latency": "deepep_low_latency",
+}
+
+
+def server(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> ServerCommand:
+    """Return the command of one machine of one instance."""
+    group, goal = shape.group, verified.plan.goal
+    manifest = manifest_of(goal.engine)
+    quantization = manifest.quantization[goal.quantization]
+    kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
+    is_placed = placement is not None and placement.suits(group)
+    handover = transfer(verified)
+    words = (
+        'vllm serve "$MODEL"',
+        '--host 0.0.0.0 --port "$PORT"',
+        *_degrees(group),
+        *((f"--quantization {quantization}",) if quantization else ()),
+        *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
+        *((f"--max-model-len {goal.max_model_len}",) if goal.max_model_len else ()),
+        *_batches(group, manifest=manifest),
+        *(() if handover is None else _transfer(group, handover, manifest=manifest)),
+        *(_placement(placement) if placement is not None and is_placed else ()),
+        *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
+        '"$@"',
+    )
+    return ServerCommand(
+        words=words,
+        environment={} if handover is None else _environment(group, handover),
+        before=_spread(shape) + (_PLUGIN_ON_PATH if is_placed else ""),
+    )
+
+
+_SPREAD: Final = {
+    # One data-parallel rank over several machines.
+    False: f"""\
+SPREAD=()
+if (( NNODES > 1 )); then
+  SPREAD=(--nnodes "$NNODES" --node-rank "$NODE_RANK")
+  SPREAD+=(--master-addr "$MASTER_ADDR" --master-port {RENDEZVOUS})
+  if (( NODE_RANK > 0 )); then SPREAD+=(--headless); fi
+fi
+""",
+    # Several data-parallel ranks on each machine.
+    True: f"""\
+SPREAD=()
+if (( NNODES > 1 )); then
+  LOCAL=$((DATA_PARALLEL / NNODES))
+  SPREAD=(--data-parallel-size-local "$LOCAL" --data-parallel-start-rank "$((NODE_RANK * LOCAL))")
+  SPREAD+=(--data-parallel-address "$MASTER_ADDR" --data-parallel-rpc-port {RENDEZVOUS})
+  if (( NODE_RANK > 0 )); then SPREAD+=(--headless); fi
+fi
+""",
+}
+
+_PLUGIN_ON_PATH: Final = f"""\
+# vLLM finds the plugin by its entry point, as if it were installed.
+PLUGIN="$(mktemp -d)"
+mkdir -- "$PLUGIN/moetune_placement-1.dist-info"
+cp -- "$FILES/{PLUGIN}" "$PLUGIN"
+printf '%s\\n' 'Metadata-Version: 2.1' 'Name: moetune-placement' 'Version: 1' \\
+  > "$PLUGIN/moetune_placement-1.dist-info/METADATA"
+printf '%s\\n' '[vllm.general_plugins]' 'moetune_placement = moetune_placement:register' \\
+  > "$PLUGIN/moetune_placement-1.dist-info/entry_points.txt"
+export PYTHONPATH="$PLUGIN${{PYTHONPATH:+:$PYTHONPATH}}"
+"""
+
+
+def _spread(shape: GroupShape) -> str:
+    if shape.nodes == 1:
+        return ""
+    data_parallel = shape.group.attention_dp
+    known = f"DATA_PARALLEL={data_parallel}\n" if data_parallel > 1 else ""
+    return known + _SPREAD[data_parallel > 1]
+
+
+def _degrees(group: Instances) -> Iterator[str]:
+    yield f"--tensor-parallel-size {group.attention_tp}"
+    if group.pp > 1:
+        yield f"--pipeline-parallel-size {group.pp}"
+    if group.attention_dp > 1:
+        yield f"--data-parallel-size {group.attention_dp}"
+    if group.ep > 1:
+        yield "--enable-expert-parallel"
+        if group.attention_dp > 1:
+            yield f"--all2all-backend {_ALL2ALL[group.a2a_backend]}"
+
+
+def _batches(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str]:
+    is_capped = group.role is Role.DECODE and group.a2a_backend == "deepep_low_latency"
+    tokens = (
+        dispatch_tokens(manifest, group)
+        if is_capped
+        else max(group.max_batched_tokens, group.max_batch)
+    )
+    yield f"--max-num-seqs {group.max_batch}"
+    yield f"--max-num-batched-tokens {tokens}"
+    if group.role is not Role.DECODE and not group.chunked_prefill:
+        yield "--no-enable-chunked-prefill"
+    if group.role is not Role.PREFILL:
+        yield f"--max-cudagraph-capture-size {group.max_batch}"
+
+
+def _transfer(
+    group: Instances, handover: Handover, *, manifest: ServingCapabilities
+) -> Iterator[str]:
+    config = {
+        "kv_connector": manifest.connectors[handover.connector],
+        "kv_role": "kv_producer" if group.role is Role.PREFILL else "kv_consumer",
+    }
+    if handover.path == "host":
+        config["kv_buffer_device"] = "cpu"
+    yield f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
+
+
+def _environment(group: Instances, handover: Handover) -> Mapping[str, str]:
+    if handover.connector == "nixl":
+        return {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": '"$HOST_IP"',
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": SIDE_CHANNEL,
+        }
+    return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": BOOTSTRAP} if group.role is Role.PREFILL else {}
+
+
+def _placement(placement: ServedPlacement) -> Iterator[str]:
+    config = {
+        "num_redundant_experts": placement.verified.decision.redundant_experts,
+        "step_interval": STEP_INTERVAL,
+        # Loads are recorded and not used.
+        "window_size": 1,
+    }
+    yield "--enable-eplb"
+    yield f"--eplb-config {shlex.quote(json.dumps(config))}"

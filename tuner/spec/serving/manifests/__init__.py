@@ -1,0 +1,1 @@
+"""What releases of serving engines can launch."""

@@ -1,0 +1,68 @@
+"""A manifest: what one release of a serving engine can launch, by which option names.
+
+`options` are the names that emitted commands use; they are held against the release's own parser.
+The other fields say which decisions the release expresses; `refusals` (rules.py) words what it
+refuses. Several groups of one decision are judged one by one.
+
+Not covered: what a model's architecture or a device rules out (attention backends, FP8 before Ada),
+and which unlike prefill and decode instances may hand a KV cache over.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+LARGEST_DISPATCH_TOKENS: Final = 1024
+"""Tokens that one rank may dispatch in one step of DeepEP's low-latency kernels, which end each
+message with a tag of that value (`FINISHED_SUM_TAG`, deepseek-ai/DeepEP csrc/kernels; SGLang
+asserts it in srt/layers/moe/token_dispatcher/deepep.py)."""
+
+DEEPEP_HIDDEN_SIZES: Final = frozenset({2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192})
+"""Widths that DeepEP's low-latency kernels are compiled for (vLLM 0.33.0,
+model_executor/layers/fused_moe/prepare_finalize/deepep_ll.py)."""
+
+DEEPEP: Final = frozenset({"deepep_normal", "deepep_low_latency"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCapabilities:
+    """What one release can launch."""
+
+    name: str
+    """Of the engine, as `goal.engine.name` has it."""
+    release: str
+    source: str
+    """Where the facts were read."""
+    options: frozenset[str]
+    """Command-line names, or keys of its options file, that emitted files use."""
+    environment: frozenset[str] = frozenset()
+    """Variables that emitted files set for it."""
+    image: str
+    """Container of the release."""
+
+    modes: frozenset[str] = frozenset({"aggregated", "disaggregated"})
+    quantization: Mapping[str, str] = field(default_factory=dict)
+    """Value of the option by `goal.quantization`; empty: the checkpoint says it alone."""
+    kv_cache_dtype: Mapping[str, str] = field(default_factory=dict)
+    """Value of the option by `goal.kv_cache_dtype`; empty: its default."""
+    connectors: Mapping[str, str] = field(default_factory=dict)
+    """The engine's name of each KV connector."""
+    host_path: bool = False
+    """KV caches can pass through host memory."""
+
+    a2a_backends: frozenset[str] = frozenset({"none", "allgather"}) | DEEPEP
+    deepep_needs_attention_dp: bool = False
+    """DeepEP runs only where attention is data parallel."""
+    low_latency_takes_prefill: bool = False
+    """Under low-latency DeepEP prompts go through the same kernels, so that their cap holds for
+    every batch of an instance."""
+    both_attention_degrees: bool = True
+    """attention_tp and attention_dp may both exceed 1."""
+    both_expert_degrees: bool = True
+    """moe_tp and ep may both exceed 1."""
+    data_parallel_rank_spans_nodes: bool = True
+    """One of several attention-DP ranks may span machines."""
+    whole_prompt_in_one_batch: bool = False
+    """Without chunked prefill a batch must hold the longest request."""
+    batch_needs_tokens: bool = False
+    """max_batched_tokens must reach max_batch."""

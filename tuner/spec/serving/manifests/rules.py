@@ -1,0 +1,232 @@
+"""Which rules of a release a deployment breaks, one line each: value, rule and way out.
+
+A group is a set of equal instances; `devices_per_node` of its pool says over how many machines an
+instance is laid.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.manifests.manifest import (
+    DEEPEP,
+    DEEPEP_HIDDEN_SIZES,
+    LARGEST_DISPATCH_TOKENS,
+    ServingCapabilities,
+)
+
+ROLES: Final[Mapping[str, frozenset[str]]] = {
+    "aggregated": frozenset({"aggregated"}),
+    "disaggregated": frozenset({"prefill", "decode"}),
+    "attention_expert": frozenset({"prefill", "attention", "expert"}),
+}
+"""Those that a mode is made of."""
+
+
+class Group(Protocol):
+    """What is read of equal instances; `tuner.serve_plan.Instances` has it."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def attention_tp(self) -> int: ...
+    @property
+    def attention_dp(self) -> int: ...
+    @property
+    def moe_tp(self) -> int: ...
+    @property
+    def ep(self) -> int: ...
+    @property
+    def pp(self) -> int: ...
+    @property
+    def max_batch(self) -> int: ...
+    @property
+    def max_batched_tokens(self) -> int: ...
+    @property
+    def chunked_prefill(self) -> bool: ...
+    @property
+    def a2a_backend(self) -> str: ...
+
+
+class Transfer(Protocol):
+    """What is read of a handover of KV caches."""
+
+    @property
+    def connector(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+
+
+class Deployment(Protocol):
+    """What is read of a decision; `tuner.serve_plan.ServeDecision` has it."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def instances(self) -> Sequence[Group]: ...
+    @property
+    def handovers(self) -> Sequence[Transfer]: ...
+
+
+def refusals(
+    engine: ServingCapabilities,
+    decision: Deployment,
+    *,
+    model: ModelSpec,
+    goal: ServeGoal,
+    devices_per_node: Mapping[str, int],
+) -> tuple[str, ...]:
+    """Return what keeps the release from launching the decision; empty: it can.
+
+    Args:
+        engine: the release.
+        decision: what is to be launched.
+        model: what is served.
+        goal: with which precision and for which requests.
+        devices_per_node: by pool.
+    """
+    broken = [
+        *_mode(engine, decision),
+        *_handovers(engine, decision),
+        *(
+            f"quantization {goal.quantization} is not one of {', '.join(engine.quantization)}"
+            for _ in range(goal.quantization not in engine.quantization)
+        ),
+    ]
+    for group in decision.instances:
+        broken += [
+            f"{group.role} on {group.pool}: {line}"
+            for line in (
+                *_experts(engine, group, model=model),
+                *_attention(engine, group, devices_per_node=devices_per_node[group.pool]),
+                *_all_to_all(engine, group, model=model),
+                *_batches(engine, group, longest=goal.max_model_len or model.max_position),
+            )
+        ]
+    return tuple(dict.fromkeys(f"{engine.name} {engine.release}: {line}" for line in broken))
+
+
+def nodes_of(devices: int, *, devices_per_node: int) -> int:
+    """Return the machines of one instance: as few as hold it in equal parts."""
+    nodes = -(-devices // devices_per_node)
+    while devices % nodes:
+        nodes += 1
+    return nodes
+
+
+def _mode(engine: ServingCapabilities, decision: Deployment) -> Iterator[str]:
+    if decision.mode not in engine.modes:
+        yield f"mode {decision.mode} is not one of {', '.join(sorted(engine.modes))}"
+        return
+    found = {str(group.role) for group in decision.instances}
+    if found != ROLES[decision.mode]:
+        yield (
+            f"mode {decision.mode} is made of {' and '.join(sorted(ROLES[decision.mode]))}, the"
+            f" decision of {' and '.join(sorted(found))}"
+        )
+
+
+def _handovers(engine: ServingCapabilities, decision: Deployment) -> Iterator[str]:
+    if decision.mode == "aggregated":
+        return
+    used = {handover.connector for handover in decision.handovers}
+    if len(used) != 1:
+        yield f"an instance has one KV connector, the handovers name {sorted(used) or 'none'}"
+    for connector in sorted(used - set(engine.connectors)):
+        yield f"connector {connector} is not one of {', '.join(engine.connectors)}"
+    if any(handover.path == "host" for handover in decision.handovers):
+        if not engine.host_path:
+            yield "KV caches cannot pass through host memory; plan for a path between devices"
+        elif "mooncake" in used:
+            yield "connector mooncake cannot pass through host memory; nixl can"
+
+
+def _experts(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
+    spread = group.moe_tp * group.ep
+    if model.moe is None:
+        if spread > 1:
+            yield f"moe_tp {group.moe_tp} and ep {group.ep} of a model without experts must be 1"
+        return
+    if spread * group.pp != group.devices:
+        yield (
+            f"experts lie on all {group.devices // group.pp} devices of a pipeline stage, moe_tp"
+            f" {group.moe_tp} x ep {group.ep} is {spread}"
+        )
+    if model.moe.num_experts % group.ep:
+        yield f"ep {group.ep} does not divide {model.moe.num_experts} experts"
+    if group.moe_tp > 1 and group.ep > 1 and not engine.both_expert_degrees:
+        yield f"experts are whole or sliced: moe_tp {group.moe_tp} or ep {group.ep} must be 1"
+
+
+def _attention(
+    engine: ServingCapabilities, group: Group, *, devices_per_node: int
+) -> Iterator[str]:
+    if group.attention_tp > 1 and group.attention_dp > 1 and not engine.both_attention_degrees:
+        yield (
+            f"attention_tp {group.attention_tp} or attention_dp {group.attention_dp} must be 1:"
+            " every device is a data-parallel rank of attention, or none is"
+        )
+    nodes = nodes_of(group.devices, devices_per_node=devices_per_node)
+    if group.attention_dp > 1 and nodes > 1 and not engine.data_parallel_rank_spans_nodes:
+        local = group.devices // nodes
+        if local % (group.attention_tp * group.pp):
+            yield (
+                f"a data-parallel rank of attention_tp {group.attention_tp} x pp {group.pp} must"
+                f" fit the {local} devices of a machine"
+            )
+
+
+def _all_to_all(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
+    backend = group.a2a_backend
+    if backend not in engine.a2a_backends:
+        yield f"a2a_backend {backend} is not one of {', '.join(sorted(engine.a2a_backends))}"
+    if backend not in DEEPEP:
+        return
+    if group.moe_tp > 1 or group.ep == 1:
+        yield (
+            f"a2a_backend {backend} needs moe_tp 1 and ep above 1, not {group.moe_tp}"
+            f" and {group.ep}"
+        )
+    if engine.deepep_needs_attention_dp and group.attention_dp == 1:
+        yield f"a2a_backend {backend} needs attention_dp above 1"
+    if backend == "deepep_low_latency":
+        yield from _low_latency(engine, group, hidden_size=model.hidden_size)
+
+
+def _low_latency(engine: ServingCapabilities, group: Group, *, hidden_size: int) -> Iterator[str]:
+    if hidden_size not in DEEPEP_HIDDEN_SIZES:
+        sizes = ", ".join(map(str, sorted(DEEPEP_HIDDEN_SIZES)))
+        yield f"low-latency DeepEP is built for hidden sizes {sizes}, not {hidden_size}"
+    tokens = dispatch_tokens(engine, group)
+    if tokens > LARGEST_DISPATCH_TOKENS:
+        yield (
+            f"low-latency DeepEP takes {LARGEST_DISPATCH_TOKENS} tokens a rank and step at most,"
+            f" not {tokens}; lower the batch or use deepep_normal"
+        )
+
+
+def dispatch_tokens(engine: ServingCapabilities, group: Group) -> int:
+    """Return the most tokens of a step that one rank sends through low-latency DeepEP."""
+    if group.role == "decode":
+        return group.max_batch
+    if group.role == "prefill" or engine.low_latency_takes_prefill:
+        return max(group.max_batch, group.max_batched_tokens)
+    return group.max_batch
+
+
+def _batches(engine: ServingCapabilities, group: Group, *, longest: int) -> Iterator[str]:
+    if group.role == "decode":
+        return
+    tokens = group.max_batched_tokens
+    if engine.batch_needs_tokens and tokens < group.max_batch:
+        yield f"max_batched_tokens {tokens} is below max_batch {group.max_batch}"
+    if engine.whole_prompt_in_one_batch and not group.chunked_prefill and tokens < longest:
+        yield (
+            f"without chunked prefill max_batched_tokens {tokens} must reach the longest request,"
+            f" {longest} tokens; chunk, or lower max_model_len"
+        )

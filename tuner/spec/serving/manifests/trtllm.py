@@ -1,0 +1,55 @@
+"""TensorRT-LLM: the options file of `trtllm-serve`, PyTorch backend.
+
+Read from the reference of the LLM API of 1.3.0rc27 (TorchLlmArgs, MoeConfig,
+CacheTransceiverConfig), docs/source/features/disagg-serving.md, and
+tensorrt_llm/_torch/modules/fused_moe/communication of github.com/NVIDIA/TensorRT-LLM:
+
+- `tensor_parallel_size` counts all devices of a pipeline stage. `enable_attention_dp` makes every
+  one of them a data-parallel rank of attention, so nothing lies between.
+- An all-to-all needs attention data parallelism and whole experts; TRTLLM_FORCE_COMM_METHOD names
+  one, TRTLLM_DEEP_EP_TOKEN_LIMIT bounds its low-latency buffers, and batches above it fall back.
+- Weights are quantised beforehand, so the checkpoint says how.
+- A prefill instance cannot overlap its scheduler.
+
+Not covered: the TensorRT backend, context parallelism, chunked KV transfer. The release cannot be
+installed without its devices' libraries, so these names were checked against documents alone.
+"""
+
+from typing import Final
+
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
+
+TRTLLM_1_3: Final = ServingCapabilities(
+    name="trtllm",
+    release="1.3.0rc27",
+    source="nvidia.github.io/TensorRT-LLM/1.3.0rc27, github.com/NVIDIA/TensorRT-LLM",
+    image="nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc27",
+    options=frozenset(
+        {
+            "cache_transceiver_config",
+            "cuda_graph_config",
+            "disable_overlap_scheduler",
+            "enable_attention_dp",
+            "enable_chunked_prefill",
+            "gpus_per_node",
+            "kv_cache_config",
+            "max_batch_size",
+            "max_num_tokens",
+            "max_seq_len",
+            "moe_config",
+            "moe_expert_parallel_size",
+            "moe_tensor_parallel_size",
+            "pipeline_parallel_size",
+            "tensor_parallel_size",
+        }
+    ),
+    environment=frozenset(
+        {"TRTLLM_CAN_USE_DEEP_EP", "TRTLLM_DEEP_EP_TOKEN_LIMIT", "TRTLLM_FORCE_COMM_METHOD"}
+    ),
+    quantization={"bf16": "", "fp8": "", "fp8_block": "", "nvfp4": ""},
+    kv_cache_dtype={"bf16": "auto", "fp8": "fp8"},
+    connectors={"nixl": "NIXL", "mooncake": "MOONCAKE"},
+    deepep_needs_attention_dp=True,
+    both_attention_degrees=False,
+    whole_prompt_in_one_batch=True,
+)

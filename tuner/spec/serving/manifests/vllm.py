@@ -1,0 +1,75 @@
+"""vLLM: what `vllm serve` accepts.
+
+Read from the sources of 0.33.0: vllm/engine/arg_utils.py, vllm/config/{parallel,scheduler}.py,
+vllm/model_executor/layers/fused_moe, docs/serving/{data_parallel,expert_parallel}_deployment.md and
+docs/features/{nixl,mooncake}_connector_usage.md:
+
+- Experts are spread over TP x DP devices, either whole (`--enable-expert-parallel`) or sliced.
+- An all-to-all backend takes effect under expert parallelism with data parallelism.
+- `--max-num-seqs` and `--max-num-batched-tokens` are of one data-parallel rank. Low-latency DeepEP
+  buffers hold `--max-num-batched-tokens` tokens, and every batch goes through them.
+- One data-parallel rank spans machines with `--nnodes`; several ranks that each do are left out,
+  because the release infers their ranks in ways that differ by load balancer.
+- Without chunked prefill `--max-num-batched-tokens` must reach `--max-model-len`.
+- NIXL can pass through host memory (`kv_buffer_device`), Mooncake cannot.
+
+Not covered: context parallelism, elastic expert parallelism, external load balancing.
+"""
+
+from typing import Final
+
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
+
+VLLM_0_33: Final = ServingCapabilities(
+    name="vllm",
+    release="0.33.0",
+    source="vllm 0.33.0 (source distribution)",
+    image="vllm/vllm-openai:v0.33.0",
+    options=frozenset(
+        {
+            "--all2all-backend",
+            "--data-parallel-address",
+            "--data-parallel-rpc-port",
+            "--data-parallel-size",
+            "--data-parallel-size-local",
+            "--data-parallel-start-rank",
+            "--enable-eplb",
+            "--enable-expert-parallel",
+            "--eplb-config",
+            "--headless",
+            "--host",
+            "--kv-cache-dtype",
+            "--kv-transfer-config",
+            "--master-addr",
+            "--master-port",
+            "--max-cudagraph-capture-size",
+            "--max-model-len",
+            "--max-num-batched-tokens",
+            "--max-num-seqs",
+            "--nnodes",
+            "--no-enable-chunked-prefill",
+            "--node-rank",
+            "--pipeline-parallel-size",
+            "--port",
+            "--quantization",
+            "--tensor-parallel-size",
+        }
+    ),
+    environment=frozenset(
+        {
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT",
+        }
+    ),
+    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4"},
+    kv_cache_dtype={"bf16": "", "fp8": "fp8"},
+    connectors={"nixl": "NixlConnector", "mooncake": "MooncakeConnector"},
+    host_path=True,
+    deepep_needs_attention_dp=True,
+    low_latency_takes_prefill=True,
+    both_expert_degrees=False,
+    data_parallel_rank_spans_nodes=False,
+    whole_prompt_in_one_batch=True,
+    batch_needs_tokens=True,
+)
