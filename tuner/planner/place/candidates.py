@@ -111,6 +111,41 @@ def solve_objective(
     return BALANCE.solve(problem, time_limit_s=time_limit_s)
 
 
+def others_for_time(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    rule: Rule,
+    migration: Migration | None,
+    time_limit_s: float,
+) -> dict[str, Placement]:
+    """Place for what the search for time does not see, to be priced beside it, by name.
+
+    It weighs copies and weights; where the exchange takes the time, the balance of copies alone
+    counts, and where tokens are sent once to a place, how many places they reach.
+    """
+    experts = evidence[0].recording.num_experts
+    found = {}
+    together = (
+        goal.is_merged
+        and migration is None
+        and ranks.num_slots == experts
+        and all(one.planned_LTK is not None for one in evidence)
+    )
+    limit_s = time_limit_s / (2.0 if together else 1.0)
+    problem = balance_problem(evidence, goal=goal, ranks=ranks, migration=migration)
+    balanced = BALANCE.solve(problem, time_limit_s=limit_s)
+    if balanced.solution is not None:
+        found["balance of copies"] = balanced.solution
+    if together:
+        ways = coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule)
+        near = COACTIVATION.solve(ways, time_limit_s=limit_s)
+        if near.solution is not None:
+            found["co-activation"] = near.solution
+    return found
+
+
 def chain_problem(
     evidence: Sequence[WorkloadEvidence], *, goal: PlaceGoal, ranks: Ranks, rule: Rule
 ) -> ChainProblem:

@@ -35,6 +35,7 @@ def certificate_of(
     rule: Rule,
     pricing: Pricing | None,
     *,
+    method: str,
     solve_s: float,
 ) -> PlaceCertificate:
     """State the objective and the bound on the loads that were planned from.
@@ -49,10 +50,10 @@ def certificate_of(
             bound=outcome.bound / scale if np.isfinite(outcome.bound) else 0.0,
             gap_ratio=outcome.gap_ratio,
             solve_s=solve_s,
-            method=outcome.method,
+            method=method,
         )
     if spec.goal.objective is Objective.LAYER_TIME and pricing is not None:
-        return _of_time(spec, evidence, chosen, outcome, pricing, solve_s=solve_s)
+        return _of_time(spec, evidence, chosen, pricing, method=method, solve_s=solve_s)
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
     value = objective(problem, chosen)
     least = min(outcome.bound, value)
@@ -67,7 +68,7 @@ def certificate_of(
             [one.bound for one in certificates(problem, chosen)],
         ),
         solve_s=solve_s,
-        method=outcome.method,
+        method=method,
     )
 
 
@@ -75,9 +76,9 @@ def _of_time(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
-    outcome: Outcome[Placement],
     pricing: Pricing,
     *,
+    method: str,
     solve_s: float,
 ) -> PlaceCertificate:
     value_WL = planned_layers_WL(spec, evidence, chosen, pricing, "even")
@@ -95,7 +96,7 @@ def _of_time(
         gap_ratio=(value - least) / value,
         layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
         solve_s=solve_s,
-        method=outcome.method,
+        method=method,
     )
 
 

@@ -5,7 +5,7 @@ dispatch of the engine, beside what runs today and beside EPLB's rule on the sam
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ from tuner.planner.place.candidates import (
     TRAFFIC,
     Rule,
     migration_limit,
+    others_for_time,
     rule_of,
     solve_objective,
 )
@@ -52,6 +53,8 @@ from tuner.spec.place_read import PlaceSpec
 
 MAIN_SHARE: Final = 0.5
 """Of the time limit, for the plan itself."""
+OTHERS_SHARE: Final = 0.4
+"""Of that, for placements that are priced beside the search's."""
 FOLDS_SHARE: Final = 0.35
 """For plans without each workload in turn; what is left is for relaxations."""
 
@@ -82,6 +85,8 @@ def make_place_plan(
     rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups)
     weights_bytes = _expert_bytes(spec)
     migration = migration_limit(spec, expert_bytes=weights_bytes)
+    is_timed = goal.objective is Objective.LAYER_TIME
+    others_share = OTHERS_SHARE if is_timed else 0.0
     outcome = solve_objective(
         evidence,
         goal=goal,
@@ -89,12 +94,22 @@ def make_place_plan(
         rule=rule,
         active_load=active_load_of(goal, pricing),
         migration=migration,
-        time_limit_s=MAIN_SHARE * settings.time_limit_s,
+        time_limit_s=(1.0 - others_share) * MAIN_SHARE * settings.time_limit_s,
     )
     if outcome.solution is None:
         return _nothing(spec, outcome, provenance)
+    candidates = {outcome.method: outcome.solution}
+    if is_timed:
+        candidates |= others_for_time(
+            evidence,
+            goal=goal,
+            ranks=ranks,
+            rule=rule,
+            migration=migration,
+            time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
+        )
     solve_s = settings.clock() - started_s
-    chosen, alternatives = _chosen(spec, evidence, outcome.solution, rule, pricing, dispatch)
+    method, chosen, alternatives = _chosen(spec, evidence, candidates, rule, pricing, dispatch)
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
     folds, worst = left_out(
@@ -131,7 +146,9 @@ def make_place_plan(
             machine=None if pricing is None else pricing.machine,
             step_gain_ratio=gain.step_gain_ratio,
         )
-    certificate = certificate_of(spec, evidence, chosen, outcome, rule, pricing, solve_s=solve_s)
+    certificate = certificate_of(
+        spec, evidence, chosen, outcome, rule, pricing, method=method, solve_s=solve_s
+    )
     return PlacePlan(
         goal=goal,
         cluster=spec.cluster,
@@ -184,13 +201,13 @@ def _expert_bytes(spec: PlaceSpec) -> float | None:
 def _chosen(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
-    solved: Placement,
+    candidates: Mapping[str, Placement],
     rule: Rule,
     pricing: Pricing | None,
     dispatch: str,
-) -> tuple[Placement, tuple[PlaceAlternative, ...]]:
-    """Take the solver's placement unless one of the others is better; tell of the others."""
-    named = {"solver": solved, rule.name: rule.placement, "as it runs": spec.current}
+) -> tuple[str, Placement, tuple[PlaceAlternative, ...]]:
+    """Take the best that was found, the rule's or what runs; tell of the others."""
+    named = {**candidates, rule.name: rule.placement, "as it runs": spec.current}
     limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
     if limited:
         del named[rule.name]
@@ -223,7 +240,7 @@ def _chosen(
         )
         for name in order[1:]
     )
-    return named[best], alternatives
+    return best, named[best], alternatives
 
 
 def _more_of(value: float, least: float) -> str:

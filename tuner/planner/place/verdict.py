@@ -18,8 +18,11 @@ from tuner.place_plan import LeftOut, MigrationCost, Verdict, WorkloadOutcome
 CONFIDENCE_FACTOR = 1.645
 """Standard errors of a one-sided 95 % statement."""
 
-FEW_PASSES_FACTORS = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
-"""The same where the deviation comes from 2, 3, ... passes: Student's t of 1, 2, ... degrees."""
+FEW_PASSES_FACTORS = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+"""The same where the deviation comes from 2, 3, ... stretches: Student's t of 1, 2, ... degrees."""
+
+MOST_STRETCHES = 10
+"""Passes beside each other hold the same documents; stretches of many are nearly independent."""
 
 RUN_TO_RUN_RATIO = 0.01
 """What two runs of one served configuration differ by: nine of ten repeated measurements of time
@@ -47,8 +50,9 @@ class Loads:
 def noise_of(before_P: Floats, after_P: Floats, *, counted: float) -> float:
     """Return what the mean gain is uncertain by, at 95 %.
 
-    The spread of the gain over passes, and never less than what counting alone leaves open: two
-    numbers of n events each differ by sqrt(2 / n) of themselves.
+    The spread of the gain over passes, by the means of at most ten stretches of them (batch means,
+    Law and Kelton, Simulation Modeling and Analysis, 9.5.3), and never less than what counting
+    alone leaves open: two numbers of n events each differ by sqrt(2 / n) of themselves.
 
     Args:
         before_P: cost of each judged pass without the plan.
@@ -59,11 +63,10 @@ def noise_of(before_P: Floats, after_P: Floats, *, counted: float) -> float:
     passes = len(before_P)
     if passes < 2:
         return counting
-    degrees = passes - 1
-    few = degrees <= len(FEW_PASSES_FACTORS)
-    factor = FEW_PASSES_FACTORS[degrees - 1] if few else CONFIDENCE_FACTOR
-    gain_P = 1.0 - after_P / before_P
-    return max(counting, float(factor * np.std(gain_P, ddof=1) / math.sqrt(passes)))
+    stretches = min(passes, MOST_STRETCHES)
+    gains = [part.mean() for part in np.array_split(1.0 - after_P / before_P, stretches)]
+    factor = FEW_PASSES_FACTORS[stretches - 2]
+    return max(counting, float(factor * np.std(gains, ddof=1) / math.sqrt(stretches)))
 
 
 def verdict_of(

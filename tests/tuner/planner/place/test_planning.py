@@ -12,6 +12,9 @@ from profilers.routing.store import write_recording as write_stored
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
+from tuner.planner.place.candidates import others_for_time, rule_of
+from tuner.planner.place.evidence import evidence_of
+from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -285,7 +288,8 @@ def test_seconds_are_predicted_where_a_model_and_devices_are_named(
 
 def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
     goal = "  ranks: 4\n  slots_per_rank: 5\n"
-    first, second = planned(tmp_path, goal), planned(tmp_path, goal)
+    # Enough time for the search to end by itself: cut short, it depends on the machine.
+    first, second = (planned(tmp_path, goal, time_limit_s=60.0) for _ in range(2))
     assert first.decision == second.decision
     assert first.predicted == second.predicted
 
@@ -355,6 +359,36 @@ def test_affinity_of_one_workload_that_hurts_another_is_called_fragile(tmp_path:
     assert plan.verdict is not None
     assert plan.verdict.word == "fragile"
     assert "'law'" in plan.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("goal", "names"),
+    [
+        ("  exchange: merged\n", {"balance of copies", "co-activation"}),
+        ("", {"balance of copies"}),
+        ("  exchange: merged\n  redundant_experts: 4\n", {"balance of copies"}),
+    ],
+)
+def test_time_is_looked_for_where_the_search_for_it_is_blind(
+    tmp_path: Path, goal: str, names: set[str]
+) -> None:
+    write_stored(tmp_path / "chat", clustered(np.random.default_rng(11), workload="chat"))
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\ngoal:\n  kind: place\n  ranks: 4\n  ranks_per_node: 2\n"
+        f"{goal}  workloads: [{{name: chat, path: chat}}]\n"
+    )
+    spec = read_place_spec(path)
+    evidence = evidence_of(spec)
+    found = others_for_time(
+        evidence,
+        goal=spec.goal,
+        ranks=spec.ranks,
+        rule=rule_of(evidence, ranks=spec.ranks, groups=None),
+        migration=None,
+        time_limit_s=0.5,
+    )
+    assert set(found) == names
 
 
 def test_what_runs_is_kept_where_nothing_found_has_less_traffic(tmp_path: Path) -> None:

@@ -89,6 +89,18 @@ def test_passes_that_agree_by_chance_are_no_more_certain_than_their_counts() -> 
     assert noise_of(before_P, after_P, counted=200.0) == pytest.approx(0.1645)
 
 
+def test_passes_that_resemble_their_neighbours_tell_less() -> None:
+    rng = np.random.default_rng(3)
+    gain_P = 0.3 + 0.1 * rng.standard_normal(100)
+    ones = np.ones(100)
+    apart = noise_of(ones, 1.0 - gain_P, counted=1e9)
+    # The same gains, a hundred times as many passes: each stands for a whole document.
+    alike = noise_of(np.ones(10_000), 1.0 - np.repeat(gain_P, 100), counted=1e9)
+    assert alike == pytest.approx(apart)
+    # Ten stretches' means against a hundred passes: Student's factor and chance apart, the same.
+    assert 0.5 < apart / (1.645 * 0.1 / 10.0) < 2.0
+
+
 def outcome(*, before: float, after: float) -> WorkloadOutcome:
     spread = PassSpread(p50=1.0, p99=1.0, mean=1.0)
     return WorkloadOutcome(
