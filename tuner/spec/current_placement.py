@@ -10,6 +10,7 @@ Rows of MoE layers only are taken in order; rows of all decoder layers by the la
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +26,11 @@ LARGEST_BYTES: Final = 64_000_000
 
 def read_placement(
     path: Path, *, layer_ids: tuple[int, ...], num_experts: int, ranks: Ranks
-) -> Placement:
-    """Read a placement and hold it to the layers, experts and slots of the question.
+) -> tuple[Placement, Ranks]:
+    """Read a placement with the ranks that it stands on, held to the layers and experts recorded.
+
+    Where it has other slots than are planned, every rank holds as many of them: no engine that
+    writes such a file does otherwise.
 
     Raises:
         SpecError: one line: the file, what was found, the rule.
@@ -37,8 +41,22 @@ def read_placement(
     missing = [layer for layer in layer_ids if layer not in by_layer]
     if missing:
         raise SpecError(f"{source}: layer {missing[0]} is not placed there, but was recorded")
-    table = [_checked(by_layer[layer], layer, num_experts, ranks, source) for layer in layer_ids]
-    return Placement(expert_LS=np.array(table, dtype=np.int64))
+    first = by_layer[layer_ids[0]]
+    held = _ranks_of(len(first) if isinstance(first, list) else 0, ranks, source)
+    table = [_checked(by_layer[layer], layer, num_experts, held, source) for layer in layer_ids]
+    return Placement(expert_LS=np.array(table, dtype=np.int64)), held
+
+
+def _ranks_of(num_slots: int, ranks: Ranks, source: str) -> Ranks:
+    if num_slots == ranks.num_slots or not num_slots:
+        return ranks
+    if num_slots % ranks.num_ranks:
+        raise SpecError(
+            f"{source}: {num_slots} slots, which the {ranks.num_ranks} ranks of the goal cannot"
+            " share evenly; a running placement must stand on the ranks that are planned"
+        )
+    each = num_slots // ranks.num_ranks
+    return replace(ranks, slots_G=np.full(ranks.num_ranks, each, dtype=np.int64))
 
 
 def _parsed(path: Path, source: str) -> Any:
@@ -116,8 +134,8 @@ def _checked(row: Any, layer: int, num_experts: int, ranks: Ranks, source: str) 
         raise SpecError(f"{where}: {shown_value(row)} is no row of expert ids")
     if len(row) != ranks.num_slots:
         raise SpecError(
-            f"{where}: {len(row)} slots, the goal has {ranks.num_slots}; a running placement must"
-            " have the slots that are planned"
+            f"{where}: {len(row)} slots where {ranks.num_slots} belong; every layer must have as"
+            " many"
         )
     if set(row) != set(range(num_experts)):
         stray = next((one for one in row if not 0 <= one < num_experts), None)

@@ -54,6 +54,8 @@ class PlaceSpec:
     ranks: Ranks
     current: Placement
     """The placement that runs; experts in order where the spec names none."""
+    current_ranks: Ranks
+    """The same ranks with the slots that they hold today."""
     emit: tuple[str, ...]
 
     @property
@@ -98,8 +100,12 @@ def read_place_spec(path: Path) -> PlaceSpec:
     _refuse_shapes(file.emit, ranks, experts=experts, model=model, source=source)
     _refuse_missing_layers(file.emit, model, layers, source)
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
+    current_ranks = ranks
     if goal.current is not None:
-        current = read_placement(goal.current, layer_ids=layers, num_experts=experts, ranks=ranks)
+        current, current_ranks = read_placement(
+            goal.current, layer_ids=layers, num_experts=experts, ranks=ranks
+        )
+        _refuse_other_slots(goal, ranks, current_ranks, source)
     return PlaceSpec(
         path=path,
         model_path=file.model,
@@ -109,8 +115,25 @@ def read_place_spec(path: Path) -> PlaceSpec:
         recordings=recordings,
         ranks=ranks,
         current=current,
+        current_ranks=current_ranks,
         emit=file.emit,
     )
+
+
+def _refuse_other_slots(goal: PlaceGoal, ranks: Ranks, current_ranks: Ranks, source: str) -> None:
+    if (ranks.slots_G == current_ranks.slots_G).all():
+        return
+    change = f"from {current_ranks.num_slots} slots to {ranks.num_slots}"
+    if (goal.max_moved_experts, goal.max_moved_bytes) != (None, None):
+        raise SpecError(
+            f"{source}: goal.current: {change}, every rank is filled anew; drop the limit on moved"
+            " experts, or plan for the slots that run"
+        )
+    if goal.objective in (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN):
+        raise SpecError(
+            f"{source}: goal.current: {change}; {goal.objective.value} compares placements of the"
+            " same slots, each expert once"
+        )
 
 
 def _refuse_targets(emit: tuple[str, ...]) -> None:

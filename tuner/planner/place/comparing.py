@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.placement.ranks import Floats, Placement
+from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.costs.expert_layer import LayerSeconds
 from tuner.place_plan import LayerTimes, WorkloadOutcome
 from tuner.planner.place.candidates import Rule
@@ -43,6 +43,11 @@ def pairs(
     return list(zip(evidence, threes, strict=True))
 
 
+def ranks_of(spec: PlaceSpec, placement: Placement) -> Ranks:
+    """Return the ranks with the slots of a placement: what runs may have others."""
+    return spec.current_ranks if placement is spec.current else spec.ranks
+
+
 def judge_workload(
     spec: PlaceSpec, one: WorkloadEvidence, placement: Placement, dispatch: str
 ) -> Judged:
@@ -50,7 +55,7 @@ def judge_workload(
     return judge(
         placement,
         load_PLE=one.judged_PLE,
-        ranks=spec.ranks,
+        ranks=ranks_of(spec, placement),
         dispatch=dispatch,
         source_HLE=sources_of(spec, one),
     )
@@ -112,7 +117,7 @@ def priced_threes(
             placement,
             judged,
             load_PLE=one.judged_PLE,
-            ranks=spec.ranks,
+            ranks=ranks_of(spec, placement),
             token_LTK=one.judged_LTK,
             is_counted=one.is_counted,
         )

@@ -6,7 +6,7 @@ from typing import Final
 from solvers.placement.balance.problem import Migration
 from tuner.place_plan import LeftOut
 from tuner.planner.place.candidates import rule_of, solve_objective
-from tuner.planner.place.comparing import sources_of
+from tuner.planner.place.comparing import ranks_of, sources_of
 from tuner.planner.place.costing import active_load_of
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import judge
@@ -52,7 +52,7 @@ def left_out(
             judge(
                 placement,
                 load_PLE=one.whole_PLE,
-                ranks=spec.ranks,
+                ranks=ranks_of(spec, placement),
                 dispatch=dispatch,
                 source_HLE=sources_of(spec, one),
             )

@@ -12,13 +12,16 @@ from tuner.costs.expert_layer import ExpertMachine
 from tuner.place_plan import MigrationCost
 
 
-def loaded_G(current: Placement, new: Placement, *, ranks: Ranks) -> Ints:
-    """Experts that each rank must load, over all layers."""
+def loaded_G(
+    current: Placement, new: Placement, *, ranks: Ranks, current_ranks: Ranks | None = None
+) -> Ints:
+    """Experts that each rank must load, over all layers; None: it has the same slots today."""
     loaded = np.zeros(ranks.num_ranks, dtype=np.int64)
     rank_S = ranks.rank_S
+    before_rank_S = rank_S if current_ranks is None else current_ranks.rank_S
     num_experts = int(max(current.expert_LS.max(), new.expert_LS.max())) + 1
     for before_S, after_S in zip(current.expert_LS, new.expert_LS, strict=True):
-        had = np.unique(rank_S * num_experts + before_S)
+        had = np.unique(before_rank_S * num_experts + before_S)
         has = np.unique(rank_S * num_experts + after_S)
         np.add.at(loaded, np.setdiff1d(has, had) // num_experts, 1)
     return loaded
@@ -28,6 +31,7 @@ def migration_cost(
     current: Placement,
     new: Placement,
     *,
+    current_ranks: Ranks,
     ranks: Ranks,
     expert_bytes: float | None,
     machine: ExpertMachine | None,
@@ -38,12 +42,13 @@ def migration_cost(
     Args:
         current: what runs.
         new: what is to run.
-        ranks: with their slots and nodes.
+        current_ranks: with the slots that they hold today.
+        ranks: with the slots and nodes that are planned.
         expert_bytes: weights of an expert; None where no model is known.
         machine: its links price the transfer; None where none are known.
         step_gain_ratio: share of a whole pass that is saved; None where time is not priced.
     """
-    loaded = loaded_G(current, new, ranks=ranks)
+    loaded = loaded_G(current, new, ranks=ranks, current_ranks=current_ranks)
     moved = int(loaded.sum())
     if expert_bytes is None:
         return MigrationCost(moved_experts=moved)

@@ -141,6 +141,7 @@ def make_place_plan(
         moved = migration_cost(
             spec.current,
             chosen,
+            current_ranks=spec.current_ranks,
             ranks=ranks,
             expert_bytes=weights_bytes,
             machine=None if pricing is None else pricing.machine,
@@ -207,7 +208,9 @@ def _chosen(
     dispatch: str,
 ) -> tuple[str, Placement, tuple[PlaceAlternative, ...]]:
     """Take the best that was found, the rule's or what runs; tell of the others."""
-    named = {**candidates, rule.name: rule.placement, "as it runs": spec.current}
+    named = {**candidates, rule.name: rule.placement}
+    if spec.current.expert_LS.shape == rule.placement.expert_LS.shape:
+        named["as it runs"] = spec.current
     limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
     if limited:
         del named[rule.name]

@@ -28,11 +28,20 @@ def test_a_second_copy_on_the_same_rank_is_not_loaded_twice() -> None:
     assert loaded_G(before, after, ranks=RANKS).tolist() == [1, 0]
 
 
+def test_more_slots_than_today_are_loaded_where_they_hold_something_new() -> None:
+    today = Ranks.alike(ranks=2, slots_per_rank=2)
+    loaded = loaded_G(
+        table([0, 1, 2, 3]), table([0, 1, 2, 2, 3, 0]), ranks=RANKS, current_ranks=today
+    )
+    assert loaded.tolist() == [1, 1]
+
+
 def test_moves_are_sized_where_a_model_is_known_and_priced_where_a_machine_is() -> None:
     counted, sized = (
         migration_cost(
             table([0, 1, 2, 3, 0, 1]),
             table([0, 3, 2, 3, 2, 1]),
+            current_ranks=RANKS,
             ranks=RANKS,
             expert_bytes=expert_bytes,
             machine=None,

@@ -245,6 +245,35 @@ def test_a_limit_on_moved_experts_is_kept(tmp_path: Path) -> None:
     assert plan.binding_constraint == "the limit on moved experts"
 
 
+def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:
+    (tmp_path / "current.json").write_text(json.dumps([list(range(16))] * 3))
+    plain = planned(tmp_path, "  ranks: 4\n")
+    more = planned(tmp_path, "  ranks: 4\n  slots_per_rank: 5\n  current: current.json\n")
+    assert plain.predicted is not None
+    assert more.predicted is not None
+    for one, other in zip(plain.predicted.outcomes, more.predicted.outcomes, strict=True):
+        assert one.imbalance_before == other.imbalance_before
+    assert more.predicted.migration is not None
+    # Four more slots a layer hold something new, on three layers.
+    assert more.predicted.migration.moved_experts >= 12
+    assert all(one.method != "as it runs" for one in more.alternatives)
+
+
+@pytest.mark.parametrize(
+    ("goal", "says"),
+    [
+        ("  max_moved_experts: 3\n", "drop the limit on moved experts"),
+        ("  slots_per_rank: 4\n  objective: co_activation\n", "placements of the same slots"),
+    ],
+)
+def test_other_slots_than_today_go_with_neither_limits_nor_ways(
+    tmp_path: Path, goal: str, says: str
+) -> None:
+    (tmp_path / "current.json").write_text(json.dumps([[*range(16), 0, 1, 2, 3]] * 3))
+    with pytest.raises(SpecError, match=says):
+        planned(tmp_path, f"  ranks: 4\n  current: current.json\n{goal}")
+
+
 def test_a_limit_cannot_be_kept_by_objectives_about_ways(tmp_path: Path) -> None:
     (tmp_path / "current.json").write_text(json.dumps([list(range(16))] * 3))
     goal = "  ranks: 4\n  objective: layer_chain\n  current: current.json\n  max_moved_experts: 3\n"
