@@ -64,6 +64,7 @@ class Played:
     ttft_s_R: Floats
     tpot_s_R: Floats
     requests_per_s: float
+    """Served in the long run: all that come, where arrivals are open and capacity suffices."""
     output_tokens_per_s: float
     met_ratio: float
     """Share of requests inside every target that is stated for a percentile."""
@@ -127,13 +128,16 @@ def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Deman
         ),
         concurrency=concurrency,
     )
-    span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
+    rate = share * demand.rate_per_s
+    if demand.concurrency is not None:
+        span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
+        rate = ranks * len(served.end_s_R) / max(span_s, 1e-9)
     return _played(
         served.ttft_s_R,
         served.tpot_s_R,
         goal=goal,
-        rate=ranks * len(served.end_s_R) / max(span_s, 1e-9),
-        tokens=ranks * float(served.output_R.sum()) / max(span_s, 1e-9),
+        rate=rate,
+        tokens=rate * float(served.output_R.mean()),
     )
 
 
@@ -200,13 +204,12 @@ def _open_apart(
             kv_tokens=decode.option.kv_tokens,
         ),
     )
-    span_s = max(float(served.end_s_R.max() - drawn.arrival_s_N[0]), 1e-9)
     return _played(
         served.ttft_s_R,
         served.tpot_s_R,
         goal=goal,
-        rate=len(served.end_s_R) / span_s,
-        tokens=float(served.output_R.sum()) / span_s,
+        rate=demand.rate_per_s,
+        tokens=demand.rate_per_s * float(served.output_R.mean()),
     )
 
 
