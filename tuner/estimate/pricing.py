@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.calibration import Regime, Residuals, band_of, constants_of
+from tuner.costs.analytic.calibration import Regime, Residuals, constants_of
 from tuner.costs.analytic.collective_ratios import MeasuredHardware
 from tuner.costs.analytic.columns_of import (
     PRECISION_OF,
@@ -39,7 +39,7 @@ from tuner.costs.analytic.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Dispatcher, Engine, Graphs
-from tuner.planner.analytic.regimes import OF_TARGET, Relative
+from tuner.planner.analytic.regimes import OF_TARGET, Relative, band_as
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec
 
@@ -93,18 +93,19 @@ class Bench:
 
     def regime(self, configuration: Configuration) -> Regime:
         """Return what a configuration's kernels and host depend on."""
-        family, software = SOFTWARE_OF[configuration.engine]
+        relative = SOFTWARE_OF[configuration.engine]
         return Regime(
             device=self.sheet.name,
             generation=self.sheet.generation,
             precision=PRECISION_OF[configuration.precision],
-            software=software,
-            family=family,
+            software=relative.software,
+            family=relative.family,
         )
 
     def band(self, configuration: Configuration) -> tuple[float, float]:
         """Return measured over predicted seconds, lowest and highest."""
-        return band_of(self.regime(configuration), self.residuals)
+        relative = SOFTWARE_OF[configuration.engine]
+        return band_as(relative, self.regime(configuration), self.residuals)
 
     def hardware(self, precision: Precision) -> Hardware:
         """Return the machine, with the peak that the linear layers run at."""
@@ -166,9 +167,13 @@ def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
     constants = constants_of([bench.regime(alike[0])] * len(alike), bench.residuals)
     kernels, machine = measured_at(alike[0], bench)
     step = price_step(shape, strategies, machine, constants, stages, kernels=kernels)
-    family, software = SOFTWARE_OF[alike[0].engine]
+    relative = SOFTWARE_OF[alike[0].engine]
     memory = price_memory(
-        shape, strategies, hardware, stages, constants=memory_constants([software], [family])
+        shape,
+        strategies,
+        hardware,
+        stages,
+        constants=memory_constants([relative.software], [relative.family]),
     )
     return [
         Priced(

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tuner.costs.analytic.calibration import band_of
 from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.shapes import number
 from tuner.devices.datasheet import Generation
@@ -31,7 +30,7 @@ from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranke
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO, preferred
 from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.regimes import regime_of
+from tuner.planner.analytic.regimes import band_for
 from tuner.planner.analytic.relaxing import relaxations, unlaunchable
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s, ties_ratio
@@ -57,9 +56,8 @@ def make_analytic_plan(
         SpecError: the spec asks for what no device or target can do.
     """
     question = question_of(spec, site)
-    band = band_of(
-        regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value), site.residuals
-    )
+    precision = spec.goal.precision.value
+    band = band_for(spec.emit, site.sheet, site.residuals, precision=precision)
     settings = replace(settings, band_ratio=max(settings.band_ratio, TOLERANCE_RATIO))
     watch, settings = settings.watch, replace(settings, watch=unwatched)
     found = search(question, replace(settings, watch=watch))

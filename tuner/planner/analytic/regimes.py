@@ -4,12 +4,17 @@ Residuals are stored under the software that was measured (tuner/costs/analytic/
 target that nobody published runs of takes those of its nearest relative: Megatron-LM's layers are
 those that NeMo's containers run, the reference step is plain PyTorch under FSDP. On a device that
 the relative never ran on, only what holds for the device's generation applies.
+
+How far a relative's predictions are off says nothing of a target that runs other layers: DeepSpeed
+and the reference step are told the band of their device's generation, for which whole families were
+held out.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
-from tuner.costs.analytic.calibration import Regime
+from tuner.costs.analytic.calibration import Regime, Residuals, band_of
 from tuner.costs.analytic.columns_of import PRECISION_OF
 from tuner.costs.analytic.constants import Software
 from tuner.devices.datasheet import Datasheet
@@ -21,6 +26,8 @@ class Relative(NamedTuple):
 
     family: str
     software: Software
+    runs_alike: bool = True
+    """Its published runs are of the target's layers, so that their band holds for the target."""
 
 
 OF_TARGET: Final[Mapping[str, Relative]] = {
@@ -30,19 +37,35 @@ OF_TARGET: Final[Mapping[str, Relative]] = {
     "megatron-bridge-26.02": Relative("nemo", Software.MEGATRON_2025),
     "megatron-bridge-26.04": Relative("nemo", Software.MEGATRON_2026),
     "torchtitan": Relative("torchtitan", Software.TORCH_FSDP),
-    "deepspeed": Relative("llm-foundry", Software.TORCH_FSDP),
-    "reference": Relative("torchtitan", Software.TORCH_FSDP),
-    "torchrun": Relative("torchtitan", Software.TORCH_FSDP),
+    "deepspeed": Relative("llm-foundry", Software.TORCH_FSDP, runs_alike=False),
+    "reference": Relative("torchtitan", Software.TORCH_FSDP, runs_alike=False),
+    "torchrun": Relative("torchtitan", Software.TORCH_FSDP, runs_alike=False),
 }
 
 
 def regime_of(targets: Sequence[str], sheet: Datasheet, *, precision: str) -> Regime:
     """Return the regime of the first program among the targets."""
-    family, software = OF_TARGET[programs(targets)[0]]
+    return _regime(OF_TARGET[programs(targets)[0]], sheet, precision=precision)
+
+
+def band_for(
+    targets: Sequence[str], sheet: Datasheet, residuals: Residuals | None, *, precision: str
+) -> tuple[float, float]:
+    """Return measured over predicted seconds of the first program, lowest and highest."""
+    relative = OF_TARGET[programs(targets)[0]]
+    return band_as(relative, _regime(relative, sheet, precision=precision), residuals)
+
+
+def band_as(relative: Relative, regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
+    """Return the band of a regime that a relative speaks for."""
+    return band_of(regime if relative.runs_alike else replace(regime, family=""), residuals)
+
+
+def _regime(relative: Relative, sheet: Datasheet, *, precision: str) -> Regime:
     return Regime(
         device=sheet.name,
         generation=sheet.generation,
         precision=PRECISION_OF[precision],
-        software=software,
-        family=family,
+        software=relative.software,
+        family=relative.family,
     )

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from tuner.costs.analytic.calibration import Residuals, band_of
+from tuner.costs.analytic.calibration import Residuals
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.errors import SpecError
 from tuner.plan import Band
 from tuner.planner.analytic.asking import Site, question_of, site_of
 from tuner.planner.analytic.extrapolation import EXTRAPOLATED_FACTOR, asked_beyond
 from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.regimes import regime_of
+from tuner.planner.analytic.regimes import band_for
 from tuner.planner.unlike.spares import spares_by_pool
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.spec import Spec
@@ -105,10 +105,7 @@ def pools_question(
         specs=specs,
         sites=sites,
         bands=tuple(
-            band_of(
-                regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value),
-                site.residuals,
-            )
+            band_for(spec.emit, site.sheet, site.residuals, precision=spec.goal.precision.value)
             for site in sites
         ),
     )
