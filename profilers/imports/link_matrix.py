@@ -35,6 +35,9 @@ CORNER: Final = "bytes_per_s"
 """First cell of a CSV matrix."""
 MAX_MATRIX_BYTES: Final = 64 * 2**20
 MAX_NODES: Final = 2048
+LEAST_BYTES_PER_S: Final = 1.0
+MOST_BYTES_PER_S: Final = 1e15
+"""What a cell may say: a thousand times the fastest link of today."""
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """What a launcher can be handed as a host name."""
 
@@ -116,6 +119,8 @@ def _of_table(path: Path) -> LinkMatrix:
 
 def _cells(path: Path) -> list[list[str]]:
     try:
+        if not path.exists():
+            raise ProfileUnreadableError(f"{path}: there is no link matrix; name a CSV or a folder")
         if not path.is_file() or path.stat().st_size > MAX_MATRIX_BYTES:
             raise ProfileUnreadableError(
                 f"{path}: must be a folder of tests or a regular file of at most "
@@ -138,10 +143,10 @@ def _positive(cell: str, path: Path, one: str, two: str) -> float:
         rate = float(cell)
     except ValueError:
         rate = math.nan
-    if not 0.0 < rate < math.inf:
+    if not LEAST_BYTES_PER_S <= rate <= MOST_BYTES_PER_S:
         raise ProfileUnreadableError(
             f"{path}: {cell[:60]!r} from node {one!r} to {two!r} is no bandwidth; it must be a "
-            "positive number of bytes per second"
+            f"number of bytes per second, {LEAST_BYTES_PER_S:g} to {MOST_BYTES_PER_S:g}"
         )
     return rate
 

@@ -95,6 +95,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ("bytes_per_s,a,b\na,,1e9,1e9\nb,1e9,\n", "the row of node 'a' has 3 cells, there are 2"),
         ("bytes_per_s,a,b\na,,nan\nb,1e9,\n", "'nan' from node 'a' to 'b' is no bandwidth"),
         ("bytes_per_s,a,b\na,,1e9\nb,0,\n", "'0' from node 'b' to 'a' is no bandwidth"),
+        ("bytes_per_s,a,b\na,,1e9\nb,1e-300,\n", "is no bandwidth; .* 1 to 1e\\+15"),
+        ("bytes_per_s,a,b\na,,1e9\nb,1e300,\n", "'1e300' from node 'b' to 'a' is no bandwidth"),
         ("bytes_per_s,a,b\na,,1e9\nb,fast,\n", "'fast' from node 'b' to 'a' is no bandwidth"),
         ("bytes_per_s,a,$(b)\na,,1\n$(b),1,\n", r"'\$\(b\)' is no host name"),
     ],
@@ -108,5 +110,5 @@ def test_a_table_that_is_no_matrix_is_one_clear_line(
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ProfileUnreadableError, match="must be a folder of tests or a regular file"):
+    with pytest.raises(ProfileUnreadableError, match="there is no link matrix; name a CSV or"):
         read_link_matrix(tmp_path / "nowhere.csv")

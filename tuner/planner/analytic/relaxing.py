@@ -165,14 +165,23 @@ def _broken_rule(question: Question, name: str, column: str) -> str:
     if shares_devices and all(question.num_devices % value for value in asked):
         alone = _broken_alone(question, name, column)
         return "; ".join((f"none divides the {question.num_devices} devices", *alone))
+    if column in ("pipeline", "virtual_pipeline") and _asks_chunks_of_one_stage(question):
+        return "more than one model chunk per rank needs a pipeline"
     own = {rule: n for rule, n in legal_degrees(question).illegal.items() if "search." not in rule}
-    related = {rule: n for rule, n in own.items() if name in rule} or own
+    word = "interleav" if column == "virtual_pipeline" else name
+    related = {rule: n for rule, n in own.items() if word in rule} or own
     if not related:
         return "the other limits leave it out"
     rule = max(related, key=lambda text: (related[text], text))
     if rule in (BATCH_RULE, MICRO_RULE) and column == "data":
         rule += f" ({_nearest_batch(question, list(asked))} would be divisible)"
     return rule
+
+
+def _asks_chunks_of_one_stage(question: Question) -> bool:
+    limits = question.limits
+    chunks = limits.virtual_pipeline_model_parallel_size or (1,)
+    return limits.pipeline_model_parallel_size == (1,) and min(chunks) > 1
 
 
 def _broken_alone(question: Question, name: str, column: str) -> list[str]:

@@ -49,6 +49,15 @@ def test_an_impossible_limit_is_answered_with_the_nearest_legal_value(
     assert words in found.change
 
 
+def test_chunks_of_a_single_stage_are_no_matter_of_the_batch(ask: MakeQuestion) -> None:
+    limits = Search(pipeline_model_parallel_size=(1,), virtual_pipeline_model_parallel_size=(2,))
+    pipeline, chunks = relaxations(ask(devices=16, limits=limits), SETTINGS)
+    assert "2 leaves nothing: more than one model chunk per rank needs a pipeline" in chunks.change
+    assert chunks.change.endswith("the nearest legal value is 1")
+    assert "1 leaves nothing: more than one model chunk" in pipeline.change
+    assert pipeline.change.endswith("the nearest legal value is 2")
+
+
 def test_more_expert_ranks_than_experts_are_refused(ask: MakeQuestion) -> None:
     question = ask("mixtral-8x7b", devices=64, limits=Search(expert_model_parallel_size=(16,)))
     (found,) = relaxations(question, SETTINGS)
