@@ -30,7 +30,15 @@ def command(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Fit few physical constants to measured runs and cross-validate them by recipe."""
+    """Fit few physical constants to measured runs and cross-validate them by recipe.
+
+    Of a table of serving runs, factors by engine and harness, cross-validated by model.
+    """
+    from tuner.backtest.serving.rows import is_serving_table
+
+    if is_serving_table(runs):
+        _serving(profile, runs, out, as_json=as_json)
+        return
     from tuner.backtest.rows import read_rows
     from tuner.calibrate.stored import calibrated_files, selected, write_calibrated
     from tuner.cli.backtest_text import report_text
@@ -38,3 +46,11 @@ def command(
     made = calibrated_files(profile, selected(read_rows(runs), profile=profile), runs=runs)
     write_calibrated(out, made)
     print(made.report.model_dump_json(indent=2) if as_json else report_text(made.report))
+
+
+def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
+    from tuner.calibrate.serving_stored import calibrate_serving
+    from tuner.cli.serving_text import calibration_text
+
+    report = calibrate_serving(profile, runs, out)
+    print(report.model_dump_json(indent=2) if as_json else calibration_text(report))

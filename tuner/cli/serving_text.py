@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from tuner.backtest.records import Errors
 from tuner.backtest.serving.records import Metric, ServingBacktest
+from tuner.calibrate.serving_stored import ServingCalibration
 from tuner.cli.text import columns
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret")
@@ -24,6 +25,18 @@ def serving_text(judged: ServingBacktest) -> str:
         _left_out(judged),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def calibration_text(report: ServingCalibration) -> str:
+    """Return the factors, and errors on models that they were not fitted to."""
+    rows = [
+        (key, one.models, one.rows, f"{one.tpot:.3f}", f"{one.ttft:.3f}")
+        for key, one in report.residuals.factors.items()
+    ]
+    parts = [columns(rows, header=("factors", "models", "rows", "TPOT", "TTFT"))]
+    for name, metric in (("TPOT", report.held_out_tpot), ("TTFT", report.held_out_ttft)):
+        parts.append(_table(f"{name} without runs of the same model", metric.harnesses))
+    return "\n\n".join(parts)
 
 
 def _metric(name: str, metric: Metric) -> list[str]:

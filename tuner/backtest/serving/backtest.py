@@ -5,72 +5,122 @@ predicted (prediction.py) and scored (scoring.py). A measurement that one row st
 needed and another with it counts as the latter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.backtest.serving.launches import Cells, Launch, MissingError, launch_of
+from tuner.backtest.serving.launches import Cells, Launch, MissingError, OddError, launch_of
 from tuner.backtest.serving.prediction import Latency, Predictor
 from tuner.backtest.serving.records import JudgedLaunch, ServingBacktest
+from tuner.backtest.serving.residuals import calibrated, read_serving_residuals
 from tuner.backtest.serving.scoring import Pair, metric_of, tpot, ttft
 from tuner.backtest.serving.tables import machines_of
 
 UNCALIBRATED = "uncalibrated"
 
 
-def backtest_serving(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> ServingBacktest:
-    """Predict every distinct measurement that can be read, and judge it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Every distinct measurement that was predicted, and what became of the rows."""
+
+    pairs: tuple[Pair, ...]
+    refused: tuple[str, ...]
+    """Source of every distinct measurement that cannot be read."""
+    eligible: int
+    """Distinct measurements all of whose columns are known, whether an engine runs them or not."""
+    tables: dict[str, str]
+    residuals: str
+    rows: tuple[JudgedLaunch, ...]
+
+
+def pairs_of(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Predicted:
+    """Predict every distinct measurement that can be read.
+
+    Args:
+        rows: of the table.
+        profiles: stored profiles, folders of tables, and files of residuals that end in .json.
+    """
+    files = [path for path in profiles if path.suffix == ".json"]
+    residuals = read_serving_residuals(files[-1]) if files else None
     read = [_read(cells, number) for number, cells in enumerate(rows, start=1)]
-    systems = sorted({launch.system for launch in read if isinstance(launch, Launch)})
-    machines, origins = machines_of(systems, profiles)
-    predictor = Predictor(machines=machines)
     first = _first_of(rows, read)
-    judged, pairs, refused = [], [], []
+    chosen = [number for number in range(len(rows)) if first[number] == number]
+    launches = {n: launch for n in chosen if isinstance(launch := read[n], Launch)}
+    folders = [path for path in profiles if path.suffix != ".json"]
+    latencies, origins = _latencies(launches, folders)
+    judged: list[JudgedLaunch] = []
+    pairs: list[Pair] = []
     for number, (cells, launch) in enumerate(zip(rows, read, strict=True)):
-        chosen = first[_measured(cells)]
-        if chosen != number:
-            judged.append(_judged(cells, launch, number=number, copy_of=_id(rows[chosen], chosen)))
-        elif isinstance(launch, Launch):
-            latency = predictor.latency(launch)
-            pairs.append(Pair(launch=launch, latency=latency))
-            judged.append(_judged(cells, launch, number=number, latency=latency))
-        else:
-            refused.append(_source(cells))
-            judged.append(_judged(cells, launch, number=number))
-    return ServingBacktest(
+        latency, copy_of = None, None
+        if first[number] != number:
+            copy_of = _id(rows[first[number]], first[number])
+        elif number in launches:
+            latency = calibrated(latencies[number], launches[number], residuals)
+            pairs.append(Pair(launch=launches[number], latency=latency))
+        judged.append(_judged(cells, launch, number=number, latency=latency, copy_of=copy_of))
+    refused = [number for number in chosen if number not in launches]
+    return Predicted(
+        pairs=tuple(pairs),
+        refused=tuple(_source(rows[number]) for number in refused),
+        eligible=len(pairs) + sum(isinstance(read[number], OddError) for number in refused),
         tables=origins,
-        residuals=UNCALIBRATED,
-        table_rows=len(rows),
-        copies=sum(row.copy_of is not None for row in judged),
-        ttft=metric_of(pairs, read=ttft, refused=refused),
-        tpot=metric_of(pairs, read=tpot, refused=refused),
+        residuals=residuals.origin if residuals else UNCALIBRATED,
         rows=tuple(judged),
     )
 
 
-def _read(cells: Cells, number: int) -> Launch | str:
+def _latencies(
+    launches: Mapping[int, Launch], folders: Sequence[Path]
+) -> tuple[dict[int, Latency], dict[str, str]]:
+    """Predict system by system, so that the tables of one are in memory at a time."""
+    latencies: dict[int, Latency] = {}
+    origins: dict[str, str] = {}
+    for system in sorted({launch.system for launch in launches.values()}):
+        machines, origin = machines_of([system], folders)
+        origins |= origin
+        predictor = Predictor(machines=machines)
+        for number, launch in launches.items():
+            if launch.system == system:
+                latencies[number] = predictor.latency(launch)
+    return latencies, origins
+
+
+def backtest_serving(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> ServingBacktest:
+    """Predict every distinct measurement that can be read, and judge it."""
+    found = pairs_of(rows, profiles=profiles)
+    return ServingBacktest(
+        tables=found.tables,
+        residuals=found.residuals,
+        table_rows=len(rows),
+        copies=sum(row.copy_of is not None for row in found.rows),
+        ttft=metric_of(found.pairs, read=ttft, refused=found.refused),
+        tpot=metric_of(found.pairs, read=tpot, refused=found.refused),
+        rows=found.rows,
+    )
+
+
+def _read(cells: Cells, number: int) -> Launch | MissingError:
     try:
         return launch_of(cells, number=number)
     except MissingError as error:
-        return str(error)
+        return error
 
 
 def _measured(cells: Cells) -> tuple[str, str]:
     return cells.get("silicon_ttft_ms", "").strip(), cells.get("silicon_tpot_ms", "").strip()
 
 
-def _first_of(rows: Sequence[Cells], read: Sequence[Launch | str]) -> dict[tuple[str, str], int]:
-    """By measured pair: the first row that can be read, else the first."""
+def _first_of(rows: Sequence[Cells], read: Sequence[Launch | MissingError]) -> list[int]:
+    """Of every row the one that stands for its measurement: the first that can be read."""
     first: dict[tuple[str, str], int] = {}
     for number, (cells, launch) in enumerate(zip(rows, read, strict=True)):
-        key = _measured(cells)
-        if not all(key):
-            key = (f"row {number}", "")
-        known = first.setdefault(key, number)
-        if isinstance(read[known], str) and isinstance(launch, Launch):
-            first[key] = number
-    for number, cells in enumerate(rows):
-        first.setdefault(_measured(cells), number)
-    return first
+        known = first.setdefault(_measured(cells), number)
+        if isinstance(read[known], MissingError) and isinstance(launch, Launch):
+            first[_measured(cells)] = number
+    return [
+        first[_measured(cells)] if all(_measured(cells)) else number
+        for number, cells in enumerate(rows)
+    ]
 
 
 def _id(cells: Cells, number: int) -> str:
@@ -83,7 +133,7 @@ def _source(cells: Cells) -> str:
 
 def _judged(
     cells: Cells,
-    launch: Launch | str,
+    launch: Launch | MissingError,
     *,
     number: int,
     latency: Latency | None = None,

@@ -111,6 +111,10 @@ class MissingError(ValueError):
     """A row cannot be read; the message says which column is missing or odd."""
 
 
+class OddError(MissingError):
+    """Every column is there, and no engine runs what they say together."""
+
+
 Cells = Mapping[str, str]
 
 
@@ -185,7 +189,7 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
         data, expert, moe_tensor = 1, tensor, 1
     heads = max(group.attention.heads for group in decoder.layers)
     if heads % tensor:
-        raise MissingError(f"{role}tp_size {tensor} does not divide {heads} heads")
+        raise OddError(f"{role}tp_size {tensor} does not divide {heads} heads")
     ranks = tensor * data
     if decoder.experts is None:
         moe_tensor, expert = ranks, 1

@@ -39,13 +39,6 @@ PEAK_OF: Final = {
     "nvfp4": ("fp4", "fp8", "bf16"),
     "int4_wo": ("bf16",),
 }
-WEIGHT_BYTES: Final = {
-    "bf16": 2.0,
-    "fp8": 1.0,
-    "fp8_block": 1.0,
-    "nvfp4": 0.5625,
-    "int4_wo": 0.5625,
-}
 SIMILAR: Final = {
     "fp8": ("fp8_block",),
     "fp8_block": ("fp8",),

@@ -1,4 +1,4 @@
-"""Prefill and decode on instances of their own, in a closed loop.
+"""Prefill and decode on instances of their own.
 
 Prompts wait in one queue, first come first served, for whichever prefill rank is free; each rank
 reads one prompt at a time. Read prompts are handed over and join the decode ranks, which share the
@@ -99,7 +99,7 @@ class _Play:
 
 
 def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrency: int) -> Served:
-    """Serve all requests, `concurrency` of them under way at a time."""
+    """Serve all requests: as they arrive, or in a closed loop `concurrency` at a time."""
     count = len(requests.input_R)
     play = _Play(
         stations=stations,
@@ -107,6 +107,9 @@ def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrenc
         outputs=requests.output_R.tolist(),
         free_s=[0.0] * stations.prefill_ranks,
     )
+    if requests.arrival_s_R is not None:
+        for at_s in requests.arrival_s_R.tolist():
+            play.send(at_s)
     for _ in range(min(concurrency, count)):
         play.send(0.0)
     while len(play.end_s) < count:

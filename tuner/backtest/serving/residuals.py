@@ -1,0 +1,75 @@
+"""Few factors on predicted latencies, by engine and harness, fitted to measured runs.
+
+A factor multiplies a prediction. Where the file names no factor for a launch, the prediction stays.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from profilers.records import Record
+from profilers.tables import first_problem
+from tuner.backtest.rows import read_bytes
+from tuner.backtest.serving.launches import Launch
+from tuner.backtest.serving.prediction import Latency
+from tuner.errors import SpecError
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Factor = Annotated[float, Field(gt=0.0, lt=100.0, allow_inf_nan=False)]
+
+
+class ServingFactors(Record):
+    """What one engine under one harness takes, over what is predicted."""
+
+    tpot: Factor
+    ttft: Factor
+    models: Annotated[int, Field(ge=1)]
+    """That the factors rest on."""
+    rows: Annotated[int, Field(ge=1)]
+
+
+class ServingResiduals(Record):
+    """Written by `moetune calibrate` from a table of serving runs."""
+
+    kind: str = "serving-residuals"
+    schema_version: int = SCHEMA_VERSION
+    origin: str
+    """Name and SHA-256 of the table."""
+    factors: Mapping[str, ServingFactors]
+    """By engine|harness."""
+
+
+def key_of(launch: Launch) -> str:
+    """The factors that a launch is under."""
+    return f"{launch.engine.value}|{launch.harness.value}"
+
+
+def scaled(latency: Latency, *, tpot: float, ttft: float) -> Latency:
+    """The same prediction, each latency times its factor."""
+    return Latency(
+        ttft_s=latency.ttft_s * ttft, tpot_s=latency.tpot_s * tpot, estimated=latency.estimated
+    )
+
+
+def calibrated(latency: Latency, launch: Launch, residuals: ServingResiduals | None) -> Latency:
+    """Apply the factors that a launch is under."""
+    factors = residuals.factors.get(key_of(launch)) if residuals is not None else None
+    if factors is None:
+        return latency
+    return scaled(latency, tpot=factors.tpot, ttft=factors.ttft)
+
+
+def read_serving_residuals(path: Path) -> ServingResiduals:
+    """Read what `moetune calibrate` wrote.
+
+    Raises:
+        SpecError: the file is absent, too large or not such residuals.
+    """
+    try:
+        return ServingResiduals.model_validate_json(read_bytes(path))
+    except ValidationError as error:
+        raise SpecError(f"{str(path)!r}: {first_problem(error)}") from error
