@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from profilers.records import Record
 from tuner.spec.fields import Bytes, Count, FilePath, Name, Number, PositiveSeconds, one_or_many
@@ -55,16 +55,10 @@ class Dispatch(StrEnum):
     """Shares that a linear program chooses for each pass (LPLB)."""
 
 
-def _printable(name: str) -> str:
-    if not name.isprintable():
-        raise ValueError(f"{name!r} holds characters that cannot be printed on one line")
-    return name
-
-
 class Workload(Record):
     """One recorded workload."""
 
-    name: Annotated[Name, AfterValidator(_printable)]
+    name: Name
     path: FilePath
     """A stored recording, or an engine's own; see `moetune profile import`."""
     weight: Weight = 1.0

@@ -87,6 +87,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
     except ValidationError as error:
         raise SpecError(f"{source}: {complaint(error, model=PlaceSpecFile)}") from error
     _refuse_targets(file.emit)
+    _refuse_names(file.goal, source)
     goal = _on_machines(file, source)
     recordings = {one.name: read_recording(one.path) for one in goal.workloads}
     layers, experts = _common_shape(recordings, source)
@@ -118,6 +119,15 @@ def read_place_spec(path: Path) -> PlaceSpec:
         current_ranks=current_ranks,
         emit=file.emit,
     )
+
+
+def _refuse_names(goal: PlaceGoal, source: str) -> None:
+    for workload in goal.workloads:
+        if not workload.name.isprintable():
+            raise SpecError(
+                f"{source}: goal.workloads: {workload.name!r} holds characters that cannot be"
+                " printed on one line"
+            )
 
 
 def _refuse_other_slots(goal: PlaceGoal, ranks: Ranks, current_ranks: Ranks, source: str) -> None:
