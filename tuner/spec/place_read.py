@@ -21,6 +21,12 @@ from tuner.spec.files import read_small_text, shown_path, shown_value
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import Objective, PlaceGoal
+from tuner.spec.place_recordings import (
+    check_model,
+    check_passes,
+    check_top_k,
+    common_shape,
+)
 from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals
 from tuner.spec.yaml_text import parse_yaml
 
@@ -90,14 +96,14 @@ def read_place_spec(path: Path) -> PlaceSpec:
     _refuse_names(file.goal, source)
     goal = _on_machines(file, source)
     recordings = {one.name: read_recording(one.path) for one in goal.workloads}
-    layers, experts = _common_shape(recordings, source)
+    layers, experts = common_shape(recordings, source)
     ranks = _ranks(goal, experts=experts, source=source)
     model = None if file.model is None else read_model(file.model)
     _check_priced(file, goal, source)
     if model is not None:
-        _check_model(model, experts=experts, layers=layers, source=source)
-        _check_top_k(model, recordings, source)
-    _check_passes(goal, recordings, is_priced=None not in (model, file.cluster), source=source)
+        check_model(model, experts=experts, layers=layers, source=source)
+        check_top_k(model, recordings, source)
+    check_passes(goal, recordings, is_priced=None not in (model, file.cluster), source=source)
     _refuse_shapes(file.emit, ranks, experts=experts, model=model, source=source)
     _refuse_missing_layers(file.emit, model, layers, source)
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
@@ -181,68 +187,6 @@ def _refuse_missing_layers(
             )
 
 
-def _common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tuple[int, ...], int]:
-    first_name, first = next(iter(recordings.items()))
-    for name, recording in recordings.items():
-        where = f"{source}: goal.workloads: {name!r}"
-        if recording.num_experts != first.num_experts:
-            raise SpecError(
-                f"{where} has {recording.num_experts} experts, {first_name!r} has"
-                f" {first.num_experts}; workloads of one plan must be of one model"
-            )
-        if recording.layer_ids != first.layer_ids:
-            raise SpecError(
-                f"{where} has layers {_shown_layers(recording.layer_ids)}, {first_name!r} has"
-                f" {_shown_layers(first.layer_ids)}; record the same layers"
-            )
-        empty = np.flatnonzero(recording.count_LE.sum(axis=1) == 0)
-        if len(empty):
-            raise SpecError(
-                f"{where}: layer {recording.layer_ids[empty[0]]} has no tokens; record it or"
-                " leave it out"
-            )
-    return first.layer_ids, first.num_experts
-
-
-def _check_top_k(model: ModelSpec, recordings: Mapping[str, Recording], source: str) -> None:
-    chosen = None if model.moe is None else model.moe.top_k
-    for name, recording in recordings.items():
-        if recording.top_k not in (None, chosen):
-            raise SpecError(
-                f"{source}: goal.workloads: {name!r} has {recording.top_k} experts a token,"
-                f" {model.name} has {chosen}; record this model"
-            )
-
-
-def _check_passes(
-    goal: PlaceGoal, recordings: Mapping[str, Recording], *, is_priced: bool, source: str
-) -> None:
-    """Refuse what the goal asks of passes and tokens that were not recorded."""
-    for name, recording in recordings.items():
-        where = f"{source}: goal.workloads: {name!r}"
-        if goal.tokens_per_pass is not None and recording.top_k is None and not is_priced:
-            raise SpecError(
-                f"{where} does not say how many experts a token has, which goal.tokens_per_pass"
-                " needs; name `model` and `cluster`, or leave it out"
-            )
-        if is_priced and recording.num_passes == 1 and goal.tokens_per_pass is None:
-            raise SpecError(
-                f"{where} holds the totals of a recording and no passes; say how many tokens a"
-                " pass has in goal.tokens_per_pass"
-            )
-        if is_priced and goal.is_merged and recording.token_LTK is None:
-            raise SpecError(
-                f"{where} holds no sampled tokens, which a merged exchange is priced from; record"
-                " it with `moetune profile --suite routing`, or price exchange: plain"
-            )
-
-
-def _shown_layers(layers: tuple[int, ...]) -> str:
-    if len(layers) <= 6:
-        return ", ".join(map(str, layers))
-    return f"{layers[0]}..{layers[-1]} ({len(layers)} of them)"
-
-
 def _on_machines(file: PlaceSpecFile, source: str) -> PlaceGoal:
     """Return the goal with the ranks of a machine as the first pool has them."""
     goal = file.goal
@@ -322,18 +266,3 @@ def _check_priced(file: PlaceSpecFile, goal: PlaceGoal, source: str) -> None:
         raise SpecError(f"{source}: model: missing; goal.{why} needs the sizes of the experts")
     if goal.objective is Objective.LAYER_TIME and file.cluster is None:
         raise SpecError(f"{source}: cluster: missing; goal.objective layer_time needs the devices")
-
-
-def _check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], source: str) -> None:
-    if model.moe is None:
-        raise SpecError(f"{source}: model: {model.name} has no experts to place")
-    if model.moe.num_experts != experts:
-        raise SpecError(
-            f"{source}: model: {model.name} has {model.moe.num_experts} experts a layer, the"
-            f" recordings have {experts}"
-        )
-    if layers[-1] >= model.num_layers:
-        raise SpecError(
-            f"{source}: model: {model.name} has {model.num_layers} layers, layer {layers[-1]} was"
-            " recorded"
-        )

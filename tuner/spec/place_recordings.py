@@ -1,0 +1,90 @@
+"""What the recordings of one placement must agree on, with each other and with the model."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from profilers.routing.recording import Recording
+from tuner.errors import SpecError
+from tuner.spec.model import ModelSpec
+from tuner.spec.place import PlaceGoal
+
+
+def common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tuple[int, ...], int]:
+    """Return the layers and experts of all recordings; each workload must have the same."""
+    first_name, first = next(iter(recordings.items()))
+    for name, recording in recordings.items():
+        where = f"{source}: goal.workloads: {name!r}"
+        if recording.num_experts != first.num_experts:
+            raise SpecError(
+                f"{where} has {recording.num_experts} experts, {first_name!r} has"
+                f" {first.num_experts}; workloads of one plan must be of one model"
+            )
+        if recording.layer_ids != first.layer_ids:
+            raise SpecError(
+                f"{where} has layers {_shown_layers(recording.layer_ids)}, {first_name!r} has"
+                f" {_shown_layers(first.layer_ids)}; record the same layers"
+            )
+        empty = np.flatnonzero(recording.count_LE.sum(axis=1) == 0)
+        if len(empty):
+            raise SpecError(
+                f"{where}: layer {recording.layer_ids[empty[0]]} has no tokens; record it or"
+                " leave it out"
+            )
+    return first.layer_ids, first.num_experts
+
+
+def check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], source: str) -> None:
+    """Refuse layers and experts that the model lacks."""
+    if model.moe is None:
+        raise SpecError(f"{source}: model: {model.name} has no experts to place")
+    if model.moe.num_experts != experts:
+        raise SpecError(
+            f"{source}: model: {model.name} has {model.moe.num_experts} experts a layer, the"
+            f" recordings have {experts}"
+        )
+    if layers[-1] >= model.num_layers:
+        raise SpecError(
+            f"{source}: model: {model.name} has {model.num_layers} layers, layer {layers[-1]} was"
+            " recorded"
+        )
+
+
+def check_top_k(model: ModelSpec, recordings: Mapping[str, Recording], source: str) -> None:
+    """Refuse recordings of tokens that choose more or fewer experts than the model's."""
+    chosen = None if model.moe is None else model.moe.top_k
+    for name, recording in recordings.items():
+        if recording.top_k not in (None, chosen):
+            raise SpecError(
+                f"{source}: goal.workloads: {name!r} has {recording.top_k} experts a token,"
+                f" {model.name} has {chosen}; record this model"
+            )
+
+
+def check_passes(
+    goal: PlaceGoal, recordings: Mapping[str, Recording], *, is_priced: bool, source: str
+) -> None:
+    """Refuse what the goal asks of passes and tokens that were not recorded."""
+    for name, recording in recordings.items():
+        where = f"{source}: goal.workloads: {name!r}"
+        if goal.tokens_per_pass is not None and recording.top_k is None and not is_priced:
+            raise SpecError(
+                f"{where} does not say how many experts a token has, which goal.tokens_per_pass"
+                " needs; name `model` and `cluster`, or leave it out"
+            )
+        if is_priced and recording.num_passes == 1 and goal.tokens_per_pass is None:
+            raise SpecError(
+                f"{where} holds the totals of a recording and no passes; say how many tokens a"
+                " pass has in goal.tokens_per_pass"
+            )
+        if is_priced and goal.is_merged and recording.token_LTK is None:
+            raise SpecError(
+                f"{where} holds no sampled tokens, which a merged exchange is priced from; record"
+                " it with `moetune profile --suite routing`, or price exchange: plain"
+            )
+
+
+def _shown_layers(layers: tuple[int, ...]) -> str:
+    if len(layers) <= 6:
+        return ", ".join(map(str, layers))
+    return f"{layers[0]}..{layers[-1]} ({len(layers)} of them)"
