@@ -200,6 +200,11 @@ def test_a_plain_decision_can_be_launched_everywhere(target: str) -> None:
         ("deepspeed", TWO_STAGES | {"pipeline_layout": (1, 3)}, "same number of layers"),
         (
             "deepspeed",
+            TWO_STAGES | {"dispatcher": "deepep"},
+            "dispatcher deepep needs pipeline_model_parallel_size 1; with a pipeline one of all",
+        ),
+        (
+            "deepspeed",
             {"tensor_model_parallel_size": 2},
             "tensor ranks cannot share the sequence",
         ),

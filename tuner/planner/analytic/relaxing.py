@@ -71,7 +71,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
         "a2a_overlap_largest_mtp",
         "a2a_overlap_mtp_needs_pipeline",
     ),
-    "dispatchers deepep and hybridep": ("dispatchers",),
+    "dispatchers deepep and hybridep": ("dispatchers", "dispatchers_with_pipeline"),
     "expert tensor parallelism": ("expert_tensor_parallel",),
     "parallel folding": ("expert_folding",),
     "every zero_stage in every combination": ("zero_stages", "zero_stages_with_pipeline"),

@@ -148,7 +148,10 @@ def _targets(question: Question) -> Iterator[WayRule]:
     yield WayRule(
         text="the target has no such dispatcher",
         axes=("dispatcher",),
-        is_broken=lambda facts, name: name not in target.dispatchers,
+        is_broken=lambda facts, name: (
+            name not in target.dispatchers
+            or (facts.has_pipeline and name not in target.dispatchers_with_pipeline)
+        ),
     )
     yield from _a2a_rules(question)
     yield from _graph_rules(question)

@@ -8,7 +8,8 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
 - AutoTP splits products, not the sequence, and not under a pipeline; with experts it needs AutoEP,
   and then no state may live in host memory.
 - AutoEP spreads experts over any of a stage's ranks and never splits one; its experts travel by
-  all-to-all or DeepEP.
+  all-to-all or DeepEP. It takes no pipeline apart; the `deepspeed.moe.layer.MoE` that a pipeline is
+  built of has all-to-all alone (`moe/sharded_moe.py`).
 - Recomputation is turned on in the model's code, for whole layers.
 
 Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter offload.
@@ -45,6 +46,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     moe_tensor_needs_experts=True,
     moe_offload_needs_one_tensor_rank=True,
     dispatchers=frozenset({"alltoall", "deepep"}),
+    dispatchers_with_pipeline=frozenset({"alltoall"}),
     a2a_overlap=False,
     cuda_graphs=frozenset({"none"}),
     precisions=frozenset({"bf16", "fp32"}),

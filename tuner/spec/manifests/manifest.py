@@ -129,6 +129,7 @@ class Capabilities:
     moe_offload_needs_one_tensor_rank: bool = False
     """The optimizer state of a MoE model under tensor parallelism stays on the devices."""
     dispatchers: frozenset[str] = DISPATCHERS
+    dispatchers_with_pipeline: frozenset[str] = DISPATCHERS
     a2a_overlap: bool = True
     """Dispatch and combine can run beside another micro-batch's work."""
     a2a_overlap_dispatchers: frozenset[str] = DISPATCHERS

@@ -127,6 +127,14 @@ def _experts(target: Capabilities, model: ModelSpec, decision: Decision) -> Iter
     if decision.dispatcher not in target.dispatchers:
         yield f"dispatcher {decision.dispatcher} is not one of {listed(target.dispatchers)}"
     elif (
+        decision.pipeline_model_parallel_size > 1
+        and decision.dispatcher not in target.dispatchers_with_pipeline
+    ):
+        yield (
+            f"dispatcher {decision.dispatcher} needs pipeline_model_parallel_size 1; with a "
+            f"pipeline one of {listed(target.dispatchers_with_pipeline)}"
+        )
+    elif (
         decision.dispatcher in ("deepep", "hybridep")
         and experts * decision.expert_tensor_parallel_size == 1
     ):
