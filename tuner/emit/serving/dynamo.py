@@ -15,11 +15,10 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from tuner.emit.files import EmittedFile
-from tuner.emit.serving import vllm
 from tuner.emit.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
 from tuner.emit.serving.engines import engine_files, server_command
 from tuner.emit.serving.kubernetes import bench_job
-from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.pods import (
     MOUNT,
     Object,
@@ -217,7 +216,7 @@ def _symmetric(word: str) -> str:
 
 def _items(files: list[EmittedFile]) -> list[Object]:
     """Return where each file lies under the mount; a distribution's own lie in its folder."""
-    if not any(file.path.name == vllm.PLUGIN for file in files):
+    if not any(file.path.name == PLACEMENT_FILE["vllm"] for file in files):
         return []
     folder = "moetune_placement-1.dist-info/"
     entry = {file.path.name for file in _ENTRY_POINT}

@@ -54,8 +54,4 @@ def engine_files(
     if verified.plan.goal.engine.name != "trtllm":
         return placed
     options = (trtllm.options_file(verified, shape, placement) for shape in group_shapes(verified))
-    return (
-        *options,
-        # The placement's own options file says what ours do.
-        *(file for file in placed if file.path.name == trtllm.BALANCER),
-    )
+    return (*options, *placed)

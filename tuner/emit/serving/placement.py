@@ -1,17 +1,26 @@
 """A planned placement of experts, served by the groups whose expert ranks it was planned for.
 
-The files are those that the placement's own emitter writes (tuner/emit/placement/), less its
-script.
+The file that an engine reads is the one that the placement's own emitter writes
+(tuner/emit/placement/); its script and its options are left to the deployment's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Final
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import emit_placement
 from tuner.place_plan import VerifiedPlacement
 from tuner.serve_plan import Instances
+
+
+PLACEMENT_FILE: Final[Mapping[str, str]] = {
+    "sglang": "init_expert_location.json",
+    "vllm": "moetune_placement.py",
+    "trtllm": "moe_load_balancer.yaml",
+}
+"""What each engine reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +46,8 @@ def served(
     """
     if placement is None:
         return None
-    files = tuple(
-        file for file in emit_placement(engine, placement) if file.path != PurePosixPath("run.sh")
-    )
+    read = PurePosixPath(PLACEMENT_FILE[engine])
+    files = tuple(file for file in emit_placement(engine, placement) if file.path == read)
     found = ServedPlacement(verified=placement, files=files)
     sizes = sorted({group.ep for group in groups})
     if not any(found.suits(group) for group in groups):

@@ -5,9 +5,10 @@ multiplied by it. Facts and their source: tuner/spec/serving/manifests/sglang.py
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
-from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.shape import GroupShape, transfer
 from tuner.serve_plan import Instances, Role, VerifiedServing
 from tuner.spec.place import Dispatch
@@ -15,7 +16,7 @@ from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import dispatch_tokens
 
-LOCATION = "init_expert_location.json"
+_LOCATION: Final = PLACEMENT_FILE["sglang"]
 
 
 def server(
@@ -107,7 +108,7 @@ def _placement(group: Instances, placement: ServedPlacement | None) -> Iterator[
     if placement is None or not placement.suits(group):
         return
     planned = placement.verified
-    yield f'--init-expert-location "$FILES/{LOCATION}"'
+    yield f'--init-expert-location "$FILES/{_LOCATION}"'
     yield f"--ep-num-redundant-experts {planned.decision.redundant_experts}"
     if group.a2a_backend not in DEEPEP:
         # Without an all-to-all the engine knows no other.

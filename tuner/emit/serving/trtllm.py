@@ -12,7 +12,7 @@ import yaml
 
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import ServerCommand
-from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.shape import GroupShape, transfer
 from tuner.emit.serving.statement import group_notes, statement
 from tuner.serve_plan import Instances, Role, VerifiedServing
@@ -20,7 +20,8 @@ from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import dispatch_tokens
 
-BALANCER: Final = "moe_load_balancer.yaml"
+
+_BALANCER: Final = PLACEMENT_FILE["trtllm"]
 
 _BY_MPI: Final = '$([[ "$NNODES" == 1 ]] || echo trtllm-llmapi-launch)'
 
@@ -95,7 +96,7 @@ def options(
     if handover is not None:
         found["cache_transceiver_config"] = {"backend": manifest.connectors[handover.connector]}
     if placement is not None and placement.suits(group):
-        found["moe_config"] = {"load_balancer": f"./{BALANCER}"}
+        found["moe_config"] = {"load_balancer": f"./{_BALANCER}"}
     return found
 
 

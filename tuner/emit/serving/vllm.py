@@ -12,14 +12,14 @@ from typing import Final
 
 from tuner.emit.placement.vllm import STEP_INTERVAL
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, SIDE_CHANNEL, ServerCommand
-from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.shape import GroupShape, transfer
 from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import dispatch_tokens
 
-PLUGIN: Final = "moetune_placement.py"
+_PLUGIN: Final = PLACEMENT_FILE["vllm"]
 
 _ALL2ALL: Final[Mapping[str, str]] = {
     "none": "allgather_reducescatter",
@@ -85,7 +85,7 @@ _PLUGIN_ON_PATH: Final = f"""\
 # vLLM finds the plugin by its entry point, as if it were installed.
 PLUGIN="$(mktemp -d)"
 mkdir -- "$PLUGIN/moetune_placement-1.dist-info"
-cp -- "$FILES/{PLUGIN}" "$PLUGIN"
+cp -- "$FILES/{_PLUGIN}" "$PLUGIN"
 printf '%s\\n' 'Metadata-Version: 2.1' 'Name: moetune-placement' 'Version: 1' \\
   > "$PLUGIN/moetune_placement-1.dist-info/METADATA"
 printf '%s\\n' '[vllm.general_plugins]' 'moetune_placement = moetune_placement:register' \\

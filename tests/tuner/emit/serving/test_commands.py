@@ -1,0 +1,262 @@
+"""What each engine is told: the mapping of a decision to its options."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tuner.emit.serving.registry import emit_serving
+from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tuner.emit.testing import write_emitted
+from tuner.serve_plan import ServeDecision
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.manifests.registry import ENGINES
+
+LOW_LATENCY: dict[str, Any] = {"a2a_backend": "deepep_low_latency", "max_batch": 96}
+
+
+@pytest.fixture
+def start(deepseek: ModelSpec, launch: Path, programs: Any) -> Any:
+    """Run one group's script; return the server's words and its environment."""
+
+    def run(
+        engine: str, decision: ServeDecision, name: str, *, goal: Any = None, **environment: str
+    ) -> tuple[list[str], dict[str, str]]:
+        verified = sample_serving(deepseek, decision, engine=engine, goal=goal)
+        write_emitted(launch / engine, emit_serving(engine, verified))
+        done = programs.run(str(launch / engine / f"{name}.sh"), cwd=launch, **environment)
+        assert done.code == 0, done.stderr
+        (call,) = programs.calls()
+        return call["argv"], call["environment"]
+
+    return run
+
+
+def _after(argv: list[str], option: str) -> str:
+    return argv[argv.index(option) + 1]
+
+
+def test_sglang_counts_all_devices_of_a_stage_and_multiplies_what_it_divides(start: Any) -> None:
+    # Attention TP 2 x DP 4: --tp-size 8; 64 requests and 8192 tokens a rank, 4 ranks.
+    decision = aggregated(attention_tp=2, attention_dp=4)
+    argv, _ = start("sglang", decision, "aggregated")
+    assert _after(argv, "--tp-size") == "8"
+    assert _after(argv, "--attn-dp-size") == "4"
+    assert _after(argv, "--ep-size") == "8"
+    assert _after(argv, "--max-running-requests") == "256"
+    assert _after(argv, "--chunked-prefill-size") == "32768"
+    assert _after(argv, "--cuda-graph-max-bs-decode") == "64"
+
+
+def test_sglang_turns_chunking_off(start: Any) -> None:
+    argv, _ = start("sglang", aggregated(chunked_prefill=False), "aggregated")
+    assert _after(argv, "--chunked-prefill-size") == "-1"
+    assert _after(argv, "--max-prefill-tokens") == "8192"
+
+
+def test_sglang_bounds_graphs_and_buffers_by_the_batch_under_low_latency(start: Any) -> None:
+    argv, environment = start(
+        "sglang",
+        disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8}),
+        "decode",
+    )
+    assert _after(argv, "--deepep-mode") == "low_latency"
+    assert _after(argv, "--cuda-graph-max-bs-decode") == "96"
+    assert environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "96"
+    assert _after(argv, "--disaggregation-mode") == "decode"
+    assert _after(argv, "--disaggregation-transfer-backend") == "nixl"
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode"), [("deepep_normal", "normal"), ("deepep_low_latency", "auto")]
+)
+def test_sglang_sends_prompts_through_normal_kernels(start: Any, backend: str, mode: str) -> None:
+    argv, _ = start("sglang", aggregated(a2a_backend=backend), "aggregated")
+    assert _after(argv, "--deepep-mode") == mode
+    # Normal kernels cannot be captured, so a graph size would mean nothing.
+    assert ("--cuda-graph-max-bs-decode" in argv) == (mode == "auto")
+
+
+def test_sglang_prefill_listens_where_the_router_says(start: Any) -> None:
+    argv, _ = start("sglang", disaggregated(connector="mooncake"), "prefill", PORT="31000")
+    assert _after(argv, "--disaggregation-bootstrap-port") == "31040"
+    assert _after(argv, "--disaggregation-transfer-backend") == "mooncake"
+
+
+def test_vllm_spreads_whole_experts_over_tp_times_dp(start: Any) -> None:
+    argv, _ = start("vllm", aggregated(attention_tp=2, attention_dp=4), "aggregated")
+    assert _after(argv, "--tensor-parallel-size") == "2"
+    assert _after(argv, "--data-parallel-size") == "4"
+    assert "--enable-expert-parallel" in argv
+    # Both are of one data-parallel rank.
+    assert _after(argv, "--max-num-seqs") == "64"
+    assert _after(argv, "--max-num-batched-tokens") == "8192"
+
+
+def test_vllm_slices_experts_without_expert_parallelism(start: Any) -> None:
+    argv, _ = start("vllm", aggregated(ep=1, moe_tp=8), "aggregated")
+    assert "--enable-expert-parallel" not in argv
+    assert "--all2all-backend" not in argv
+
+
+def test_vllm_gives_low_latency_buffers_the_size_of_the_batch(start: Any) -> None:
+    decision = disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8})
+    argv, _ = start("vllm", decision, "decode")
+    assert _after(argv, "--all2all-backend") == "deepep_low_latency"
+    assert _after(argv, "--max-num-batched-tokens") == "96"
+    assert _after(argv, "--max-cudagraph-capture-size") == "96"
+
+
+@pytest.mark.parametrize(("connector", "engine_name"), ENGINES["vllm"][0].connectors.items())
+def test_vllm_names_connector_and_role(start: Any, connector: str, engine_name: str) -> None:
+    argv, environment = start("vllm", disaggregated(connector=connector), "prefill", PORT="31000")
+    config = json.loads(_after(argv, "--kv-transfer-config"))
+    assert config == {"kv_connector": engine_name, "kv_role": "kv_producer"}
+    if connector == "nixl":
+        assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "31100"
+    else:
+        assert environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "31040"
+
+
+def test_vllm_passes_caches_through_host_memory_where_the_plan_does(start: Any) -> None:
+    decision = disaggregated(path="host", decode={"devices": 8, "attention_dp": 8, "ep": 8})
+    argv, _ = start("vllm", decision, "decode")
+    assert json.loads(_after(argv, "--kv-transfer-config"))["kv_buffer_device"] == "cpu"
+
+
+def test_vllm_numbers_data_parallel_ranks_by_machine(start: Any) -> None:
+    decision = aggregated(devices=16, attention_dp=16, ep=16)
+    argv, _ = start(
+        "vllm", decision, "aggregated", NODE_RANK="1", MASTER_ADDR="first", PORT="31000"
+    )
+    assert _after(argv, "--data-parallel-size-local") == "8"
+    assert _after(argv, "--data-parallel-start-rank") == "8"
+    assert _after(argv, "--data-parallel-address") == "first"
+    assert _after(argv, "--data-parallel-rpc-port") == "31020"
+    assert "--headless" in argv
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_several_machines_want_to_know_which_they_are(
+    engine: str, deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    decision = aggregated(devices=16, attention_dp=16, ep=16)
+    write_emitted(launch, emit_serving(engine, sample_serving(deepseek, decision, engine=engine)))
+    done = programs.run(str(launch / "aggregated.sh"), cwd=launch)
+    assert done.code != 0
+    assert "set NODE_RANK and MASTER_ADDR" in done.stderr
+    three = programs.run(str(launch / "aggregated.sh"), cwd=launch, NNODES="3")
+    assert three.code == 2
+    assert "NNODES 3 is neither 1 nor 2" in three.stderr
+
+
+def test_trtllm_makes_every_device_a_rank_of_attention_or_none(
+    deepseek: ModelSpec,
+) -> None:
+    options = _options(deepseek, aggregated())
+    assert options["enable_attention_dp"] is True
+    assert options["tensor_parallel_size"] == 8
+    assert options["moe_expert_parallel_size"] == 8
+    assert options["max_batch_size"] == 64
+    sliced = _options(deepseek, aggregated(attention_dp=1, attention_tp=8, ep=1, moe_tp=8))
+    assert sliced["enable_attention_dp"] is False
+    assert sliced["tensor_parallel_size"] == sliced["moe_tensor_parallel_size"] == 8
+
+
+def _options(model: ModelSpec, decision: ServeDecision, name: str = "aggregated") -> Any:
+    verified = sample_serving(model, decision, engine="trtllm")
+    files = {str(file.path): file.text for file in emit_serving("trtllm", verified)}
+    return yaml.safe_load(files[f"{name}.yaml"])
+
+
+def test_trtllm_prefill_runs_without_overlap_and_graphs(deepseek: ModelSpec) -> None:
+    prefill = _options(deepseek, disaggregated(), "prefill")
+    assert prefill["disable_overlap_scheduler"] is True
+    assert prefill["cuda_graph_config"] is None
+    decode = _options(deepseek, disaggregated(), "decode")
+    assert decode["disable_overlap_scheduler"] is False
+    assert decode["cuda_graph_config"]["max_batch_size"] == 64
+    assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
+    assert decode["cache_transceiver_config"] == {"backend": "NIXL"}
+
+
+def test_trtllm_forces_the_planned_exchange_and_bounds_its_buffers(start: Any) -> None:
+    decision = disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8})
+    _, environment = start("trtllm", decision, "decode")
+    assert environment["TRTLLM_FORCE_COMM_METHOD"] == "DEEPEPLOWLATENCY"
+    assert environment["TRTLLM_DEEP_EP_TOKEN_LIMIT"] == "96"
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "value"),
+    [
+        ("sglang", "--kv-cache-dtype", "fp8_e4m3"),
+        ("sglang", "--quantization", "modelopt_fp4"),
+        ("vllm", "--kv-cache-dtype", "fp8"),
+        ("vllm", "--quantization", "modelopt_fp4"),
+    ],
+)
+def test_precisions_have_the_engines_own_names(
+    start: Any, engine: str, option: str, value: str
+) -> None:
+    goal = {"quantization": "nvfp4", "kv_cache_dtype": "fp8"}
+    argv, _ = start(engine, aggregated(), "aggregated", goal=goal)
+    assert _after(argv, option) == value
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("decision", [aggregated(), disaggregated()])
+def test_a_router_gets_every_instance_or_stops(
+    engine: str, decision: ServeDecision, deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    write_emitted(launch, emit_serving(engine, sample_serving(deepseek, decision, engine=engine)))
+    lists = {
+        "WORKER_URLS": "http://a:30000 http://b:30000",
+        "PREFILL_URLS": "http://a:30000\nhttp://b:30000 http://c:30200",
+        "DECODE_URLS": "http://d:30000",
+    }
+    done = programs.run(str(launch / "router.sh"), cwd=launch, **lists)
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls("router.json")
+    words = " ".join(call["argv"])
+    if engine != "trtllm":
+        named = ("a", "b", "c", "d") if decision.mode == "disaggregated" else ("a", "b")
+        assert all(f"http://{host}:" in words for host in named)
+    elif decision.mode == "disaggregated":
+        config = yaml.safe_load(Path(call["argv"][call["argv"].index("-c") + 1]).read_text())
+        assert config["context_servers"] == {
+            "num_instances": 3,
+            "urls": ["a:30000", "b:30000", "c:30200"],
+        }
+        assert config["generation_servers"]["urls"] == ["d:30000"]
+    for name in ("PREFILL_URLS", "WORKER_URLS"):
+        few = programs.run(
+            str(launch / "router.sh"), cwd=launch, **{**lists, name: "http://a:30000"}
+        )
+        hostile = programs.run(
+            str(launch / "router.sh"), cwd=launch, **{**lists, name: "http://a;x:1 b c"}
+        )
+        if (name == "WORKER_URLS") == (decision.mode == "aggregated"):
+            assert few.code == hostile.code == 2
+            assert "names 1 instances, the plan has" in few.stderr
+
+
+def test_sglangs_router_is_told_where_prefill_hands_over(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    write_emitted(launch, emit_serving("sglang", sample_serving(deepseek, disaggregated())))
+    urls = {
+        "PREFILL_URLS": "http://a:30000 http://b:30200 http://c:30400",
+        "DECODE_URLS": "http://d:30000",
+    }
+    programs.run(str(launch / "router.sh"), cwd=launch, **urls)
+    (call,) = programs.calls("router.json")
+    argv = call["argv"]
+    pairs = [argv[i + 1 : i + 3] for i, word in enumerate(argv) if word == "--prefill"]
+    assert pairs == [
+        ["http://a:30000", "30040"],
+        ["http://b:30200", "30240"],
+        ["http://c:30400", "30440"],
+    ]

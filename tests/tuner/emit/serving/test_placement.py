@@ -1,0 +1,130 @@
+"""A planned placement reaches the instances that it was planned for."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tuner.emit.placement.testing import sample_decision, sample_placement
+from tuner.emit.serving.registry import emit_serving
+from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tuner.emit.testing import write_emitted
+from tuner.place_plan import VerifiedPlacement
+from tuner.spec.model import ModelSpec
+
+ON_FOUR = {"devices": 4, "attention_dp": 4, "ep": 4}
+
+
+@pytest.fixture
+def placement() -> VerifiedPlacement:
+    """Six experts in eight slots on four ranks."""
+    return sample_placement(sample_decision())
+
+
+def test_only_groups_with_its_ranks_take_it(
+    deepseek: ModelSpec, placement: VerifiedPlacement
+) -> None:
+    verified = sample_serving(deepseek, disaggregated())
+    files = {
+        str(file.path): file.text for file in emit_serving("sglang", verified, placement=placement)
+    }
+    assert "--init-expert-location" in files["prefill.sh"]
+    assert "--ep-num-redundant-experts 2" in files["prefill.sh"]
+    assert "--init-expert-location" not in files["decode.sh"]
+    assert len(json.loads(files["init_expert_location.json"])["physical_to_logical_map"]) == 4
+    assert "run.sh" not in files
+
+
+@pytest.mark.parametrize(
+    ("backend", "dispatch"), [("none", "dynamic"), ("deepep_normal", "static")]
+)
+def test_sglang_chooses_replicas_as_its_exchange_allows(
+    backend: str, dispatch: str, deepseek: ModelSpec, placement: VerifiedPlacement
+) -> None:
+    verified = sample_serving(deepseek, aggregated(**ON_FOUR, a2a_backend=backend))
+    files = {
+        str(file.path): file.text for file in emit_serving("sglang", verified, placement=placement)
+    }
+    assert f"--ep-dispatch-algorithm {dispatch}" in files["aggregated.sh"]
+
+
+def test_a_placement_that_suits_nobody_is_refused(
+    deepseek: ModelSpec, placement: VerifiedPlacement
+) -> None:
+    verified = sample_serving(deepseek, aggregated())
+    with pytest.raises(ValueError, match="for 4 expert ranks, the instances have ep 8"):
+        emit_serving("sglang", verified, placement=placement)
+
+
+def test_vllm_finds_the_plugin_by_its_entry_point(
+    deepseek: ModelSpec, placement: VerifiedPlacement, launch: Path, programs: Any
+) -> None:
+    verified = sample_serving(deepseek, aggregated(**ON_FOUR), engine="vllm")
+    write_emitted(launch, emit_serving("vllm", verified, placement=placement))
+    done = programs.run(str(launch / "aggregated.sh"), cwd=launch)
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls()
+    config = json.loads(call["argv"][call["argv"].index("--eplb-config") + 1])
+    assert config["num_redundant_experts"] == 2
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from importlib.metadata import entry_points\n"
+            "(found,) = entry_points(group='vllm.general_plugins')\n"
+            "print(found.load().__module__)",
+        ],
+        env={"PYTHONPATH": call["environment"]["PYTHONPATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert found.stdout.strip() == "moetune_placement"
+
+
+def test_trtllm_names_the_balancer_in_its_options(
+    deepseek: ModelSpec, placement: VerifiedPlacement
+) -> None:
+    verified = sample_serving(deepseek, aggregated(**ON_FOUR), engine="trtllm")
+    files = {
+        str(file.path): file.text for file in emit_serving("trtllm", verified, placement=placement)
+    }
+    options = yaml.safe_load(files["aggregated.yaml"])
+    name = Path(options["moe_config"]["load_balancer"]).name
+    assert yaml.safe_load(files[name])["num_slots"] == 8
+    assert "llm_api_options.yaml" not in files
+    assert 'cd -- "$FILES"' in files["aggregated.sh"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
+@pytest.mark.parametrize("target", ["kubernetes", "dynamo"])
+def test_pods_hold_the_files_of_a_placement(
+    target: str, engine: str, deepseek: ModelSpec, placement: VerifiedPlacement
+) -> None:
+    verified = sample_serving(deepseek, aggregated(**ON_FOUR), engine=engine)
+    objects = [
+        each
+        for file in emit_serving(target, verified, placement=placement)
+        for each in yaml.safe_load_all(file.text)
+    ]
+    (files,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
+    named = {
+        "sglang": "init_expert_location.json",
+        "vllm": "moetune_placement.py",
+        "trtllm": "moe_load_balancer.yaml",
+    }
+    assert named[engine] in files
+    if (target, engine) == ("dynamo", "vllm"):
+        (graph,) = (each for each in objects if each["kind"] == "DynamoGraphDeployment")
+        pod = graph["spec"]["components"][1]["podTemplate"]["spec"]
+        (items,) = (each["configMap"]["items"] for each in pod["volumes"] if "configMap" in each)
+        paths = {item["key"]: item["path"] for item in items}
+        assert paths["entry_points.txt"] == "moetune_placement-1.dist-info/entry_points.txt"
+        assert paths["moetune_placement.py"] == "moetune_placement.py"
+        environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
+        assert environment["PYTHONPATH"] == "/moetune"
