@@ -1,0 +1,42 @@
+"""A small machine: few measured kernels, and H200's datasheet for the rest."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from profilers.arrays import Arrays
+from profilers.records import AXES, Source
+
+Build = Callable[..., Arrays]
+
+
+def arrays_of(
+    operation: str,
+    rows: Sequence[tuple[Mapping[str, int], float]],
+    *,
+    software: str = "vllm",
+    version: str = "1.0",
+    kind: str = "",
+    dtype: str = "bf16",
+) -> Arrays:
+    """Rows of one kind and dtype."""
+    count = len(rows)
+    return Arrays(
+        operation=operation,
+        software=software,
+        version=version,
+        source=Source.IMPORTED,
+        kind_N=np.array([kind] * count, dtype=object),
+        dtype_N=np.array([dtype] * count, dtype=object),
+        axes_N={
+            axis: np.array([axes[axis] for axes, _ in rows], dtype=np.int64)
+            for axis in AXES[operation]
+        },
+        time_s_N=np.array([time_s for _, time_s in rows]),
+    )
+
+
+@pytest.fixture
+def build() -> Build:
+    return arrays_of

@@ -1,0 +1,80 @@
+"""Operations from tables, and from the datasheet where there are none."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from profilers.arrays import Arrays
+from tuner.costs.serving.machine import LAUNCH_S, LOAD, MoeShape, ServingMachine
+from tuner.costs.serving.tables import kernel_tables
+from tuner.devices.catalogue import find_device
+
+Build = Callable[..., Arrays]
+H200 = find_device("h200-sxm")
+AT = np.array([16.0])
+
+
+def shape(*, expert: int) -> MoeShape:
+    return MoeShape(
+        hidden=64, ffn=32, top_k=2, experts=64, tensor=1, expert=expert, dtype="fp8_block"
+    )
+
+
+def test_a_product_without_a_table_comes_from_the_datasheet_and_is_named() -> None:
+    machine = ServingMachine(sheet=H200, tables=None)
+    # 16 rows of a 8192 x 8192 product at fp8 are bound by its 67 MB of weights.
+    seconds = machine.product_s(AT, n=8192, k=8192, dtype="fp8", software="vllm")
+    moved = 8192 * 8192 + 2 * 16 * (8192 + 8192)
+    assert float(seconds[0]) == pytest.approx(moved / (0.8 * 4.8e12) + LAUNCH_S, rel=1e-6)
+    assert machine.estimated == {"gemm fp8"}
+
+
+def test_a_degree_between_two_measured_ones_is_interpolated(build: Build) -> None:
+    def moe(expert: int, time_s: float) -> Arrays:
+        axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1}
+        row = {"tokens": 16, **axes, "expert": expert}
+        return build("moe", [(row, time_s)], kind=LOAD, dtype="fp8_block", version=str(expert))
+
+    machine = ServingMachine(sheet=H200, tables=kernel_tables("x", [moe(4, 4e-6), moe(16, 1e-6)]))
+    found = {
+        degree: float(machine.moe_s(AT, shape(expert=degree), software="vllm")[0])
+        for degree in (4, 8, 16)
+    }
+    assert found == pytest.approx({4: 4e-6, 8: 2e-6, 16: 1e-6})
+    assert not machine.estimated
+
+
+def test_one_rank_needs_no_collective() -> None:
+    machine = ServingMachine(sheet=H200, tables=None)
+    found = machine.collective_s(AT, kind="all_reduce", ranks=1, software="vllm")
+    assert float(found[0]) == 0.0
+
+
+def test_the_faster_of_nccl_and_the_engines_own_kernel_counts(build: Build) -> None:
+    def reduce(kind: str, time_s: float, **named: str) -> Arrays:
+        row = {"bytes": 1024, "ranks": 8, "stride": 1, "world": 8}
+        return build("collective", [(row, time_s)], kind=kind, dtype="", **named)
+
+    tables = kernel_tables(
+        "x",
+        [
+            reduce("all_reduce", 9e-6, software=""),
+            reduce("all_reduce/vllm_graph", 5e-6),
+            reduce("all_reduce/vllm_eager", 1e-6),
+        ],
+    )
+    machine = ServingMachine(sheet=H200, tables=tables)
+    at = np.array([1024.0])
+    ours = machine.collective_s(at, kind="all_reduce", ranks=8, software="vllm")
+    others = machine.collective_s(at, kind="all_reduce", ranks=8, software="trtllm")
+    assert float(ours[0]) == pytest.approx(5e-6)
+    assert float(others[0]) == pytest.approx(9e-6)
+
+
+def test_a_group_beyond_the_domain_pays_for_the_network() -> None:
+    machine = ServingMachine(sheet=H200, tables=None)
+    at = np.array([1e6])
+    inside = machine.collective_s(at, kind="all_reduce", ranks=8, software="vllm")
+    beyond = machine.collective_s(at, kind="all_reduce", ranks=16, software="vllm")
+    assert float(beyond[0]) > float(inside[0]) + 20e-6

@@ -1,0 +1,67 @@
+"""Which of several measurements of a shape counts."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from profilers.arrays import Arrays
+from tuner.costs.serving.tables import kernel_tables
+
+Build = Callable[..., Arrays]
+AT = np.array([8.0])
+
+
+def gemm(build: Build, time_s: float, **named: str) -> Arrays:
+    rows = [({"m": m, "n": 64, "k": 64}, time_s) for m in (1, 8, 64)]
+    return build("gemm", rows, **named)
+
+
+def product_s(tables_of: list[Arrays], *, software: str, dtype: str) -> float:
+    curve = kernel_tables("x", tables_of).product(dtype=dtype, n=64, k=64, software=software)
+    assert curve is not None
+    return float(curve.seconds(AT)[0])
+
+
+def test_an_engine_has_its_own_products(build: Build) -> None:
+    both = [gemm(build, 2e-6, software="vllm"), gemm(build, 1e-6, software="sglang")]
+    assert product_s(both, software="vllm", dtype="bf16") == pytest.approx(2e-6)
+
+
+def test_products_timed_with_more_than_the_kernel_give_way_to_the_fastest(build: Build) -> None:
+    both = [
+        gemm(build, 6e-5, software="vllm", dtype="fp8_block"),
+        gemm(build, 8e-6, software="sglang", dtype="fp8_block"),
+    ]
+    assert product_s(both, software="vllm", dtype="fp8_block") == pytest.approx(8e-6)
+
+
+def test_the_newest_version_counts(build: Build) -> None:
+    both = [
+        gemm(build, 1e-6, version="0.9.2"),
+        gemm(build, 3e-6, version="0.10.0"),
+    ]
+    assert product_s(both, software="vllm", dtype="bf16") == pytest.approx(3e-6)
+
+
+def test_experts_of_an_older_version_stay_under_its_name(build: Build) -> None:
+    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 8, "tensor": 1, "expert": 1}
+    tables = kernel_tables(
+        "x",
+        [
+            build("moe", [({"tokens": 8, **axes}, 2e-6)], version="0.19.0", kind="even"),
+            build("moe", [({"tokens": 8, **axes}, 1e-6)], version="0.24.0", kind="even"),
+        ],
+    )
+    tail = ("even", "bf16", 64, 32, 2, 8, 1, 1)
+    newest, old = (tables.curve("moe", (name, *tail)) for name in ("vllm", "vllm@0.19.0"))
+    assert newest is not None
+    assert old is not None
+    assert float(newest.seconds(AT)[0]) == pytest.approx(1e-6)
+    assert float(old.seconds(AT)[0]) == pytest.approx(2e-6)
+
+
+def test_a_shape_that_nobody_measured_gives_nothing(build: Build) -> None:
+    tables = kernel_tables("x", [gemm(build, 1e-6)])
+    assert tables.product(dtype="nvfp4", n=64, k=64, software="vllm") is None
+    assert tables.curve("moe", ("vllm", "", "bf16", 1)) is None
