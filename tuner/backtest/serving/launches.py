@@ -40,6 +40,10 @@ SYSTEMS: Final[Mapping[str, str]] = {
 }
 """Names of systems for those of our device descriptions."""
 
+MOST_CONCURRENCY: Final = 65_536
+LONGEST_TOKENS: Final = 1_048_576
+BLANK: Final = ("", "0", "0.0")
+"""How a degree is written that a launch does not have."""
 _CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
 _INFERENCEX: Final = re.compile(r"^(db-dump|source_file=(\d{4}-\d\d-\d\d|kimi|qwen3\.5)[^/]*\.csv)")
 
@@ -146,8 +150,10 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
         raise MissingError(f"precision {precision[:20]!r} is not known")
     provenance = cells.get("silicon_data_source", "")
     found = _CONCURRENCY.search(provenance)
-    if found is None or int(found.group(1)) < 1:
-        raise MissingError("silicon_data_source states no silicon_concurrency")
+    if found is None or not 1 <= int(found.group(1)) <= MOST_CONCURRENCY:
+        raise MissingError(
+            f"silicon_data_source states no silicon_concurrency of 1 to {MOST_CONCURRENCY}"
+        )
     is_split = _text(cells, "mode") == "disagg"
     return Launch(
         id=cells.get("id", "") or f"row-{number}",
@@ -156,8 +162,8 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
         release=cells.get("backend_version", ""),
         decoder=decoder,
         formats=formats,
-        input_tokens=_count(cells, "isl"),
-        output_tokens=_count(cells, "osl"),
+        input_tokens=_length(cells, "isl"),
+        output_tokens=_length(cells, "osl"),
         concurrency=int(found.group(1)),
         harness=Harness.INFERENCEX if _INFERENCEX.match(provenance) else Harness.OTHER,
         sides=_sides(cells, decoder, engine) if is_split else (_side(cells, "", decoder, engine),),
@@ -248,8 +254,12 @@ def _count(cells: Cells, name: str) -> int:
     return int(value)
 
 
+def _length(cells: Cells, name: str) -> int:
+    value = _count(cells, name)
+    if value > LONGEST_TOKENS:
+        raise MissingError(f"{name} {value} is more than {LONGEST_TOKENS}")
+    return value
+
+
 def _whole(cells: Cells, name: str, *, default: int) -> int:
-    text = cells.get(name, "").strip()
-    if not text or float(text) == 0.0:
-        return default
-    return _count(cells, name)
+    return default if cells.get(name, "").strip() in BLANK else _count(cells, name)

@@ -1,0 +1,90 @@
+"""The whole way from rows to errors, on datasheets alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.backtest.serving import tables
+from tuner.backtest.serving.backtest import backtest_serving, pairs_of
+from tuner.backtest.serving.tables import DATASHEET, machines_of
+from tuner.errors import SpecError
+
+Row = Callable[..., dict[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of an installed package must not decide what these tests see."""
+    monkeypatch.setattr(tables, "installed_systems", lambda: None)
+
+
+def test_a_device_without_tables_is_predicted_from_its_datasheet_and_marked(row: Row) -> None:
+    judged = backtest_serving([row()])
+    (only,) = judged.rows
+    assert judged.tables == {"h200_sxm": DATASHEET}
+    assert only.predicted_tpot_s is not None
+    assert 0.3 < only.predicted_tpot_s / 0.01125 < 2.0
+    assert "gemm fp8" in only.estimated
+    assert judged.tpot.sources["h200_sxm|vllm|agg"].predicted == 1
+
+
+def test_repeated_measurements_count_once_and_the_readable_one_stands_for_them(row: Row) -> None:
+    copies = [row(id="blind", tp_size=""), row(id="seen"), row(id="again")]
+    judged = backtest_serving(copies)
+    assert judged.copies == 2
+    assert judged.tpot.rows == judged.tpot.predicted == 1
+    assert [one.copy_of for one in judged.rows] == ["seen", None, "seen"]
+    assert judged.rows[0].reason == "tp_size is blank"
+
+
+def test_what_is_refused_is_counted_with_its_reason(row: Row) -> None:
+    rows = [
+        row(),
+        row(id="odd", tp_size="72", silicon_ttft_ms="1"),
+        row(id="blank", isl="", silicon_ttft_ms="2"),
+        row(id="unmeasured", silicon_ttft_ms=""),
+    ]
+    found = pairs_of(rows)
+    assert (len(found.pairs), len(found.refused), found.eligible) == (1, 3, 2)
+    judged = backtest_serving(rows)
+    assert judged.tpot.rows == 4
+    assert judged.tpot.predicted == 1
+    assert [one.reason for one in judged.rows if one.reason] == [
+        "tp_size 72 does not divide 64 heads",
+        "isl is blank",
+        "silicon_ttft_ms is blank",
+    ]
+
+
+def test_strategies_are_ordered_at_equal_load(row: Row) -> None:
+    # More devices are faster, measured and predicted.
+    rows = [
+        row(id=f"tp{tensor}", tp_size=str(tensor), moe_tp_size="", silicon_tpot_ms=str(40 / tensor))
+        for tensor in (1, 2, 4)
+    ]
+    judged = backtest_serving(rows)
+    assert judged.tpot.rank_correlation == pytest.approx(1.0)
+    assert judged.tpot.choice_regret == 0.0
+    order = judged.tpot.order["hopper"]
+    assert (order.pairs, order.ordered_ratio, order.equal_pairs) == (3, 1.0, 0)
+
+
+def test_a_disaggregated_launch_is_predicted(row: Row) -> None:
+    sides = {
+        f"{role}_{name}": cell
+        for role in ("prefill", "decode")
+        for name, cell in (("tp_size", "4"), ("pp_size", "1"), ("num_workers", "1"))
+    }
+    (pair,) = pairs_of([row(mode="disagg", **sides)]).pairs
+    assert 0.0 < pair.latency.tpot_s < 0.1
+    assert pair.latency.ttft_s > pair.latency.tpot_s
+
+
+def test_a_folder_that_is_nothing_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="neither a stored profile nor a folder of tables"):
+        machines_of(["h200_sxm"], [tmp_path])
+
+
+def test_the_same_table_gives_the_same_predictions(row: Row) -> None:
+    assert backtest_serving([row()]) == backtest_serving([row()])

@@ -1,0 +1,123 @@
+"""Rows read as the launches that they were."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tuner.backtest.serving.launches import (
+    Harness,
+    Launch,
+    MissingError,
+    OddError,
+    launch_of,
+)
+from tuner.costs.serving.engine import Degrees
+
+Row = Callable[..., dict[str, str]]
+
+
+def degrees(cells: dict[str, str]) -> tuple[int, ...]:
+    found = launch_of(cells, number=1).sides[0].degrees
+    return found.attention_tensor, found.attention_data, found.moe_tensor, found.expert
+
+
+def test_a_plain_row_by_hand(row: Row) -> None:
+    launch = launch_of(row(), number=1)
+    assert launch.sides[0].degrees == Degrees(attention_tensor=4, moe_tensor=4)
+    assert (launch.concurrency, launch.devices, launch.source) == (8, 4, "h200_sxm|vllm|agg")
+    assert launch.ttft_s == pytest.approx(0.0805)
+    assert launch.tpot_s == pytest.approx(0.01125)
+    assert launch.harness is Harness.INFERENCEX
+    assert launch.formats.kv == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("cells", "read"),
+    [
+        # The product of both degrees of the experts stands for the devices.
+        (("sglang", "DeepSeek-R1", "64", "1", "8", "8"), (8, 1, 1, 8)),
+        (("sglang", "DeepSeek-R1", "16", "1", "4", "4"), (4, 1, 1, 4)),
+        (("trtllm", "DeepSeek-R1", "1", "64", "8", "8"), (1, 8, 1, 8)),
+        # Both kinds of attention parallelism with their product for the experts.
+        (("vllm", "Kimi-K2.5", "4", "4", "1", "16"), (4, 1, 1, 4)),
+        # Recipes that give every rank whole experts.
+        (("vllm", "MiniMax-M2.5", "8", "1", "8", "1"), (8, 1, 1, 8)),
+        (("trtllm", "DeepSeek-V3", "8", "1", "8", "1"), (8, 1, 1, 8)),
+        (("sglang", "DeepSeek-V3", "8", "1", "8", "1"), (8, 1, 8, 1)),
+        # Ranks that attend to different sequences have whole experts.
+        (("sglang", "DeepSeek-V3", "1", "8", "8", "1"), (1, 8, 1, 8)),
+        # Blank degrees of a dense model.
+        (("vllm", "Qwen3-32B", "2", "", "", ""), (2, 1, 2, 1)),
+    ],
+)
+def test_what_recipes_write_is_read_as_what_runs(
+    row: Row, cells: tuple[str, ...], read: tuple[int, ...]
+) -> None:
+    engine, model, tensor, data, moe_tensor, expert = cells
+    found = degrees(
+        row(
+            backend=engine,
+            model_path=model,
+            tp_size=tensor,
+            attention_dp_size=data,
+            moe_tp_size=moe_tensor,
+            moe_ep_size=expert,
+        )
+    )
+    assert found == read
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "reason"),
+    [
+        ("silicon_data_source", "a.csv", "silicon_concurrency"),
+        ("tp_size", "", "tp_size is blank"),
+        ("tp_size", "two", "not a number"),
+        ("isl", "0.5", "not a whole number"),
+        ("osl", "-3", "not above 0"),
+        ("isl", "99999999", "is more than 1048576"),
+        ("silicon_data_source", "a; silicon_concurrency=9999999", "of 1 to 65536"),
+        ("silicon_tpot_ms", "nan", "not above 0"),
+        ("system", "tpu", "not known"),
+        ("model_path", "someone/else", "not known"),
+        ("backend", "llama.cpp", "none that is modelled"),
+        ("precision", "fp3", "not known"),
+        ("attention_dp_size", "x", "not a number"),
+    ],
+)
+def test_a_row_that_lacks_something_is_refused_by_name(
+    row: Row, column: str, cell: str, reason: str
+) -> None:
+    with pytest.raises(MissingError, match=reason) as caught:
+        launch_of(row(**{column: cell}), number=1)
+    assert not isinstance(caught.value, OddError)
+
+
+def test_heads_that_cannot_be_split_are_refused_as_odd(row: Row) -> None:
+    with pytest.raises(OddError, match="72 does not divide 64 heads"):
+        launch_of(row(tp_size="72"), number=1)
+
+
+def test_a_disaggregated_row_needs_its_workers(row: Row) -> None:
+    sides = {
+        f"{role}_{name}": cell
+        for role, tensor in (("prefill", "4"), ("decode", "8"))
+        for name, cell in (("tp_size", tensor), ("pp_size", "1"), ("num_workers", "2"))
+    }
+    launch = launch_of(row(mode="disagg", **sides), number=1)
+    assert isinstance(launch, Launch)
+    assert launch.devices == 24
+    with pytest.raises(MissingError, match="decode_num_workers is blank"):
+        launch_of(row(mode="disagg", **{**sides, "decode_num_workers": ""}), number=1)
+
+
+def test_one_model_has_three_names(row: Row) -> None:
+    names = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3", "nvidia/DeepSeek-V3.1-NVFP4")
+    found = {launch_of(row(model_path=name), number=1).decoder.name for name in names}
+    assert found == {"deepseek-v3"}
+
+
+def test_a_blank_precision_is_bf16(row: Row) -> None:
+    launch = launch_of(row(model_path="Qwen/Qwen3-32B", precision=""), number=1)
+    assert launch.formats.ffn == "bf16"
+    assert launch.formats.kv == "bf16"
