@@ -20,6 +20,12 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     decode_attention 4 B A D P, P past tokens          s B P D 2 G, P at most the window
     latent_attention 2 B A S^2 (192 + 128) / 2         s B S A (2 * 192 + 2 * 128)
     latent_decode    2 B A P (576 + 512)               s B P 576
+    latent_product   2 T A 128 512                     s (A 128 512 + T A (128 + 512))
+    sparse_latent_attention  2 B A S min(P + S, 2048)  s B (A S 640 + (P + S) 576)
+                     (576 + 512)
+    sparse_latent_decode  2 B A min(P, 2048)           s B (min(P, 2048) 576 + P 128)
+                     (576 + 512)
+    gated_delta      6 B S V 128 128                   s B S 128 (2 K + 2 V), K and V heads
     moe              6 R H F, R = T K / expert rows    s (3 min(E, R) H F + R (2 H + 6 F)), E and F
                                                        those of one rank
     expert_all_to_all   0                              s T K H
@@ -52,6 +58,9 @@ PASSES: Final[Mapping[str, tuple[float, float]]] = {
     "embedding": (2.0, 2.0),
 }
 """Row widths read plus written, forward and backward, by kind of memory-bound operation."""
+
+PICKED_TOKENS: Final = 2048.0
+"""Past tokens that DeepSeek's indexer lets a query look at (DeepSeek-V3.2-Exp, 2025)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,6 +136,38 @@ def _latent_decode(axes: Mapping[str, Floats], size: float) -> Work:
     return Work(flop=2.0 * B * A * P * (576.0 + 512.0), bytes=size * B * P * 576.0)
 
 
+def _latent_product(axes: Mapping[str, Floats], size: float) -> Work:
+    T, A = axes["tokens"], axes["heads"]
+    return Work(
+        flop=2.0 * T * A * 128.0 * 512.0, bytes=size * A * (128.0 * 512.0 + T * (128.0 + 512.0))
+    )
+
+
+def _sparse_latent_attention(axes: Mapping[str, Floats], size: float) -> Work:
+    B, P, S, A = axes["batch"], axes["past"], axes["sequence"], axes["heads"]
+    looked_at = np.minimum(P + S, PICKED_TOKENS)
+    return Work(
+        flop=2.0 * B * A * S * looked_at * (576.0 + 512.0),
+        bytes=size * B * (A * S * 640.0 + (P + S) * 576.0),
+    )
+
+
+def _sparse_latent_decode(axes: Mapping[str, Floats], size: float) -> Work:
+    B, P, A = axes["batch"], axes["past"], axes["heads"]
+    looked_at = np.minimum(P, PICKED_TOKENS)
+    return Work(
+        flop=2.0 * B * A * looked_at * (576.0 + 512.0),
+        bytes=size * B * (looked_at * 576.0 + P * 128.0),
+    )
+
+
+def _gated_delta(axes: Mapping[str, Floats], size: float) -> Work:
+    B, S, K, V = (axes[a] for a in ("batch", "sequence", "key_heads", "value_heads"))
+    return Work(
+        flop=6.0 * B * S * V * 128.0 * 128.0, bytes=size * B * S * 128.0 * (2.0 * K + 2.0 * V)
+    )
+
+
 def _moe(axes: Mapping[str, Floats], size: float) -> Work:
     H, E = axes["hidden"], axes["experts"] / axes["expert"]
     F, R = axes["ffn"] / axes["tensor"], axes["tokens"] * axes["top_k"] / axes["expert"]
@@ -153,6 +194,10 @@ _FORWARD_ONLY: Final[Mapping[str, Callable[[Mapping[str, Floats], float], Work]]
     "decode_attention": _decode_attention,
     "latent_attention": _latent_attention,
     "latent_decode": _latent_decode,
+    "latent_product": _latent_product,
+    "sparse_latent_attention": _sparse_latent_attention,
+    "sparse_latent_decode": _sparse_latent_decode,
+    "gated_delta": _gated_delta,
     "moe": _moe,
     "expert_all_to_all": _expert_all_to_all,
 }

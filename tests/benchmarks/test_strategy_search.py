@@ -18,7 +18,7 @@ def test_whole_spaces_are_searched_to_a_certificate_in_little_memory() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
 
-    assert [one["devices"] for one in report["searches"]] == [2048, 512]
+    assert [one["devices"] for one in report["searches"]] == [2048, 512, 128]
     for one in (*report["searches"], *report["growth"]):
         assert one["status"] in ("optimal", "feasible")
         assert 0.0 <= one["gap_ratio"] <= 0.01

@@ -11,20 +11,20 @@ from tuner.errors import TunerError
 
 SCHEMAS: Final[Mapping[str, str]] = {
     "spec": "tuner.spec.spec:SpecFile",
-    "place-spec": "tuner.spec.place_read:PlaceSpecFile",
-    "serve-spec": "tuner.spec.serving.read:ServeSpecFile",
     "plan": "tuner.plan:Plan",
-    "serve-plan": "tuner.serve_plan:ServePlan",
-    "place-plan": "tuner.place_plan:PlacePlan",
     "verified": "tuner.verify.records:Verified",
-    "place-verified": "tuner.verify.placement_records:PlaceVerified",
     "profile": "profilers.records:ProfileHeader",
     "recording": "profilers.routing.store:RecordingHeader",
     "step": "profilers.steps.config:StepConfig",
     "estimate": "tuner.estimate.records:Estimate",
     "backtest": "tuner.backtest.records:Backtest",
-    "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",
     "residuals": "tuner.costs.analytic.calibration:Residuals",
+    "place-spec": "tuner.spec.place_read:PlaceSpecFile",
+    "place-plan": "tuner.place_plan:PlacePlan",
+    "place-verified": "tuner.verify.placement_records:PlaceVerified",
+    "serve-spec": "tuner.spec.serving.read:ServeSpecFile",
+    "serve-plan": "tuner.serve_plan:ServePlan",
+    "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",
 }
 
 

@@ -57,7 +57,10 @@ def sample_placement(
             kind="place",
             ranks=decision.ranks,
             ranks_per_node=decision.ranks_per_node,
-            workloads=(Workload(name=workload, path=Path("chat.json")),),
+            # Built unchecked: emitters must not rest on what readers of specs refuse.
+            workloads=(
+                Workload.model_construct(name=workload, path=Path("chat.json"), weight=1.0),
+            ),
             dispatch=dispatch,
         ),
         emit=("eplb",),
