@@ -28,7 +28,7 @@ from tuner.backtest.rows import Row
 from tuner.calibrate.bands import STATED, bands_of, covered_ratio
 from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, folds_of, held_out
 from tuner.calibrate.fit import COARSE, Fit, Floats, Problem, blocks_of, fit
-from tuner.calibrate.terms import TERMS, Level, Offset, holding, offsets_of
+from tuner.calibrate.terms import FEWEST_RECIPES, TERMS, Level, Offset, holding, offsets_of
 from tuner.costs.analytic.calibration import (
     Correction,
     Regime,
@@ -71,7 +71,7 @@ def calibrate(
     """Fit the rows that can be predicted and have a time.
 
     Raises:
-        SpecError: fewer than two such rows.
+        SpecError: fewer than two such rows, or no two of different recipes have anything in common.
     """
     runs = tuple(run for run in runs_of(rows)[0] if run.measured_s is not None)
     if len(runs) < FEWEST_RUNS:
@@ -112,7 +112,13 @@ def problem_of(
     runs: Sequence[Run], regimes: Sequence[Regime], terms: Mapping[str, Mapping[Level, float]]
 ) -> tuple[Problem, tuple[Offset, ...]]:
     """State what is fitted."""
-    offsets = offsets_of(regimes, terms)
+    groups = [run.row.group for run in runs]
+    offsets = offsets_of(regimes, groups, terms)
+    if not offsets:
+        raise SpecError(
+            f"{len(runs)} rows of {len(set(groups))} recipes share no constant; one is fitted to "
+            f"{FEWEST_RECIPES} recipes (column group) on alike devices or software"
+        )
     pricer, holds_PC = pricer_of(runs), holding(offsets, regimes)
     bounds_K = [FITTED.get(name) for name in NAMES]
     problem = Problem(

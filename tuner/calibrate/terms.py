@@ -2,7 +2,8 @@
 
 Each constant has one or more levels, from wide to narrow; a level names the facts that one value is
 shared over, and the spread that a value may have on top of the wider ones. What is not listed
-keeps its generic value.
+keeps its generic value, and so does what one recipe alone would set: its runs would be fitted one
+by one, and nothing would be left to judge the value by.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,9 @@ from tuner.calibrate.fit import Floats
 from tuner.costs.analytic.calibration import Regime, Where
 
 Level = tuple[str, ...]
+
+FEWEST_RECIPES: Final = 2
+"""That share a value."""
 
 TERMS: Final[Mapping[str, Mapping[Level, float]]] = {
     "matmul_ratio": {
@@ -69,19 +73,27 @@ class Offset:
 
 
 def offsets_of(
-    regimes: Sequence[Regime], terms: Mapping[str, Mapping[Level, float]]
+    regimes: Sequence[Regime], groups: Sequence[str], terms: Mapping[str, Mapping[Level, float]]
 ) -> tuple[Offset, ...]:
-    """List one offset per constant, level and distinct facts of the regimes."""
-    found: dict[tuple[str, Where], float] = {}
-    for constant, levels in terms.items():
-        for level, spread in levels.items():
-            for regime in regimes:
-                facts = {name: str(getattr(regime, name)) for name in level}
-                if all(facts.values()):
-                    found[constant, Where(**facts)] = spread
+    """List one offset per constant, level and distinct facts of enough recipes.
+
+    Args:
+        regimes: of the runs.
+        groups: the recipe of each run.
+        terms: as `TERMS`.
+    """
+    recipes: dict[tuple[Level, Where], set[str]] = {}
+    for level in dict.fromkeys(level for levels in terms.values() for level in levels):
+        for regime, group in zip(regimes, groups, strict=True):
+            facts = {name: str(getattr(regime, name)) for name in level}
+            if all(facts.values()):
+                recipes.setdefault((level, Where(**facts)), set()).add(group)
     return tuple(
         Offset(constant=constant, where=where, spread=spread)
-        for (constant, where), spread in found.items()
+        for constant, levels in terms.items()
+        for level, spread in levels.items()
+        for (own, where), sharing in recipes.items()
+        if own == level and len(sharing) >= FEWEST_RECIPES
     )
 
 

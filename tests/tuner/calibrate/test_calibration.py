@@ -127,3 +127,20 @@ def test_damaged_residuals_are_one_error(tmp_path: Path, text: str, message: str
 def test_too_few_rows_are_one_error(rows: tuple[Row, ...]) -> None:
     with pytest.raises(SpecError, match="1 of 1 rows can be predicted and have a measured time"):
         calibrate(rows[:1], origin="test", data_sha256="0")
+
+
+def test_one_recipe_alone_sets_no_constant(rows: tuple[Row, ...]) -> None:
+    # Two recipes of `lab` share its constants; the one of another software has its own to itself.
+    other = replace(rows[2], texts={**rows[2].texts, "release": "torchtitan-0.1"})
+    made = calibrate((*rows[:2], other), origin="test", data_sha256="0")
+    alone = made.regimes[-1].family
+    assert alone != made.regimes[0].family
+    found = {offset.where.family for offset in made.offsets}
+    assert made.regimes[0].family in found
+    assert alone not in found
+
+
+def test_rows_of_one_recipe_are_one_error(rows: tuple[Row, ...]) -> None:
+    alike = [replace(row, texts={**row.texts, "group": "one"}) for row in rows]
+    with pytest.raises(SpecError, match="18 rows of 1 recipes share no constant; one is fitted to"):
+        calibrate(alike, origin="test", data_sha256="0")
