@@ -119,6 +119,15 @@ class LayerOutcome(Record):
     bound: float
 
 
+class PlaceSpace(Record):
+    """Placements that were compared whole; the solver's own steps are not counted."""
+
+    priced: Size
+    bounded: Size = 0
+    illegal: Size
+    """Over a limit on load."""
+
+
 class PlaceCertificate(Record):
     """What is proven about the choice, under the model."""
 
@@ -128,6 +137,9 @@ class PlaceCertificate(Record):
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     layers: tuple[LayerOutcome, ...] = ()
     """Layer by layer, where the objective is a sum over layers."""
+    space: PlaceSpace = PlaceSpace(priced=1, illegal=0)
+    within_band: Size = 0
+    """Alternatives whose objective differs by less than the noise of the gain: ties."""
     solve_s: Seconds
     method: str
 
@@ -199,6 +211,8 @@ class PlaceAlternative(Record):
     decision: PlaceDecision
     objective: float
     imbalance: dict[str, float]
+    is_legal: bool = True
+    """Keeps the limits on load that the objective is bound by."""
     lost_by: str
 
 

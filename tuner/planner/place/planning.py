@@ -20,6 +20,7 @@ from tuner.place_plan import (
     PlacePlan,
     PlacePrediction,
     PlaceProvenance,
+    PlaceSpace,
 )
 from tuner.planner.place.candidates import (
     TRAFFIC,
@@ -150,6 +151,9 @@ def make_place_plan(
     certificate = certificate_of(
         spec, evidence, chosen, outcome, rule, pricing, method=method, solve_s=solve_s
     )
+    certificate = certificate.model_copy(
+        update=_compared(certificate.objective or 0.0, alternatives, noise_ratio=gain.noise_ratio)
+    )
     return PlacePlan(
         goal=goal,
         cluster=spec.cluster,
@@ -191,6 +195,18 @@ def make_place_plan(
             update={"notes": (*provenance.notes, *notes_of(spec, evidence, dispatch, rule))}
         ),
     )
+
+
+def _compared(
+    objective: float, alternatives: Sequence[PlaceAlternative], *, noise_ratio: float
+) -> dict[str, object]:
+    """Count what was compared whole, and what the noise cannot tell from the chosen one."""
+    legal = [one for one in alternatives if one.is_legal]
+    most = objective * (1.0 + noise_ratio)
+    return {
+        "space": PlaceSpace(priced=1 + len(legal), illegal=len(alternatives) - len(legal)),
+        "within_band": sum(one.objective <= most for one in legal),
+    }
 
 
 def _expert_bytes(spec: PlaceSpec) -> float | None:
@@ -239,6 +255,7 @@ def _chosen(
                 one.name: judge_workload(spec, one, named[name], dispatch).imbalance
                 for one in evidence
             },
+            is_legal=not broken[name],
             lost_by=broken[name] or _more_of(values[name], values[best]),
         )
         for name in order[1:]
