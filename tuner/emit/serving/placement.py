@@ -14,7 +14,6 @@ from tuner.emit.placement.registry import emit_placement
 from tuner.place_plan import VerifiedPlacement
 from tuner.serve_plan import Instances
 
-
 PLACEMENT_FILE: Final[Mapping[str, str]] = {
     "sglang": "init_expert_location.json",
     "vllm": "moetune_placement.py",

@@ -20,7 +20,6 @@ from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import dispatch_tokens
 
-
 _BALANCER: Final = PLACEMENT_FILE["trtllm"]
 
 _BY_MPI: Final = '$([[ "$NNODES" == 1 ]] || echo trtllm-llmapi-launch)'

@@ -124,7 +124,7 @@ def _batches(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str
     yield f"--max-num-seqs {group.max_batch}"
     yield f"--max-num-batched-tokens {tokens}"
     if group.role is not Role.DECODE and not group.chunked_prefill:
-        yield "--no-enable-chunked-prefill"
+        yield "--disable-chunked-prefill"
     if group.role is not Role.PREFILL:
         yield f"--max-cudagraph-capture-size {group.max_batch}"
 

@@ -47,7 +47,7 @@ VLLM_0_33: Final = ServingCapabilities(
             "--max-num-batched-tokens",
             "--max-num-seqs",
             "--nnodes",
-            "--no-enable-chunked-prefill",
+            "--disable-chunked-prefill",
             "--node-rank",
             "--pipeline-parallel-size",
             "--port",

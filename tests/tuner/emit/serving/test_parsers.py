@@ -1,0 +1,226 @@
+"""The real parsers take what is emitted: SGLang's, vLLM's, their routers' and vLLM's client's.
+
+They need no accelerator, but more packages than this project: MOETUNE_ENGINES_PYTHON names the
+interpreter of an environment that has them (`pip install --no-deps vllm==0.33.0 sglang==0.5.23
+sglang-router vllm-router`, beside what these import); without it the present one is asked.
+
+Accepted so far: sglang 0.5.23, vllm 0.33.0, sglang-router 0.3.2, vllm-router 0.1.17.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tuner.emit.placement.testing import sample_decision, sample_placement
+from tuner.emit.serving.registry import emit_serving
+from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tuner.emit.testing import write_emitted
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.manifests.registry import ENGINES
+
+pytestmark = pytest.mark.slow
+
+PARSERS = {
+    "sglang": """
+import argparse
+from sglang.srt.server_args import ServerArgs
+import sglang as package
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+""",
+    "vllm": """
+from vllm.entrypoints.common.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.engine.arg_utils import AsyncEngineArgs
+import vllm as package
+parser = make_arg_parser(FlexibleArgumentParser())
+build = AsyncEngineArgs.from_cli_args
+""",
+    "vllm_bench": """
+import argparse
+from vllm.benchmarks.serve import add_cli_args
+import vllm as package
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+""",
+    "sglang_router": """
+import argparse
+from sglang_router.router_args import RouterArgs
+import sglang_router as package
+parser = argparse.ArgumentParser()
+RouterArgs.add_cli_args(parser)
+""",
+    "vllm_router": """
+import argparse
+from vllm_router.router_args import RouterArgs
+import vllm_router as package
+parser = argparse.ArgumentParser()
+RouterArgs.add_cli_args(parser)
+""",
+}
+
+_ASK = """
+import json, sys
+build = None
+{parser}
+found = []
+for argv in json.load(open(sys.argv[1])):
+    parsed = parser.parse_args(argv)
+    if build is not None:
+        parsed = build(parsed)
+    known = vars(parsed) if hasattr(parsed, "__dict__") else dict()
+    found.append(dict((k, v) for k, v in known.items() if isinstance(v, (int, str, float))))
+options = sorted(word for action in parser._actions for word in action.option_strings)
+json.dump(dict(found=found, options=options), open(sys.argv[1], "w"))
+"""
+
+Ask = Callable[[str, list[list[str]]], tuple[list[dict[str, Any]], set[str]]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Return what a parser made of several commands, and every option that it knows."""
+
+    def run(name: str, commands: list[list[str]]) -> tuple[list[dict[str, Any]], set[str]]:
+        python = os.environ.get("MOETUNE_ENGINES_PYTHON", sys.executable)
+        package = name.removesuffix("_bench")
+        has = [python, "-c", f"import importlib.util as u; assert u.find_spec({package!r})"]
+        if subprocess.run(has, check=False, capture_output=True, timeout=60).returncode:
+            pytest.skip(f"{package} is not installed; set MOETUNE_ENGINES_PYTHON")
+        file = tmp_path / "asked.json"
+        file.write_text(json.dumps(commands))
+        done = subprocess.run(
+            [python, "-c", _ASK.format(parser=PARSERS[name]), str(file)],
+            env={**os.environ, "VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=250,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        answer = json.loads(file.read_text())
+        return answer["found"], set(answer["options"])
+
+    return run
+
+
+GOAL = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+ON_FOUR = {"devices": 4, "attention_dp": 4, "ep": 4}
+CASES: list[tuple[Any, str, dict[str, Any]]] = [
+    (aggregated(), "aggregated", {}),
+    (aggregated(attention_dp=1, attention_tp=8), "aggregated", {"goal": GOAL}),
+    (aggregated(devices=16, attention_dp=16, ep=16), "aggregated", {}),
+    (aggregated(devices=16, attention_tp=8, attention_dp=1, pp=2), "aggregated", {}),
+    (aggregated(chunked_prefill=False), "aggregated", {}),
+    (aggregated(a2a_backend="deepep_normal"), "aggregated", {}),
+    (disaggregated(), "prefill", {}),
+    (disaggregated(path="device", connector="mooncake"), "decode", {}),
+    (disaggregated(decode={"a2a_backend": "deepep_low_latency"}), "decode", {}),
+    (aggregated(**ON_FOUR), "aggregated", {"placed": True}),
+]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_the_engines_parser_takes_every_command(
+    engine: str, deepseek: ModelSpec, launch: Path, programs: Any, ask: Ask
+) -> None:
+    placement = sample_placement(sample_decision())
+    commands = []
+    for decision, name, others in CASES:
+        verified = sample_serving(deepseek, decision, engine=engine, goal=others.get("goal"))
+        placed = placement if others.get("placed") else None
+        write_emitted(launch, emit_serving(engine, verified, placement=placed))
+        done = programs.run(
+            str(launch / f"{name}.sh"), cwd=launch, NODE_RANK="1", MASTER_ADDR="first"
+        )
+        assert done.code == 0, done.stderr
+        argv = programs.argv()
+        # python -m sglang.launch_server, vllm serve.
+        commands.append(argv[3:] if engine == "sglang" else argv[2:])
+    found, options = ask(engine, commands)
+    assert ENGINES[engine][0].options <= options
+    for (decision, name, _), parsed in zip(CASES, found, strict=True):
+        (group,) = (group for group in decision.instances if group.role == name)
+        if engine == "sglang":
+            assert parsed["tp_size"] * parsed["pp_size"] == group.devices
+            assert parsed["attn_dp_size"] == group.attention_dp
+        else:
+            ranks = parsed["tensor_parallel_size"] * parsed["pipeline_parallel_size"]
+            assert ranks * parsed["data_parallel_size"] == group.devices
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_the_routers_parser_takes_every_command(
+    engine: str, deepseek: ModelSpec, launch: Path, programs: Any, ask: Ask
+) -> None:
+    urls = {
+        "WORKER_URLS": "http://a:30000 http://b:30000",
+        "PREFILL_URLS": "http://a:30000 http://b:30000 http://c:30000",
+        "DECODE_URLS": "http://d:30000",
+    }
+    commands = []
+    for decision in (aggregated(), disaggregated(), disaggregated(connector="mooncake")):
+        verified = sample_serving(deepseek, decision, engine=engine)
+        write_emitted(launch, emit_serving(engine, verified))
+        done = programs.run(str(launch / "router.sh"), cwd=launch, **urls)
+        assert done.code == 0, done.stderr
+        (call,) = programs.calls("router.json")
+        commands.append(call["argv"][3:] if engine == "sglang" else call["argv"][1:])
+        # The router of pods, which finds its workers itself.
+        text = next(
+            file.text
+            for file in emit_serving("kubernetes", verified)
+            if file.path.name == "deployment.yaml"
+        )
+        commands.append(_discovering(text, programs, launch, engine=engine))
+    found, _ = ask(f"{engine}_router", commands)
+    assert len(found) == 6
+
+
+def _discovering(text: str, programs: Any, launch: Path, *, engine: str) -> list[str]:
+    (router,) = (
+        each
+        for each in yaml.safe_load_all(text)
+        if each["kind"] == "Deployment" and each["metadata"]["labels"]["role"] == "router"
+    )
+    command = router["spec"]["template"]["spec"]["containers"][0]["command"]
+    done = programs.run(*command[1:], cwd=launch, NAMESPACE="default")
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls("router.json")
+    argv = [str(word) for word in call["argv"]]
+    return argv[3:] if engine == "sglang" else argv[1:]
+
+
+def test_vllms_client_takes_the_benchmark(
+    deepseek: ModelSpec, launch: Path, programs: Any, ask: Ask
+) -> None:
+    commands = []
+    for traffic in (
+        {"concurrency": 8, "input_tokens": 100, "output_tokens": 10, "prefix_hit": 0.5},
+        {
+            "rate": 2.0,
+            "arrival": {"kind": "gamma", "cv": 2.0},
+            "input_tokens": {"kind": "uniform", "low": 80, "high": 120},
+            "output_tokens": 10,
+        },
+    ):
+        verified = sample_serving(deepseek, aggregated(), goal={"traffic": traffic})
+        write_emitted(launch, emit_serving("sglang", verified))
+        done = programs.run(str(launch / "bench_vllm.sh"), cwd=launch)
+        assert done.code == 0, done.stderr
+        commands.append(programs.argv()[3:])
+    found, _ = ask("vllm_bench", commands)
+    assert [parsed["random_input_len"] for parsed in found] == [50, 100]
+
+
+def test_sglang_refuses_the_name_that_recipes_use_for_graph_sizes(ask: Ask) -> None:
+    # Why --cuda-graph-max-bs-decode is emitted: the short name fits two options.
+    with pytest.raises(AssertionError, match="ambiguous option: --cuda-graph-max-bs"):
+        ask("sglang", [["--model-path", "m", "--cuda-graph-max-bs", "8"]])
