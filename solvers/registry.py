@@ -71,6 +71,7 @@ INSTANCES: Final[Family[InstancesProblem, InstancePlan]] = Family(
     name="instances",
     methods={
         "milp": "solvers.instances.milp:solve",
+        "cp_sat": "solvers.instances.cp_sat:solve",
     },
     default="milp",
     check=instances_check,

@@ -1,0 +1,30 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_mixed_pool_is_solved_to_optimality() -> None:
+    script = Path(__file__).with_name("instances.py")
+    done = subprocess.run(
+        [sys.executable, str(script), "--json", "--methods", "milp", "--time-limit", "100"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env=os.environ
+        | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONWARNINGS": "default",
+        },
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert len(report["solves"]) == 10
+    for one in report["solves"]:
+        assert one["status"] == "optimal"
+        assert one["gap_ratio"] <= 1e-6
+        assert one["columns"] == 306
+    assert all(band["plans"] >= 1 for band in report["ties"])

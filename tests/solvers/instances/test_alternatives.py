@@ -1,0 +1,101 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from solvers.instances import brute_force
+from solvers.instances.alternatives import alternatives
+from solvers.instances.check import violations
+from solvers.instances.dominance import undominated
+from solvers.instances.problem import Column, InstancePlan, InstancesProblem, Objective
+from solvers.instances.testing import mixed_pool, one_pool, tiny_problem
+from solvers.registry import INSTANCES
+
+TIME_LIMIT_S = 60.0
+
+
+def solved(problem: InstancesProblem) -> InstancePlan | None:
+    return INSTANCES.solve(problem, time_limit_s=TIME_LIMIT_S).solution
+
+
+def test_a_tie_is_found_and_idle_instances_are_no_alternative() -> None:
+    # 2P + 1D serve on three devices. 2P + 2D do so within half more, but one of them is idle. A
+    # decode column of two devices makes a second way, on four.
+    plain = one_pool()
+    best = solved(plain)
+    assert best is not None
+    only = alternatives(plain, best, band_ratio=0.5, most=9, time_limit_s=TIME_LIMIT_S)
+    assert [plan.count_J for plan in only.plans] == [(2, 1)]
+    assert only.is_complete
+
+    decode = dataclasses.replace(plain.columns[1], name="faster", rate_per_s=11.0, devices_P=(2,))
+    two = dataclasses.replace(plain, columns=(*plain.columns, decode))
+    best = solved(two)
+    assert best is not None
+    both = alternatives(two, best, band_ratio=0.4, most=9, time_limit_s=TIME_LIMIT_S)
+    assert [plan.count_J for plan in both.plans] == [(2, 1, 0), (2, 0, 1)]
+    assert both.is_complete
+    first = alternatives(two, best, band_ratio=0.4, most=1, time_limit_s=TIME_LIMIT_S)
+    assert (len(first.plans), first.is_complete) == (1, False)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("objective", [Objective.COST, Objective.DEVICES])
+def test_finds_what_trying_everything_finds(objective: Objective, seed: int) -> None:
+    problem = distinct(tiny_problem(np.random.default_rng([seed, 9]), objective))
+    best = solved(problem)
+    if best is None:
+        return
+    limit = 1.3 * weight(problem, best) * (1.0 + 1e-6)
+    light = [p for p in brute_force.plans(problem) if weight(problem, p) <= limit]
+    lean = {
+        plan.count_J
+        for plan in light
+        if not any(contains(plan.count_J, other.count_J) for other in light)
+    }
+    found = alternatives(problem, best, band_ratio=0.3, most=500, time_limit_s=TIME_LIMIT_S)
+    assert found.is_complete
+    kept = {plan.count_J for plan in found.plans}
+    assert kept <= lean
+    assert all(uses_dominated(problem, count_J) for count_J in lean - kept)
+
+
+def distinct(problem: InstancesProblem) -> InstancesProblem:
+    """Without limits on kinds, so that every plan contains a lean one."""
+    return dataclasses.replace(problem, max_kinds=None)
+
+
+def weight(problem: InstancesProblem, plan: InstancePlan) -> float:
+    return sum(w * n for w, n in zip(problem.weight_J, plan.count_J, strict=True))
+
+
+def contains(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
+    return more != less and all(a >= b for a, b in zip(more, less, strict=True))
+
+
+def uses_dominated(problem: InstancesProblem, count_J: tuple[int, ...]) -> bool:
+    kept = undominated(problem)
+    return any(count for j, count in enumerate(count_J) if j not in kept)
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_alternatives_of_a_mixed_pool_are_allowed_and_near(objective: Objective) -> None:
+    problem = mixed_pool(objective=objective)
+    best = solved(problem)
+    assert best is not None
+    found = alternatives(problem, best, band_ratio=0.02, most=4, time_limit_s=TIME_LIMIT_S)
+    assert found.plans
+    least = INSTANCES.check.objective(problem, best)
+    for plan in found.plans:
+        assert violations(problem, plan) == ()
+        assert INSTANCES.check.objective(problem, plan) <= least * 1.02 * (1.0 + 1e-5)
+
+
+def test_columns_that_are_alike_are_one() -> None:
+    problem = one_pool()
+    twin = Column(name="p again", group=0, devices_P=(1,), rate_per_s=5.6, price_per_hour=2.0)
+    doubled = dataclasses.replace(problem, columns=(*problem.columns, twin))
+    best = solved(doubled)
+    assert best is not None
+    found = alternatives(doubled, best, band_ratio=0.0, most=9, time_limit_s=TIME_LIMIT_S)
+    assert len(found.plans) == 1
