@@ -1,6 +1,7 @@
 """What each engine is told: the mapping of a decision to its options."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,32 @@ def test_sglangs_router_is_told_where_prefill_hands_over(
         ["http://b:30200", "30240"],
         ["http://c:30400", "30440"],
     ]
+
+
+OPTION_CASES = (
+    aggregated(),
+    aggregated(chunked_prefill=False, a2a_backend="deepep_normal"),
+    aggregated(devices=16, attention_dp=1, attention_tp=8, pp=2),
+    disaggregated(connector="mooncake"),
+    disaggregated(decode={"a2a_backend": "deepep_low_latency"}),
+)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("decision", OPTION_CASES)
+def test_nothing_is_said_that_the_manifest_does_not_name(
+    engine: str, decision: ServeDecision, deepseek: ModelSpec
+) -> None:
+    manifest = ENGINES[engine][0]
+    verified = sample_serving(deepseek, decision, engine=engine)
+    for file in emit_serving(engine, verified):
+        if file.path.suffix == ".yaml":
+            assert set(yaml.safe_load(file.text)) <= manifest.options
+        if file.path.name.removesuffix(".sh") not in ("prefill", "decode", "aggregated"):
+            continue
+        body = "".join(line for line in file.text.splitlines(True) if not line.startswith("#"))
+        exported = set(re.findall(r"^export ([A-Z_]+)=", body, flags=re.MULTILINE))
+        assert exported <= manifest.environment
+        if engine != "trtllm":
+            said = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", body))
+            assert said <= manifest.options
