@@ -81,15 +81,21 @@ class Predictor:
         most = -(-launch.concurrency // ranks)
         rules = self._rules(launch, writing, recipe, most)
         times = self._times(launch, writing, most, replace(rules, step_tokens=most))
-        prompts = self._times(launch, reading, 1, replace(rules, step_tokens=launch.input_tokens))
+        shared = replace(rules, step_tokens=launch.input_tokens)
+        full = self._times(launch, reading, 1, shared)
+        alone = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared)
+        most_busy = prefill.degrees.attention_data
         each = kv_bytes_per_token(launch.decoder, launch.formats, Degrees())
 
-        def prompt_s(tokens: int) -> float:
-            fixed_s = prompts.head_s[1] + prompts.prompt_scheduler_s
-            return prompts.linear_s[tokens] + prompts.prefill_s(tokens) + fixed_s
+        def prompt_s(tokens: int, busy: int) -> float:
+            share = (busy - 1) / (most_busy - 1) if most_busy > 1 else 1.0
+            linear_s = alone.linear_s[tokens] * (1.0 - share) + full.linear_s[tokens] * share
+            fixed_s = full.head_s[1] + full.prompt_scheduler_s
+            return linear_s + full.prefill_s(tokens) + fixed_s
 
         stations = Stations(
-            prefill_ranks=prefill.workers * prefill.degrees.attention_data,
+            prefill_workers=prefill.workers,
+            prefill_ranks=most_busy,
             prompt_s=prompt_s,
             handover_s=lambda tokens: HANDOVER_S + tokens * each / HANDOVER_BYTES_PER_S,
             decode_ranks=ranks,
@@ -163,6 +169,7 @@ class Predictor:
             iteration.degrees,
             iteration.sequence_s,
             iteration.experts_table,
+            iteration.busy_ratio,
             longest,
             most,
             tokens,

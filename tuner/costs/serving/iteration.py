@@ -3,7 +3,7 @@
     T(m, n, s) = sum over layers [ products(m) + attention + experts(m d) + exchange(m) + small(m) ]
                  + head(n) + scheduler
 
-d is the degree of attention data parallelism: its ranks run alike steps and share the experts, so
+d is the number of attention-data ranks with tokens: they run alike steps and share the experts, so
 that a layer's experts see m d tokens. Exchange is two all-reduces of m h per layer under tensor
 parallelism, and what is faster of a gather and a scatter of m d h and of an all-to-all of the
 copies around the experts under data parallelism.
@@ -66,6 +66,8 @@ class Iteration:
     machine: ServingMachine
     sequence_s: float = 0.0
     """What the host takes per running sequence and step."""
+    busy_ratio: float = 1.0
+    """Share of the attention-data ranks that have tokens; the others only serve their experts."""
     experts_table: str = ""
     """Whose measured experts count, as `software@version`; empty: the engine's newest."""
 
@@ -86,6 +88,11 @@ class Iteration:
             )
             for group in self.decoder.layers
         )
+
+    @property
+    def busy_ranks(self) -> float:
+        """Attention-data ranks that have tokens."""
+        return max(self.degrees.attention_data * self.busy_ratio, 1.0)
 
     def linear_parts(self, m_Q: Floats) -> dict[str, Floats]:
         """Seconds of everything that depends on the tokens of the step alone, by part."""
@@ -116,7 +123,7 @@ class Iteration:
             }
         experts = self.decoder.experts
         assert experts is not None  # Decoder refuses layers without either
-        together_Q = m_Q * self.degrees.attention_data
+        together_Q = m_Q * self.busy_ranks
         shape = MoeShape(
             hidden=self.decoder.hidden,
             ffn=experts.ffn,
@@ -158,7 +165,7 @@ class Iteration:
         if self.degrees.attention_data == 1:
             return 2.0 * self._reduced_s(m_Q)
         ranks = self.degrees.attention_tensor * self.degrees.attention_data
-        together_Q = m_Q * self.degrees.attention_data
+        together_Q = m_Q * self.busy_ranks
         gathered_Q = self._collective_s("all_gather", together_Q, ranks)
         scattered_Q = self._collective_s("reduce_scatter", together_Q, ranks)
         whole_Q = gathered_Q + scattered_Q

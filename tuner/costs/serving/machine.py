@@ -1,11 +1,12 @@
 """Seconds of one operation on one system: from its measured tables, else from the datasheet.
 
-    t = max(operations / (0.7 peak), bytes / (0.8 bandwidth)) + 3 us        where nothing is
+    t = max(operations / (0.7 peak), bytes / (0.8 bandwidth)) + 5 us        where nothing is
     measured
 
-The shares and the 3 us are those that aiconfigurator's system files carry for memory (0.8, 3 us);
-0.7 of the peak is what large products of its H100 and H200 tables reach. Whatever came from the
-datasheet is named in `estimated`, so that a prediction can be marked.
+0.8 is the share of the memory bandwidth that aiconfigurator's system files state; 0.7 of the peak
+is what large products of its H100 and H200 tables reach, and 5 us is what their smallest products
+take beyond their bytes. Whatever came from the datasheet is named in `estimated`, so that a
+prediction can be marked.
 
 Letters: Q questions.
 """
@@ -23,7 +24,7 @@ from tuner.devices.datasheet import Datasheet, Generation
 
 PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8
-LAUNCH_S: Final = 3e-6
+LAUNCH_S: Final = 5e-6
 
 NODE_LATENCY_S: Final = 20e-6
 """Of a collective that leaves the scale-up domain, beyond the one inside it."""
@@ -47,9 +48,9 @@ SIMILAR: Final = {
 }
 """Formats that stand in where a format was not measured."""
 STAND_IN: Final = {("trtllm", "fp8_block", Generation.BLACKWELL): "sglang"}
-"""Whose table holds the expert kernels that an engine runs: TensorRT-LLM's block-scaled experts
-were timed with DeepGEMM there, but its recipes choose its generated kernels
-(`moe_config.backend: TRTLLM`), which SGLang's table measured (flashinfer_trtllm)."""
+"""Whose table holds other expert kernels that an engine chooses from: TensorRT-LLM's block-scaled
+experts were timed with DeepGEMM there, which its recipes take for many tokens; for few they take
+generated kernels (`moe_config.backend: TRTLLM`), which SGLang's table measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +101,29 @@ class ServingMachine:
 
     def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
         """Routed experts on the busiest rank, for `tokens` over all ranks that share them."""
-        curves = self._moe_curves(shape, software=software)
+        for dtype in (shape.dtype, *SIMILAR.get(shape.dtype, ())):
+            own = software.partition("@")[0]
+            rival = STAND_IN.get((own, dtype, self.sheet.generation), software)
+            others = tuple((name,) for name in self._moe_softwares() if name != own)
+            for names in ((software, rival), (own,), *others):
+                found = [self._moe_measured_s(tokens_Q, shape, name, dtype) for name in names]
+                known = [seconds_Q for seconds_Q in found if seconds_Q is not None]
+                if known:
+                    return np.asarray(np.min(known, axis=0))
+        self.estimated.add(f"moe {shape.dtype}")
+        return self._moe_estimate_s(tokens_Q, shape)
+
+    def _moe_softwares(self) -> tuple[str, ...]:
+        names = () if self.tables is None else self.tables.softwares("moe")
+        return tuple(name for name in names if "@" not in name)
+
+    def _moe_measured_s(
+        self, tokens_Q: Floats, shape: MoeShape, software: str, dtype: str
+    ) -> Floats | None:
+        """From the measured degree of expert parallelism, or between the two around it."""
+        curves = self._moe_degrees(shape, software, dtype)
         if not curves:
-            self.estimated.add(f"moe {shape.dtype}")
-            return self._moe_estimate_s(tokens_Q, shape)
+            return None
         if len(curves) == 1:
             return curves[0][1].seconds(tokens_Q)
         (low, below), (high, above) = curves
@@ -111,29 +131,13 @@ class ServingMachine:
         log_s_Q = (1.0 - share) * np.log(below.seconds(tokens_Q))
         return np.asarray(np.exp(log_s_Q + share * np.log(above.seconds(tokens_Q))))
 
-    def _moe_curves(self, shape: MoeShape, *, software: str) -> list[tuple[int, Curve]]:
-        """The measured degree of expert parallelism, or the two around it."""
+    def _moe_degrees(self, shape: MoeShape, software: str, dtype: str) -> list[tuple[int, Curve]]:
         if self.tables is None:
             return []
-        dtypes = (shape.dtype, *SIMILAR.get(shape.dtype, ()))
-        for dtype in dtypes:
-            own = software.partition("@")[0]
-            preferred = STAND_IN.get((own, dtype, self.sheet.generation), own)
-            names = [
-                name for name in self.tables.softwares("moe") if "@" not in name or name == software
-            ]
-            order = (software if "@" in software else preferred, preferred, own)
-            for name in sorted(names, key=lambda name: [name != wanted for wanted in order]):
-                found = self._moe_degrees(shape, name, dtype)
-                if found:
-                    return found
-        return []
-
-    def _moe_degrees(self, shape: MoeShape, software: str, dtype: str) -> list[tuple[int, Curve]]:
         wanted = (shape.hidden, shape.ffn, shape.top_k, shape.experts, shape.tensor)
         degrees = sorted(
             int(key[-1])
-            for key in self.tables.shapes("moe")  # type: ignore[union-attr]  # asked above
+            for key in self.tables.shapes("moe")
             if key[:3] == (software, LOAD, dtype) and key[3:8] == wanted
         )
         low = [degree for degree in degrees if degree <= shape.expert]

@@ -1,16 +1,18 @@
 """Prefill and decode on instances of their own.
 
-Prompts wait in one queue, first come first served, for whichever prefill rank is free; each rank
-reads one prompt at a time. Read prompts are handed over and join the decode ranks, which share the
-running sequences evenly and step together, as attention data parallelism makes them. Between two
-events all steps are taken in one jump, as in batching.py.
+Prompts wait in one queue, first come first served, for whichever prefill worker is free. Its ranks
+step together: each reads one prompt, and those without one only serve their experts. Read prompts
+are handed over and join the decode ranks, which share the running sequences evenly and step
+together, as attention data parallelism makes them. Between two events all steps are taken in one
+jump, as in batching.py.
 
-Not covered: several prompts in one prefill step, routing by load, transfers that wait for each
-other.
+Not covered: several prompts of one rank in one prefill step, routing by load, transfers that wait
+for each other.
 """
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,9 +26,11 @@ from tuner.simulate.serving.steps import StepTimes
 class Stations:
     """Both sides."""
 
+    prefill_workers: int
     prefill_ranks: int
-    prompt_s: Callable[[int], float]
-    """Of one prompt of so many tokens on one rank."""
+    """Of one worker: prompts that it reads at once."""
+    prompt_s: Callable[[int, int], float]
+    """Of a step whose longest prompt has so many tokens, with so many ranks busy."""
     handover_s: Callable[[int], float]
     decode_ranks: int
     decode: StepTimes
@@ -41,7 +45,11 @@ class _Play:
     inputs: list[int]
     outputs: list[int]
     free_s: list[float]
-    """Heap: when each prefill rank is free."""
+    """Heap: when each prefill worker is free."""
+    queue: deque[int] = field(default_factory=deque)
+    """Prompts that wait."""
+    coming: list[tuple[float, int]] = field(default_factory=list)
+    """Heap: when requests arrive."""
     ready: list[tuple[float, int]] = field(default_factory=list)
     """Heap: when a read prompt has been handed over."""
     running: list[tuple[int, int]] = field(default_factory=list)
@@ -54,17 +62,39 @@ class _Play:
     end_s: dict[int, float] = field(default_factory=dict)
 
     def send(self, at_s: float) -> None:
-        """The next request comes, and takes the prefill rank that is free first."""
-        if self.next_request >= len(self.inputs):
-            return
-        request = self.next_request
-        self.next_request += 1
-        self.arrived_s[request] = at_s
-        start_s = max(at_s, heapq.heappop(self.free_s))
-        end_s = start_s + self.stations.prompt_s(self.inputs[request])
-        heapq.heappush(self.free_s, end_s)
-        handed_s = end_s + self.stations.handover_s(self.inputs[request])
-        heapq.heappush(self.ready, (handed_s, request))
+        """The next request comes at that time."""
+        if self.next_request < len(self.inputs):
+            heapq.heappush(self.coming, (at_s, self.next_request))
+            self.next_request += 1
+
+    def read(self) -> None:
+        """Let workers that are free by now take what has come by then."""
+        while self.coming or self.queue:
+            free_s = self.free_s[0]
+            start_s = free_s if self.queue else max(free_s, self.coming[0][0])
+            if start_s > self.now_s:
+                return
+            while self.coming and self.coming[0][0] <= start_s:
+                at_s, request = heapq.heappop(self.coming)
+                self.arrived_s[request] = at_s
+                self.queue.append(request)
+            count = min(len(self.queue), self.stations.prefill_ranks)
+            taken = [self.queue.popleft() for _ in range(count)]
+            longest = max(self.inputs[request] for request in taken)
+            end_s = start_s + self.stations.prompt_s(longest, len(taken))
+            heapq.heapreplace(self.free_s, end_s)
+            for request in taken:
+                handed_s = end_s + self.stations.handover_s(self.inputs[request])
+                heapq.heappush(self.ready, (handed_s, request))
+
+    def next_s(self) -> float:
+        """When something happens on the prefill side next."""
+        ready_s = self.ready[0][0] if self.ready else math.inf
+        if self.queue:
+            return min(ready_s, self.free_s[0])
+        if self.coming:
+            return min(ready_s, max(self.free_s[0], self.coming[0][0]))
+        return ready_s
 
     def join(self) -> None:
         """Take in what has been handed over, as memory allows."""
@@ -86,8 +116,9 @@ class _Play:
         mean_past = self.past / num
         steps = self.running[0][0] - self.step
         step_s = self.stations.decode.decode_step_s(each, mean_past + 0.5 * (steps - 1))
-        if self.ready and self.now_s < self.ready[0][0] < self.now_s + steps * step_s:
-            steps = min(max(math.ceil((self.ready[0][0] - self.now_s) / step_s), 1), steps)
+        next_s = self.next_s()
+        if self.now_s < next_s < self.now_s + steps * step_s:
+            steps = min(max(math.ceil((next_s - self.now_s) / step_s), 1), steps)
         self.now_s += steps * step_s
         self.step += steps
         self.past += steps * num
@@ -105,7 +136,7 @@ def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrenc
         stations=stations,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
-        free_s=[0.0] * stations.prefill_ranks,
+        free_s=[0.0] * stations.prefill_workers,
     )
     if requests.arrival_s_R is not None:
         for at_s in requests.arrival_s_R.tolist():
@@ -113,11 +144,12 @@ def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrenc
     for _ in range(min(concurrency, count)):
         play.send(0.0)
     while len(play.end_s) < count:
+        play.read()
         play.join()
         if play.running:
             play.jump()
         else:
-            play.now_s = max(play.now_s, play.ready[0][0])
+            play.now_s = max(play.now_s, play.next_s())
     in_order = range(count)
     return Served(
         arrival_s_R=np.array([play.arrived_s[request] for request in in_order]),

@@ -13,7 +13,9 @@ STEP_S = 0.01
 SHORT_STEP_S = 1e-5
 
 
-def stations(*, prefill_ranks: int, decode_ranks: int, step_s: float = STEP_S) -> Stations:
+def stations(
+    *, workers: int, decode_ranks: int, ranks: int = 1, step_s: float = STEP_S
+) -> Stations:
     times = StepTimes(
         linear_s=[step_s] * 2000,
         head_s=[0.0] * 2000,
@@ -25,8 +27,9 @@ def stations(*, prefill_ranks: int, decode_ranks: int, step_s: float = STEP_S) -
         prompt_scheduler_s=0.0,
     )
     return Stations(
-        prefill_ranks=prefill_ranks,
-        prompt_s=lambda tokens: 1e-6 * tokens,
+        prefill_workers=workers,
+        prefill_ranks=ranks,
+        prompt_s=lambda tokens, busy: 1e-6 * tokens,
         handover_s=lambda tokens: 0.0,
         decode_ranks=decode_ranks,
         decode=times,
@@ -45,7 +48,7 @@ def test_waits_for_prefill_follow_m_m_c(servers: int) -> None:
         output_R=np.full(count, 2),
         arrival_s_R=np.cumsum(rng.exponential(1.0 / rate, count)),
     )
-    both = stations(prefill_ranks=servers, decode_ranks=64, step_s=SHORT_STEP_S)
+    both = stations(workers=servers, decode_ranks=64, step_s=SHORT_STEP_S)
     served = simulate_disaggregated(requests, stations=both, concurrency=0)
     offered = load * servers
     terms = [offered**n / math.factorial(n) for n in range(servers)]
@@ -59,7 +62,7 @@ def test_a_closed_loop_by_hand() -> None:
     # Two prompts of 1 ms share one prefill rank; 3 tokens each: two steps of decode.
     requests = Requests(input_R=np.array([1000, 1000]), output_R=np.array([3, 3]))
     served = simulate_disaggregated(
-        requests, stations=stations(prefill_ranks=1, decode_ranks=1), concurrency=1
+        requests, stations=stations(workers=1, decode_ranks=1), concurrency=1
     )
     assert served.first_token_s_R[0] == pytest.approx(0.001)
     assert served.end_s_R[0] == pytest.approx(0.021)
@@ -69,7 +72,19 @@ def test_a_closed_loop_by_hand() -> None:
 def test_every_request_is_served_once() -> None:
     requests = Requests(input_R=np.full(50, 500), output_R=np.full(50, 20))
     served = simulate_disaggregated(
-        requests, stations=stations(prefill_ranks=2, decode_ranks=2), concurrency=8
+        requests, stations=stations(workers=2, decode_ranks=2), concurrency=8
     )
     assert len(served.end_s_R) == 50
     assert (served.end_s_R > served.first_token_s_R).all()
+
+
+def test_ranks_of_a_worker_read_together() -> None:
+    # Of four prompts of 1 ms the first is read alone, as the others come while it is read.
+    requests = Requests(
+        input_R=np.full(4, 1000),
+        output_R=np.full(4, 2),
+        arrival_s_R=np.array([0.0, 1e-4, 2e-4, 3e-4]),
+    )
+    both = stations(workers=1, decode_ranks=4, ranks=2, step_s=SHORT_STEP_S)
+    served = simulate_disaggregated(requests, stations=both, concurrency=0)
+    assert served.first_token_s_R == pytest.approx([1e-3, 2e-3, 2e-3, 3e-3], abs=3e-5)
