@@ -1,7 +1,8 @@
 """The command of an engine's server as bash, and the variables that it reads.
 
     MODEL        path or name of the weights
-    PORT         of its HTTP server; the next 199 ports belong to the instance too
+    PORT         of its HTTP server; the next 199 belong to the instance too, and SGLang takes a few
+                 from PORT + 233 on for itself (ZMQ_TCP_PORT_DELTA), clear of the next instance's
     NNODES       machines of the instance; NODE_RANK this one's number; MASTER_ADDR the first one
     HOST_IP      address under which other instances reach this machine
     PLACEMENT    folder of a placement of experts, where one is served
@@ -17,12 +18,12 @@ from tuner.emit.serving.shape import GroupShape
 PORTS_PER_INSTANCE = 200
 FIRST_PORT = 30_000
 
-RENDEZVOUS = '"$((PORT + 20))"'
-"""Port where the machines of an instance meet."""
-BOOTSTRAP_OFFSET = 40
+RENDEZVOUS = '"$((PORT + 100))"'
+"""Port where the machines of an instance meet; SGLang takes those after it too."""
+BOOTSTRAP_OFFSET = 10
 BOOTSTRAP = f'"$((PORT + {BOOTSTRAP_OFFSET}))"'
 """Port where decode instances ask a prefill instance for KV caches."""
-SIDE_CHANNEL = '"$((PORT + 100))"'
+SIDE_CHANNEL = '"$((PORT + 20))"'
 """First of the ports where workers introduce themselves, one per data-parallel rank."""
 
 

@@ -33,6 +33,7 @@ from tuner.emit.serving.pods import (
 )
 from tuner.emit.serving.router import ROUTER_PORT, discovering_words, needs_router, router_bash
 from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, VerifiedServing
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
@@ -57,7 +58,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     """Return the objects of the deployment and of its benchmark.
 
     Raises:
-        ValueError: the engine's instances need MPI across machines.
+        UnknownTargetError: the engine's instances need MPI across machines.
     """
     app = app_name(verified)
     files = engine_files(verified, placement)
@@ -65,9 +66,9 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     engine = verified.plan.goal.engine.name
     wide = next((shape for shape in shapes if shape.nodes > 1), None)
     if wide is not None and engine in MPI_ENGINES:
-        raise ValueError(
-            f"kubernetes: {wide.name} of {engine} spans {wide.nodes} machines by MPI; emit slurm or"
-            " dynamo"
+        raise UnknownTargetError(
+            f"emit: kubernetes starts no {engine} whose {wide.name} instances span {wide.nodes}"
+            " machines by MPI; emit slurm or dynamo"
         )
     objects = [
         *((config_map(f"{app}-files", files=files),) if files else ()),

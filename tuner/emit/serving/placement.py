@@ -11,6 +11,7 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import emit_placement
+from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import VerifiedPlacement
 from tuner.serve_plan import Instances
 
@@ -40,8 +41,8 @@ def served(
     """Return the placement with its files, or nothing where none is asked for.
 
     Raises:
-        UnsuitedPlacementError: the engine cannot take it.
-        ValueError: no group has its number of expert ranks.
+        UnsuitedPlacementError: the engine cannot take it, or no group has its number of expert
+            ranks.
     """
     if placement is None:
         return None
@@ -50,7 +51,7 @@ def served(
     found = ServedPlacement(verified=placement, files=files)
     sizes = sorted({group.ep for group in groups})
     if not any(found.suits(group) for group in groups):
-        raise ValueError(
+        raise UnsuitedPlacementError(
             f"the placement is for {placement.decision.ranks} expert ranks, the instances have"
             f" ep {', '.join(map(str, sizes))}"
         )

@@ -10,7 +10,7 @@ from typing import Final, Protocol, cast
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving.placement import ServedPlacement, served
-from tuner.errors import UnknownTargetError
+from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.place_plan import VerifiedPlacement
 from tuner.serve_plan import VerifiedServing
 from tuner.spec.serving.manifests.registry import ENGINES, manifest_of
@@ -65,9 +65,11 @@ def emit_serving(
         placement: of the experts, for the groups that have its number of expert ranks.
 
     Raises:
-        UnknownTargetError: no target has this name, or the engine's release is not described.
-        UnsuitedPlacementError: the engine cannot take the placement.
-        ValueError: the engine, the target or the placement cannot express the decision.
+        UnknownTargetError: no target has this name, it cannot start such instances, or the engine's
+            release is not described.
+        UnsuitedPlacementError: engine or instances cannot take the placement, or the plan counts on
+            one that is not given.
+        ValueError: the engine cannot express the decision; it was planned for another release.
     """
     if target not in SERVE_EMITTERS:
         raise UnknownTargetError(
@@ -82,6 +84,11 @@ def emit_serving(
     broken = unlaunchable(verified)
     if broken:
         raise ValueError("; ".join(broken))
+    if placement is None and verified.plan.goal.placement is not None:
+        raise UnsuitedPlacementError(
+            f"goal.placement: the deployment counts on {verified.plan.goal.placement}; emit that"
+            " placement with it, or plan without"
+        )
     found = served(engine, placement, verified.decision.instances)
     module, _, name = SERVE_EMITTERS[target].partition(":")
     return cast(ServeEmitter, getattr(import_module(module), name))(verified, found)
@@ -94,8 +101,9 @@ def emit_all_serving(
 
     Raises:
         UnknownTargetError: the plan names a target that does not exist or is another engine.
-        UnsuitedPlacementError: the engine cannot take the placement.
-        ValueError: the engine, a target or the placement cannot express the decision.
+        UnsuitedPlacementError: engine or instances cannot take the placement, or the plan counts on
+            one that is not given.
+        ValueError: the engine cannot express the decision; it was planned for another release.
     """
     named = verified.plan.emit
     brought = (verified.plan.goal.engine.name,) if _NEED_SCRIPTS & set(named) else ()

@@ -82,7 +82,7 @@ def test_sglang_sends_prompts_through_normal_kernels(start: Any, backend: str, m
 
 def test_sglang_prefill_listens_where_the_router_says(start: Any) -> None:
     argv, _ = start("sglang", disaggregated(connector="mooncake"), "prefill", PORT="31000")
-    assert _after(argv, "--disaggregation-bootstrap-port") == "31040"
+    assert _after(argv, "--disaggregation-bootstrap-port") == "31010"
     assert _after(argv, "--disaggregation-transfer-backend") == "mooncake"
 
 
@@ -116,9 +116,9 @@ def test_vllm_names_connector_and_role(start: Any, connector: str, engine_name: 
     config = json.loads(_after(argv, "--kv-transfer-config"))
     assert config == {"kv_connector": engine_name, "kv_role": "kv_producer"}
     if connector == "nixl":
-        assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "31100"
+        assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "31020"
     else:
-        assert environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "31040"
+        assert environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "31010"
 
 
 def test_vllm_passes_caches_through_host_memory_where_the_plan_does(start: Any) -> None:
@@ -135,7 +135,7 @@ def test_vllm_numbers_data_parallel_ranks_by_machine(start: Any) -> None:
     assert _after(argv, "--data-parallel-size-local") == "8"
     assert _after(argv, "--data-parallel-start-rank") == "8"
     assert _after(argv, "--data-parallel-address") == "first"
-    assert _after(argv, "--data-parallel-rpc-port") == "31020"
+    assert _after(argv, "--data-parallel-rpc-port") == "31100"
     assert "--headless" in argv
 
 
@@ -257,9 +257,9 @@ def test_sglangs_router_is_told_where_prefill_hands_over(
     argv = call["argv"]
     pairs = [argv[i + 1 : i + 3] for i, word in enumerate(argv) if word == "--prefill"]
     assert pairs == [
-        ["http://a:30000", "30040"],
-        ["http://b:30200", "30240"],
-        ["http://c:30400", "30440"],
+        ["http://a:30000", "30010"],
+        ["http://b:30200", "30210"],
+        ["http://c:30400", "30410"],
     ]
 
 

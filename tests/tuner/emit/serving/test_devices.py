@@ -15,6 +15,7 @@ import yaml
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_all_serving
 from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tuner.emit.testing import write_emitted
+from tuner.errors import UnknownTargetError
 from tuner.serve_plan import ServeDecision
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
@@ -68,7 +69,9 @@ def test_the_devices_asked_for_are_those_of_the_plan(
     )
     wide = any(group.devices > devices_per_node for group in decision.instances)
     if target == "kubernetes" and engine == "trtllm" and wide:
-        with pytest.raises(ValueError, match=r"spans .* machines by MPI; emit slurm or dynamo"):
+        with pytest.raises(
+            UnknownTargetError, match=r"span \d machines by MPI; emit slurm or dynamo"
+        ):
             emit_all_serving(verified)
         return
     for each, files in emit_all_serving(verified).items():

@@ -1,10 +1,11 @@
-"""The real parsers take what is emitted: SGLang's, vLLM's, their routers' and vLLM's client's.
+"""The real parsers take what is emitted: SGLang's, vLLM's, their routers', and both clients'.
 
 They need no accelerator, but more packages than this project: MOETUNE_ENGINES_PYTHON names the
 interpreter of an environment that has them (`pip install --no-deps vllm==0.33.0 sglang==0.5.23
 sglang-router vllm-router`, beside what these import); without it the present one is asked.
 
-Accepted so far: sglang 0.5.23, vllm 0.33.0, sglang-router 0.3.2, vllm-router 0.1.17.
+Accepted so far: sglang 0.5.23, vllm 0.33.0, sglang-router 0.3.2, vllm-router 0.1.17, aiperf 0.13.0
+(which wants other versions of common packages, hence an environment of its own).
 """
 
 import json
@@ -49,6 +50,14 @@ from vllm.benchmarks.serve import add_cli_args
 import vllm as package
 parser = argparse.ArgumentParser()
 add_cli_args(parser)
+""",
+    "aiperf": """
+from aiperf.cli import app
+class parser:
+    _actions = ()
+    @staticmethod
+    def parse_args(argv):
+        return app.parse_args(argv, exit_on_error=False)
 """,
     "sglang_router": """
 import argparse
@@ -198,8 +207,9 @@ def _discovering(text: str, programs: Any, launch: Path, *, engine: str) -> list
     return argv[3:] if engine == "sglang" else argv[1:]
 
 
-def test_vllms_client_takes_the_benchmark(
-    deepseek: ModelSpec, launch: Path, programs: Any, ask: Ask
+@pytest.mark.parametrize("client", ["vllm_bench", "aiperf"])
+def test_the_clients_take_the_benchmark(
+    client: str, deepseek: ModelSpec, launch: Path, programs: Any, ask: Ask
 ) -> None:
     commands = []
     for traffic in (
@@ -213,11 +223,18 @@ def test_vllms_client_takes_the_benchmark(
     ):
         verified = sample_serving(deepseek, aggregated(), goal={"traffic": traffic})
         write_emitted(launch, emit_serving("sglang", verified))
-        done = programs.run(str(launch / "bench_vllm.sh"), cwd=launch)
+        name = "bench_aiperf.sh" if client == "aiperf" else "bench_vllm.sh"
+        done = programs.run(str(launch / name), cwd=launch)
         assert done.code == 0, done.stderr
-        commands.append(programs.argv()[3:])
-    found, _ = ask("vllm_bench", commands)
-    assert [parsed["random_input_len"] for parsed in found] == [50, 100]
+        if client == "aiperf":
+            (call,) = programs.calls("router.json")
+            commands.append(call["argv"][1:])
+        else:
+            commands.append(programs.argv()[3:])
+    found, _ = ask(client, commands)
+    assert len(found) == 2
+    if client == "vllm_bench":
+        assert [parsed["random_input_len"] for parsed in found] == [50, 100]
 
 
 def test_sglang_refuses_the_name_that_recipes_use_for_graph_sizes(ask: Ask) -> None:

@@ -13,6 +13,7 @@ from tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.emit.serving.registry import emit_serving
 from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tuner.emit.testing import write_emitted
+from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import VerifiedPlacement
 from tuner.spec.model import ModelSpec
 
@@ -56,8 +57,18 @@ def test_a_placement_that_suits_nobody_is_refused(
     deepseek: ModelSpec, placement: VerifiedPlacement
 ) -> None:
     verified = sample_serving(deepseek, aggregated())
-    with pytest.raises(ValueError, match="for 4 expert ranks, the instances have ep 8"):
+    with pytest.raises(UnsuitedPlacementError, match="for 4 expert ranks, the instances have ep 8"):
         emit_serving("sglang", verified, placement=placement)
+
+
+def test_a_placement_that_the_plan_counts_on_is_not_forgotten(
+    deepseek: ModelSpec, placement: VerifiedPlacement
+) -> None:
+    goal = {"placement": "placed"}
+    verified = sample_serving(deepseek, aggregated(**ON_FOUR), goal=goal)
+    with pytest.raises(UnsuitedPlacementError, match=r"counts on .*placed; emit that placement"):
+        emit_serving("sglang", verified)
+    assert emit_serving("sglang", verified, placement=placement)
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point(

@@ -29,7 +29,7 @@ NODE_RANK="${NODE_RANK:-0}"
 export SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK=64
 SPREAD=()
 if (( NNODES > 1 )); then
-  SPREAD=(--nnodes "$NNODES" --node-rank "$NODE_RANK" --dist-init-addr "$MASTER_ADDR":"$((PORT + 20))")
+  SPREAD=(--nnodes "$NNODES" --node-rank "$NODE_RANK" --dist-init-addr "$MASTER_ADDR":"$((PORT + 100))")
 fi
 exec python -m sglang.launch_server \
   --model-path "$MODEL" \

@@ -29,7 +29,7 @@ check 3 PREFILL
 read -r -d "" -a DECODE <<< "${DECODE_URLS:?set it to the addresses, such as http://host:30000}" || true
 check 1 DECODE
 SPREAD=()
-for url in "${PREFILL[@]}"; do SPREAD+=(--prefill "$url" "$(( ${url##*:} + 40 ))"); done
+for url in "${PREFILL[@]}"; do SPREAD+=(--prefill "$url" "$(( ${url##*:} + 10 ))"); done
 for url in "${DECODE[@]}"; do SPREAD+=(--decode "$url"); done
 exec python -m sglang_router.launch_router \
   --pd-disaggregation \

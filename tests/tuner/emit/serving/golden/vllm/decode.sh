@@ -27,13 +27,13 @@ if (( NNODES > 1 )); then
 fi
 NODE_RANK="${NODE_RANK:-0}"
 export VLLM_NIXL_SIDE_CHANNEL_HOST="$HOST_IP"
-export VLLM_NIXL_SIDE_CHANNEL_PORT="$((PORT + 100))"
+export VLLM_NIXL_SIDE_CHANNEL_PORT="$((PORT + 20))"
 DATA_PARALLEL=16
 SPREAD=()
 if (( NNODES > 1 )); then
   LOCAL=$((DATA_PARALLEL / NNODES))
   SPREAD=(--data-parallel-size-local "$LOCAL" --data-parallel-start-rank "$((NODE_RANK * LOCAL))")
-  SPREAD+=(--data-parallel-address "$MASTER_ADDR" --data-parallel-rpc-port "$((PORT + 20))")
+  SPREAD+=(--data-parallel-address "$MASTER_ADDR" --data-parallel-rpc-port "$((PORT + 100))")
   if (( NODE_RANK > 0 )); then SPREAD+=(--headless); fi
 fi
 exec vllm serve "$MODEL" \
