@@ -1,0 +1,55 @@
+"""Requests cut in two at a prompt length: the long ones are prefilled elsewhere.
+
+A threshold t sends the share p = P(L > t) of the requests, and with them E[x(L) | L > t] of all that
+a prompt costs (seconds of prefill, bytes of KV cache), to a remote pool; the rest stays. Shares and
+means become classes and rates of the program in solvers/instances, once for each t of a grid.
+
+Source: Prefill-as-a-Service (arXiv:2604.15039), equations 3-6, which take the cost at the mean
+length; here it is the mean of the costs, the same where cost is linear in length.
+
+Letters: N prompts, or points of a distribution.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """Prompts on both sides of a threshold."""
+
+    long_share: float
+    """Of the requests."""
+    long_weight_N: Floats
+    """Sums to 1 over the long prompts, 0 elsewhere."""
+    short_weight_N: Floats
+
+    def long_mean(self, value_N: Floats) -> float:
+        """Mean of a quantity of prompts over the long ones."""
+        return float(self.long_weight_N @ value_N)
+
+    def short_mean(self, value_N: Floats) -> float:
+        """Mean of a quantity of prompts over the short ones."""
+        return float(self.short_weight_N @ value_N)
+
+
+def split_at(threshold_tokens: float, *, tokens_N: Floats, weight_N: Floats) -> Split:
+    """Cut prompts of these lengths and weights above a threshold; both sides must hold some."""
+    if (weight_N < 0.0).any() or not weight_N.sum() > 0.0:
+        raise ValueError("weights of prompts must be at least 0, and one must be more")
+    long_N = np.where(tokens_N > threshold_tokens, weight_N, 0.0)
+    short_N = weight_N - long_N
+    if not (long_N.sum() > 0.0 and short_N.sum() > 0.0):
+        raise ValueError(
+            f"threshold {threshold_tokens:g} leaves one side empty; prompts have "
+            f"{tokens_N.min():g} to {tokens_N.max():g} tokens"
+        )
+    return Split(
+        long_share=float(long_N.sum() / weight_N.sum()),
+        long_weight_N=long_N / long_N.sum(),
+        short_weight_N=short_N / short_N.sum(),
+    )
