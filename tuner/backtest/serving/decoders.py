@@ -6,6 +6,7 @@ V3.1 are one model. The storage formats are those of the quantised checkpoints (
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -20,7 +21,7 @@ from tuner.costs.serving.decoder import (
 
 
 def _grouped(
-    heads: int, kv_heads: int, *, head_dim: int = 128, has_gate: bool = False
+    heads: int, kv_heads: int, *, head_dim: int = 128, has_gate: bool = False, window: int = 0
 ) -> Attention:
     return Attention(
         kind=AttentionKind.GROUPED,
@@ -29,6 +30,7 @@ def _grouped(
         head_dim=head_dim,
         value_dim=head_dim,
         has_gate=has_gate,
+        window=window,
     )
 
 
@@ -141,31 +143,98 @@ QWEN3_235B: Final = Decoder(
     experts=Experts(num=128, top_k=8, ffn=1536),
 )
 
+QWEN3_8B: Final = _dense(
+    "qwen3-8b", hidden=4096, vocab=151936, layers=36, ffn=12288, attention=_grouped(32, 8)
+)
+QWEN3_30B: Final = Decoder(
+    name="qwen3-30b-a3b",
+    hidden=2048,
+    vocab=151936,
+    layers=(Layers(count=48, attention=_grouped(32, 4), dense_ffn=0),),
+    experts=Experts(num=128, top_k=8, ffn=768),
+)
+QWEN3_480B: Final = Decoder(
+    name="qwen3-coder-480b-a35b",
+    hidden=6144,
+    vocab=151936,
+    layers=(Layers(count=62, attention=_grouped(96, 8), dense_ffn=0),),
+    experts=Experts(num=160, top_k=8, ffn=2560),
+)
+MIXTRAL_8X7B: Final = Decoder(
+    name="mixtral-8x7b",
+    hidden=4096,
+    vocab=32000,
+    layers=(Layers(count=32, attention=_grouped(32, 8), dense_ffn=0),),
+    experts=Experts(num=8, top_k=2, ffn=14336),
+)
+MIXTRAL_8X22B: Final = Decoder(
+    name="mixtral-8x22b",
+    hidden=6144,
+    vocab=32000,
+    layers=(Layers(count=56, attention=_grouped(48, 8), dense_ffn=0),),
+    experts=Experts(num=8, top_k=2, ffn=16384),
+)
+_V32_ATTENTION: Final = replace(
+    _latent(128), kind=AttentionKind.SPARSE_LATENT, architecture="DeepseekV32ForCausalLM"
+)
+DEEPSEEK_V32: Final = replace(
+    DEEPSEEK_V3,
+    name="deepseek-v3.2",
+    layers=(
+        Layers(count=3, attention=_V32_ATTENTION, dense_ffn=18432),
+        Layers(count=58, attention=_V32_ATTENTION, dense_ffn=0),
+    ),
+)
+
+
+def _gpt_oss(name: str, *, layers: int, experts: int) -> Decoder:
+    """Every other layer looks back on 128 tokens."""
+    return Decoder(
+        name=name,
+        hidden=2880,
+        vocab=201088,
+        layers=(
+            Layers(count=layers // 2, attention=_grouped(64, 8, head_dim=64), dense_ffn=0),
+            Layers(
+                count=layers // 2, attention=_grouped(64, 8, head_dim=64, window=128), dense_ffn=0
+            ),
+        ),
+        experts=Experts(num=experts, top_k=4, ffn=2880),
+    )
+
+
+GPT_OSS_120B: Final = _gpt_oss("gpt-oss-120b", layers=36, experts=128)
+GPT_OSS_20B: Final = _gpt_oss("gpt-oss-20b", layers=24, experts=32)
+
 _BY_WORD: Final[Mapping[str, Decoder]] = MappingProxyType(
     {
         "deepseek-r1": DEEPSEEK_V3,
         "deepseek-v3": DEEPSEEK_V3,
+        "deepseek-v3.2": DEEPSEEK_V32,
         "kimi-k2": KIMI_K2,
         "glm-5": GLM_5,
         "minimax-m2": MINIMAX_M2,
         "qwen3.5-397b": QWEN35_397B,
         "qwen3-235b": QWEN3_235B,
         "qwen3-32b": QWEN3_32B,
+        "qwen3-8b": QWEN3_8B,
+        "qwen3-30b": QWEN3_30B,
+        "qwen3-coder-480b": QWEN3_480B,
+        "mixtral-8x7b": MIXTRAL_8X7B,
+        "mixtral-8x22b": MIXTRAL_8X22B,
+        "gpt-oss-120b": GPT_OSS_120B,
+        "gpt-oss-20b": GPT_OSS_20B,
         "llama-3.1-8b": LLAMA_8B,
         "llama-3.1-70b": LLAMA_70B,
         "llama-3.1-405b": LLAMA_405B,
         "llama-3.3-70b": LLAMA_70B,
     }
 )
-_NOT_THESE: Final = ("deepseek-v3.2",)
-"""Names that begin like one of the above and are other models."""
 
 
 def decoder_named(path: str) -> Decoder | None:
     """The model that a path means, None where it is not known."""
     name = path.rsplit("/", 1)[-1].lower()
-    if name.startswith(_NOT_THESE):
-        return None
     found = [word for word in _BY_WORD if word in name]
     return _BY_WORD[max(found, key=len)] if found else None
 
@@ -184,7 +253,7 @@ def formats_of(
     block = "fp8_block" if is_block else "fp8"
     has_small_cache = (
         engine == "trtllm"
-        or precision == "fp4"
+        or (precision == "fp4" and not decoder.name.startswith("gpt-oss"))
         or (precision == "fp8" and decoder.name.startswith("llama") and engine != "sglang")
         or (is_blackwell and is_moe and precision == "fp8")
     )
@@ -194,6 +263,9 @@ def formats_of(
             inner = outer = ffn = experts = "bf16"
         case "fp8":
             inner = outer = ffn = experts = block
+        case "fp4" | "mxfp4" if decoder.name.startswith("gpt-oss"):
+            inner = outer = ffn = "bf16"
+            experts = "w4a8_mxfp4_mxfp8" if is_blackwell else "w4a16_mxfp4"
         case "fp4" if is_moe:
             # NVFP4 checkpoints keep attention in bf16, but for DeepSeek's output projection, and
             # Qwen3.5's shared experts.

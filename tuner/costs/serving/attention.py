@@ -125,6 +125,8 @@ class AttentionLayer:
         return [plane.seconds(x_Q, y_Q) for plane in planes if plane is not None]
 
     def _grouped_decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
+        if self.attention.window:
+            past_Q = np.minimum(past_Q, self.attention.window)
         own = (self.heads, self.kv_heads, self.attention.head_dim)
         for software in self._softwares("decode_attention"):
             for kind in dict.fromkeys((self._kv, "")):
@@ -138,6 +140,13 @@ class AttentionLayer:
         return self.machine.roofline_s(4.0 * n_Q * past_Q * own[0] * own[2], moved, dtype="bf16")
 
     def _grouped_prompt_s(self, s_Q: Floats) -> Floats:
+        if not self.attention.window:
+            return self._causal_s(s_Q)
+        # A window of w costs s w pairs, as many as s / 2 w prompts of 2 w tokens.
+        inside_Q = np.minimum(s_Q, 2.0 * self.attention.window)
+        return self._causal_s(inside_Q) * (s_Q / inside_Q)
+
+    def _causal_s(self, s_Q: Floats) -> Floats:
         own = (self.heads, self.kv_heads, self.attention.head_dim)
         for software in self._softwares("attention"):
             keys: list[Key] = [(software, kind, "bf16", *own) for kind in (self._kv, "")]

@@ -45,6 +45,8 @@ class Attention:
     kv_rank: int = 0
     rope_dim: int = 0
     value_dim: int = 0
+    window: int = 0
+    """Tokens that are looked back on; 0: all."""
     architecture: str = ""
     """The class that sparse modules are measured under."""
 
@@ -104,9 +106,12 @@ BYTES: Final[Mapping[str, float]] = {
     "fp8_block": 1.0,
     "nvfp4": 0.5625,
     "int4_wo": 0.5625,
+    "w4a16_mxfp4": 0.53125,
+    "w4a8_mxfp4_mxfp8": 0.53125,
 }
 """Of one weight. nvfp4: half a byte and an fp8 scale per 16 (Pretraining LLMs with NVFP4,
-arXiv:2509.25149); int4_wo: half a byte and a bf16 scale per 32 (compressed-tensors)."""
+arXiv:2509.25149); int4_wo: half a byte and a bf16 scale per 32 (compressed-tensors);
+mxfp4: half a byte and a shared exponent per 32 (OCP Microscaling Formats 1.0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,8 @@ PEAK_OF: Final = {
     "fp8_block": ("fp8", "bf16"),
     "nvfp4": ("fp4", "fp8", "bf16"),
     "int4_wo": ("bf16",),
+    "w4a16_mxfp4": ("bf16",),
+    "w4a8_mxfp4_mxfp8": ("fp8", "bf16"),
 }
 SIMILAR: Final = {
     "fp8": ("fp8_block",),

@@ -1,0 +1,32 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("serving_accuracy.py")
+HEADER = (
+    "id,silicon_data_source,backend,model_path,system,precision,mode,isl,osl,tp_size,"
+    "silicon_ttft_ms,silicon_tpot_ms"
+)
+LINE = "{id},db-dump/1; silicon_concurrency={id},vllm,{model},h200_sxm,fp8,agg,512,64,4,5{id},9"
+
+
+def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
+    runs = tmp_path / "runs.csv"
+    models = ("Llama-3.1-70B", "Llama-3.1-8B")
+    lines = [LINE.format(id=number, model=models[number % 2]) for number in range(1, 9)]
+    runs.write_text("\n".join([HEADER, *lines]) + "\n")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(runs)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode in (0, 1), done.stderr[-2000:]
+    assert "hopper, uncalibrated: 8 predictions" in done.stdout
+    assert "blackwell, uncalibrated: nothing to measure" in done.stdout
+    assert "hopper, after 3 launches: 40 predictions" in done.stdout
+    assert "eligible rows predicted: 100.0 %, aim 98.0 %, reached" in done.stdout
+    assert "CPU-s" in done.stdout

@@ -1,0 +1,66 @@
+"""Widths in the table against the public config files that ship as examples."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.backtest.serving.decoders import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    KIMI_K2,
+    LLAMA_8B,
+    LLAMA_70B,
+    LLAMA_405B,
+    MIXTRAL_8X7B,
+    MIXTRAL_8X22B,
+    QWEN3_30B,
+    QWEN3_235B,
+    decoder_named,
+    formats_of,
+)
+from tuner.costs.serving.decoder import Decoder, decoder_of
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+
+@pytest.mark.parametrize(
+    ("folder", "decoder"),
+    [
+        ("deepseek-v3", DEEPSEEK_V3),
+        ("kimi-k2", KIMI_K2),
+        ("llama-3.1-8b", LLAMA_8B),
+        ("llama-3.1-70b", LLAMA_70B),
+        ("llama-3.1-405b", LLAMA_405B),
+        ("mixtral-8x7b", MIXTRAL_8X7B),
+        ("mixtral-8x22b", MIXTRAL_8X22B),
+        ("qwen3-30b-a3b", QWEN3_30B),
+        ("qwen3-235b-a22b", QWEN3_235B),
+    ],
+)
+def test_a_model_is_what_its_config_says(folder: str, decoder: Decoder) -> None:
+    read = decoder_of(read_model(MODELS / folder))
+    assert (read.hidden, read.vocab) == (decoder.hidden, decoder.vocab)
+    assert read.layers == decoder.layers
+    assert read.experts == decoder.experts
+
+
+@pytest.mark.parametrize(
+    ("path", "decoder"),
+    [
+        ("deepseek-ai/DeepSeek-V3.2", DEEPSEEK_V32),
+        ("nvidia/DeepSeek-R1-0528-FP4-V2", DEEPSEEK_V3),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", LLAMA_8B),
+        ("moonshotai/Kimi-K2.5", KIMI_K2),
+        ("someone/else", None),
+    ],
+)
+def test_a_path_names_the_longest_match(path: str, decoder: Decoder | None) -> None:
+    assert decoder_named(path) is decoder
+
+
+def test_checkpoints_keep_what_they_did_not_quantise() -> None:
+    found = formats_of(KIMI_K2, precision="fp4", engine="vllm", is_blackwell=True)
+    assert found is not None
+    assert (found.attention, found.experts, found.kv) == ("bf16", "nvfp4", "fp8")
+    assert formats_of(KIMI_K2, precision="fp3", engine="vllm", is_blackwell=True) is None
