@@ -31,8 +31,8 @@ SCALED_OBJECTIVE = 1e4
 RELATIVE_TOLERANCE = 1e-7
 """Of the objective's size, taken off every bound."""
 
-LEAST_UNIT_RATIO = 1e-3
-"""The unit of rates beside what the pools reach: no number in the model is far from 1."""
+LEAST_UNIT_RATIO = 1e-5
+"""The unit of rates is no less of what the pools reach, which keeps coefficients below 1e5."""
 
 SHORTEST_RUN_S = 0.05
 """What CBC gets even when writing the model has used up the time."""
@@ -58,10 +58,7 @@ def solve(
 
 
 def reachable_per_s(problem: InstancesProblem, columns: Iterable[int]) -> float:
-    """Requests/s of the pools given wholly to their best column; no plan serves twice as many.
-
-    A prefill and a decode column could each have a pool, and no third.
-    """
+    """Requests/s of every pool given wholly to its fastest column: a size to scale by, no bound."""
     best_P = [0.0] * len(problem.pools)
     for number in columns:
         column, most = problem.columns[number], problem.most_instances(number)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 
 import numpy as np
@@ -175,3 +176,12 @@ def test_false_claims_are_refused() -> None:
             method="lie",
             solve_s=0.0,
         )
+
+
+@pytest.mark.parametrize("method", INSTANCES.methods)
+@pytest.mark.parametrize("demand_per_s", [0.01, 5.6, 1000.0])
+def test_a_large_pool_serves_a_demand_of_any_size(method: str, demand_per_s: float) -> None:
+    problem = one_pool(pools=(Pool(name="a100", devices=4096),), demand_per_s=demand_per_s)
+    outcome = INSTANCES.solve(problem, method=method, time_limit_s=TIME_LIMIT_S)
+    assert outcome.status is Status.OPTIMAL
+    assert outcome.objective == math.ceil(demand_per_s / 5.6) + math.ceil(demand_per_s / 10.0)

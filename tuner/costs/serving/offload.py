@@ -1,8 +1,8 @@
 """Requests cut in two at a prompt length: the long ones are prefilled elsewhere.
 
-A threshold t sends the share p = P(L > t) of the requests, and with them E[x(L) | L > t] of all that
-a prompt costs (seconds of prefill, bytes of KV cache), to a remote pool; the rest stays. Shares and
-means become classes and rates of the program in solvers/instances, once for each t of a grid.
+A threshold t sends the share p = P(L > t) of the requests to a remote pool, and with them the mean
+E[x(L) | L > t] of all that a prompt costs (seconds of prefill, bytes of KV cache); the rest stays.
+Shares and means become classes and rates of the program in solvers/instances, one t of a grid each.
 
 Source: Prefill-as-a-Service (arXiv:2604.15039), equations 3-6, which take the cost at the mean
 length; here it is the mean of the costs, the same where cost is linear in length.
