@@ -4,7 +4,7 @@ Every group is a component of the graph; where an instance spans machines the op
 pods apart and adds the flags of the rendezvous, so ours are left out. Dynamo's runtime images carry
 releases of the engines of their own. Sources: docs.nvidia.com/dynamo v1.5.0 and
 deploy/operator/api/v1beta1 of github.com/ai-dynamo/dynamo for the fields,
-examples/backends/*/deploy/v1beta1 for the commands.
+examples/backends/*/deploy/v1beta1 and the wheel of 1.6.1 for the commands.
 """
 
 import json
@@ -163,7 +163,7 @@ def _image(verified: VerifiedServing) -> str:
 
 
 def _model(engine: str) -> tuple[str, ...]:
-    option = "--model" if engine == "vllm" else "--model-path"
+    option = "--model-path" if engine == "sglang" else "--model"
     return (option, "$(MODEL)", "--served-model-name", "$(MODEL)")
 
 
