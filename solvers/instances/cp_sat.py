@@ -11,6 +11,8 @@ Source: Benders, Numerische Mathematik 4, 1962. A cut leaves out the counts that
 ends; without links that bind the first cuts suffice. Columns that others always beat are left
 out first (`dominance.py`), objectives become linear programs (`linear.py`). Proves optimality
 within 1e-7, and infeasibility; the second opinion on `milp.py`, with which it shares only these.
+Where a rate is rewarded it proves nothing before it ends, and ratios over thousands of devices end
+at the time limit: choose `milp` there.
 """
 
 import math
