@@ -67,6 +67,7 @@ def question_of(model: str, device: str, *, nodes: int, batch: int) -> Question:
         constants=uncalibrated(
             sheet.generation, precision=Precision.BF16, software=Software.MEGATRON_2026
         ),
+        software=Software.MEGATRON_2026,
         memory_constants=MemoryConstants(),
         num_devices=pool.num_devices,
         memory_limit_bytes=pool.usable_memory_ratio * float(hardware.memory_bytes),

@@ -25,6 +25,7 @@ from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.memory_constants import FITTED, MemoryConstants, memory_constants
 from tuner.costs.analytic.prices import MemoryPrice
+from tuner.planner.analytic.memory_band import peak_band
 
 Floats = npt.NDArray[np.float64]
 
@@ -153,18 +154,24 @@ def show_simumax(runs: Sequence[Run]) -> bool:
 
 
 def show_others(runs: Sequence[Run]) -> bool:
-    """Print the other measured rows and say whether FSDP without a pipeline is inside the limit."""
+    """Print the other measured rows and say whether they are inside their limits.
+
+    Every row has to lie in the band that plans print, FSDP without a pipeline in `LARGEST_SHARDED`.
+    """
     measured = np.array([run.peak_bytes for run in runs], dtype=np.float64)
-    error = printed_bytes(runs, constants_of(runs)) / measured - 1.0
-    _say("Other runs                            GiB   predicted")
+    predicted = printed_bytes(runs, constants_of(runs))
+    error = predicted / measured - 1.0
+    _say("Other runs                            GiB   predicted  measured in the band of a plan")
     inside = True
-    for run, gib, one in zip(runs, measured / GIB, error, strict=True):
+    for run, gib, one, peak in zip(runs, measured / GIB, error, predicted / GIB, strict=True):
         strategy = run.strategy
+        low, high = peak_band(peak, software=run.software, pipeline=int(strategy.pipeline))
         name = f"{run.row.text('model')} x{run.row.numbers['num_gpus']:g}"
         how = f"{strategy.sequence:g}x{strategy.micro_batch:g} {run.row.text('notes')[:14]}"
-        _say(f"  {name:18} {how:24} {gib:8.2f} {one:+8.1%}")
+        band = f"{low:.1f} to {high:.1f}"
+        _say(f"  {name:18} {how:24} {gib:8.2f} {one:+8.1%}  {band}")
         is_plain_fsdp = strategy.zero_stage == 3.0 and strategy.pipeline == 1.0
-        inside &= not is_plain_fsdp or abs(one) <= LARGEST_SHARDED
+        inside &= low <= gib <= high and (not is_plain_fsdp or abs(one) <= LARGEST_SHARDED)
     return inside
 
 

@@ -88,6 +88,7 @@ def question_of(spec: Spec, site: Site) -> Question:
         shape=shape_of_model(spec.model, mtp_layers=mtp),
         hardware=hardware,
         constants=constants,
+        software=regime.software,
         memory_constants=single(memory_constants([regime.software], [regime.family])),
         kernels=kernels,
         num_devices=_num_devices(spec, site.pool),

@@ -136,10 +136,9 @@ def preferred(
 def criteria(search: Search, found: Found) -> Ints:
     """Every criterion of every candidate but time, [C, K]; smaller is better."""
     rows, ways = found.candidates.rows, found.candidates.ways
-    above = above_ratio(found.peak_bytes, limit_bytes=search.question.memory_limit_bytes)
     is_copied = np.array([one == "domain" for one in search.ways.choices["sharding"]])
     columns = {
-        "memory": np.searchsorted(MEMORY_STEPS, above),
+        "memory": np.searchsorted(MEMORY_STEPS, _above_ratio(search, found)),
         "kinds": sum((rows[name] > 1).astype(np.int64) for name in KINDS),
         "stages": rows["pipeline"] * rows["virtual_pipeline"],
         "copies": np.where(is_copied[ways["sharding"]], rows["copies"], 1),
@@ -200,6 +199,16 @@ def _unfolded(search: Search, rows: Candidates) -> Iterator[Candidates]:
             )
 
 
+def _above_ratio(search: Search, found: Found) -> Floats:
+    """Shares of the peaks' error bands above what a device may use, [C]."""
+    return above_ratio(
+        found.peak_bytes,
+        software=search.question.software,
+        pipeline_C=found.candidates.rows["pipeline"],
+        limit_bytes=search.question.memory_limit_bytes,
+    )
+
+
 def _choices(ways: Ways, chosen: Mapping[str, Ints], axis: str) -> Ints:
     values: Ints = np.array(ways.choices[axis], dtype=np.int64)[chosen[axis]]
     return values
@@ -213,14 +222,12 @@ def _recomputed(ways: Ways) -> Ints:
 
 def _reasons(search: Search, fastest: Found, chosen: Found) -> Iterator[str]:
     """Name the first criteria in which the chosen decision is better."""
-    limit_bytes = search.question.memory_limit_bytes
     own_K, chosen_K = criteria(search, fastest)[0], criteria(search, chosen)[0]
     for at in np.flatnonzero(chosen_K < own_K)[:MOST_REASONS]:
         name, words = CRITERIA[at]
         values = [str(chosen_K[at]), str(own_K[at])]
         if name == "memory":
             values = [
-                format_ratio(float(above_ratio(one.peak_bytes, limit_bytes=limit_bytes)[0]))
-                for one in (chosen, fastest)
+                format_ratio(float(_above_ratio(search, one)[0])) for one in (chosen, fastest)
             ]
         yield words if name == "recompute" else f"{words} ({values[0]} instead of {values[1]})"

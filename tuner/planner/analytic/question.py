@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tuner.costs.analytic.constants import Constants
+from tuner.costs.analytic.constants import Constants, Software
 from tuner.costs.analytic.kernels import Kernels
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.costs.analytic.routing import BusiestRatios
@@ -21,6 +21,8 @@ class Question:
     """The model in the numbers of the analytic formulas."""
     hardware: Hardware
     constants: Constants
+    software: Software
+    """That runs the training; decides how far a peak may be off."""
     memory_constants: MemoryConstants
     kernels: Kernels | None = None
     """Measured ones; None: those of the datasheet."""

@@ -12,7 +12,7 @@ import numpy as np
 from tuner.placement import Placement, StagePlacement
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.planner.analytic.answer import named
-from tuner.planner.analytic.memory_band import MEMORY_BAND_RATIO
+from tuner.planner.analytic.memory_band import peak_band
 from tuner.planner.analytic.ways import Ways
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.chains import Chain, stretches
@@ -85,7 +85,7 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
         tokens_per_s_per_device_band=(tokens / devices / high_s, tokens / devices / low_s),
         peak_memory_bytes=peaks,
         peak_memory_bytes_band=tuple(
-            (peak / (1.0 + MEMORY_BAND_RATIO), peak / (1.0 - MEMORY_BAND_RATIO)) for peak in peaks
+            peak_band(peak, software=alike.software, pipeline=len(peaks)) for peak in peaks
         ),
         activation_bytes=tuple(
             round(float(memory.activations_PC[stage, 0]))

@@ -41,6 +41,7 @@ def ask() -> MakeQuestion:
             constants=uncalibrated(
                 sheet.generation, precision=Precision.BF16, software=Software.MEGATRON_2025
             ),
+            software=Software.MEGATRON_2025,
             memory_constants=MemoryConstants(),
             num_devices=devices,
             memory_limit_bytes=0.95 * float(hardware.memory_bytes),

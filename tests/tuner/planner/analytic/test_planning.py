@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.cli.plan_text import plan_text
 from tuner.costs.analytic.calibration import shipped
 from tuner.plan import Plan, Provenance
 from tuner.planner.analytic.asking import site_of
@@ -128,6 +129,24 @@ def test_too_little_memory_is_said_with_an_amount_that_would_do() -> None:
     (way_out,) = made.relaxations
     assert way_out.limit == "memory_per_device"
     assert way_out.decision is not None
+
+
+@pytest.mark.parametrize(("target", "above"), [("megatron-lm", 1 / 0.88), ("torchtitan", 1 / 0.77)])
+def test_a_pipeline_of_torchtitan_is_not_said_to_fit_where_its_band_does_not(
+    target: str, above: float
+) -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64)
+    limits = {"pipeline_model_parallel_size": (2,), "micro_batch_size": (1,)}
+    search = spec.search.model_copy(update=limits)
+    made = planned(spec.model_copy(update={"search": search, "emit": (target,)}))
+    found = made.predicted
+    assert found is not None
+    fullest = max(found.peak_memory_bytes)
+    assert max(high for _, high in found.peak_memory_bytes_band) == pytest.approx(above * fullest)
+    limited = found.model_copy(update={"memory_limit_bytes": int(1.2 * fullest)})
+    text = plan_text(made.model_copy(update={"predicted": limited}), folder=Path("plan"))
+    assert ("memory room    all of the error band" in text) == (target == "megatron-lm")
+    assert ("it may run out" in text) == (target == "torchtitan")
 
 
 def test_overlaps_that_want_opposite_queues_are_named() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.shapes import number
 from tuner.planner.analytic.answer import Detail
 from tuner.planner.analytic.candidates import Candidates
@@ -121,3 +122,20 @@ def test_more_room_in_memory_comes_before_everything_else(ask: MakeQuestion) -> 
     # Bands end at 1 / 0.88 of the peak: 20 % of the second and 53 % of the last lie above.
     assert [key(share)[0] for share in (0.87, 0.92, 1.0)] == [0, 1, 2]
     assert key(0.87)[1:] == key(1.0)[1:]
+
+
+def test_pipelines_of_torchtitan_need_more_room_than_others(ask: MakeQuestion) -> None:
+    found = searched(ask)
+    assert found.found is not None
+    ranks = found.found.candidates.rows["pipeline"]
+    both = found.found.taken(np.array([np.argmin(ranks), np.argmax(ranks)]))
+    assert list(both.candidates.rows["pipeline"] > 1) == [False, True]
+    peak_bytes = np.full(2, 0.85 * found.question.memory_limit_bytes)
+    torch = replace(found, question=replace(found.question, software=Software.TORCH_FSDP))
+
+    def risks(search: Searched) -> list[int]:
+        return list(criteria(search, replace(both, peak_bytes=peak_bytes))[:, 0])
+
+    assert risks(found) == [0, 0]
+    # 0.85 / 0.77 of the limit: 30 % of a band that begins at 0.85 / 1.12 lies above.
+    assert risks(torch) == [0, 2]
