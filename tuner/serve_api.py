@@ -10,8 +10,9 @@ from tuner.api import version
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
+from tuner.planner.serve.answering import Settings
 from tuner.planner.serve.options import PoolSite
-from tuner.planner.serve.planning import Settings, make_serve_plan
+from tuner.planner.serve.planning import make_serve_plan
 from tuner.serve_plan import ServePlan, ServeProvenance
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.read import ServeSpec, read_serve_spec

@@ -6,7 +6,7 @@ launch/<target>/                    launchers and the benchmark job
 
 from pathlib import Path
 
-from tuner.emit.serving.registry import emit_serving
+from tuner.emit.serving.registry import emit_all_serving
 from tuner.plan_folder import PLAN_NAME, parsed_plan, write_folder
 from tuner.serve_plan import ServePlan, VerifiedServing
 from tuner.spec.serving.read import ServeSpec
@@ -31,8 +31,8 @@ def write_serve_plan(folder: Path, plan: ServePlan, *, spec: ServeSpec) -> Serve
         verified = VerifiedServing(
             plan=plan, decision=plan.decision, predicted=plan.predicted, waived=WAIVED
         )
-        for target in dict.fromkeys(plan.emit):
-            for file in emit_serving(target, verified):
+        for target, emitted in emit_all_serving(verified).items():
+            for file in emitted:
                 name = f"launch/{target}/{file.path}"
                 files[name] = file.content
                 if file.executable:

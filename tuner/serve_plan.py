@@ -152,6 +152,9 @@ class ServeCertificate(Record):
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     space: ServeSpace
     within_band: Size
+    """Other instances, of this mode or another, whose objective the model cannot tell apart."""
+    within_band_is_least: bool = False
+    """There may be more; so many were looked for."""
     solve_s: Seconds
     method: str
 

@@ -44,6 +44,9 @@ def _head(plan: ServePlan) -> Iterator[str]:
         f" {certificate.method}, {certificate.solve_s:.1f} s;"
         f" {certificate.space.priced} ways priced, {certificate.space.illegal} illegal)"
     )
+    if certificate.within_band:
+        least = "at least " if certificate.within_band_is_least else ""
+        yield f"ties: {least}{certificate.within_band} others cost about as much"
     yield f"binding: {plan.binding_constraint}"
 
 

@@ -99,16 +99,30 @@ def refusals(
         ),
     ]
     for group in decision.instances:
-        broken += [
-            f"{group.role} on {group.pool}: {line}"
-            for line in (
-                *_experts(engine, group, model=model),
-                *_attention(engine, group, devices_per_node=devices_per_node[group.pool]),
-                *_all_to_all(engine, group, model=model),
-                *_batches(engine, group, longest=goal.max_model_len or model.max_position),
-            )
-        ]
+        broken += group_refusals(
+            engine, group, model=model, goal=goal, devices_per_node=devices_per_node[group.pool]
+        )
     return tuple(dict.fromkeys(f"{engine.name} {engine.release}: {line}" for line in broken))
+
+
+def group_refusals(
+    engine: ServingCapabilities,
+    group: Group,
+    *,
+    model: ModelSpec,
+    goal: ServeGoal,
+    devices_per_node: int,
+) -> tuple[str, ...]:
+    """Return what keeps the release from launching instances like these, whatever else there is."""
+    return tuple(
+        f"{group.role} on {group.pool}: {line}"
+        for line in (
+            *_experts(engine, group, model=model),
+            *_attention(engine, group, devices_per_node=devices_per_node),
+            *_all_to_all(engine, group, model=model),
+            *_batches(engine, group, longest=goal.max_model_len or model.max_position),
+        )
+    )
 
 
 def nodes_of(devices: int, *, devices_per_node: int) -> int:

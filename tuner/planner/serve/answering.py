@@ -1,0 +1,269 @@
+"""Answers one mode: instances by the integer program, their traffic played, spare capacity found.
+
+Where waiting breaks a target the program is asked for more spare capacity, by bisection, until it
+holds.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, get_args
+
+from solvers.instances.problem import InstancePlan
+from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serving.engine import TRAITS, Engine
+from tuner.planner.serve.demand import Demand, demand_of
+from tuner.planner.serve.options import (
+    Option,
+    Options,
+    PoolSite,
+    options_of,
+)
+from tuner.planner.serve.playing import Group, Played, played_apart, played_together
+from tuner.planner.serve.program import (
+    ROLES,
+    Mode,
+    Program,
+    Solved,
+    cards_bytes_per_s,
+    program_of,
+    request_bytes,
+    solve,
+)
+from tuner.serve_plan import (
+    Instances,
+    Role,
+)
+from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.rules import group_refusals
+from tuner.spec.serving.read import ServeSpec
+
+MOST_SPARE: Final = 4.0
+"""Share of the traffic's rate that is tried as spare capacity at most."""
+SPARE_STEPS: Final = 5
+"""Halvings of the interval in which the least spare capacity lies."""
+HANDOVER_S: Final = 0.02
+"""Of a handover beside its bytes: router, page tables, first look of the decode engine's scheduler;
+what published disaggregated runs show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How hard to look."""
+
+    time_limit_s: float = 60.0
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """One mode's answer."""
+
+    solved: Solved
+    groups: tuple[Group, ...]
+    played: Played
+    spare_ratio: float
+    missed: tuple[str, ...]
+
+    @property
+    def devices(self) -> int:
+        """Of all instances."""
+        return sum(group.count * group.option.devices for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Question:
+    """Everything that a mode is answered from."""
+
+    spec: ServeSpec
+    sites: tuple[PoolSite, ...]
+    demand: Demand
+    options: Options
+    decoder: Decoder
+    formats: Formats
+    settings: Settings
+
+
+def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings) -> Question:
+    """Read the traffic and price every way to run an instance.
+
+    Raises:
+        SpecError: the traffic cannot be read.
+    """
+    decoder, formats = decoder_of(spec.model), formats_of_goal(spec.goal)
+    longest = min(spec.goal.max_model_len or spec.model.max_position, spec.model.max_position)
+    demand = demand_of(spec.goal, longest=longest)
+    roles = tuple(
+        dict.fromkeys(
+            role for mode in get_args(Mode) if mode in spec.goal.modes for role in ROLES[mode]
+        )
+    )
+    options = _launchable(
+        options_of(
+            sites,
+            decoder=decoder,
+            formats=formats,
+            engine=Engine(spec.goal.engine.name),
+            demand=demand,
+            roles=roles,
+        ),
+        spec,
+    )
+    return Question(
+        spec=spec,
+        sites=sites,
+        demand=demand,
+        options=options,
+        decoder=decoder,
+        formats=formats,
+        settings=settings,
+    )
+
+
+def _launchable(options: Options, spec: ServeSpec) -> Options:
+    """Leave out what the engine's release refuses."""
+    engine = manifest_of(spec.goal.engine)
+    kept = tuple(
+        option
+        for option in options.options
+        if not group_refusals(
+            engine,
+            instances_of(option, count=1),
+            model=spec.model,
+            goal=spec.goal,
+            devices_per_node=option.site.pool.devices_per_node,
+        )
+    )
+    refused = len(options.options) - len(kept)
+    return replace(options, options=kept, illegal=options.illegal + refused)
+
+
+def instances_of(option: Option, *, count: int) -> Instances:
+    """Return equal instances of one kind."""
+    degrees = option.degrees
+    traits = TRAITS[option.iteration.engine]
+    has_experts = option.iteration.decoder.experts is not None
+    return Instances(
+        role=option.role,
+        pool=option.site.pool.name,
+        count=count,
+        devices=option.devices,
+        attention_tp=degrees.attention_tensor,
+        attention_dp=degrees.attention_data,
+        moe_tp=degrees.moe_tensor if has_experts else 1,
+        ep=degrees.expert if has_experts else 1,
+        pp=degrees.pipeline,
+        max_batch=option.running,
+        max_batched_tokens=traits.step_tokens,
+        chunked_prefill=traits.batching.value == "chunked",
+        a2a_backend="allgather" if degrees.attention_data > 1 else "none",
+        kv_tokens=int(option.kv_tokens * degrees.attention_data),
+    )
+
+
+def formats_of_goal(goal: ServeGoal) -> Formats:
+    """Return storage formats: everything quantised alike, but nvfp4 leaves attention in bf16."""
+    own = goal.quantization
+    attention = "bf16" if own == "nvfp4" else own
+    return Formats(
+        attention=attention, output=attention, ffn=own, experts=own, kv=goal.kv_cache_dtype
+    )
+
+
+def answer(question: Question, mode: Mode) -> Found | None:
+    """Find the least spare capacity with which every target holds when the traffic is played."""
+    least = question.spec.goal.spare_ratio
+    found = _tried(question, mode, least)
+    if found is None or not found.missed:
+        return found
+    high = max(0.25, 2.0 * least)
+    best = None
+    while best is None and high <= MOST_SPARE:
+        more = _tried(question, mode, high)
+        if more is None:
+            break
+        found = more
+        if not more.missed:
+            best = more
+        else:
+            least, high = high, 2.0 * high
+    if best is None:
+        return found
+    low = least
+    for _ in range(SPARE_STEPS):
+        middle = 0.5 * (low + best.spare_ratio)
+        less = _tried(question, mode, middle)
+        if less is not None and not less.missed:
+            best = less
+        else:
+            low = middle
+    return best
+
+
+def _tried(question: Question, mode: Mode, spare_ratio: float) -> Found | None:
+    program = program_of(
+        mode,
+        question.options.options,
+        sites=question.sites,
+        cluster=question.spec.cluster,
+        goal=question.spec.goal,
+        demand=question.demand,
+        spare_ratio=spare_ratio,
+    )
+    if program is None:
+        return None
+    solved = solve(program, time_limit_s=question.settings.time_limit_s / 4.0)
+    if solved.outcome.solution is None:
+        return None
+    groups = _groups(program, solved.outcome.solution)
+    played = _play(question, mode, groups)
+    return Found(
+        solved=solved,
+        groups=groups,
+        played=played,
+        spare_ratio=spare_ratio,
+        missed=played.missed(question.spec.goal.slo),
+    )
+
+
+def _groups(program: Program, plan: InstancePlan) -> tuple[Group, ...]:
+    return tuple(
+        Group(option=program.options[column], count=count)
+        for column, count in enumerate(plan.count_J)
+        if count
+    )
+
+
+def _play(question: Question, mode: Mode, groups: Sequence[Group]) -> Played:
+    goal, demand = question.spec.goal, question.demand
+    if mode == "aggregated":
+        return played_together(groups, goal=goal, demand=demand)
+    prefill = _fused([group for group in groups if group.option.role is Role.PREFILL])
+    decode = _fused([group for group in groups if group.option.role is Role.DECODE])
+    return played_apart(
+        prefill,
+        decode,
+        handover_s=handover_s(prefill.option, decode.option, question),
+        goal=goal,
+        demand=demand,
+    )
+
+
+def _fused(groups: Sequence[Group]) -> Group:
+    """Stand the slowest kind for all of a role, as many of them as serve what all do."""
+    slowest = min(groups, key=lambda group: group.option.rate_per_s / group.option.devices)
+    rate = sum(group.rate_per_s for group in groups)
+    return Group(option=slowest.option, count=max(1, int(rate / slowest.option.rate_per_s)))
+
+
+def handover_s(sender: Option, receiver: Option, question: Question) -> float:
+    """Seconds of moving a mean prompt's cache over the cards of both instances."""
+    moved = request_bytes(sender, question.demand)
+    rates = [
+        2.0 * cards_bytes_per_s(option.site) / option.site.pool.num_devices * option.devices
+        for option in (sender, receiver)
+    ]
+    pools = {sender.site.pool.name, receiver.site.pool.name}
+    rates += [link.bandwidth for link in question.spec.cluster.links if set(link.between) == pools]
+    return HANDOVER_S + moved / min(rates)
