@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from tuner.backtest.records import Errors
 from tuner.backtest.serving.records import Metric, ServingBacktest
 from tuner.calibrate.serving_stored import ServingCalibration
+from tuner.cli.left_out import LeftOut, left_out_text
 from tuner.cli.text import columns
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret")
-MOST_REASONS = 12
 
 
 def serving_text(judged: ServingBacktest) -> str:
@@ -21,6 +21,8 @@ def serving_text(judged: ServingBacktest) -> str:
         f"{judged.residuals}\nkernels: {tables or 'none'}",
         *_metric("TPOT", judged.tpot),
         *_metric("TTFT", judged.ttft),
+        f"inside their printed band: {_percent(judged.tpot_coverage_ratio)} of TPOT, "
+        f"{_percent(judged.ttft_coverage_ratio)} of TTFT",
         _estimated(judged),
         _left_out(judged),
     ]
@@ -88,19 +90,11 @@ def _estimated(judged: ServingBacktest) -> str:
 
 
 def _left_out(judged: ServingBacktest) -> str:
-    reasons = Counter(
-        (row.source, row.reason) for row in judged.rows if row.reason and row.copy_of is None
+    return left_out_text(
+        LeftOut(id=row.id, source=row.source, reason=row.reason)
+        for row in judged.rows
+        if row.reason and row.copy_of is None
     )
-    if not reasons:
-        return ""
-    listed = [
-        f"{count} of {source}: {reason}"
-        for (source, reason), count in reasons.most_common(MOST_REASONS)
-    ]
-    more = len(reasons) - len(listed)
-    if more > 0:
-        listed.append(f"... and {more} further reasons; --json has every row")
-    return "not predicted:\n" + "\n".join(f"  {line}" for line in listed)
 
 
 def _percent(ratio: float | None, *, signed: bool = False) -> str:

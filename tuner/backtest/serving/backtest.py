@@ -15,6 +15,7 @@ from tuner.backtest.serving.records import JudgedLaunch, ServingBacktest
 from tuner.backtest.serving.residuals import calibrated, read_serving_residuals
 from tuner.backtest.serving.scoring import Pair, metric_of, tpot, ttft
 from tuner.backtest.serving.tables import machines_of
+from tuner.costs.serving import bands
 
 UNCALIBRATED = "uncalibrated"
 
@@ -95,8 +96,20 @@ def backtest_serving(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) ->
         copies=sum(row.copy_of is not None for row in found.rows),
         ttft=metric_of(found.pairs, read=ttft, refused=found.refused),
         tpot=metric_of(found.pairs, read=tpot, refused=found.refused),
+        ttft_coverage_ratio=_inside([(row.ttft_band, row.measured_ttft_s) for row in found.rows]),
+        tpot_coverage_ratio=_inside([(row.tpot_band, row.measured_tpot_s) for row in found.rows]),
         rows=found.rows,
     )
+
+
+def _inside(rows: Sequence[tuple[tuple[float, float] | None, float | None]]) -> float | None:
+    """Share of measurements inside their band."""
+    inside = [
+        band[0] <= measured_s <= band[1]
+        for band, measured_s in rows
+        if band is not None and measured_s is not None
+    ]
+    return sum(inside) / len(inside) if inside else None
 
 
 def _read(cells: Cells, number: int) -> Launch | MissingError:
@@ -140,14 +153,20 @@ def _judged(
     copy_of: str | None = None,
 ) -> JudgedLaunch:
     is_read = isinstance(launch, Launch)
+    ttft_band = tpot_band = None
+    if latency is not None and isinstance(launch, Launch):
+        ttft_band = bands.TTFT[launch.engine].around(latency.ttft_s)
+        tpot_band = bands.TPOT[launch.engine].around(latency.tpot_s)
     return JudgedLaunch(
         id=_id(cells, number),
         source=launch.source if isinstance(launch, Launch) else _source(cells),
         reason=None if is_read else str(launch),
         copy_of=copy_of,
         predicted_ttft_s=latency.ttft_s if latency else None,
+        ttft_band=ttft_band,
         measured_ttft_s=launch.ttft_s if isinstance(launch, Launch) else None,
         predicted_tpot_s=latency.tpot_s if latency else None,
+        tpot_band=tpot_band,
         measured_tpot_s=launch.tpot_s if isinstance(launch, Launch) else None,
         estimated=latency.estimated if latency else (),
     )

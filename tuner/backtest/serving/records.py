@@ -49,8 +49,11 @@ class JudgedLaunch(Record):
     copy_of: str | None
     """The row whose measurement this one repeats; it is judged there."""
     predicted_ttft_s: float | None
+    ttft_band: tuple[float, float] | None
+    """Seconds within which four launches of five are measured."""
     measured_ttft_s: float | None
     predicted_tpot_s: float | None
+    tpot_band: tuple[float, float] | None
     measured_tpot_s: float | None
     estimated: tuple[str, ...]
     """Operations that no table held, priced from the datasheet."""
@@ -69,4 +72,7 @@ class ServingBacktest(Record):
     """Rows that repeat the measurement of another."""
     ttft: Metric
     tpot: Metric
+    ttft_coverage_ratio: float | None
+    """Share of predicted rows whose measured latency lies inside its band."""
+    tpot_coverage_ratio: float | None
     rows: tuple[JudgedLaunch, ...]

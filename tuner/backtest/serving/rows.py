@@ -9,7 +9,7 @@ import io
 from pathlib import Path
 from typing import Final
 
-from tuner.backtest.rows import read_bytes
+from tuner.backtest.rows import read_bytes, refuse_empty
 from tuner.backtest.serving.launches import Cells
 from tuner.errors import SpecError
 
@@ -33,7 +33,7 @@ def read_cells(path: Path) -> tuple[Cells, ...]:
     """Read every row of a serving table.
 
     Raises:
-        SpecError: the file is absent, too large, not UTF-8 or no CSV.
+        SpecError: the file is absent, too large, not UTF-8, no CSV or has no rows.
     """
     try:
         text = read_bytes(path).decode("utf-8-sig")
@@ -52,4 +52,5 @@ def read_cells(path: Path) -> tuple[Cells, ...]:
         raise SpecError(
             f"{str(path)!r}, line {reader.line_num}: {error}; write it as comma-separated values"
         ) from error
+    refuse_empty(rows, path)
     return tuple(rows)

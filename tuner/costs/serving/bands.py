@@ -1,0 +1,48 @@
+"""How far measured latencies lie from predicted ones: a band that holds four launches of five.
+
+Deciles of measured over predicted seconds of 1,795 published aggregated launches on H100, H200, B200,
+B300 and GB200 (database dump of InferenceX of April 2026 and an undocumented driver), predicted
+from measured kernels without calibration. They tell what the model leaves out: releases,
+speculative decoding that is not stated, and warm-up, which lengthens TTFT more than it shortens it.
+How many launches of a table a band holds is said by `moetune backtest`.
+
+Not covered: predictions from datasheets, which are worse; disaggregated launches.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from tuner.costs.serving.engine import Engine
+
+COVERED_RATIO: Final = 0.8
+"""Of launches inside their band."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Measured over predicted seconds: first and last decile."""
+
+    low_ratio: float
+    high_ratio: float
+
+    def around(self, predicted_s: float) -> tuple[float, float]:
+        """Within which a measured latency is expected, in seconds."""
+        return self.low_ratio * predicted_s, self.high_ratio * predicted_s
+
+
+TPOT: Final[Mapping[Engine, Band]] = MappingProxyType(
+    {
+        Engine.VLLM: Band(low_ratio=0.88, high_ratio=1.14),
+        Engine.SGLANG: Band(low_ratio=0.90, high_ratio=1.30),
+        Engine.TRTLLM: Band(low_ratio=0.85, high_ratio=1.18),
+    }
+)
+TTFT: Final[Mapping[Engine, Band]] = MappingProxyType(
+    {
+        Engine.VLLM: Band(low_ratio=0.88, high_ratio=1.52),
+        Engine.SGLANG: Band(low_ratio=0.68, high_ratio=2.10),
+        Engine.TRTLLM: Band(low_ratio=0.83, high_ratio=2.41),
+    }
+)
