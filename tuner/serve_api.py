@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.api import version
+from tuner.backtest.serving.launches import SYSTEMS
+from tuner.backtest.serving.tables import DATASHEET, machines_of
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
@@ -37,19 +39,19 @@ def deploy(
 
     Args:
         spec_path: the YAML file.
-        profiles: stored profiles, matched to pools by device; without one a pool is priced on its
-            device's datasheet, and the plan says so.
+        profiles: stored profiles, or folders of aiconfigurator's tables, matched to pools by
+            device; without any an installed aiconfigurator-core, and where that has nothing the
+            device's datasheet, which the plan says.
         time_limit_s: for all searches together.
         clock: for the time limit and the reported solve time.
 
     Raises:
         SpecError: the spec is unusable.
         UnknownDeviceError: no description of a pool's device.
+        ProfileUnreadableError: a table is damaged.
     """
-    if profiles:
-        raise SpecError("--profile: deployments are planned on datasheets so far; leave it out")
     spec = read_serve_spec(spec_path)
-    sites = tuple(_site(pool) for pool in spec.cluster.pools)
+    sites = tuple(_site(pool, profiles) for pool in spec.cluster.pools)
     plan = make_serve_plan(
         spec,
         sites,
@@ -63,15 +65,24 @@ def deploy(
     return Deployed(plan=plan, spec=spec)
 
 
-def _site(pool: Pool) -> PoolSite:
+def _site(pool: Pool, profiles: Sequence[Path]) -> PoolSite:
+    """Price a pool on measured kernels where there are any, else on its datasheet."""
     if pool.device is None:
         raise SpecError(
-            f"cluster.pools: {pool.name!r} names no 'device'; deployments are planned on datasheets"
+            f"cluster.pools: {pool.name!r} names no 'device'; a profile holds kernels, and the"
+            " device's description says how much memory and which links there are"
         )
     sheet = find_device(pool.device)
+    own = () if pool.profile is None else (pool.profile,)
+    system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
+    if system is None:
+        machine, origin = ServingMachine(sheet=sheet, tables=None), DATASHEET
+    else:
+        machines, origins = machines_of((system,), (*own, *profiles))
+        machine, origin = machines[system], origins[system]
     return PoolSite(
         pool=pool,
-        machine=ServingMachine(sheet=sheet, tables=None),
+        machine=machine,
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
-        source="datasheet",
+        source=origin,
     )
