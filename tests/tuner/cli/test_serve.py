@@ -1,0 +1,58 @@
+"""`moetune plan` and `explain` where the goal is to serve."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.app import run
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "serving"
+
+
+@pytest.mark.parametrize("name", ["mixed-pool", "deepseek-v3-32-h200"])
+def test_examples_are_planned_explained_and_emitted(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(["plan", str(EXAMPLES / f"{name}.yaml"), "-o", str(out)]) == 0
+    assert "binding:" in capsys.readouterr().out
+    plan = json.loads((out / "plan.json").read_text())
+    assert all((out / file).is_file() for file in plan["files"])
+    devices = sum(one["count"] * one["devices"] for one in plan["decision"]["instances"])
+    expected = json.loads(next(out.glob("launch/*/expected.json")).read_text())
+    assert expected["num_devices"] == devices
+    assert run(["explain", str(out)]) == 0
+    assert "a decode step of the slowest group" in capsys.readouterr().out
+
+
+def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    run(["plan", str(EXAMPLES / "mixed-pool.yaml"), "-o", str(out), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads((out / "plan.json").read_text())
+    assert shown["goal"]["kind"] == "serve"
+    assert shown["certificate"]["space"]["priced"] > 0
+    low, high = shown["predicted"]["tpot_s_band"]
+    assert low < shown["predicted"]["tpot_s"]["mean"] < high
+
+
+def test_what_no_device_meets_is_a_negative_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (EXAMPLES / "mixed-pool.yaml").read_text().replace("p90: 40ms", "p90: 1ms")
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(text.replace("../models", str(EXAMPLES.parent / "models")))
+    assert run(["plan", str(spec), "-o", str(tmp_path / "out")]) == 1
+    shown = capsys.readouterr().out
+    assert "nothing meets the targets: tpot" in shown
+    assert not (tmp_path / "out" / "launch").exists()
+
+
+def test_a_deployment_is_not_verified_by_launching_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    run(["plan", str(EXAMPLES / "deepseek-v3-32-h200.yaml"), "-o", str(out)])
+    assert run(["verify", str(out)]) == 2
+    assert "run the benchmark job" in capsys.readouterr().err
