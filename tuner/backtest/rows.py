@@ -85,13 +85,14 @@ def read_rows(path: Path) -> tuple[Row, ...]:
     """Read every row of a table in the layout of `COLUMNS`.
 
     Raises:
-        SpecError: the file is absent, too large, not UTF-8, no CSV, or has no column that we know.
+        SpecError: the file is absent, too large, not UTF-8, no CSV, or has no row or no column
+            that we know.
     """
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
         _check_header(header, path)
-        return tuple(
+        rows = tuple(
             row_of(header, cells, number=number)
             for number, cells in enumerate((cells for cells in reader if cells), start=1)
         )
@@ -99,6 +100,21 @@ def read_rows(path: Path) -> tuple[Row, ...]:
         raise SpecError(
             f"{str(path)!r}, line {reader.line_num}: {error}; write it as comma-separated values"
         ) from error
+    refuse_empty(rows, path)
+    return rows
+
+
+def refuse_empty(rows: Sequence[object], path: Path) -> None:
+    """Refuse a table that ends with its header.
+
+    Raises:
+        SpecError: there are no rows.
+    """
+    if not rows:
+        raise SpecError(
+            f"{str(path)!r}: no rows below the header; add one line per measured run, with the "
+            "columns of 'moetune backtest --help'"
+        )
 
 
 def read_bytes(path: Path) -> bytes:

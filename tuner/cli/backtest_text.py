@@ -1,14 +1,13 @@
 """Backtests and cross-validations as tables for people."""
 
-from collections import Counter
 from collections.abc import Mapping
 
 from tuner.backtest.records import Backtest, Errors
 from tuner.calibrate.records import CalibrationReport
+from tuner.cli.left_out import LeftOut, left_out_text
 from tuner.cli.text import columns
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
-MOST_REASONS = 12
 
 
 def backtest_text(judged: Backtest) -> str:
@@ -102,17 +101,11 @@ def _memory(judged: Backtest) -> str:
 
 
 def _left_out(judged: Backtest) -> str:
-    reasons = Counter((row.source, row.reason) for row in judged.rows if row.reason)
-    if not reasons:
-        return ""
-    listed = [
-        f"{count} of {source}: {reason}"
-        for (source, reason), count in reasons.most_common(MOST_REASONS)
-    ]
-    more = len(reasons) - len(listed)
-    if more > 0:
-        listed.append(f"... and {more} further reasons; --json has every row")
-    return "not predicted:\n" + "\n".join(f"  {line}" for line in listed)
+    return left_out_text(
+        LeftOut(id=row.id, source=row.source, reason=row.reason)
+        for row in judged.rows
+        if row.reason
+    )
 
 
 def _percent(ratio: float | None, *, signed: bool = False) -> str:

@@ -62,6 +62,7 @@ def test_a_deeply_nested_architecture_is_no_crash(tmp_path: Path) -> None:
         ("", "names none of the columns"),
         ("a,b\n1,2\n", "names none of the columns"),
         ("tp,tp\n1,2\n", "column 'tp' stands twice"),
+        ("tp,pp\n\n", "no rows below the header; add one line per measured run"),
         (b"tp\n\xff\n", "byte 3 is not UTF-8"),
         ('tp\n"1\n', "unexpected end of data"),
         ("tp\n" + "1" * 200_000 + "\n", "field larger than field limit"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.cli import app as frame
 from tuner.cli import backtest, calibrate
 from tuner.errors import SpecError
 
@@ -45,6 +46,22 @@ def test_text_names_what_was_not_predicted(capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().out
     assert "models with experts" in shown
     assert "no arch_json, and Mystery is not known" in shown
+    assert "('no-arch')" in shown
+    assert "--json has every row" in shown
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("header", ["model,gpu,tp", "id,silicon_ttft_ms,silicon_tpot_ms"])
+def test_a_header_alone_is_one_line_with_a_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str, *, as_json: bool
+) -> None:
+    runs = tmp_path / "runs.csv"
+    runs.write_text(header + "\n")
+    assert frame.run(["backtest", str(runs), *(["--json"] if as_json else [])]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert "no rows below the header; add one line per measured run" in line
 
 
 def test_dropping_and_naming_residuals_at_once_is_refused(tmp_path: Path) -> None:

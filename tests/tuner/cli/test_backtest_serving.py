@@ -51,7 +51,7 @@ def test_text_names_reasons_and_what_came_from_datasheets(
     backtest.command(runs)
     shown = capsys.readouterr().out
     assert "TPOT by system|engine|mode" in shown
-    assert "1 of h200_sxm|vllm|agg: tp_size is blank" in shown
+    assert "1 of h200_sxm|vllm|agg: tp_size is blank ('c')" in shown
     assert "from the datasheet, which no table holds: 2 of h200_sxm|vllm|agg" in shown
 
 

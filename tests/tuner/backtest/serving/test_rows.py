@@ -33,6 +33,11 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         read_cells(table(tmp_path, b"id\n\xff\n"))
 
 
+def test_a_header_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no rows below the header"):
+        read_cells(table(tmp_path, b"id,silicon_ttft_ms,silicon_tpot_ms\n"))
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot read"):
         is_serving_table(tmp_path / "none.csv")
