@@ -5,8 +5,8 @@ them, more than a million rows, so that they are read column by column here and 
 records. Names, kinds, axes and units are those that aiconfigurator_tables.py gives to the same
 rows: a table that was imported and stored says what is said here.
 
-Letters: N rows. Not covered: the wide expert-parallel tables and DeepEP, whose rows are few; they
-are imported as records.
+Letters: N rows. Not covered: the wide expert-parallel tables, whose rows are few; they are imported
+as records.
 """
 
 import importlib.util
@@ -21,7 +21,12 @@ import numpy.typing as npt
 
 from profilers.arrays import Arrays, Counts, Texts
 from profilers.errors import ProfileUnreadableError
-from profilers.imports.aiconfigurator_tables import COLLECTIVES, DTYPES, ELEMENT_BYTES
+from profilers.imports.aiconfigurator_tables import (
+    COLLECTIVES,
+    DEVICES_PER_NODE,
+    DTYPES,
+    ELEMENT_BYTES,
+)
 from profilers.imports.columns import table_name
 from profilers.records import AXES, Source
 from profilers.tables import MAX_FILE_BYTES, MAX_ROWS
@@ -40,6 +45,8 @@ class _Read:
     dtype_N: Texts
     axes_N: dict[str, Counts]
     keep_N: npt.NDArray[np.bool_]
+    time_s_N: npt.NDArray[np.float64] | None = None
+    """None: the table's column of latencies."""
 
 
 def installed_systems() -> Path | None:
@@ -69,11 +76,21 @@ def read_system(root: Path, *, system: str) -> tuple[Arrays, ...]:
 
 def _arrays(file: Path, name: str, *, framework: str, version: str) -> Iterator[Arrays]:
     columns = _columns(file)
-    try:
-        read = _READERS[name](columns)
-        time_s_N = _numbers(columns, "latency") * 1e-3
-    except (KeyError, ValueError) as error:
-        raise ProfileUnreadableError(f"{file}: column {error} is missing or odd") from error
+    for reader in _READERS[name]:
+        try:
+            read = reader(columns)
+            time_s_N = read.time_s_N
+            if time_s_N is None:
+                time_s_N = _numbers(columns, "latency") * 1e-3
+        except (KeyError, ValueError) as error:
+            raise ProfileUnreadableError(f"{file}: column {error} is missing or odd") from error
+        yield from _kept(read, time_s_N, framework=framework, version=version)
+
+
+def _kept(
+    read: _Read, time_s_N: npt.NDArray[np.float64], *, framework: str, version: str
+) -> Iterator[Arrays]:
+    """Rows of our operations with a time; nothing where there are none."""
     keep_N = read.keep_N & np.isfinite(time_s_N) & (time_s_N > 0.0)
     if not keep_N.any():
         return
@@ -119,6 +136,10 @@ def _columns(file: Path) -> Columns:
     return found
 
 
+def _rows(columns: Columns) -> int:
+    return len(next(iter(columns.values()), ()))
+
+
 def _numbers(columns: Columns, name: str) -> npt.NDArray[np.float64]:
     return np.asarray(columns[name], dtype=np.float64)
 
@@ -133,7 +154,7 @@ def _count(columns: Columns, name: str) -> Counts:
 def _optional(columns: Columns, name: str) -> Counts:
     if name in columns:
         return _count(columns, name)
-    return np.zeros(len(columns["latency"]), dtype=np.int64)
+    return np.zeros(_rows(columns), dtype=np.int64)
 
 
 def _dtype(columns: Columns, name: str) -> Texts:
@@ -152,11 +173,11 @@ def _joined(*parts: Texts) -> Texts:
 
 
 def _all(columns: Columns) -> npt.NDArray[np.bool_]:
-    return np.ones(len(columns["latency"]), dtype=np.bool_)
+    return np.ones(_rows(columns), dtype=np.bool_)
 
 
 def _same(columns: Columns, text: str) -> Texts:
-    return np.full(len(columns["latency"]), text, dtype=object)
+    return np.full(_rows(columns), text, dtype=object)
 
 
 def _stored(columns: Columns, dtype_N: Texts) -> Texts:
@@ -323,19 +344,56 @@ def _custom_all_reduce(columns: Columns) -> _Read:
     return _collective(columns, kind_N=kind_N, dtype_N=_dtype(columns, "allreduce_dtype"))
 
 
-_READERS: Final[Mapping[str, Callable[[Columns], _Read]]] = {
-    "gemm_perf": _gemm,
-    "context_attention_perf": _prefill,
-    "generation_attention_perf": _decode,
-    "context_mla_perf": partial(_latent, part="core", is_decode=False),
-    "generation_mla_perf": partial(_latent, part="core", is_decode=True),
-    "mla_context_module_perf": partial(_latent, part="module", is_decode=False),
-    "mla_generation_module_perf": partial(_latent, part="module", is_decode=True),
-    "mla_bmm_perf": _latent_product,
-    "dsa_context_module_perf": partial(_sparse_latent, is_decode=False),
-    "dsa_generation_module_perf": partial(_sparse_latent, is_decode=True),
-    "gdn_perf": _gated_delta,
-    "moe_perf": _moe,
-    "nccl_perf": _nccl,
-    "custom_allreduce_perf": _custom_all_reduce,
+def _deepep(columns: Columns, *, kind: str, times: tuple[str, ...], units: str = "") -> _Read:
+    nodes_N = _count(columns, "node_num")
+    units_N = _count(columns, units) if units else np.zeros_like(nodes_N)
+    return _Read(
+        operation="expert_all_to_all",
+        kind_N=_same(columns, kind),
+        dtype_N=_same(columns, ""),
+        axes_N={
+            "tokens": _count(columns, "num_token"),
+            "hidden": _count(columns, "hidden_size"),
+            "top_k": _count(columns, "num_topk"),
+            "experts": _count(columns, "num_experts"),
+            "ranks": nodes_N * DEVICES_PER_NODE,
+            "nodes": nodes_N,
+            "units": units_N,
+        },
+        keep_N=_all(columns),
+        time_s_N=np.sum([_numbers(columns, name) for name in times], axis=0) * 1e-6,
+    )
+
+
+_DEEPEP_NORMAL: Final = tuple(
+    partial(
+        _deepep,
+        kind=f"deepep_normal_{half}",
+        times=(f"{half}_transmit_us", f"{half}_notify_us"),
+        units=f"{half}_sms",
+    )
+    for half in ("dispatch", "combine")
+)
+_DEEPEP_LOW_LATENCY: Final = tuple(
+    partial(_deepep, kind=f"deepep_low_latency_{half}", times=(f"{half}_avg_t_us",))
+    for half in ("dispatch", "combine")
+)
+
+_READERS: Final[Mapping[str, tuple[Callable[[Columns], _Read], ...]]] = {
+    "gemm_perf": (_gemm,),
+    "context_attention_perf": (_prefill,),
+    "generation_attention_perf": (_decode,),
+    "context_mla_perf": (partial(_latent, part="core", is_decode=False),),
+    "generation_mla_perf": (partial(_latent, part="core", is_decode=True),),
+    "mla_context_module_perf": (partial(_latent, part="module", is_decode=False),),
+    "mla_generation_module_perf": (partial(_latent, part="module", is_decode=True),),
+    "mla_bmm_perf": (_latent_product,),
+    "dsa_context_module_perf": (partial(_sparse_latent, is_decode=False),),
+    "dsa_generation_module_perf": (partial(_sparse_latent, is_decode=True),),
+    "gdn_perf": (_gated_delta,),
+    "moe_perf": (_moe,),
+    "nccl_perf": (_nccl,),
+    "custom_allreduce_perf": (_custom_all_reduce,),
+    "wideep_deepep_normal_perf": _DEEPEP_NORMAL,
+    "wideep_deepep_ll_perf": _DEEPEP_LOW_LATENCY,
 }

@@ -116,6 +116,19 @@ def test_a_row_says_the_same_in_columns_as_in_records(
     assert found.software == ("" if framework == "nccl" else "vllm")
 
 
+def test_both_halves_of_an_exchange_are_read(systems: Path, write: Write) -> None:
+    axes = {"node_num": 2, "num_token": 64, "hidden_size": 7168, "num_topk": 8, "num_experts": 256}
+    times = {"dispatch_avg_t_us": 50.0, "combine_avg_t_us": 70.0}
+    row = {"kernel_source": "k", **axes, **times}
+    write("comm/sglang/0.5.12/wideep_deepep_ll_perf.parquet", [row])
+    found = read_system(systems, system="tiny_sxm")
+    entries = list(TABLES["wideep_deepep_ll_perf"].entries(row))
+    assert [one.kind_N.tolist() for one in found] == [[entry.kind] for entry in entries]
+    for one, entry in zip(found, entries, strict=True):
+        assert {axis: int(values[0]) for axis, values in one.axes_N.items()} == entry.axes
+        assert one.time_s_N == pytest.approx([entry.time_s])
+
+
 def test_a_system_without_tables_gives_nothing(systems: Path) -> None:
     assert read_system(systems, system="other") == ()
 

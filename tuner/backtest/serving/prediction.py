@@ -49,11 +49,19 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Priced:
+    """Steps of one side of a launch, and which of their operations no table held."""
+
+    times: StepTimes
+    estimated: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictor:
     """Machines by system; prices that several rows share are kept."""
 
     machines: dict[str, ServingMachine]
-    steps: dict[tuple[object, ...], StepTimes] = field(default_factory=dict)
+    steps: dict[tuple[object, ...], Priced] = field(default_factory=dict)
 
     def latency(self, launch: Launch) -> Latency:
         """Predict one launch."""
@@ -80,10 +88,11 @@ class Predictor:
         ranks = decode.workers * decode.degrees.attention_data
         most = -(-launch.concurrency // ranks)
         rules = self._rules(launch, writing, recipe, most)
-        times = self._times(launch, writing, most, replace(rules, step_tokens=most))
+        decoding = self._times(launch, writing, most, replace(rules, step_tokens=most))
         shared = replace(rules, step_tokens=launch.input_tokens)
-        full = self._times(launch, reading, 1, shared)
-        alone = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared)
+        prompts = self._times(launch, reading, 1, shared)
+        full = prompts.times
+        alone = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared).times
         most_busy = prefill.degrees.attention_data
         each = kv_bytes_per_token(launch.decoder, launch.formats, Degrees())
 
@@ -99,7 +108,7 @@ class Predictor:
             prompt_s=prompt_s,
             handover_s=lambda tokens: HANDOVER_S + tokens * each / HANDOVER_BYTES_PER_S,
             decode_ranks=ranks,
-            decode=times,
+            decode=decoding.times,
             kv_tokens=rules.kv_tokens,
         )
         requests = uniform_requests(
@@ -110,18 +119,17 @@ class Predictor:
             seed=launch.concurrency,
         )
         served = simulate_disaggregated(requests, stations=stations, concurrency=launch.concurrency)
-        estimated = tuple(sorted(reading.machine.estimated))
-        return latency_of(served, recipe, estimated=estimated)
+        estimated = prompts.estimated | decoding.estimated
+        return latency_of(served, recipe, estimated=tuple(sorted(estimated)))
 
     def _aggregated(self, launch: Launch) -> Latency:
         side = launch.sides[0]
-        machine = self.machines[launch.system]
         recipe = recipe_of(launch)
         iteration = self._iteration(launch, side, recipe)
         data = side.degrees.attention_data
         concurrency = max(-(-launch.concurrency // data), 1)
         rules = self._rules(launch, iteration, recipe, concurrency)
-        times = self._times(launch, iteration, concurrency, rules)
+        priced = self._times(launch, iteration, concurrency, rules)
         requests = uniform_requests(
             ROUNDS * concurrency,
             input_tokens=launch.input_tokens,
@@ -130,8 +138,8 @@ class Predictor:
             delay_s=recipe.delay_s,
             seed=launch.concurrency,
         )
-        served = simulate(requests, times=times, rules=rules, concurrency=concurrency)
-        return latency_of(served, recipe, estimated=tuple(sorted(machine.estimated)))
+        served = simulate(requests, times=priced.times, rules=rules, concurrency=concurrency)
+        return latency_of(served, recipe, estimated=tuple(sorted(priced.estimated)))
 
     def _rules(
         self, launch: Launch, iteration: Iteration, recipe: Recipe, concurrency: int
@@ -157,7 +165,7 @@ class Predictor:
 
     def _times(
         self, launch: Launch, iteration: Iteration, concurrency: int, rules: Rules
-    ) -> StepTimes:
+    ) -> Priced:
         longest = launch.input_tokens + launch.output_tokens
         most = 1 << max(concurrency, 1).bit_length()
         tokens = rules.step_tokens + most
@@ -175,9 +183,15 @@ class Predictor:
             tokens,
         )
         if key not in self.steps:
-            self.steps[key] = step_times(
-                iteration, most_tokens=tokens, most_sequences=most, longest=longest
+            # Marks of this launch alone: the machine's are of all that were priced on it.
+            machine = replace(iteration.machine, estimated=set())
+            times = step_times(
+                replace(iteration, machine=machine),
+                most_tokens=tokens,
+                most_sequences=most,
+                longest=longest,
             )
+            self.steps[key] = Priced(times=times, estimated=frozenset(machine.estimated))
         return self.steps[key]
 
 

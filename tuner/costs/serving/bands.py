@@ -1,8 +1,8 @@
 """How far measured latencies lie from predicted ones: a band that holds four launches of five.
 
-Deciles of measured over predicted seconds of 1,795 published aggregated launches on H100, H200, B200,
-B300 and GB200 (database dump of InferenceX of April 2026 and an undocumented driver), predicted
-from measured kernels without calibration. They tell what the model leaves out: releases,
+Deciles of measured over predicted seconds of 1,795 published aggregated launches on Hopper and
+Blackwell (database dump of InferenceX of April 2026 and an undocumented driver), predicted from
+measured kernels without calibration. They tell what the model leaves out: releases,
 speculative decoding that is not stated, and warm-up, which lengthens TTFT more than it shortens it.
 How many launches of a table a band holds is said by `moetune backtest`.
 

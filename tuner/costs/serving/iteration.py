@@ -174,6 +174,12 @@ class Iteration:
     def _dispatched_s(self, m_Q: Floats, *, ranks: int) -> Floats:
         """Send every token to the ranks of its experts, and the results back."""
         experts, sheet = self.decoder.experts, self.machine.sheet
+        if experts is not None:
+            measured_Q = self.machine.exchange_s(
+                m_Q, hidden=self.decoder.hidden, top_k=experts.top_k, ranks=ranks
+            )
+            if measured_Q is not None:
+                return measured_Q
         copies = min(experts.top_k if experts else 0, ranks - 1)
         moved_Q = m_Q * copies * self.decoder.hidden * (DISPATCH_BYTES + ELEMENT_BYTES)
         is_inside = ranks <= sheet.scale_up_domain

@@ -26,6 +26,7 @@ PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8
 LAUNCH_S: Final = 5e-6
 
+LOW_LATENCY: Final = "deepep_low_latency"
 NODE_LATENCY_S: Final = 20e-6
 """Of a collective that leaves the scale-up domain, beyond the one inside it."""
 
@@ -166,6 +167,37 @@ class ServingMachine:
     def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
         """A small kernel that reads and writes so many bytes."""
         return launch_s + bytes_Q / (ratio * self.sheet.memory_bytes_per_s)
+
+    def exchange_s(self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int) -> Floats | None:
+        """Dispatch and combine by DeepEP, the faster of its modes; None where nobody measured it.
+
+        Low latency counts up to the most tokens that it was measured with: its buffers hold no
+        more. Of several shares of the device that served the normal mode the fastest counts.
+        """
+        if self.tables is None:
+            return None
+        halves: dict[tuple[str, str], Floats] = {}
+        for key in self.tables.shapes("expert_all_to_all"):
+            mode, _, half = str(key[1]).rpartition("_")
+            if (key[3], key[4], key[6]) != (hidden, top_k, ranks):
+                continue
+            curve = self.tables.curve("expert_all_to_all", key)
+            if curve is None:
+                continue
+            seconds_Q = curve.seconds(tokens_Q)
+            if mode == LOW_LATENCY:
+                seconds_Q = np.where(tokens_Q > curve.largest * (1.0 + 1e-9), np.inf, seconds_Q)
+            known_Q = halves.get((mode, half), np.full_like(tokens_Q, np.inf))
+            halves[mode, half] = np.minimum(known_Q, seconds_Q)
+        whole = [
+            halves[mode, "dispatch"] + halves[mode, "combine"]
+            for mode in {mode for mode, _ in halves}
+            if {(mode, "dispatch"), (mode, "combine")} <= set(halves)
+        ]
+        if not whole:
+            return None
+        best_Q = np.min(whole, axis=0)
+        return np.asarray(best_Q) if np.isfinite(best_Q).all() else None
 
     def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
         """One collective; `bytes` is the larger buffer of a rank."""

@@ -34,6 +34,7 @@ OPERATIONS: Final = (
     "gated_delta",
     "moe",
     "collective",
+    "expert_all_to_all",
 )
 """What the tables may hold."""
 
@@ -48,6 +49,7 @@ FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "gated_delta": ("batch", "sequence"),
     "moe": ("tokens",),
     "collective": ("bytes",),
+    "expert_all_to_all": ("tokens",),
 }
 """Axes that are interpolated over; all others must be met."""
 

@@ -21,12 +21,17 @@ import heapq
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from tuner.costs.serving.engine import Batching
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.steps import StepTimes
+
+WATERMARK_RATIO: Final = 0.01
+"""Of the memory that stays free when a request is let in without room for its whole answer (vLLM,
+`watermark`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +99,7 @@ class _Play:
         while self.waiting and room > 0:
             request = self.waiting[0]
             need = self.inputs[request]
-            taken = self.past + self.prompts
+            taken = self.past + self.prompts + WATERMARK_RATIO * self.rules.kv_tokens
             if self.rules.reserves_answers:
                 need += self.outputs[request]
                 taken = self.reserved

@@ -78,3 +78,26 @@ def test_a_group_beyond_the_domain_pays_for_the_network() -> None:
     inside = machine.collective_s(at, kind="all_reduce", ranks=8, software="vllm")
     beyond = machine.collective_s(at, kind="all_reduce", ranks=16, software="vllm")
     assert float(beyond[0]) > float(inside[0]) + 20e-6
+
+
+def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Build) -> None:
+    def half(kind: str, tokens: int, time_s: float) -> Arrays:
+        axes = {"hidden": 64, "top_k": 2, "experts": 8, "ranks": 16, "nodes": 2, "units": 0}
+        row = ({"tokens": tokens, **axes}, time_s)
+        return build("expert_all_to_all", [row], kind=f"deepep_{kind}", dtype="", version=kind)
+
+    tables = kernel_tables(
+        "x",
+        [
+            half("low_latency_dispatch", 128, 2e-5),
+            half("low_latency_combine", 128, 3e-5),
+            half("normal_dispatch", 8192, 1e-3),
+            half("normal_combine", 8192, 1e-3),
+        ],
+    )
+    machine = ServingMachine(sheet=H200, tables=tables)
+    at = np.array([128.0, 8192.0])
+    found = machine.exchange_s(at, hidden=64, top_k=2, ranks=16)
+    assert found is not None
+    assert found == pytest.approx([5e-5, 2e-3])
+    assert machine.exchange_s(at, hidden=64, top_k=2, ranks=8) is None
