@@ -58,9 +58,16 @@ def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
 
 def _columns() -> str:
     from tuner.backtest.layout import COLUMNS
+    from tuner.backtest.serving.layout import COLUMNS as SERVING_COLUMNS
 
-    listed = "\n\n".join(f"{name}: {meaning}" for name, meaning in COLUMNS.items())
-    return f"Columns of RUNS (any may be missing or blank, others are ignored):\n\n{listed}"
+    listed, serving = (
+        "\n\n".join(f"{name}: {meaning}" for name, meaning in columns.items())
+        for columns in (COLUMNS, SERVING_COLUMNS)
+    )
+    return (
+        f"Columns of RUNS (any may be missing or blank, others are ignored):\n\n{listed}\n\n"
+        f"Columns of a table of serving runs:\n\n{serving}"
+    )
 
 
 command.__doc__ = f"{command.__doc__}\n\n{_columns()}"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tuner.backtest.serving import tables
+from tuner.backtest.serving.layout import COLUMNS
 from tuner.cli import backtest, calibrate
 from tuner.errors import SpecError
 
@@ -43,6 +44,11 @@ def test_json_keeps_its_contract(runs: Path, capsys: pytest.CaptureFixture[str])
         assert found[part]["rows"] == 3
         assert names <= set(found[part]["sources"]["h200_sxm|vllm|agg"])
     assert [row["id"] for row in found["rows"]] == ["a", "b", "c"]
+
+
+def test_the_help_lists_every_column() -> None:
+    listed = backtest.command.__doc__ or ""
+    assert all(f"\n{name}: " in listed for name in COLUMNS)
 
 
 def test_text_names_reasons_and_what_came_from_datasheets(
