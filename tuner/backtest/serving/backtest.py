@@ -18,6 +18,8 @@ from tuner.backtest.serving.tables import machines_of
 from tuner.costs.serving import bands
 
 UNCALIBRATED = "uncalibrated"
+DIGITS = 6
+"""Of a measurement; one source prints all that a float has, another rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,15 @@ def _read(cells: Cells, number: int) -> Launch | MissingError:
 
 
 def _measured(cells: Cells) -> tuple[str, str]:
-    return cells.get("silicon_ttft_ms", "").strip(), cells.get("silicon_tpot_ms", "").strip()
+    """The measured pair, as far as sources agree on its digits; empty where there is none."""
+    return _digits(cells.get("silicon_ttft_ms", "")), _digits(cells.get("silicon_tpot_ms", ""))
+
+
+def _digits(text: str) -> str:
+    try:
+        return f"{float(text):.{DIGITS}g}"
+    except ValueError:
+        return ""
 
 
 def _first_of(rows: Sequence[Cells], read: Sequence[Launch | MissingError]) -> list[int]:

@@ -38,6 +38,13 @@ def test_repeated_measurements_count_once_and_the_readable_one_stands_for_them(r
     assert judged.rows[0].reason == "tp_size is blank"
 
 
+def test_a_measurement_that_one_source_rounds_is_the_same(row: Row) -> None:
+    exact = row(silicon_ttft_ms="80.512345678", silicon_tpot_ms="11.2512349")
+    rounded = row(silicon_ttft_ms="80.51234", silicon_tpot_ms="11.25123")
+    other = row(silicon_ttft_ms="80.6", silicon_tpot_ms="11.25123")
+    assert backtest_serving([exact, rounded, other]).copies == 1
+
+
 def test_what_is_refused_is_counted_with_its_reason(row: Row) -> None:
     rows = [
         row(),
