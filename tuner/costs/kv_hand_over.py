@@ -58,10 +58,12 @@ class KvPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBytes:
-    """Bytes of one request at the busiest ranks."""
+    """Bytes of one request at the busiest ranks, and in all."""
 
     sent: float
     received: float
+    whole: float
+    """Of all ranks together, copies included: what a link between the instances carries."""
 
     @property
     def busiest(self) -> float:
@@ -110,6 +112,7 @@ def rank_kv_bytes(
     return RankBytes(
         sent=_busiest([(one.sender, moved(one)) for one in plan]),
         received=_busiest([(one.receiver, moved(one)) for one in plan]),
+        whole=sum(moved(one) for one in plan),
     )
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, get_args
 
-from solvers.instances.problem import InstancePlan
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serving.engine import TRAITS, Engine
 from tuner.planner.serve.demand import Demand, demand_of
+from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.options import (
     Option,
     Options,
@@ -23,11 +23,9 @@ from tuner.planner.serve.playing import Group, Played, played_apart, played_toge
 from tuner.planner.serve.program import (
     ROLES,
     Mode,
-    Program,
     Solved,
-    cards_bytes_per_s,
     program_of,
-    request_bytes,
+    serving_columns,
     solve,
 )
 from tuner.serve_plan import (
@@ -43,9 +41,6 @@ MOST_SPARE: Final = 4.0
 """Share of the traffic's rate that is tried as spare capacity at most."""
 SPARE_STEPS: Final = 5
 """Halvings of the interval in which the least spare capacity lies."""
-HANDOVER_S: Final = 0.02
-"""Of a handover beside its bytes: router, page tables, first look of the decode engine's scheduler;
-what published disaggregated runs show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +75,7 @@ class Question:
     sites: tuple[PoolSite, ...]
     demand: Demand
     options: Options
+    hand_overs: HandOvers
     decoder: Decoder
     formats: Formats
     settings: Settings
@@ -115,6 +111,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
         sites=sites,
         demand=demand,
         options=options,
+        hand_overs=handovers_of(spec, input_tokens=demand.input_tokens, options=options.options),
         decoder=decoder,
         formats=formats,
         settings=settings,
@@ -174,13 +171,13 @@ def formats_of_goal(goal: ServeGoal) -> Formats:
 def answer(question: Question, mode: Mode) -> Found | None:
     """Find the least spare capacity with which every target holds when the traffic is played."""
     least = question.spec.goal.spare_ratio
-    found = _tried(question, mode, least)
+    found = tried(question, mode, least)
     if found is None or not found.missed:
         return found
     high = max(0.25, 2.0 * least)
     best = None
     while best is None and high <= MOST_SPARE:
-        more = _tried(question, mode, high)
+        more = tried(question, mode, high)
         if more is None:
             break
         found = more
@@ -193,7 +190,7 @@ def answer(question: Question, mode: Mode) -> Found | None:
     low = least
     for _ in range(SPARE_STEPS):
         middle = 0.5 * (low + best.spare_ratio)
-        less = _tried(question, mode, middle)
+        less = tried(question, mode, middle)
         if less is not None and not less.missed:
             best = less
         else:
@@ -201,23 +198,26 @@ def answer(question: Question, mode: Mode) -> Found | None:
     return best
 
 
-def _tried(question: Question, mode: Mode, spare_ratio: float) -> Found | None:
+def tried(
+    question: Question, mode: Mode, spare_ratio: float, *, may_refuse: bool = True
+) -> Found | None:
+    """Answer a mode with that spare capacity, and play it; None where nothing serves so much."""
     program = program_of(
         mode,
         question.options.options,
         sites=question.sites,
-        cluster=question.spec.cluster,
-        goal=question.spec.goal,
+        hand_overs=question.hand_overs,
         demand=question.demand,
         spare_ratio=spare_ratio,
+        may_refuse=may_refuse,
     )
     if program is None:
         return None
     solved = solve(program, time_limit_s=question.settings.time_limit_s / 4.0)
     if solved.outcome.solution is None:
         return None
-    groups = _groups(program, solved.outcome.solution)
-    played = _play(question, mode, groups)
+    groups = groups_of(solved)
+    played = play(question, mode, groups)
     return Found(
         solved=solved,
         groups=groups,
@@ -227,27 +227,21 @@ def _tried(question: Question, mode: Mode, spare_ratio: float) -> Found | None:
     )
 
 
-def _groups(program: Program, plan: InstancePlan) -> tuple[Group, ...]:
-    return tuple(
-        Group(option=program.options[column], count=count)
-        for column, count in enumerate(plan.count_J)
-        if count
-    )
+def groups_of(solved: Solved) -> tuple[Group, ...]:
+    """Return the instances that serve, prefill before decode."""
+    order = ROLES[solved.program.mode]
+    groups = (Group(option=option, count=count) for option, count in serving_columns(solved))
+    return tuple(sorted(groups, key=lambda group: order.index(group.option.role)))
 
 
-def _play(question: Question, mode: Mode, groups: Sequence[Group]) -> Played:
+def play(question: Question, mode: Mode, groups: Sequence[Group]) -> Played:
+    """Play the question's traffic against instances."""
     goal, demand = question.spec.goal, question.demand
     if mode == "aggregated":
         return played_together(groups, goal=goal, demand=demand)
     prefill = _fused([group for group in groups if group.option.role is Role.PREFILL])
     decode = _fused([group for group in groups if group.option.role is Role.DECODE])
-    return played_apart(
-        prefill,
-        decode,
-        handover_s=handover_s(prefill.option, decode.option, question),
-        goal=goal,
-        demand=demand,
-    )
+    return played_apart(prefill, decode, hand_overs=question.hand_overs, goal=goal, demand=demand)
 
 
 def _fused(groups: Sequence[Group]) -> Group:
@@ -255,15 +249,3 @@ def _fused(groups: Sequence[Group]) -> Group:
     slowest = min(groups, key=lambda group: group.option.rate_per_s / group.option.devices)
     rate = sum(group.rate_per_s for group in groups)
     return Group(option=slowest.option, count=max(1, int(rate / slowest.option.rate_per_s)))
-
-
-def handover_s(sender: Option, receiver: Option, question: Question) -> float:
-    """Seconds of moving a mean prompt's cache over the cards of both instances."""
-    moved = request_bytes(sender, question.demand)
-    rates = [
-        2.0 * cards_bytes_per_s(option.site) / option.site.pool.num_devices * option.devices
-        for option in (sender, receiver)
-    ]
-    pools = {sender.site.pool.name, receiver.site.pool.name}
-    rates += [link.bandwidth for link in question.spec.cluster.links if set(link.between) == pools]
-    return HANDOVER_S + moved / min(rates)

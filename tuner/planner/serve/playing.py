@@ -1,9 +1,8 @@
 """Plays the traffic against chosen instances and reads off what requests meet.
 
 Requests go to instances of a group in turn, in proportion to what each group can serve; ranks of a
-group are alike, so a few are played and speak for the others. A closed loop over prefill and decode
-apart is played as open arrivals at the rate that its latency gives (Little's law), found by
-repetition.
+group are alike, so where they are aggregated one is played and speaks for the others. Prefill and
+decode apart are played whole.
 
 Letters: R requests.
 """
@@ -15,13 +14,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.costs.kv_hand_over import whole_s
 from tuner.costs.serving.engine import TRAITS, Batching
 from tuner.costs.serving.iteration import Iteration
 from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.handovers import HandOvers
 from tuner.planner.serve.options import Option, prompt_seconds
 from tuner.serve_plan import Latency, Role
 from tuner.simulate.serving.batching import Rules, simulate
-from tuner.simulate.serving.handover import DecodeRank, served_apart
+from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests
 from tuner.simulate.serving.steps import StepTimes, step_times
 from tuner.spec.serving.goal import Percentiles, ServeGoal, Slo
@@ -34,7 +35,6 @@ PER_RANK: Final = 200
 """Requests that a rank serves, at least; a closed loop plays ten rounds."""
 ROUNDS: Final = 10
 MOST_REQUESTS: Final = 20_000
-LITTLE_STEPS: Final = 4
 PROMPT_POINTS: Final = 24
 SEED: Final = 20_251
 
@@ -142,74 +142,70 @@ def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Deman
 
 
 def played_apart(
-    prefill: Group, decode: Group, *, handover_s: float, goal: ServeGoal, demand: Demand
+    prefill: Group, decode: Group, *, hand_overs: HandOvers, goal: ServeGoal, demand: Demand
 ) -> Played:
     """Play prefill and decode instances.
 
     Args:
         prefill: groups of one kind.
         decode: the same.
-        handover_s: seconds that a mean prompt's cache takes.
+        hand_overs: what moving a cache takes.
         goal: with targets and traffic.
         demand: the traffic in numbers.
     """
-    if demand.concurrency is None:
-        return _open_apart(prefill, decode, handover_s=handover_s, goal=goal, demand=demand)
-    rate = min(prefill.rate_per_s, decode.rate_per_s)
-    played = None
-    for _ in range(LITTLE_STEPS):
-        traffic = goal.traffic.model_copy(update={"concurrency": None, "rate": rate})
-        open_goal = goal.model_copy(update={"traffic": traffic})
-        played = _open_apart(
-            prefill,
-            decode,
-            handover_s=handover_s,
-            goal=open_goal,
-            demand=replace(demand, concurrency=None, rate_per_s=rate),
-        )
-        latency = float(played.ttft_s_R.mean()) + demand.output_tokens * float(
-            played.tpot_s_R.mean() if len(played.tpot_s_R) else 0.0
-        )
-        rate = 0.5 * (rate + min(demand.concurrency / latency, 0.98 * prefill.rate_per_s))
-    if played is None:
-        raise ValueError("a closed loop is played at least once")
-    return played
-
-
-def _open_apart(
-    prefill: Group, decode: Group, *, handover_s: float, goal: ServeGoal, demand: Demand
-) -> Played:
-    count = min(MOST_REQUESTS, PER_RANK * max(prefill.ranks, decode.ranks))
+    concurrency = demand.concurrency or 0
+    count = PER_RANK * max(prefill.ranks, decode.ranks) if not concurrency else ROUNDS * concurrency
+    count = min(MOST_REQUESTS, count)
     drawn = requests_of(goal.traffic, count=count, rng=np.random.default_rng(SEED))
-    if drawn.arrival_s_N is None:
-        raise ValueError("open arrivals are needed")
-    cut = _cut(drawn.input_tokens_N, drawn.output_tokens_N, demand, share=1.0)
-    times = _times(
-        decode.option,
-        Requests(input_R=cut[0], output_R=cut[1]),
-        most_tokens=decode.option.running + 1,
-        most_running=decode.option.running,
+    inputs, outputs = _cut(drawn.input_tokens_N, drawn.output_tokens_N, demand, share=1.0)
+    requests = Requests(input_R=inputs, output_R=outputs, arrival_s_R=drawn.arrival_s_N)
+    served = simulate_disaggregated(
+        requests,
+        stations=_stations(prefill, decode, hand_overs, demand, requests),
+        concurrency=concurrency,
     )
-    served = served_apart(
-        arrival_s_R=drawn.arrival_s_N,
-        input_R=cut[0],
-        output_R=cut[1],
-        prompt_s=_prompt_curve(prefill.option.iteration, demand, int(cut[0].max())),
-        prefill_ranks=prefill.ranks,
-        handover_s=lambda tokens: np.asarray(handover_s * tokens / demand.input_tokens, np.float64),
-        decode_ranks=decode.ranks,
-        rank=DecodeRank(
-            times=times,
-            most_running=decode.option.running,
-            kv_tokens=decode.option.kv_tokens,
-        ),
-    )
+    rate = demand.rate_per_s
+    if concurrency:
+        span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
+        rate = len(served.end_s_R) / max(span_s, 1e-9)
     return _played(
         served.ttft_s_R,
         served.tpot_s_R,
         goal=goal,
-        rate=demand.rate_per_s,
-        tokens=demand.rate_per_s * float(served.output_R.mean()),
+        rate=rate,
+        tokens=rate * float(served.output_R.mean()),
+    )
+
+
+def _stations(
+    prefill: Group, decode: Group, hand_overs: HandOvers, demand: Demand, requests: Requests
+) -> Stations:
+    reading = prefill.option.iteration
+    longest, ranks = int(requests.input_R.max()), reading.degrees.attention_data
+    full = _Curve(reading, demand, longest).table
+    alone = _Curve(replace(reading, busy_ratio=0.0), demand, longest).table
+
+    def prompt_s(tokens: int, busy: int) -> float:
+        # Between a step that one rank has a prompt in and one that all have.
+        share = (busy - 1) / (ranks - 1) if ranks > 1 else 1.0
+        return alone[tokens] * (1.0 - share) + full[tokens] * share
+
+    path = hand_overs.path(prefill.option, decode.option)
+    each = hand_overs.moved(prefill.option, decode.option).busiest / hand_overs.tokens
+    return Stations(
+        prefill_workers=prefill.count,
+        prefill_ranks=ranks,
+        prompt_s=prompt_s,
+        handover_s=lambda tokens: whole_s(each * tokens, path=path),
+        decode_ranks=decode.ranks,
+        decode=_times(
+            decode.option,
+            requests,
+            most_tokens=decode.option.running + 1,
+            most_running=decode.option.running,
+        ),
+        kv_tokens=decode.option.kv_tokens,
+        most_running=decode.option.running,
     )
 
 
@@ -230,12 +226,11 @@ class _Curve:
             ]
         )
 
-    def __call__(self, tokens_R: Ints) -> Floats:
-        return np.asarray(np.interp(tokens_R, self.points, self.seconds))
-
-
-def _prompt_curve(iteration: Iteration, demand: Demand, longest: int) -> _Curve:
-    return _Curve(iteration, demand, longest)
+    @property
+    def table(self) -> list[float]:
+        """By tokens, from 0 on; a list, because single entries of arrays are slow to read."""
+        every = np.arange(int(self.points[-1]) + 1)
+        return [float(value) for value in np.interp(every, self.points, self.seconds)]
 
 
 def _thinned(goal: ServeGoal, demand: Demand, *, count: int, every: int) -> Requests:

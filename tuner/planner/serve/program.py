@@ -2,10 +2,14 @@
 
 One program a mode. Aggregated instances serve requests from end to end; prefill instances hand over
 to decode instances of the same pool over its cards, or of another pool over the link between them.
-Where two pools have no link no request goes from one to the other.
+A group is a role on a pool with one tensor degree, so that all of it hand over alike; a route joins
+two groups whose pools reach each other and whose layouts the engine's release accepts.
 """
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final, Literal
 
 from solvers.instances.problem import (
@@ -20,15 +24,14 @@ from solvers.instances.problem import (
 from solvers.instances.problem import Pool as PoolOfDevices
 from solvers.instances.problem import Role as SolverRole
 from solvers.registry import INSTANCES
-from solvers.result import Outcome
-from tuner.costs.serving.engine import Degrees
-from tuner.costs.serving.memory import kv_bytes_per_token
+from solvers.result import Outcome, Status
 from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.handovers import HandOvers, card_bytes_per_s
 from tuner.planner.serve.options import Option, PoolSite
 from tuner.serve_plan import Role
-from tuner.spec.cluster import Cluster
-from tuner.spec.serving.goal import ServeGoal
 
+Key = tuple[Role, str, int]
+"""Role, pool, attention-tensor degree."""
 Mode = Literal["aggregated", "disaggregated"]
 
 ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
@@ -46,6 +49,13 @@ OBJECTIVE: Final = {
     "goodput": Objective.DEVICES,
 }
 """With a rate to serve, the most good requests per device are those on the fewest devices."""
+
+LEAST_RUN_S: Final = 0.05
+"""What a branch gets even where the time is up."""
+LEAST_FLOW_RATIO: Final = 1e-6
+"""Of all requests: a route that carries less is unused (the solver's tolerance)."""
+BOUND_TOLERANCE: Final = 1e-6
+"""Relative gap below which a plan counts as optimal, as in the solvers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,33 +82,51 @@ def program_of(
     options: tuple[Option, ...],
     *,
     sites: tuple[PoolSite, ...],
-    cluster: Cluster,
-    goal: ServeGoal,
+    hand_overs: HandOvers,
     demand: Demand,
     spare_ratio: float,
+    may_refuse: bool = True,
+    most_rate: bool = False,
 ) -> Program | None:
-    """State the program of one mode; None where a role has no option."""
+    """State the program of one mode; None where a role has no option.
+
+    Args:
+        mode: whose roles count.
+        options: ways to run an instance, other roles' included.
+        sites: pools.
+        hand_overs: what pairs of options are asked about.
+        demand: the traffic.
+        spare_ratio: capacity beyond it.
+        may_refuse: leave out the routes that the engine's release refuses.
+        most_rate: ask for the most requests of all pools in place of the demand.
+    """
     roles = ROLES[mode]
     chosen = tuple(option for option in options if option.role in roles)
     if any(all(option.role is not role for option in chosen) for role in roles):
         return None
-    names = [(role, site.pool.name) for role in roles for site in sites]
-    links, routes = _ways(mode, names, sites=sites, cluster=cluster, chosen=chosen, demand=demand)
+    of_key: dict[Key, Option] = {}
+    for option in chosen:
+        of_key.setdefault(_key(option), option)
+    keys = list(of_key)
+    links, routes = _ways(list(of_key.values()), hand_overs, sites, may_refuse=may_refuse)
+    if mode == "disaggregated" and not routes:
+        return None
     problem = InstancesProblem(
         pools=tuple(
             PoolOfDevices(name=site.pool.name, devices=site.pool.num_devices) for site in sites
         ),
         groups=tuple(
-            Group(name=f"{role.value}@{pool}", role=SOLVER_ROLE[role]) for role, pool in names
+            Group(name=f"{role.value}@{pool}/tp{tensor}", role=SOLVER_ROLE[role])
+            for role, pool, tensor in keys
         ),
         columns=tuple(
-            _column(option, number, sites=sites, names=names)
+            _column(option, number, sites=sites, group=keys.index(_key(option)))
             for number, option in enumerate(chosen)
         ),
         routes=routes,
         links=links,
-        objective=OBJECTIVE[goal.objective],
-        demand_per_s=demand.rate_per_s,
+        objective=(Objective.RATE if most_rate else OBJECTIVE[hand_overs.spec.goal.objective]),
+        demand_per_s=0.0 if most_rate else demand.rate_per_s,
         spare_ratio=spare_ratio,
         max_kinds=2,
     )
@@ -106,68 +134,121 @@ def program_of(
 
 
 def solve(program: Program, *, time_limit_s: float) -> Solved:
-    """Choose the instances."""
-    outcome = INSTANCES.solve(program.problem, time_limit_s=time_limit_s)
+    """Choose the instances, so that every prefill instance may meet every decode instance.
+
+    Routers pair instances as they like. Where the chosen ones hold a pair without a route, one of
+    the two groups must stay out, so both are tried; the least bound of the branches is the bound.
+    """
+    outcome = _paired(program.problem, deadline_s=time.perf_counter() + time_limit_s)
     return Solved(program=program, outcome=outcome)
 
 
-def _column(
-    option: Option,
-    number: int,
-    *,
-    sites: tuple[PoolSite, ...],
-    names: list[tuple[Role, str]],
-) -> Column:
+def _paired(problem: InstancesProblem, *, deadline_s: float) -> Outcome[InstancePlan]:
+    left_s = max(LEAST_RUN_S, deadline_s - time.perf_counter())
+    outcome = INSTANCES.solve(problem, time_limit_s=left_s)
+    if outcome.solution is None:
+        return outcome
+    pair = _unpaired(problem, outcome.solution)
+    if pair is None:
+        return outcome
+    branches = [
+        _paired(replace(problem, routes=kept), deadline_s=deadline_s)
+        for kept in (
+            tuple(route for route in problem.routes if route.sender != pair[0]),
+            tuple(route for route in problem.routes if route.receiver != pair[1]),
+        )
+    ]
+    best = min(branches, key=lambda branch: branch.objective)
+    bound = min(branch.bound for branch in branches)
+    if best.status is Status.OPTIMAL and bound < best.objective * (1.0 - BOUND_TOLERANCE):
+        return replace(best, bound=bound, status=Status.FEASIBLE)
+    return replace(best, bound=bound)
+
+
+def _unpaired(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, int] | None:
+    """Return two groups that both serve and have no route between them."""
+    carried = [
+        route
+        for route, flow in zip(problem.routes, plan.flow_per_s_E, strict=True)
+        if flow > LEAST_FLOW_RATIO * plan.rate_per_s
+    ]
+    legal = {(route.sender, route.receiver) for route in problem.routes}
+    pairs = product({route.sender for route in carried}, {route.receiver for route in carried})
+    return next((pair for pair in sorted(pairs) if pair not in legal), None)
+
+
+def serving_columns(solved: Solved) -> Iterator[tuple[Option, int]]:
+    """Options with the instances that serve requests; others are not launched."""
+    plan, problem = solved.outcome.solution, solved.program.problem
+    if plan is None:
+        return
+    ends = {
+        end
+        for route, flow in zip(problem.routes, plan.flow_per_s_E, strict=False)
+        if flow > LEAST_FLOW_RATIO * plan.rate_per_s
+        for end in (route.sender, route.receiver)
+    }
+    for number, count in enumerate(plan.count_J):
+        if count and (solved.program.mode == "aggregated" or problem.columns[number].group in ends):
+            yield solved.program.options[number], count
+
+
+def _key(option: Option) -> Key:
+    """Options that keep their cache alike on one pool hand over alike."""
+    return option.role, option.site.pool.name, option.degrees.attention_tensor
+
+
+def _column(option: Option, number: int, *, sites: tuple[PoolSite, ...], group: int) -> Column:
     pool = option.site.pool
     return Column(
         name=f"{number} {option.role.value}@{pool.name}",
-        group=names.index((option.role, pool.name)),
+        group=group,
         devices_P=tuple(option.devices if site.pool.name == pool.name else 0 for site in sites),
         rate_per_s=option.rate_per_s,
         price_per_hour=(pool.price_per_device_hour or 0.0) * option.devices,
     )
 
 
-def request_bytes(option: Option, demand: Demand) -> float:
-    """Bytes of the KV cache of a mean prompt, every head once."""
-    whole = kv_bytes_per_token(option.iteration.decoder, option.iteration.formats, Degrees())
-    return whole * demand.input_tokens
-
-
 def _ways(
-    mode: Mode,
-    names: list[tuple[Role, str]],
-    *,
+    options: list[Option],
+    hand_overs: HandOvers,
     sites: tuple[PoolSite, ...],
-    cluster: Cluster,
-    chosen: tuple[Option, ...],
-    demand: Demand,
+    *,
+    may_refuse: bool,
 ) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
-    """Return links in both directions, and the routes between groups that they carry."""
-    if mode == "aggregated":
-        return (), ()
-    each = request_bytes(chosen[0], demand)
+    """Return links in both directions, and the routes between groups that they carry.
+
+    Args:
+        options: one of each group.
+        hand_overs: what pairs of them are asked about.
+        sites: pools.
+        may_refuse: leave out what the engine's release refuses.
+    """
     links: list[Link] = []
     number: dict[tuple[str, str], int] = {}
     for site in sites:
         number[site.pool.name, site.pool.name] = len(links)
-        links.append(Link(name=f"cards of {site.pool.name}", bytes_per_s=cards_bytes_per_s(site)))
-    for link in cluster.links:
+        links.append(Link(name=f"cards of {site.pool.name}", bytes_per_s=_cards_bytes_per_s(site)))
+    for link in hand_overs.spec.cluster.links:
         for sender, receiver in (link.between, link.between[::-1]):
             number[sender, receiver] = len(links)
             links.append(Link(name=f"{sender} to {receiver}", bytes_per_s=link.bandwidth))
     routes = tuple(
-        Route(sender=out, receiver=into, request_bytes=each, links=(number[sender, receiver],))
-        for out, (role, sender) in enumerate(names)
-        if role is Role.PREFILL
-        for into, (other, receiver) in enumerate(names)
-        if other is Role.DECODE and (sender, receiver) in number
+        Route(
+            sender=out,
+            receiver=into,
+            request_bytes=hand_overs.moved(one, other).whole,
+            links=(number[one.site.pool.name, other.site.pool.name],),
+        )
+        for out, one in enumerate(options)
+        if one.role is Role.PREFILL
+        for into, other in enumerate(options)
+        if other.role is Role.DECODE and hand_overs.reach(one.site, other.site)
+        if not (may_refuse and hand_overs.refusals(one, other))
     )
-    return tuple(links), routes
+    return (tuple(links), routes) if routes else ((), ())
 
 
-def cards_bytes_per_s(site: PoolSite) -> float:
+def _cards_bytes_per_s(site: PoolSite) -> float:
     """What all network cards of a pool send together; half of them send, half receive."""
-    pool, sheet = site.pool, site.machine.sheet
-    card = pool.nic or sheet.scale_out_bytes_per_s
-    return 0.5 * card * pool.nics * pool.nodes / pool.oversubscription
+    return 0.5 * card_bytes_per_s(site) * site.pool.num_devices

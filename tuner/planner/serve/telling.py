@@ -7,7 +7,7 @@ import numpy as np
 
 from solvers.instances.problem import InstancePlan
 from solvers.result import Outcome, Status
-from tuner.planner.serve.answering import Found, Question, handover_s, instances_of
+from tuner.planner.serve.answering import Found, Question, instances_of
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.options import (
     Option,
@@ -15,9 +15,6 @@ from tuner.planner.serve.options import (
     step_seconds,
 )
 from tuner.planner.serve.playing import Group, latency_of
-from tuner.planner.serve.program import (
-    request_bytes,
-)
 from tuner.serve_plan import (
     Handover,
     Role,
@@ -72,28 +69,30 @@ def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
 def decision_of(found: Found, question: Question) -> ServeDecision:
     """Return what to launch."""
     groups = found.groups
-    handovers = [
-        _handover(sender.option, receiver.option, question)
+    handovers = {
+        (sender.option.site.pool.name, receiver.option.site.pool.name, pair.seconds): pair
         for sender in groups
         if sender.option.role is Role.PREFILL
         for receiver in groups
         if receiver.option.role is Role.DECODE
-    ]
+        for pair in [_handover(sender.option, receiver.option, question)]
+    }
     return ServeDecision(
         mode=found.solved.program.mode,
         instances=tuple(instances_of(group.option, count=group.count) for group in groups),
-        handovers=tuple(handovers),
+        handovers=tuple(handovers.values()),
     )
 
 
 def _handover(sender: Option, receiver: Option, question: Question) -> Handover:
+    hand_overs = question.hand_overs
     return Handover(
         from_pool=sender.site.pool.name,
         to_pool=receiver.site.pool.name,
-        connector="mooncake" if question.spec.goal.engine.name == "sglang" else "nixl",
-        path="device" if sender.site.pool.name == receiver.site.pool.name else "host",
-        request_bytes=int(request_bytes(sender, question.demand)),
-        seconds=handover_s(sender, receiver, question),
+        connector=hand_overs.connector.value,
+        path=hand_overs.path_kind(sender.site, receiver.site),
+        request_bytes=round(hand_overs.moved(sender, receiver).whole),
+        seconds=hand_overs.seconds(sender, receiver),
     )
 
 

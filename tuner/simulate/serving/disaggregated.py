@@ -1,10 +1,11 @@
-"""Prefill and decode on instances of their own.
+"""Prefill and decode on instances of their own, for planning and for the backtest.
 
 Prompts wait in one queue, first come first served, for whichever prefill worker is free. Its ranks
 step together: each reads one prompt, and those without one only serve their experts. Read prompts
 are handed over and join the decode ranks, which share the running sequences evenly and step
-together, as attention data parallelism makes them. Between two events all steps are taken in one
-jump, as in batching.py.
+together, as attention data parallelism makes them. The first token comes when a request joins its
+decode rank, from where clients are answered. Between two events all steps are taken in one jump, as
+in batching.py.
 
 Not covered: several prompts of one rank in one prefill step, routing by load, transfers that wait
 for each other.
@@ -37,6 +38,8 @@ class Stations:
     """Of one decode rank."""
     kv_tokens: float = math.inf
     """Of one decode rank."""
+    most_running: float = math.inf
+    """Sequences of one decode rank."""
 
 
 @dataclass(slots=True)
@@ -98,10 +101,12 @@ class _Play:
 
     def join(self) -> None:
         """Take in what has been handed over, as memory allows."""
-        room = self.stations.kv_tokens * self.stations.decode_ranks
+        ranks = self.stations.decode_ranks
+        room, most = self.stations.kv_tokens * ranks, self.stations.most_running * ranks
         while self.ready and self.ready[0][0] <= self.now_s:
             request = self.ready[0][1]
-            if self.running and self.past + self.inputs[request] > room:
+            is_full = len(self.running) >= most or self.past + self.inputs[request] > room
+            if self.running and is_full:
                 return
             heapq.heappop(self.ready)
             self.first_s[request] = self.now_s

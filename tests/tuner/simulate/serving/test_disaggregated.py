@@ -14,7 +14,14 @@ SHORT_STEP_S = 1e-5
 
 
 def stations(
-    *, workers: int, decode_ranks: int, ranks: int = 1, step_s: float = STEP_S
+    *,
+    workers: int,
+    decode_ranks: int,
+    ranks: int = 1,
+    step_s: float = STEP_S,
+    handover_s: float = 0.0,
+    kv_tokens: float = math.inf,
+    most_running: float = math.inf,
 ) -> Stations:
     times = StepTimes(
         linear_s=[step_s] * 2000,
@@ -30,9 +37,11 @@ def stations(
         prefill_workers=workers,
         prefill_ranks=ranks,
         prompt_s=lambda tokens, busy: 1e-6 * tokens,
-        handover_s=lambda tokens: 0.0,
+        handover_s=lambda tokens: handover_s,
         decode_ranks=decode_ranks,
         decode=times,
+        kv_tokens=kv_tokens,
+        most_running=most_running,
     )
 
 
@@ -88,3 +97,40 @@ def test_ranks_of_a_worker_read_together() -> None:
     both = stations(workers=1, decode_ranks=4, ranks=2, step_s=SHORT_STEP_S)
     served = simulate_disaggregated(requests, stations=both, concurrency=0)
     assert served.first_token_s_R == pytest.approx([1e-3, 2e-3, 2e-3, 3e-3], abs=3e-5)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_waits_for_one_prefill_worker_follow_m_d_1(load: float) -> None:
+    # Pollaczek and Khinchine with even service of 10 ms: load / (2 (1 - load)) services.
+    count, service_s = 100_000, 0.01
+    rng = np.random.default_rng(5)
+    requests = Requests(
+        input_R=np.full(count, 10_000),
+        output_R=np.full(count, 2),
+        arrival_s_R=np.cumsum(rng.exponential(service_s / load, count)),
+    )
+    both = stations(workers=1, decode_ranks=64, step_s=SHORT_STEP_S)
+    served = simulate_disaggregated(requests, stations=both, concurrency=0)
+    waited_s = float(served.ttft_s_R.mean()) - service_s
+    assert waited_s / service_s == pytest.approx(load / (2.0 * (1.0 - load)), rel=0.03)
+
+
+def test_the_first_token_waits_for_the_cache_to_come_over() -> None:
+    # A prompt of 1 ms and a handover of 5 ms; two more tokens take a step of 10 ms each.
+    requests = Requests(input_R=np.array([1000]), output_R=np.array([3]))
+    both = stations(workers=1, decode_ranks=1, handover_s=0.005)
+    served = simulate_disaggregated(requests, stations=both, concurrency=1)
+    assert served.ttft_s_R.tolist() == pytest.approx([0.006])
+    assert served.tpot_s_R.tolist() == pytest.approx([0.01])
+
+
+@pytest.mark.parametrize(("most_running", "kv_tokens"), [(2.0, math.inf), (math.inf, 2200.0)])
+def test_sequences_beyond_the_room_wait_for_the_first_to_end(
+    most_running: float, kv_tokens: float
+) -> None:
+    # Three prompts of 1 ms on three workers; two run, and the third joins when the first ends.
+    requests = Requests(input_R=np.full(3, 1000), output_R=np.array([3, 5, 4]))
+    both = stations(workers=3, decode_ranks=1, most_running=most_running, kv_tokens=kv_tokens)
+    served = simulate_disaggregated(requests, stations=both, concurrency=3)
+    assert served.first_token_s_R == pytest.approx([0.001, 0.001, 0.021])
+    assert served.end_s_R == pytest.approx([0.021, 0.041, 0.051])

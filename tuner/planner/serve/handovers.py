@@ -1,0 +1,178 @@
+"""Which prefill instances may hand over to which decode instances, what that moves and takes.
+
+Two instances meet where their pools are one or have a link, and the engine's release and connector
+accept both sides' layouts (tuner/spec/serving/kv_refusals.py). Bytes are those of the busiest ranks
+and of all together (tuner/costs/kv_hand_over.py). A rank sends and receives over its own card; a
+link between pools is shared by all ranks of the request.
+
+    seconds = latency + busiest bytes / rate of each stage, one after the other
+
+since no described connector sends a layer before prefill has ended: save_kv_layer does nothing in
+vllm 0.33.0 (kv_connector/v1/nixl/connector.py, mooncake/mooncake_connector.py), and sglang 0.5.23
+sends a chunk once it is read (srt/disaggregation/prefill.py, send_kv_chunk), where plans for it
+read prompts in one.
+
+Caches go from device to device among one vendor's, else through the memory of both hosts, which
+adds a stage at each end.
+
+Not covered: instances of one node that could use their scale-up links instead of the cards; cards
+that cannot reach device memory (consumer devices).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Final, Literal
+
+from profilers.kv_transfer.shards import Degrees
+from tuner.costs.kv_hand_over import KvPath, RankBytes, rank_kv_bytes, whole_s
+from tuner.planner.serve.options import Option, PoolSite
+from tuner.spec.cluster import Link
+from tuner.spec.serving.kv_connectors import CacheKind, Connector
+from tuner.spec.serving.kv_pages import LAYOUT, NVIDIA, page_tokens
+from tuner.spec.serving.kv_refusals import HandOver, KvSide, refusals
+from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.read import ServeSpec
+
+HANDOVER_S: Final = 0.02
+"""Of a handover beside its bytes: router, page tables, first look of the decode engine's scheduler;
+what published disaggregated runs show."""
+
+Path = Literal["device", "host"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HandOvers:
+    """What every pair of options is asked about."""
+
+    spec: ServeSpec
+    connector: Connector
+    tokens: int
+    """Of the mean request whose bytes are known."""
+    bytes_of: Mapping[tuple[int, int], RankBytes]
+    """By tensor degrees of prefill and decode."""
+
+    def link(self, sender: PoolSite, receiver: PoolSite) -> Link | None:
+        """Return the link between two pools."""
+        ends = {sender.pool.name, receiver.pool.name}
+        links = self.spec.cluster.links
+        return next((link for link in links if set(link.between) == ends), None)
+
+    def reach(self, sender: PoolSite, receiver: PoolSite) -> bool:
+        """Whether anything joins the pools."""
+        return sender.pool.name == receiver.pool.name or self.link(sender, receiver) is not None
+
+    def path_kind(self, sender: PoolSite, receiver: PoolSite) -> Path:
+        """Whether caches go from device to device."""
+        one, other = (site.machine.sheet.generation for site in (sender, receiver))
+        return "device" if one is other or {one, other} <= NVIDIA else "host"
+
+    def moved(self, sender: Option, receiver: Option) -> RankBytes:
+        """Bytes of a mean request."""
+        pair = sender.degrees.attention_tensor, receiver.degrees.attention_tensor
+        return self.bytes_of[pair]
+
+    def path(self, sender: Option, receiver: Option) -> KvPath:
+        """Rates at which the busiest rank's bytes pass each stage."""
+        moved = self.moved(sender, receiver)
+        # The two ends move unlike bytes; each is slowed or sped up to those of the busiest.
+        out, into = moved.busiest / moved.sent, moved.busiest / moved.received
+        rates = [card_bytes_per_s(sender.site) * out, card_bytes_per_s(receiver.site) * into]
+        link = self.link(sender.site, receiver.site)
+        if link is not None:
+            rates.append(link.bandwidth * moved.busiest / moved.whole)
+        through_host = self.path_kind(sender.site, receiver.site) == "host"
+        sheets = sender.site.machine.sheet, receiver.site.machine.sheet
+        return KvPath(
+            network_bytes_per_s=min(rates),
+            latency_s=HANDOVER_S + (link.latency if link is not None else 0.0),
+            device_to_host_bytes_per_s=sheets[0].host_bytes_per_s * out if through_host else None,
+            host_to_device_bytes_per_s=sheets[1].host_bytes_per_s * into if through_host else None,
+        )
+
+    def seconds(self, sender: Option, receiver: Option) -> float:
+        """Between the end of prefill and the arrival of a mean request's cache."""
+        return whole_s(self.moved(sender, receiver).busiest, path=self.path(sender, receiver))
+
+    def refusals(self, sender: Option, receiver: Option) -> tuple[str, ...]:
+        """Say why the engine's release does not hand over between the two; empty: it does."""
+        engine = manifest_of(self.spec.goal.engine)
+        who = f"{engine.name} {engine.release} {self.connector}"
+        through_host = self.path_kind(sender.site, receiver.site) == "host"
+        broken: list[str] = []
+        if through_host and (not engine.host_path or self.connector is Connector.MOONCAKE):
+            broken.append(f"{who}: caches cannot pass through host memory between unlike vendors")
+        if engine.name not in LAYOUT:
+            return tuple(broken)
+        one, other = self.side(sender), self.side(receiver)
+        generations = tuple(option.site.machine.sheet.generation for option in (sender, receiver))
+        if one is None or other is None:
+            if generations[0] is not generations[1]:
+                unknown = generations[one is not None]
+                broken.append(f"{who}: pages on {unknown} devices are not described")
+            return tuple(broken)
+        attention, windowed = self.spec.model.attention, self.spec.model.windowed
+        hand_over = HandOver(
+            cache=self.cache,
+            num_kv_heads=1 if self.cache is CacheKind.LATENT else attention.num_kv_heads,
+            is_hybrid=any(windowed) and not all(windowed),
+            prefill=one,
+            decode=other,
+        )
+        broken += refusals(
+            hand_over, engine=engine.name, release=engine.release, connector=self.connector
+        )
+        return tuple(broken)
+
+    @property
+    def cache(self) -> CacheKind:
+        """What attention keeps."""
+        is_latent = self.spec.model.attention.kind == "mla"
+        return CacheKind.LATENT if is_latent else CacheKind.GROUPED
+
+    def side(self, option: Option) -> KvSide | None:
+        """Return how an instance keeps its cache; None where its pages are not described."""
+        goal = self.spec.goal
+        page = page_tokens(
+            engine=goal.engine.name,
+            cache=self.cache,
+            generation=option.site.machine.sheet.generation,
+            dtype=goal.kv_cache_dtype,
+        )
+        if page is None:
+            return None
+        return KvSide(
+            tensor=option.degrees.attention_tensor,
+            pipeline=option.degrees.pipeline,
+            page_tokens=page,
+            dtype=goal.kv_cache_dtype,
+            layout=LAYOUT[goal.engine.name],
+        )
+
+
+def handovers_of(spec: ServeSpec, *, input_tokens: float, options: tuple[Option, ...]) -> HandOvers:
+    """Count the bytes of every pair of tensor degrees."""
+    degrees = sorted({option.degrees.attention_tensor for option in options})
+    tokens = max(1, round(input_tokens))
+    return HandOvers(
+        spec=spec,
+        connector=Connector.MOONCAKE if spec.goal.engine.name == "sglang" else Connector.NIXL,
+        tokens=tokens,
+        bytes_of={
+            (one, other): rank_kv_bytes(
+                spec.model,
+                prefill=Degrees(tensor=one),
+                decode=Degrees(tensor=other),
+                tokens=tokens,
+                bytes_per_element=1.0 if spec.goal.kv_cache_dtype == "fp8" else 2.0,
+            )
+            for one, other in product(degrees, degrees)
+        },
+    )
+
+
+def card_bytes_per_s(site: PoolSite) -> float:
+    """What the cards of one device carry in each direction."""
+    pool = site.pool
+    card = pool.nic or site.machine.sheet.scale_out_bytes_per_s
+    return card * pool.nics / pool.devices_per_node / pool.oversubscription

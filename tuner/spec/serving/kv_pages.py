@@ -1,0 +1,41 @@
+"""How engine releases lay out a KV cache where a launcher states nothing: page size and layout.
+
+    vllm 0.33.0     16 tokens, or the least that the preferred MLA kernel takes where that is not a
+                    multiple: FlashInfer's 32 on Blackwell, FlashMLA's 64 for fp8 on Hopper;
+                    heads outermost in a page (its connectors ask for that)
+    sglang 0.5.23   1 token, or 64 where TensorRT-LLM's kernels are the default, on Blackwell;
+                    tokens outermost
+
+Source: vllm 0.33.0: config/cache.py (DEFAULT_BLOCK_SIZE), platforms/cuda.py
+(_get_backend_priorities), v1/attention/backends (get_supported_kernel_block_sizes), kv_connector/v1
+(get_required_kvcache_layout). sglang 0.5.23: srt/arg_groups/overrides.py (_page_size_default,
+_mla_backend_page_constraints), model_override_base.py (get_default_attn_backend), model_overrides.
+Valid: NVIDIA devices, and models whose layers all keep caches of one kind; of other vendors'
+devices the releases' platform plugins decide, which are not described. Not covered: fp8 caches of
+FlashAttention 4 and heads of 256, whose kernels take pages of their own.
+"""
+
+from typing import Final
+
+from tuner.devices.datasheet import Generation
+from tuner.spec.serving.kv_connectors import CacheKind
+
+NVIDIA: Final = frozenset(
+    {Generation.AMPERE, Generation.ADA, Generation.HOPPER, Generation.BLACKWELL}
+)
+LAYOUT: Final = {"vllm": "hnd", "sglang": "nhd"}
+"""By engine; of no meaning for a latent cache."""
+
+
+def page_tokens(*, engine: str, cache: CacheKind, generation: Generation, dtype: str) -> int | None:
+    """Return the tokens of a page; None where no release says so."""
+    if generation not in NVIDIA or engine not in LAYOUT:
+        return None
+    on_blackwell = generation is Generation.BLACKWELL
+    if engine == "sglang":
+        return 64 if on_blackwell else 1
+    if cache is CacheKind.LATENT and on_blackwell:
+        return 32
+    if cache is CacheKind.LATENT and generation is Generation.HOPPER and dtype == "fp8":
+        return 64
+    return 16
