@@ -226,7 +226,7 @@ def _of_role(
     if role is Role.PREFILL:
         yield _option(site, iteration, role, 1, data / prompt_s, prompt_s, 0.0, cache)
         return
-    running_N = np.unique(np.round(np.geomspace(1.0, _most_running(cache, demand), 48))).astype(
+    running_N = np.unique(np.round(np.geomspace(1.0, most_running(cache, demand), 48))).astype(
         np.float64
     )
     step_s_N = step_seconds(iteration, running_N, demand)
@@ -257,7 +257,7 @@ def _of_role(
         )
 
 
-def _most_running(cache: float, demand: Demand) -> float:
+def most_running(cache: float, demand: Demand) -> float:
     """Sequences that memory holds, mean lengths, but one of the longest."""
     spare = cache - (demand.longest_input + demand.longest_output)
     mean = demand.input_tokens + demand.output_tokens

@@ -75,7 +75,7 @@ def make_serve_plan(
         binding_constraint=binding_constraint(best, question),
         alternatives=tuple(alternatives_of(best, order[1:], question)),
         unlaunchable=(
-            *unlaunchable_of(question),
+            *unlaunchable_of(question, best),
             *refused_modes(best, found, refused),
         ),
         provenance=provenance,

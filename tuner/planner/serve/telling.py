@@ -8,6 +8,7 @@ import numpy as np
 from solvers.instances.problem import InstancePlan
 from solvers.result import Outcome, Status
 from tuner.planner.serve.answering import Found, Question, instances_of
+from tuner.planner.serve.apart import unlaunchable_apart
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.options import (
     Option,
@@ -235,14 +236,10 @@ def alternatives_of(
         )
 
 
-def unlaunchable_of(question: Question) -> Iterator[ServeUnlaunchable]:
-    """Name modes that no release launches."""
+def unlaunchable_of(question: Question, best: Found) -> Iterator[ServeUnlaunchable]:
+    """Name modes that no release launches, with what they would save against the chosen plan."""
     if "attention_expert" in question.spec.goal.modes and question.decoder.experts is not None:
-        yield ServeUnlaunchable(
-            feature="attention and experts on devices of their own: no released engine launches"
-            " it; not priced",
-            gain_ratio=0.0,
-        )
+        yield unlaunchable_apart(question, best)
 
 
 def refused_modes(

@@ -1,7 +1,12 @@
 import numpy as np
 import pytest
 
-from tuner.costs.serving.apart import mean_activated, most_activated, steady_batch
+from tuner.costs.serving.apart import (
+    busiest_activated,
+    mean_activated,
+    most_activated,
+    steady_batch,
+)
 
 
 def test_janus_numbers_for_160_experts_on_eight_devices() -> None:
@@ -33,6 +38,24 @@ def test_the_bound_lies_above_what_uniform_routing_does(devices: int, tokens: in
     assert np.mean(busiest) < bound <= slots
     if (devices, tokens) == (8, 16):
         assert float(np.mean(busiest)) == pytest.approx(12.1, abs=0.15)
+    near = busiest_activated(
+        slots=slots, experts=experts, top_k=top_k, tokens_Q=np.array([tokens]), devices=devices
+    )
+    assert near[0] == pytest.approx(np.mean(busiest), rel=0.05)
+    assert mean < near[0] < bound
+
+
+def test_the_busiest_device_of_many_tokens_reads_all_its_experts() -> None:
+    tokens_Q = np.geomspace(1.0, 1e5, 40)
+    read_Q = busiest_activated(slots=20, experts=160, top_k=6, tokens_Q=tokens_Q, devices=8)
+    assert np.all(np.diff(read_Q) >= -1e-9)
+    assert read_Q[-1] == pytest.approx(20.0)
+    all_Q = busiest_activated(slots=4, experts=8, top_k=8, tokens_Q=np.ones(2), devices=2)
+    assert all_Q.tolist() == [4.0, 4.0]
+    alone_Q = busiest_activated(slots=8, experts=8, top_k=2, tokens_Q=np.ones(1), devices=1)
+    assert alone_Q[0] == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="devices 0"):
+        busiest_activated(slots=4, experts=8, top_k=2, tokens_Q=np.ones(1), devices=0)
 
 
 def test_all_experts_are_read_when_a_token_takes_all() -> None:

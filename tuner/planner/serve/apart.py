@@ -1,0 +1,223 @@
+"""Attention and experts of decode on devices of their own: sized, priced, told as not launchable.
+
+    x = requests a second of a cell (tuner/planner/serve/cells.py)
+    k = ceil(rate (1 + spare) / x)                  cells
+    prefill: for each pool the instances of one kind on the fewest devices
+
+Every pair of sizes (n_a, n_e) is tried, with every pool for prefill whose caches reach the
+attention devices, and the least cost or the fewest devices count. No released engine launches such
+cells, so the answer is a line under `unlaunchable`: what the mode would save against the chosen
+plan, at the chosen plan's spare capacity.
+
+Source: Janus (arXiv:2512.13525), which sizes decode; prefill is that of the disaggregated mode.
+
+Not covered: waiting, beyond the spare capacity taken over; prefill on several kinds of instances;
+cells of several sizes side by side.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tuner.costs.serving.apart import steady_batch
+from tuner.costs.serving.engine import Degrees, Engine
+from tuner.costs.serving.memory import kv_bytes_per_token
+from tuner.planner.serve.answering import Found, Question
+from tuner.planner.serve.cells import Cell, cells_of, side_of, wire_between
+from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.options import Option, PoolSite, options_of
+from tuner.serve_plan import Role, ServeUnlaunchable
+from tuner.spec.cluster import Cluster
+
+FEATURE: Final = "attention and experts on devices of their own: no released engine launches it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Apart:
+    """Cells and prefill instances that serve the traffic."""
+
+    cell: Cell
+    cells: int
+    prefill: Option
+    prefills: int
+    tpot_s: float
+    """At the steady state."""
+
+    @property
+    def devices(self) -> int:
+        """Of all of them."""
+        return self.cells * self.cell.devices + self.prefills * self.prefill.devices
+
+    @property
+    def price_per_hour(self) -> float:
+        """Of all of them; pools without a price count nothing."""
+        cell = self.cell
+        attention = self.cells * cell.attention_devices * _price(cell.attention)
+        experts = self.cells * cell.expert_devices * _price(cell.experts)
+        return (
+            attention + experts + self.prefills * self.prefill.devices * _price(self.prefill.site)
+        )
+
+
+def sized(
+    cells: Sequence[Cell],
+    prefills: Sequence[Option],
+    *,
+    demand: Demand,
+    cluster: Cluster,
+    spare_ratio: float,
+    by_price: bool,
+) -> Apart | None:
+    """Choose sizes and counts; None where no combination fits the pools.
+
+    Args:
+        cells: from `cells_of`.
+        prefills: ways to run a prefill instance.
+        demand: the traffic.
+        cluster: pools and links.
+        spare_ratio: capacity above what the traffic needs, as a share of it.
+        by_price: the least price, then the fewest devices; else the other way around.
+    """
+    rate = demand.rate_per_s * (1.0 + spare_ratio)
+    found: list[tuple[tuple[float, float, float], Apart]] = []
+    for option in _fewest(prefills, rate):
+        for cell in cells:
+            apart = Apart(
+                cell=cell,
+                cells=math.ceil(rate / cell.rate_per_s),
+                prefill=option,
+                prefills=math.ceil(rate / option.rate_per_s),
+                tpot_s=0.0,
+            )
+            if _fits(apart) and _reaches(apart, demand, cluster):
+                price, devices = apart.price_per_hour, float(apart.devices)
+                key = (price, devices) if by_price else (devices, price)
+                found.append(((*key, -cell.rate_per_s * apart.cells), apart))
+    if not found:
+        return None
+    _, best = min(found, key=lambda pair: pair[0])
+    return replace(best, tpot_s=_steady_tpot_s(best, demand))
+
+
+def _fewest(prefills: Sequence[Option], rate: float) -> Iterator[Option]:
+    """Of each pool the instances that serve the rate on the fewest devices."""
+    for name in dict.fromkeys(option.site.pool.name for option in prefills):
+        own = [option for option in prefills if option.site.pool.name == name]
+        yield min(own, key=lambda one: math.ceil(rate / one.rate_per_s) * one.devices)
+
+
+def _fits(apart: Apart) -> bool:
+    cell, taken = apart.cell, dict[str, int]()
+    for site, devices in (
+        (cell.attention, apart.cells * cell.attention_devices),
+        (cell.experts, apart.cells * cell.expert_devices),
+        (apart.prefill.site, apart.prefills * apart.prefill.devices),
+    ):
+        taken[site.pool.name] = taken.get(site.pool.name, 0) + devices
+        if taken[site.pool.name] > site.pool.num_devices:
+            return False
+    return True
+
+
+def _reaches(apart: Apart, demand: Demand, cluster: Cluster) -> bool:
+    """Whether caches of mean prompts get to the attention devices at the traffic's rate."""
+    sender, receiver = apart.prefill.site, apart.cell.attention
+    out = side_of(sender, apart.prefills * apart.prefill.devices)
+    into = side_of(receiver, apart.cells * apart.cell.attention_devices)
+    rates = [side.devices * side.card_bytes_per_s for side in (out, into)]
+    if sender is not receiver:
+        wire = wire_between(sender.pool, receiver.pool, cluster)
+        rates.append(0.0 if wire is None else wire.bytes_per_s)
+    own = apart.prefill.iteration
+    each = kv_bytes_per_token(own.decoder, own.formats, Degrees()) * demand.input_tokens
+    return demand.rate_per_s * each <= min(rates)
+
+
+def _steady_tpot_s(apart: Apart, demand: Demand) -> float:
+    """Seconds per token of a cell at its share of the traffic."""
+    cell = apart.cell
+    batch = steady_batch(
+        tokens_per_s=demand.rate_per_s / apart.cells * demand.output_tokens,
+        tpot_s=cell.tpot_s,
+        most=float(cell.batch_N[-1]),
+    )
+    if batch is None:
+        raise ValueError("a chosen cell serves its share of the traffic")
+    return cell.tpot_s(batch)
+
+
+def _price(site: PoolSite) -> float:
+    return site.pool.price_per_device_hour or 0.0
+
+
+def unlaunchable_apart(question: Question, best: Found) -> ServeUnlaunchable:
+    """Tell what standing apart would save against the chosen plan."""
+    spec, demand = question.spec, question.demand
+    engine = Engine(spec.goal.engine.name)
+    cells = tuple(
+        cells_of(
+            question.sites,
+            decoder=question.decoder,
+            formats=question.formats,
+            engine=engine,
+            demand=demand,
+            cluster=spec.cluster,
+        )
+    )
+    if not cells:
+        return ServeUnlaunchable(
+            feature=f"{FEATURE}; in no pool do its parts fit and keep the time per token",
+            gain_ratio=0.0,
+        )
+    by_price = spec.goal.objective == "cost"
+    apart = sized(
+        cells,
+        _prefills(question, engine),
+        demand=demand,
+        cluster=spec.cluster,
+        spare_ratio=best.spare_ratio,
+        by_price=by_price,
+    )
+    if apart is None:
+        return ServeUnlaunchable(
+            feature=f"{FEATURE}; the pools have too few devices for it at this traffic",
+            gain_ratio=0.0,
+        )
+    spent = sum(
+        group.count * group.option.devices * _price(group.option.site) for group in best.groups
+    )
+    ratio = apart.devices / best.devices
+    if by_price and spent > 0.0:
+        ratio = apart.price_per_hour / spent
+    return ServeUnlaunchable(
+        feature=f"{FEATURE}; {_told(apart, best)}", gain_ratio=max(0.0, 1.0 - ratio)
+    )
+
+
+def _told(apart: Apart, best: Found) -> str:
+    cell = apart.cell
+    times = f"{apart.cells} x " if apart.cells > 1 else ""
+    return (
+        f"{times}{cell.attention_devices} attention devices of {cell.attention.pool.name} and"
+        f" {cell.expert_devices} expert devices of {cell.experts.pool.name} at"
+        f" {apart.tpot_s * 1e3:.3g} ms a token, with"
+        f" {apart.prefills * apart.prefill.devices} devices of {apart.prefill.site.pool.name} for"
+        f" prefill, would serve this traffic: {apart.devices} devices,"
+        f" the chosen plan takes {best.devices}"
+    )
+
+
+def _prefills(question: Question, engine: Engine) -> tuple[Option, ...]:
+    """Ways to run prefill: those already priced, else priced now."""
+    known = tuple(one for one in question.options.options if one.role is Role.PREFILL)
+    if known or "disaggregated" in question.spec.goal.modes:
+        return known
+    return options_of(
+        question.sites,
+        decoder=question.decoder,
+        formats=question.formats,
+        engine=engine,
+        demand=question.demand,
+        roles=(Role.PREFILL,),
+    ).options
