@@ -12,7 +12,8 @@ plan, at the chosen plan's spare capacity.
 Source: Janus (arXiv:2512.13525), which sizes decode; prefill is that of the disaggregated mode.
 
 Not covered: waiting, beyond the spare capacity taken over; prefill on several kinds of instances;
-cells of several sizes side by side.
+cells of several sizes side by side;
+cells that share a machine's domain, which may leave devices over.
 """
 
 import math
@@ -197,7 +198,7 @@ def unlaunchable_apart(question: Question, best: Found) -> ServeUnlaunchable:
 
 def _told(apart: Apart, best: Found) -> str:
     cell = apart.cell
-    times = f"{apart.cells} x " if apart.cells > 1 else ""
+    times = f"{apart.cells} cells, each of " if apart.cells > 1 else ""
     return (
         f"{times}{cell.attention_devices} attention devices of {cell.attention.pool.name} and"
         f" {cell.expert_devices} expert devices of {cell.experts.pool.name} at"
