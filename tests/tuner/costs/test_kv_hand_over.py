@@ -91,6 +91,7 @@ def test_every_decode_rank_receives_a_whole_latent() -> None:
     )
     assert found.received == pytest.approx(whole)
     assert found.sent == pytest.approx(4 * whole / 8)
+    assert found.whole == pytest.approx(4 * whole)
 
 
 def test_a_pipeline_shares_layers() -> None:

@@ -168,16 +168,22 @@ def formats_of_goal(goal: ServeGoal) -> Formats:
     )
 
 
-def answer(question: Question, mode: Mode) -> Found | None:
-    """Find the least spare capacity with which every target holds when the traffic is played."""
+def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found | None:
+    """Find the least spare capacity with which every target holds when the traffic is played.
+
+    Args:
+        question: everything that counts.
+        mode: to be answered.
+        may_refuse: leave out handovers that the engine's release refuses.
+    """
     least = question.spec.goal.spare_ratio
-    found = tried(question, mode, least)
+    found = tried(question, mode, least, may_refuse=may_refuse)
     if found is None or not found.missed:
         return found
     high = max(0.25, 2.0 * least)
     best = None
     while best is None and high <= MOST_SPARE:
-        more = tried(question, mode, high)
+        more = tried(question, mode, high, may_refuse=may_refuse)
         if more is None:
             break
         found = more
@@ -190,7 +196,7 @@ def answer(question: Question, mode: Mode) -> Found | None:
     low = least
     for _ in range(SPARE_STEPS):
         middle = 0.5 * (low + best.spare_ratio)
-        less = tried(question, mode, middle)
+        less = tried(question, mode, middle, may_refuse=may_refuse)
         if less is not None and not less.missed:
             best = less
         else:

@@ -3,17 +3,11 @@
 The best mode by the goal's objective is the plan, the others are its alternatives.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import get_args
+from collections.abc import Sequence
 
-from tuner.planner.serve.answering import MOST_SPARE, Found, Question, Settings, answer, question_of
-from tuner.planner.serve.options import (
-    PoolSite,
-)
-from tuner.planner.serve.program import (
-    Mode,
-)
+from tuner.planner.serve.answering import Found, Question, Settings, answer, question_of
+from tuner.planner.serve.options import PoolSite
+from tuner.planner.serve.refused import refused_handovers
 from tuner.planner.serve.telling import (
     alternatives_of,
     binding_constraint,
@@ -26,14 +20,13 @@ from tuner.planner.serve.telling import (
     refused_modes,
     unlaunchable_of,
 )
+from tuner.planner.serve.ways_out import closest_of, modes_of, ways_out, why_nothing
 from tuner.serve_plan import (
     ServeCertificate,
     ServePlan,
     ServeProvenance,
-    ServeRelaxation,
     ServeSpace,
 )
-from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec
 
 
@@ -51,8 +44,7 @@ def make_serve_plan(
     """
     started_s = settings.clock()
     question = question_of(spec, sites, settings)
-    modes = [mode for mode in get_args(Mode) if mode in spec.goal.modes]
-    found = [one for mode in modes if (one := answer(question, mode)) is not None]
+    found = [one for mode in modes_of(question) if (one := answer(question, mode)) is not None]
     refused: dict[str, tuple[str, ...]] = {
         one.solved.program.mode: refusals_of(one, question) for one in found
     }
@@ -76,6 +68,7 @@ def make_serve_plan(
         alternatives=tuple(alternatives_of(best, order[1:], question)),
         unlaunchable=(
             *unlaunchable_of(question, best),
+            *refused_handovers(question, best),
             *refused_modes(best, found, refused),
         ),
         provenance=provenance,
@@ -89,6 +82,7 @@ def _nothing(
     solve_s: float,
     provenance: ServeProvenance,
 ) -> ServePlan:
+    closest = closest_of(question)
     return ServePlan(
         model=question.spec.model,
         cluster=question.spec.cluster,
@@ -110,67 +104,7 @@ def _nothing(
             solve_s=solve_s,
             method="options",
         ),
-        binding_constraint=_why_nothing(question, found),
-        relaxations=tuple(_relaxations(question)),
+        binding_constraint=why_nothing(question, found, closest),
+        relaxations=tuple(ways_out(question, closest)),
         provenance=provenance,
     )
-
-
-def _why_nothing(question: Question, found: Sequence[Found]) -> str:
-    options, demand = question.options, question.demand
-    if options.slowest_tpot_s == float("inf"):
-        return (
-            f"memory: no way to split {question.spec.model.name} leaves room for one request of"
-            f" {demand.longest_input + demand.longest_output} tokens"
-        )
-    if options.slowest_tpot_s > demand.tpot_s:
-        return f"tpot: one request alone takes {options.slowest_tpot_s * 1e3:.3g} ms a token"
-    if options.slowest_ttft_s > demand.ttft_s:
-        return f"ttft: one prompt alone takes {options.slowest_ttft_s * 1e3:.4g} ms"
-    if found:
-        return f"{found[0].missed[0]}, with {MOST_SPARE:.0%} of spare capacity at most"
-    return f"devices: {demand.rate_per_s:.3g} requests/s are more than all pools serve"
-
-
-def _relaxations(question: Question) -> Iterator[ServeRelaxation]:
-    """Solve again with one thing given up."""
-    goal, cluster = question.spec.goal, question.spec.cluster
-    twice = cluster.model_copy(
-        update={
-            "pools": tuple(
-                pool.model_copy(update={"nodes": 2 * pool.nodes}) for pool in cluster.pools
-            )
-        }
-    )
-    slow = goal.model_copy(update={"slo": _wider(goal, 2.0)})
-    changes = {
-        "nodes": ("twice the nodes of every pool", replace_spec(question.spec, cluster=twice)),
-        "slo": ("twice the time for every target", replace_spec(question.spec, goal=slow)),
-    }
-    for limit, (change, spec) in changes.items():
-        sites = tuple(
-            replace(site, pool=pool)
-            for site, pool in zip(question.sites, spec.cluster.pools, strict=True)
-        )
-        other = question_of(spec, sites, question.settings)
-        modes = [mode for mode in get_args(Mode) if mode in goal.modes]
-        found = [one for mode in modes if (one := answer(other, mode)) and not one.missed]
-        if found:
-            best = min(found, key=lambda one: one.devices)
-            yield ServeRelaxation(limit=limit, change=change, decision=decision_of(best, other))
-
-
-def replace_spec(spec: ServeSpec, **changes: object) -> ServeSpec:
-    """Return the spec with some fields changed."""
-    return replace(spec, **changes)  # type: ignore[arg-type]  # callers name fields of the spec
-
-
-def _wider(goal: ServeGoal, factor: float) -> object:
-    def scaled(targets: object) -> object:
-        values = {
-            kind: None if (limit := getattr(targets, kind)) is None else factor * limit
-            for kind in ("mean", "p50", "p90", "p99")
-        }
-        return type(targets)(**values)
-
-    return type(goal.slo)(ttft=scaled(goal.slo.ttft), tpot=scaled(goal.slo.tpot))

@@ -1,0 +1,260 @@
+"""Where nothing meets the targets: what binds, the closest plan, and what each way out buys.
+
+The closest plan serves the most requests a second of all pools within the targets: instances by the
+integer program with the rate as its objective, then their traffic played at less and less of it, by
+bisection, until every target holds. Every other way out changes one thing and is solved anew.
+
+Not covered: two things given up at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, get_args
+
+from tuner.planner.serve.answering import (
+    MOST_SPARE,
+    Found,
+    Question,
+    answer,
+    groups_of,
+    play,
+    question_of,
+)
+from tuner.planner.serve.program import Mode, program_of, solve
+from tuner.planner.serve.telling import decision_of, refusals_of
+from tuner.serve_plan import ServeDecision, ServeRelaxation
+from tuner.spec.cluster import Pool
+from tuner.spec.serving.goal import Percentiles, ServeGoal, Slo
+from tuner.spec.serving.lengths import LengthLaw
+from tuner.spec.serving.read import ServeSpec
+from tuner.units import format_s
+
+RATE_STEPS: Final = 7
+"""Halvings of the interval in which the closest plan's rate lies."""
+ROOM_RATIOS: Final = (1.5, 3.0, 6.0, 12.0)
+"""Target over the time of a request alone, tried in turn where the target lies below that time:
+room for a batch and for waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closest:
+    """Instances that meet every target at less traffic."""
+
+    decision: ServeDecision
+    requests_per_s: float
+    change: str
+    """In traffic."""
+
+
+def modes_of(question: Question) -> tuple[Mode, ...]:
+    """Return the modes that are asked for and answered."""
+    return tuple(mode for mode in get_args(Mode) if mode in question.spec.goal.modes)
+
+
+def why_nothing(question: Question, found: Sequence[Found], closest: Closest | None) -> str:
+    """Name the target that binds, with the closest plan where there is one."""
+    binding = _binding(question, found)
+    if closest is None:
+        return binding
+    return (
+        f"{binding}; the closest plan serves {closest.requests_per_s:.3g} requests/s on"
+        f" {closest.decision.num_devices} devices"
+    )
+
+
+def _binding(question: Question, found: Sequence[Found]) -> str:
+    options, demand = question.options, question.demand
+    if options.slowest_tpot_s == float("inf"):
+        return (
+            f"memory: no way to split {question.spec.model.name} leaves room for one request of"
+            f" {demand.longest_input + demand.longest_output} tokens"
+        )
+    if options.slowest_tpot_s > demand.tpot_s:
+        return f"tpot: one request alone takes {options.slowest_tpot_s * 1e3:.3g} ms a token"
+    if options.slowest_ttft_s > demand.ttft_s:
+        return f"ttft: one prompt alone takes {options.slowest_ttft_s * 1e3:.4g} ms"
+    missed = [one for one in found if one.missed]
+    if missed:
+        return f"{missed[0].missed[0]}, with {MOST_SPARE:.0%} of spare capacity at most"
+    if found:
+        return f"release: {refusals_of(found[0], question)[0]}"
+    return f"devices: {demand.rate_per_s:.3g} requests/s are more than all pools serve"
+
+
+def closest_of(question: Question) -> Closest | None:
+    """Return the plan that serves the most within the targets; None where none serves anything."""
+    found = [one for mode in modes_of(question) if (one := _closest_in(question, mode))]
+    return max(found, key=lambda one: one.requests_per_s, default=None)
+
+
+def _closest_in(question: Question, mode: Mode) -> Closest | None:
+    spare_ratio = question.spec.goal.spare_ratio
+    program = program_of(
+        mode,
+        question.options.options,
+        sites=question.sites,
+        hand_overs=question.hand_overs,
+        demand=question.demand,
+        spare_ratio=spare_ratio,
+        most_rate=True,
+    )
+    if program is None:
+        return None
+    solved = solve(program, time_limit_s=question.settings.time_limit_s / 4.0)
+    plan = solved.outcome.solution
+    if plan is None:
+        return None
+    groups = groups_of(solved)
+    most = min(plan.rate_per_s / (1.0 + spare_ratio) / question.demand.rate_per_s, 1.0)
+    low, high, best = 0.0, most, None
+    for _ in range(RATE_STEPS):
+        share = 0.5 * (low + high)
+        less = _at_share(question, share)
+        played = play(less, mode, groups)
+        if played.missed(question.spec.goal.slo):
+            high = share
+            continue
+        low, best = share, (less, played)
+    if best is None:
+        return None
+    less, played = best
+    one = Found(solved=solved, groups=groups, played=played, spare_ratio=spare_ratio, missed=())
+    if refusals_of(one, question):
+        return None
+    return Closest(
+        decision=decision_of(one, question),
+        requests_per_s=played.requests_per_s,
+        change=_traffic_words(less, question),
+    )
+
+
+def _at_share(question: Question, share: float) -> Question:
+    """Return the question with that share of the traffic."""
+    demand, traffic = question.demand, question.spec.goal.traffic
+    if demand.concurrency is not None:
+        fewer = max(1, round(share * demand.concurrency))
+        demand = replace(demand, concurrency=fewer, rate_per_s=share * demand.rate_per_s)
+        traffic = traffic.model_copy(update={"concurrency": fewer})
+    else:
+        demand = replace(demand, rate_per_s=share * demand.rate_per_s)
+        traffic = traffic.model_copy(update={"rate": demand.rate_per_s})
+    goal = question.spec.goal.model_copy(update={"traffic": traffic})
+    return replace(question, spec=replace(question.spec, goal=goal), demand=demand)
+
+
+def _traffic_words(less: Question, question: Question) -> str:
+    if less.demand.concurrency is not None:
+        return (
+            f"{less.demand.concurrency} requests at a time in place of"
+            f" {question.demand.concurrency}"
+        )
+    return f"{less.demand.rate_per_s:.3g} requests/s in place of {question.demand.rate_per_s:.3g}"
+
+
+def ways_out(question: Question, closest: Closest | None) -> Iterator[ServeRelaxation]:
+    """Solve again with one thing given up, and keep what then fits."""
+    if closest is not None:
+        yield ServeRelaxation(limit="rate", change=closest.change, decision=closest.decision)
+    for limit, change, spec in _changes(question):
+        decision = _solved(spec, question)
+        if decision is not None:
+            yield ServeRelaxation(limit=limit, change=change, decision=decision)
+    for change, spec in _reachable(question):
+        decision = _solved(spec, question)
+        if decision is not None:
+            yield ServeRelaxation(limit="slo", change=change, decision=decision)
+            return
+
+
+def _solved(spec: ServeSpec, question: Question) -> ServeDecision | None:
+    sites = tuple(
+        replace(site, pool=pool)
+        for site, pool in zip(question.sites, spec.cluster.pools, strict=True)
+    )
+    other = question_of(spec, sites, question.settings)
+    found = [
+        one
+        for mode in modes_of(other)
+        if (one := answer(other, mode)) and not one.missed and not refusals_of(one, other)
+    ]
+    best = min(found, key=lambda one: one.devices, default=None)
+    return None if best is None else decision_of(best, other)
+
+
+def _changes(question: Question) -> Iterator[tuple[str, str, ServeSpec]]:
+    """Say what is given up, one thing at a time, as limit, words and spec."""
+    spec, goal = question.spec, question.spec.goal
+    if question.demand.ttft_s < float("inf"):
+        yield "ttft", "5 % more time to the first token", _with_slo(spec, ttft=1.05, tpot=1.0)
+    for pool in spec.cluster.pools:
+        more = pool.model_copy(update={"nodes": pool.nodes + 1})
+        yield "nodes", f"one more node of {pool.name}", _with_pools(spec, {pool.name: more})
+    twice = {
+        pool.name: pool.model_copy(update={"nodes": 2 * pool.nodes}) for pool in spec.cluster.pools
+    }
+    if sum(pool.nodes for pool in spec.cluster.pools) > 1:  # else that is one more node
+        yield "nodes", "twice the nodes of every pool", _with_pools(spec, twice)
+    if goal.traffic.trace is None:
+        yield "context", "prompts and answers half as long", replace(spec, goal=_halved(goal))
+    yield "slo", "twice the time for every target", _with_slo(spec, ttft=2.0, tpot=2.0)
+
+
+def _reachable(question: Question) -> Iterator[tuple[str, ServeSpec]]:
+    """Move targets that one request alone misses, further each time, as words and spec."""
+    options, demand = question.options, question.demand
+    beyond = {
+        name: (alone_s, target_s)
+        for name, alone_s, target_s in (
+            ("ttft", options.slowest_ttft_s, demand.ttft_s),
+            ("tpot", options.slowest_tpot_s, demand.tpot_s),
+        )
+        if target_s < alone_s < float("inf")
+    }
+    if not beyond:
+        return
+    for room in ROOM_RATIOS:
+        words = " and ".join(
+            f"a {name} of {format_s(room * alone_s)}" for name, (alone_s, _) in beyond.items()
+        )
+        factor = {name: room * alone_s / target_s for name, (alone_s, target_s) in beyond.items()}
+        yield (
+            words,
+            _with_slo(question.spec, ttft=factor.get("ttft", 1.0), tpot=factor.get("tpot", 1.0)),
+        )
+
+
+def _with_pools(spec: ServeSpec, changed: dict[str, Pool]) -> ServeSpec:
+    pools = tuple(changed.get(pool.name, pool) for pool in spec.cluster.pools)
+    return replace(spec, cluster=spec.cluster.model_copy(update={"pools": pools}))
+
+
+def _with_slo(spec: ServeSpec, *, ttft: float, tpot: float) -> ServeSpec:
+    slo = Slo(ttft=_scaled(spec.goal.slo.ttft, ttft), tpot=_scaled(spec.goal.slo.tpot, tpot))
+    return replace(spec, goal=spec.goal.model_copy(update={"slo": slo}))
+
+
+def _scaled(targets: Percentiles, factor: float) -> Percentiles:
+    stated = {kind: getattr(targets, kind) for kind in ("mean", "p50", "p90", "p99")}
+    return targets.model_copy(
+        update={kind: factor * limit for kind, limit in stated.items() if limit is not None}
+    )
+
+
+def _halved(goal: ServeGoal) -> ServeGoal:
+    traffic = goal.traffic
+    laws = {
+        name: None if (law := getattr(traffic, name)) is None else _half(law)
+        for name in ("input_tokens", "output_tokens")
+    }
+    return goal.model_copy(update={"traffic": traffic.model_copy(update=laws)})
+
+
+def _half(law: LengthLaw) -> LengthLaw:
+    whole = {name: value for name in ("low", "high") if (value := getattr(law, name)) is not None}
+    changes: dict[str, object] = {name: max(1, value // 2) for name, value in whole.items()}
+    changes["most"] = max(1, law.most // 2)
+    if law.mean is not None:
+        changes["mean"] = max(1.0, 0.5 * law.mean)
+    if law.values is not None:
+        changes["values"] = tuple(max(1, value // 2) for value in law.values)
+    return law.model_copy(update=changes)
