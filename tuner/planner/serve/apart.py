@@ -182,21 +182,23 @@ def unlaunchable_apart(question: Question, best: Found) -> ServeUnlaunchable:
     )
     if apart is None:
         return ServeUnlaunchable(
-            feature=f"{FEATURE}; the pools have too few devices for it at this traffic",
+            feature=f"{FEATURE}; the pools lack the devices or links for it at this traffic",
             gain_ratio=0.0,
         )
     spent = sum(
         group.count * group.option.devices * _price(group.option.site) for group in best.groups
     )
+    told = f"{apart.devices} devices, the chosen plan takes {best.devices}"
     ratio = apart.devices / best.devices
     if by_price and spent > 0.0:
+        told += f"; {apart.price_per_hour:.4g} an hour, the chosen plan {spent:.4g}"
         ratio = apart.price_per_hour / spent
     return ServeUnlaunchable(
-        feature=f"{FEATURE}; {_told(apart, best)}", gain_ratio=max(0.0, 1.0 - ratio)
+        feature=f"{FEATURE}; {_told(apart)}: {told}", gain_ratio=max(0.0, 1.0 - ratio)
     )
 
 
-def _told(apart: Apart, best: Found) -> str:
+def _told(apart: Apart) -> str:
     cell = apart.cell
     times = f"{apart.cells} cells, each of " if apart.cells > 1 else ""
     return (
@@ -204,8 +206,7 @@ def _told(apart: Apart, best: Found) -> str:
         f" {cell.expert_devices} expert devices of {cell.experts.pool.name} at"
         f" {apart.tpot_s * 1e3:.3g} ms a token, with"
         f" {apart.prefills * apart.prefill.devices} devices of {apart.prefill.site.pool.name} for"
-        f" prefill, would serve this traffic: {apart.devices} devices,"
-        f" the chosen plan takes {best.devices}"
+        f" prefill, would serve this traffic"
     )
 
 

@@ -161,9 +161,20 @@ def test_caches_cross_pools_only_where_the_link_carries_them() -> None:
         assert (found is not None) is crosses
 
 
-def planned(folder: Path, *, rate: float, nodes: int = 8, extra: str = "") -> ServePlan:
+def planned(
+    folder: Path,
+    *,
+    rate: float,
+    nodes: int = 8,
+    extra: str = "",
+    price: float = 2.5,
+    objective: str = "devices",
+) -> ServePlan:
     path = folder / "spec.yaml"
-    pool = f"{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 8}}"
+    pool = (
+        f"{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 8,"
+        f" price_per_device_hour: {price}}}"
+    )
     path.write_text(
         "schema_version: 1\n"
         f"model: {MODELS / 'deepseek-v2'}\n"
@@ -173,7 +184,7 @@ def planned(folder: Path, *, rate: float, nodes: int = 8, extra: str = "") -> Se
         "  engine: {name: sglang}\n"
         f"  traffic: {{rate: {rate}/s, input_tokens: 1000, output_tokens: 256}}\n"
         "  slo: {ttft: {p90: 2s}, tpot: {p90: 60ms}}\n"
-        "  objective: devices\n"
+        f"  objective: {objective}\n"
         f"  {extra}\n"
     )
     return deploy(path, time_limit_s=20.0).plan
@@ -191,11 +202,27 @@ def test_the_plan_says_what_the_mode_would_save_and_is_another(tmp_path: Path) -
     assert told[0].gain_ratio > 0.0
 
 
+def test_where_cost_counts_the_gain_is_of_the_price(tmp_path: Path) -> None:
+    plan = planned(
+        tmp_path,
+        rate=40.0,
+        extra="modes: [disaggregated, attention_expert]",
+        price=1.25,
+        objective="cost",
+    )
+    assert plan.predicted is not None
+    assert plan.predicted.cost_per_hour is not None
+    told = [one for one in plan.unlaunchable if "attention and experts" in one.feature]
+    price = float(told[0].feature.split("; ")[-1].split()[0])
+    assert told[0].gain_ratio == pytest.approx(1.0 - price / plan.predicted.cost_per_hour)
+    assert told[0].gain_ratio > 0.0
+
+
 def test_a_mode_that_saves_nothing_gains_nothing(tmp_path: Path) -> None:
     plan = planned(tmp_path, rate=1.0, nodes=1, extra="modes: [aggregated, attention_expert]")
     told = [one for one in plan.unlaunchable if "attention and experts" in one.feature]
     assert [one.gain_ratio for one in told] == [0.0]
-    assert "too few devices" in told[0].feature
+    assert "lack the devices" in told[0].feature
 
 
 def test_a_mode_that_was_not_asked_for_is_not_told_of(tmp_path: Path) -> None:
