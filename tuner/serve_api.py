@@ -51,7 +51,7 @@ def deploy(
         ProfileUnreadableError: a table is damaged.
     """
     spec = read_serve_spec(spec_path)
-    sites = tuple(_site(pool, profiles) for pool in spec.cluster.pools)
+    sites = tuple(site_of(pool, profiles) for pool in spec.cluster.pools)
     plan = make_serve_plan(
         spec,
         sites,
@@ -65,8 +65,14 @@ def deploy(
     return Deployed(plan=plan, spec=spec)
 
 
-def _site(pool: Pool, profiles: Sequence[Path]) -> PoolSite:
-    """Price a pool on measured kernels where there are any, else on its datasheet."""
+def site_of(pool: Pool, profiles: Sequence[Path]) -> PoolSite:
+    """Price a pool on measured kernels where there are any, else on its datasheet.
+
+    Raises:
+        SpecError: the pool names no device.
+        UnknownDeviceError: no description of its device.
+        ProfileUnreadableError: a table is damaged.
+    """
     if pool.device is None:
         raise SpecError(
             f"cluster.pools: {pool.name!r} names no 'device'; a profile holds kernels, and the"

@@ -22,7 +22,8 @@ def command(
         str | None,
         typer.Option(
             "--format",
-            help="megatron, torchtitan or deepspeed; by the file's ending when left out.",
+            help="megatron, torchtitan or deepspeed; by the file's ending when left out. Of a "
+            "deployment sglang or vllm; by the command when left out.",
         ),
     ] = None,
     profile: Annotated[
@@ -35,15 +36,34 @@ def command(
     uncalibrated: Annotated[
         bool, typer.Option("--uncalibrated", help="Drop the residuals that ship with moetune.")
     ] = False,
+    pool: Annotated[
+        str | None, typer.Option(help="Of a deployment: the pool that the launch runs on.")
+    ] = None,
+    instances: Annotated[
+        int, typer.Option(min=1, help="Of a deployment: equal launches that share the traffic.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
 ) -> None:
-    """Price the launch of today: time, MFU, exposed communication, memory, what to change."""
+    """Price the launch of today: time or latency, memory, what to change."""
     from tuner import api
+    from tuner.cli.estimate_serving import estimate_serving
     from tuner.cli.estimate_text import estimate_text
     from tuner.estimate.estimate import estimate, shipped_residuals
     from tuner.estimate.registry import read_launch
+    from tuner.spec.kind import goal_kind
     from tuner.spec.read import read_spec
 
+    if goal_kind(spec) == "serve":
+        estimate_serving(
+            spec,
+            launch=launch,
+            format_name=format_name,
+            profiles=tuple(profile or ()),
+            pool=pool,
+            instances=instances,
+            as_json=as_json,
+        )
+        return
     asked = read_spec(spec)
     found = estimate(
         asked,

@@ -63,9 +63,9 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
         SpecError: no such file or format, or a launch that cannot be read.
     """
     path = Path(launch)
-    is_command = _is_command(launch, path)
-    chosen = _chosen(format_name, "" if is_command else path.suffix.lower())
-    if is_command:
+    is_pasted = is_command(launch, path)
+    chosen = _chosen(format_name, "" if is_pasted else path.suffix.lower())
+    if is_pasted:
         if len(launch) > LONGEST_BYTES:
             raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
         return _settings(chosen, launch, source="the command")
@@ -92,7 +92,12 @@ def _settings(chosen: Format, text: str, *, source: str) -> LaunchSettings:
         raise SpecError(f"{source}: {field} {first['input']}: {first['msg']}") from error
 
 
-def _is_command(launch: str, path: Path) -> bool:
+def is_command(launch: str, path: Path) -> bool:
+    """Say whether a launch is text to read, and not the path of a file.
+
+    Raises:
+        SpecError: it is empty.
+    """
     if not launch.strip():
         raise SpecError("--launch is empty; name a launch file, or paste the command")
     if "\0" in launch or len(launch) > 4096:

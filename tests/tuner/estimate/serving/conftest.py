@@ -1,0 +1,66 @@
+"""Specs of deployments, their pools on datasheets, and launches read against them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
+from tuner.estimate.serving.launch import ServingLaunch
+from tuner.estimate.serving.records import ServingEstimate
+from tuner.estimate.serving.registry import read_serving_text
+from tuner.serve_api import site_of
+from tuner.spec.serving.read import ServeSpec, read_serve_spec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A spec, and what it makes of launches."""
+
+    spec: ServeSpec
+
+    def read(self, text: str) -> ServingLaunch:
+        pool = pool_named(self.spec, None)
+        return read_serving_text(
+            text,
+            surroundings(self.spec, pool),
+            engine=self.spec.goal.engine.name,
+            source="launch.sh",
+        )
+
+    def estimate(self, text: str, *, instances: int = 1) -> ServingEstimate:
+        site = site_of(pool_named(self.spec, None), ())
+        return estimate_serving(self.spec, self.read(text), site=site, instances=instances)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Callable[..., Deployment]:
+    def made(
+        *,
+        model: str = "mixtral-8x7b",
+        engine: str = "vllm",
+        device: str = "h100-sxm",
+        nodes: int = 2,
+        traffic: str = "{rate: 5/s, input_tokens: 2000, output_tokens: 300}",
+        slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
+        extra: str = "objective: devices",
+    ) -> Deployment:
+        path = tmp_path / "spec.yaml"
+        path.write_text(
+            "schema_version: 1\n"
+            f"model: {MODELS / model}\n"
+            "cluster:\n"
+            f"  pools: [{{name: gpus, device: {device}, nodes: {nodes}, devices_per_node: 8}}]\n"
+            "goal:\n"
+            "  kind: serve\n"
+            f"  engine: {{name: {engine}}}\n"
+            f"  traffic: {traffic}\n"
+            f"  slo: {slo}\n"
+            f"  {extra}\n"
+        )
+        return Deployment(spec=read_serve_spec(path))
+
+    return made

@@ -1,0 +1,118 @@
+"""Reads commands of SGLang as people write them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tuner.costs.serving.engine import Degrees, Engine
+from tuner.errors import SpecError
+from tuner.serve_plan import Role
+
+Made = Callable[..., Any]
+START = "python3 -m sglang.launch_server --model-path m"
+
+
+@pytest.mark.parametrize(
+    ("flags", "degrees"),
+    [
+        ("", Degrees()),
+        ("--tp 8", Degrees(attention_tensor=8, moe_tensor=8)),
+        ("--tp-size 8 --ep 8", Degrees(attention_tensor=8, expert=8)),
+        ("--tp 8 --ep-size 2", Degrees(attention_tensor=8, expert=2, moe_tensor=4)),
+        (
+            "--tp 8 --dp 4 --enable-dp-attention --ep 8",
+            Degrees(attention_tensor=2, attention_data=4, expert=8),
+        ),
+        ("--tp 8 --attn-dp-size 8", Degrees(attention_data=8, moe_tensor=8)),
+        (
+            "--tp 8 --attn-dp-size 8 --moe-a2a-backend deepep",
+            Degrees(attention_data=8, expert=8),
+        ),
+    ],
+)
+def test_degrees_are_read_however_they_are_spelled(
+    deployment: Made, flags: str, degrees: Degrees
+) -> None:
+    launch = deployment(engine="sglang").read(f"{START} {flags}")
+    assert launch.engine is Engine.SGLANG
+    assert launch.setting.degrees == degrees
+
+
+def test_sizes_of_an_instance_are_divided_by_its_ranks(deployment: Made) -> None:
+    launch = deployment(engine="sglang").read(
+        f"{START} --tp 8 --dp 8 --enable-dp-attention --max-running-requests 1024"
+        " --chunked-prefill-size 65536 --mem-fraction-static 0.8 --context-length 16384"
+        " --kv-cache-dtype fp8_e4m3 --disaggregation-mode prefill --disable-cuda-graph"
+        " --watchdog-timeout 9"
+    )
+    assert launch.setting.running == 128
+    assert launch.step_tokens == 8192
+    assert launch.memory_ratio == 0.8
+    assert launch.max_model_len == 16384
+    assert launch.kv_cache_dtype == "fp8"
+    assert launch.role is Role.PREFILL
+    assert launch.unpriced == ("--disable-cuda-graph",)
+    assert launch.ignored == ("--model-path m", "--watchdog-timeout 9")
+
+
+def test_data_parallelism_without_attention_is_separate_instances(deployment: Made) -> None:
+    launch = deployment(engine="sglang").read(f"{START} --tp 2 --dp 4")
+    assert launch.copies == 4
+    assert launch.setting.degrees == Degrees(attention_tensor=2, moe_tensor=2)
+    assert any("4 separate instances" in note for note in launch.notes)
+
+
+def test_deepep_spreads_experts_whatever_is_stated(deployment: Made) -> None:
+    launch = deployment(engine="sglang").read(
+        f"{START} --tp 8 --ep-size 4 --moe-a2a-backend deepep --deepep-mode normal"
+    )
+    assert launch.setting.degrees.expert == 8
+    assert launch.a2a_backend == "deepep_normal"
+    assert any("all 8 ranks" in note for note in launch.notes)
+
+
+def test_an_unknown_exchange_is_named(deployment: Made) -> None:
+    launch = deployment(engine="sglang").read(
+        f"{START} --tp 8 --moe-a2a-backend mooncake --deepep-mode auto"
+    )
+    assert any("mooncake is priced as" in note for note in launch.notes)
+    assert any("--deepep-mode takes effect" in note for note in launch.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--tp 8 --attn-dp-size 3", "does not divide --tp-size 8; the nearest that does is 2"),
+        ("--tp 8 --dp 6 --enable-dp-attention", "--dp-size 6 does not divide --tp-size 8"),
+        (
+            "--tp 8 --attn-dp-size 4 --dp-size 8 --enable-dp-attention",
+            "are one setting; keep --attn-dp-size 4",
+        ),
+        ("--tp 6", "deals 32 attention heads to 6 ranks; the nearest .* is --tp-size 4"),
+        ("--tp 12 --attn-dp-size 4", "to 3 ranks; the nearest that divides is --tp-size 8"),
+        ("--tp 8 --ep 3", "--ep-size 3 does not divide --tp-size 8; the nearest that does is 2"),
+        ("--tp 16 --ep 16", "spreads 8 experts over 16 ranks; the nearest that divides is 8"),
+        ("--tp 8 --dp 4", "takes 32 devices, pool 'gpus' has 16"),
+        ("--tp 8 --attn-dp-size 8 --max-running-requests 4", "the nearest is 8"),
+        ("--pp-size 2", "pipelines inside an instance have no price"),
+        ("--disaggregation-mode both", "is none of null, prefill, decode"),
+        ("--moe-a2a-backend deepep --deepep-mode fast", "is none of auto, normal, low_latency"),
+        ("--mem-fraction-static 88", "the nearest is 1"),
+        ("--context-length 40000", "the nearest is 32768"),
+        ("--tp 8 --attn-dp-size 8 --chunked-prefill-size 4", "-size 4 leaves none .* is 8"),
+        ("--chunked-prefill-size -2", "outside -1"),
+        ("--tp 8 --tp-size 4", "are one flag"),
+    ],
+)
+def test_contradictions_are_one_line_with_the_nearest_legal_value(
+    deployment: Made, flags: str, says: str
+) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        deployment(engine="sglang").read(f"{START} {flags}")
+    assert "\n" not in str(caught.value)
+
+
+def test_experts_of_a_model_without_any_are_refused(deployment: Made) -> None:
+    with pytest.raises(SpecError, match="without experts; the nearest is 1"):
+        deployment(model="llama-3.1-8b").read(f"{START} --tp 8 --ep 8")

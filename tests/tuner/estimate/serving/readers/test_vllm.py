@@ -1,0 +1,116 @@
+"""Reads commands of vLLM as people write them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tuner.costs.serving.engine import Degrees, Engine
+from tuner.errors import SpecError
+from tuner.planner.serve.options import MOST_RUNNING
+from tuner.serve_plan import Role
+
+Made = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("command", "degrees"),
+    [
+        ("vllm serve m", Degrees()),
+        ("vllm serve m -tp 8", Degrees(attention_tensor=8, moe_tensor=8)),
+        ("vllm serve m --tensor-parallel-size=4 -ep", Degrees(attention_tensor=4, expert=4)),
+        (
+            "vllm serve m -tp 2 -dp 4 --enable-expert-parallel",
+            Degrees(attention_tensor=2, attention_data=4, expert=8),
+        ),
+        ("vllm serve --enable-expert-parallel m -dp 8", Degrees(attention_data=8, expert=8)),
+        (
+            "CUDA_VISIBLE_DEVICES=0,1 python -m vllm.entrypoints.openai.api_server --model m"
+            " --tensor_parallel_size 2",
+            Degrees(attention_tensor=2, moe_tensor=2),
+        ),
+        (
+            "TP=4\ndocker run --gpus all vllm/vllm-openai vllm serve m -tp $TP",
+            Degrees(attention_tensor=4, moe_tensor=4),
+        ),
+        ("-tp 2 --max-num-seqs 8", Degrees(attention_tensor=2, moe_tensor=2)),
+    ],
+)
+def test_degrees_are_read_however_they_are_spelled(
+    deployment: Made, command: str, degrees: Degrees
+) -> None:
+    launch = deployment().read(command)
+    assert launch.engine is Engine.VLLM
+    assert launch.setting.degrees == degrees
+
+
+def test_everything_else_that_counts_is_read(deployment: Made) -> None:
+    launch = deployment().read(
+        "vllm serve m -tp 2 --max-num-seqs 96 --max-num-batched-tokens 16k --max-model-len 8K"
+        " --gpu-memory-utilization 0.85 -q fp8 --kv-cache-dtype fp8_e4m3"
+        " --no-enable-chunked-prefill --seed 3 --enforce-eager --speculative-config '{}'"
+        ' --kv-transfer-config=\'{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}\''
+    )
+    assert launch.setting.running == 96
+    assert launch.step_tokens == 16_000
+    assert launch.max_model_len == 8192
+    assert launch.memory_ratio == 0.85
+    assert (launch.quantization, launch.kv_cache_dtype) == ("fp8", "fp8")
+    assert not launch.chunked_prefill
+    assert launch.role is Role.DECODE
+    assert launch.ignored == ("--seed 3",)
+    assert launch.unpriced == ("--enforce-eager", "--speculative-config {}")
+    assert "--tensor-parallel-size 2" in launch.understood
+
+
+def test_a_batch_that_is_not_stated_is_said_to_be_the_most(deployment: Made) -> None:
+    launch = deployment().read("vllm serve m")
+    assert launch.setting.running == MOST_RUNNING
+    assert any("no --max-num-seqs" in note for note in launch.notes)
+
+
+def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> None:
+    launch = deployment(model="llama-3.1-8b").read("vllm serve m -tp 2 -dp 4")
+    assert launch.copies == 4
+    assert launch.setting.degrees == Degrees(attention_tensor=2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("-tp 3", "deals 32 attention heads to 3 ranks; .* --tensor-parallel-size 2"),
+        ("-tp 64", "deals 32 attention heads to 64 ranks; .* --tensor-parallel-size 32"),
+        ("-tp 32", "takes 32 devices, pool 'gpus' has 16; the nearest is 16"),
+        ("-tp 4 --tensor-parallel-size 8", "-tp 4 and --tensor-parallel-size 8 are one flag"),
+        ("-dp 16 -ep", "spreads 8 experts over 16 ranks; the nearest that divides is 8"),
+        ("-pp 2", "pipelines inside an instance have no price"),
+        ("-tp 0", "outside 1"),
+        ("-tp eight", "not a whole number"),
+        ("-tp", "no value"),
+        ("-tp $TP", "has no value here"),
+        ("--max-num-seqs 512 --max-num-batched-tokens 256", "nearest is .*-tokens 512"),
+        (
+            "--disable-chunked-prefill --max-model-len 8192 --max-num-batched-tokens 4096",
+            "the nearest is 8192",
+        ),
+        ("--enable-chunked-prefill --no-enable-chunked-prefill", "keep one"),
+        ("--max-model-len 99999", "beyond the model's 32768 positions; the nearest is 32768"),
+        ("--max-model-len 1.5", "not a number of tokens"),
+        ("--max-model-len 0", "outside 1"),
+        ("--gpu-memory-utilization 1.4", "the nearest is 1"),
+        ("--gpu-memory-utilization 0", "leaves no memory"),
+        ("--kv-cache-dtype int4", "has no price; there is auto"),
+        ("-q awq", "has no price; there is fp8"),
+        ("--kv-transfer-config '{'", "is no JSON"),
+        ("--kv-transfer-config '[]'", "kv_role None is none of"),
+        ('--kv-transfer-config \'{"kv_role": ["x"]}\'', "is none of"),
+        ('--kv-transfer-config \'{"kv_role": "x"}', "quote is never closed"),
+    ],
+)
+def test_contradictions_are_one_line_with_the_nearest_legal_value(
+    deployment: Made, flags: str, says: str
+) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        deployment().read(f"vllm serve m {flags}")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("launch.sh: ")

@@ -1,0 +1,198 @@
+"""Launches of serving engines under a spec's traffic: what they do, and what would beat them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tuner.errors import SpecError
+from tuner.estimate.serving.estimate import pool_named
+from tuner.spec.cluster import Pool
+
+Made = Callable[..., Any]
+START = "vllm serve m"
+
+
+def test_latency_memory_and_cache_are_told(deployment: Made) -> None:
+    found = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64 --seed 1")
+    assert found.fits
+    assert found.load is not None
+    assert found.load.keeps_up
+    assert found.load.devices == found.instance.devices == 4
+    assert 0.0 < found.load.tpot_s.mean < found.load.ttft_s.mean
+    low, high = found.ttft_s_band
+    assert low < found.load.ttft_s.mean < high
+    assert found.load.requests_per_s == pytest.approx(5.0)
+    assert found.load.requests_per_s <= found.load.capacity_per_s
+    assert found.flags_ignored == ("--seed 1",)
+    # Mixtral has 46.7e9 parameters: in bf16 on 4 devices 23.4e9 bytes each.
+    assert found.memory.weight_bytes == pytest.approx(46.7e9 * 2 / 4, rel=0.01)
+    # Of one token 32 layers x 8 heads x 128 x 2 of 2 bytes, a quarter on each of 4 devices.
+    assert found.memory.cache_bytes == pytest.approx(found.kv_tokens * 131072 / 4, rel=1e-3)
+    limit = found.memory.limit_ratio * found.memory.device_bytes
+    used = found.memory.weight_bytes + found.memory.cache_bytes + found.memory.reserve_bytes
+    assert used == pytest.approx(limit, rel=1e-6)
+
+
+def test_the_share_of_memory_that_is_stated_counts(deployment: Made) -> None:
+    made = deployment()
+    less = made.estimate(f"{START} -tp 4 --gpu-memory-utilization 0.5")
+    more = made.estimate(f"{START} -tp 4 --gpu-memory-utilization 0.95")
+    # 45 % of 80 GiB on each of 4 devices, 131072 bytes a token over all of them.
+    each = more.memory.device_bytes * 0.45 / (131072 / 4)
+    assert more.kv_tokens - less.kv_tokens == pytest.approx(each, rel=1e-3)
+
+
+def test_weights_that_leave_no_room_do_not_fit_and_a_change_makes_them(deployment: Made) -> None:
+    found = deployment().estimate(f"{START} --max-num-seqs 64")
+    assert not found.fits
+    assert found.load is None
+    assert found.kv_tokens == 0
+    assert found.instances_needed == 0
+    assert found.smallest_change is not None
+    assert found.smallest_change.instance.devices == 2
+    assert "--" in found.smallest_change.lines[0]
+
+
+def test_a_launch_that_falls_behind_says_how_many_would_do(deployment: Made) -> None:
+    made = deployment(traffic="{rate: 40/s, input_tokens: 2000, output_tokens: 300}")
+    one = made.estimate(f"{START} -tp 4 --max-num-seqs 64")
+    assert one.load is not None
+    assert not one.load.keeps_up
+    assert one.load.requests_per_s < 40.0
+    needed = one.instances_needed
+    assert 1 < needed <= 4
+    enough = made.estimate(f"{START} -tp 4 --max-num-seqs 64", instances=needed)
+    assert enough.load is not None
+    assert enough.load.keeps_up
+    assert enough.load.devices == 4 * needed
+    assert enough.load.ttft_s.mean < one.load.ttft_s.mean
+
+
+def test_copies_behind_one_command_share_the_traffic(deployment: Made) -> None:
+    made = deployment(model="llama-3.1-8b")
+    found = made.estimate(f"{START} -dp 4 --max-num-seqs 64")
+    assert found.instance.count == 4
+    assert found.load is not None
+    assert found.load.devices == 4
+
+
+def test_the_best_change_of_one_thing_is_itself_predicted_so(deployment: Made) -> None:
+    made = deployment()
+    found = made.estimate(f"{START} -tp 8 --max-num-seqs 64")
+    best = found.smallest_change
+    assert best is not None
+    assert best.beats
+    assert best.gain_ratio >= -found.least_gain_ratio
+    flags = [line for line in best.lines if not line.startswith("without")]
+    command = f"{START} --max-num-seqs 64 {'' if '--tensor' in best.lines[0] else '-tp 8'}"
+    again = made.estimate(f"{command} {' '.join(flags)}")
+    assert again.instance == best.instance
+    assert again.load == best.load
+
+
+def test_a_change_keeps_precision_and_is_launchable(deployment: Made) -> None:
+    found = deployment(engine="sglang").estimate(
+        "sglang serve m --tp 8 --quantization fp8 --kv-cache-dtype fp8_e4m3"
+    )
+    assert (found.quantization, found.kv_cache_dtype) == ("fp8", "fp8")
+    assert any("the launch's fp8 count" in note for note in found.notes)
+    assert found.num_tried == len(found.changes) > 3
+    assert len({change.what for change in found.changes}) == len(found.changes)
+    missed = [len(change.load.missed) + (not change.load.keeps_up) for change in found.changes]
+    assert missed == sorted(missed)
+
+
+def test_fewer_devices_win_where_targets_hold_on_them(deployment: Made) -> None:
+    found = deployment(
+        traffic="{rate: 0.2/s, input_tokens: 500, output_tokens: 100}",
+        slo="{ttft: {p90: 5s}, tpot: {p90: 200ms}}",
+    ).estimate(f"{START} -tp 8")
+    assert found.smallest_change is not None
+    assert found.smallest_change.instance.devices == 4
+    assert found.smallest_change.gain_ratio == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_missed_target_is_named_and_the_change_misses_fewer(deployment: Made) -> None:
+    made = deployment(slo="{ttft: {p90: 1s}, tpot: {p90: 16ms}}")
+    found = made.estimate(f"{START} -tp 2 --max-num-seqs 64")
+    assert found.load is not None
+    assert "tpot p90" in found.load.missed
+    assert found.smallest_change is not None
+    assert not found.smallest_change.load.missed
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("load", ["rate: 5/s", "concurrency: 64"])
+def test_half_of_a_deployment_is_told_its_half(deployment: Made, role: str, load: str) -> None:
+    made = deployment(
+        engine="sglang", traffic=f"{{{load}, input_tokens: 2000, output_tokens: 300}}"
+    )
+    found = made.estimate(f"sglang serve m --tp 8 --disaggregation-mode {role}")
+    assert found.load is not None
+    assert (found.load.ttft_s is None) == (role == "decode")
+    assert (found.load.tpot_s is None) == (role == "prefill")
+    assert any("other half" in note for note in found.notes)
+    assert any("closed loop of 64" in note for note in found.notes) == ("conc" in load)
+    if role == "prefill":
+        assert not any("batch" in change.what for change in found.changes)
+
+
+def test_a_closed_loop_always_keeps_up(deployment: Made) -> None:
+    made = deployment(traffic="{concurrency: 32, input_tokens: 2000, output_tokens: 300}", slo="{}")
+    found = made.estimate(f"{START} -tp 4 --max-num-seqs 64")
+    assert found.load is not None
+    assert found.load.keeps_up
+    # Little's law: requests under way are rate x time of one.
+    seconds = found.load.ttft_s.mean + 299 * found.load.tpot_s.mean
+    assert found.load.requests_per_s * seconds == pytest.approx(32, rel=0.1)
+
+
+def test_more_sequences_than_are_priced_are_said(deployment: Made) -> None:
+    found = deployment().estimate(f"{START} -tp 4 --max-num-seqs 4096")
+    assert found.instance.max_batch == 1024
+    assert any("not 4096" in note for note in found.notes)
+
+
+def test_another_step_budget_is_said_not_to_be_priced(deployment: Made) -> None:
+    found = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64 --max-num-batched-tokens 2048")
+    assert found.instance.max_batched_tokens == 2048
+    assert any("8192 tokens at most, not 2048" in note for note in found.notes)
+
+
+def test_another_engine_than_the_specs_counts_as_launched(deployment: Made) -> None:
+    found = deployment(engine="sglang").estimate(f"{START} -tp 4")
+    assert found.engine == "vllm"
+    assert any("the launch's vllm counts" in note for note in found.notes)
+
+
+def test_what_a_release_refuses_is_said(deployment: Made) -> None:
+    found = deployment(model="deepseek-v3", nodes=4, extra="quantization: fp8_block").estimate(
+        f"{START} -dp 32 -ep --all2all-backend deepep_low_latency"
+        " --max-num-batched-tokens 8192 --max-num-seqs 64"
+    )
+    assert any("1024 tokens a rank and step at most" in line for line in found.refused_by)
+
+
+def test_the_same_launch_has_the_same_answer(deployment: Made) -> None:
+    made = deployment()
+    assert made.estimate(f"{START} -tp 4") == made.estimate(f"{START} -tp 4")
+
+
+def test_more_instances_than_the_pool_holds_are_refused(deployment: Made) -> None:
+    with pytest.raises(SpecError, match="take 32 devices, pool 'gpus' has 16; the nearest is 2"):
+        deployment().estimate(f"{START} -tp 8", instances=4)
+
+
+def test_one_of_several_pools_is_named(deployment: Made) -> None:
+    spec = deployment().spec
+    pools = tuple(
+        Pool(name=name, device="h100-sxm", nodes=1, devices_per_node=8) for name in ("a", "b")
+    )
+    spec = replace(spec, cluster=spec.cluster.model_copy(update={"pools": pools}))
+    assert pool_named(spec, "b") is pools[1]
+    with pytest.raises(SpecError, match="has 2 pools; name one with --pool: a, b"):
+        pool_named(spec, None)
+    with pytest.raises(SpecError, match="'c' is none of a, b"):
+        pool_named(spec, "c")

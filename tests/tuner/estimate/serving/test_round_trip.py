@@ -1,0 +1,118 @@
+"""Emitted scripts estimate to the plan that they were emitted for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.emit.serving.scripts import emit
+from tuner.emit.serving.shape import group_shapes
+from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
+from tuner.estimate.serving.launch import Surroundings
+from tuner.estimate.serving.registry import read_serving_text
+from tuner.serve_api import deploy, site_of
+from tuner.serve_plan import Role, ServeDecision, ServePlan, VerifiedServing
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.serving.read import read_serve_spec
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+
+
+def scripts(verified: VerifiedServing) -> dict[str, str]:
+    return {str(file.path): file.text for file in emit(verified, None)}
+
+
+def as_verified(plan: ServePlan) -> VerifiedServing:
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    return VerifiedServing(
+        plan=plan, decision=plan.decision, predicted=plan.predicted, waived="nothing was launched"
+    )
+
+
+@pytest.mark.parametrize("name", ["mixed-pool", "deepseek-v3-32-h200"])
+def test_scripts_of_examples_have_the_degrees_batch_and_cache_of_their_plan(name: str) -> None:
+    path = EXAMPLES / "serving" / f"{name}.yaml"
+    verified = as_verified(deploy(path, time_limit_s=20.0).plan)
+    spec = read_serve_spec(path)
+    texts = scripts(verified)
+    for shape in group_shapes(verified):
+        pool = pool_named(spec, shape.group.pool)
+        launch = read_serving_text(
+            texts[f"{shape.name}.sh"],
+            surroundings(spec, pool),
+            engine=spec.goal.engine.name,
+            source=shape.name,
+        )
+        found = estimate_serving(spec, launch, site=site_of(pool, ()), instances=shape.group.count)
+        assert found.instance == shape.group
+        assert found.kv_tokens == shape.group.kv_tokens
+        assert found.quantization == spec.goal.quantization
+        assert not found.refused_by
+
+
+def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
+    tmp_path: Path, deployment: Callable[..., object]
+) -> None:
+    deployment(extra="modes: [aggregated]\n  objective: devices")
+    path = tmp_path / "spec.yaml"
+    plan = deploy(path, time_limit_s=20.0).plan
+    verified = as_verified(plan)
+    (shape,) = group_shapes(verified)
+    spec = read_serve_spec(path)
+    pool = pool_named(spec, None)
+    launch = read_serving_text(
+        scripts(verified)[f"{shape.name}.sh"],
+        surroundings(spec, pool),
+        engine="vllm",
+        source="aggregated.sh",
+    )
+    found = estimate_serving(spec, launch, site=site_of(pool, ()), instances=shape.group.count)
+    assert found.load is not None
+    assert plan.predicted is not None
+    assert found.load.ttft_s == plan.predicted.ttft_s
+    assert found.load.tpot_s == plan.predicted.tpot_s
+    assert found.load.keeps_up
+    assert not found.load.missed
+
+
+DECISIONS = {
+    "one device": aggregated(devices=1, attention_dp=1, ep=1),
+    "tensor": aggregated(attention_tp=8, attention_dp=1, moe_tp=8, ep=1),
+    "tensor and experts": aggregated(attention_tp=8, attention_dp=1, ep=8),
+    "data": aggregated(a2a_backend="allgather"),
+    "both": aggregated(attention_tp=2, attention_dp=4, a2a_backend="allgather"),
+    "deepep": aggregated(a2a_backend="deepep_normal"),
+    "apart": disaggregated(
+        prefill={"a2a_backend": "deepep_normal"}, decode={"a2a_backend": "deepep_low_latency"}
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("decision", DECISIONS.values(), ids=DECISIONS)
+def test_every_split_is_read_back_as_it_was_emitted(engine: str, decision: ServeDecision) -> None:
+    model = read_model(EXAMPLES / "models" / "deepseek-v3")
+    verified = sample_serving(model, decision, engine=engine, goal={"quantization": "fp8_block"})
+    texts = scripts(verified)
+    for shape in group_shapes(verified):
+        launch = read_serving_text(
+            texts[f"{shape.name}.sh"],
+            Surroundings(model=model, pool=verified.plan.cluster.pools[0]),
+            engine=engine,
+            source=shape.name,
+        )
+        group, degrees = shape.group, launch.setting.degrees
+        assert launch.role is group.role
+        assert degrees.attention_tensor == group.attention_tp
+        assert degrees.attention_data == group.attention_dp
+        assert (degrees.expert, degrees.moe_tensor) == (group.ep, group.moe_tp)
+        assert launch.setting.running == group.max_batch
+        assert launch.max_model_len == 8192
+        assert launch.kv_cache_dtype == "bf16"
+        if group.a2a_backend != "none":
+            assert launch.a2a_backend == group.a2a_backend
+        if group.role is not Role.DECODE:
+            assert launch.step_tokens == group.max_batched_tokens
+            assert launch.chunked_prefill == group.chunked_prefill

@@ -1,0 +1,226 @@
+"""A serving launch with one thing changed: a degree, the experts' split, or the batch.
+
+    twice or half the tensor or data ranks of attention    other devices
+    a factor of two from tensor to data ranks, or back     the same devices
+    all devices data ranks, or all tensor ranks            the same devices
+    experts whole on ranks, or sliced over them            the same devices
+    twice or half the batch, or all that memory holds      the same devices
+
+Precision stays, and where experts are whole or sliced they stay so over the new ranks. A change
+beats the launch when it misses fewer targets; or misses as many and has at least 5 % more goodput
+per device; or as much of that (within 5 %) with requests (TTFT + (O - 1) TPOT) at least 5 %
+shorter. The best has the fewest missed targets, then the most goodput per device, then the
+shortest requests; 5 % is what the model cannot tell apart (tuner/planner/serve/telling.py).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from tuner.costs.serving.engine import Degrees, Engine
+from tuner.estimate.serving.launch import Setting
+from tuner.estimate.serving.pricing import (
+    Asked,
+    fits,
+    instance_of,
+    load_of,
+    option_of,
+)
+from tuner.estimate.serving.records import ServingChange, ServingLoad
+from tuner.planner.serve.options import MOST_RUNNING, Option, most_running
+from tuner.planner.serve.telling import TIE_RATIO
+from tuner.serve_plan import Role
+from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.rules import group_refusals
+
+LEAST_GAIN_RATIO: Final = TIE_RATIO
+
+
+def changes_of(asked: Asked, load: ServingLoad | None) -> tuple[ServingChange, ...]:
+    """Price every change of one thing that fits and can be launched, the best first.
+
+    Args:
+        asked: the launch and its traffic.
+        load: what the launch does as it is; None where it does not fit.
+    """
+    found = [
+        made
+        for what, setting in dict(_neighbours(asked)).items()
+        if (made := _change(asked, setting, what=what, load=load)) is not None
+    ]
+    return tuple(sorted(found, key=lambda change: _rank(asked, change.load)))
+
+
+def refused(asked: Asked, option: Option) -> tuple[str, ...]:
+    """Return what the release says against an instance."""
+    engine = manifest_of(asked.goal.engine)
+    lines = group_refusals(
+        engine,
+        instance_of(asked, option),
+        model=asked.spec.model,
+        goal=asked.goal,
+        devices_per_node=asked.site.pool.devices_per_node,
+    )
+    return tuple(f"{engine.name} {engine.release}: {line}" for line in lines)
+
+
+def _neighbours(asked: Asked) -> Iterator[tuple[str, Setting]]:
+    """Yield what is changed, in words, and the setting."""
+    now = asked.launch.setting
+    for degrees in dict.fromkeys((*_attention(now.degrees), *_experts(now.degrees))):
+        if degrees != now.degrees and _is_legal(asked, degrees):
+            yield _described(now.degrees, degrees), replace(now, degrees=degrees)
+    if asked.launch.role is Role.PREFILL:
+        return
+    # Beyond what memory holds, or a closed loop asks for, a batch changes nothing.
+    option = option_of(asked, now)
+    held = int(most_running(option.kv_tokens, asked.demand))
+    concurrency = asked.demand.concurrency
+    if concurrency is not None:
+        held = min(held, math.ceil(concurrency / (asked.instances * now.degrees.attention_data)))
+    used = min(now.running, held)
+    for running in dict.fromkeys((min(2 * used, held), held, used // 2)):
+        if running not in (0, used):
+            yield f"batch {used} -> {running} sequences a rank", replace(now, running=running)
+
+
+def _attention(now: Degrees) -> Iterator[Degrees]:
+    tensor, data = now.attention_tensor, now.attention_data
+    pairs = [
+        (2 * tensor, data),
+        (tensor, 2 * data),
+        (tensor // 2, data),
+        (tensor, data // 2),
+        (2 * tensor, data // 2),
+        (tensor // 2, 2 * data),
+        (1, tensor * data),
+        (tensor * data, 1),
+    ]
+    for ranks, groups in pairs:
+        if ranks < 1 or groups < 1:
+            continue
+        devices = ranks * groups
+        is_kept = now.expert > 1 and devices % now.moe_tensor == 0
+        yield Degrees(
+            attention_tensor=ranks,
+            attention_data=groups,
+            moe_tensor=now.moe_tensor if is_kept else devices,
+            expert=devices // now.moe_tensor if is_kept else 1,
+        )
+        if now.devices == 1 and devices > 1:
+            # One device has no split of experts to keep.
+            yield Degrees(attention_tensor=ranks, attention_data=groups, expert=devices)
+
+
+def _experts(now: Degrees) -> Iterator[Degrees]:
+    for expert in (now.devices, 1, 2 * now.expert, now.expert // 2):
+        if expert and now.devices % expert == 0:
+            yield replace(now, expert=expert, moe_tensor=now.devices // expert)
+
+
+def _is_legal(asked: Asked, degrees: Degrees) -> bool:
+    """Whether heads, experts and devices allow it; memory and the release are asked later."""
+    own = asked.decoder.experts
+    heads = min(group.attention.heads for group in asked.decoder.layers)
+    if heads % degrees.attention_tensor:
+        return False
+    if degrees.devices * asked.instances > asked.site.pool.num_devices:
+        return False
+    if own is None:
+        return degrees.attention_data == 1 and degrees.expert == 1
+    return own.num % degrees.expert == 0 and own.ffn % degrees.moe_tensor == 0
+
+
+def _described(now: Degrees, new: Degrees) -> str:
+    parts = [
+        f"{name} {before} -> {after}"
+        for name, before, after in (
+            ("TP", now.attention_tensor, new.attention_tensor),
+            ("DP", now.attention_data, new.attention_data),
+            ("EP", now.expert, new.expert),
+        )
+        if before != after
+    ]
+    if not parts:
+        parts.append(f"slices of experts {now.moe_tensor} -> {new.moe_tensor}")
+    return ", ".join(parts)
+
+
+def _change(
+    asked: Asked, setting: Setting, *, what: str, load: ServingLoad | None
+) -> ServingChange | None:
+    option = option_of(asked, setting)
+    if not fits(asked, option) or refused(asked, option):
+        return None
+    new = load_of(asked, option)
+    return ServingChange(
+        what=what,
+        lines=_lines(asked, setting),
+        instance=instance_of(asked, option),
+        load=new,
+        gain_ratio=_gain_ratio(load, new),
+        beats=load is None or _beats(asked, new, load),
+    )
+
+
+def _gain_ratio(load: ServingLoad | None, new: ServingLoad) -> float:
+    if load is None or load.goodput_per_device <= 0.0:
+        return 0.0
+    return new.goodput_per_device / load.goodput_per_device - 1.0
+
+
+def _beats(asked: Asked, new: ServingLoad, old: ServingLoad) -> bool:
+    misses = _misses(new), _misses(old)
+    if misses[0] != misses[1]:
+        return misses[0] < misses[1]
+    least = old.goodput_per_device
+    if new.goodput_per_device > (1.0 + LEAST_GAIN_RATIO) * least:
+        return True
+    is_as_good = new.goodput_per_device >= (1.0 - LEAST_GAIN_RATIO) * least
+    shorter = (1.0 - LEAST_GAIN_RATIO) * request_s(asked, old)
+    return is_as_good and request_s(asked, new) < shorter
+
+
+def _misses(load: ServingLoad) -> int:
+    """Count missed targets; to fall behind what comes is one more."""
+    return len(load.missed) + (not load.keeps_up)
+
+
+def request_s(asked: Asked, load: ServingLoad) -> float:
+    """Seconds of a mean request, as far as the launch has a part in it."""
+    first_s = 0.0 if load.ttft_s is None else load.ttft_s.mean
+    each_s = 0.0 if load.tpot_s is None else load.tpot_s.mean
+    return first_s + (asked.demand.output_tokens - 1.0) * each_s
+
+
+def _rank(asked: Asked, load: ServingLoad) -> tuple[float, float, float]:
+    return _misses(load), -load.goodput_per_device, request_s(asked, load)
+
+
+def _lines(asked: Asked, setting: Setting) -> tuple[str, ...]:
+    """Return the flags that differ, as the launch has to say them."""
+    flags = _sglang_flags if asked.launch.engine is Engine.SGLANG else _vllm_flags
+    now, new = (dict(flags(one)) for one in (asked.launch.setting, setting))
+    changed = [f"{name} {new[name]}".strip() for name in new if now.get(name) != new[name]]
+    return (*changed, *(f"without {name}" for name in now if name not in new))
+
+
+def _sglang_flags(setting: Setting) -> Iterator[tuple[str, str]]:
+    own = setting.degrees
+    yield "--tp-size", str(own.devices)
+    if own.attention_data > 1:
+        yield "--attn-dp-size", str(own.attention_data)
+    if own.expert > 1:
+        yield "--ep-size", str(own.expert)
+    yield "--max-running-requests", str(min(setting.running, MOST_RUNNING) * own.attention_data)
+
+
+def _vllm_flags(setting: Setting) -> Iterator[tuple[str, str]]:
+    own = setting.degrees
+    yield "--tensor-parallel-size", str(own.attention_tensor)
+    if own.attention_data > 1:
+        yield "--data-parallel-size", str(own.attention_data)
+    if own.expert > 1:
+        yield "--enable-expert-parallel", ""
+    yield "--max-num-seqs", str(min(setting.running, MOST_RUNNING))

@@ -1,0 +1,143 @@
+"""From a serving launch and a spec to what it will do: read, priced, played, changed."""
+
+from collections.abc import Iterator
+
+from tuner.costs.serving.engine import TRAITS
+from tuner.errors import SpecError
+from tuner.estimate.serving.changes import LEAST_GAIN_RATIO, changes_of, refused
+from tuner.estimate.serving.launch import ServingLaunch, Surroundings
+from tuner.estimate.serving.pricing import (
+    Asked,
+    asked_of,
+    fits,
+    instance_of,
+    instances_needed,
+    load_of,
+    memory_of_device,
+    option_of,
+)
+from tuner.estimate.serving.records import ServingEstimate, ServingLoad
+from tuner.planner.serve.options import MOST_RUNNING, Option, PoolSite
+from tuner.planner.serve.telling import PLAYED_BAND
+from tuner.serve_plan import Latency, Role
+from tuner.spec.cluster import Pool
+from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.read import ServeSpec
+
+
+def pool_named(spec: ServeSpec, name: str | None) -> Pool:
+    """Return the pool that a launch runs on.
+
+    Raises:
+        SpecError: no such pool, or several and none is named.
+    """
+    pools = {pool.name: pool for pool in spec.cluster.pools}
+    if name is None and len(pools) == 1:
+        return spec.cluster.pools[0]
+    if name is None:
+        raise SpecError(
+            f"the spec has {len(pools)} pools; name one with --pool: {', '.join(pools)}"
+        )
+    if name not in pools:
+        raise SpecError(f"--pool {name!r:.60} is none of {', '.join(pools)}")
+    return pools[name]
+
+
+def estimate_serving(
+    spec: ServeSpec, launch: ServingLaunch, *, site: PoolSite, instances: int = 1
+) -> ServingEstimate:
+    """Say what a launch does under the spec's traffic, and what would beat it.
+
+    Args:
+        spec: with model, traffic and targets.
+        launch: read with the spec's model and pool.
+        site: the pool, priced.
+        instances: equal launches that share the traffic.
+
+    Raises:
+        SpecError: the traffic cannot be read, or there are fewer devices than instances take.
+    """
+    _check_instances(launch, site.pool, instances=instances)
+    asked = asked_of(launch, spec=spec, site=site, instances=instances)
+    option = option_of(asked, launch.setting)
+    has_room = fits(asked, option)
+    load = load_of(asked, option) if has_room else None
+    changes = changes_of(asked, load)
+    return ServingEstimate(
+        source=launch.source,
+        engine=launch.engine.value,
+        release=manifest_of(asked.goal.engine).release,
+        model=spec.model.name,
+        device=site.machine.sheet.name,
+        kernels=site.source,
+        quantization=asked.goal.quantization,
+        kv_cache_dtype=asked.goal.kv_cache_dtype,
+        instance=instance_of(asked, option),
+        load=load,
+        ttft_s_band=_band(load.ttft_s if load else None),
+        tpot_s_band=_band(load.tpot_s if load else None),
+        memory=memory_of_device(asked, option),
+        kv_tokens=int(max(option.kv_tokens, 0.0) * option.degrees.attention_data),
+        longest_tokens=asked.longest_tokens,
+        fits=has_room,
+        instances_needed=instances_needed(asked, option) if has_room else 0,
+        smallest_change=next((change for change in changes if change.beats), None),
+        changes=changes,
+        least_gain_ratio=LEAST_GAIN_RATIO,
+        num_tried=len(changes),
+        flags_understood=launch.understood,
+        flags_ignored=launch.ignored,
+        flags_unpriced=launch.unpriced,
+        refused_by=refused(asked, option),
+        notes=(*launch.notes, *_notes(asked, option, load, spec=spec)),
+    )
+
+
+def surroundings(spec: ServeSpec, pool: Pool) -> Surroundings:
+    """Return what a launch's flags are held against."""
+    return Surroundings(model=spec.model, pool=pool)
+
+
+def _check_instances(launch: ServingLaunch, pool: Pool, *, instances: int) -> None:
+    each = launch.setting.degrees.devices * launch.copies
+    if each * instances > pool.num_devices:
+        raise SpecError(
+            f"--instances {instances}: they take {each * instances} devices, pool {pool.name!r}"
+            f" has {pool.num_devices}; the nearest is {max(pool.num_devices // each, 1)}"
+        )
+
+
+def _band(value: Latency | None) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    low, high = PLAYED_BAND
+    return low * value.mean, high * value.mean
+
+
+def _notes(
+    asked: Asked, option: Option, load: ServingLoad | None, *, spec: ServeSpec
+) -> Iterator[str]:
+    launch, goal = asked.launch, spec.goal
+    usual = TRAITS[launch.engine].step_tokens
+    if goal.engine.name != launch.engine.value:
+        yield f"the spec serves with {goal.engine.name}; the launch's {launch.engine.value} counts"
+    if asked.goal.quantization != goal.quantization:
+        yield f"the spec has {goal.quantization} weights; the launch's {launch.quantization} count"
+    if launch.kv_cache_dtype != goal.kv_cache_dtype:
+        yield (
+            f"the spec has a {goal.kv_cache_dtype} cache; the launch's {launch.kv_cache_dtype}"
+            " counts"
+        )
+    if launch.step_tokens not in (None, usual) and launch.role is not Role.DECODE:
+        yield f"a step is priced with {usual} tokens at most, not {launch.step_tokens}"
+    if launch.setting.running > MOST_RUNNING:
+        yield f"{MOST_RUNNING} sequences a rank are priced, not {launch.setting.running}"
+    if launch.role is not Role.AGGREGATED:
+        yield "the other half is not part of the launch; it is taken to be as fast as this one asks"
+        if goal.traffic.is_closed_loop and load is not None:
+            yield (
+                f"a closed loop of {goal.traffic.concurrency} within its targets asks for"
+                f" {asked.demand.rate_per_s:.3g} requests/s, which are played"
+            )
+    if option.site.machine.estimated:
+        yield f"from the datasheet: {', '.join(sorted(option.site.machine.estimated))}"

@@ -1,0 +1,55 @@
+"""A launch of a serving engine in the words of a plan, whatever its flags were called."""
+
+from dataclasses import dataclass, field
+
+from tuner.costs.serving.engine import Degrees, Engine
+from tuner.serve_plan import Role
+from tuner.spec.cluster import Pool
+from tuner.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the flags of a launch are held against."""
+
+    model: ModelSpec
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What may be changed: how an instance is split, and how many sequences it runs."""
+
+    degrees: Degrees
+    running: int
+    """Sequences of one attention-data rank at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLaunch:
+    """One command that starts a server."""
+
+    source: str
+    """File, or `the command`."""
+    engine: Engine
+    role: Role
+    setting: Setting
+    copies: int = 1
+    """Equal instances behind the one command that share nothing but its port."""
+    step_tokens: int | None = None
+    """Tokens of one step of one attention-data rank; None: the engine's own."""
+    chunked_prefill: bool = True
+    memory_ratio: float | None = None
+    """Share of a device's memory for weights and cache; None: as recipes set it."""
+    max_model_len: int | None = None
+    quantization: str = ""
+    """Of the weights, in the words of a spec; empty: what the checkpoint has."""
+    kv_cache_dtype: str = "bf16"
+    a2a_backend: str = "none"
+    understood: tuple[str, ...] = ()
+    """Flags that the prediction rests on."""
+    ignored: tuple[str, ...] = ()
+    """Flags that change nothing in it."""
+    unpriced: tuple[str, ...] = ()
+    """Flags that change the launch's speed, and are not part of the prediction."""
+    notes: tuple[str, ...] = field(default=())

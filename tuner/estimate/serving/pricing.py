@@ -1,0 +1,273 @@
+"""What one kind of instance does under the spec's traffic.
+
+    d ranks of attention    n sequences of a rank    I, O computed tokens of a prompt, an answer's
+    P seconds of a prompt   T(n) of a decode step    (tuner/planner/serve/options.py)
+
+    capacity    prefill d / P    decode d n / (O T(n))    both d n / (O T(n) + n P)
+
+n is what the launch allows, held to what memory has room for. The traffic is played by
+tuner/planner/serve/playing.py. A prefill instance is played before decode instances of
+the same split that never make it wait, and the other way round; of a closed loop, whose rate then
+depends on the other half, the rate that its targets ask for is played instead.
+
+Not covered: another token budget of a step than the engine's usual one.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serving.engine import TRAITS, EngineTraits
+from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.memory import (
+    RESERVE_BYTES,
+    kv_bytes_per_token,
+    kv_tokens,
+    weight_bytes,
+)
+from tuner.estimate.serving.launch import ServingLaunch, Setting
+from tuner.estimate.serving.records import ServingLoad, ServingMemory
+from tuner.planner.serve.answering import formats_of_goal
+from tuner.planner.serve.demand import Demand, demand_of
+from tuner.planner.serve.handovers import handovers_of
+from tuner.planner.serve.options import (
+    MOST_RUNNING,
+    Option,
+    PoolSite,
+    most_running,
+    prompt_seconds,
+    step_seconds,
+)
+from tuner.planner.serve.playing import Group, Played, latency_of, played_apart, played_together
+from tuner.serve_plan import Instances, Role
+from tuner.spec.serving.goal import Engine, Percentiles, ServeGoal
+from tuner.spec.serving.read import ServeSpec
+
+IDLE_FACTOR = 4.0
+"""Capacity of the other half of a prefill or decode instance, over what is asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """Everything that a setting is priced from."""
+
+    launch: ServingLaunch
+    spec: ServeSpec
+    """With the launch's engine, formats and lengths."""
+    site: PoolSite
+    demand: Demand
+    decoder: Decoder
+    formats: Formats
+    instances: int
+    """That share the traffic."""
+
+    @property
+    def traits(self) -> EngineTraits:
+        """Of the engine, with the launch's share of memory."""
+        own = TRAITS[self.launch.engine]
+        if self.launch.memory_ratio is None:
+            return own
+        return replace(own, memory_ratio=self.launch.memory_ratio, cache_ratio=1.0)
+
+    @property
+    def goal(self) -> ServeGoal:
+        """Of the spec."""
+        return self.spec.goal
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of the longest request that is planned for."""
+        return self.demand.longest_input + self.demand.longest_output
+
+
+def asked_of(
+    launch: ServingLaunch, *, spec: ServeSpec, site: PoolSite, instances: int = 1
+) -> Asked:
+    """Join a launch and a spec's goal; where they differ the launch counts.
+
+    Raises:
+        SpecError: the traffic cannot be read.
+    """
+    model = spec.model
+    goal = spec.goal.model_copy(
+        update={
+            "engine": _engine(launch, spec.goal),
+            "quantization": _quantization(launch, spec.goal),
+            "kv_cache_dtype": launch.kv_cache_dtype,
+            "max_model_len": launch.max_model_len,
+            "slo": spec.goal.slo.model_copy(update=_other_half(launch.role)),
+        }
+    )
+    longest = min(goal.max_model_len or model.max_position, model.max_position)
+    demand = demand_of(goal, longest=longest)
+    if launch.role is not Role.AGGREGATED and demand.concurrency is not None:
+        traffic = goal.traffic.model_copy(update={"concurrency": None, "rate": demand.rate_per_s})
+        goal = goal.model_copy(update={"traffic": traffic})
+        demand = replace(demand, concurrency=None)
+    return Asked(
+        launch=launch,
+        spec=replace(spec, goal=goal),
+        site=site,
+        demand=demand,
+        decoder=decoder_of(model),
+        formats=formats_of_goal(goal),
+        instances=instances * launch.copies,
+    )
+
+
+def _quantization(launch: ServingLaunch, goal: ServeGoal) -> str:
+    """Return the format of the weights; both kinds of fp8 checkpoints are loaded as `fp8`."""
+    if launch.quantization == "fp8" and goal.quantization == "fp8_block":
+        return goal.quantization
+    return launch.quantization or goal.quantization
+
+
+def _engine(launch: ServingLaunch, goal: ServeGoal) -> Engine:
+    is_same = goal.engine.name == launch.engine.value
+    return goal.engine if is_same else Engine.model_validate({"name": launch.engine.value})
+
+
+def _other_half(role: Role) -> dict[str, Percentiles]:
+    """Targets that an instance of this role has no part in."""
+    unlimited = {Role.PREFILL: "tpot", Role.DECODE: "ttft"}.get(role)
+    return {} if unlimited is None else {unlimited: Percentiles()}
+
+
+def option_of(asked: Asked, setting: Setting) -> Option:
+    """Price one instance."""
+    site, demand, role = asked.site, asked.demand, asked.launch.role
+    iteration = Iteration(
+        decoder=asked.decoder,
+        formats=asked.formats,
+        degrees=setting.degrees,
+        engine=asked.launch.engine,
+        machine=site.machine,
+    )
+    cache = kv_tokens(
+        asked.decoder,
+        asked.formats,
+        setting.degrees,
+        traits=asked.traits,
+        memory_bytes=site.memory_bytes,
+    )
+    running = min(setting.running, MOST_RUNNING)
+    data = setting.degrees.attention_data
+    prompt_s = prompt_seconds(iteration, tokens=demand.computed_tokens, demand=demand)
+    held = float(min(running, most_running(cache, demand)))
+    step_s = float(step_seconds(iteration, np.array([held]), demand)[0])
+    together_s = held * prompt_s / demand.output_tokens
+    rate, ttft_s, tpot_s = {
+        Role.PREFILL: (data / prompt_s, prompt_s, 0.0),
+        Role.DECODE: (data * held / (demand.output_tokens * step_s), 0.0, step_s),
+    }.get(
+        role,
+        (
+            data * held / (demand.output_tokens * (step_s + together_s)),
+            prompt_s,
+            step_s + together_s,
+        ),
+    )
+    return Option(
+        site=site,
+        role=role,
+        degrees=setting.degrees,
+        iteration=iteration,
+        running=running,
+        rate_per_s=rate,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        kv_tokens=cache,
+    )
+
+
+def fits(asked: Asked, option: Option) -> bool:
+    """Whether the longest request has room beside the weights."""
+    return option.kv_tokens >= asked.longest_tokens
+
+
+def instances_needed(asked: Asked, option: Option) -> int:
+    """How many instances serve the traffic's rate; of a closed loop, those that there are."""
+    if asked.demand.concurrency is not None:
+        return asked.instances
+    return max(1, math.ceil(asked.demand.rate_per_s / option.rate_per_s))
+
+
+def load_of(asked: Asked, option: Option) -> ServingLoad:
+    """Play the traffic against the launch's instances."""
+    group = Group(option=option, count=asked.instances)
+    played = _played(asked, group)
+    served = played.requests_per_s
+    if asked.demand.concurrency is None:
+        served = min(served, group.rate_per_s)
+    share = served / max(played.requests_per_s, 1e-9)
+    devices = group.count * option.devices
+    missed = played.missed(asked.goal.slo)
+    return ServingLoad(
+        devices=devices,
+        ttft_s=None if option.role is Role.DECODE else latency_of(played.ttft_s_R),
+        tpot_s=None if option.role is Role.PREFILL else latency_of(played.tpot_s_R),
+        requests_per_s=served,
+        output_tokens_per_s=played.output_tokens_per_s * share,
+        goodput_per_device=served * played.met_ratio / devices,
+        capacity_per_s=group.rate_per_s,
+        keeps_up=instances_needed(asked, option) <= asked.instances,
+        missed=missed,
+    )
+
+
+def _played(asked: Asked, group: Group) -> Played:
+    goal, demand, option = asked.goal, asked.demand, group.option
+    if option.role is Role.AGGREGATED:
+        return played_together((group,), goal=goal, demand=demand)
+    other = Role.DECODE if option.role is Role.PREFILL else Role.PREFILL
+    half = option_of(
+        replace(asked, launch=replace(asked.launch, role=other)),
+        Setting(degrees=option.degrees, running=MOST_RUNNING),
+    )
+    many = max(1, math.ceil(IDLE_FACTOR * demand.rate_per_s / half.rate_per_s))
+    idle = Group(option=half, count=many)
+    pair = (group, idle) if option.role is Role.PREFILL else (idle, group)
+    moving = handovers_of(asked.spec, input_tokens=demand.input_tokens, options=(option,))
+    return played_apart(*pair, hand_overs=moving, goal=goal, demand=demand)
+
+
+def memory_of_device(asked: Asked, option: Option) -> ServingMemory:
+    """Return what one device holds."""
+    weights = weight_bytes(asked.decoder, asked.formats, option.degrees)
+    each = kv_bytes_per_token(asked.decoder, asked.formats, option.degrees)
+    return ServingMemory(
+        weight_bytes=int(weights),
+        cache_bytes=int(max(option.kv_tokens, 0.0) * each),
+        reserve_bytes=int(RESERVE_BYTES),
+        device_bytes=int(asked.site.memory_bytes),
+        limit_ratio=asked.traits.memory_ratio,
+    )
+
+
+def instance_of(asked: Asked, option: Option) -> Instances:
+    """Return the launch's instances in the words of a plan."""
+    degrees, launch = option.degrees, asked.launch
+    has_experts = asked.decoder.experts is not None
+    is_apart = degrees.attention_data > 1
+    backend = launch.a2a_backend
+    if not is_apart and backend == "allgather":
+        backend = "none"
+    return Instances.model_validate(
+        {
+            "role": option.role,
+            "pool": asked.site.pool.name,
+            "count": asked.instances,
+            "devices": option.devices,
+            "attention_tp": degrees.attention_tensor,
+            "attention_dp": degrees.attention_data,
+            "moe_tp": degrees.moe_tensor if has_experts else 1,
+            "ep": degrees.expert if has_experts else 1,
+            "max_batch": option.running,
+            "max_batched_tokens": launch.step_tokens or TRAITS[launch.engine].step_tokens,
+            "chunked_prefill": launch.chunked_prefill,
+            "a2a_backend": "allgather" if is_apart and backend == "none" else backend,
+            "kv_tokens": int(max(option.kv_tokens, 0.0) * degrees.attention_data),
+        }
+    )

@@ -1,0 +1,241 @@
+"""Reads `python -m sglang.launch_server`.
+
+--tp-size counts all devices of an instance, of which --attn-dp-size ranks run attention apart; the
+engine divides --max-running-requests and --chunked-prefill-size by them. --dp-size without
+--enable-dp-attention starts so many instances. DeepEP spreads experts over --tp-size whatever
+--ep-size says. Facts and their source: tuner/spec/serving/manifests/sglang.py.
+"""
+
+from typing import Final
+
+from tuner.costs.serving.engine import Degrees, Engine
+from tuner.errors import SpecError
+from tuner.estimate.nearest import nearest_divisor
+from tuner.estimate.readers.arguments import Flags
+from tuner.estimate.serving.launch import ServingLaunch, Setting, Surroundings
+from tuner.estimate.serving.split import (
+    check_devices,
+    check_experts,
+    check_heads,
+    check_length,
+    format_named,
+    memory_share,
+    refuse_pipeline,
+)
+from tuner.estimate.serving.words import Server, sorted_flags, tokens
+from tuner.planner.serve.options import MOST_RUNNING
+from tuner.serve_plan import Role
+
+SERVER: Final = Server(
+    starts=(("sglang.launch_server",), ("launch_server.py",), ("sglang", "serve")),
+    spellings={
+        "tp": "tp-size",
+        "tensor-parallel-size": "tp-size",
+        "dp": "dp-size",
+        "data-parallel-size": "dp-size",
+        "pp": "pp-size",
+        "pipeline-parallel-size": "pp-size",
+        "ep": "ep-size",
+        "expert-parallel-size": "ep-size",
+        "model": "model-path",
+    },
+    switches=frozenset(
+        {
+            "disable-cuda-graph",
+            "disable-overlap-schedule",
+            "disable-radix-cache",
+            "enable-deepep-moe",
+            "enable-dp-attention",
+            "enable-dp-lm-head",
+            "enable-ep-moe",
+            "enable-eplb",
+            "enable-metrics",
+            "enable-mixed-chunk",
+            "enable-two-batch-overlap",
+            "trust-remote-code",
+        }
+    ),
+    read=frozenset(
+        {
+            "attn-dp-size",
+            "chunked-prefill-size",
+            "context-length",
+            "deepep-mode",
+            "disaggregation-mode",
+            "dp-size",
+            "enable-dp-attention",
+            "ep-size",
+            "kv-cache-dtype",
+            "max-prefill-tokens",
+            "max-running-requests",
+            "mem-fraction-static",
+            "moe-a2a-backend",
+            "pp-size",
+            "quantization",
+            "tp-size",
+        }
+    ),
+    unpriced=frozenset(
+        {
+            "cpu-offload-gb",
+            "disable-cuda-graph",
+            "disable-overlap-schedule",
+            "enable-deepep-moe",
+            "enable-ep-moe",
+            "enable-eplb",
+            "enable-mixed-chunk",
+            "enable-two-batch-overlap",
+            "max-total-tokens",
+        }
+    ),
+)
+
+_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
+_CACHES: Final = {
+    "auto": "bf16",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+}
+_ROLES: Final = {"null": Role.AGGREGATED, "prefill": Role.PREFILL, "decode": Role.DECODE}
+
+
+def read(flags: Flags, around: Surroundings) -> ServingLaunch:
+    """Read a launch.
+
+    Raises:
+        SpecError: flags that contradict each other, or have no price.
+    """
+    devices = flags.number("tp-size") or 1
+    refuse_pipeline(flags, "pp-size")
+    data, copies = _data(flags, devices=devices)
+    check_heads(
+        flags,
+        "tp-size",
+        ranks=devices // data,
+        model_heads=around.model.attention.num_heads,
+        factor=data,
+    )
+    check_devices(flags, "tp-size", devices=devices, copies=copies, around=around)
+    degrees = _experts(flags, devices=devices, data=data, around=around)
+    check_experts(flags, "ep-size" if degrees.expert > 1 else "tp-size", degrees, around)
+    length = tokens(flags, "context-length")
+    check_length(flags, "context-length", length, around)
+    running = _running(flags, data=data)
+    role = _ROLES[flags.choice("disaggregation-mode", tuple(_ROLES), "null")]
+    step_tokens, is_chunked = _prompts(flags, data=data)
+    understood, ignored, unpriced = sorted_flags(flags, SERVER)
+    return ServingLaunch(
+        source=flags.source,
+        engine=Engine.SGLANG,
+        role=role,
+        setting=Setting(degrees=degrees, running=running or MOST_RUNNING),
+        copies=copies,
+        step_tokens=step_tokens,
+        # A decode instance reads no prompts.
+        chunked_prefill=is_chunked and role is not Role.DECODE,
+        memory_ratio=memory_share(flags, "mem-fraction-static"),
+        max_model_len=length,
+        quantization=format_named(flags, "quantization", _WEIGHTS, ""),
+        kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
+        a2a_backend=_all_to_all(flags, degrees),
+        understood=understood,
+        ignored=ignored,
+        unpriced=unpriced,
+        notes=(*flags.notes, *_notes(flags, degrees, running=running, copies=copies)),
+    )
+
+
+def _data(flags: Flags, *, devices: int) -> tuple[int, int]:
+    """Return ranks of data-parallel attention, and instances behind the command."""
+    own, older = flags.number("attn-dp-size"), flags.number("dp-size")
+    is_attention = flags.is_on("enable-dp-attention")
+    if own is not None and older is not None and is_attention and own != older:
+        raise SpecError(
+            f"{flags.source}: --attn-dp-size {own} and --dp-size {older} --enable-dp-attention are"
+            f" one setting; keep --attn-dp-size {own}"
+        )
+    data = own or (older if is_attention else None) or 1
+    copies = (older or 1) if own is None and not is_attention else 1
+    if devices % data:
+        name = "attn-dp-size" if own is not None else "dp-size"
+        raise SpecError(
+            f"{flags.source}: --{name} {data} does not divide --tp-size {devices}; the nearest"
+            f" that does is {nearest_divisor(devices, data)}"
+        )
+    return data, copies
+
+
+def _experts(flags: Flags, *, devices: int, data: int, around: Surroundings) -> Degrees:
+    asked = flags.number("ep-size") or 1
+    if around.model.moe is None:
+        if asked > 1:
+            raise SpecError(
+                f"{flags.source}: --ep-size {asked} of {around.model.name}, a model without"
+                " experts; the nearest is 1"
+            )
+        return Degrees(attention_tensor=devices // data, attention_data=data)
+    if flags.word("moe-a2a-backend") == "deepep":
+        asked = devices
+    if devices % asked:
+        raise SpecError(
+            f"{flags.source}: --ep-size {asked} does not divide --tp-size {devices}; the nearest"
+            f" that does is {nearest_divisor(devices, asked)}"
+        )
+    return Degrees(
+        attention_tensor=devices // data,
+        attention_data=data,
+        expert=asked,
+        moe_tensor=devices // asked,
+    )
+
+
+def _running(flags: Flags, *, data: int) -> int | None:
+    total = flags.number("max-running-requests")
+    if total is not None and total < data:
+        raise SpecError(
+            f"{flags.source}: --max-running-requests {total} leaves none for some of {data}"
+            f" data-parallel ranks; the nearest is {data}"
+        )
+    return None if total is None else total // data
+
+
+def _prompts(flags: Flags, *, data: int) -> tuple[int | None, bool]:
+    """Return the tokens of a rank's step with prompts, and whether a prompt may take several."""
+    chunk = flags.number("chunked-prefill-size", least=-1)
+    most = flags.number("max-prefill-tokens")
+    if chunk is None or chunk < 1:
+        return most, chunk is None
+    if chunk < data:
+        raise SpecError(
+            f"{flags.source}: --chunked-prefill-size {chunk} leaves none for some of {data}"
+            f" data-parallel ranks; the nearest is {data}"
+        )
+    return min(chunk // data, most or chunk), True
+
+
+def _all_to_all(flags: Flags, degrees: Degrees) -> str:
+    backend = flags.word("moe-a2a-backend") or "none"
+    if backend == "deepep":
+        mode = flags.choice("deepep-mode", ("auto", "normal", "low_latency"), "auto")
+        return "deepep_normal" if mode == "normal" else "deepep_low_latency"
+    return "allgather" if degrees.attention_data > 1 else "none"
+
+
+def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) -> list[str]:
+    notes = []
+    backend = flags.word("moe-a2a-backend") or "none"
+    if running is None:
+        notes.append(f"no --max-running-requests: {MOST_RUNNING} sequences a rank count")
+    if backend == "deepep" and flags.number("ep-size") not in (None, degrees.expert):
+        notes.append(f"deepep spreads experts over all {degrees.expert} ranks, not --ep-size")
+    if backend not in ("none", "deepep"):
+        notes.append(f"--moe-a2a-backend {backend[:40]} is priced as an exchange like DeepEP's")
+    if backend != "deepep" and "deepep-mode" in flags.values:
+        notes.append("--deepep-mode takes effect with --moe-a2a-backend deepep alone")
+    if copies > 1:
+        notes.append(
+            f"--dp-size {copies} without --enable-dp-attention is {copies} separate instances"
+        )
+    return notes

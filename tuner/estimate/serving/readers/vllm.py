@@ -1,0 +1,239 @@
+"""Reads `vllm serve` and its older entry point.
+
+Experts are whole on TP x DP ranks under --enable-expert-parallel, else sliced over them; sizes of
+batches are of one data-parallel rank. Facts and their source:
+tuner/spec/serving/manifests/vllm.py. Without experts data-parallel ranks are instances of their
+own (vllm/config/parallel.py: only models with experts synchronise their ranks).
+"""
+
+import json
+from typing import Final
+
+from tuner.costs.serving.engine import Degrees, Engine
+from tuner.errors import SpecError
+from tuner.estimate.readers.arguments import Flags
+from tuner.estimate.serving.launch import ServingLaunch, Setting, Surroundings
+from tuner.estimate.serving.split import (
+    check_devices,
+    check_experts,
+    check_heads,
+    check_length,
+    format_named,
+    memory_share,
+    refuse_pipeline,
+)
+from tuner.estimate.serving.words import Server, sorted_flags, tokens
+from tuner.planner.serve.options import MOST_RUNNING
+from tuner.serve_plan import Role
+
+SERVER: Final = Server(
+    starts=(("vllm", "serve"), ("vllm.entrypoints.openai.api_server",)),
+    spellings={
+        "tp": "tensor-parallel-size",
+        "dp": "data-parallel-size",
+        "pp": "pipeline-parallel-size",
+        "ep": "enable-expert-parallel",
+        "q": "quantization",
+        "dpl": "data-parallel-size-local",
+        "dpr": "data-parallel-start-rank",
+        "dpa": "data-parallel-address",
+        "dpp": "data-parallel-rpc-port",
+    },
+    switches=frozenset(
+        {
+            "async-scheduling",
+            "disable-chunked-prefill",
+            "disable-log-requests",
+            "enable-auto-tool-choice",
+            "enable-chunked-prefill",
+            "enable-dbo",
+            "enable-eplb",
+            "enable-expert-parallel",
+            "enable-prefix-caching",
+            "enforce-eager",
+            "headless",
+            "no-enable-chunked-prefill",
+            "no-enable-expert-parallel",
+            "no-enable-prefix-caching",
+            "trust-remote-code",
+        }
+    ),
+    read=frozenset(
+        {
+            "all2all-backend",
+            "data-parallel-size",
+            "disable-chunked-prefill",
+            "enable-chunked-prefill",
+            "enable-expert-parallel",
+            "gpu-memory-utilization",
+            "kv-cache-dtype",
+            "kv-transfer-config",
+            "max-model-len",
+            "max-num-batched-tokens",
+            "max-num-seqs",
+            "no-enable-chunked-prefill",
+            "no-enable-expert-parallel",
+            "pipeline-parallel-size",
+            "quantization",
+            "tensor-parallel-size",
+        }
+    ),
+    unpriced=frozenset(
+        {
+            "cpu-offload-gb",
+            "decode-context-parallel-size",
+            "enable-dbo",
+            "enable-eplb",
+            "enforce-eager",
+            "kv-cache-memory-bytes",
+        }
+    ),
+)
+
+_ALL2ALL: Final = {
+    "allgather_reducescatter": "allgather",
+    "naive": "allgather",
+    "deepep_high_throughput": "deepep_normal",
+    "deepep_low_latency": "deepep_low_latency",
+}
+_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
+_CACHES: Final = {
+    "auto": "bf16",
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+}
+_ROLES: Final = {
+    "kv_producer": Role.PREFILL,
+    "kv_consumer": Role.DECODE,
+    "kv_both": Role.AGGREGATED,
+}
+
+
+def read(flags: Flags, around: Surroundings) -> ServingLaunch:
+    """Read a launch.
+
+    Raises:
+        SpecError: flags that contradict each other, or have no price.
+    """
+    has_experts = around.model.moe is not None
+    tensor = flags.number("tensor-parallel-size") or 1
+    data = flags.number("data-parallel-size") or 1
+    refuse_pipeline(flags, "pipeline-parallel-size")
+    check_heads(
+        flags,
+        "tensor-parallel-size",
+        ranks=tensor,
+        model_heads=around.model.attention.num_heads,
+        factor=1,
+    )
+    is_whole = _is_on(flags, "expert-parallel", default=False) and has_experts
+    degrees = Degrees(
+        attention_tensor=tensor,
+        attention_data=data if has_experts else 1,
+        expert=tensor * data if is_whole else 1,
+        moe_tensor=tensor * data if has_experts and not is_whole else 1,
+    )
+    copies = 1 if has_experts else data
+    check_devices(
+        flags, "data-parallel-size", devices=degrees.devices, copies=copies, around=around
+    )
+    check_experts(
+        flags,
+        "enable-expert-parallel" if is_whole else "tensor-parallel-size",
+        degrees,
+        around,
+        advice=" as --tensor-parallel-size times --data-parallel-size",
+    )
+    length = tokens(flags, "max-model-len")
+    check_length(flags, "max-model-len", length, around)
+    running, step_tokens = _batches(flags, longest=length or around.model.max_position)
+    understood, ignored, unpriced = sorted_flags(flags, SERVER)
+    return ServingLaunch(
+        source=flags.source,
+        engine=Engine.VLLM,
+        role=_role(flags),
+        setting=Setting(degrees=degrees, running=running or MOST_RUNNING),
+        copies=copies,
+        step_tokens=step_tokens,
+        chunked_prefill=_is_on(flags, "chunked-prefill", default=True),
+        memory_ratio=memory_share(flags, "gpu-memory-utilization"),
+        max_model_len=length,
+        quantization=format_named(flags, "quantization", _WEIGHTS, ""),
+        kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
+        a2a_backend=_all_to_all(flags, degrees),
+        understood=understood,
+        ignored=ignored,
+        unpriced=unpriced,
+        notes=(*flags.notes, *_notes(flags, running=running, has_experts=has_experts, data=data)),
+    )
+
+
+def _is_on(flags: Flags, feature: str, *, default: bool) -> bool:
+    on = flags.is_on(f"enable-{feature}")
+    off = flags.is_on(f"no-enable-{feature}") or flags.is_on(f"disable-{feature}")
+    if on and off:
+        raise SpecError(
+            f"{flags.source}: --enable-{feature} and its opposite are both given; keep one, the"
+            f" engine's default is {'on' if default else 'off'}"
+        )
+    return on or (default and not off)
+
+
+def _batches(flags: Flags, *, longest: int) -> tuple[int | None, int | None]:
+    running = flags.number("max-num-seqs")
+    step_tokens = tokens(flags, "max-num-batched-tokens")
+    if running is not None and step_tokens is not None and step_tokens < running:
+        raise SpecError(
+            f"{flags.source}: --max-num-batched-tokens {step_tokens} is below --max-num-seqs"
+            f" {running}, which the engine refuses; the nearest is --max-num-batched-tokens"
+            f" {running}"
+        )
+    is_chunked = _is_on(flags, "chunked-prefill", default=True)
+    if not is_chunked and step_tokens is not None and step_tokens < longest:
+        raise SpecError(
+            f"{flags.source}: --disable-chunked-prefill needs --max-num-batched-tokens"
+            f" {step_tokens} to reach the longest request; the nearest is {longest}, or a lower"
+            " --max-model-len"
+        )
+    return running, step_tokens
+
+
+def _role(flags: Flags) -> Role:
+    if "kv-transfer-config" not in flags.values:
+        return Role.AGGREGATED
+    text = " ".join(flags.words("kv-transfer-config"))
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{flags.source}: --kv-transfer-config {text!r:.60} is no JSON") from error
+    role = config.get("kv_role") if isinstance(config, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
+        raise SpecError(
+            f"{flags.source}: --kv-transfer-config: kv_role {role!r:.60} is none of"
+            f" {', '.join(_ROLES)}"
+        )
+    return _ROLES[role]
+
+
+def _all_to_all(flags: Flags, degrees: Degrees) -> str:
+    if degrees.attention_data == 1:
+        return "none"
+    return _ALL2ALL.get(flags.word("all2all-backend") or "", "allgather")
+
+
+def _notes(flags: Flags, *, running: int | None, has_experts: bool, data: int) -> list[str]:
+    notes = []
+    if running is None:
+        notes.append(f"no --max-num-seqs: {MOST_RUNNING} sequences a rank count")
+    if flags.word("all2all-backend") and not flags.is_on("enable-expert-parallel"):
+        notes.append("--all2all-backend takes effect under --enable-expert-parallel alone")
+    backend = flags.word("all2all-backend")
+    if backend and backend not in _ALL2ALL:
+        notes.append(f"--all2all-backend {backend[:40]} is priced as an exchange like DeepEP's")
+    if data > 1 and not has_experts:
+        notes.append(f"without experts --data-parallel-size {data} is {data} separate instances")
+    if not has_experts and flags.is_on("enable-expert-parallel"):
+        notes.append("--enable-expert-parallel changes nothing of a model without experts")
+    return notes

@@ -1,0 +1,111 @@
+"""What `moetune estimate` answers of a serving launch: the values behind its text and `--json`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from profilers.records import Record
+from profilers.steps.config import Count, Size
+from tuner.serve_plan import Band, Instances, Latency
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class ServingMemory(Record):
+    """Bytes of one device."""
+
+    weight_bytes: Size
+    cache_bytes: Size
+    """Keys and values that there is room for beside the weights."""
+    reserve_bytes: Size
+    """Activations, CUDA graphs, communication buffers."""
+    device_bytes: Size
+    """What there is."""
+    limit_ratio: Ratio
+    """Share of it that the engine takes for weights, cache and reserve."""
+
+
+class ServingLoad(Record):
+    """What the traffic meets, and what that takes."""
+
+    devices: Count
+    ttft_s: Latency | None
+    """Absent of a decode instance, which gives no first token."""
+    tpot_s: Latency | None
+    """Absent of a prefill instance."""
+    requests_per_s: Ratio
+    """Served in the long run."""
+    output_tokens_per_s: Ratio
+    goodput_per_device: Ratio
+    """Requests a second that meet every target, over devices."""
+    capacity_per_s: Ratio
+    """Requests a second that the launch can serve at most."""
+    keeps_up: bool
+    """Requests are served as fast as they come."""
+    missed: tuple[str, ...]
+    """Targets that do not hold, e.g. `ttft p90`."""
+
+
+class ServingChange(Record):
+    """One thing at another setting, and what that is predicted to bring."""
+
+    what: str
+    lines: tuple[str, ...]
+    """Flags to write into the launch."""
+    instance: Instances
+    load: ServingLoad
+    gain_ratio: float
+    """More goodput per device, as a share of the launch's; 0 where that has none."""
+    beats: bool
+    """It misses fewer targets, has more goodput per device, or as much with shorter requests."""
+
+
+class ServingEstimate(Record):
+    """What a serving launch will do."""
+
+    schema_version: Literal[1] = 1
+    source: str
+    """File or command."""
+    engine: str
+    release: str
+    """Whose rules were applied."""
+    model: str
+    device: str
+    """Name of the datasheet."""
+    kernels: str
+    """`measured`, `imported` or `datasheet`: where their times are from."""
+    quantization: str
+    kv_cache_dtype: str
+    instance: Instances
+    """The launch in the words of a plan; its count is the instances that share the traffic."""
+    load: ServingLoad | None
+    """Absent where the launch does not fit."""
+    ttft_s_band: Band | None
+    """Of the mean: where nine of ten measured ones lie."""
+    tpot_s_band: Band | None
+    memory: ServingMemory
+    kv_tokens: Size
+    """That one instance holds."""
+    longest_tokens: Size
+    """Of the longest request but one in a hundred."""
+    fits: bool
+    """There is room for the weights and for the longest request."""
+    instances_needed: Size
+    """Instances like this one that the traffic takes; 0 where none fits."""
+    smallest_change: ServingChange | None
+    """The best change of one thing; absent when nothing in reach is better."""
+    changes: tuple[ServingChange, ...]
+    """Every one that was priced, best first."""
+    least_gain_ratio: Ratio
+    num_tried: Size
+    flags_understood: tuple[str, ...]
+    flags_ignored: tuple[str, ...]
+    """Change nothing in the prediction."""
+    flags_unpriced: tuple[str, ...]
+    """Change the launch's speed, and are not part of the prediction."""
+    refused_by: tuple[str, ...]
+    """What the release's manifest says against the launch as it stands."""
+    notes: tuple[str, ...]

@@ -1,0 +1,82 @@
+"""Serving engines by name: how their servers' commands look, and who reads them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tuner.errors import SpecError
+from tuner.estimate.readers.arguments import Flags
+from tuner.estimate.registry import LONGEST_BYTES, is_command
+from tuner.estimate.serving.launch import ServingLaunch, Surroundings
+from tuner.estimate.serving.readers import sglang, vllm
+from tuner.estimate.serving.words import Server, flags_of_server
+from tuner.spec.files import read_small_text, shown_path, shown_value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """One engine."""
+
+    server: Server
+    read: Callable[[Flags, Surroundings], ServingLaunch]
+
+
+READERS: Final[Mapping[str, Reader]] = {
+    "sglang": Reader(server=sglang.SERVER, read=sglang.read),
+    "vllm": Reader(server=vllm.SERVER, read=vllm.read),
+}
+
+
+def read_serving_launch(
+    launch: str, around: Surroundings, *, engine: str, format_name: str | None = None
+) -> ServingLaunch:
+    """Read a launch script, or a command that was pasted instead of one.
+
+    Args:
+        launch: path of a file, or a command or its arguments as text.
+        around: what the flags are held against.
+        engine: of the spec, whose flags a text without a program is read as.
+        format_name: the launch's engine, where it is stated.
+
+    Raises:
+        SpecError: no such file or engine, or a launch that cannot be read.
+    """
+    if is_command(launch, Path(launch)):
+        if len(launch) > LONGEST_BYTES:
+            raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
+        return read_serving_text(
+            launch, around, engine=engine, format_name=format_name, source="the command"
+        )
+    text = read_small_text(Path(launch), what="launch", most_bytes=LONGEST_BYTES)
+    return read_serving_text(
+        text, around, engine=engine, format_name=format_name, source=shown_path(Path(launch))
+    )
+
+
+def read_serving_text(
+    text: str,
+    around: Surroundings,
+    *,
+    engine: str,
+    source: str,
+    format_name: str | None = None,
+) -> ServingLaunch:
+    """Read the text of a launch; `source` is what messages call it.
+
+    Raises:
+        SpecError: no such engine, or a launch that cannot be read.
+    """
+    if format_name is not None and format_name not in READERS:
+        raise SpecError(f"--format {shown_value(format_name)} is none of {', '.join(READERS)}")
+    # The spec's engine first, so that flags alone are read as its.
+    names = [format_name] if format_name else sorted(READERS, key=lambda name: name != engine)
+    for name in names:
+        reader = READERS[name]
+        flags = flags_of_server(text, source=source, server=reader.server)
+        if flags is not None:
+            return reader.read(flags, around)
+    raise SpecError(
+        f"{source}: starts no server of {' or '.join(names)}; name the script that holds"
+        " `vllm serve` or `python -m sglang.launch_server`, or paste the command"
+    )

@@ -1,0 +1,129 @@
+"""How flags split an instance: contradictions, each as one line with the nearest legal value.
+
+Only what no release launches is refused here; what one release lacks is told by its manifest
+(tuner/spec/serving/manifests/rules.py).
+"""
+
+from tuner.costs.serving.engine import Degrees
+from tuner.errors import SpecError
+from tuner.estimate.nearest import nearest_common_divisor, nearest_divisor
+from tuner.estimate.readers.arguments import Flags
+from tuner.estimate.serving.launch import Surroundings
+
+
+def refuse_pipeline(flags: Flags, name: str) -> None:
+    """Refuse pipelines inside an instance, which nothing prices.
+
+    Raises:
+        SpecError: there is one.
+    """
+    stages = flags.number(name) or 1
+    if stages > 1:
+        raise SpecError(
+            f"{flags.source}: --{name} {stages}: pipelines inside an instance have no price yet;"
+            f" estimate --{name} 1 with more tensor or data parallel ranks"
+        )
+
+
+def check_heads(flags: Flags, name: str, *, ranks: int, model_heads: int, factor: int) -> None:
+    """Refuse heads that cannot be dealt out.
+
+    Args:
+        flags: of the launch.
+        name: of the flag that sets the tensor degree.
+        ranks: tensor ranks of attention.
+        model_heads: query heads.
+        factor: how many times `ranks` the flag states.
+
+    Raises:
+        SpecError: the heads do not divide.
+    """
+    if model_heads % ranks:
+        near = nearest_divisor(model_heads, ranks)
+        raise SpecError(
+            f"{flags.source}: --{name} {ranks * factor} deals {model_heads} attention heads to"
+            f" {ranks} ranks; the nearest that divides is --{name} {near * factor}"
+        )
+
+
+def check_experts(
+    flags: Flags, name: str, degrees: Degrees, around: Surroundings, *, advice: str = ""
+) -> None:
+    """Refuse experts that cannot be dealt out or sliced evenly.
+
+    Raises:
+        SpecError: they do not divide.
+    """
+    moe = around.model.moe
+    if moe is None:
+        return
+    if moe.num_experts % degrees.expert:
+        near = nearest_common_divisor(moe.num_experts, degrees.devices, degrees.expert)
+        raise SpecError(
+            f"{flags.source}: --{name} spreads {moe.num_experts} experts over {degrees.expert}"
+            f" ranks; the nearest that divides is {near}{advice}"
+        )
+    if moe.expert_ffn_size % degrees.moe_tensor:
+        near = nearest_divisor(moe.expert_ffn_size, degrees.moe_tensor)
+        raise SpecError(
+            f"{flags.source}: --{name} slices experts of width {moe.expert_ffn_size} into"
+            f" {degrees.moe_tensor}; the nearest that divides is {near}"
+        )
+
+
+def check_devices(
+    flags: Flags, name: str, *, devices: int, copies: int, around: Surroundings
+) -> None:
+    """Refuse more devices than the pool has.
+
+    Raises:
+        SpecError: there are too few.
+    """
+    pool = around.pool
+    if devices * copies > pool.num_devices:
+        raise SpecError(
+            f"{flags.source}: --{name}: the launch takes {devices * copies} devices, pool"
+            f" {pool.name!r} has {pool.num_devices}; the nearest is {pool.num_devices} in all"
+        )
+
+
+def check_length(flags: Flags, name: str, length: int | None, around: Surroundings) -> None:
+    """Refuse requests longer than the model's positions.
+
+    Raises:
+        SpecError: they are.
+    """
+    longest = around.model.max_position
+    if length is not None and length > longest:
+        raise SpecError(
+            f"{flags.source}: --{name} {length} is beyond the model's {longest} positions; the"
+            f" nearest is {longest}"
+        )
+
+
+def memory_share(flags: Flags, name: str) -> float | None:
+    """Return the share of memory that a flag gives the engine.
+
+    Raises:
+        SpecError: it is no share, or none at all.
+    """
+    share = flags.share(name)
+    if share == 0.0:
+        raise SpecError(f"{flags.source}: --{name} 0 leaves no memory; the nearest usual is 0.1")
+    return share
+
+
+def format_named(flags: Flags, name: str, formats: dict[str, str], default: str) -> str:
+    """Return a spec's word for the format that a flag names.
+
+    Raises:
+        SpecError: it is not one that can be priced.
+    """
+    word = flags.word(name)
+    if word is None:
+        return default
+    if word not in formats:
+        raise SpecError(
+            f"{flags.source}: --{name} {word!r:.60} has no price; there is {', '.join(formats)}"
+        )
+    return formats[word]

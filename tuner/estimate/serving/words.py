@@ -1,0 +1,188 @@
+"""The flags of a server's command, out of a script or a pasted command that is never run.
+
+What stands before the server (`docker run`, `srun`, `exec`) belongs to its launcher; words without
+a value, such as `"$@"`, are set aside. A flag has several spellings (`-tp`, `--tp-size`); the same
+one twice counts as it was given last, as argparse does, two spellings with unlike values are
+refused.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.errors import SpecError
+from tuner.estimate.readers.arguments import Flags
+from tuner.estimate.readers.shell_words import Command, shell_text
+from tuner.spec.files import shown_value
+
+_FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_OWN_ARGUMENTS: Final = ("$@", "$*", "${@}", "${*}")
+_LONGEST_SHORT: Final = 2
+_THOUSANDS: Final[Mapping[str, int]] = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
+"""Suffixes of vLLM's numbers of tokens: small letters decimal, capitals binary
+(vllm/engine/arg_utils.py, `human_readable_int`)."""
+MOST_TOKENS: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """How a server's command is told from others."""
+
+    starts: tuple[tuple[str, ...], ...]
+    """Words that a command's flags follow, without folders: a module, or program and verb."""
+    spellings: Mapping[str, str]
+    """A flag's other names, without dashes, and the one that counts."""
+    switches: frozenset[str]
+    """Flags that take no value, so that what follows is none of theirs."""
+    read: frozenset[str]
+    """Flags that the prediction rests on."""
+    unpriced: frozenset[str]
+    """Flags that change the launch's speed, and are not part of the prediction."""
+
+
+def flags_of_server(text: str, *, source: str, server: Server) -> Flags | None:
+    """Return the flags of the one server that a text starts; None where it starts none.
+
+    A text that holds flags alone, on one line or several, is read as a server's if it has one of
+    those that the prediction rests on.
+
+    Raises:
+        SpecError: no shell text, two servers, or two spellings that disagree.
+    """
+    shell = shell_text(text, source=source)
+    found = [
+        (command, rest)
+        for command in shell.commands
+        if (rest := _after_start(command, server)) is not None
+    ]
+    if not found:
+        return _listed_flags(shell.commands, source=source, server=server)
+    if len(found) > 1:
+        raise SpecError(
+            f"{source}: starts {len(found)} servers; estimate one at a time, each from its own"
+            " command"
+        )
+    command, words = found[0]
+    kept, aside = _without_unset(words, server)
+    notes = [f"not read, because the text does not set it: {word}" for word in aside]
+    if command.is_conditional:
+        notes.append("the server starts inside a condition; it was read as if that held")
+    notes += [f"not read, because a condition decides: {one[:200]}" for one in shell.skipped[:8]]
+    values = _parsed(kept, source=source, server=server)
+    return Flags(source=source, values=values, notes=tuple(notes))
+
+
+def _listed_flags(commands: Sequence[Command], *, source: str, server: Server) -> Flags | None:
+    if not all(command.words and command.words[0].startswith("-") for command in commands):
+        return None
+    kept, _ = _without_unset([word for command in commands for word in command.words], server)
+    values = _parsed(kept, source=source, server=server)
+    return Flags(source=source, values=values, notes=()) if server.read & set(values) else None
+
+
+def tokens(flags: Flags, name: str) -> int | None:
+    """Return a number of tokens, which may be written as 32k or 32K; None where absent.
+
+    Raises:
+        SpecError: it is none, or out of range.
+    """
+    word = flags.word(name)
+    if word is None:
+        return None
+    match = re.fullmatch(r"(\d{1,12})(\.\d{1,6})?([kKmM]?)", word)
+    if match is None or (match[2] and not match[3]):
+        raise SpecError(
+            f"{flags.source}: --{name} {shown_value(word)} is not a number of tokens; write one,"
+            f" e.g. --{name} 8192"
+        )
+    number = int(float(f"{match[1]}{match[2] or ''}") * _THOUSANDS.get(match[3], 1))
+    if not 1 <= number <= MOST_TOKENS:
+        raise SpecError(
+            f"{flags.source}: --{name} {word} is outside 1..{MOST_TOKENS}; the nearest is"
+            f" {min(max(number, 1), MOST_TOKENS)}"
+        )
+    return number
+
+
+def sorted_flags(
+    flags: Flags, server: Server
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Split flags as typed into understood, ignored, and those that matter and have no price."""
+    understood, ignored, left = [], [], []
+    for name in sorted(flags.values):
+        said = _said(flags, name)
+        if name in server.read:
+            understood.append(said)
+        elif name in server.unpriced or name.startswith("speculative"):
+            left.append(said)
+        else:
+            ignored.append(said)
+    return tuple(understood), tuple(ignored), tuple(left)
+
+
+def _said(flags: Flags, name: str) -> str:
+    text = flags.said(name)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _after_start(command: Command, server: Server) -> list[str] | None:
+    """Return the words behind the server's start; None where the command starts another."""
+    names = [word.rpartition("/")[2] for word in command.words]
+    for start in server.starts:
+        for at in range(len(names) - len(start) + 1):
+            if tuple(names[at : at + len(start)]) == start:
+                return list(command.words[at + len(start) :])
+    return None
+
+
+def _without_unset(words: Sequence[str], server: Server) -> tuple[list[str], list[str]]:
+    """Set aside variables that nothing sets and that are no flag's value, and name them.
+
+    The script's own arguments and a model that stands before the flags are not worth a word.
+    """
+    kept: list[str] = []
+    aside: list[str] = []
+    for at, word in enumerate(words):
+        follows = at > 0 and _takes_value(words[at - 1], server)
+        if not word.startswith("$") or (follows and word not in _OWN_ARGUMENTS):
+            kept.append(word)
+        elif at > 0 and word not in _OWN_ARGUMENTS:
+            aside.append(word)
+    return kept, list(dict.fromkeys(aside))
+
+
+def _takes_value(word: str, server: Server) -> bool:
+    name = word.lstrip("-").replace("_", "-")
+    is_switch = server.spellings.get(name, name) in server.switches
+    return word.startswith("-") and "=" not in word and not is_switch
+
+
+def _parsed(words: Sequence[str], *, source: str, server: Server) -> dict[str, tuple[str, ...]]:
+    """Group words by the flag before them, under the name that counts."""
+    given: list[tuple[str, list[str]]] = []
+    takes_more = False
+    for word in words:
+        match = _FLAG.fullmatch(word)
+        if match is not None:
+            spelled = match.group(1).replace("_", "-")
+            given.append((spelled, [] if match.group(2) is None else [match.group(2)]))
+            takes_more = server.spellings.get(spelled, spelled) not in server.switches
+        elif takes_more:
+            given[-1][1].append(word)
+    found: dict[str, tuple[str, ...]] = {}
+    spelled_as: dict[str, str] = {}
+    for spelled, values in given:
+        name = server.spellings.get(spelled, spelled)
+        then = spelled_as.get(name, spelled)
+        if then != spelled and found[name] != tuple(values):
+            raise SpecError(
+                f"{source}: {_typed(then)} {' '.join(found[name])} and {_typed(spelled)}"
+                f" {' '.join(values)} are one flag; keep one of them"
+            )
+        found[name], spelled_as[name] = tuple(values), spelled
+    return found
+
+
+def _typed(spelled: str) -> str:
+    return f"-{spelled}" if len(spelled) <= _LONGEST_SHORT else f"--{spelled}"
