@@ -2,8 +2,8 @@
 
 One program a mode. Aggregated instances serve requests from end to end; prefill instances hand over
 to decode instances of the same pool over its cards, or of another pool over the link between them.
-A group is a role on a pool with one tensor degree, so that all of it hand over alike; a route joins
-two groups whose pools reach each other and whose layouts the engine's release accepts.
+A route joins two groups of options (routes.py) whose pools reach each other and whose layouts the
+engine's release accepts.
 """
 
 import time
@@ -14,34 +14,25 @@ from typing import Final, Literal
 
 from solvers.instances.problem import (
     Column,
-    Group,
     InstancePlan,
     InstancesProblem,
-    Link,
     Objective,
     Route,
 )
 from solvers.instances.problem import Pool as PoolOfDevices
-from solvers.instances.problem import Role as SolverRole
 from solvers.registry import INSTANCES
 from solvers.result import Outcome, Status
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.handovers import HandOvers, card_bytes_per_s
+from tuner.planner.serve.handovers import HandOvers
 from tuner.planner.serve.options import Option, PoolSite
+from tuner.planner.serve.routes import ways_of
 from tuner.serve_plan import Role
 
-Key = tuple[Role, str, int]
-"""Role, pool, attention-tensor degree."""
 Mode = Literal["aggregated", "disaggregated"]
 
 ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
     "aggregated": (Role.AGGREGATED,),
     "disaggregated": (Role.PREFILL, Role.DECODE),
-}
-SOLVER_ROLE: Final = {
-    Role.AGGREGATED: SolverRole.AGGREGATED,
-    Role.PREFILL: SolverRole.PREFILL,
-    Role.DECODE: SolverRole.DECODE,
 }
 OBJECTIVE: Final = {
     "cost": Objective.COST,
@@ -104,27 +95,20 @@ def program_of(
     chosen = tuple(option for option in options if option.role in roles)
     if any(all(option.role is not role for option in chosen) for role in roles):
         return None
-    of_key: dict[Key, Option] = {}
-    for option in chosen:
-        of_key.setdefault(_key(option), option)
-    keys = list(of_key)
-    links, routes = _ways(list(of_key.values()), hand_overs, sites, may_refuse=may_refuse)
-    if mode == "disaggregated" and not routes:
+    ways = ways_of(chosen, hand_overs, sites, may_refuse=may_refuse)
+    if mode == "disaggregated" and not ways.routes:
         return None
     problem = InstancesProblem(
         pools=tuple(
             PoolOfDevices(name=site.pool.name, devices=site.pool.num_devices) for site in sites
         ),
-        groups=tuple(
-            Group(name=f"{role.value}@{pool}/tp{tensor}", role=SOLVER_ROLE[role])
-            for role, pool, tensor in keys
-        ),
+        groups=ways.groups,
         columns=tuple(
-            _column(option, number, sites=sites, group=keys.index(_key(option)))
+            _column(option, number, sites=sites, group=ways.group(option))
             for number, option in enumerate(chosen)
         ),
-        routes=routes,
-        links=links,
+        routes=ways.routes,
+        links=ways.links,
         objective=(Objective.RATE if most_rate else OBJECTIVE[hand_overs.spec.goal.objective]),
         demand_per_s=0.0 if most_rate else demand.rate_per_s,
         spare_ratio=spare_ratio,
@@ -148,14 +132,16 @@ def _paired(problem: InstancesProblem, *, deadline_s: float) -> Outcome[Instance
     outcome = INSTANCES.solve(problem, time_limit_s=left_s)
     if outcome.solution is None:
         return outcome
-    pair = _unpaired(problem, outcome.solution)
+    pair = unpaired(problem, outcome.solution)
     if pair is None:
         return outcome
+    # Groups that may meet just the same others stay out together, so that branches are few.
+    senders, receivers = _alike(problem.routes, pair)
     branches = [
         _paired(replace(problem, routes=kept), deadline_s=deadline_s)
         for kept in (
-            tuple(route for route in problem.routes if route.sender != pair[0]),
-            tuple(route for route in problem.routes if route.receiver != pair[1]),
+            tuple(route for route in problem.routes if route.sender not in senders),
+            tuple(route for route in problem.routes if route.receiver not in receivers),
         )
     ]
     best = min(branches, key=lambda branch: branch.objective)
@@ -165,7 +151,25 @@ def _paired(problem: InstancesProblem, *, deadline_s: float) -> Outcome[Instance
     return replace(best, bound=bound)
 
 
-def _unpaired(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, int] | None:
+def _alike(
+    routes: tuple[Route, ...], pair: tuple[int, int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the groups that may meet the same receivers, and those that may meet the same senders.
+
+    No group of the first set may meet one of the second where the pair itself may not.
+    """
+    after: dict[int, set[int]] = {}
+    before: dict[int, set[int]] = {}
+    for route in routes:
+        after.setdefault(route.sender, set()).add(route.receiver)
+        before.setdefault(route.receiver, set()).add(route.sender)
+    return (
+        frozenset(group for group, others in after.items() if others == after[pair[0]]),
+        frozenset(group for group, others in before.items() if others == before[pair[1]]),
+    )
+
+
+def unpaired(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, int] | None:
     """Return two groups that both serve and have no route between them."""
     carried = [
         route
@@ -193,11 +197,6 @@ def serving_columns(solved: Solved) -> Iterator[tuple[Option, int]]:
             yield solved.program.options[number], count
 
 
-def _key(option: Option) -> Key:
-    """Options that keep their cache alike on one pool hand over alike."""
-    return option.role, option.site.pool.name, option.degrees.attention_tensor
-
-
 def _column(option: Option, number: int, *, sites: tuple[PoolSite, ...], group: int) -> Column:
     pool = option.site.pool
     return Column(
@@ -207,48 +206,3 @@ def _column(option: Option, number: int, *, sites: tuple[PoolSite, ...], group: 
         rate_per_s=option.rate_per_s,
         price_per_hour=(pool.price_per_device_hour or 0.0) * option.devices,
     )
-
-
-def _ways(
-    options: list[Option],
-    hand_overs: HandOvers,
-    sites: tuple[PoolSite, ...],
-    *,
-    may_refuse: bool,
-) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
-    """Return links in both directions, and the routes between groups that they carry.
-
-    Args:
-        options: one of each group.
-        hand_overs: what pairs of them are asked about.
-        sites: pools.
-        may_refuse: leave out what the engine's release refuses.
-    """
-    links: list[Link] = []
-    number: dict[tuple[str, str], int] = {}
-    for site in sites:
-        number[site.pool.name, site.pool.name] = len(links)
-        links.append(Link(name=f"cards of {site.pool.name}", bytes_per_s=_cards_bytes_per_s(site)))
-    for link in hand_overs.spec.cluster.links:
-        for sender, receiver in (link.between, link.between[::-1]):
-            number[sender, receiver] = len(links)
-            links.append(Link(name=f"{sender} to {receiver}", bytes_per_s=link.bandwidth))
-    routes = tuple(
-        Route(
-            sender=out,
-            receiver=into,
-            request_bytes=hand_overs.moved(one, other).whole,
-            links=(number[one.site.pool.name, other.site.pool.name],),
-        )
-        for out, one in enumerate(options)
-        if one.role is Role.PREFILL
-        for into, other in enumerate(options)
-        if other.role is Role.DECODE and hand_overs.reach(one.site, other.site)
-        if not (may_refuse and hand_overs.refusals(one, other))
-    )
-    return (tuple(links), routes) if routes else ((), ())
-
-
-def _cards_bytes_per_s(site: PoolSite) -> float:
-    """What all network cards of a pool send together; half of them send, half receive."""
-    return 0.5 * card_bytes_per_s(site) * site.pool.num_devices

@@ -16,6 +16,7 @@ from tuner.planner.serve.options import (
     step_seconds,
 )
 from tuner.planner.serve.playing import Group, latency_of
+from tuner.planner.serve.program import unpaired
 from tuner.serve_plan import (
     Handover,
     Role,
@@ -27,6 +28,7 @@ from tuner.serve_plan import (
     ServeUnlaunchable,
 )
 from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.kv_pages import LAYOUT
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import refusals
 
@@ -164,7 +166,9 @@ def certificate_of(
     """State what is proven about the instances."""
     outcome: Outcome[InstancePlan] = best.solved.outcome
     solution = outcome.solution
-    others = () if solution is None else _ties(best, solution)
+    found_ties = () if solution is None else _ties(best, solution)
+    problem = best.solved.program.problem
+    others = [one for one in found_ties if unpaired(problem, one) is None]
     modes = sum(
         1
         for other in found
@@ -183,7 +187,7 @@ def certificate_of(
             illegal=question.options.illegal,
         ),
         within_band=modes + len(others),
-        within_band_is_least=len(others) == MOST_TIES,
+        within_band_is_least=len(found_ties) == MOST_TIES,
         solve_s=solve_s,
         method=outcome.method,
     )
@@ -263,6 +267,9 @@ def notes_of(question: Question) -> Iterator[str]:
         if site.machine.estimated:
             named = ", ".join(sorted(site.machine.estimated))
             yield f"{site.pool.name}: from the datasheet: {named}"
+    engine = question.spec.goal.engine.name
+    if "disaggregated" in question.spec.goal.modes and engine not in LAYOUT:
+        yield f"which KV caches {engine} hands over is not described: every pair was allowed"
     if question.demand.concurrency is not None:
         yield (
             f"a closed loop of {question.demand.concurrency} within its targets asks for"

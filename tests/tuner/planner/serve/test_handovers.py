@@ -9,6 +9,7 @@ from tuner.devices.catalogue import find_device
 from tuner.planner.serve.answering import Question, Settings, question_of
 from tuner.planner.serve.handovers import HANDOVER_S
 from tuner.planner.serve.options import Option, PoolSite
+from tuner.planner.serve.routes import ways_of
 from tuner.serve_api import deploy
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.cluster import Pool
@@ -142,3 +143,32 @@ def test_pages_of_prefill_that_divide_those_of_decode_may_meet(tmp_path: Path) -
     assert question.hand_overs.refusals(pairs["h20"], into["b200"]) == ()
     (line,) = question.hand_overs.refusals(pairs["b200"], into["h20"])
     assert "prefill's must divide decode's" in line
+
+
+def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
+    tmp_path: Path,
+) -> None:
+    # Qwen3-235B has 4 key-value heads; vLLM's NIXL refuses a wider prefill beyond them.
+    question = asked(spec_of(tmp_path, pools=B200, links="[]", model="qwen3-235b-a22b"))
+    wide, half = (option(question, Role.PREFILL, "b200", tensor=tensor) for tensor in (8, 4))
+    receiver = option(question, Role.DECODE, "b200", tensor=4)
+    (line,) = question.hand_overs.refusals(wide, receiver)
+    assert "the wider prefill exceeds 4 key-value heads" in line
+    options = tuple(one for one in question.options.options if one.role is not Role.AGGREGATED)
+    ways = ways_of(options, question.hand_overs, question.sites, may_refuse=True)
+    ends = {(route.sender, route.receiver) for route in ways.routes}
+    assert (ways.group(half), ways.group(receiver)) in ends
+    assert (ways.group(wide), ways.group(receiver)) not in ends
+    every = ways_of(options, question.hand_overs, question.sites, may_refuse=False)
+    assert (every.group(wide), every.group(receiver)) in {
+        (route.sender, route.receiver) for route in every.routes
+    }
+
+
+def test_degrees_that_hand_over_alike_are_one_group(tmp_path: Path) -> None:
+    question = asked(spec_of(tmp_path, pools=B200, links="[]"))
+    ways = ways_of(question.options.options, question.hand_overs, question.sites, may_refuse=True)
+    assert [group.name for group in ways.groups] == [
+        "prefill@b200/tp1-2-4-8",
+        "decode@b200/tp1-2-4-8",
+    ]
