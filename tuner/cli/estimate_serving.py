@@ -85,10 +85,10 @@ def _load(found: ServingEstimate, load: ServingLoad) -> Iterator[str]:
                 f"{name:<15}{_latency(value)} (mean between {format_s(band[0])} and"
                 f" {format_s(band[1])})"
             )
+    answers = f" {load.output_tokens_per_s:.4g} output tokens/s," * (load.tpot_s is not None)
     yield (
         f"load           {load.requests_per_s:.4g} requests/s of {load.capacity_per_s:.4g} at most,"
-        f" {load.output_tokens_per_s:.4g} output tokens/s, {load.goodput_per_device:.4g} good"
-        " requests/s a device"
+        f"{answers} {load.goodput_per_device:.4g} good requests/s a device"
     )
     if load.missed:
         yield f"MISSES         {', '.join(load.missed)}"
@@ -123,7 +123,11 @@ def _memory(found: ServingEstimate) -> Iterator[str]:
 def _changes(found: ServingEstimate) -> Iterator[str]:
     best = found.smallest_change
     if best is None:
-        yield f"smallest change that beats it: none of {found.num_tried} changes of one thing does"
+        yield (
+            f"smallest change that beats it: none of {found.num_tried} changes of one thing does"
+            if found.fits
+            else "no change of one thing makes it fit; ask moetune plan"
+        )
     else:
         beats = "beats it" if found.fits else "makes it fit"
         yield f"smallest change that {beats}: {best.what}"

@@ -1,6 +1,7 @@
 """A serving launch with one thing changed: a degree, the experts' split, or the batch.
 
-    twice or half the tensor or data ranks of attention    other devices
+    twice or half the tensor or data ranks of attention    other devices; where the launch does not
+                                                           fit also 4, 8, ... times
     a factor of two from tensor to data ranks, or back     the same devices
     all devices data ranks, or all tensor ranks            the same devices
     experts whole on ranks, or sliced over them            the same devices
@@ -14,7 +15,7 @@ shortest requests; 5 % is what the model cannot tell apart (tuner/planner/serve/
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -46,7 +47,7 @@ def changes_of(asked: Asked, load: ServingLoad | None) -> tuple[ServingChange, .
     """
     found = [
         made
-        for what, setting in dict(_neighbours(asked)).items()
+        for what, setting in dict(_neighbours(asked, fits_now=load is not None)).items()
         if (made := _change(asked, setting, what=what, load=load)) is not None
     ]
     return tuple(sorted(found, key=lambda change: _rank(asked, change.load)))
@@ -65,10 +66,16 @@ def refused(asked: Asked, option: Option) -> tuple[str, ...]:
     return tuple(f"{engine.name} {engine.release}: {line}" for line in lines)
 
 
-def _neighbours(asked: Asked) -> Iterator[tuple[str, Setting]]:
+def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]]:
     """Yield what is changed, in words, and the setting."""
     now = asked.launch.setting
-    for degrees in dict.fromkeys((*_attention(now.degrees), *_experts(now.degrees))):
+    pairs = [*_pairs(now.degrees)]
+    if not fits_now:
+        pairs += _larger(now.degrees, most=asked.site.pool.num_devices)
+    found = (*_attention(now.degrees, pairs), *_experts(now.degrees))
+    if asked.decoder.experts is None:
+        found = tuple(replace(degrees, expert=1, moe_tensor=1) for degrees in found)
+    for degrees in dict.fromkeys(found):
         if degrees != now.degrees and _is_legal(asked, degrees):
             yield _described(now.degrees, degrees), replace(now, degrees=degrees)
     if asked.launch.role is Role.PREFILL:
@@ -85,21 +92,28 @@ def _neighbours(asked: Asked) -> Iterator[tuple[str, Setting]]:
             yield f"batch {used} -> {running} sequences a rank", replace(now, running=running)
 
 
-def _attention(now: Degrees) -> Iterator[Degrees]:
+def _pairs(now: Degrees) -> Iterator[tuple[int, int]]:
+    """Yield tensor and data ranks of attention one step away."""
     tensor, data = now.attention_tensor, now.attention_data
-    pairs = [
-        (2 * tensor, data),
-        (tensor, 2 * data),
-        (tensor // 2, data),
-        (tensor, data // 2),
-        (2 * tensor, data // 2),
-        (tensor // 2, 2 * data),
-        (1, tensor * data),
-        (tensor * data, 1),
-    ]
+    yield from ((2 * tensor, data), (tensor, 2 * data))
+    if tensor % 2 == 0:
+        yield from ((tensor // 2, data), (tensor // 2, 2 * data))
+    if data % 2 == 0:
+        yield from ((tensor, data // 2), (2 * tensor, data // 2))
+    yield from ((1, tensor * data), (tensor * data, 1))
+
+
+def _larger(now: Degrees, *, most: int) -> Iterator[tuple[int, int]]:
+    """Yield those that are further away, where nothing near holds the model."""
+    factor = 4
+    while factor * now.devices <= most:
+        yield factor * now.attention_tensor, now.attention_data
+        yield now.attention_tensor, factor * now.attention_data
+        factor *= 2
+
+
+def _attention(now: Degrees, pairs: Sequence[tuple[int, int]]) -> Iterator[Degrees]:
     for ranks, groups in pairs:
-        if ranks < 1 or groups < 1:
-            continue
         devices = ranks * groups
         is_kept = now.expert > 1 and devices % now.moe_tensor == 0
         yield Degrees(
@@ -128,7 +142,7 @@ def _is_legal(asked: Asked, degrees: Degrees) -> bool:
     if degrees.devices * asked.instances > asked.site.pool.num_devices:
         return False
     if own is None:
-        return degrees.attention_data == 1 and degrees.expert == 1
+        return degrees.attention_data == 1
     return own.num % degrees.expert == 0 and own.ffn % degrees.moe_tensor == 0
 
 

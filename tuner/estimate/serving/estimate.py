@@ -128,8 +128,9 @@ def _notes(
             f"the spec has a {goal.kv_cache_dtype} cache; the launch's {launch.kv_cache_dtype}"
             " counts"
         )
-    if launch.step_tokens not in (None, usual) and launch.role is not Role.DECODE:
-        yield f"a step is priced with {usual} tokens at most, not {launch.step_tokens}"
+    if launch.step_tokens != usual and launch.role is not Role.DECODE:
+        asks = f", not {launch.step_tokens}" if launch.step_tokens else "; the launch says nothing"
+        yield f"a step is priced with {usual} tokens a rank at most{asks}"
     if launch.setting.running > MOST_RUNNING:
         yield f"{MOST_RUNNING} sequences a rank are priced, not {launch.setting.running}"
     if launch.role is not Role.AGGREGATED:

@@ -209,7 +209,9 @@ def load_of(asked: Asked, option: Option) -> ServingLoad:
         ttft_s=None if option.role is Role.DECODE else latency_of(played.ttft_s_R),
         tpot_s=None if option.role is Role.PREFILL else latency_of(played.tpot_s_R),
         requests_per_s=served,
-        output_tokens_per_s=played.output_tokens_per_s * share,
+        output_tokens_per_s=0.0
+        if option.role is Role.PREFILL
+        else played.output_tokens_per_s * share,
         goodput_per_device=served * played.met_ratio / devices,
         capacity_per_s=group.rate_per_s,
         keeps_up=instances_needed(asked, option) <= asked.instances,

@@ -39,6 +39,7 @@ class ServingLoad(Record):
     requests_per_s: Ratio
     """Served in the long run."""
     output_tokens_per_s: Ratio
+    """0 of a prefill instance."""
     goodput_per_device: Ratio
     """Requests a second that meet every target, over devices."""
     capacity_per_s: Ratio

@@ -7,7 +7,7 @@ refused.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,8 @@ from tuner.estimate.readers.shell_words import Command, shell_text
 from tuner.spec.files import shown_value
 
 _FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_PRINTERS: Final = ("echo", "printf")
+"""Commands that only show a server's."""
 _OWN_ARGUMENTS: Final = ("$@", "$*", "${@}", "${*}")
 _LONGEST_SHORT: Final = 2
 _THOUSANDS: Final[Mapping[str, int]] = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
@@ -30,7 +32,8 @@ class Server:
     """How a server's command is told from others."""
 
     starts: tuple[tuple[str, ...], ...]
-    """Words that a command's flags follow, without folders: a module, or program and verb."""
+    """Words that a command's flags follow, without folders and tags: a module, program and verb, or
+    a container image that starts the server by itself."""
     spellings: Mapping[str, str]
     """A flag's other names, without dashes, and the one that counts."""
     switches: frozenset[str]
@@ -53,7 +56,7 @@ def flags_of_server(text: str, *, source: str, server: Server) -> Flags | None:
     shell = shell_text(text, source=source)
     found = [
         (command, rest)
-        for command in shell.commands
+        for command in _with_inner(shell.commands, source=source)
         if (rest := _after_start(command, server)) is not None
     ]
     if not found:
@@ -70,7 +73,28 @@ def flags_of_server(text: str, *, source: str, server: Server) -> Flags | None:
         notes.append("the server starts inside a condition; it was read as if that held")
     notes += [f"not read, because a condition decides: {one[:200]}" for one in shell.skipped[:8]]
     values = _parsed(kept, source=source, server=server)
+    shown = {word for name, words in values.items() if name in server.read for word in words}
+    notes += [
+        f"not set in the file, so its default counts: {default[:80]}"
+        for default in shell.defaults
+        if default.partition("=")[2] in shown
+    ]
     return Flags(source=source, values=values, notes=tuple(notes))
+
+
+def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command]:
+    """Yield commands, and those that a shell is given as one word (`bash -c "..."`)."""
+    for command in commands:
+        words = command.words
+        inner = [
+            words[at + 1]
+            for at in range(1, len(words) - 1)
+            if words[at] in ("-c", "-lc") and words[at - 1].rpartition("/")[2] in ("bash", "sh")
+        ]
+        if not inner:
+            yield command
+        for text in inner:
+            yield from shell_text(text, source=source).commands
 
 
 def _listed_flags(commands: Sequence[Command], *, source: str, server: Server) -> Flags | None:
@@ -128,7 +152,9 @@ def _said(flags: Flags, name: str) -> str:
 
 def _after_start(command: Command, server: Server) -> list[str] | None:
     """Return the words behind the server's start; None where the command starts another."""
-    names = [word.rpartition("/")[2] for word in command.words]
+    if command.words[:1] and command.words[0] in _PRINTERS:
+        return None
+    names = [word.rpartition("/")[2].partition(":")[0] for word in command.words]
     for start in server.starts:
         for at in range(len(names) - len(start) + 1):
             if tuple(names[at : at + len(start)]) == start:

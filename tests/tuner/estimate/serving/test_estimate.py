@@ -55,6 +55,15 @@ def test_weights_that_leave_no_room_do_not_fit_and_a_change_makes_them(deploymen
     assert "--" in found.smallest_change.lines[0]
 
 
+def test_a_model_far_too_large_is_told_the_degree_that_holds_it(deployment: Made) -> None:
+    found = deployment(model="deepseek-v3", device="h200-sxm", extra="quantization: fp8_block")
+    change = found.estimate(f"{START} -tp 2").smallest_change
+    assert change is not None
+    assert change.instance.devices == 8
+    nowhere = deployment(model="deepseek-v3", nodes=1, extra="quantization: bf16")
+    assert nowhere.estimate(f"{START} -tp 8").changes == ()
+
+
 def test_a_launch_that_falls_behind_says_how_many_would_do(deployment: Made) -> None:
     made = deployment(traffic="{rate: 40/s, input_tokens: 2000, output_tokens: 300}")
     one = made.estimate(f"{START} -tp 4 --max-num-seqs 64")
@@ -102,6 +111,14 @@ def test_a_change_keeps_precision_and_is_launchable(deployment: Made) -> None:
     assert len({change.what for change in found.changes}) == len(found.changes)
     missed = [len(change.load.missed) + (not change.load.keeps_up) for change in found.changes]
     assert missed == sorted(missed)
+
+
+def test_a_model_without_experts_has_none_to_split(deployment: Made) -> None:
+    found = deployment(model="llama-3.1-70b").estimate(f"{START} -tp 4 --max-num-seqs 32")
+    assert {change.instance.devices for change in found.changes} >= {4, 8}
+    for change in found.changes:
+        assert change.what.startswith(("TP", "batch"))
+        assert (change.instance.ep, change.instance.attention_dp) == (1, 1)
 
 
 def test_fewer_devices_win_where_targets_hold_on_them(deployment: Made) -> None:
@@ -158,7 +175,7 @@ def test_more_sequences_than_are_priced_are_said(deployment: Made) -> None:
 def test_another_step_budget_is_said_not_to_be_priced(deployment: Made) -> None:
     found = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64 --max-num-batched-tokens 2048")
     assert found.instance.max_batched_tokens == 2048
-    assert any("8192 tokens at most, not 2048" in note for note in found.notes)
+    assert any("8192 tokens a rank at most, not 2048" in note for note in found.notes)
 
 
 def test_another_engine_than_the_specs_counts_as_launched(deployment: Made) -> None:

@@ -43,12 +43,33 @@ def test_what_the_text_does_not_set_is_named(deployment: Made) -> None:
     assert "not read, because the text does not set it: $EXTRA" in launch.notes
 
 
+def test_a_default_that_counts_is_named(deployment: Made) -> None:
+    launch = deployment().read('vllm serve m -tp "${TP:-4}" --port ${PORT:-8000}')
+    assert launch.setting.degrees.attention_tensor == 4
+    assert launch.notes[0] == "not set in the file, so its default counts: TP=4"
+    assert not any("PORT" in note for note in launch.notes)
+
+
 def test_what_a_condition_decides_is_named(deployment: Made) -> None:
     launch = deployment().read(
         "if [ -n $X ]; then\n ARGS=(--max-num-seqs 8)\nfi\nvllm serve m --max-num-seqs 32"
     )
     assert launch.setting.running == 32
     assert "not read, because a condition decides: ARGS=--max-num-seqs 8" in launch.notes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.33.0 --model m -tp 4",
+        "docker run --gpus all image:1 bash -c 'cd /w && vllm serve m -tp 4'",
+        "srun --nodes=1 /opt/venv/bin/vllm serve m -tp 4 2>&1 | tee log",
+        "CMD='vllm serve m -tp 4'\necho $CMD\neval $CMD",
+        "export X=1; nohup env A=b vllm serve m -tp=4 &",
+    ],
+)
+def test_what_starts_the_server_is_passed_over(text: str, deployment: Made) -> None:
+    assert deployment().read(text).setting.degrees.attention_tensor == 4
 
 
 def test_a_flag_counts_as_it_was_given_last(deployment: Made) -> None:

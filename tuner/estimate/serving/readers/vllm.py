@@ -27,7 +27,7 @@ from tuner.planner.serve.options import MOST_RUNNING
 from tuner.serve_plan import Role
 
 SERVER: Final = Server(
-    starts=(("vllm", "serve"), ("vllm.entrypoints.openai.api_server",)),
+    starts=(("vllm", "serve"), ("vllm.entrypoints.openai.api_server",), ("vllm-openai",)),
     spellings={
         "tp": "tensor-parallel-size",
         "dp": "data-parallel-size",
@@ -225,6 +225,8 @@ def _all_to_all(flags: Flags, degrees: Degrees) -> str:
 
 def _notes(flags: Flags, *, running: int | None, has_experts: bool, data: int) -> list[str]:
     notes = []
+    if "kv-transfer-config" in flags.values and _role(flags) is Role.AGGREGATED:
+        notes.append("kv_role kv_both is read as an instance that prefills and decodes")
     if running is None:
         notes.append(f"no --max-num-seqs: {MOST_RUNNING} sequences a rank count")
     if flags.word("all2all-backend") and not flags.is_on("enable-expert-parallel"):

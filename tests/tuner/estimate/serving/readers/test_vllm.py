@@ -69,6 +69,20 @@ def test_a_batch_that_is_not_stated_is_said_to_be_the_most(deployment: Made) -> 
     assert any("no --max-num-seqs" in note for note in launch.notes)
 
 
+def test_a_role_that_is_both_is_said_to_be_read_as_both(deployment: Made) -> None:
+    launch = deployment().read('vllm serve m --kv-transfer-config \'{"kv_role": "kv_both"}\'')
+    assert launch.role is Role.AGGREGATED
+    assert any("kv_both" in note for note in launch.notes)
+
+
+def test_what_takes_no_effect_is_said(deployment: Made) -> None:
+    launch = deployment().read("vllm serve m -dp 8 --all2all-backend pplx")
+    assert any("takes effect under --enable-expert-parallel" in note for note in launch.notes)
+    assert any("pplx is priced as" in note for note in launch.notes)
+    dense = deployment(model="llama-3.1-8b").read("vllm serve m -ep")
+    assert any("changes nothing of a model without" in note for note in dense.notes)
+
+
 def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> None:
     launch = deployment(model="llama-3.1-8b").read("vllm serve m -tp 2 -dp 4")
     assert launch.copies == 4
