@@ -5,7 +5,8 @@ holds.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, get_args
 
@@ -75,6 +76,8 @@ class Question:
     sites: tuple[PoolSite, ...]
     demand: Demand
     options: Options
+    refused: Mapping[Role, str]
+    """Roles whose every way the engine's release refuses, with the reason met most."""
     hand_overs: HandOvers
     decoder: Decoder
     formats: Formats
@@ -95,7 +98,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
             role for mode in get_args(Mode) if mode in spec.goal.modes for role in ROLES[mode]
         )
     )
-    options = _launchable(
+    options, refused = _launchable(
         options_of(
             sites,
             decoder=decoder,
@@ -111,6 +114,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
         sites=sites,
         demand=demand,
         options=options,
+        refused=refused,
         hand_overs=handovers_of(spec, input_tokens=demand.input_tokens, options=options.options),
         decoder=decoder,
         formats=formats,
@@ -118,22 +122,31 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
     )
 
 
-def _launchable(options: Options, spec: ServeSpec) -> Options:
-    """Leave out what the engine's release refuses."""
+def _launchable(options: Options, spec: ServeSpec) -> tuple[Options, Mapping[Role, str]]:
+    """Leave out what the engine's release refuses, and say why of roles that lose every way."""
     engine = manifest_of(spec.goal.engine)
-    kept = tuple(
-        option
-        for option in options.options
-        if not group_refusals(
+    kept: list[Option] = []
+    reasons: dict[Role, Counter[str]] = {}
+    for option in options.options:
+        broken = group_refusals(
             engine,
             instances_of(option, count=1),
             model=spec.model,
             goal=spec.goal,
             devices_per_node=option.site.pool.devices_per_node,
         )
-    )
-    refused = len(options.options) - len(kept)
-    return replace(options, options=kept, illegal=options.illegal + refused)
+        if broken:
+            reasons.setdefault(option.role, Counter())[broken[0]] += 1
+        else:
+            kept.append(option)
+    left = {option.role for option in kept}
+    refused = {
+        role: f"{engine.name} {engine.release}: {counts.most_common(1)[0][0]}"
+        for role, counts in reasons.items()
+        if role not in left
+    }
+    illegal = options.illegal + len(options.options) - len(kept)
+    return replace(options, options=tuple(kept), illegal=illegal), refused
 
 
 def instances_of(option: Option, *, count: int) -> Instances:

@@ -20,7 +20,7 @@ from tuner.planner.serve.answering import (
     play,
     question_of,
 )
-from tuner.planner.serve.program import Mode, program_of, solve
+from tuner.planner.serve.program import ROLES, Mode, program_of, solve
 from tuner.planner.serve.telling import decision_of, refusals_of
 from tuner.serve_plan import ServeDecision, ServeRelaxation
 from tuner.spec.cluster import Pool
@@ -78,6 +78,8 @@ def _binding(question: Question, found: Sequence[Found]) -> str:
         return f"{missed[0].missed[0]}, with {MOST_SPARE:.0%} of spare capacity at most"
     if found:
         return f"release: {refusals_of(found[0], question)[0]}"
+    if all(any(role in question.refused for role in ROLES[mode]) for mode in modes_of(question)):
+        return f"release: {next(iter(question.refused.values()))}"
     return f"devices: {demand.rate_per_s:.3g} requests/s are more than all pools serve"
 
 

@@ -18,6 +18,8 @@ def planned(
     nodes: int = 1,
     traffic: str = f"{{rate: 60/s, {LENGTHS}}}",
     slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
+    engine: str = "vllm",
+    extra: str = "objective: devices",
 ) -> ServePlan:
     path = folder / "spec.yaml"
     path.write_text(
@@ -27,10 +29,10 @@ def planned(
         f"  pools: [{{name: h100, device: h100-sxm, nodes: {nodes}, devices_per_node: 8}}]\n"
         "goal:\n"
         "  kind: serve\n"
-        "  engine: {name: vllm}\n"
+        f"  engine: {{name: {engine}}}\n"
         f"  traffic: {traffic}\n"
         f"  slo: {slo}\n"
-        "  objective: devices\n"
+        f"  {extra}\n"
     )
     return deploy(path, time_limit_s=20.0).plan
 
@@ -99,3 +101,11 @@ def test_a_closed_loop_is_told_how_many_requests_fit(tmp_path: Path) -> None:
     assert way.change == f"{fewer} requests at a time in place of 4096"
     less = planned(tmp_path, traffic=f"{{concurrency: {int(0.9 * fewer)}, {LENGTHS}}}")
     assert less.decision is not None
+
+
+def test_a_release_that_launches_no_way_is_what_binds(tmp_path: Path) -> None:
+    # TensorRT-LLM reads whole prompts: its 8192 tokens a step are below what Mixtral may be sent.
+    plan = planned(tmp_path, engine="trtllm", extra="modes: [disaggregated]")
+    assert plan.decision is None
+    assert plan.binding_constraint.startswith("release: trtllm")
+    assert "lower max_model_len" in plan.binding_constraint
