@@ -12,7 +12,8 @@ def serve_text(plan: ServePlan, *, folder: Path) -> str:
     lines = [*_head(plan)]
     if plan.decision is not None and plan.predicted is not None:
         lines += [*_prediction(plan.predicted), *_others(plan)]
-    lines += [*_ways_out(plan), *(f"note: {note}" for note in plan.provenance.notes)]
+    lines += [*_ways_out(plan), *_unlaunchable(plan)]
+    lines += [f"note: {note}" for note in plan.provenance.notes]
     return "\n".join((*lines, f"written: {folder}; `moetune explain {folder}` tells more"))
 
 
@@ -21,8 +22,7 @@ def serve_explanation(plan: ServePlan) -> str:
     lines = [*_head(plan)]
     if plan.decision is not None and plan.predicted is not None:
         lines += [*_prediction(plan.predicted), *_step(plan.predicted), *_others(plan)]
-    lines += [*_ways_out(plan)]
-    lines += [f"cannot be launched: {one.feature}" for one in plan.unlaunchable]
+    lines += [*_ways_out(plan), *_unlaunchable(plan)]
     return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
 
 
@@ -96,6 +96,11 @@ def _ways_out(plan: ServePlan) -> Iterator[str]:
     for way in plan.relaxations:
         if way.decision is not None:
             yield f"with {way.change}: {_short(way.decision)}"
+
+
+def _unlaunchable(plan: ServePlan) -> Iterator[str]:
+    for one in plan.unlaunchable:
+        yield f"cannot be launched: {one.feature} (would save {one.gain_ratio:.0%})"
 
 
 def _short(decision: ServeDecision) -> str:
