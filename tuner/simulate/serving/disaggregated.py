@@ -1,14 +1,14 @@
 """Prefill and decode on instances of their own, for planning and for the backtest.
 
 Prompts wait in one queue, first come first served, for whichever prefill worker is free. Its ranks
-step together: each reads one prompt, and those without one only serve their experts. Read prompts
-are handed over and join the decode ranks, which share the running sequences evenly and step
-together, as attention data parallelism makes them. The first token comes when a request joins its
-decode rank, from where clients are answered. Between two events all steps are taken in one jump, as
-in batching.py.
+step together, as long as the longest prompt takes: each reads one prompt, or several that are no
+longer together, and those without one only serve their experts. Read prompts are handed over and
+join the decode ranks, which share the running sequences evenly and step together, as attention data
+parallelism makes them. The first token comes when a request joins its decode rank, from where
+clients are answered. Between two events all steps are taken in one jump, as in batching.py.
 
-Not covered: several prompts of one rank in one prefill step, routing by load, transfers that wait
-for each other.
+Not covered: steps that several prompts of one rank make longer, routing by load, transfers that
+wait for each other.
 """
 
 import heapq
@@ -81,14 +81,29 @@ class _Play:
                 at_s, request = heapq.heappop(self.coming)
                 self.arrived_s[request] = at_s
                 self.queue.append(request)
-            count = min(len(self.queue), self.stations.prefill_ranks)
-            taken = [self.queue.popleft() for _ in range(count)]
-            longest = max(self.inputs[request] for request in taken)
-            end_s = start_s + self.stations.prompt_s(longest, len(taken))
+            taken, longest = self.take()
+            busy = min(len(taken), self.stations.prefill_ranks)
+            end_s = start_s + self.stations.prompt_s(longest, busy)
             heapq.heapreplace(self.free_s, end_s)
             for request in taken:
                 handed_s = end_s + self.stations.handover_s(self.inputs[request])
                 heapq.heappush(self.ready, (handed_s, request))
+
+    def take(self) -> tuple[list[int], int]:
+        """Return the prompts of a worker's next step, in order, and the tokens of its fullest rank.
+
+        Each rank gets one; where all have one, those behind fill ranks up to the longest prompt.
+        """
+        count = min(len(self.queue), self.stations.prefill_ranks)
+        taken = [self.queue.popleft() for _ in range(count)]
+        tokens = [self.inputs[request] for request in taken]
+        longest = max(tokens)
+        if count == self.stations.prefill_ranks:
+            heapq.heapify(tokens)
+            while self.queue and tokens[0] + self.inputs[self.queue[0]] <= longest:
+                heapq.heapreplace(tokens, tokens[0] + self.inputs[self.queue[0]])
+                taken.append(self.queue.popleft())
+        return taken, longest
 
     def next_s(self) -> float:
         """When something happens on the prefill side next."""

@@ -134,3 +134,13 @@ def test_sequences_beyond_the_room_wait_for_the_first_to_end(
     served = simulate_disaggregated(requests, stations=both, concurrency=3)
     assert served.first_token_s_R == pytest.approx([0.001, 0.001, 0.021])
     assert served.end_s_R == pytest.approx([0.021, 0.041, 0.051])
+
+
+def test_short_prompts_fill_ranks_up_to_the_longest() -> None:
+    # Two ranks: 1000 tokens beside 300 + 300 take 1 ms; 600 more would not fit, and take 0.6 ms.
+    requests = Requests(
+        input_R=np.array([1000, 300, 300, 600]), output_R=np.full(4, 2), arrival_s_R=np.zeros(4)
+    )
+    both = stations(workers=1, decode_ranks=4, ranks=2, step_s=SHORT_STEP_S)
+    served = simulate_disaggregated(requests, stations=both, concurrency=0)
+    assert served.first_token_s_R == pytest.approx([1e-3, 1e-3, 1e-3, 1.6e-3], abs=3e-5)
