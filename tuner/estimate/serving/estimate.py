@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from tuner.costs.serving.bands import Band, bands_of
 from tuner.costs.serving.engine import TRAITS
 from tuner.errors import SpecError
 from tuner.estimate.serving.changes import LEAST_GAIN_RATIO, changes_of, refused
@@ -18,7 +19,6 @@ from tuner.estimate.serving.pricing import (
 )
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
 from tuner.planner.serve.options import MOST_RUNNING, Option, PoolSite
-from tuner.planner.serve.telling import PLAYED_BAND
 from tuner.serve_plan import Latency, Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.manifests.registry import manifest_of
@@ -63,6 +63,10 @@ def estimate_serving(
     has_room = fits(asked, option)
     load = load_of(asked, option) if has_room else None
     changes = changes_of(asked, load)
+    ttft_band, tpot_band = bands_of(
+        launch.engine,
+        is_compared=launch.role is Role.AGGREGATED and not site.machine.estimated,
+    )
     return ServingEstimate(
         source=launch.source,
         engine=launch.engine.value,
@@ -74,8 +78,8 @@ def estimate_serving(
         kv_cache_dtype=asked.goal.kv_cache_dtype,
         instance=instance_of(asked, option),
         load=load,
-        ttft_s_band=_band(load.ttft_s if load else None),
-        tpot_s_band=_band(load.tpot_s if load else None),
+        ttft_s_band=_band(load.ttft_s if load else None, ttft_band),
+        tpot_s_band=_band(load.tpot_s if load else None, tpot_band),
         memory=memory_of_device(asked, option),
         kv_tokens=int(max(option.kv_tokens, 0.0) * option.degrees.attention_data),
         longest_tokens=asked.longest_tokens,
@@ -107,11 +111,8 @@ def _check_instances(launch: ServingLaunch, pool: Pool, *, instances: int) -> No
         )
 
 
-def _band(value: Latency | None) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    low, high = PLAYED_BAND
-    return low * value.mean, high * value.mean
+def _band(value: Latency | None, band: Band) -> tuple[float, float] | None:
+    return None if value is None else band.around(value.mean)
 
 
 def _notes(

@@ -85,7 +85,7 @@ class ServingEstimate(Record):
     load: ServingLoad | None
     """Absent where the launch does not fit."""
     ttft_s_band: Band | None
-    """Of the mean, by the band of plans (`PLAYED_BAND`, tuner/planner/serve/telling.py)."""
+    """Of the mean; see tuner/costs/serving/bands.py."""
     tpot_s_band: Band | None
     memory: ServingMemory
     kv_tokens: Size

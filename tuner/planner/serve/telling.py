@@ -7,6 +7,8 @@ import numpy as np
 
 from solvers.instances.problem import InstancePlan
 from solvers.result import Outcome, Status
+from tuner.costs.serving.bands import bands_of
+from tuner.costs.serving.engine import Engine
 from tuner.planner.serve.answering import Found, Question, instances_of
 from tuner.planner.serve.apart import unlaunchable_apart
 from tuner.planner.serve.demand import Demand
@@ -32,9 +34,6 @@ from tuner.spec.serving.kv_pages import LAYOUT
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import refusals
 
-PLAYED_BAND: Final = (0.75, 1.4)
-"""Measured over predicted: nine of ten published launches on Hopper lie within it
-(README, accuracy of serving)."""
 TIE_RATIO: Final = 0.05
 """Of the objective that the model cannot tell apart: half of the median error of the time per
 token."""
@@ -103,7 +102,11 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
     """Return what the played requests met."""
     played, demand = found.played, question.demand
     ttft, tpot = latency_of(played.ttft_s_R), latency_of(played.tpot_s_R)
-    low, high = PLAYED_BAND
+    ttft_band, tpot_band = bands_of(
+        Engine(question.spec.goal.engine.name),
+        is_compared=found.solved.program.mode == "aggregated"
+        and not any(group.option.site.machine.estimated for group in found.groups),
+    )
     busiest = max(
         (group for group in found.groups if group.option.role is not Role.PREFILL),
         key=lambda group: group.option.tpot_s,
@@ -111,9 +114,9 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
     price = _price_per_hour(found)
     return ServePrediction(
         ttft_s=ttft,
-        ttft_s_band=(low * ttft.mean, high * ttft.mean),
+        ttft_s_band=ttft_band.around(ttft.mean),
         tpot_s=tpot,
-        tpot_s_band=(low * tpot.mean, high * tpot.mean),
+        tpot_s_band=tpot_band.around(tpot.mean),
         goodput_per_device=played.requests_per_s * played.met_ratio / found.devices,
         requests_per_s=played.requests_per_s,
         output_tokens_per_s=played.output_tokens_per_s,
@@ -235,7 +238,7 @@ def alternatives_of(
         yield ServeAlternative(
             decision=decision_of(other, question),
             predicted=prediction_of(other, question),
-            within_band=abs(other.devices / best.devices - 1.0) <= PLAYED_BAND[1] - 1.0,
+            within_band=abs(other.devices / best.devices - 1.0) <= TIE_RATIO,
             lost_by=f"{other.devices} devices, the chosen one takes {best.devices}",
         )
 
