@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator
 
 from profilers.records import Record
 from profilers.routing.recording import Recording
@@ -14,10 +14,9 @@ from profilers.routing.store import read_recording
 from solvers.placement.ranks import Placement, Ranks, contiguous
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Cluster
-from tuner.spec.complaint import complaint
 from tuner.spec.current_placement import read_placement
-from tuner.spec.fields import FilePath, Name, SpecFolder, one_or_many
-from tuner.spec.files import read_small_text, shown_path, shown_value
+from tuner.spec.fields import FilePath, Name, one_or_many
+from tuner.spec.files import shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import Objective, PlaceGoal
@@ -28,7 +27,7 @@ from tuner.spec.place_recordings import (
     common_shape,
 )
 from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals
-from tuner.spec.yaml_text import parse_yaml
+from tuner.spec.spec_file import parsed_spec, validated_spec
 
 Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
 
@@ -84,14 +83,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
         RecordingUnreadableError: a recording is damaged.
     """
     source = shown_path(path)
-    raw = parse_yaml(read_small_text(path, what="spec"), source=source)
-    if not isinstance(raw, dict):
-        found = "nothing" if raw is None else shown_value(raw)
-        raise SpecError(f"{source}: {found} at the top, where the keys of a spec belong")
-    try:
-        file = PlaceSpecFile.model_validate(raw, context=SpecFolder(folder=path.parent))
-    except ValidationError as error:
-        raise SpecError(f"{source}: {complaint(error, model=PlaceSpecFile)}") from error
+    file = validated_spec(parsed_spec(path), path, PlaceSpecFile)
     _refuse_targets(file.emit)
     _refuse_names(file.goal, source)
     goal = _on_machines(file, source)

@@ -3,18 +3,14 @@
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from profilers.steps.config import LayerKind
 from tuner.errors import SpecError
-from tuner.spec.complaint import complaint
-from tuner.spec.fields import SpecFolder
-from tuner.spec.files import read_small_text, shown_path, shown_value
+from tuner.spec.files import shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord, read_routing
 from tuner.spec.spec import Spec, SpecFile
-from tuner.spec.yaml_text import parse_yaml
+from tuner.spec.spec_file import parsed_spec, validated_spec
 
 OTHER_GOALS: Final = ("place", "serve")
 """What `moetune plan` answers beside training, from specs of their own."""
@@ -27,15 +23,9 @@ def read_spec(path: Path) -> Spec:
         SpecError: one line: the file, the field's path, its value, the rule.
     """
     source = shown_path(path)
-    raw = parse_yaml(read_small_text(path, what="spec"), source=source)
-    if not isinstance(raw, dict):
-        found = "nothing" if raw is None else shown_value(raw)
-        raise SpecError(f"{source}: {found} at the top, where the keys of a spec belong")
+    raw = parsed_spec(path)
     _check_goal_kind(raw, source)
-    try:
-        file = SpecFile.model_validate(raw, context=SpecFolder(folder=path.parent))
-    except ValidationError as error:
-        raise SpecError(f"{source}: {complaint(error, model=SpecFile)}") from error
+    file = validated_spec(raw, path, SpecFile)
     model = read_model(file.model)
     wanted = file.goal.routing
     routing = None if wanted is None else read_routing(wanted.path)

@@ -4,24 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator
 
 from profilers.records import Record
 from tuner.errors import SpecError
 from tuner.spec.cluster import Cluster
-from tuner.spec.complaint import complaint
-from tuner.spec.fields import FilePath, Name, SpecFolder, one_or_many
-from tuner.spec.files import read_small_text, shown_path, shown_value
+from tuner.spec.fields import FilePath, Name, one_or_many
+from tuner.spec.files import shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.lengths import LengthLaw, quantile_tokens
-from tuner.spec.yaml_text import parse_yaml
+from tuner.spec.spec_file import parsed_spec, validated_spec
 
 Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
-
-TAIL_RATIO = 0.99
-"""Quantile of the lengths that a request's room in memory is planned for."""
 
 
 class ServeSpecFile(Record):
@@ -55,14 +51,7 @@ def read_serve_spec(path: Path) -> ServeSpec:
         SpecError: one line: the file, the field's path, its value, the rule.
     """
     source = shown_path(path)
-    raw = parse_yaml(read_small_text(path, what="spec"), source=source)
-    if not isinstance(raw, dict):
-        found = "nothing" if raw is None else shown_value(raw)
-        raise SpecError(f"{source}: {found} at the top, where the keys of a spec belong")
-    try:
-        file = ServeSpecFile.model_validate(raw, context=SpecFolder(folder=path.parent))
-    except ValidationError as error:
-        raise SpecError(f"{source}: {complaint(error, model=ServeSpecFile)}") from error
+    file = validated_spec(parsed_spec(path), path, ServeSpecFile)
     model = read_model(file.model)
     _check_lengths(file.goal, model, source)
     return ServeSpec(
