@@ -38,6 +38,7 @@ from solvers.placement.chain.testing import latent_clusters
 from solvers.placement.coactivation import check as coactivation_check
 from solvers.placement.coactivation.testing import with_topics
 from solvers.placement.ranks import Ranks, contiguous
+from solvers.placement.single_check import rank_loads
 from solvers.registry import CHAIN, COACTIVATION
 
 LEAST_SAVED_RATIO: Final = 0.25
@@ -73,7 +74,7 @@ class Size:
             num_experts=self.experts,
             ranks=ranks,
         )
-        loads_LG = check.rank_loads(problem, eplb(problem.load_LE, ranks=ranks))
+        loads_LG = rank_loads(problem, eplb(problem.load_LE, ranks=ranks))
         return dataclasses.replace(problem, most_load_L=loads_LG.max(axis=1))
 
 
@@ -115,7 +116,7 @@ def swept(size: Size, seed: int, *, time_limit_s: float) -> dict[str, Any]:
     )
     if outcome.solution is None:
         raise ValueError("the sweeps found no placement within the rule's loads")
-    loads_LG = check.rank_loads(problem, outcome.solution)
+    loads_LG = rank_loads(problem, outcome.solution)
     mean_L = problem.load_LE.sum(axis=1) / size.ranks
     saved_ratio = 1.0 - outcome.objective / check.objective(problem, rule)
     return {

@@ -3,9 +3,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from solvers.placement.chain.check import objective, pair_costs, rank_loads, violations
+from solvers.placement.chain.check import objective, pair_costs, violations
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Placement, Ranks
+from solvers.placement.single_check import rank_loads
 
 
 def chain(**changes: Any) -> ChainProblem:

@@ -3,9 +3,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from solvers.placement.coactivation.check import layer_costs, rank_loads, touched, violations
+from solvers.placement.coactivation.check import layer_costs, touched, violations
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
 from solvers.placement.ranks import Placement, Ranks
+from solvers.placement.single_check import rank_loads
 
 
 def problem(**changes: Any) -> CoactivationProblem:
