@@ -100,10 +100,6 @@ class ServeDecision(Record):
         """Devices that the decision asks for."""
         return sum(group.count * group.devices for group in self.instances)
 
-    def devices_of(self, pool: str) -> int:
-        """Devices of one pool."""
-        return sum(g.count * g.devices for g in self.instances if g.pool == pool)
-
 
 class Latency(Record):
     """A time over requests."""

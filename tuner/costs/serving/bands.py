@@ -18,9 +18,6 @@ from typing import Final
 
 from tuner.costs.serving.engine import Engine
 
-COVERED_RATIO: Final = 0.8
-"""Of launches inside their band."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:

@@ -10,6 +10,7 @@ import numpy as np
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.certificate import certificates
 from solvers.placement.balance.check import layer_times, objective
+from solvers.placement.balance.migration import moved
 from solvers.placement.balance.problem import Migration
 from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
@@ -17,7 +18,6 @@ from tuner.place_plan import LayerOutcome, PlaceCertificate
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem
 from tuner.planner.place.costing import planned_layers_WL, robust, robust_weights
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
-from tuner.planner.place.migration import loaded_G
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.traffic import problem_scale
 from tuner.spec.place import Objective
@@ -57,6 +57,7 @@ def certificate_of(
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
     value = objective(problem, chosen)
     least = min(outcome.bound, value)
+    proven = certificates(problem, chosen)
     return PlaceCertificate(
         status=outcome.status.value,
         objective=value,
@@ -64,8 +65,8 @@ def certificate_of(
         gap_ratio=(value - least) / value,
         layers=_layers(
             spec,
-            [one.objective for one in certificates(problem, chosen)],
-            [one.bound for one in certificates(problem, chosen)],
+            [one.objective for one in proven],
+            [one.bound for one in proven],
         ),
         solve_s=solve_s,
         method=method,
@@ -119,11 +120,12 @@ def binding_constraint(
     """Say what keeps the busiest rank from doing less, or tokens from travelling less."""
     if spec.goal.objective in TRAFFIC:
         return _binding_ways(spec, evidence, chosen, rule)
-    if migration is not None:
-        moved = int(loaded_G(migration.current, chosen, ranks=spec.ranks).sum())
-        # Two experts that change places are two moves.
-        if moved > migration.most_moved - 2:
-            return "the limit on moved experts"
+    # Two experts that change places are two moves.
+    if (
+        migration is not None
+        and moved(migration.current, chosen, spec.ranks) > migration.most_moved - 2
+    ):
+        return "the limit on moved experts"
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
     mean_WL, bound_WL = problem.mean_WL, layer_bounds(problem)
     value_WL = layer_times(problem, chosen)

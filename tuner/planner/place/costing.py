@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from solvers.placement.balance.check import objective
+from solvers.placement.balance.objective import robust_slope
 from solvers.placement.ranks import Floats, Placement
 from tuner.planner.place.candidates import balance_problem
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import judge
 from tuner.planner.place.pricing import Pricing
-from tuner.spec.place import Objective, PlaceGoal, Robustness
+from tuner.spec.place import Objective, PlaceGoal
 from tuner.spec.place_read import PlaceSpec
 
 
@@ -64,13 +65,5 @@ def robust_weights(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]
 ) -> Floats:
     """Return how much each workload counts at these values; sums to 1."""
-    weights = [one.weight_ratio for one in evidence]
-    tail = {Robustness.MEAN: 1.0, Robustness.WORST: 0.0}.get(spec.goal.robust, spec.goal.tail_ratio)
-    worst_first = sorted(range(len(values)), key=lambda workload: -values[workload])
-    counted_W, left = np.zeros(len(values)), tail
-    for workload in worst_first:
-        counted_W[workload] = min(weights[workload], left)
-        left -= counted_W[workload]
-    if not tail:
-        counted_W[worst_first[0]] = 1.0
-    return np.asarray(counted_W / counted_W.sum())
+    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
+    return robust_slope(problem, np.asarray(values, dtype=np.float64))

@@ -20,7 +20,7 @@ from tuner.costs.serving.iteration import Iteration
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.handovers import HandOvers
 from tuner.planner.serve.options import Option, prompt_seconds
-from tuner.serve_plan import Latency, Role
+from tuner.serve_plan import Latency
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests
@@ -318,11 +318,3 @@ def _value(values: Floats, kind: str) -> float:
     if kind == "mean":
         return float(values.mean())
     return float(np.quantile(values, int(kind[1:]) / 100.0))
-
-
-def roles_of(groups: Sequence[Group]) -> dict[Role, list[Group]]:
-    """Sort groups by role."""
-    found: dict[Role, list[Group]] = {}
-    for group in groups:
-        found.setdefault(group.option.role, []).append(group)
-    return found
