@@ -15,7 +15,7 @@ from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
 from tuner.spec.cluster import Cluster
 from tuner.spec.model import ModelSpec
-from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.goal import Mode, ServeGoal
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -61,6 +61,14 @@ class Instances(Record):
     a2a_backend: Literal["none", "allgather", "deepep_normal", "deepep_low_latency"] = "none"
     kv_tokens: Size = 0
     """Tokens of KV cache that one instance holds."""
+    page_size: Count | None = None
+    """Tokens of one page of KV cache; None: the engine's default."""
+    draft_tokens: Size = 0
+    """Drafted ahead for each step."""
+    two_batch_overlap: bool = False
+    """Half of a batch computes while the other half's tokens are exchanged."""
+    prefill_share_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Of a device's multiprocessors, where prefill and decode share devices."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Instances":
@@ -91,9 +99,11 @@ class Handover(Record):
 class ServeDecision(Record):
     """What to launch."""
 
-    mode: Literal["aggregated", "disaggregated", "attention_expert"]
+    mode: Mode
     instances: Annotated[tuple[Instances, ...], Field(min_length=1)]
     handovers: tuple[Handover, ...] = ()
+    offload_above_tokens: Count | None = None
+    """Prompts with more tokens to compute are prefilled on the remote pool."""
 
     @property
     def num_devices(self) -> int:

@@ -1,11 +1,12 @@
 """The goal `serve`: an engine, its traffic, and the times that requests may take."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from profilers.records import Record
 from tuner.spec.fields import Count, FilePath, PositiveSeconds
+from tuner.spec.goal import Routing
 from tuner.spec.serving.traffic import Traffic
 
 
@@ -35,6 +36,26 @@ class Engine(Record):
     """Empty: the newest release that is described."""
 
 
+class Speculative(Record):
+    """Tokens drafted ahead and checked in one step (Leviathan et al., arXiv:2211.17192)."""
+
+    method: Literal["mtp", "eagle"] = "mtp"
+    """`mtp`: the model's own heads for further tokens; `eagle`: a draft layer of its own."""
+    draft_tokens: Annotated[Count, Field(le=16)]
+    """Drafted for each step at most."""
+    acceptance: Annotated[float, Field(ge=0.0, le=1.0)]
+    """Share of drafted tokens that are kept where all before them were."""
+
+
+Mode = Literal[
+    "aggregated", "disaggregated", "attention_expert", "shared_device", "prefill_offload"
+]
+"""aggregated: prompts and answers on the same instances. disaggregated: apart. attention_expert:
+decode's attention and experts apart too (Janus). shared_device: prefill and decode side by side on
+shares of the same devices (semi-PD, Nexus). prefill_offload: only long prompts are prefilled on
+another pool (Prefill-as-a-Service)."""
+
+
 class ServeGoal(Record):
     """A deployment."""
 
@@ -48,12 +69,13 @@ class ServeGoal(Record):
     max_model_len: Count | None = None
     """Tokens of one request at most; absent: what the model allows."""
     objective: Literal["goodput", "cost", "devices"] = "goodput"
-    modes: tuple[Literal["aggregated", "disaggregated", "attention_expert"], ...] = (
-        "aggregated",
-        "disaggregated",
-        "attention_expert",
-    )
+    modes: tuple[Mode, ...] = get_args(Mode)
+    """Those to compare."""
+    speculative: Speculative | None = None
+    """Drafting that may be used where it pays."""
+    routing: Routing | None = None
+    """Recorded; absent: the load of the kernel tables, and the plan says so."""
     spare_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """Capacity above what the traffic needs, as a share of it."""
     placement: FilePath | None = None
-    """Plan of a placement of experts, whose loads are taken."""
+    """Plan of a placement of experts, which serves the recorded routing and is emitted."""
