@@ -1,0 +1,117 @@
+"""What every played request is seen to take, and the rules under which an engine fills its steps.
+
+    TPOT    (end - first token) / (answer - 1)
+    TTFT    queue and prefill, plus (1.5 + k) mean TPOT, plus c seconds
+
+A request that comes waits on average half of the step under way; the engine hands out its first
+token one step after it was computed; k further steps where a launch streams tokens at intervals; c
+seconds pass in the HTTP server, the tokeniser and the client. Published launches show c (15 ms;
+100 ms of SGLang, whose first step of a prompt runs without a graph on the host's time).
+
+A closed loop of C requests sends C at once, ten times as many in all, and each a moment after an
+answer has ended, as benchmark clients do (github.com/SemiAnalysisAI/InferenceX, benchmarks/). That
+first burst is part of the means that such benchmarks report.
+
+Plans, estimates and backtests all go through here, so that one launch has one prediction.
+
+Letters: R requests.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.serving.engine import TRAITS, Batching, Engine
+from tuner.simulate.serving.batching import Rules
+from tuner.simulate.serving.load import Served
+from tuner.simulate.serving.steps import StepTimes
+
+ROUNDS: Final = 10
+"""Requests of a closed loop in all, in multiples of its concurrency."""
+DELAY_S: Final = 10e-3
+"""From the end of an answer until the client of a closed loop has sent the next request, mean."""
+STEPS_BEFORE_TOKEN: Final = 1.5
+CLIENT_S: Final = 15e-3
+SGLANG_CLIENT_S: Final = 100e-3
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """What lies between an engine's steps and whoever asked."""
+
+    overhead_s: float
+    stream_steps: float = 0.0
+    """Steps that a token waits to be handed out."""
+
+
+def client_of(engine: Engine, *, stream_steps: float = 0.0) -> Client:
+    """Return what clients of an engine meet."""
+    overhead_s = SGLANG_CLIENT_S if engine is Engine.SGLANG else CLIENT_S
+    return Client(overhead_s=overhead_s, stream_steps=stream_steps)
+
+
+def seen_ttft_s(served: Served, *, client: Client) -> Floats:
+    """Return every request's time to its first token as its client sees it."""
+    tpot_s_R = served.tpot_s_R
+    each_s = float(np.mean(tpot_s_R)) if len(tpot_s_R) else 0.0
+    late_s = (STEPS_BEFORE_TOKEN + client.stream_steps) * each_s + client.overhead_s
+    return np.asarray(served.ttft_s_R + late_s)
+
+
+def engine_rules(
+    engine: Engine,
+    *,
+    step_tokens: int,
+    kv_tokens: float,
+    most_running: int = 2**31,
+    poll_steps: int = 1,
+) -> Rules:
+    """Return how an engine batches on one attention-data rank.
+
+    Args:
+        engine: that serves.
+        step_tokens: budget of a step that holds prompts.
+        kv_tokens: that the rank has room for.
+        most_running: sequences of the rank.
+        poll_steps: from one look at what has come to the next.
+    """
+    batching = TRAITS[engine].batching
+    return Rules(
+        batching=batching,
+        step_tokens=step_tokens,
+        kv_tokens=kv_tokens,
+        most_running=most_running,
+        # vLLM lets requests in while there is room for their prompts.
+        reserves_answers=batching is not Batching.CHUNKED,
+        poll_steps=poll_steps,
+    )
+
+
+def reading_s(
+    full: StepTimes, alone: StepTimes, *, ranks: int, step_tokens: int
+) -> Callable[[int, int], float]:
+    """Return the seconds of a prefill worker's step by its longest prompt and its busy ranks.
+
+    Args:
+        full: of a rank when all read.
+        alone: of a rank when the others only serve their experts.
+        ranks: of the worker.
+        step_tokens: budget of a step; longer prompts take several.
+    """
+
+    def prompt_s(tokens: int, busy: int) -> float:
+        share = (busy - 1) / (ranks - 1) if ranks > 1 else 1.0
+        whole, rest = divmod(tokens, step_tokens)
+        linear_s = 0.0
+        for part, steps in ((step_tokens, whole), (rest, 1)):
+            if part and steps:
+                mixed_s = alone.linear_s[part] * (1.0 - share) + full.linear_s[part] * share
+                linear_s += steps * (mixed_s + full.prompt_scheduler_s)
+        return linear_s + full.prefill_s(tokens) + full.head_s[1]
+
+    return prompt_s
