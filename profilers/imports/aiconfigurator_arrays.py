@@ -29,7 +29,7 @@ from profilers.imports.aiconfigurator_tables import (
 )
 from profilers.imports.columns import table_name
 from profilers.records import AXES, Source
-from profilers.tables import MAX_FILE_BYTES, MAX_ROWS
+from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES
 
 PACKAGE: Final = "aiconfigurator_core"
 
@@ -116,24 +116,37 @@ def _columns(file: Path) -> Columns:
             raise ProfileUnreadableError(
                 f"{file}: a regular file of at most {MAX_FILE_BYTES} bytes"
             )
-        with pq.ParquetFile(file) as opened:
-            if opened.metadata.num_rows > MAX_ROWS:
-                raise ProfileUnreadableError(f"{file}: more than {MAX_ROWS} rows")
-            table = opened.read()
+        schema = pq.read_schema(file)
+        texts = [one.name for one in schema if _is_text(one.type)]
+        # Texts repeat: as numbers of words they take a tenth of the memory.
+        with pq.ParquetFile(file, read_dictionary=texts) as opened:
+            meta = opened.metadata
+            unpacked = sum(meta.row_group(at).total_byte_size for at in range(meta.num_row_groups))
+            if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
+                raise ProfileUnreadableError(
+                    f"{file}: {meta.num_rows} rows of {unpacked} bytes, at most {MAX_ROWS} rows"
+                    f" of {MAX_UNPACKED_BYTES} bytes are read"
+                )
+            table = opened.read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ProfileUnreadableError(f"{file}: {reason}") from error
     found: dict[str, npt.NDArray[np.generic]] = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            coded = column.dictionary_encode()
-            words = np.array([*coded.dictionary.to_pylist(), ""], dtype=object)
-            codes = coded.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)
+        if pa.types.is_dictionary(column.type):
+            words = np.array([*column.dictionary.to_pylist(), ""], dtype=object)
+            codes = column.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)
             found[name] = words[codes]
         elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
             found[name] = column.fill_null(0).to_numpy(zero_copy_only=False)
     return found
+
+
+def _is_text(kind: object) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _rows(columns: Columns) -> int:
@@ -162,14 +175,22 @@ def _dtype(columns: Columns, name: str) -> Texts:
 
 
 def _renamed(texts: npt.NDArray[np.generic], name: Callable[[str], str]) -> Texts:
-    words, code_N = np.unique(texts.astype(str), return_inverse=True)
-    return np.array([name(str(word)) for word in words], dtype=object)[code_N]
+    words = texts.tolist()
+    name_of = {word: name(str(word)) for word in set(words)}
+    return np.array([name_of[word] for word in words], dtype=object)
 
 
 def _joined(*parts: Texts) -> Texts:
     """Words with strokes between, empty ones left out."""
-    stacked = np.array(["\0".join(row) for row in zip(*parts, strict=True)], dtype=str)
-    return _renamed(stacked, lambda text: "/".join(word for word in text.split("\0") if word))
+    rows = list(zip(*(part.tolist() for part in parts), strict=True))
+    name_of = {row: "/".join(word for word in row if word) for row in set(rows)}
+    return np.array([name_of[row] for row in rows], dtype=object)
+
+
+def _holds(texts: npt.NDArray[np.generic], part: str) -> npt.NDArray[np.bool_]:
+    words = texts.tolist()
+    holds = {word: part in str(word) for word in set(words)}
+    return np.array([holds[word] for word in words], dtype=np.bool_)
 
 
 def _all(columns: Columns) -> npt.NDArray[np.bool_]:
@@ -266,7 +287,7 @@ def _sparse_latent(columns: Columns, *, is_decode: bool) -> _Read:
     """DeepSeek's sparse attention as a module; those that skip the indexer are other ones."""
     dtype_N = _dtype(columns, "mla_dtype")
     gemm_N = _renamed(_dtype(columns, "gemm_type"), lambda text: f"gemm_{text}")
-    skips = np.char.find(columns["op_name"].astype(str), "skip_indexer") >= 0
+    skips = _holds(columns["op_name"], "skip_indexer")
     axes = {"batch": _count(columns, "batch_size"), "past": _optional(columns, "step")}
     if not is_decode:
         axes["sequence"] = _count(columns, "isl")
@@ -297,8 +318,7 @@ def _gated_delta(columns: Columns) -> _Read:
 
 
 def _moe(columns: Columns) -> _Read:
-    kernel_N = columns["kernel_source"].astype(str)
-    is_plain = np.char.find(kernel_N, "nongated") < 0
+    is_plain = ~_holds(columns["kernel_source"], "nongated")
     return _Read(
         operation="moe",
         kind_N=_renamed(columns["distribution"], str),
