@@ -92,15 +92,40 @@ class _Pass(NamedTuple):
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 
 
+class TimedPass(NamedTuple):
+    """One pass of one micro-batch, and when it ran."""
+
+    device: int
+    kind: int
+    """FORWARD, BACKWARD or WEIGHT."""
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
 def play(pipeline: Pipeline) -> Played:
     """Run the schedule that fits: zero bubble with `weight_s_S`, else 1F1B or interleaved."""
     orders = [_order(pipeline, device) for device in range(pipeline.num_devices)]
-    ends = _ends(pipeline, orders)
+    ends, _ = _ends(pipeline, orders)
     step_s = max(ends)
     return Played(
         step_s=step_s,
         idle_s_P=tuple(step_s - _work_s(pipeline, device) for device in range(len(orders))),
         most_held_P=tuple(_most_held(order, last=_last_kind(pipeline)) for order in orders),
+    )
+
+
+def passes(pipeline: Pipeline) -> tuple[TimedPass, ...]:
+    """Return every pass of the schedule that `play` runs, device by device in order of time."""
+    orders = [_order(pipeline, device) for device in range(pipeline.num_devices)]
+    _, done_s = _ends(pipeline, orders)
+    seconds = _seconds(pipeline)
+    return tuple(
+        TimedPass(device, kind, stage, j, done_s[kind][stage][j] - seconds[kind][stage], end_s)
+        for device, order in enumerate(orders)
+        for kind, stage, j in order
+        for end_s in (done_s[kind][stage][j],)
     )
 
 
@@ -155,8 +180,10 @@ def _interleaved(pipeline: Pipeline, device: int) -> list[_Pass]:
     return order + backwards[total - warm :]
 
 
-def _ends(pipeline: Pipeline, orders: Sequence[Sequence[_Pass]]) -> list[float]:
-    """Play all lists; return when each device is done."""
+def _ends(
+    pipeline: Pipeline, orders: Sequence[Sequence[_Pass]]
+) -> tuple[list[float], list[list[list[float]]]]:
+    """Play all lists; return when each device is done, and each pass by kind and stage."""
     stages, m, p = len(pipeline.forward_s_S), pipeline.num_microbatches, pipeline.num_devices
     seconds = _seconds(pipeline)
     done_s = [[[-1.0] * m for _ in range(stages)] for _ in range(3)]
@@ -180,7 +207,7 @@ def _ends(pipeline: Pipeline, orders: Sequence[Sequence[_Pass]]) -> list[float]:
         if not moved:
             raise ValueError("the schedule waits for itself; num_microbatches is too uneven")
         waiting = [device for device in waiting if place[device] < len(orders[device])]
-    return free_s
+    return free_s, done_s
 
 
 def _ready_s(

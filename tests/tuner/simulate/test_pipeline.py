@@ -1,10 +1,12 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.costs.analytic.shapes import Strategies
-from tuner.simulate.pipeline import Pipeline, bound_s, play
+from tuner.simulate.pipeline import BACKWARD, FORWARD, Pipeline, bound_s, passes, play
 
 seconds = st.floats(0.05, 4.0)
 
@@ -196,3 +198,31 @@ def test_every_cut_has_a_send_of_its_own() -> None:
             num_microbatches=1,
             sends_s=(0.5,),
         )
+
+
+@settings(deadline=None, max_examples=30)
+@given(pipeline=pipelines() | pipelines(chunks=2))
+def test_passes_are_those_of_the_played_step(pipeline: Pipeline) -> None:
+    every = passes(pipeline)
+    m, stages = pipeline.num_microbatches, len(pipeline.forward_s_S)
+    assert len({(one.kind, one.stage, one.microbatch) for one in every}) == 2 * m * stages
+    assert max(one.end_s for one in every) == pytest.approx(play(pipeline).step_s)
+    for before, after in pairwise(every):
+        if before.device == after.device:
+            assert after.start_s >= before.end_s - 1e-9
+
+
+def test_two_alike_stages_and_two_micro_batches_by_hand() -> None:
+    # Device 0: F0 0-1, F1 1-2, waits, B0 4-6, B1 7-9. Device 1: F0 1-2, B0 2-4, F1 4-5, B1 5-7.
+    every = {(one.device, one.kind, one.microbatch): one for one in passes(equal(2, 2))}
+    times = {key: (one.start_s, one.end_s) for key, one in every.items()}
+    assert times == {
+        (0, FORWARD, 0): (0.0, 1.0),
+        (0, FORWARD, 1): (1.0, 2.0),
+        (0, BACKWARD, 0): (4.0, 6.0),
+        (0, BACKWARD, 1): (7.0, 9.0),
+        (1, FORWARD, 0): (1.0, 2.0),
+        (1, BACKWARD, 0): (2.0, 4.0),
+        (1, FORWARD, 1): (4.0, 5.0),
+        (1, BACKWARD, 1): (5.0, 7.0),
+    }
