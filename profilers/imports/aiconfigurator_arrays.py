@@ -10,7 +10,7 @@ as records.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from profilers.imports.aiconfigurator_tables import (
     DEVICES_PER_NODE,
     DTYPES,
     ELEMENT_BYTES,
+    TABLES,
 )
 from profilers.imports.columns import table_name
 from profilers.records import AXES, Source
@@ -56,22 +57,42 @@ def installed_systems() -> Path | None:
     return Path(places[0]) / "systems" if places else None
 
 
-def read_system(root: Path, *, system: str) -> tuple[Arrays, ...]:
-    """Read every known table of a system below a systems folder; empty where it has none.
+def holds_system(root: Path, *, system: str) -> bool:
+    """Whether a systems folder has a known table of a system."""
+    return any(True for _ in _files(root, system))
+
+
+def read_system(
+    root: Path, *, system: str, operations: Collection[str] | None = None
+) -> tuple[Arrays, ...]:
+    """Read known tables of a system below a systems folder; empty where it has none.
+
+    Args:
+        root: the systems folder.
+        system: name of the system.
+        operations: those whose tables are read; None: every one.
 
     Raises:
         ProfileUnreadableError: a table is damaged, too large or lacks a column.
     """
+    tables: list[Arrays] = []
+    for file, name in _files(root, system):
+        if operations is None or TABLES[name].operations & set(operations):
+            *_, framework, version, _ = file.parts
+            tables.extend(_arrays(file, name, framework=framework, version=version))
+    return tuple(tables)
+
+
+def _files(root: Path, system: str) -> Iterator[tuple[Path, str]]:
+    """Every table that is known, with its name."""
     places = [root / "data" / system, root / system]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
-        return ()
-    tables: list[Arrays] = []
+        return
     for file in sorted(folder.rglob("*.parquet")):
-        name, parts = table_name(file), file.relative_to(folder).parts
-        if name is not None and name in _READERS and len(parts) >= 3:
-            tables.extend(_arrays(file, name, framework=parts[-3], version=parts[-2]))
-    return tuple(tables)
+        name = table_name(file)
+        if name is not None and name in _READERS and len(file.relative_to(folder).parts) >= 3:
+            yield file, name
 
 
 def _arrays(file: Path, name: str, *, framework: str, version: str) -> Iterator[Arrays]:

@@ -8,11 +8,14 @@ fp8 products at single sizes twice what their neighbours read, TensorRT-LLM's fp
 a quantisation that static checkpoints do not run (6 to 9 us). There the fastest of all tables
 counts.
 
+Tables of an operation are read when it is first asked for: those of a system hold a million rows,
+of which one model meets a few operations.
+
 A shape that no table holds gives None; the caller falls back to the datasheet and says so.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,24 +79,27 @@ class KernelTables:
     """Everything that was measured on one system."""
 
     system: str
-    grids: Mapping[tuple[str, str], Grid]
-    """Products by software and dtype; the empty software is the fastest at each size."""
-    groups: Mapping[str, Mapping[Key, _Group]]
+    read: Callable[[str], Sequence[Arrays]]
+    """Every table of an operation."""
+    grids: dict[tuple[str, str], Grid] = field(default_factory=dict)
+    """Products by software and dtype; the empty software is the fastest at each size. Filled when
+    first asked for, as is all that follows."""
+    groups: dict[str, Mapping[Key, _Group]] = field(default_factory=dict)
     """By operation: rows by (software, kind, dtype, the axes that must be met)."""
     curves: dict[Key, Curve | None] = field(default_factory=dict)
-    """Filled while asked."""
     planes: dict[Key, Plane | None] = field(default_factory=dict)
 
     def softwares(self, operation: str) -> tuple[str, ...]:
         """Engines whose kernels of an operation were measured."""
-        return tuple(sorted({str(key[0]) for key in self.groups.get(operation, {})}))
+        return tuple(sorted({str(key[0]) for key in self._rows(operation)}))
 
     def product(self, *, dtype: str, n: float, k: float, software: str) -> Curve | None:
         """Seconds over rows of a product [rows, k] x [k, n]."""
         own = FASTEST if (software, dtype) in SPOILT else software
         key: Key = ("gemm", own, dtype, int(n), int(k))
         if key not in self.curves:
-            grid = self.grids.get((own, dtype)) or self.grids.get((FASTEST, dtype))
+            grids = self._products()
+            grid = grids.get((own, dtype)) or grids.get((FASTEST, dtype))
             self.curves[key] = None if grid is None else grid.curve(a=n, b=k)
         return self.curves[key]
 
@@ -101,7 +107,7 @@ class KernelTables:
         """Seconds over the last free axis, at one sequence where there is a batch."""
         full: Key = (operation, *key)
         if full not in self.curves:
-            group = self.groups.get(operation, {}).get(key)
+            group = self._rows(operation).get(key)
             self.curves[full] = None if group is None else _one_sequence(group, operation)
         return self.curves[full]
 
@@ -109,7 +115,7 @@ class KernelTables:
         """Seconds over batch and past."""
         full: Key = (operation, *key)
         if full not in self.planes:
-            group = self.groups.get(operation, {}).get(key)
+            group = self._rows(operation).get(key)
             self.planes[full] = None
             if group is not None:
                 x_N, y_N = group.free
@@ -118,7 +124,17 @@ class KernelTables:
 
     def shapes(self, operation: str) -> Iterable[Key]:
         """Every measured shape."""
-        return self.groups.get(operation, {}).keys()
+        return self._rows(operation).keys()
+
+    def _rows(self, operation: str) -> Mapping[Key, _Group]:
+        if operation not in self.groups:
+            self.groups[operation] = _groups(_by_version(self.read(operation)))
+        return self.groups[operation]
+
+    def _products(self) -> Mapping[tuple[str, str], Grid]:
+        if not self.grids:
+            self.grids.update(_grids(_by_version(self.read("gemm"))))
+        return self.grids
 
 
 def _one_sequence(group: _Group, operation: str) -> Curve:
@@ -133,18 +149,26 @@ def _one_sequence(group: _Group, operation: str) -> Curve:
 
 
 def kernel_tables(system: str, arrays: Sequence[Arrays]) -> KernelTables:
-    """Index the tables of one system."""
-    ordered = sorted(arrays, key=lambda table: _order(table.version))
-    groups: dict[str, dict[Key, _Group]] = {}
-    for table in ordered:
-        if table.operation in FREE_AXES:
-            found = _grouped(table)
-            kept = groups.setdefault(table.operation, {})
-            kept.update(found)
-            if table.operation == "moe":
-                kept.update({(f"{key[0]}@{table.version}", *key[1:]): found[key] for key in found})
-    products = [table for table in ordered if table.operation == "gemm"]
-    dtypes = sorted({str(name) for table in products for name in np.unique(table.dtype_N)})
+    """Index tables of one system that are in memory already."""
+    return KernelTables(
+        system=system,
+        read=lambda operation: [table for table in arrays if table.operation == operation],
+    )
+
+
+def _groups(tables: Sequence[Arrays]) -> dict[Key, _Group]:
+    """Rows of one operation by shape; later tables count."""
+    kept: dict[Key, _Group] = {}
+    for table in tables:
+        found = _grouped(table)
+        kept.update(found)
+        if table.operation == "moe":
+            kept.update({(f"{key[0]}@{table.version}", *key[1:]): found[key] for key in found})
+    return kept
+
+
+def _grids(products: Sequence[Arrays]) -> dict[tuple[str, str], Grid]:
+    dtypes = sorted({str(name) for table in products for name in set(table.dtype_N.tolist())})
     softwares = sorted({table.software for table in products})
     grids: dict[tuple[str, str], Grid] = {}
     for dtype in dtypes:
@@ -153,7 +177,11 @@ def kernel_tables(system: str, arrays: Sequence[Arrays]) -> KernelTables:
             grid = _grid(own, dtype)
             if grid is not None:
                 grids[software, dtype] = grid
-    return KernelTables(system=system, grids=grids, groups=groups)
+    return grids
+
+
+def _by_version(tables: Sequence[Arrays]) -> list[Arrays]:
+    return sorted(tables, key=lambda table: _order(table.version))
 
 
 def _order(version: str) -> tuple[int, ...]:
@@ -163,7 +191,7 @@ def _order(version: str) -> tuple[int, ...]:
 def _grouped(table: Arrays) -> dict[Key, _Group]:
     free = FREE_AXES[table.operation]
     fixed = [axis for axis in table.axes_N if axis not in free]
-    coded = [np.unique(column.astype(str), return_inverse=True) for column in _labels(table)]
+    coded = [_coded(column) for column in (table.kind_N, table.dtype_N)]
     columns = [code_N for _, code_N in coded] + [table.axes_N[axis] for axis in fixed]
     order_N = np.lexsort(columns)
     stacked = np.stack([np.asarray(column)[order_N] for column in columns])
@@ -181,8 +209,12 @@ def _grouped(table: Arrays) -> dict[Key, _Group]:
     return found
 
 
-def _labels(table: Arrays) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
-    return table.kind_N, table.dtype_N
+def _coded(texts_N: npt.NDArray[np.object_]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Words in order, and which of them stands in each row."""
+    texts = texts_N.tolist()
+    words = sorted(set(texts))
+    place = {word: at for at, word in enumerate(words)}
+    return words, np.array([place[text] for text in texts], dtype=np.int64)
 
 
 def _grid(products: Sequence[Arrays], dtype: str) -> Grid | None:
