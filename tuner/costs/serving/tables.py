@@ -88,10 +88,24 @@ class KernelTables:
     """By operation: rows by (software, kind, dtype, the axes that must be met)."""
     curves: dict[Key, Curve | None] = field(default_factory=dict)
     planes: dict[Key, Plane | None] = field(default_factory=dict)
+    named: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    ended: dict[str, Mapping[Key, tuple[int, ...]]] = field(default_factory=dict)
 
     def softwares(self, operation: str) -> tuple[str, ...]:
         """Engines whose kernels of an operation were measured."""
-        return tuple(sorted({str(key[0]) for key in self._rows(operation)}))
+        if operation not in self.named:
+            names = {str(key[0]) for key in self._rows(operation)}
+            self.named[operation] = tuple(sorted(names))
+        return self.named[operation]
+
+    def ends(self, operation: str, beginning: Key) -> tuple[int, ...]:
+        """Values of the last axis of the measured shapes that begin so, ascending."""
+        if operation not in self.ended:
+            found: dict[Key, list[int]] = {}
+            for *first, last in self._rows(operation):
+                found.setdefault(tuple(first), []).append(int(last))
+            self.ended[operation] = {key: tuple(sorted(ends)) for key, ends in found.items()}
+        return self.ended[operation].get(beginning, ())
 
     def product(self, *, dtype: str, n: float, k: float, software: str) -> Curve | None:
         """Seconds over rows of a product [rows, k] x [k, n]."""

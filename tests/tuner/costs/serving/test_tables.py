@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from profilers.arrays import Arrays
-from tuner.costs.serving.tables import kernel_tables
+from tuner.costs.serving.tables import KernelTables, kernel_tables
 
 Build = Callable[..., Arrays]
 AT = np.array([8.0])
@@ -65,3 +65,28 @@ def test_a_shape_that_nobody_measured_gives_nothing(build: Build) -> None:
     tables = kernel_tables("x", [gemm(build, 1e-6)])
     assert tables.product(dtype="nvfp4", n=64, k=64, software="vllm") is None
     assert tables.curve("moe", ("vllm", "", "bf16", 1)) is None
+
+
+def test_the_ends_of_measured_shapes_are_known(build: Build) -> None:
+    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 8, "tensor": 1}
+    rows = [({"tokens": 8, **axes, "expert": expert}, 1e-6) for expert in (4, 1)]
+    tables = kernel_tables("x", [build("moe", rows, kind="even")])
+    assert tables.ends("moe", ("vllm", "even", "bf16", 64, 32, 2, 8, 1)) == (1, 4)
+    assert tables.ends("moe", ("vllm", "even", "bf16", 64, 32, 2, 8, 2)) == ()
+    assert tables.softwares("moe") == ("vllm", "vllm@1.0")
+
+
+def test_tables_of_an_operation_are_read_once_and_when_asked(build: Build) -> None:
+    asked: list[str] = []
+
+    def read(operation: str) -> list[Arrays]:
+        asked.append(operation)
+        return [gemm(build, 1e-6)] if operation == "gemm" else []
+
+    tables = KernelTables(system="x", read=read)
+    assert asked == []
+    for n in (64, 128):
+        assert tables.product(dtype="bf16", n=n, k=64, software="vllm") is not None
+    assert tables.curve("moe", ("vllm", "", "bf16", 1)) is None
+    assert tables.softwares("moe") == ()
+    assert asked == ["gemm", "moe"]
