@@ -14,6 +14,8 @@ Memory admits a request only if prompt and answer fit beside what is reserved, o
 takes memory as answers grow, if the prompt fits; when there is no more, the sequence that came last
 gives its memory back and is read again later. Engines may look for requests every few steps only.
 
+Requests whose prompts were read elsewhere run as soon as memory admits them.
+
 Not covered: prefix caches, priorities.
 """
 
@@ -64,6 +66,7 @@ class _Play:
     is_closed: bool
     delays_s: list[float]
     """Before each request of a closed loop is sent."""
+    read_elsewhere: list[bool]
     now_s: float = 0.0
     step: int = 0
     """Steps that running sequences took part in."""
@@ -108,9 +111,21 @@ class _Play:
                 return
             self.waiting.popleft()
             self.reserved += self.inputs[request] + self.outputs[request]
+            room -= 1
+            if self.read_elsewhere[request]:
+                self.join(request)
+                continue
             self.prompts += self.inputs[request]
             self.partial.append([request, 0])
-            room -= 1
+
+    def join(self, request: int) -> None:
+        """Run a request whose prompt has been read; its first token is there."""
+        self.first_s.setdefault(request, self.now_s)
+        if self.outputs[request] == 1:
+            self.finish(request)
+        else:
+            heapq.heappush(self.running, (self.step + self.outputs[request] - 1, request))
+            self.past += self.inputs[request] + 1
 
     def jump(self) -> None:
         """Steps without prompts until a sequence ends or a request comes."""
@@ -148,6 +163,7 @@ class _Play:
         # What it has said so far is read again as part of its prompt.
         self.inputs[request] += done
         self.outputs[request] = left
+        self.read_elsewhere[request] = False
         self.waiting.appendleft(request)
 
     def advance(self, steps: int) -> None:
@@ -186,13 +202,8 @@ class _Play:
         else:
             self.since_poll += 1
         for request in done:
-            self.first_s.setdefault(request, self.now_s)
             self.prompts -= self.inputs[request]
-            if self.outputs[request] == 1:
-                self.finish(request)
-            else:
-                heapq.heappush(self.running, (self.step + self.outputs[request] - 1, request))
-                self.past += self.inputs[request] + 1
+            self.join(request)
 
     def _fill(self, running: int) -> tuple[int, float, list[int]]:
         """Choose tokens of prompts for a step: how many, their attention, prompts that end."""
@@ -244,6 +255,7 @@ def simulate(requests: Requests, *, times: StepTimes, rules: Rules, concurrency:
         next_closed=first,
         is_closed=requests.arrival_s_R is None,
         delays_s=delays_s,
+        read_elsewhere=requests.read_elsewhere,
     )
     while len(play.end_s) < count:
         play.arrive()

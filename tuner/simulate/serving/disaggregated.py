@@ -6,6 +6,7 @@ longer together, and those without one only serve their experts. Read prompts ar
 join the decode ranks, which share the running sequences evenly and step together, as attention data
 parallelism makes them. The first token comes when a request joins its decode rank, from where
 clients are answered. Between two events all steps are taken in one jump, as in batching.py.
+Requests whose prompts were read elsewhere join as they arrive.
 
 Not covered: steps that several prompts of one rank make longer, routing by load, transfers that
 wait for each other.
@@ -47,6 +48,9 @@ class _Play:
     stations: Stations
     inputs: list[int]
     outputs: list[int]
+    read_elsewhere: list[bool]
+    delays_s: list[float]
+    """Before each request of a closed loop is sent."""
     free_s: list[float]
     """Heap: when each prefill worker is free."""
     queue: deque[int] = field(default_factory=deque)
@@ -66,9 +70,15 @@ class _Play:
 
     def send(self, at_s: float) -> None:
         """The next request comes at that time."""
-        if self.next_request < len(self.inputs):
+        if self.next_request >= len(self.inputs):
+            return
+        at_s += self.delays_s[self.next_request]
+        if self.read_elsewhere[self.next_request]:
+            self.arrived_s[self.next_request] = at_s
+            heapq.heappush(self.ready, (at_s, self.next_request))
+        else:
             heapq.heappush(self.coming, (at_s, self.next_request))
-            self.next_request += 1
+        self.next_request += 1
 
     def read(self) -> None:
         """Let workers that are free by now take what has come by then."""
@@ -156,6 +166,8 @@ def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrenc
         stations=stations,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
+        read_elsewhere=requests.read_elsewhere,
+        delays_s=[0.0] * count if requests.delay_s_R is None else requests.delay_s_R.tolist(),
         free_s=[0.0] * stations.prefill_workers,
     )
     if requests.arrival_s_R is not None:

@@ -24,12 +24,21 @@ class Requests:
     """Not descending; None: a closed loop."""
     delay_s_R: npt.NDArray[np.float64] | None = None
     """In a closed loop: from the end of the answer before (or the start) until it is sent."""
+    read_R: npt.NDArray[np.bool_] | None = None
+    """Whose prompts were read elsewhere: they arrive with their caches; None: nobody's."""
+
+    @property
+    def read_elsewhere(self) -> list[bool]:
+        """By request; a list, because single entries of arrays are slow to read."""
+        return [False] * len(self.input_R) if self.read_R is None else self.read_R.tolist()
 
     def __post_init__(self) -> None:
         if not len(self.input_R) == len(self.output_R) > 0:
             raise ValueError("requests need as many inputs as outputs, and one at least")
         if self.input_R.min() < 1 or self.output_R.min() < 1:
             raise ValueError("a request has at least one token of either kind")
+        if self.read_R is not None and len(self.read_R) != len(self.input_R):
+            raise ValueError("every request is read here or elsewhere")
         if self.arrival_s_R is not None and (np.diff(self.arrival_s_R) < 0.0).any():
             raise ValueError("arrivals must not go back in time")
 
