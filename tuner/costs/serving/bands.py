@@ -1,14 +1,19 @@
 """How far measured latencies lie from predicted ones: a band that holds four launches of five.
 
-Deciles of measured over predicted seconds of 1,795 published aggregated launches on Hopper and
-Blackwell (database dump of InferenceX of April 2026 and an undocumented driver), predicted from
-measured kernels without calibration. They tell what the model leaves out: releases,
-speculative decoding that is not stated, and warm-up, which lengthens TTFT more than it shortens it.
-How many launches of a table a band holds is said by `moetune backtest`.
+First and last decile of measured over predicted seconds of 1,764 aggregated and 178 disaggregated
+published launches on Hopper and Blackwell whose instances and degrees are known (database dump of
+InferenceX of April 2026 and an undocumented driver), without calibration: predicted from measured
+kernels, and once more with every kernel table left out, from the datasheet alone. Printed by
 
-Predictions from datasheets and of disaggregated launches are worse (H200 with vLLM: 22 % in the
-median from the datasheet, 5 to 7 % from tables); nothing published covers them, and their band is
-taken twice as wide in ratio on both sides.
+    python tests/benchmarks/serving_bands.py RUNS.csv [TABLES]
+
+They tell what the model leaves out: releases, drafting that is not stated, queues at an
+overrun prefill side, and warm-up, which lengthens TTFT more than it shortens it. An engine with
+fewer than 30 launches of a kind (vLLM, disaggregated) takes the deciles of all engines.
+
+Nothing published covers other modes. Offloaded prompts pass prefill and decode instances, so that
+the band of disaggregated launches is the nearest; shared devices have that of aggregated ones, twice
+as wide in ratio on both sides, which is a guess.
 """
 
 from collections.abc import Mapping
@@ -17,6 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tuner.costs.serving.engine import Engine
+from tuner.spec.serving.goal import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,28 +42,46 @@ class Band:
         return Band(low_ratio=self.low_ratio**2, high_ratio=self.high_ratio**2)
 
 
-TPOT: Final[Mapping[Engine, Band]] = MappingProxyType(
-    {
-        Engine.VLLM: Band(low_ratio=0.88, high_ratio=1.14),
-        Engine.SGLANG: Band(low_ratio=0.90, high_ratio=1.30),
-        Engine.TRTLLM: Band(low_ratio=0.85, high_ratio=1.18),
-    }
-)
-TTFT: Final[Mapping[Engine, Band]] = MappingProxyType(
-    {
-        Engine.VLLM: Band(low_ratio=0.88, high_ratio=1.52),
-        Engine.SGLANG: Band(low_ratio=0.68, high_ratio=2.10),
-        Engine.TRTLLM: Band(low_ratio=0.83, high_ratio=2.41),
-    }
-)
+Bands = Mapping[Engine, Band]
 
 
-def bands_of(engine: Engine, *, is_compared: bool) -> tuple[Band, Band]:
+def _bands(**by_engine: tuple[float, float]) -> Bands:
+    return MappingProxyType(
+        {
+            Engine(name): Band(low_ratio=low, high_ratio=high)
+            for name, (low, high) in by_engine.items()
+        }
+    )
+
+
+TTFT: Final = _bands(vllm=(0.87, 1.52), sglang=(0.68, 2.18), trtllm=(0.83, 2.41))
+TPOT: Final = _bands(vllm=(0.88, 1.15), sglang=(0.90, 1.31), trtllm=(0.87, 1.18))
+"""Aggregated, from kernels: 764, 429 and 571 launches."""
+
+APART_TTFT: Final = _bands(vllm=(0.71, 9.84), sglang=(0.59, 3.81), trtllm=(0.90, 17.6))
+APART_TPOT: Final = _bands(vllm=(0.73, 1.22), sglang=(0.66, 1.17), trtllm=(0.79, 1.25))
+"""Disaggregated, from kernels: all 178, of them 62 and 111 launches."""
+
+SHEET_TTFT: Final = _bands(vllm=(0.95, 2.33), sglang=(0.80, 3.10), trtllm=(0.94, 2.75))
+SHEET_TPOT: Final = _bands(vllm=(0.96, 1.41), sglang=(0.93, 1.64), trtllm=(0.90, 1.37))
+"""Aggregated, from the datasheet."""
+
+SHEET_APART_TTFT: Final = _bands(vllm=(1.34, 15.2), sglang=(1.31, 11.6), trtllm=(1.37, 23.3))
+SHEET_APART_TPOT: Final = _bands(vllm=(0.87, 1.45), sglang=(0.89, 1.42), trtllm=(0.86, 1.47))
+"""Disaggregated, from the datasheet."""
+
+
+def bands_of(engine: Engine, *, mode: Mode, has_kernels: bool) -> tuple[Band, Band]:
     """Return the bands of TTFT and TPOT.
 
     Args:
         engine: that serves.
-        is_compared: an aggregated launch from measured kernels, which published ones speak for.
+        mode: of the deployment.
+        has_kernels: every operation was priced from measured kernels.
     """
-    ttft, tpot = TTFT[engine], TPOT[engine]
-    return (ttft, tpot) if is_compared else (ttft.doubled, tpot.doubled)
+    if mode in ("disaggregated", "prefill_offload", "attention_expert"):
+        found = (APART_TTFT, APART_TPOT) if has_kernels else (SHEET_APART_TTFT, SHEET_APART_TPOT)
+        return found[0][engine], found[1][engine]
+    found = (TTFT, TPOT) if has_kernels else (SHEET_TTFT, SHEET_TPOT)
+    ttft, tpot = found[0][engine], found[1][engine]
+    return (ttft.doubled, tpot.doubled) if mode == "shared_device" else (ttft, tpot)

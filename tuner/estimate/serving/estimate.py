@@ -65,7 +65,8 @@ def estimate_serving(
     changes = changes_of(asked, load)
     ttft_band, tpot_band = bands_of(
         launch.engine,
-        is_compared=launch.role is Role.AGGREGATED and not site.machine.estimated,
+        mode="aggregated" if launch.role is Role.AGGREGATED else "disaggregated",
+        has_kernels=not site.machine.estimated,
     )
     return ServingEstimate(
         source=launch.source,

@@ -104,8 +104,8 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
     ttft, tpot = latency_of(played.ttft_s_R), latency_of(played.tpot_s_R)
     ttft_band, tpot_band = bands_of(
         Engine(question.spec.goal.engine.name),
-        is_compared=found.solved.program.mode == "aggregated"
-        and not any(group.option.site.machine.estimated for group in found.groups),
+        mode=found.solved.program.mode,
+        has_kernels=not any(group.option.site.machine.estimated for group in found.groups),
     )
     busiest = max(
         (group for group in found.groups if group.option.role is not Role.PREFILL),
