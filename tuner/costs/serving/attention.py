@@ -2,6 +2,10 @@
 
     running sequences   one new token each, over a past of so many tokens
     prompts             A(s) of one prompt of s tokens; q of them after p cost A(p + q) - A(p)
+    checked drafts      q tokens of each sequence at once, t(q) = t(1) r(q) / r(1)
+
+r is the datasheet's time of a kernel that reads the past once and computes for q tokens. Layers
+that pick what they look at (DSA), or keep a state, are taken to look q times.
 
 Projections are not part of it, except where only whole modules were measured: sparse compressed
 attention (DSA). A module of compressed attention (MLA) counts where it is faster than kernel,
@@ -81,8 +85,39 @@ class AttentionLayer:
     def _product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
         return self.machine.product_s(m_Q, n=n, k=k, dtype=dtype, software=self.software)
 
-    def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
-        """One new token for each of n sequences."""
+    def decode_s(self, n_Q: Floats, past_Q: Floats, *, checked: int = 1) -> Floats:
+        """So many new tokens for each of n sequences."""
+        match self.attention.kind:
+            case _ if checked == 1:
+                return self._one_token_s(n_Q, past_Q)
+            case AttentionKind.GROUPED:
+                return self._one_token_s(n_Q, past_Q) * self._grown(n_Q, past_Q, checked)
+            case AttentionKind.LATENT:
+                core_Q = self._latent_core_s(n_Q, past_Q)
+                more_Q = core_Q * (self._grown(n_Q, past_Q, checked) - 1.0)
+                around_Q = self._latent_products_s(n_Q * checked) - self._latent_products_s(n_Q)
+                return self._one_token_s(n_Q, past_Q) + more_Q + around_Q
+            case _:
+                return self._one_token_s(n_Q * checked, past_Q)
+
+    def _grown(self, n_Q: Floats, past_Q: Floats, checked: int) -> Floats:
+        """Seconds for several tokens of each sequence over those for one, by the datasheet."""
+        one_Q, several_Q = (self._core_rated_s(n_Q, past_Q, tokens) for tokens in (1, checked))
+        return np.asarray(several_Q / one_Q)
+
+    def _core_rated_s(self, n_Q: Floats, past_Q: Floats, checked: int = 1) -> Floats:
+        """The datasheet's answer: the past is read once, whatever the tokens that look at it."""
+        own, width = self.attention, 1.0 if self.formats.kv == "fp8" else 2.0
+        if own.kind is AttentionKind.GROUPED:
+            seen_Q = np.minimum(past_Q, own.window) if own.window else past_Q
+            moved_Q = n_Q * seen_Q * 2.0 * self.kv_heads * own.head_dim * width
+            flop_Q = 4.0 * n_Q * seen_Q * self.heads * own.head_dim
+        else:
+            moved_Q = n_Q * past_Q * own.kv_elements * width
+            flop_Q = 4.0 * n_Q * past_Q * self.heads * own.kv_elements
+        return self.machine.roofline_s(checked * flop_Q, moved_Q, dtype="bf16")
+
+    def _one_token_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
         match self.attention.kind:
             case AttentionKind.GROUPED:
                 return self._grouped_decode_s(n_Q, past_Q)
@@ -135,9 +170,7 @@ class AttentionLayer:
                 if found:
                     return found[0]
         self.machine.estimated.add("decode_attention")
-        width = 1.0 if self.formats.kv == "fp8" else 2.0
-        moved = n_Q * past_Q * 2.0 * self.kv_heads * own[2] * width
-        return self.machine.roofline_s(4.0 * n_Q * past_Q * own[0] * own[2], moved, dtype="bf16")
+        return self._core_rated_s(n_Q, past_Q)
 
     def _grouped_prompt_s(self, s_Q: Floats) -> Floats:
         if not self.attention.window:
@@ -184,24 +217,28 @@ class AttentionLayer:
         product = "fp8_block" if self.formats.attention.startswith("fp8") else "bf16"
         return "/".join(word for word in ("module", self._kv, f"gemm_{product}") if word)
 
-    def _latent_decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
-        names = self._softwares("latent_decode")
+    def _latent_core_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
         core = "/".join(word for word in ("core", self._kv) if word)
-        keys: list[Key] = [(name, core, "bf16", self.heads) for name in names]
+        keys: list[Key] = [
+            (name, core, "bf16", self.heads) for name in self._softwares("latent_decode")
+        ]
         cores = self._planes_s("latent_decode", keys, n_Q, past_Q)
-        keys = [(name, self._module_kind(), "bf16", self.heads) for name in names]
-        modules = self._planes_s("latent_decode", keys, n_Q, past_Q)
-        around_Q = self._latent_products_s(n_Q)
         if not cores:
             self.machine.estimated.add("latent_decode")
-            width = 1.0 if self.formats.kv == "fp8" else 2.0
-            moved = n_Q * past_Q * self.attention.kv_elements * width
-            flop = 4.0 * n_Q * past_Q * self.heads * self.attention.kv_elements
-            cores = [self.machine.roofline_s(flop, moved, dtype="bf16")]
-        best_Q = np.min(cores, axis=0) + around_Q
+            return self._core_rated_s(n_Q, past_Q)
+        return np.asarray(np.min(cores, axis=0))
+
+    def _latent_decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
+        core_Q = self._latent_core_s(n_Q, past_Q)
+        keys: list[Key] = [
+            (name, self._module_kind(), "bf16", self.heads)
+            for name in self._softwares("latent_decode")
+        ]
+        modules = self._planes_s("latent_decode", keys, n_Q, past_Q)
+        best_Q = core_Q + self._latent_products_s(n_Q)
         if modules:
             rest_Q = np.min(modules, axis=0) - self.projections_s(n_Q)
-            best_Q = np.minimum(best_Q, np.maximum(rest_Q, np.min(cores, axis=0)))
+            best_Q = np.minimum(best_Q, np.maximum(rest_Q, core_Q))
         return np.asarray(best_Q)
 
     def _latent_prompt_s(self, s_Q: Floats) -> Floats:

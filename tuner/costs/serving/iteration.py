@@ -12,11 +12,15 @@ Small kernels: 3 per dense layer (two norms with residuals, an activation), 5 pe
 (routing and the weighted sum besides), each 1.5 us plus its bytes at 0.7 of the memory bandwidth,
 as CUDA graphs of such kernels run on Hopper.
 
-Letters: Q questions. h hidden size. Not covered: pipeline bubbles, overlap of exchange and
-products.
+With drafts a running sequence brings k + 1 tokens to a step; callers count them in m. Loads of
+experts that were recorded replace those of the tables. How the parts become a whole step, beside
+drafting, in two halves or through the stages of a pipeline, is whole_step.py's business.
+
+Letters: Q questions. h hidden size.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -25,8 +29,16 @@ import numpy as np
 from tuner.costs.serving.attention import AttentionLayer
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
+from tuner.costs.serving.drafting import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serving.engine import TRAITS, Degrees, Engine, EngineTraits
-from tuner.costs.serving.machine import MoeShape, ServingMachine
+from tuner.costs.serving.expert_loads import ExpertLoads, loaded_experts_s
+from tuner.costs.serving.machine import (
+    LAUNCH_S,
+    NODE_LATENCY_S,
+    STREAM_RATIO,
+    MoeShape,
+    ServingMachine,
+)
 
 SMALL_S: Final = 1.5e-6
 SMALL_RATIO: Final = 0.7
@@ -55,6 +67,18 @@ def sustained_factor(m_Q: Floats) -> Floats:
     return np.asarray(1.0 + (SUSTAINED_FACTOR - 1.0) * np.clip(place_Q, 0.0, 1.0))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """Seconds of everything that depends on the tokens of a step alone, by what may overlap."""
+
+    alone_Q: Floats
+    """Layers without experts."""
+    compute_Q: Floats
+    """Layers with experts, but for exchange."""
+    exchange_Q: Floats
+    """Of layers with experts."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Iteration:
     """One engine running one model on one system."""
@@ -70,6 +94,45 @@ class Iteration:
     """Share of the attention-data ranks that have tokens; the others only serve their experts."""
     experts_table: str = ""
     """Whose measured experts count, as `software@version`; empty: the engine's newest."""
+    drafting: Drafting | None = None
+    two_batch_overlap: bool = False
+    """Steps run as two halves, one's exchange behind the other's products."""
+    loads: ExpertLoads | None = None
+    """Recorded; None: those of the kernel tables."""
+
+    @property
+    def checked_tokens(self) -> int:
+        """Tokens that a running sequence brings to a step, drafts included."""
+        return 1 if self.drafting is None else self.drafting.checked_tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        """That a running sequence gets from one on average."""
+        return 1.0 if self.drafting is None else self.drafting.tokens_per_step
+
+    @cached_property
+    def drafter(self) -> "Iteration | None":
+        """One pass of what drafts; all of its layer stands on every rank of the last stage."""
+        if self.drafting is None:
+            return None
+        return replace(
+            self,
+            decoder=draft_decoder(self.decoder, self.drafting.method),
+            degrees=replace(self.degrees, pipeline=1),
+            sequence_s=0.0,
+            drafting=None,
+            two_batch_overlap=False,
+        )
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        return sum(group.count for group in self.decoder.layers if not group.dense_ffn)
+
+    @property
+    def slot_ratio(self) -> float:
+        """Share of all layers that the longest stage of the pipeline holds."""
+        return math.ceil(self.decoder.num_layers / self.degrees.pipeline) / self.decoder.num_layers
 
     @cached_property
     def attention_layers(self) -> tuple[tuple[int, AttentionLayer], ...]:
@@ -111,6 +174,24 @@ class Iteration:
         total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
         return np.asarray(total_Q * sustained_factor(m_Q))
 
+    def linear_split(self, m_Q: Floats) -> Split:
+        """The same seconds by what two halves of a step may hide of each other."""
+        alone_Q, compute_Q, exchange_Q = (np.zeros_like(m_Q) for _ in range(3))
+        for group, (count, layer) in zip(self.decoder.layers, self.attention_layers, strict=True):
+            parts = self._network(m_Q, dense_ffn=group.dense_ffn)
+            passed_Q = count * parts.pop("exchange")
+            products_Q = count * (layer.projections_s(m_Q) + np.sum(list(parts.values()), axis=0))
+            if group.dense_ffn:
+                alone_Q = alone_Q + products_Q + passed_Q
+            else:
+                compute_Q, exchange_Q = compute_Q + products_Q, exchange_Q + passed_Q
+        factor_Q = sustained_factor(m_Q)
+        return Split(
+            alone_Q=alone_Q * factor_Q,
+            compute_Q=compute_Q * factor_Q,
+            exchange_Q=exchange_Q * factor_Q,
+        )
+
     def _network(self, m_Q: Floats, *, dense_ffn: int) -> dict[str, Floats]:
         """What follows attention in one layer, the exchanges of both halves included."""
         ranks = self.degrees.attention_tensor
@@ -134,9 +215,7 @@ class Iteration:
             dtype=self.formats.experts,
         )
         found = {
-            "experts": self.machine.moe_s(
-                together_Q, shape, software=self.experts_table or self.engine.value
-            ),
+            "experts": self._experts_s(together_Q, shape),
             "router": self._product_s(m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"),
             "exchange": self._moe_exchange_s(m_Q),
             "small": self._small_s(m_Q, SMALL_MOE),
@@ -144,6 +223,14 @@ class Iteration:
         if experts.shared_ffn:
             found["shared"] = self._gated_s(m_Q, width=experts.shared_ffn / ranks)
         return found
+
+    def _experts_s(self, together_Q: Floats, shape: MoeShape) -> Floats:
+        software = self.experts_table or self.engine.value
+        if self.loads is None:
+            return self.machine.moe_s(together_Q, shape, software=software)
+        return loaded_experts_s(
+            self.machine, together_Q, shape, loads=self.loads, software=software
+        )
 
     def _gated_s(self, m_Q: Floats, *, width: float) -> Floats:
         hidden, dtype = self.decoder.hidden, self.formats.ffn
@@ -195,10 +282,11 @@ class Iteration:
     def head_s(self, n_Q: Floats) -> Floats:
         """The head for n sequences, the gathering of its logits, and the host's work on them."""
         ranks = self.degrees.attention_tensor
+        rows_Q = n_Q * self.checked_tokens
         product_Q = self._product_s(
-            n_Q, n=self.decoder.vocab / ranks, k=self.decoder.hidden, dtype=self.formats.head
+            rows_Q, n=self.decoder.vocab / ranks, k=self.decoder.hidden, dtype=self.formats.head
         )
-        logits_Q = ELEMENT_BYTES * n_Q * self.decoder.vocab
+        logits_Q = ELEMENT_BYTES * rows_Q * self.decoder.vocab
         host_Q = self.sequence_s * n_Q
         return (
             host_Q
@@ -209,10 +297,18 @@ class Iteration:
         )
 
     def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
-        """Attention of all layers for one new token of each of n sequences."""
+        """Attention of all layers for one step of n sequences, drafts included."""
         total_Q = np.zeros_like(n_Q)
         for count, layer in self.attention_layers:
-            total_Q = total_Q + count * layer.decode_s(n_Q, past_Q)
+            total_Q = total_Q + count * layer.decode_s(n_Q, past_Q, checked=self.checked_tokens)
+        return total_Q
+
+    def draft_attention_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
+        """Attention of the drafter's first pass, over all tokens that a step has checked."""
+        total_Q = np.zeros_like(n_Q)
+        if self.drafter is not None:
+            for count, layer in self.drafter.attention_layers:
+                total_Q = total_Q + count * layer.decode_s(n_Q, past_Q, checked=self.checked_tokens)
         return total_Q
 
     def prompt_s(self, s_Q: Floats) -> Floats:
@@ -221,6 +317,28 @@ class Iteration:
         for count, layer in self.attention_layers:
             total_Q = total_Q + count * layer.prompt_s(s_Q)
         return total_Q * SUSTAINED_FACTOR
+
+    def joined_s(self, m_Q: Floats) -> Floats:
+        """The product that joins hidden states and embeddings before a drafting layer."""
+        hidden = self.decoder.hidden
+        return self._product_s(
+            m_Q, n=hidden, k=JOINED_INPUTS * hidden, dtype=self.formats.attention
+        )
+
+    def passed_s(self, m_Q: Floats) -> Floats:
+        """Handing a step's hidden states from stage to stage, all of them together.
+
+        Each tensor rank sends its part (vLLM, `send_tensor_dict` with an all-gather behind it).
+        """
+        hops = self.degrees.pipeline - 1
+        if hops == 0:
+            return np.zeros_like(m_Q)
+        sheet = self.machine.sheet
+        is_inside = self.degrees.devices <= sheet.scale_up_domain
+        rate = sheet.scale_up_bytes_per_s if is_inside else sheet.scale_out_bytes_per_s
+        latency_s = LAUNCH_S if is_inside else LAUNCH_S + NODE_LATENCY_S
+        moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden / self.degrees.attention_tensor
+        return np.asarray(hops * (latency_s + moved_Q / (STREAM_RATIO * rate)))
 
     @property
     def traits(self) -> EngineTraits:

@@ -33,6 +33,8 @@ NODE_LATENCY_S: Final = 20e-6
 LOAD: Final = "power_law_1.01"
 """Distribution of tokens over experts at which their kernels were measured; random prompts route
 like this (median over models of aiconfigurator's collectors)."""
+BALANCED: Final = "balanced"
+"""The other distribution that every engine was measured at."""
 
 PEAK_OF: Final = {
     "bf16": ("bf16",),
@@ -67,6 +69,8 @@ class MoeShape:
     tensor: int
     expert: int
     dtype: str
+    load: str = LOAD
+    """Distribution of tokens over experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -141,14 +145,14 @@ class ServingMachine:
         degrees = sorted(
             int(key[-1])
             for key in self.tables.shapes("moe")
-            if key[:3] == (software, LOAD, dtype) and key[3:8] == wanted
+            if key[:3] == (software, shape.load, dtype) and key[3:8] == wanted
         )
         low = [degree for degree in degrees if degree <= shape.expert]
         high = [degree for degree in degrees if degree >= shape.expert]
         chosen = sorted({*low[-1:], *high[:1]})
         found = []
         for degree in chosen:
-            curve = self.curve("moe", [(software, LOAD, dtype, *wanted, degree)])
+            curve = self.curve("moe", [(software, shape.load, dtype, *wanted, degree)])
             if curve is not None:
                 found.append((degree, curve))
         return found
@@ -158,6 +162,11 @@ class ServingMachine:
         local = shape.experts / shape.expert
         copies_Q = tokens_Q * shape.top_k / shape.expert
         reached_Q = local * (1.0 - (1.0 - 1.0 / local) ** copies_Q) if local > 1 else local
+        return self.moe_rated_s(tokens_Q, shape, reached_Q=np.asarray(reached_Q))
+
+    def moe_rated_s(self, tokens_Q: Floats, shape: MoeShape, *, reached_Q: Floats) -> Floats:
+        """The datasheet's answer where a rank reads so many distinct experts."""
+        copies_Q = tokens_Q * shape.top_k / shape.expert
         weights = 3.0 * shape.hidden * shape.ffn / shape.tensor
         moved_Q = BYTES[shape.dtype] * weights * reached_Q
         activations_Q = 4.0 * copies_Q * (shape.hidden + shape.ffn / shape.tensor)

@@ -1,0 +1,156 @@
+"""A whole step of an engine: its operations, drafting, two half steps, stages of a pipeline.
+
+    n running sequences of a rank, m tokens of a step, k drafts, p stages, L layers
+
+    drafting    m = n (k + 1); beside the step the drafter passes those m tokens once and n tokens
+                k - 1 times, each pass with the head
+    halves      two of m / 2 tokens: T = c + a + e_1 + max(0, e - c - a, s e)
+                c products, a attention, e exchange of both halves over the layers with experts,
+                e_1 the first exchange, which nothing hides; layers without experts run whole
+    stages      p micro-batches of n / p sequences are under way, so that a round takes
+                max(all stages, p times the slowest), and gives each sequence one step's tokens
+
+The order of halves follows SGLang's `--enable-two-batch-overlap` and vLLM's `--enable-dbo`: while
+one half is exchanged the other computes. s is the share of multiprocessors that normal DeepEP
+kernels hold meanwhile, 20 of a device's (deep_ep/buffer.py, `Buffer.num_sms`); low-latency ones
+hold none (DeepEP's README, receive hooks). Two halves are less efficient than one whole: the sum
+may be longer, and nothing here chooses.
+
+Passes of a drafter: the first reads what the step has checked, the others what they wrote (vLLM,
+`vllm/v1/spec_decode/eagle.py`). Stages are as in Megatron's even split; the head, and what drafts,
+stand on the last stage. The bound of a round is that of a permutation flow shop of equal jobs.
+
+Letters: Q questions. Not covered: host work between the passes of a drafter, bubbles of prompts of
+unlike length in a pipeline, a gathering of logits over the drafter's smaller vocabulary.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.serving.curves import Floats
+from tuner.costs.serving.iteration import Iteration
+
+HELD_UNITS: Final = 20
+"""Multiprocessors of normal DeepEP kernels, by default."""
+LOW_LATENCY_TOKENS: Final = 128
+"""Of a rank and step up to which low-latency kernels exchange, by the engines' default caps."""
+
+
+def step_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
+    """Seconds of a decode step of n running sequences of a rank with that past.
+
+    Each of them gets `iteration.tokens_per_step` tokens from it.
+    """
+    stages = iteration.degrees.pipeline
+    micro_Q = np.maximum(n_Q / stages, 1.0)
+    tokens_Q = micro_Q * iteration.checked_tokens
+    layers_Q = through_s(iteration, tokens_Q, attention_s(iteration, micro_Q, past_Q))
+    last_Q = iteration.head_s(micro_Q) + draft_s(iteration, micro_Q, past_Q)
+    busy_Q = np.minimum(n_Q, stages)
+    return round_s(iteration, layers_Q, last_Q, busy_Q) + iteration.passed_s(tokens_Q)
+
+
+def token_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
+    """Seconds per token of a running sequence."""
+    return np.asarray(step_s(iteration, n_Q, past_Q) / iteration.tokens_per_step)
+
+
+def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats:
+    """Seconds of a step that reads m tokens of one prompt, behind so many read before.
+
+    With a pipeline from the first stage to the end of the last; the next step may begin after
+    `iteration.slot_ratio` of it.
+    """
+    after_Q = iteration.prompt_s(before_Q + m_Q)
+    known_Q = np.where(before_Q > 0.0, iteration.prompt_s(np.maximum(before_Q, 1.0)), 0.0)
+    total_Q = through_s(iteration, m_Q, after_Q - known_Q)
+    total_Q = total_Q + iteration.passed_s(m_Q) + iteration.head_s(np.ones_like(m_Q))
+    if iteration.drafter is not None:
+        one = iteration.drafter
+        grown_Q = one.prompt_s(before_Q + m_Q)
+        grown_Q -= np.where(before_Q > 0.0, one.prompt_s(np.maximum(before_Q, 1.0)), 0.0)
+        total_Q = total_Q + one.linear_s(m_Q) + one.joined_s(m_Q) + grown_Q
+    gap_s = iteration.scheduler_s * iteration.traits.prompt_scheduler_ratio
+    return np.asarray(total_Q + gap_s)
+
+
+def attention_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
+    """Attention of a decode step, in halves where a step is."""
+    if not iteration.two_batch_overlap:
+        return iteration.decode_s(n_Q, past_Q)
+    halves_Q = 2.0 * iteration.decode_s(np.maximum(0.5 * n_Q, 1.0), past_Q)
+    return np.where(n_Q < 2.0, iteration.decode_s(n_Q, past_Q), halves_Q)
+
+
+def draft_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
+    """Seconds of all passes of the drafter; zero without one."""
+    one, drafting = iteration.drafter, iteration.drafting
+    if one is None or drafting is None:
+        return np.zeros_like(n_Q)
+    tokens_Q = n_Q * drafting.checked_tokens
+    first_Q = one.linear_s(tokens_Q) + one.joined_s(tokens_Q) + one.head_s(n_Q)
+    first_Q = first_Q + iteration.draft_attention_s(n_Q, past_Q)
+    if drafting.draft_tokens == 1:
+        return first_Q
+    further_Q = one.linear_s(n_Q) + one.joined_s(n_Q) + one.head_s(n_Q)
+    further_Q = further_Q + one.decode_s(n_Q, past_Q)
+    return np.asarray(first_Q + (drafting.draft_tokens - 1) * further_Q)
+
+
+def through_s(iteration: Iteration, m_Q: Floats, attention_Q: Floats) -> Floats:
+    """All layers for a step of m tokens, in two halves where the engine makes them."""
+    if not iteration.two_batch_overlap:
+        return iteration.linear_s(m_Q) + attention_Q
+    halves = halves_s(iteration, m_Q)
+    covered_Q = halves["cover"] + halves_share(iteration) * attention_Q
+    exposed_Q = np.maximum(halves["hidden"] - covered_Q, halves["held"])
+    return np.asarray(halves["open"] + attention_Q + exposed_Q)
+
+
+def halves_share(iteration: Iteration) -> float:
+    """Share of the layers whose exchange may hide."""
+    return iteration.moe_layers / iteration.decoder.num_layers
+
+
+def halves_s(iteration: Iteration, m_Q: Floats) -> dict[str, Floats]:
+    """Seconds of two half steps of m tokens together, attention apart.
+
+    `open` is paid in any case, `hidden` is exchange that `cover` and attention may hide, `held` the
+    least that it costs where it does. A step that cannot be halved has nothing to hide.
+    """
+    whole, half = iteration.linear_split(m_Q), iteration.linear_split(np.maximum(0.5 * m_Q, 1.0))
+    layers = max(iteration.moe_layers, 1)
+    first_Q = half.exchange_Q / layers
+    hidden_Q = 2.0 * half.exchange_Q - first_Q
+    units = HELD_UNITS / iteration.machine.sheet.compute_units
+    held_Q = np.where(m_Q > 2.0 * LOW_LATENCY_TOKENS, units, 0.0) * hidden_Q
+    can_halve_Q = (m_Q >= 2.0) & (iteration.degrees.attention_data > 1)
+    plain_Q = whole.alone_Q + whole.compute_Q + whole.exchange_Q
+    split_Q = whole.alone_Q + 2.0 * half.compute_Q + first_Q
+    none_Q = np.zeros_like(m_Q)
+    return {
+        "open": np.where(can_halve_Q, split_Q, plain_Q),
+        "cover": np.where(can_halve_Q, 2.0 * half.compute_Q, none_Q),
+        "hidden": np.where(can_halve_Q, hidden_Q, none_Q),
+        "held": np.where(can_halve_Q, held_Q, none_Q),
+    }
+
+
+def round_s(iteration: Iteration, layers_Q: Floats, last_Q: Floats, busy_Q: Floats) -> Floats:
+    """Seconds of a round of so many micro-batches through all stages.
+
+    Args:
+        iteration: with its pipeline.
+        layers_Q: all layers for one micro-batch.
+        last_Q: what only the last stage does for it.
+        busy_Q: micro-batches under way.
+    """
+    stages, layers = iteration.degrees.pipeline, iteration.decoder.num_layers
+    if stages == 1:
+        return np.asarray(layers_Q + last_Q + iteration.scheduler_s)
+    behind = layers // stages / layers
+    slowest_Q = np.maximum(iteration.slot_ratio * layers_Q, behind * layers_Q + last_Q)
+    slowest_Q = np.maximum(slowest_Q, iteration.scheduler_s)
+    whole_Q = layers_Q + last_Q + iteration.scheduler_s
+    return np.asarray(np.maximum(whole_Q, busy_Q * slowest_Q))
