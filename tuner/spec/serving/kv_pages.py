@@ -6,6 +6,11 @@
     sglang 0.5.23   1 token, or 64 where TensorRT-LLM's kernels are the default, on Blackwell;
                     tokens outermost
 
+Pages that a launcher does state are legal where the preferred kernel takes them: whole multiples of
+vLLM's default, because a page may hold several of a kernel's blocks (select_common_block_size); any
+with SGLang's kernels before Blackwell, and there 16 to 128 tokens for grouped, 32 or 64 for latent
+caches, which the release would silently change others into.
+
 Source: vllm 0.33.0: config/cache.py (DEFAULT_BLOCK_SIZE), platforms/cuda.py
 (_get_backend_priorities), v1/attention/backends (get_supported_kernel_block_sizes), kv_connector/v1
 (get_required_kvcache_layout). sglang 0.5.23: srt/arg_groups/overrides.py (_page_size_default,
@@ -15,6 +20,7 @@ devices the releases' platform plugins decide, which are not described. Not cove
 FlashAttention 4 and heads of 256, whose kernels take pages of their own.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from tuner.devices.datasheet import Generation
@@ -25,6 +31,8 @@ NVIDIA: Final = frozenset(
 )
 LAYOUT: Final = {"vllm": "hnd", "sglang": "nhd"}
 """By engine; of no meaning for a latent cache."""
+_VLLM_LEAST: Final = 16
+"""Tokens: no attention kernel for NVIDIA devices takes smaller blocks."""
 
 
 def page_tokens(*, engine: str, cache: CacheKind, generation: Generation, dtype: str) -> int | None:
@@ -39,3 +47,47 @@ def page_tokens(*, engine: str, cache: CacheKind, generation: Generation, dtype:
     if cache is CacheKind.LATENT and generation is Generation.HOPPER and dtype == "fp8":
         return 64
     return 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegalPages:
+    """Page sizes that a release's preferred kernels take."""
+
+    multiple_of: int = 1
+    among: tuple[int, ...] = ()
+    """Empty: any that are multiples."""
+
+    def __str__(self) -> str:
+        """The rule, for people."""
+        if self.among:
+            return f"attention kernels take pages of {', '.join(map(str, self.among))} tokens"
+        return f"attention kernels take pages of whole multiples of {self.multiple_of} tokens"
+
+    def holds(self, page: int) -> bool:
+        """Say whether pages of so many tokens are legal."""
+        return page % self.multiple_of == 0 and (not self.among or page in self.among)
+
+
+def legal_pages(
+    *, engine: str, cache: CacheKind, generation: Generation | None, dtype: str
+) -> LegalPages | None:
+    """Return the legal page sizes; None where no release says so.
+
+    Args:
+        engine: whose kernels.
+        cache: what attention keeps.
+        generation: of the device; None where it is not known, which asks for what all take.
+        dtype: of the cache, bf16 or fp8.
+    """
+    if engine == "vllm" and generation is None:
+        return LegalPages(multiple_of=_VLLM_LEAST)
+    if generation is None:
+        return None
+    default = page_tokens(engine=engine, cache=cache, generation=generation, dtype=dtype)
+    if default is None:
+        return None
+    if engine == "vllm":
+        return LegalPages(multiple_of=default)
+    if generation is not Generation.BLACKWELL:
+        return LegalPages()
+    return LegalPages(among=(32, 64) if cache is CacheKind.LATENT else (16, 32, 64, 128))

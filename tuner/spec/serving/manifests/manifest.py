@@ -4,8 +4,8 @@
 The other fields say which decisions the release expresses; `refusals` (rules.py) words what it
 refuses. Several groups of one decision are judged one by one.
 
-Not covered: what a model's architecture or a device rules out (attention backends, FP8 before Ada),
-and which unlike prefill and decode instances may hand a KV cache over.
+Not covered: FP8 before Ada, attention backends that a user picks, sizes that a kernel's shape rules
+out (head widths, quantisation blocks).
 """
 
 from collections.abc import Mapping
@@ -65,4 +65,21 @@ class ServingCapabilities:
     whole_prompt_in_one_batch: bool = False
     """Without chunked prefill a batch must hold the longest request."""
     batch_needs_tokens: bool = False
-    """max_batched_tokens must reach max_batch."""
+    """max_batched_tokens must hold a step of the whole batch, drafts included."""
+
+    drafting: Mapping[str, str] = field(default_factory=dict)
+    """Value of the option by `goal.speculative.method`."""
+    drafting_pipeline_roles: frozenset[str] = frozenset()
+    """Roles whose instances may draft across pipeline stages."""
+    overlap_backends: frozenset[str] = frozenset()
+    """All-to-all backends whose exchange hides behind the other half of a batch; empty: none."""
+    overlap_needs_attention_dp: bool = False
+    """Two-batch overlap runs only where attention is data parallel."""
+    exchange_architectures: frozenset[str] | None = None
+    """Models whose expert layers know DeepEP and two-batch overlap; None: all with experts."""
+    shared_device_architectures: frozenset[str] = frozenset()
+    """Models whose prompts run layer by layer beside decode, on multiprocessors of their own."""
+    page_is_power_of_two: bool = False
+    """Pages of a KV cache hold a power of two of tokens."""
+    chunk_needs_whole_pages: bool = False
+    """A chunk of a prompt ends where a page does."""

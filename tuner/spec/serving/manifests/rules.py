@@ -1,76 +1,47 @@
 """Which rules of a release a deployment breaks, one line each: value, rule and way out.
 
 A group is a set of equal instances; `devices_per_node` of its pool says over how many machines an
-instance is laid.
+instance is laid. What one step of an instance may hold is judged in steps.py, what prefill and
+decode instances must share in pairs.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
 
+from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.manifests.asked import Deployment, Group
 from tuner.spec.serving.manifests.manifest import (
     DEEPEP,
     DEEPEP_HIDDEN_SIZES,
     LARGEST_DISPATCH_TOKENS,
     ServingCapabilities,
 )
+from tuner.spec.serving.manifests.pairs import pair_refusals
+from tuner.spec.serving.manifests.steps import dispatch_tokens, step_refusals
 
 ROLES: Final[Mapping[str, frozenset[str]]] = {
     "aggregated": frozenset({"aggregated"}),
     "disaggregated": frozenset({"prefill", "decode"}),
     "attention_expert": frozenset({"prefill", "attention", "expert"}),
+    "shared_device": frozenset({"aggregated"}),
+    "prefill_offload": frozenset({"prefill", "aggregated"}),
 }
 """Those that a mode is made of."""
 
+_WHY_NOT: Final[Mapping[str, str]] = {
+    "attention_expert": "no release keeps experts on devices without attention",
+    "shared_device": "the release shares no device between prefill and decode",
+    "prefill_offload": "routers keep only prompts local that are cached in part, whatever their"
+    " length",
+}
+"""Of modes that releases lack. Routers: NVIDIA Dynamo 1.6.1 (`--router-conditional-disagg`, policy
+isl_bounding: tokens to compute over all tokens below a ratio of 1 at most) and TensorRT-LLM
+(`conditional_disagg_config`, examples/disaggregated), whose limits need a cached part too."""
 
-class Group(Protocol):
-    """What is read of equal instances; `tuner.serve_plan.Instances` has it."""
-
-    @property
-    def role(self) -> str: ...
-    @property
-    def pool(self) -> str: ...
-    @property
-    def devices(self) -> int: ...
-    @property
-    def attention_tp(self) -> int: ...
-    @property
-    def attention_dp(self) -> int: ...
-    @property
-    def moe_tp(self) -> int: ...
-    @property
-    def ep(self) -> int: ...
-    @property
-    def pp(self) -> int: ...
-    @property
-    def max_batch(self) -> int: ...
-    @property
-    def max_batched_tokens(self) -> int: ...
-    @property
-    def chunked_prefill(self) -> bool: ...
-    @property
-    def a2a_backend(self) -> str: ...
-
-
-class Transfer(Protocol):
-    """What is read of a handover of KV caches."""
-
-    @property
-    def connector(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-
-
-class Deployment(Protocol):
-    """What is read of a decision; `tuner.serve_plan.ServeDecision` has it."""
-
-    @property
-    def mode(self) -> str: ...
-    @property
-    def instances(self) -> Sequence[Group]: ...
-    @property
-    def handovers(self) -> Sequence[Transfer]: ...
+_UNKNOWN: Final[Mapping[str, Generation]] = MappingProxyType({})
 
 
 def refusals(
@@ -80,6 +51,7 @@ def refusals(
     model: ModelSpec,
     goal: ServeGoal,
     devices_per_node: Mapping[str, int],
+    generations: Mapping[str, Generation] = _UNKNOWN,
 ) -> tuple[str, ...]:
     """Return what keeps the release from launching the decision; empty: it can.
 
@@ -89,10 +61,12 @@ def refusals(
         model: what is served.
         goal: with which precision and for which requests.
         devices_per_node: by pool.
+        generations: of the devices, by pool; what only they decide is not judged where they lack.
     """
     broken = [
         *_mode(engine, decision),
         *_handovers(engine, decision),
+        *pair_refusals(engine, decision, model=model, goal=goal, generations=generations),
         *(
             f"quantization {goal.quantization} is not one of {', '.join(engine.quantization)}"
             for _ in range(goal.quantization not in engine.quantization)
@@ -100,7 +74,12 @@ def refusals(
     ]
     for group in decision.instances:
         broken += group_refusals(
-            engine, group, model=model, goal=goal, devices_per_node=devices_per_node[group.pool]
+            engine,
+            group,
+            model=model,
+            goal=goal,
+            devices_per_node=devices_per_node[group.pool],
+            generation=generations.get(group.pool),
         )
     return tuple(dict.fromkeys(f"{engine.name} {engine.release}: {line}" for line in broken))
 
@@ -112,6 +91,7 @@ def group_refusals(
     model: ModelSpec,
     goal: ServeGoal,
     devices_per_node: int,
+    generation: Generation | None = None,
 ) -> tuple[str, ...]:
     """Return what keeps the release from launching instances like these, whatever else there is."""
     return tuple(
@@ -120,7 +100,7 @@ def group_refusals(
             *_experts(engine, group, model=model),
             *_attention(engine, group, devices_per_node=devices_per_node),
             *_all_to_all(engine, group, model=model),
-            *_batches(engine, group, longest=goal.max_model_len or model.max_position),
+            *step_refusals(engine, group, model=model, goal=goal, generation=generation),
         )
     )
 
@@ -135,7 +115,11 @@ def nodes_of(devices: int, *, devices_per_node: int) -> int:
 
 def _mode(engine: ServingCapabilities, decision: Deployment) -> Iterator[str]:
     if decision.mode not in engine.modes:
-        yield f"mode {decision.mode} is not one of {', '.join(sorted(engine.modes))}"
+        why = _WHY_NOT.get(decision.mode)
+        yield (
+            f"mode {decision.mode} is not one of {', '.join(sorted(engine.modes))}"
+            + (f": {why}" if why else "")
+        )
         return
     found = {str(group.role) for group in decision.instances}
     if found != ROLES[decision.mode]:
@@ -146,7 +130,7 @@ def _mode(engine: ServingCapabilities, decision: Deployment) -> Iterator[str]:
 
 
 def _handovers(engine: ServingCapabilities, decision: Deployment) -> Iterator[str]:
-    if decision.mode == "aggregated":
+    if "prefill" not in ROLES[decision.mode]:
         return
     used = {handover.connector for handover in decision.handovers}
     if len(used) != 1:
@@ -208,6 +192,9 @@ def _all_to_all(engine: ServingCapabilities, group: Group, *, model: ModelSpec) 
         )
     if engine.deepep_needs_attention_dp and group.attention_dp == 1:
         yield f"a2a_backend {backend} needs attention_dp above 1"
+    known = engine.exchange_architectures
+    if known is not None and model.moe is not None and model.architecture not in known:
+        yield f"a2a_backend {backend} is not built into the experts of {model.architecture}"
     if backend == "deepep_low_latency":
         yield from _low_latency(engine, group, hidden_size=model.hidden_size)
 
@@ -220,27 +207,6 @@ def _low_latency(engine: ServingCapabilities, group: Group, *, hidden_size: int)
     if tokens > LARGEST_DISPATCH_TOKENS:
         yield (
             f"low-latency DeepEP takes {LARGEST_DISPATCH_TOKENS} tokens a rank and step at most,"
-            f" not {tokens}; lower the batch or use deepep_normal"
-        )
-
-
-def dispatch_tokens(engine: ServingCapabilities, group: Group) -> int:
-    """Return the most tokens of a step that one rank sends through low-latency DeepEP."""
-    if group.role == "decode":
-        return group.max_batch
-    if group.role == "prefill" or engine.low_latency_takes_prefill:
-        return max(group.max_batch, group.max_batched_tokens)
-    return group.max_batch
-
-
-def _batches(engine: ServingCapabilities, group: Group, *, longest: int) -> Iterator[str]:
-    if group.role == "decode":
-        return
-    tokens = group.max_batched_tokens
-    if engine.batch_needs_tokens and tokens < group.max_batch:
-        yield f"max_batched_tokens {tokens} is below max_batch {group.max_batch}"
-    if engine.whole_prompt_in_one_batch and not group.chunked_prefill and tokens < longest:
-        yield (
-            f"without chunked prefill max_batched_tokens {tokens} must reach the longest request,"
-            f" {longest} tokens; chunk, or lower max_model_len"
+            f" not {tokens}; lower the batch{' or the drafts' if group.draft_tokens else ''} or use"
+            " deepep_normal"
         )

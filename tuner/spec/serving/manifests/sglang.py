@@ -10,14 +10,28 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
 - `--cuda-graph-max-bs` is refused as ambiguous: decode and prefill have an option each.
 - DeepEP sets the expert-parallel size to `--tp-size`. Its mode `auto` sends prompts through the
   normal kernels and decode through the low-latency ones; `normal` turns decode graphs off.
-- Low-latency buffers hold SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK tokens, 1024 at most.
+- Low-latency buffers hold SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK tokens, 1024 at most. A
+  step that checks drafts sends all of them (`_decode_graph_dispatch_tokens_per_rank` of moe_hook.py
+  multiplies requests by draft tokens); decode graphs are counted in requests.
+- EAGLE drafts with the model's own heads unless `--speculative-draft-model-path` names others; with
+  one candidate a step it checks `--speculative-num-steps` + 1 tokens (speculative_hook.py). Drafts
+  across pipeline stages exist on prefill instances alone (validation_hook.py).
+- A prefill instance hands the draft layer's cache over too (disaggregation/prefill.py), so both
+  sides draft or neither does.
+- `--enable-two-batch-overlap` needs an all-to-all (check_two_batch_overlap), and models whose
+  expert layers are split into its operations (models/*.py, op_dispatch_a).
+- `--enable-pdmux` shares a device's multiprocessors between prefill and decode: no pipeline, no
+  chunks, no overlap schedule (validation_hook.py); its loop brings data-parallel ranks together
+  nowhere (multiplex/multiplexing_mixin.py); models need `forward_split_prefill`.
+- `--chunked-prefill-size` is a whole number of pages (validation_hook.py).
 
-Not covered: prefill context parallelism, speculative decoding, pipeline micro-batches.
+Not covered: prefill context parallelism, pipeline micro-batches, draft trees wider than one token,
+drafting or two-batch overlap under `--enable-pdmux`, which nothing there takes account of.
 """
 
 from typing import Final
 
-from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 
 SGLANG_0_5_23: Final = ServingCapabilities(
     name="sglang",
@@ -31,10 +45,13 @@ SGLANG_0_5_23: Final = ServingCapabilities(
             "--context-length",
             "--cuda-graph-max-bs-decode",
             "--deepep-mode",
+            "--disable-overlap-schedule",
             "--disaggregation-bootstrap-port",
             "--disaggregation-mode",
             "--disaggregation-transfer-backend",
             "--dist-init-addr",
+            "--enable-pdmux",
+            "--enable-two-batch-overlap",
             "--ep-dispatch-algorithm",
             "--ep-num-redundant-experts",
             "--ep-size",
@@ -47,9 +64,17 @@ SGLANG_0_5_23: Final = ServingCapabilities(
             "--moe-a2a-backend",
             "--nnodes",
             "--node-rank",
+            "--page-size",
+            "--pdmux-config-path",
             "--port",
             "--pp-size",
             "--quantization",
+            "--sm-group-num",
+            "--speculative-algorithm",
+            "--speculative-draft-model-path",
+            "--speculative-eagle-topk",
+            "--speculative-num-draft-tokens",
+            "--speculative-num-steps",
             "--tp-size",
         }
     ),
@@ -57,4 +82,27 @@ SGLANG_0_5_23: Final = ServingCapabilities(
     quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4"},
     kv_cache_dtype={"bf16": "", "fp8": "fp8_e4m3"},
     connectors={"nixl": "nixl", "mooncake": "mooncake"},
+    modes=frozenset({"aggregated", "disaggregated", "shared_device"}),
+    drafting={"mtp": "EAGLE", "eagle": "EAGLE"},
+    drafting_pipeline_roles=frozenset({"prefill"}),
+    overlap_backends=DEEPEP,
+    exchange_architectures=frozenset(
+        {
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "Glm4MoeForCausalLM",
+            "Qwen2MoeForCausalLM",
+            "Qwen3MoeForCausalLM",
+        }
+    ),
+    shared_device_architectures=frozenset(
+        {
+            "LlamaForCausalLM",
+            "Qwen2ForCausalLM",
+            "Qwen2MoeForCausalLM",
+            "Qwen3ForCausalLM",
+            "Qwen3MoeForCausalLM",
+        }
+    ),
+    chunk_needs_whole_pages=True,
 )

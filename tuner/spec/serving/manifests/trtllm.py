@@ -10,9 +10,14 @@ tensorrt_llm/_torch/modules/fused_moe/communication of github.com/NVIDIA/TensorR
   one, TRTLLM_DEEP_EP_TOKEN_LIMIT bounds its low-latency buffers, and batches above it fall back.
 - Weights are quantised beforehand, so the checkpoint says how.
 - A prefill instance cannot overlap its scheduler.
+- `speculative_config` of type MTP drafts `max_draft_len` tokens with the model's own heads; another
+  draft's path would have to stand in the options file, and a plan has none.
+- `tokens_per_block` is a power of two (docs/source/features/kvcache.md).
 
-Not covered: the TensorRT backend, context parallelism, chunked KV transfer. The release cannot be
-installed without its devices' libraries, so these names were checked against documents alone.
+Not covered: the TensorRT backend, context parallelism, chunked KV transfer, drafting across
+pipeline stages, which its documents do not speak of and which is therefore refused. The release
+cannot be installed without its devices' libraries, so these names were checked against documents
+alone.
 """
 
 from typing import Final
@@ -40,6 +45,7 @@ TRTLLM_1_3: Final = ServingCapabilities(
             "moe_expert_parallel_size",
             "moe_tensor_parallel_size",
             "pipeline_parallel_size",
+            "speculative_config",
             "tensor_parallel_size",
         }
     ),
@@ -52,4 +58,6 @@ TRTLLM_1_3: Final = ServingCapabilities(
     deepep_needs_attention_dp=True,
     both_attention_degrees=False,
     whole_prompt_in_one_batch=True,
+    drafting={"mtp": "MTP"},
+    page_is_power_of_two=True,
 )

@@ -12,13 +12,18 @@ docs/features/{nixl,mooncake}_connector_usage.md:
   because the release infers their ranks in ways that differ by load balancer.
 - Without chunked prefill `--max-num-batched-tokens` must reach `--max-model-len`.
 - NIXL can pass through host memory (`kv_buffer_device`), Mooncake cannot.
+- Drafts count as tokens of a step: graphs hold requests x (drafts + 1) tokens
+  (`uniform_decode_query_len`, vllm/config/vllm.py). NIXL compares the drafting of both sides
+  (kv_connector/v1/nixl/metadata.py), so both draft or neither does. The draft layer runs on the
+  last pipeline stage (v1/worker/gpu_model_runner.py).
+- `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
 
 Not covered: context parallelism, elastic expert parallelism, external load balancing.
 """
 
 from typing import Final
 
-from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 
 VLLM_0_33: Final = ServingCapabilities(
     name="vllm",
@@ -33,6 +38,9 @@ VLLM_0_33: Final = ServingCapabilities(
             "--data-parallel-size",
             "--data-parallel-size-local",
             "--data-parallel-start-rank",
+            "--block-size",
+            "--dbo-decode-token-threshold",
+            "--enable-dbo",
             "--enable-eplb",
             "--enable-expert-parallel",
             "--eplb-config",
@@ -52,6 +60,8 @@ VLLM_0_33: Final = ServingCapabilities(
             "--pipeline-parallel-size",
             "--port",
             "--quantization",
+            "--spec-model",
+            "--speculative-config",
             "--tensor-parallel-size",
         }
     ),
@@ -72,4 +82,8 @@ VLLM_0_33: Final = ServingCapabilities(
     data_parallel_rank_spans_nodes=False,
     whole_prompt_in_one_batch=True,
     batch_needs_tokens=True,
+    drafting={"mtp": "mtp", "eagle": "eagle"},
+    drafting_pipeline_roles=frozenset({"aggregated", "prefill", "decode"}),
+    overlap_backends=DEEPEP,
+    overlap_needs_attention_dp=True,
 )
