@@ -2,10 +2,10 @@
 
     python tests/benchmarks/serving_bands.py RUNS.csv [TABLES]
 
-Reads a table in the layout of `moetune backtest`, predicts every launch on Hopper and Blackwell that
-states what is needed, once from kernels (TABLES, or the installed aiconfigurator-core) and once with
-every table left out, from the datasheet alone, and prints the first, fifth and last decile of
-measured over predicted TTFT and TPOT: for each engine, of aggregated and of disaggregated launches.
+Reads a table in the layout of `moetune backtest` and predicts every launch on Hopper and Blackwell
+that states what is needed: once from kernels (TABLES or the installed aiconfigurator-core) and once
+with every table left out, from the datasheet alone. Prints the first, fifth and last decile of
+measured over predicted TTFT and TPOT: by engine, of aggregated and of disaggregated launches.
 """
 
 import sys

@@ -12,8 +12,8 @@ overrun prefill side, and warm-up, which lengthens TTFT more than it shortens it
 fewer than 30 launches of a kind (vLLM, disaggregated) takes the deciles of all engines.
 
 Nothing published covers other modes. Offloaded prompts pass prefill and decode instances, so that
-the band of disaggregated launches is the nearest; shared devices have that of aggregated ones, twice
-as wide in ratio on both sides, which is a guess.
+the band of disaggregated launches is the nearest; shared devices have that of aggregated ones,
+twice as wide in ratio on both sides, which is a guess.
 """
 
 from collections.abc import Mapping
