@@ -1,0 +1,227 @@
+"""Prefill and decode side by side on shares of one device's multiprocessors.
+
+    x, 1 - x   shares of the multiprocessors that prefill and decode have while both have work
+    t          seconds of an operation on the whole device, F its operations, B its bytes
+    c, m       seconds that F takes at the attained peak, B at the attained memory bandwidth
+
+    t(s, w) = t max(c / s, m / (w min(1, s / s_sat))) / max(c, m)      on the share s, with the
+    share w of the memory bandwidth
+
+What is bound by compute slows in proportion to its share (semi-PD, arXiv:2504.19867: l_x = l_100 /
+x), what is bound by memory only below the share s_sat whose multiprocessors can draw the whole
+bandwidth (Nexus, arXiv:2507.06608: two regimes around a point of saturation). Prefill's own traffic
+is gone for decode while both run:
+
+    w_decode = 1 - q,   q = bytes of a prompt / (its seconds on x  bandwidth)
+
+which is Nexus' BW (1 - q beta) with q taken as the share of the bandwidth that prefill draws and
+beta = 1, the most that it can take. When one phase has nothing to do the other has the whole
+device.
+
+s_sat: a multiprocessor draws 67 GB/s at most: 5,120 bytes a clock from the L2 cache at 1.41 GHz
+over 108 multiprocessors (NVIDIA A100 whitepaper); Hopper's are taken to be alike.
+
+    steady state of n running sequences, O tokens of an answer, P(x) seconds of a prompt, T(1)
+    seconds of a step alone and T(y) beside a prompt; rho = r P(x) is prefill's busy share:
+    n = r O TPOT,  1 / TPOT = rho / T(y) + (1 - rho) / T(1)
+    =>  r = (n / T(1)) / (O + n P(x) (1 / T(1) - 1 / T(y))),  at most 1 / P(x)
+
+Evidence: no measurement of ours. semi-PD's fit of Llama3-8B on A100s, TPOT(y) = 0.6284 / y + 0.3818
+of its time alone, lies between this model's curves of few and of many running sequences
+(tests/tuner/costs/serving/test_sharing.py).
+
+Letters: Q questions. Not covered: exchanges between devices, which take the time that they take
+alone; attention-data ranks, which would have to agree on when prompts run; activations of both
+phases held at once; power, which two busy phases share.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.serving.attention import AttentionLayer
+from tuner.costs.serving.curves import Floats
+from tuner.costs.serving.decoder import BYTES, AttentionKind
+from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.machine import (
+    PEAK_OF,
+    PEAK_RATIO,
+    STREAM_RATIO,
+    MoeShape,
+    ServingMachine,
+)
+
+PORT_BYTES_PER_S: Final = 67e9
+"""Of one multiprocessor; see above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a phase has of a device."""
+
+    compute_ratio: float
+    """Of the multiprocessors."""
+    memory_ratio: float = 1.0
+    """Of the memory bandwidth, what the other phase leaves."""
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.compute_ratio <= 1.0 and 0.0 < self.memory_ratio <= 1.0):
+            raise ValueError(f"{self} must be shares above 0, at most 1")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedMachine(ServingMachine):
+    """A system of which one phase has a share."""
+
+    share: Share
+
+    def stretch(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
+        """Seconds on the share over seconds on the whole device."""
+        peak = next(rate for name in PEAK_OF[dtype] if (rate := self.sheet.flop_per_s.get(name)))
+        compute_s_Q = flop_Q / (PEAK_RATIO * peak)
+        memory_s_Q = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
+        whole_s_Q = np.maximum(np.maximum(compute_s_Q, memory_s_Q), 1e-15)
+        drawn = self.share.memory_ratio * min(1.0, self.share.compute_ratio / self.saturating_ratio)
+        on_share_s_Q = np.maximum(compute_s_Q / self.share.compute_ratio, memory_s_Q / drawn)
+        return np.asarray(np.maximum(on_share_s_Q / whole_s_Q, 1.0))
+
+    @property
+    def saturating_ratio(self) -> float:
+        """Share of the multiprocessors that draws the whole memory bandwidth."""
+        ports = self.sheet.compute_units * PORT_BYTES_PER_S
+        return min(1.0, self.sheet.memory_bytes_per_s / ports)
+
+    def product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
+        """One product [m, k] x [k, n]."""
+        whole_Q = super().product_s(m_Q, n=n, k=k, dtype=dtype, software=software)
+        return whole_Q * self.stretch(*product_work(m_Q, n=n, k=k, dtype=dtype), dtype=dtype)
+
+    def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
+        """Routed experts on the busiest rank."""
+        whole_Q = super().moe_s(tokens_Q, shape, software=software)
+        return whole_Q * self.stretch(*moe_work(tokens_Q, shape), dtype=shape.dtype)
+
+    def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
+        """A small kernel that reads and writes so many bytes."""
+        whole_Q = super().stream_s(bytes_Q, launch_s=0.0, ratio=ratio)
+        return launch_s + whole_Q * self.stretch(0.0 * bytes_Q, bytes_Q, dtype="bf16")
+
+
+def product_work(m_Q: Floats, *, n: float, k: float, dtype: str) -> tuple[Floats, Floats]:
+    """Operations and bytes of a product."""
+    return 2.0 * m_Q * n * k, BYTES[dtype] * n * k + 2.0 * m_Q * (n + k)
+
+
+def moe_work(tokens_Q: Floats, shape: MoeShape) -> tuple[Floats, Floats]:
+    """Operations and bytes of the routed experts of one rank, evenly routed."""
+    local = shape.experts / shape.expert
+    copies_Q = tokens_Q * shape.top_k / shape.expert
+    reached_Q = local * -np.expm1(copies_Q * np.log1p(-1.0 / local)) if local > 1 else local
+    weights = 3.0 * shape.hidden * shape.ffn / shape.tensor
+    activations_Q = 4.0 * copies_Q * (shape.hidden + shape.ffn / shape.tensor)
+    return 2.0 * weights * copies_Q, activations_Q + BYTES[shape.dtype] * weights * reached_Q
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedIteration(Iteration):
+    """An engine's steps on a share of its devices."""
+
+    machine: SharedMachine
+
+    def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
+        """Attention of all layers for one new token of each of n sequences."""
+        work = [
+            (count * flop_Q, count * bytes_Q)
+            for count, layer in self.attention_layers
+            for flop_Q, bytes_Q in [_decode_work(layer, n_Q, past_Q)]
+        ]
+        flop_Q = np.sum([one for one, _ in work], axis=0)
+        bytes_Q = np.sum([other for _, other in work], axis=0)
+        whole_Q = super().decode_s(n_Q, past_Q)
+        return whole_Q * self.machine.stretch(flop_Q, bytes_Q, dtype="bf16")
+
+    def prompt_s(self, s_Q: Floats) -> Floats:
+        """Attention of all layers for one prompt of s tokens, which compute binds."""
+        return super().prompt_s(s_Q) / self.machine.share.compute_ratio
+
+
+def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> tuple[Floats, Floats]:
+    own = layer.attention
+    width = 1.0 if layer.formats.kv == "fp8" else 2.0
+    match own.kind:
+        case AttentionKind.GROUPED:
+            seen_Q = np.minimum(past_Q, own.window) if own.window else past_Q
+            return (
+                4.0 * n_Q * seen_Q * layer.heads * own.head_dim,
+                2.0 * n_Q * seen_Q * layer.kv_heads * own.head_dim * width,
+            )
+        case AttentionKind.LATENT:
+            return (
+                4.0 * n_Q * past_Q * layer.heads * own.kv_elements,
+                n_Q * past_Q * own.kv_elements * width,
+            )
+        case _:  # few tokens or a state of fixed size are read
+            return 0.0 * n_Q, n_Q * float(own.kv_elements) * width
+
+
+def on_share(iteration: Iteration, share: Share) -> SharedIteration:
+    """Return the engine on that share of its devices."""
+    own = iteration.machine
+    machine = SharedMachine(
+        sheet=own.sheet, tables=own.tables, estimated=own.estimated, share=share
+    )
+    known = {one.name: getattr(iteration, one.name) for one in fields(Iteration)}
+    return SharedIteration(**{**known, "machine": machine})
+
+
+def drawn_ratio(iteration: Iteration, *, tokens: float, seconds: float) -> float:
+    """Share of the memory bandwidth that a prompt draws: its weights' and activations' bytes."""
+    own = iteration.machine
+    traffic = _Traffic(sheet=own.sheet, tables=None, estimated=set())
+    known = {one.name: getattr(iteration, one.name) for one in fields(Iteration)}
+    counting = Iteration(**{**known, "machine": traffic})
+    parts = counting.linear_parts(np.array([tokens]))
+    moved_s = sum(float(seconds_Q[0]) for seconds_Q in parts.values())
+    return min(moved_s / seconds, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Traffic(ServingMachine):
+    """Prices the bytes of every operation alone, so that steps become seconds of memory."""
+
+    def product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
+        _, bytes_Q = product_work(m_Q, n=n, k=k, dtype=dtype)
+        return bytes_Q / self.sheet.memory_bytes_per_s
+
+    def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
+        _, bytes_Q = moe_work(tokens_Q, shape)
+        return bytes_Q / self.sheet.memory_bytes_per_s
+
+    def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
+        return bytes_Q / self.sheet.memory_bytes_per_s
+
+    def exchange_s(self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int) -> Floats:
+        return np.zeros_like(tokens_Q)
+
+    def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
+        return np.zeros_like(bytes_Q)
+
+
+def steady_rate_per_s(
+    running_N: Floats,
+    *,
+    alone_s_N: Floats,
+    beside_s_N: Floats,
+    prompt_s: float,
+    output_tokens: float,
+) -> tuple[Floats, Floats]:
+    """Return requests a second of so many running sequences, and seconds per token.
+
+    Model:   the module's steady state; where prefill is always busy, 1 / P(x) and T(y)
+    """
+    gained_N = 1.0 / alone_s_N - 1.0 / beside_s_N
+    free_N = (running_N / alone_s_N) / (output_tokens + running_N * prompt_s * gained_N)
+    rate_N = np.minimum(free_N, 1.0 / prompt_s)
+    busy_N = rate_N * prompt_s
+    return rate_N, 1.0 / (busy_N / beside_s_N + (1.0 - busy_N) / alone_s_N)
