@@ -25,13 +25,11 @@ from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.memory import kv_bytes_per_token, kv_tokens
 from tuner.simulate.serving.batching import Rules, simulate
+from tuner.simulate.serving.client import ROUNDS, Client, engine_rules, reading_s, seen_ttft_s
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Served, uniform_requests
 from tuner.simulate.serving.steps import StepTimes, step_times
 
-ROUNDS: Final = 10
-"""Requests in all, in multiples of the concurrency (InferenceX, benchmark scripts)."""
-STEPS_BEFORE_TOKEN: Final = 1.5
 HANDOVER_S: Final = 20e-3
 HANDOVER_BYTES_PER_S: Final = 40e9
 """One 400 Gbit/s card at 80 %; both as SGLang's and TensorRT-LLM's recipes over NIXL and UCX
@@ -95,17 +93,10 @@ class Predictor:
         alone = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared).times
         most_busy = prefill.degrees.attention_data
         each = kv_bytes_per_token(launch.decoder, launch.formats, Degrees())
-
-        def prompt_s(tokens: int, busy: int) -> float:
-            share = (busy - 1) / (most_busy - 1) if most_busy > 1 else 1.0
-            linear_s = alone.linear_s[tokens] * (1.0 - share) + full.linear_s[tokens] * share
-            fixed_s = full.head_s[1] + full.prompt_scheduler_s
-            return linear_s + full.prefill_s(tokens) + fixed_s
-
         stations = Stations(
             prefill_workers=prefill.workers,
             prefill_ranks=most_busy,
-            prompt_s=prompt_s,
+            prompt_s=reading_s(full, alone, ranks=most_busy, step_tokens=launch.input_tokens),
             handover_s=lambda tokens: HANDOVER_S + tokens * each / HANDOVER_BYTES_PER_S,
             decode_ranks=ranks,
             decode=decoding.times,
@@ -148,11 +139,10 @@ class Predictor:
         step_tokens = recipe.step_tokens or traits.step_tokens
         if traits.batching is Batching.WHOLE:
             step_tokens = max(step_tokens, concurrency + launch.input_tokens + 64)
-        return Rules(
-            batching=traits.batching,
+        return engine_rules(
+            launch.engine,
             step_tokens=step_tokens,
             poll_steps=recipe.poll_steps,
-            reserves_answers=traits.batching is not Batching.CHUNKED,
             kv_tokens=kv_tokens(
                 launch.decoder,
                 launch.formats,
@@ -198,6 +188,6 @@ class Predictor:
 def latency_of(served: Served, recipe: Recipe, *, estimated: tuple[str, ...]) -> Latency:
     """Means, as a client sees them."""
     tpot_s = float(np.mean(served.tpot_s_R)) if (served.output_R > 1).any() else 0.0
-    inside_s = float(np.mean(served.ttft_s_R))
-    ttft_s = inside_s + (STEPS_BEFORE_TOKEN + recipe.stream_steps) * tpot_s + recipe.client_s
+    client = Client(overhead_s=recipe.client_s, stream_steps=recipe.stream_steps)
+    ttft_s = float(np.mean(seen_ttft_s(served, client=client)))
     return Latency(ttft_s=ttft_s, tpot_s=tpot_s, estimated=estimated)

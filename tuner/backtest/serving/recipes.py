@@ -18,6 +18,7 @@ from typing import Final
 
 from tuner.backtest.serving.launches import Harness, Launch
 from tuner.costs.serving.engine import Engine
+from tuner.simulate.serving.client import CLIENT_S, DELAY_S, client_of
 
 STREAM_STEPS: Final = 10.0
 BALANCE_STEPS: Final = 45.0
@@ -34,11 +35,6 @@ ASYNCHRONOUS: Final = (0, 14)
 """First release of vLLM that schedules the next step while one runs."""
 OTHER_LEAST_RATIO: Final = 0.95
 """Shortest length of the undocumented driver where waves break up."""
-DELAY_S: Final = 10e-3
-"""From the end of an answer until the client has sent the next request, on average."""
-CLIENT_S: Final = 15e-3
-SGLANG_CLIENT_S: Final = 100e-3
-"""Both: HTTP server, tokeniser, client, and what a first step costs the host without a graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +65,7 @@ def recipe_of(launch: Launch) -> Recipe:
         delay_s=DELAY_S,
         poll_steps=_poll_steps(launch) if is_known else 1,
         stream_steps=_stream_steps(launch) if is_known else 0.0,
-        client_s=SGLANG_CLIENT_S if launch.engine is Engine.SGLANG else CLIENT_S,
+        client_s=client_of(launch.engine).overhead_s,
         sequence_s=SEQUENCE_S if _waits(launch) else 0.0,
         step_tokens=_step_tokens(launch) if is_known else None,
         experts_table=_experts_table(launch),

@@ -5,15 +5,16 @@ folder with `<system>.yaml` files is aiconfigurator's and is read as it lies. Wh
 comes from an installed aiconfigurator-core, and what that lacks from the datasheet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from profilers.arrays import Arrays, read_profile_arrays
-from profilers.imports.aiconfigurator_arrays import installed_systems, read_system
+from profilers.imports.aiconfigurator_arrays import holds_system, installed_systems, read_system
 from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.tables import OPERATIONS, kernel_tables
+from tuner.costs.serving.tables import KernelTables
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 
@@ -41,8 +42,8 @@ def machines_of(
     for system in systems:
         sheet = find_device(SYSTEMS[system])
         own = [path for path, device in stored.items() if device == sheet.name]
-        arrays, origin = _arrays(system, own, folders)
-        tables = kernel_tables(system, arrays) if arrays else None
+        read, origin = _reader(system, own, folders)
+        tables = None if read is None else KernelTables(system=system, read=read)
         machines[system] = ServingMachine(sheet=sheet, tables=tables)
         origins[system] = origin
     return machines, origins
@@ -56,16 +57,24 @@ def _device(profile: Path) -> str:
         raise SpecError(f"{str(profile)!r}: {error}") from error
 
 
-def _arrays(
+def _reader(
     system: str, profiles: Sequence[Path], folders: Sequence[Path]
-) -> tuple[list[Arrays], str]:
+) -> tuple[Callable[[str], Sequence[Arrays]] | None, str]:
+    """What reads the tables of an operation, and where from."""
     if profiles:
-        read = [read_profile_arrays(path, operations=OPERATIONS) for path in profiles]
-        return [table for tables in read for table in tables], "profile"
-    for folder in folders:
-        tables = read_system(folder, system=system)
-        if tables:
-            return list(tables), "tables"
+        return partial(_stored, profiles), "profile"
     installed = installed_systems()
-    found = read_system(installed, system=system) if installed is not None else ()
-    return list(found), "aiconfigurator-core" if found else DATASHEET
+    shipped = () if installed is None else ((installed, "aiconfigurator-core"),)
+    for folder, origin in (*((folder, "tables") for folder in folders), *shipped):
+        if holds_system(folder, system=system):
+            return partial(_published, folder, system), origin
+    return None, DATASHEET
+
+
+def _stored(profiles: Sequence[Path], operation: str) -> list[Arrays]:
+    read = [read_profile_arrays(path, operations=(operation,)) for path in profiles]
+    return [table for tables in read for table in tables]
+
+
+def _published(folder: Path, system: str, operation: str) -> tuple[Arrays, ...]:
+    return read_system(folder, system=system, operations=(operation,))

@@ -6,7 +6,10 @@
     prefill first   while prompts wait that fit, steps hold prompts alone
 
 A sequence gets its first token at the end of the step that ends its prompt and one more at every
-step with running sequences; it leaves with its last. Between two such events nothing changes but
+step with running sequences, or with drafts as many as a step yields on average: an answer then
+takes the steps that it takes on average, rounded, and none is drawn. It leaves with its last. With
+a pipeline of p stages a step here is a round of p micro-batches, which part the running sequences
+evenly and have each the step's budget of prompts. Between two such events nothing changes but
 the pasts, which grow evenly, so that all the steps until then are taken in one jump: as many times
 the step with the mean past. The work per request is a few events, whatever its length.
 
@@ -14,9 +17,10 @@ Memory admits a request only if prompt and answer fit beside what is reserved, o
 takes memory as answers grow, if the prompt fits; when there is no more, the sequence that came last
 gives its memory back and is read again later. Engines may look for requests every few steps only.
 
-Requests whose prompts were read elsewhere run as soon as memory admits them.
+Requests whose prompts were read elsewhere run as soon as memory admits them. Of a prompt what is in
+the prefix cache takes its memory and is attended to, and is not computed.
 
-Not covered: prefix caches, priorities.
+Not covered: caches that are shared between requests, or evicted; priorities.
 """
 
 import heapq
@@ -67,6 +71,8 @@ class _Play:
     delays_s: list[float]
     """Before each request of a closed loop is sent."""
     read_elsewhere: list[bool]
+    cached: list[int]
+    """Tokens of prompts that need not be computed."""
     now_s: float = 0.0
     step: int = 0
     """Steps that running sequences took part in."""
@@ -75,7 +81,7 @@ class _Play:
     """Requests whose prompts are under way, with the tokens done."""
     running: list[tuple[int, int]] = field(default_factory=list)
     """Heap of (step of the last token, request)."""
-    past: int = 0
+    past: float = 0.0
     """Tokens in the cache of all running sequences."""
     prompts: int = 0
     """Tokens of the prompts under way."""
@@ -116,7 +122,7 @@ class _Play:
                 self.join(request)
                 continue
             self.prompts += self.inputs[request]
-            self.partial.append([request, 0])
+            self.partial.append([request, self.cached[request]])
 
     def join(self, request: int) -> None:
         """Run a request whose prompt has been read; its first token is there."""
@@ -124,7 +130,8 @@ class _Play:
         if self.outputs[request] == 1:
             self.finish(request)
         else:
-            heapq.heappush(self.running, (self.step + self.outputs[request] - 1, request))
+            steps = self.times.steps_of(self.outputs[request] - 1)
+            heapq.heappush(self.running, (self.step + steps, request))
             self.past += self.inputs[request] + 1
 
     def jump(self) -> None:
@@ -132,7 +139,8 @@ class _Play:
         num = len(self.running)
         steps = self.running[0][0] - self.step
         if not self.rules.reserves_answers and num > 1:
-            room = int((self.rules.kv_tokens - self.past) / num)
+            each = num * self.times.tokens_per_step
+            room = int((self.rules.kv_tokens - self.past) / each)
             if room < 1:
                 self.preempt()
                 return
@@ -156,9 +164,11 @@ class _Play:
         self.running[place] = self.running[-1]
         self.running.pop()
         heapq.heapify(self.running)
-        left = last - self.step
-        done = self.outputs[request] - left
-        self.past -= self.inputs[request] + done
+        whole = self.times.steps_of(self.outputs[request] - 1)
+        stepped = whole - (last - self.step)
+        self.past -= self.inputs[request] + 1 + stepped * self.times.tokens_per_step
+        done = min(1 + round(stepped * self.times.tokens_per_step), self.outputs[request] - 1)
+        left = self.outputs[request] - done
         self.reserved -= self.inputs[request] + self.outputs[request]
         # What it has said so far is read again as part of its prompt.
         self.inputs[request] += done
@@ -170,10 +180,11 @@ class _Play:
         """Every running sequence gets so many tokens; those with their last leave."""
         self.step += steps
         self.since_poll += steps
-        self.past += steps * len(self.running)
+        self.past += steps * len(self.running) * self.times.tokens_per_step
         while self.running and self.running[0][0] <= self.step:
             _, request = heapq.heappop(self.running)
-            self.past -= self.inputs[request] + self.outputs[request]
+            whole = self.times.steps_of(self.outputs[request] - 1)
+            self.past -= self.inputs[request] + 1 + whole * self.times.tokens_per_step
             self.finish(request)
 
     def finish(self, request: int) -> None:
@@ -189,14 +200,13 @@ class _Play:
         """One step with prompts, beside running sequences unless prefill goes first."""
         is_mixed = self.rules.batching is not Batching.PREFILL_FIRST
         num = len(self.running) if is_mixed else 0
-        times = self.times
-        tokens, seconds, done = self._fill(num)
-        seconds += times.linear_s[min(tokens + num, times.most_tokens)]
-        seconds += times.head_s[min(num + len(done), times.most_sequences)]
-        seconds += times.prompt_scheduler_s
-        if num:
-            seconds += times.attention_s(num, self.past / num)
-        self.now_s += seconds
+        each = -(-num // self.times.micro_batches)
+        tokens, seconds, done = self._fill(each * self.times.checked_tokens)
+        past = self.past / num if num else 0.0
+        parts = min(-(-tokens // self.rules.step_tokens), self.times.micro_batches)
+        self.now_s += self.times.mixed_s(
+            tokens, seconds, running=num, past=past, ended=len(done), parts=max(parts, 1)
+        )
         if num:
             self.advance(1)
         else:
@@ -205,9 +215,13 @@ class _Play:
             self.prompts -= self.inputs[request]
             self.join(request)
 
-    def _fill(self, running: int) -> tuple[int, float, list[int]]:
-        """Choose tokens of prompts for a step: how many, their attention, prompts that end."""
-        budget = max(self.rules.step_tokens - running, 1)
+    def _fill(self, taken: int) -> tuple[int, float, list[int]]:
+        """Choose tokens of prompts for a step: how many, their attention, prompts that end.
+
+        Args:
+            taken: tokens of running sequences in a micro-batch.
+        """
+        budget = max(self.rules.step_tokens - taken, 1) * self.times.micro_batches
         is_whole = self.rules.batching is Batching.WHOLE
         tokens, seconds = 0, 0.0
         done: list[int] = []
@@ -256,6 +270,7 @@ def simulate(requests: Requests, *, times: StepTimes, rules: Rules, concurrency:
         is_closed=requests.arrival_s_R is None,
         delays_s=delays_s,
         read_elsewhere=requests.read_elsewhere,
+        cached=requests.cached,
     )
     while len(play.end_s) < count:
         play.arrive()

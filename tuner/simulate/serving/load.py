@@ -27,6 +27,14 @@ class Requests:
     read_R: npt.NDArray[np.bool_] | None = None
     """Whose prompts were read elsewhere: they arrive with their caches; None: nobody's."""
 
+    cached_R: npt.NDArray[np.int64] | None = None
+    """Tokens of the prompt that are in the prefix cache and need not be computed; None: none."""
+
+    @property
+    def cached(self) -> list[int]:
+        """By request; a list, because single entries of arrays are slow to read."""
+        return [0] * len(self.input_R) if self.cached_R is None else self.cached_R.tolist()
+
     @property
     def read_elsewhere(self) -> list[bool]:
         """By request; a list, because single entries of arrays are slow to read."""
@@ -39,6 +47,12 @@ class Requests:
             raise ValueError("a request has at least one token of either kind")
         if self.read_R is not None and len(self.read_R) != len(self.input_R):
             raise ValueError("every request is read here or elsewhere")
+        if self.cached_R is not None and (
+            len(self.cached_R) != len(self.input_R)
+            or self.cached_R.min() < 0
+            or (self.cached_R >= self.input_R).any()
+        ):
+            raise ValueError("of every prompt one token at least must be computed")
         if self.arrival_s_R is not None and (np.diff(self.arrival_s_R) < 0.0).any():
             raise ValueError("arrivals must not go back in time")
 

@@ -4,6 +4,10 @@ A simulation asks for a few steps per request and must not interpolate logarithm
 iteration's costs are laid out once: by every number of tokens and sequences, and over an even grid
 of pasts, between whose points attention is close to linear.
 
+The sums are those of tuner/costs/serving/whole_step.py, entry by entry: a step with drafts checks
+several tokens of each sequence; where it runs as two halves, exchange counts as far as nothing
+hides it; with a pipeline a step is a round of as many micro-batches as there are stages.
+
 Letters: M tokens, N sequences, P pasts.
 """
 
@@ -14,11 +18,54 @@ import numpy as np
 
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.whole_step import attention_s, draft_s, halves_s, halves_share
 
 POINTS: Final = 40
 """Sizes at which an iteration is priced; between them seconds are interpolated."""
 PASTS: Final = 17
 PROMPTS: Final = 65
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Halves:
+    """Exchange of two half steps, by tokens of both."""
+
+    hidden_s: list[float]
+    """That may hide."""
+    cover_s: list[float]
+    """Products that hide it."""
+    held_s: list[float]
+    """Least that it costs."""
+    attention_ratio: float
+    """Of attention, what hides it too."""
+
+    def exposed_s(self, tokens: int, attention: float) -> float:
+        """What nothing hides."""
+        covered_s = self.cover_s[tokens] + self.attention_ratio * attention
+        return max(self.hidden_s[tokens] - covered_s, self.held_s[tokens])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """A pipeline."""
+
+    count: int
+    slot_ratio: float
+    """Share of the layers on the longest stage."""
+    last_ratio: float
+    """Of the layers on the last one."""
+    passed_s: float
+    """Hand-overs between stages for a step of no tokens, all of them together."""
+    passed_token_s: float
+    """Per token."""
+
+    def round_s(
+        self, layers_s: float, last_s: float, *, gap_s: float, busy: int, tokens: int
+    ) -> float:
+        """So many micro-batches through all stages."""
+        slowest_s = max(self.slot_ratio * layers_s, self.last_ratio * layers_s + last_s, gap_s)
+        passed_s = self.passed_s + self.passed_token_s * tokens
+        return max(layers_s + last_s + gap_s, busy * slowest_s) + passed_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,6 +85,31 @@ class StepTimes:
     scheduler_s: float
     prompt_scheduler_s: float
     """Between steps that hold prompts."""
+    draft_s: list[float] | None = None
+    """By sequences: what drafts for them."""
+    checked_tokens: int = 1
+    """Tokens that a running sequence brings to a step."""
+    tokens_per_step: float = 1.0
+    """That it gets from one on average."""
+    overshoot_tokens: float = 0.0
+    """That its last step yields too many on average."""
+    halves: Halves | None = None
+    stages: Stages | None = None
+
+    @property
+    def micro_batches(self) -> int:
+        """That are under way at once."""
+        return 1 if self.stages is None else self.stages.count
+
+    def steps_of(self, tokens: int) -> int:
+        """Steps until a sequence has so many tokens, on average and whole.
+
+        By Wald's equation the mean number of steps is that of all their tokens, those beyond the
+        end included, over the tokens of one.
+        """
+        if self.tokens_per_step == 1.0:
+            return tokens
+        return max(round((tokens + self.overshoot_tokens) / self.tokens_per_step), 1)
 
     @property
     def most_tokens(self) -> int:
@@ -64,12 +136,63 @@ class StepTimes:
 
     def decode_step_s(self, sequences: int, past: float) -> float:
         """A step without prompts."""
-        return (
-            self.linear_s[sequences]
-            + self.head_s[sequences]
-            + self.attention_s(sequences, past)
-            + self.scheduler_s
+        each = -(-sequences // self.micro_batches)
+        return self._round_s(
+            each * self.checked_tokens,
+            self.attention_s(each, past),
+            running=each,
+            heads=each,
+            gap_s=self.scheduler_s,
+            busy=min(sequences, self.micro_batches),
         )
+
+    def mixed_s(
+        self,
+        tokens: int,
+        attention: float,
+        *,
+        running: int,
+        past: float,
+        ended: int,
+        parts: int = 1,
+    ) -> float:
+        """A step with prompts.
+
+        Args:
+            tokens: of prompts.
+            attention: of them.
+            running: sequences beside them.
+            past: of those on average.
+            ended: prompts that end.
+            parts: micro-batches that hold them.
+        """
+        each = -(-running // self.micro_batches)
+        attention /= parts
+        if each:
+            attention += self.attention_s(each, past)
+        return self._round_s(
+            -(-tokens // parts) + each * self.checked_tokens,
+            attention,
+            running=each,
+            heads=each + ended,
+            gap_s=self.prompt_scheduler_s,
+            busy=max(parts, min(running, self.micro_batches)),
+        )
+
+    def _round_s(
+        self, tokens: int, attention: float, *, running: int, heads: int, gap_s: float, busy: int
+    ) -> float:
+        """A step of one micro-batch; with a pipeline a round of those under way."""
+        tokens = min(tokens, self.most_tokens)
+        layers_s = self.linear_s[tokens] + attention
+        last_s = self.head_s[min(heads, self.most_sequences)]
+        if self.halves is not None:
+            layers_s += self.halves.exposed_s(tokens, attention)
+        if self.draft_s is not None and running:
+            last_s += self.draft_s[running]
+        if self.stages is None:
+            return layers_s + last_s + gap_s
+        return self.stages.round_s(layers_s, last_s, gap_s=gap_s, busy=busy, tokens=tokens)
 
 
 def step_times(
@@ -79,24 +202,29 @@ def step_times(
 
     Args:
         iteration: costs of a step.
-        most_tokens: of one step on one rank.
+        most_tokens: of one step on one rank; at least those of its running sequences count.
         most_sequences: running on one rank at once.
         longest: tokens of the longest sequence, answer included.
     """
+    most_tokens = max(most_tokens, most_sequences * iteration.checked_tokens)
     token_M = _sizes(most_tokens)
     sequence_N = _sizes(most_sequences)
     past_P = np.linspace(0.0, float(longest), PASTS)
     prompt_P = np.linspace(0.0, float(longest), PROMPTS)
     pairs = np.meshgrid(sequence_N, np.maximum(past_P, 1.0), indexing="ij")
-    flat = iteration.decode_s(pairs[0].ravel(), pairs[1].ravel())
+    flat = _decode_s(iteration, pairs[0].ravel(), pairs[1].ravel())
     decode_NP = flat.reshape(len(sequence_N), PASTS)
     every_N = np.arange(most_sequences + 1, dtype=np.float64)
     decode = np.stack([np.interp(every_N, sequence_N, column) for column in decode_NP.T], axis=1)
-    prompt_s_P = iteration.prompt_s(np.maximum(prompt_P, 1.0))
+    prompt_s_P = _prompt_s(iteration, np.maximum(prompt_P, 1.0), most_tokens=most_tokens)
     prompt_s_P[0] = 0.0
     every_M = np.arange(most_tokens + 1, dtype=np.float64)
+    halves = _halves(iteration, token_M, every_M) if iteration.two_batch_overlap else None
+    open_M = iteration.linear_s(token_M) if halves is None else halves[0]
+    drafting = iteration.drafting
+    drafts_N = draft_s(iteration, sequence_N, np.ones_like(sequence_N))
     return StepTimes(
-        linear_s=np.interp(every_M, token_M, iteration.linear_s(token_M)).tolist(),
+        linear_s=np.interp(every_M, token_M, open_M).tolist(),
         head_s=np.interp(every_N, sequence_N, iteration.head_s(sequence_N)).tolist(),
         decode_s=decode.tolist(),
         past_step=float(past_P[1]),
@@ -104,6 +232,55 @@ def step_times(
         prompt_step=float(prompt_P[1]),
         scheduler_s=iteration.scheduler_s,
         prompt_scheduler_s=iteration.scheduler_s * iteration.traits.prompt_scheduler_ratio,
+        draft_s=None if drafting is None else np.interp(every_N, sequence_N, drafts_N).tolist(),
+        checked_tokens=iteration.checked_tokens,
+        tokens_per_step=iteration.tokens_per_step,
+        overshoot_tokens=0.0 if drafting is None else drafting.overshoot_tokens,
+        halves=None if halves is None else halves[1],
+        stages=_stages(iteration),
+    )
+
+
+def _decode_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
+    """Attention of a step; a drafter's beyond that of an empty past."""
+    ones_Q = np.ones_like(past_Q)
+    drafted_Q = draft_s(iteration, n_Q, past_Q) - draft_s(iteration, n_Q, ones_Q)
+    return np.asarray(attention_s(iteration, n_Q, past_Q) + drafted_Q)
+
+
+def _prompt_s(iteration: Iteration, s_Q: Floats, *, most_tokens: int) -> Floats:
+    """Attention of prompts; of a drafter also its products, as a step that is full takes them."""
+    one = iteration.drafter
+    if one is None:
+        return iteration.prompt_s(s_Q)
+    full = np.array([float(most_tokens)])
+    token_s = float((one.linear_s(full) + one.joined_s(full))[0]) / most_tokens
+    return np.asarray(iteration.prompt_s(s_Q) + one.prompt_s(s_Q) + token_s * s_Q)
+
+
+def _stages(iteration: Iteration) -> Stages | None:
+    count, layers = iteration.degrees.pipeline, iteration.decoder.num_layers
+    if count == 1:
+        return None
+    none_s, one_s = iteration.passed_s(np.array([0.0, 1.0]))
+    return Stages(
+        count=count,
+        slot_ratio=iteration.slot_ratio,
+        last_ratio=layers // count / layers,
+        passed_s=float(none_s),
+        passed_token_s=float(one_s - none_s),
+    )
+
+
+def _halves(iteration: Iteration, token_M: Floats, every_M: Floats) -> tuple[Floats, Halves]:
+    """What is paid in any case, and what may hide."""
+    found = halves_s(iteration, token_M)
+    every = {name: np.interp(every_M, token_M, found[name]).tolist() for name in found}
+    return found["open"], Halves(
+        hidden_s=every["hidden"],
+        cover_s=every["cover"],
+        held_s=every["held"],
+        attention_ratio=halves_share(iteration),
     )
 
 
