@@ -1,53 +1,75 @@
-"""`moetune explain`: why this plan and not another."""
+"""`moetune explain`: why this plan and not another, and what would change it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tuner.explain.explaining import Explained
 
 
 def command(
     plan: Annotated[Path, typer.Argument(help="Folder of a plan.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    what_if: Annotated[
+        str,
+        typer.Option(
+            "--what-if",
+            help="Changes to solve for, e.g. nodes=+1,memory=-20%,bandwidth=x2,batch=512; "
+            "'none' asks nothing. Default: the usual ones.",
+        ),
+    ] = "",
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(help="As given to plan; a training plan holds its own copies."),
+    ] = None,
+    time_limit: Annotated[
+        str, typer.Option(help="For the searches of all changes together, with its unit.")
+    ] = "60s",
+    uncalibrated: Annotated[bool, typer.Option("--uncalibrated", help="As given to plan.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the plan and `why` as JSON.")
+    ] = False,
 ) -> None:
-    """Explain a plan: time and memory by stage, what is proven, why each runner-up lost."""
-    from tuner.cli.plan_text import explanation
-    from tuner.cli.verify_text import verdict_text
-    from tuner.plan_folder import kind_of_plan, read_plan, read_verified
+    """Explain a plan: its parts, what is proven, why others lost, what other limits would change.
 
-    kind = kind_of_plan(plan)
-    if kind == "place":
-        _explain_placement(plan, as_json=as_json)
-        return
-    if kind == "serve":
-        _explain_deployment(plan, as_json=as_json)
-        return
-    made, verified = read_plan(plan), read_verified(plan)
-    if as_json:
-        print(made.model_dump_json(indent=2))
-    else:
-        print(explanation(made))
-        if verified is not None:
-            print(f"\n{verdict_text(verified)}")
-    if made.decision is None:
+    Each change is solved anew from the plan's own copies; nothing is guessed.
+    """
+    from tuner.cli.options import seconds
+    from tuner.cli.progress import planning
+    from tuner.explain.explaining import explain
+    from tuner.what_if import parse_changes
+
+    limit_s = seconds(time_limit, option="--time-limit")
+    changes = None if not what_if else () if what_if == "none" else parse_changes(what_if)
+    with planning() as watch:
+        found = explain(
+            plan,
+            changes=changes,
+            profiles=tuple(profile or ()),
+            time_limit_s=limit_s,
+            calibrated=not uncalibrated,
+            watch=watch,
+        )
+    print(found.model_dump_json(indent=2) if as_json else _text(found, folder=plan))
+    if found.decision is None:
         raise typer.Exit(1)
 
 
-def _explain_placement(folder: Path, *, as_json: bool) -> None:
+def _text(found: "Explained", *, folder: Path) -> str:
+    from tuner.cli.explain_text import why_lines
     from tuner.cli.place_text import place_explanation
-    from tuner.place_folder import read_place_plan
-
-    made = read_place_plan(folder)
-    print(made.model_dump_json(indent=2) if as_json else place_explanation(made))
-    if made.decision is None:
-        raise typer.Exit(1)
-
-
-def _explain_deployment(folder: Path, *, as_json: bool) -> None:
+    from tuner.cli.plan_text import explanation
     from tuner.cli.serve_text import serve_explanation
-    from tuner.serve_folder import read_serve_plan
+    from tuner.cli.verify_text import verdict_text
+    from tuner.place_plan import PlacePlan
+    from tuner.plan_folder import read_verified
+    from tuner.serve_plan import ServePlan
 
-    made = read_serve_plan(folder)
-    print(made.model_dump_json(indent=2) if as_json else serve_explanation(made))
-    if made.decision is None:
-        raise typer.Exit(1)
+    if isinstance(found, ServePlan):
+        return "\n".join((serve_explanation(found), *why_lines(found.why)))
+    if isinstance(found, PlacePlan):
+        return "\n".join((place_explanation(found), *why_lines(found.why)))
+    verified = read_verified(folder)
+    trials = () if verified is None else ("", verdict_text(verified))
+    return "\n".join((explanation(found), *why_lines(found.why), *trials))

@@ -1,0 +1,121 @@
+"""Why a plan, in words: runners-up term by term, and what other limits would change."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tuner.cli.text import columns
+from tuner.units import format_bytes, format_ratio, format_s
+from tuner.what_if import Outcome, Rival, WhatIf, Why
+
+SHOWN_TERMS: Final = 3
+SHOWN_CHANGES: Final = 4
+NO_GAIN_RATIO: Final = 0.0005
+"""Of the objective; less is printed as no change."""
+
+GROUPED: Final = 1000.0
+"""From here on numbers are printed whole, digits in groups of three."""
+
+_FIGURES: Final = {
+    "step_time_s": ("", " a step"),
+    "tokens_per_s": ("", " tokens/s"),
+    "peak_memory_bytes": ("", ""),
+    "num_devices": ("", " devices"),
+    "cost_per_hour": ("", " an hour"),
+    "requests_per_s": ("", " requests/s"),
+    "ttft_p90_s": ("ttft p90 ", ""),
+    "tpot_p90_s": ("tpot p90 ", ""),
+    "goodput_per_device": ("", " good requests/s a device"),
+    "busiest_rank_ratio": ("busiest ranks carry ", " of a layer's token copies"),
+    "objective": ("objective ", ""),
+}
+"""What is printed of an answer, in this order: words before and after the number."""
+
+
+def why_lines(why: Why) -> Iterator[str]:
+    """Say why the runners-up lost and what would change the plan."""
+    if any(rival.terms_s for rival in why.rivals):
+        yield ""
+        yield "why not the next, by the seconds that differ"
+        yield from (_rival(rival) for rival in why.rivals if rival.terms_s)
+    if why.what_if is not None:
+        yield ""
+        yield from _what_if(why.what_if)
+    yield from (f"note: {note}" for note in why.notes)
+
+
+def _rival(rival: Rival) -> str:
+    terms = list(rival.terms_s.items())
+    shown = ", ".join(f"{name} {_signed_s(seconds)}" for name, seconds in terms[:SHOWN_TERMS])
+    left = len(terms) - SHOWN_TERMS
+    more = f" and {left} smaller" if left > 0 else ""
+    tie = " (tie)" if rival.within_band else ""
+    total = "" if rival.slower_s is None else f": {_signed_s(rival.slower_s)}"
+    return f"  {rival.decision}{tie}{total} = {shown}{more}"
+
+
+def _signed_s(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{format_s(abs(seconds))}"
+
+
+def _what_if(found: WhatIf) -> Iterator[str]:
+    asked = [one for one in found.outcomes if one.status != "out_of_time"]
+    total_s = sum(one.solve_s for one in found.outcomes)
+    yield (
+        f"what would change it: {len(asked)} questions solved anew in {format_s(total_s)} "
+        f"(--time-limit {format_s(found.time_limit_s)} for their searches)"
+    )
+    rows = [_row(found.base, "as planned")]
+    rows += [_row(one, one.change) for one in found.outcomes]
+    yield columns(rows)
+    yield from (line for one in found.outcomes for line in _details(one))
+
+
+def _row(one: Outcome, name: str) -> tuple[str, str, str]:
+    return f"  {name}", _verdict(one), _figures(one)
+
+
+def _verdict(one: Outcome) -> str:
+    if one.status in ("refused", "out_of_time", "infeasible", "unknown"):
+        return {
+            "refused": "cannot be asked",
+            "out_of_time": "not asked",
+            "infeasible": "nothing fits",
+            "unknown": "no answer",
+        }[one.status]
+    if not one.change:
+        return one.status
+    if one.gain_ratio is None:
+        return "fits"
+    if abs(one.gain_ratio) < NO_GAIN_RATIO:
+        return "no change"
+    return f"{format_ratio(abs(one.gain_ratio))} {'better' if one.gain_ratio > 0 else 'worse'}"
+
+
+def _figures(one: Outcome) -> str:
+    return ", ".join(
+        f"{before}{_number(name, one.figures[name])}{after}"
+        for name, (before, after) in _FIGURES.items()
+        if name in one.figures
+    )
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("_s") and not name.endswith("_per_s"):
+        return format_s(value)
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_ratio"):
+        return format_ratio(value)
+    return f"{value:,.0f}" if value >= GROUPED else f"{value:.5g}"
+
+
+def _details(one: Outcome) -> Iterator[str]:
+    """What was changed, and what is chosen otherwise or stands in the way."""
+    if one.figures:
+        changes = list(one.decision_changes[:SHOWN_CHANGES])
+        left = len(one.decision_changes) - SHOWN_CHANGES
+        changes += [f"{left} more"] if left > 0 else []
+        yield f"  {one.change}: {one.says}: {', '.join(changes) or 'the same decision'}"
+        return
+    said = f"{one.says}: " if one.says else ""
+    yield f"  {one.change}: {said}{one.reason}"

@@ -1,0 +1,258 @@
+"""A question with one limit moved: the spec's keys after the change, and the change in words.
+
+Numbers that the spec leaves to the datasheet (memory of a device, its network card) start from
+there. A change of pools is about every pool unless it names one.
+
+Not covered: links inside a machine, which no spec states; link matrices, which fit one number of
+nodes and are refused beside another.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Datasheet
+from tuner.errors import TunerError
+from tuner.explain.question import Kind, Question
+from tuner.spec.cluster import Pool
+from tuner.units import (
+    format_bytes,
+    format_bytes_per_s,
+    format_s,
+    parse_bytes,
+    parse_bytes_per_s,
+    parse_per_s,
+    parse_seconds,
+)
+from tuner.what_if import KEYS, Change, moved
+
+Keys = dict[str, Any]
+Told = list[str]
+"""What was changed, in words."""
+
+
+def changed(question: Question, change: Change) -> tuple[Keys, str]:
+    """Return the keys of the changed spec, and the change in words.
+
+    Raises:
+        TunerError: the question has no such limit, or the change leaves nothing of it.
+    """
+    keys: Keys = copy.deepcopy(dict(question.keys))
+    wanted, kinds = _HOW[change.key]
+    if question.kind not in kinds:
+        able = ", ".join(key for key in KEYS if question.kind in _HOW[key][1])
+        raise TunerError(f"{change.key} is no part of this goal; {able} are")
+    if change.pool is not None and change.key not in POOL_KEYS:
+        raise TunerError(f"{change.key} is not of a pool; leave out @{change.pool}")
+    told: Told = []
+    wanted(question, change, keys, told)
+    return keys, "; ".join(told)
+
+
+def _nodes(question: Question, change: Change, keys: Keys, told: Told) -> None:
+    if question.kind == "place":
+        _more_ranks(question, change, keys, told)
+        return
+    for pool, written in _chosen(question, change, keys):
+        nodes = _whole(change, pool.nodes)
+        written["nodes"] = nodes
+        told.append(f"{nodes} nodes of {pool.name} instead of {pool.nodes}")
+
+
+def _more_ranks(question: Question, change: Change, keys: Keys, told: Told) -> None:
+    """Expert-parallel ranks come and go with their machines; slots of a rank stay."""
+    goal = keys["goal"]
+    each = goal.get("ranks_per_node") or goal["ranks"]
+    if question.cluster is not None and goal.get("ranks_per_node") is None:
+        each = min(goal["ranks"], question.cluster.pools[0].devices_per_node)
+    before = goal["ranks"] // each
+    after = _whole(change, before)
+    goal |= {"ranks": after * each, "ranks_per_node": each}
+    if question.cluster is not None:
+        first = keys["cluster"]["pools"][0]
+        first["nodes"] = max(first.get("nodes", 1), after)
+    told.append(f"{after} nodes ({after * each} ranks) instead of {before}")
+
+
+def _memory(question: Question, change: Change, keys: Keys, told: Told) -> None:
+    for pool, written in _chosen(question, change, keys):
+        stated = pool.memory_per_device or question.memory_bytes.get(pool.name)
+        before = stated or _sheet(pool, change).memory_bytes
+        after = _quantity(change, before, parse_bytes)
+        written["memory_per_device"] = f"{round(after)}B"
+        told.append(
+            f"{format_bytes(after)} a device of {pool.name} instead of {format_bytes(before)}"
+        )
+
+
+def _bandwidth(question: Question, change: Change, keys: Keys, told: Told) -> None:
+    if question.is_reference:
+        raise TunerError("the links were measured with the profile; the spec does not state them")
+    for pool, written in _chosen(question, change, keys):
+        before = pool.nic or _sheet(pool, change).scale_out_bytes_per_s
+        after = _quantity(change, before, parse_bytes_per_s)
+        written["nic"] = _rate(after)
+        told.append(
+            f"{format_bytes_per_s(after)} a network card of {pool.name} instead of"
+            f" {format_bytes_per_s(before)}"
+        )
+    cluster = question.cluster
+    for link, written in zip(
+        () if cluster is None or change.pool else cluster.links,
+        keys.get("cluster", {}).get("links", []),
+        strict=False,
+    ):
+        after = _quantity(change, link.bandwidth, parse_bytes_per_s)
+        written["bandwidth"] = _rate(after)
+        told.append(f"{format_bytes_per_s(after)} between {' and '.join(link.between)}")
+
+
+def _rate(value_bytes_per_s: float) -> str:
+    """Write it so that reading it back gives the same number."""
+    return f"{value_bytes_per_s!r}B/s"
+
+
+def _batch(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+    _count(keys["goal"], "global_batch_size", change, told, "sequences a step")
+
+
+def _sequence(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+    _count(keys["goal"], "sequence_length", change, told, "tokens a sequence")
+
+
+def _rate_of(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+    traffic = keys["goal"]["traffic"]
+    if "rate" not in traffic:
+        raise TunerError("the traffic states no rate; concurrency or the trace says how much comes")
+    before = parse_per_s(traffic["rate"])
+    after = _quantity(change, before, parse_per_s)
+    traffic["rate"] = f"{after!r}/s"
+    told.append(f"{after:.4g} requests/s instead of {before:.4g}")
+
+
+def _concurrency(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+    traffic = keys["goal"]["traffic"]
+    if "concurrency" not in traffic:
+        raise TunerError("the traffic is an open load; change its rate")
+    _count(traffic, "concurrency", change, told, "requests under way")
+
+
+def _input(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+    _length(keys["goal"]["traffic"], "input_tokens", change, told, "tokens a prompt")
+
+
+def _output(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+    _length(keys["goal"]["traffic"], "output_tokens", change, told, "tokens an answer")
+
+
+def _length(traffic: Keys, name: str, change: Change, told: Told, of: str) -> None:
+    value = traffic.get(name)
+    law, key = (value, "mean") if isinstance(value, dict) else (traffic, name)
+    if not isinstance(law.get(key), int | float):
+        raise TunerError(f"goal.traffic.{name} has no mean to change; write another spec")
+    before = law[key]
+    law[key] = _whole(change, before)
+    told.append(f"{law[key]} {of} instead of {before:g}{' (mean)' if law is value else ''}")
+
+
+def _ttft(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+    _targets(keys["goal"], "ttft", change, told)
+
+
+def _tpot(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+    _targets(keys["goal"], "tpot", change, told)
+
+
+def _targets(goal: Keys, name: str, change: Change, told: Told) -> None:
+    targets = goal.get("slo", {}).get(name, {})
+    if not targets:
+        raise TunerError(f"the spec sets no target of {name}")
+    for share, text in targets.items():
+        before = parse_seconds(text)
+        after = _quantity(change, before, parse_seconds)
+        targets[share] = f"{after!r}s"
+        told.append(f"{name} {share} of {format_s(after)} instead of {format_s(before)}")
+
+
+def _slots(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+    goal = keys["goal"]
+    slots = goal.get("slots_per_rank")
+    if not isinstance(slots, int):
+        raise TunerError("slots of a rank can be changed where slots_per_rank is one number")
+    _count(goal, "slots_per_rank", change, told, "slots a rank")
+
+
+def _count(of: Keys, name: str, change: Change, told: Told, words: str) -> None:
+    before = of[name]
+    of[name] = _whole(change, before)
+    told.append(f"{of[name]} {words} instead of {before}")
+
+
+def _whole(change: Change, before: float) -> int:
+    """Return the whole number next to what a change makes of one; at least 1.
+
+    Raises:
+        TunerError: the change states no whole number.
+    """
+    after = moved(change, before)
+    if after is not None:
+        return max(1, round(after))
+    if not change.value.isdecimal() or int(change.value) < 1:
+        raise TunerError(f"{change.value!r} is not a whole number")
+    return int(change.value)
+
+
+def _quantity(change: Change, before: float, parse: Callable[[str], float]) -> float:
+    after = moved(change, before)
+    if after is not None:
+        return after
+    try:
+        return parse(change.value)
+    except ValueError as error:
+        raise TunerError(str(error)) from error
+
+
+def _chosen(question: Question, change: Change, keys: Keys) -> Iterator[tuple[Pool, Keys]]:
+    """Give the pools that a change is about, and how the spec writes them.
+
+    Raises:
+        TunerError: there are none, or none of that name.
+    """
+    if question.cluster is None:
+        raise TunerError("the spec names no machines (cluster)")
+    pools = question.cluster.pools
+    names = [pool.name for pool in pools]
+    if change.pool is not None and change.pool not in names:
+        raise TunerError(f"no pool is named {change.pool!r}; pools: {', '.join(names)}")
+    for pool, written in zip(pools, keys["cluster"]["pools"], strict=True):
+        if change.pool in (None, pool.name):
+            yield pool, written
+
+
+def _sheet(pool: Pool, change: Change) -> Datasheet:
+    if pool.device is None:
+        raise TunerError(
+            f"pool {pool.name!r} states neither its {change.key} nor a 'device' that would"
+        )
+    return find_device(pool.device)
+
+
+POOL_KEYS: Final = ("nodes", "memory", "bandwidth")
+_ALL: Final[tuple[Kind, ...]] = ("train", "serve", "place")
+_HOW: Final[
+    Mapping[str, tuple[Callable[[Question, Change, Keys, Told], None], tuple[Kind, ...]]]
+] = {
+    "nodes": (_nodes, _ALL),
+    "memory": (_memory, ("train", "serve")),
+    "bandwidth": (_bandwidth, _ALL),
+    "batch": (_batch, ("train",)),
+    "sequence-length": (_sequence, ("train",)),
+    "rate": (_rate_of, ("serve",)),
+    "concurrency": (_concurrency, ("serve",)),
+    "input-tokens": (_input, ("serve",)),
+    "output-tokens": (_output, ("serve",)),
+    "ttft": (_ttft, ("serve",)),
+    "tpot": (_tpot, ("serve",)),
+    "slots": (_slots, ("place",)),
+}

@@ -1,0 +1,134 @@
+"""`moetune explain` as a function: why this plan, why not the next, what would change it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tuner.explain.outcomes import figures_of
+from tuner.explain.question import StoredPlan, read_any_plan
+from tuner.explain.rivals import rivals_of
+from tuner.explain.solving import what_ifs
+from tuner.place_plan import PlacePlan
+from tuner.plan import Plan
+from tuner.planner.progress import Watch, unwatched
+from tuner.serve_plan import ServePlan
+from tuner.what_if import Change, Outcome, Why
+
+AGREE_RATIO: Final = 0.001
+"""Of the objective by which a plan that is solved again may differ and still be the same."""
+
+
+class ExplainedPlan(Plan):
+    """What `moetune explain --json` prints of a training plan: `plan.json` and why."""
+
+    why: Why
+
+
+class ExplainedServePlan(ServePlan):
+    """The same of a deployment."""
+
+    why: Why
+
+
+class ExplainedPlacePlan(PlacePlan):
+    """The same of a placement."""
+
+    why: Why
+
+
+Explained = ExplainedPlan | ExplainedServePlan | ExplainedPlacePlan
+
+
+def explain(
+    folder: Path,
+    *,
+    changes: Sequence[Change] | None = None,
+    profiles: Sequence[Path] = (),
+    time_limit_s: float = 60.0,
+    calibrated: bool = True,
+    watch: Watch = unwatched,
+) -> Explained:
+    """Explain the plan of a folder.
+
+    Args:
+        folder: of the plan.
+        changes: to solve for, see `tuner.what_if`; None: those of `usual_changes`, empty: none.
+        profiles: as for `moetune plan`; a training plan holds its own.
+        time_limit_s: for the searches of all changes together.
+        calibrated: as the plan was made.
+        watch: told which change is being solved.
+
+    Raises:
+        PlanUnreadableError: there is no plan, or it does not hold what it was made from.
+        SpecError: the plan's own question can no longer be asked; the message says what is gone.
+    """
+    plan = read_any_plan(folder)
+    asked = usual_changes(plan) if changes is None else tuple(changes)
+    found = None
+    notes: tuple[str, ...] = ()
+    if asked:
+        found = what_ifs(
+            folder,
+            asked,
+            profiles=profiles,
+            time_limit_s=time_limit_s,
+            calibrated=calibrated,
+            watch=watch,
+        )
+        notes = _disagreement(plan, found.base)
+    return _explained(plan, Why(rivals=rivals_of(plan), what_if=found, notes=notes))
+
+
+def usual_changes(plan: StoredPlan) -> tuple[Change, ...]:
+    """Return what is asked of every plan: more machines, less memory, faster links."""
+    if isinstance(plan, PlacePlan):
+        asked = [Change(key="nodes", value="+1"), Change(key="slots", value="+1")]
+        asked += [Change(key="slots", value="-1")]
+        if plan.cluster is not None:
+            asked.append(Change(key="bandwidth", value="x2"))
+        return tuple(asked)
+    pools = plan.cluster.pools
+    names = [pool.name for pool in pools] if len(pools) > 1 else [None]
+    asked = [Change(key="nodes", pool=name, value="+1") for name in names]
+    if isinstance(plan, Plan):
+        asked.append(Change(key="nodes", value="x2"))
+    asked.append(Change(key="memory", value="-20%"))
+    if not (isinstance(plan, Plan) and plan.provenance.device_kind):
+        asked.append(Change(key="bandwidth", value="x2"))
+    if isinstance(plan, Plan):
+        asked.append(Change(key="batch", value="x2"))
+    else:
+        asked += _more_traffic(plan)
+    return tuple(asked)
+
+
+def _more_traffic(plan: ServePlan) -> list[Change]:
+    traffic = plan.goal.traffic
+    if traffic.rate is not None:
+        return [Change(key="rate", value="x2")]
+    return [Change(key="concurrency", value="x2")] if traffic.is_closed_loop else []
+
+
+def _explained(plan: StoredPlan, why: Why) -> Explained:
+    fields = dict(plan)
+    if isinstance(plan, Plan):
+        return ExplainedPlan(**fields, why=why)
+    if isinstance(plan, ServePlan):
+        return ExplainedServePlan(**fields, why=why)
+    return ExplainedPlacePlan(**fields, why=why)
+
+
+def _disagreement(plan: StoredPlan, again: Outcome) -> tuple[str, ...]:
+    """Say where solving the plan's own question again gives another answer than is stored."""
+    stored = figures_of(plan)
+    if (stored is None) != (not again.figures):
+        return (f"the plan says {plan.certificate.status}, solved again it is {again.status}",)
+    if stored is None:
+        return ()
+    before, after = stored.values[stored.objective], again.figures.get(stored.objective, 0.0)
+    if abs(after - before) <= AGREE_RATIO * abs(before):
+        return ()
+    return (
+        f"solved again, {stored.objective} is {after:.6g}, the plan says {before:.6g}: another "
+        "release, time limit, profile or --uncalibrated; the answers are compared with the former",
+    )

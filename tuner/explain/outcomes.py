@@ -1,0 +1,156 @@
+"""A plan as the answer to a question: the same figures whatever was changed, so answers compare.
+
+Training is judged by the tokens a second of all devices (a step alone says nothing where the batch
+or the sequence changes), a deployment by the objective of its goal, an even placement by the share
+of all token copies that its busiest ranks carry over judged passes (imbalance alone says nothing
+where ranks come or go), another placement by the objective of its certificate.
+"""
+
+from typing import NamedTuple
+
+from tuner.explain.question import StoredPlan
+from tuner.explain.words import differences, words
+from tuner.place_plan import PlacePlan
+from tuner.plan import Plan
+from tuner.serve_plan import ServePlan
+from tuner.spec.place import Objective
+from tuner.what_if import Band, Outcome
+
+
+class Figures(NamedTuple):
+    """What a plan comes to."""
+
+    values: dict[str, float]
+    bands: dict[str, Band]
+    objective: str
+    more_is_better: bool
+
+
+def outcome_of(
+    plan: StoredPlan,
+    *,
+    change: str,
+    says: str,
+    base: StoredPlan | None,
+    solve_s: float,
+) -> Outcome:
+    """Return what a plan answers, against the plan of the question as it was asked."""
+    found = figures_of(plan)
+    return Outcome(
+        change=change,
+        says=says,
+        status=plan.certificate.status,
+        reason=_reason(plan),
+        num_devices=None if plan.decision is None else plan.decision.num_devices,
+        decision="" if plan.decision is None else words(plan.decision),
+        decision_changes=_changes(base, plan),
+        objective="" if found is None else found.objective,
+        figures={} if found is None else found.values,
+        bands={} if found is None else found.bands,
+        gain_ratio=None if base is None or found is None else _gain(found, figures_of(base)),
+        solve_s=solve_s,
+    )
+
+
+def figures_of(plan: StoredPlan) -> Figures | None:
+    """Return what a plan comes to; None where it has no decision."""
+    if isinstance(plan, Plan):
+        return _training(plan)
+    if isinstance(plan, ServePlan):
+        return _deployment(plan)
+    return _placement(plan)
+
+
+def _reason(plan: StoredPlan) -> str:
+    """What binds the plan; where there is none, with the nearest way out too."""
+    if plan.decision is not None or isinstance(plan, PlacePlan) or not plan.relaxations:
+        return plan.binding_constraint
+    way = plan.relaxations[0]
+    return f"{plan.binding_constraint}; nearest way out: {way.change}"
+
+
+def _changes(base: StoredPlan | None, plan: StoredPlan) -> tuple[str, ...]:
+    if base is None or base.decision is None or plan.decision is None:
+        return ()
+    return differences(base.decision, plan.decision)
+
+
+def _gain(found: Figures, base: Figures | None) -> float | None:
+    if base is None or base.objective != found.objective:
+        return None
+    before, after = base.values[found.objective], found.values[found.objective]
+    if before <= 0.0 or after <= 0.0:
+        return None
+    return (after - before if found.more_is_better else before - after) / before
+
+
+def _training(plan: Plan) -> Figures | None:
+    predicted = plan.predicted
+    if predicted is None:
+        return None
+    tokens = plan.goal.tokens_per_step
+    low, high = predicted.step_time_s_band
+    values = {
+        "step_time_s": predicted.step_time_s,
+        "tokens_per_s": tokens / predicted.step_time_s,
+        "tokens_per_s_per_device": predicted.tokens_per_s_per_device,
+        "peak_memory_bytes": float(max(predicted.peak_memory_bytes)),
+    }
+    if predicted.mfu_ratio is not None:
+        values["mfu_ratio"] = predicted.mfu_ratio
+    if predicted.run is not None and predicted.run.wall_clock_s is not None:
+        values["run_s"] = predicted.run.wall_clock_s
+    if predicted.run is not None and predicted.run.cost is not None:
+        values["run_cost"] = predicted.run.cost
+    bands = {
+        "step_time_s": (low, high),
+        "tokens_per_s": (tokens / high, tokens / low),
+        "tokens_per_s_per_device": predicted.tokens_per_s_per_device_band,
+        "peak_memory_bytes": max(predicted.peak_memory_bytes_band, key=lambda band: band[1]),
+    }
+    return Figures(values, bands, objective="tokens_per_s", more_is_better=True)
+
+
+def _deployment(plan: ServePlan) -> Figures | None:
+    predicted, decision = plan.predicted, plan.decision
+    if predicted is None or decision is None:
+        return None
+    values = {
+        "num_devices": float(decision.num_devices),
+        "requests_per_s": predicted.requests_per_s,
+        "goodput_per_device": predicted.goodput_per_device,
+        "ttft_mean_s": predicted.ttft_s.mean,
+        "ttft_p90_s": predicted.ttft_s.p90,
+        "tpot_mean_s": predicted.tpot_s.mean,
+        "tpot_p90_s": predicted.tpot_s.p90,
+    }
+    if predicted.cost_per_hour is not None:
+        values["cost_per_hour"] = predicted.cost_per_hour
+    objective = {
+        "goodput": "goodput_per_device",
+        "devices": "num_devices",
+        "cost": "cost_per_hour",
+    }[plan.goal.objective]
+    return Figures(
+        values,
+        {"ttft_mean_s": predicted.ttft_s_band, "tpot_mean_s": predicted.tpot_s_band},
+        objective=objective if objective in values else "num_devices",
+        more_is_better=objective == "goodput_per_device",
+    )
+
+
+def _placement(plan: PlacePlan) -> Figures | None:
+    predicted, objective, decision = plan.predicted, plan.certificate.objective, plan.decision
+    if predicted is None or decision is None or objective is None:
+        return None
+    values = {"objective": objective}
+    values |= {f"imbalance:{name}": one for name, one in predicted.imbalance.items()}
+    values |= {f"layer_time_s:{one.workload}": one.after_s for one in predicted.layer_times}
+    bands = {f"imbalance:{name}": band for name, band in predicted.imbalance_band.items()}
+    bands |= {f"layer_time_s:{one.workload}": one.after_s_band for one in predicted.layer_times}
+    if plan.goal.objective is not Objective.BALANCE:
+        return Figures(values, bands, objective="objective", more_is_better=False)
+    weights = {one.name: one.weight for one in plan.goal.workloads}
+    mean = sum(weights[name] * one for name, one in predicted.imbalance.items())
+    values["busiest_rank_ratio"] = mean / sum(weights.values()) / decision.ranks
+    return Figures(values, bands, objective="busiest_rank_ratio", more_is_better=False)

@@ -1,0 +1,146 @@
+"""The question that a plan answered, as its folder still holds it, ready to be changed.
+
+A question is the spec's keys with every path made absolute: to the copies in `used/` where there
+are any, else to where the file lay when it was planned on. The copies hold whatever a training plan
+rests on. Of a deployment the recorded trace, and of a placement the recordings, stay where they
+were: without them the question cannot be asked again, and its answer says which file is gone.
+
+Not stored with a plan, so to be given again: the tables that a deployment or placement was priced
+with by `--profile`, and `--uncalibrated`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tuner.errors import PlanUnreadableError
+from tuner.place_folder import read_place_plan
+from tuner.place_plan import PlacePlan
+from tuner.plan import Plan
+from tuner.plan_folder import kind_of_plan, read_plan
+from tuner.serve_folder import read_serve_plan
+from tuner.serve_plan import ServePlan
+from tuner.spec.cluster import Cluster
+from tuner.spec.spec_file import parsed_spec
+
+Kind = Literal["train", "serve", "place"]
+StoredPlan = Plan | ServePlan | PlacePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A spec that can be planned on from anywhere."""
+
+    kind: Kind
+    keys: Mapping[str, Any]
+    """Of the YAML file, paths absolute; never changed in place."""
+    cluster: Cluster | None
+    """As it was planned on; None where a placement names none."""
+    is_reference: bool = False
+    """Priced on a profile of the reference step, which has no datasheet's links."""
+    memory_bytes: Mapping[str, int]
+    """Of one device, by pool, where the spec does not say and a profile does."""
+
+
+def read_any_plan(folder: Path) -> StoredPlan:
+    """Read the plan of a folder, whatever its goal.
+
+    Raises:
+        PlanUnreadableError: it is missing or damaged.
+    """
+    kind = kind_of_plan(folder)
+    if kind == "serve":
+        return read_serve_plan(folder)
+    if kind == "place":
+        return read_place_plan(folder)
+    return read_plan(folder)
+
+
+def question_of(folder: Path, plan: StoredPlan) -> Question:
+    """Return the question that the plan of a folder answered.
+
+    Raises:
+        PlanUnreadableError: the folder no longer holds its spec.
+        SpecError: the copy of the spec is damaged.
+    """
+    spec = folder / "used" / "spec.yaml"
+    if not spec.is_file():
+        raise PlanUnreadableError(
+            f"{folder} holds no used/spec.yaml, so nothing can be solved again; plan anew"
+        )
+    keys = parsed_spec(spec)
+    used = spec.parent.absolute()
+    if keys.get("model") is not None:
+        keys["model"] = str(used / "config.json")
+    if isinstance(plan, Plan):
+        return _training(plan, keys, used)
+    if isinstance(plan, ServePlan):
+        return _deployment(plan, keys)
+    return _placement(plan, keys, used)
+
+
+def _training(plan: Plan, keys: dict[str, Any], used: Path) -> Question:
+    measured = plan.provenance.profile_sha256
+    for position, pool in enumerate(_pools(keys)):
+        pool.pop("profile", None)
+        if pool.get("name") in measured:
+            alone = len(measured) == 1
+            pool["profile"] = str(used / ("profile" if alone else f"profiles/{position}"))
+        if "link_matrix" in pool:
+            pool["link_matrix"] = str(used / f"links-{position}.csv")
+    goal = keys["goal"]
+    if goal.get("routing"):
+        goal["routing"] = {**goal["routing"], "path": str(used / "routing.json")}
+    return Question(
+        kind="train",
+        keys=keys,
+        cluster=plan.cluster,
+        is_reference=bool(plan.provenance.device_kind),
+        memory_bytes=_measured_memory(keys) if plan.provenance.device_kind else {},
+    )
+
+
+def _deployment(plan: ServePlan, keys: dict[str, Any]) -> Question:
+    goal, stored = keys["goal"], plan.goal
+    if stored.traffic.trace is not None:
+        goal["traffic"]["trace"] = str(stored.traffic.trace.absolute())
+    if stored.routing is not None:
+        goal["routing"]["path"] = str(stored.routing.path.absolute())
+    if stored.placement is not None:
+        goal["placement"] = str(stored.placement.absolute())
+    _profiles_as_planned(keys, plan.cluster)
+    return Question(kind="serve", keys=keys, cluster=plan.cluster, memory_bytes={})
+
+
+def _placement(plan: PlacePlan, keys: dict[str, Any], used: Path) -> Question:
+    goal = keys["goal"]
+    for written, workload in zip(goal["workloads"], plan.goal.workloads, strict=True):
+        written["path"] = str(workload.path.absolute())
+    if plan.goal.current is not None:
+        goal["current"] = str(used / f"current{plan.goal.current.suffix}")
+    if plan.cluster is not None:
+        _profiles_as_planned(keys, plan.cluster)
+    return Question(kind="place", keys=keys, cluster=plan.cluster, memory_bytes={})
+
+
+def _profiles_as_planned(keys: dict[str, Any], cluster: Cluster) -> None:
+    for written, pool in zip(_pools(keys), cluster.pools, strict=True):
+        if pool.profile is not None:
+            written["profile"] = str(pool.profile.absolute())
+
+
+def _pools(keys: Mapping[str, Any]) -> list[dict[str, Any]]:
+    cluster = keys.get("cluster") or {}
+    pools: list[dict[str, Any]] = cluster.get("pools", [])
+    return pools
+
+
+def _measured_memory(keys: Mapping[str, Any]) -> dict[str, int]:
+    from profilers.store import read_header
+
+    return {
+        pool["name"]: read_header(Path(pool["profile"])).machine.memory_bytes_per_device
+        for pool in _pools(keys)
+        if "profile" in pool
+    }

@@ -1,0 +1,175 @@
+"""What a plan would be under other limits: each a true second solve of the plan's own question.
+
+The question comes from the plan's folder (question.py), a limit is moved (changes.py), and what
+`moetune plan` calls plans it. The plan's own question is solved again beside the others and in the
+same way, so that answers are compared with it and not with a plan that was made with more time, by
+another release or from other tables.
+
+All questions share one time limit; each gets an equal part of what is left. As in a plan, the limit
+is for searching and pricing comes on top, so the whole takes longer on large clusters. A question
+whose turn comes after the limit is not asked, and says so.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from profilers.errors import ProfilerError
+from solvers.errors import SolverError
+from tuner import api
+from tuner.errors import TunerError
+from tuner.explain.changes import changed
+from tuner.explain.outcomes import outcome_of
+from tuner.explain.question import Question, StoredPlan, question_of, read_any_plan
+from tuner.place_api import place
+from tuner.planner.progress import Told, Watch, unwatched
+from tuner.serve_api import deploy
+from tuner.spec.files import shown_path
+from tuner.what_if import Change, Outcome, WhatIf
+
+AS_PLANNED: Final = "as planned"
+LEAST_S: Final = 1.0
+"""Of search for one question; with less its answer would say little."""
+
+Planned = Callable[[Mapping[str, Any], float], StoredPlan]
+
+
+def what_if(
+    folder: Path,
+    change: Change,
+    *,
+    profiles: Sequence[Path] = (),
+    time_limit_s: float = 20.0,
+    calibrated: bool = True,
+) -> Outcome:
+    """Return what the plan of a folder would be after one change; see `what_ifs`."""
+    found = what_ifs(
+        folder, (change,), profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
+    )
+    return found.outcomes[0]
+
+
+def what_ifs(
+    folder: Path,
+    changes: Sequence[Change],
+    *,
+    profiles: Sequence[Path] = (),
+    time_limit_s: float = 60.0,
+    calibrated: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+    watch: Watch = unwatched,
+) -> WhatIf:
+    """Solve the question of a plan again, as it was asked and after each change.
+
+    A change that the spec or the planner refuses is an outcome that says why.
+
+    Args:
+        folder: of the plan.
+        changes: each asked alone.
+        profiles: as for `moetune plan`; a training plan holds its own.
+        time_limit_s: for the searches of all questions together.
+        calibrated: as the plan was made.
+        clock: for the limit and the reported times.
+        watch: told which question is being solved, and what is left of the limit.
+
+    Raises:
+        PlanUnreadableError: the folder holds no plan, or not the spec that it was made from.
+        SpecError: the plan's own question can no longer be asked; the message says what is gone.
+    """
+    question = question_of(folder, read_any_plan(folder))
+    end_s = clock() + time_limit_s
+
+    def solved(keys: Mapping[str, Any], limit_s: float) -> StoredPlan:
+        return _planned(
+            question, keys, profiles=profiles, time_limit_s=limit_s, calibrated=calibrated
+        )
+
+    started_s = clock()
+    watch(Told(stage="solving", text=_left(AS_PLANNED, end_s - started_s)))
+    base = solved(question.keys, max(LEAST_S, time_limit_s / (1 + len(changes))))
+    outcomes = []
+    for number, change in enumerate(changes):
+        left_s = end_s - clock()
+        if left_s < LEAST_S and number:
+            outcomes.append(_not_asked(change, time_limit_s))
+            continue
+        watch(Told(stage="solving", text=_left(str(change), left_s)))
+        share_s = max(LEAST_S, left_s / (len(changes) - number))
+        outcomes.append(_answered(question, change, base, solved, share_s=share_s, clock=clock))
+    return WhatIf(
+        base=outcome_of(
+            base, change="", says=AS_PLANNED, base=None, solve_s=base.certificate.solve_s
+        ),
+        outcomes=tuple(outcomes),
+        time_limit_s=time_limit_s,
+    )
+
+
+def _left(text: str, left_s: float) -> str:
+    return f"{text}, {max(0.0, left_s):.0f} s left"
+
+
+def _not_asked(change: Change, time_limit_s: float) -> Outcome:
+    return Outcome(
+        change=str(change),
+        says="",
+        status="out_of_time",
+        reason=f"the {time_limit_s:g} s for all questions were over; give --time-limit more",
+    )
+
+
+def _answered(
+    question: Question,
+    change: Change,
+    base: StoredPlan,
+    solved: Planned,
+    *,
+    share_s: float,
+    clock: Callable[[], float],
+) -> Outcome:
+    started_s = clock()
+    says = ""
+    try:
+        keys, says = changed(question, change)
+        plan = solved(keys, share_s)
+    except (TunerError, SolverError, ProfilerError) as error:
+        reason = " ".join(str(error).split())
+        return Outcome(change=str(change), says=says, status="refused", reason=reason)
+    return outcome_of(
+        plan, change=str(change), says=says, base=base, solve_s=max(0.0, clock() - started_s)
+    )
+
+
+def _planned(
+    question: Question,
+    keys: Mapping[str, Any],
+    *,
+    profiles: Sequence[Path],
+    time_limit_s: float,
+    calibrated: bool,
+) -> StoredPlan:
+    """Plan the keys of a spec, as a file of their own that is gone afterwards.
+
+    Raises:
+        TunerError: the spec is unusable; the message does not name the file.
+    """
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+        path = Path(scratch) / "spec.yaml"
+        path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
+        try:
+            if question.kind == "serve":
+                return deploy(path, profiles=profiles, time_limit_s=time_limit_s).plan
+            if question.kind == "place":
+                return place(
+                    path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
+                ).plan
+            return api.plan(
+                path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
+            ).plan
+        except TunerError as error:
+            shown = str(error).replace(f"{shown_path(path)}: ", "").replace(f"{path}: ", "")
+            raise type(error)(shown) from error
