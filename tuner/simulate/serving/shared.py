@@ -1,0 +1,203 @@
+"""Prefill and decode as two servers on shares of the same devices, event by event.
+
+    prefill   one batch of whole prompts at a time, first come first served, up to a budget of
+              tokens
+    decode    every running sequence gets a token a step
+
+While both have work, a prompt takes its seconds on its share and a step its seconds beside a
+prompt; while one has nothing to do, the other has the whole device. A read prompt's sequence joins
+at the end of the step under way. Between two events all steps are taken in one jump, as in
+batching.py. Memory admits a prompt only if it and its answer fit beside what is reserved.
+
+Source: the loop of SGLang's PD multiplexing (sglang 0.5.23, srt/multiplex/multiplexing_mixin.py):
+one prefill batch beside the running batch, whole devices where either is alone.
+
+Not covered: shares that change at other times than SGLang's, which keeps those of a batch until it
+ends; attention-data ranks; caches that grow beyond what is reserved.
+"""
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.steps import StepTimes
+
+LEAST_LEFT_RATIO: Final = 1e-9
+"""Of a batch's work: less is floating point."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halves:
+    """Seconds of both phases, alone and beside the other."""
+
+    prompts_alone: StepTimes
+    prompts_beside: StepTimes
+    steps_alone: StepTimes
+    steps_beside: StepTimes
+    step_tokens: int
+    """Of a batch of prompts at most, but for one longer prompt."""
+    kv_tokens: float = math.inf
+    most_running: int = 2**31
+
+
+@dataclass(slots=True)
+class _Play:
+    halves: Halves
+    inputs: list[int]
+    outputs: list[int]
+    coming: list[tuple[float, int]]
+    """Heap: when requests arrive."""
+    next_closed: int
+    is_closed: bool
+    delays_s: list[float]
+    now_s: float = 0.0
+    step: int = 0
+    waiting: deque[int] = field(default_factory=deque)
+    batch: list[int] = field(default_factory=list)
+    """Prompts under way."""
+    left_ratio: float = 0.0
+    """Of their work."""
+    running: list[tuple[int, int]] = field(default_factory=list)
+    """Heap of (step of the last token, request)."""
+    past: int = 0
+    reserved: int = 0
+    arrived_s: dict[int, float] = field(default_factory=dict)
+    first_s: dict[int, float] = field(default_factory=dict)
+    end_s: dict[int, float] = field(default_factory=dict)
+
+    def arrive(self) -> None:
+        """Take in what has come by now."""
+        while self.coming and self.coming[0][0] <= self.now_s:
+            at_s, request = heapq.heappop(self.coming)
+            self.arrived_s[request] = at_s
+            self.waiting.append(request)
+
+    def begin(self) -> None:
+        """Begin a batch of prompts, as budget and memory allow."""
+        if self.batch:
+            return
+        tokens = 0
+        while self.waiting:
+            request = self.waiting[0]
+            need = self.inputs[request] + self.outputs[request]
+            under_way = len(self.running) + len(self.batch)
+            is_full = (
+                under_way >= self.halves.most_running
+                or self.reserved + need > self.halves.kv_tokens
+            )
+            is_over = self.batch and tokens + self.inputs[request] > self.halves.step_tokens
+            if is_over or (is_full and under_way):
+                break
+            self.batch.append(self.waiting.popleft())
+            self.reserved += need
+            tokens += self.inputs[request]
+        if self.batch:
+            self.left_ratio = 1.0
+
+    def batch_s(self, times: StepTimes) -> float:
+        """Seconds of the whole batch."""
+        tokens = sum(self.inputs[request] for request in self.batch)
+        return (
+            sum(times.prefill_s(self.inputs[request]) for request in self.batch)
+            + times.linear_s[min(tokens, times.most_tokens)]
+            + times.head_s[min(len(self.batch), times.most_sequences)]
+            + times.prompt_scheduler_s
+        )
+
+    def steps(self) -> None:
+        """Steps until a sequence ends, the prompts end, or a request comes to an idle prefill."""
+        num = len(self.running)
+        times = self.halves.steps_beside if self.batch else self.halves.steps_alone
+        steps = self.running[0][0] - self.step
+        each = min(num, times.most_sequences)
+        step_s = times.decode_step_s(each, self.past / num + 0.5 * (steps - 1))
+        until_s = math.inf
+        if self.batch:
+            prompts_s = self.batch_s(self.halves.prompts_beside)
+            until_s = self.left_ratio * prompts_s
+        elif self.coming:
+            until_s = max(self.coming[0][0] - self.now_s, 0.0)
+        if until_s < steps * step_s:
+            steps = min(max(math.ceil(until_s / step_s), 1), steps)
+        self.now_s += steps * step_s
+        self.step += steps
+        self.past += steps * num
+        while self.running and self.running[0][0] <= self.step:
+            _, request = heapq.heappop(self.running)
+            self.past -= self.inputs[request] + self.outputs[request]
+            self.finish(request)
+        if self.batch:
+            self.left_ratio -= steps * step_s / prompts_s
+            if self.left_ratio <= LEAST_LEFT_RATIO:
+                self.read()
+
+    def read(self) -> None:
+        """The prompts under way have been read; their sequences run from now on."""
+        self.left_ratio = 0.0
+        read, self.batch = self.batch, []
+        for request in read:
+            self.first_s[request] = self.now_s
+            if self.outputs[request] == 1:
+                self.finish(request)
+            else:
+                heapq.heappush(self.running, (self.step + self.outputs[request] - 1, request))
+                self.past += self.inputs[request] + 1
+
+    def finish(self, request: int) -> None:
+        """Note the end, and send the next request of a closed loop."""
+        self.end_s[request] = self.now_s
+        self.reserved -= self.inputs[request] + self.outputs[request]
+        if self.is_closed and self.next_closed < len(self.inputs):
+            at_s = self.now_s + self.delays_s[self.next_closed]
+            heapq.heappush(self.coming, (at_s, self.next_closed))
+            self.next_closed += 1
+
+
+def simulate_shared(requests: Requests, *, halves: Halves, concurrency: int = 1) -> Served:
+    """Serve all requests on one instance.
+
+    Args:
+        requests: with arrivals, or without for a closed loop.
+        halves: seconds of both phases.
+        concurrency: requests under way in a closed loop.
+    """
+    count = len(requests.input_R)
+    delays_s = [0.0] * count if requests.delay_s_R is None else requests.delay_s_R.tolist()
+    if requests.arrival_s_R is None:
+        first = min(concurrency, count)
+        coming = [(delays_s[request], request) for request in range(first)]
+    else:
+        first = count
+        coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
+    heapq.heapify(coming)
+    play = _Play(
+        halves=halves,
+        inputs=requests.input_R.tolist(),
+        outputs=requests.output_R.tolist(),
+        coming=coming,
+        next_closed=first,
+        is_closed=requests.arrival_s_R is None,
+        delays_s=delays_s,
+    )
+    while len(play.end_s) < count:
+        play.arrive()
+        play.begin()
+        if play.running:
+            play.steps()
+        elif play.batch:
+            play.now_s += play.left_ratio * play.batch_s(halves.prompts_alone)
+            play.read()
+        else:
+            play.now_s = max(play.now_s, play.coming[0][0])
+    in_order = range(count)
+    return Served(
+        arrival_s_R=np.array([play.arrived_s[request] for request in in_order]),
+        first_token_s_R=np.array([play.first_s[request] for request in in_order]),
+        end_s_R=np.array([play.end_s[request] for request in in_order]),
+        output_R=requests.output_R,
+    )
