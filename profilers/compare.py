@@ -17,6 +17,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from profilers.errors import MachineMismatchError
 from profilers.records import Case, Profile, Record, Seconds, Source, Status
@@ -55,6 +58,35 @@ class Difference(Record):
     """Corrected for the number of cases; absent where there was nothing to test."""
 
 
+class LogTimes(Record):
+    """Logarithms of the repeats of one case: all that Welch's test needs of them."""
+
+    repeats: Annotated[int, Field(ge=2)]
+    mean: Annotated[float, Field(allow_inf_nan=False)]
+    variance: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+    @classmethod
+    def of(cls, times_s: Sequence[float]) -> "LogTimes | None":
+        """Sum up repeats; None where fewer than two, or one of no length, say nothing."""
+        if len(times_s) < 2 or min(times_s) <= 0.0:
+            return None
+        logs = [math.log(time_s) for time_s in times_s]
+        mean, variance = statistics.fmean(logs), statistics.variance(logs)
+        return cls(repeats=len(logs), mean=mean, variance=variance)
+
+    def welch_p(self, other: "LogTimes") -> float:
+        """Two-sided p-value that both samples have one mean logarithm."""
+        errors = [each.variance / each.repeats for each in (self, other)]
+        distance = abs(self.mean - other.mean)
+        if sum(errors) <= 0.0:
+            return 1.0 if distance == 0.0 else 0.0
+        freedom = sum(errors) ** 2 / sum(
+            error**2 / (each.repeats - 1) for error, each in zip(errors, (self, other), strict=True)
+        )
+        t_squared = distance**2 / sum(errors)
+        return incomplete_beta(freedom / (freedom + t_squared), a=freedom / 2.0, b=0.5)
+
+
 def compare(first: Profile, second: Profile) -> tuple[Difference, ...]:
     """Compare every case of two profiles, in the order of their ids.
 
@@ -62,7 +94,7 @@ def compare(first: Profile, second: Profile) -> tuple[Difference, ...]:
         MachineMismatchError: the profiles are of different machines, or of different rank counts.
     """
     _require_comparable(first, second)
-    times_before, times_after = _slowest_rank(first), _slowest_rank(second)
+    times_before, times_after = slowest_rank(first), slowest_rank(second)
     shared = sorted(times_before.keys() & times_after.keys())
     raw = [welch_p(times_before[name][1], times_after[name][1]) for name in shared]
     p_values = dict(zip(shared, holm(raw), strict=True))
@@ -80,18 +112,8 @@ def compare(first: Profile, second: Profile) -> tuple[Difference, ...]:
 
 def welch_p(first_s: Sequence[float], second_s: Sequence[float]) -> float:
     """Two-sided p-value that both samples have one mean logarithm; 1 when nothing can be said."""
-    if min(len(first_s), len(second_s)) < 2 or min(*first_s, *second_s) <= 0.0:
-        return 1.0
-    first, second = ([math.log(time_s) for time_s in times] for times in (first_s, second_s))
-    errors = [statistics.variance(logs) / len(logs) for logs in (first, second)]
-    distance = abs(statistics.fmean(first) - statistics.fmean(second))
-    if sum(errors) <= 0.0:
-        return 1.0 if distance == 0.0 else 0.0
-    freedom = sum(errors) ** 2 / sum(
-        error**2 / (len(logs) - 1) for error, logs in zip(errors, (first, second), strict=True)
-    )
-    t_squared = distance**2 / sum(errors)
-    return incomplete_beta(freedom / (freedom + t_squared), a=freedom / 2.0, b=0.5)
+    first, second = LogTimes.of(first_s), LogTimes.of(second_s)
+    return 1.0 if first is None or second is None else first.welch_p(second)
 
 
 def incomplete_beta(x: float, *, a: float, b: float) -> float:
@@ -139,7 +161,8 @@ def _require_comparable(first: Profile, second: Profile) -> None:
         )
 
 
-def _slowest_rank(profile: Profile) -> Mapping[str, tuple[Case, tuple[float, ...]]]:
+def slowest_rank(profile: Profile) -> Mapping[str, tuple[Case, tuple[float, ...]]]:
+    """Return every measured case by its id, with the repeats of the rank of the largest median."""
     slowest: dict[str, tuple[Case, tuple[float, ...]]] = {}
     for row in profile.measurements:
         if row.status is not Status.OK or row.source is not Source.MEASURED:
