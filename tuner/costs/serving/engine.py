@@ -30,6 +30,19 @@ class Batching(StrEnum):
     """While prompts wait, nothing else runs (SGLang)."""
 
 
+class Exchange(StrEnum):
+    """How tokens of attention-data ranks reach their experts."""
+
+    LEAST = "least"
+    """Whatever is fastest at each size; for launches that do not say."""
+    ALLGATHER = "allgather"
+    """Every rank gathers all tokens; results are summed and scattered."""
+    NORMAL = "deepep_normal"
+    """Copies go to their experts by DeepEP's kernels for many tokens."""
+    LOW_LATENCY = "deepep_low_latency"
+    """By its kernels for few, and by the others where a step has more than their buffers hold."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
     """One engine."""

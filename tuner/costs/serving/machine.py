@@ -26,6 +26,7 @@ PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8
 LAUNCH_S: Final = 5e-6
 
+NORMAL: Final = "deepep_normal"
 LOW_LATENCY: Final = "deepep_low_latency"
 NODE_LATENCY_S: Final = 20e-6
 """Of a collective that leaves the scale-up domain, beyond the one inside it."""
@@ -142,11 +143,7 @@ class ServingMachine:
         if self.tables is None:
             return []
         wanted = (shape.hidden, shape.ffn, shape.top_k, shape.experts, shape.tensor)
-        degrees = sorted(
-            int(key[-1])
-            for key in self.tables.shapes("moe")
-            if key[:3] == (software, shape.load, dtype) and key[3:8] == wanted
-        )
+        degrees = self.tables.ends("moe", (software, shape.load, dtype, *wanted))
         low = [degree for degree in degrees if degree <= shape.expert]
         high = [degree for degree in degrees if degree >= shape.expert]
         chosen = sorted({*low[-1:], *high[:1]})
@@ -178,13 +175,24 @@ class ServingMachine:
         return launch_s + bytes_Q / (ratio * self.sheet.memory_bytes_per_s)
 
     def exchange_s(self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int) -> Floats | None:
-        """Dispatch and combine by DeepEP, the faster of its modes; None where nobody measured it.
+        """Dispatch and combine by DeepEP's faster kernels; None where nobody measured them."""
+        found = self.deepep_s(tokens_Q, hidden=hidden, top_k=top_k, ranks=ranks)
+        known = [seconds_Q for seconds_Q in found if seconds_Q is not None]
+        if not known:
+            return None
+        best_Q = np.min(known, axis=0)
+        return np.asarray(best_Q) if np.isfinite(best_Q).all() else None
 
-        Low latency counts up to the most tokens that it was measured with: its buffers hold no
-        more. Of several shares of the device that served the normal mode the fastest counts.
+    def deepep_s(
+        self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int
+    ) -> tuple[Floats | None, Floats | None]:
+        """Dispatch and combine by DeepEP's normal and low-latency kernels; None if not measured.
+
+        Low latency is infinite beyond the most tokens that it was measured with: its buffers hold
+        no more. Of several shares of the device that served the normal mode the fastest counts.
         """
         if self.tables is None:
-            return None
+            return None, None
         halves: dict[tuple[str, str], Floats] = {}
         for key in self.tables.shapes("expert_all_to_all"):
             mode, _, half = str(key[1]).rpartition("_")
@@ -198,15 +206,13 @@ class ServingMachine:
                 seconds_Q = np.where(tokens_Q > curve.largest * (1.0 + 1e-9), np.inf, seconds_Q)
             known_Q = halves.get((mode, half), np.full_like(tokens_Q, np.inf))
             halves[mode, half] = np.minimum(known_Q, seconds_Q)
-        whole = [
+        normal, low = (
             halves[mode, "dispatch"] + halves[mode, "combine"]
-            for mode in {mode for mode, _ in halves}
             if {(mode, "dispatch"), (mode, "combine")} <= set(halves)
-        ]
-        if not whole:
-            return None
-        best_Q = np.min(whole, axis=0)
-        return np.asarray(best_Q) if np.isfinite(best_Q).all() else None
+            else None
+            for mode in (NORMAL, LOW_LATENCY)
+        )
+        return normal, low
 
     def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
         """One collective; `bytes` is the larger buffer of a rank."""

@@ -29,6 +29,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.serving.curves import Floats
+from tuner.costs.serving.engine import Exchange
 from tuner.costs.serving.iteration import Iteration
 
 HELD_UNITS: Final = 20
@@ -123,8 +124,9 @@ def halves_s(iteration: Iteration, m_Q: Floats) -> dict[str, Floats]:
     layers = max(iteration.moe_layers, 1)
     first_Q = half.exchange_Q / layers
     hidden_Q = 2.0 * half.exchange_Q - first_Q
-    units = HELD_UNITS / iteration.machine.sheet.compute_units
-    held_Q = np.where(m_Q > 2.0 * LOW_LATENCY_TOKENS, units, 0.0) * hidden_Q
+    held_Q = hidden_Q * HELD_UNITS / iteration.machine.sheet.compute_units
+    if iteration.exchange is not Exchange.NORMAL:
+        held_Q = np.where(m_Q > 2.0 * LOW_LATENCY_TOKENS, held_Q, 0.0)
     can_halve_Q = (m_Q >= 2.0) & (iteration.degrees.attention_data > 1)
     plain_Q = whole.alone_Q + whole.compute_Q + whole.exchange_Q
     split_Q = whole.alone_Q + 2.0 * half.compute_Q + first_Q
