@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tuner.cli.text import columns
+from tuner.explain.words import short_decision
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
 from tuner.plan import Alternative, Certificate, Plan, TrainDecision, TrainPrediction
@@ -170,24 +171,6 @@ def _knobs(decision: TrainDecision) -> Iterable[str]:
         yield f"{decision.mtp_num_layers} multi-token-prediction layer"
     if decision.rank_order != DEFAULT_RANK_ORDER:
         yield f"rank order {decision.rank_order}"
-
-
-def short_decision(decision: TrainDecision) -> str:
-    """Name a decision in one cell, e.g. `tp1 pp2 dp1 ep1 z0 b2 selective/c4`."""
-    options = dict.fromkeys(
-        f"{recompute}/c{chunks}"
-        for recompute, chunks in zip(decision.stage_recompute, decision.chunks, strict=True)
-    )
-    virtual = decision.virtual_pipeline_model_parallel_size
-    context = decision.context_parallel_size
-    expert_tensor = decision.expert_tensor_parallel_size
-    return (
-        f"tp{decision.tensor_model_parallel_size} pp{decision.pipeline_model_parallel_size}"
-        f"{f'x{virtual}' if virtual > 1 else ''} {f'cp{context} ' if context > 1 else ''}"
-        f"dp{decision.data_parallel_size} ep{decision.expert_model_parallel_size} "
-        f"{f'etp{expert_tensor} ' if expert_tensor > 1 else ''}z{decision.zero_stage} "
-        f"b{decision.micro_batch_size} {'|'.join(options)}"
-    )
 
 
 def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tuner.cli.plan_text import short_decision
+from tuner.explain.words import short_decision
 from tuner.units import format_s
 from tuner.verify.verification import Watcher
 

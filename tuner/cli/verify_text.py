@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from tuner.cli.plan_text import decision_lines, short_decision
+from tuner.cli.plan_text import decision_lines
 from tuner.cli.text import columns
+from tuner.explain.words import short_decision
 from tuner.units import format_ratio, format_s
 from tuner.verify.records import Trial, Verified
 

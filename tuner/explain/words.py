@@ -38,7 +38,7 @@ Decision = TrainDecision | ServeDecision | PlaceDecision
 def words(decision: Decision) -> str:
     """Name a decision in one cell."""
     if isinstance(decision, TrainDecision):
-        return training_words(decision)
+        return short_decision(decision)
     if isinstance(decision, ServeDecision):
         return serving_words(decision)
     return placement_words(decision)
@@ -55,7 +55,7 @@ def differences(before: Decision, after: Decision) -> tuple[str, ...]:
     raise ValueError("decisions of two kinds have nothing in common")
 
 
-def training_words(decision: TrainDecision) -> str:
+def short_decision(decision: TrainDecision) -> str:
     """Name a decision in one cell, e.g. `tp1 pp2 dp1 ep1 z0 b2 selective/c4`."""
     options = dict.fromkeys(
         f"{recompute}/c{chunks}"

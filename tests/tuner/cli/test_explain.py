@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tuner.cli import app as frame
-from tuner.cli.plan_text import explanation, short_decision
+from tuner.cli.plan_text import explanation
+from tuner.explain.words import short_decision
 from tuner.plan_folder import PLAN_NAME, read_plan
 
 Captured = pytest.CaptureFixture[str]
@@ -15,7 +16,7 @@ Captured = pytest.CaptureFixture[str]
 def test_it_breaks_time_and_memory_down_by_stage_and_says_why_others_lost(
     bound_plan: Path, capsys: Captured
 ) -> None:
-    assert frame.run(["explain", str(bound_plan)]) == 0
+    assert frame.run(["explain", str(bound_plan), "--what-if", "none"]) == 0
     text = capsys.readouterr().out
     plan = read_plan(bound_plan)
     assert plan.predicted is not None
@@ -43,9 +44,43 @@ def test_a_stage_is_listed_with_its_own_option(bound_plan: Path) -> None:
         assert lines[first + stage].split()[:3] == [str(stage), "2", option]
 
 
-def test_json_is_the_stored_plan(bound_plan: Path, capsys: Captured) -> None:
-    assert frame.run(["explain", str(bound_plan), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads((bound_plan / PLAN_NAME).read_text())
+def test_json_is_the_stored_plan_and_why(bound_plan: Path, capsys: Captured) -> None:
+    assert frame.run(["explain", str(bound_plan), "--json", "--what-if", "none"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    why = printed.pop("why")
+    assert printed == json.loads((bound_plan / PLAN_NAME).read_text())
+    assert why["what_if"] is None
+    assert len(why["rivals"]) == min(5, len(printed["alternatives"]))
+
+
+def test_what_would_change_it_is_solved_anew(bound_plan: Path, capsys: Captured) -> None:
+    assert (
+        frame.run(["explain", str(bound_plan), "--what-if", "memory=x4,memory=-20%,rate=x2"]) == 0
+    )
+    text = capsys.readouterr().out
+    assert "what would change it: 3 questions solved anew" in text
+    row = next(line for line in text.splitlines() if line.startswith("  memory=x4 "))
+    assert " better " in row
+    assert "\n  memory=-20%" in text
+    assert "rate is no part of this goal" in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("nodes", "is no change; write one like"),
+        ("colour=+1", "'colour' cannot be changed; what can: nodes, memory"),
+        (",".join(f"nodes=+{n}" for n in range(1, 40)), "39 changes; at most 32"),
+    ],
+)
+def test_an_unreadable_change_is_one_line(
+    bound_plan: Path, capsys: Captured, asked: str, said: str
+) -> None:
+    assert frame.run(["explain", str(bound_plan), "--what-if", asked]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert said in line
 
 
 @pytest.mark.parametrize("name", ["missing", "damaged"])
@@ -62,7 +97,7 @@ def test_no_readable_plan_is_one_line(planned: Path, capsys: Captured, name: str
 
 def test_it_says_what_the_trials_said_once_there_are_any(capsys: Captured, tmp_path: Path) -> None:
     stored = Path(__file__).parents[3] / "examples/profiles/epyc-2-ranks"
-    assert frame.run(["explain", str(stored)]) == 0
+    assert frame.run(["explain", str(stored), "--what-if", "none"]) == 0
     text = capsys.readouterr().out
     assert "\nwhat the trials say\nwinner         tp1 pp2x2 " in text
     # 4 layers x (8 experts x 3 x 256 x 512 + 196,608 + 2,048 + 512) + 2 x 65,536 + 256
@@ -70,5 +105,5 @@ def test_it_says_what_the_trials_said_once_there_are_any(capsys: Captured, tmp_p
     for name in (PLAN_NAME, "verified.json"):
         (tmp_path / name).write_bytes((stored / name).read_bytes()[:2000])
     (tmp_path / PLAN_NAME).write_bytes((stored / PLAN_NAME).read_bytes())
-    assert frame.run(["explain", str(tmp_path)]) == 2
+    assert frame.run(["explain", str(tmp_path), "--what-if", "none"]) == 2
     assert "verified.json" in capsys.readouterr().err

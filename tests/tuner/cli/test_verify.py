@@ -11,9 +11,9 @@ import pytest
 
 from tuner import api
 from tuner.cli import app as frame
-from tuner.cli.plan_text import short_decision
 from tuner.cli.trials import live_table
 from tuner.cli.verify_text import verified_text
+from tuner.explain.words import short_decision
 from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified
 from tuner.verify.testing import FakeLauncher

@@ -1,0 +1,147 @@
+"""Questions of a plan that are solved again: the answer is what planning the changed spec gives."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from profilers.errors import RecordingUnreadableError
+from tuner import api
+from tuner.errors import PlanUnreadableError
+from tuner.explain.explaining import explain, usual_changes
+from tuner.explain.solving import what_if, what_ifs
+from tuner.place_api import place
+from tuner.place_folder import write_place_plan
+from tuner.plan_folder import read_plan, write_plan
+from tuner.what_if import Change, parse_changes
+
+ROOT = Path(__file__).parents[3]
+SPEC = """\
+schema_version: 1
+model: {root}/examples/models/tiny-moe/config.json
+cluster:
+  pools:
+    - {{name: h, device: h100-sxm, nodes: {nodes}, devices_per_node: 2}}
+goal: {{kind: train, sequence_length: 256, global_batch_size: 32}}
+search: {{micro_batch_size: [1, 2], context_parallel_size: 1, zero_stage: 1}}
+emit: [megatron-lm]
+"""
+
+
+def spec_file(folder: Path, *, nodes: int = 1) -> Path:
+    path = folder / f"spec-{nodes}.yaml"
+    path.write_text(SPEC.format(root=ROOT, nodes=nodes), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def datasheet_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("datasheet")
+    made = api.plan(spec_file(folder))
+    write_plan(folder / "plan", made.plan, spec=made.spec, profiles=made.profiles)
+    (folder / "spec-1.yaml").unlink()
+    return folder / "plan"
+
+
+def test_the_answer_is_that_of_planning_the_changed_spec(
+    datasheet_plan: Path, tmp_path: Path
+) -> None:
+    found = what_ifs(datasheet_plan, parse_changes("nodes=x2"))
+    direct = api.plan(spec_file(tmp_path, nodes=2)).plan
+    (outcome,) = found.outcomes
+    assert direct.predicted is not None
+    assert outcome.figures["step_time_s"] == direct.predicted.step_time_s
+    assert outcome.num_devices == 4
+    assert outcome.says == "2 nodes of h instead of 1"
+    before, after = found.base.figures["tokens_per_s"], outcome.figures["tokens_per_s"]
+    assert outcome.gain_ratio == pytest.approx(after / before - 1.0)
+
+
+def test_the_plans_own_question_has_its_own_answer(datasheet_plan: Path) -> None:
+    stored = read_plan(datasheet_plan).predicted
+    found = what_ifs(datasheet_plan, ())
+    assert stored is not None
+    assert found.base.figures["step_time_s"] == stored.step_time_s
+    assert found.outcomes == ()
+
+
+def test_less_memory_is_never_faster_and_none_fits_nothing(datasheet_plan: Path) -> None:
+    found = what_ifs(datasheet_plan, parse_changes("memory=x2,memory=-50%,memory=1MiB"))
+    more, less, nothing = found.outcomes
+    assert more.gain_ratio is not None
+    assert less.gain_ratio is not None
+    assert more.gain_ratio >= 0.0 >= less.gain_ratio
+    assert nothing.status == "infeasible"
+    assert nothing.figures == {}
+    assert "memory" in nothing.reason
+
+
+def test_an_illegal_change_is_an_answer_that_says_why(datasheet_plan: Path) -> None:
+    outcome = what_if(datasheet_plan, Change(key="nodes", value="200000"))
+    assert outcome.status == "refused"
+    assert "nodes" in outcome.reason
+    assert "spec.yaml" not in outcome.reason
+
+
+def test_what_comes_after_the_time_is_not_asked(datasheet_plan: Path) -> None:
+    times = iter([0.0, 0.0, 0.0, 0.0, *[100.0] * 20])
+    found = what_ifs(
+        datasheet_plan,
+        parse_changes("memory=x2,memory=x3"),
+        time_limit_s=10.0,
+        clock=lambda: next(times),
+    )
+    assert [one.status for one in found.outcomes][1] == "out_of_time"
+    assert "--time-limit" in found.outcomes[1].reason
+
+
+def test_a_profile_is_read_from_its_copy(planned: Path) -> None:
+    found = what_ifs(planned, parse_changes("memory=x4,bandwidth=x2"))
+    more, links = found.outcomes
+    stored = read_plan(planned).predicted
+    assert stored is not None
+    assert found.base.figures["step_time_s"] == pytest.approx(stored.step_time_s)
+    assert more.gain_ratio is not None
+    assert more.gain_ratio > 0.0
+    assert links.status == "refused"
+
+
+def test_a_folder_without_its_spec_is_refused(planned: Path) -> None:
+    (planned / "used" / "spec.yaml").unlink()
+    with pytest.raises(PlanUnreadableError, match=r"holds no used/spec\.yaml"):
+        what_ifs(planned, parse_changes("nodes=+1"))
+
+
+def test_a_placement_is_placed_again_from_its_recordings(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples" / "routing" / "python", tmp_path / "python")
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\ngoal:\n  kind: place\n  ranks: 8\n  ranks_per_node: 4\n"
+        "  slots_per_rank: 4\n  workloads: [{name: python, path: python}]\nemit: []\n",
+        encoding="utf-8",
+    )
+    made = place(path, time_limit_s=2.0)
+    write_place_plan(tmp_path / "plan", made.plan, spec=made.spec, maps=made.maps)
+    found = what_ifs(tmp_path / "plan", parse_changes("slots=+1,slots=-1"), time_limit_s=6.0)
+    more, fewer = found.outcomes
+    assert more.gain_ratio is not None
+    assert more.gain_ratio > 0.0
+    assert fewer.status == "refused"
+    assert "cannot hold 32 experts" in fewer.reason
+    shutil.rmtree(tmp_path / "python")
+    with pytest.raises(RecordingUnreadableError, match="python"):
+        what_ifs(tmp_path / "plan", ())
+
+
+def test_runners_up_are_explained_by_terms_that_add_up(datasheet_plan: Path) -> None:
+    why = explain(datasheet_plan, changes=()).why
+    assert why.rivals
+    assert why.what_if is None
+    for rival in why.rivals:
+        assert rival.slower_s == pytest.approx(sum(rival.terms_s.values()), abs=1e-6)
+
+
+def test_usual_questions_fit_the_plan(datasheet_plan: Path, planned: Path) -> None:
+    asked = [str(one) for one in usual_changes(read_plan(datasheet_plan))]
+    assert asked == ["nodes=+1", "nodes=x2", "memory=-20%", "bandwidth=x2", "batch=x2"]
+    assert "bandwidth=x2" not in [str(one) for one in usual_changes(read_plan(planned))]
