@@ -113,6 +113,12 @@ class Cluster(Record):
                 raise ValueError(f"links: no pool is named {unknown[0]!r}; pools: {names}")
             if link.between[0] == link.between[1]:
                 raise ValueError(f"links: {link.between[0]!r} is linked to itself")
+        joined = [tuple(sorted(link.between)) for link in self.links]
+        again = sorted({pair for pair in joined if joined.count(pair) > 1})
+        if again:
+            raise ValueError(
+                f"links: {again[0][0]!r} and {again[0][1]!r} are joined twice; keep one"
+            )
         return self
 
     @property

@@ -12,6 +12,8 @@ from tuner.errors import SpecError
 from tuner.spec.files import one_line, shown_value
 
 _DEEPEST: Final = 32
+_TRUTH: Final = "tag:yaml.org,2002:bool"
+_TEXT: Final = "tag:yaml.org,2002:str"
 
 
 class _Refusal(yaml.MarkedYAMLError):
@@ -44,6 +46,9 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
+            # YAML 1.1 reads the bare words on, off, yes and no as truth values; keys are text.
+            if key_node.tag == _TRUTH:
+                key_node.tag = _TEXT
             key = self.construct_object(key_node, deep=True)
             if type(key) not in self._keys:
                 raise _Refusal(

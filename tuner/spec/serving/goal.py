@@ -69,7 +69,7 @@ class ServeGoal(Record):
     max_model_len: Count | None = None
     """Tokens of one request at most; absent: what the model allows."""
     objective: Literal["goodput", "cost", "devices"] = "goodput"
-    modes: tuple[Mode, ...] = get_args(Mode)
+    modes: Annotated[tuple[Mode, ...], Field(min_length=1)] = get_args(Mode)
     """Those to compare."""
     speculative: Speculative | None = None
     """Drafting that may be used where it pays."""

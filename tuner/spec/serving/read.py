@@ -54,6 +54,7 @@ def read_serve_spec(path: Path) -> ServeSpec:
     file = validated_spec(parsed_spec(path), path, ServeSpecFile)
     model = read_model(file.model)
     _check_lengths(file.goal, model, source)
+    _check_prices(file.goal, file.cluster, source)
     return ServeSpec(
         path=path,
         model_path=file.model,
@@ -64,8 +65,23 @@ def read_serve_spec(path: Path) -> ServeSpec:
     )
 
 
+def _check_prices(goal: ServeGoal, cluster: Cluster, source: str) -> None:
+    free = [pool.name for pool in cluster.pools if pool.price_per_device_hour is None]
+    if goal.objective == "cost" and free:
+        raise SpecError(
+            f"{source}: goal.objective: cost needs the price of every pool; state"
+            f" price_per_device_hour of {free[0]!r}, or choose goodput or devices"
+        )
+
+
 def _check_lengths(goal: ServeGoal, model: ModelSpec, source: str) -> None:
     longest = goal.max_model_len or model.max_position
+    if longest > model.max_position:
+        raise SpecError(
+            f"{source}: goal.max_model_len: {longest} exceeds the {model.max_position} positions of"
+            f" {model.name}; lower it, or raise max_position_embeddings in a copy of config.json"
+            " that scales them"
+        )
     laws = (goal.traffic.input_tokens, goal.traffic.output_tokens)
     needed = sum(quantile_tokens(law, ratio=0.5) for law in laws if isinstance(law, LengthLaw))
     if needed > longest:

@@ -121,7 +121,7 @@ def summarise_trace(path: Path, *, rng: np.random.Generator) -> TraceSummary:
                 window.add(chunk.arrival_s_N)
     if pairs.requests < 2:
         raise SpecError(
-            f"{shown_path(path)}: {pairs.requests} requests with prompt and answer; a load has two"
+            f"{shown_path(path)}: requests with prompt and answer: {pairs.requests}; a load has two"
             " or more"
         )
     return TraceSummary(

@@ -88,7 +88,7 @@ def test_equal_seeds_sample_equal_pairs(write: Write, monkeypatch: pytest.Monkey
 
 
 def test_a_trace_of_one_request_is_no_load(write: Write) -> None:
-    with pytest.raises(SpecError, match="1 requests with prompt and answer"):
+    with pytest.raises(SpecError, match="prompt and answer: 1; a load has two"):
         described(write(burst([(0.0, 5, 5), (1.0, 5, 0)])))
 
 
