@@ -50,6 +50,8 @@ class _Play:
     halves: Halves
     inputs: list[int]
     outputs: list[int]
+    cached: list[int]
+    """Tokens of prompts that need not be computed."""
     coming: list[tuple[float, int]]
     """Heap: when requests arrive."""
     next_closed: int
@@ -90,24 +92,24 @@ class _Play:
                 under_way >= self.halves.most_running
                 or self.reserved + need > self.halves.kv_tokens
             )
-            is_over = self.batch and tokens + self.inputs[request] > self.halves.step_tokens
+            computed = self.inputs[request] - self.cached[request]
+            is_over = self.batch and tokens + computed > self.halves.step_tokens
             if is_over or (is_full and under_way):
                 break
             self.batch.append(self.waiting.popleft())
             self.reserved += need
-            tokens += self.inputs[request]
+            tokens += computed
         if self.batch:
             self.left_ratio = 1.0
 
     def batch_s(self, times: StepTimes) -> float:
         """Seconds of the whole batch."""
-        tokens = sum(self.inputs[request] for request in self.batch)
-        return (
-            sum(times.prefill_s(self.inputs[request]) for request in self.batch)
-            + times.linear_s[min(tokens, times.most_tokens)]
-            + times.head_s[min(len(self.batch), times.most_sequences)]
-            + times.prompt_scheduler_s
+        tokens = sum(self.inputs[request] - self.cached[request] for request in self.batch)
+        attention_s = sum(
+            times.prefill_s(self.inputs[request]) - times.prefill_s(self.cached[request])
+            for request in self.batch
         )
+        return times.mixed_s(tokens, attention_s, running=0, past=0.0, ended=len(self.batch))
 
     def steps(self) -> None:
         """Steps until a sequence ends, the prompts end, or a request comes to an idle prefill."""
@@ -179,6 +181,7 @@ def simulate_shared(requests: Requests, *, halves: Halves, concurrency: int = 1)
         halves=halves,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
+        cached=requests.cached,
         coming=coming,
         next_closed=first,
         is_closed=requests.arrival_s_R is None,
