@@ -18,7 +18,18 @@ import typer
 
 from profilers.errors import ProfilerError
 from solvers.errors import SolverError
-from tuner.cli import backtest, calibrate, doctor, estimate, explain, plan, profile, schema, verify
+from tuner.cli import (
+    backtest,
+    calibrate,
+    check,
+    doctor,
+    estimate,
+    explain,
+    plan,
+    profile,
+    schema,
+    verify,
+)
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
@@ -67,6 +78,7 @@ app.command("verify")(verify.command)
 app.command("explain")(explain.command)
 app.command("backtest")(backtest.command)
 app.command("calibrate")(calibrate.command)
+app.command("check")(check.command)
 app.command("schema")(schema.command)
 
 

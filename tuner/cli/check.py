@@ -1,0 +1,128 @@
+"""`moetune check`: stored scenarios planned again and compared with their accepted plans."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner.errors import TunerError
+
+if TYPE_CHECKING:
+    from tuner.regress.checking import Manner
+    from tuner.regress.records import Check
+
+
+def command(
+    checks: Annotated[
+        Path | None,
+        typer.Argument(help="Folder with a folder for each scenario.", show_default=False),
+    ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            help="A checkout of moetune, a folder of scenarios, or git:REV: compare with what is"
+            " planned there in place of the accepted plans."
+        ),
+    ] = "",
+    update: Annotated[
+        bool, typer.Option("--update", help="Accept today's plans, and say what changes.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A scenario by name; repeatable. Default: all.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="A stored profile to hold against --baseline.")
+    ] = None,
+    baseline: Annotated[Path | None, typer.Option(help="An earlier stored profile.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write a Markdown summary.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Scenarios at a time; default: one a core."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Percent that a predicted number may move by.")
+    ] = 1.0,
+    time_limit: Annotated[
+        str, typer.Option(help="Of one scenario's solving, with its unit; killed at five times it.")
+    ] = "120s",
+    memory_limit: Annotated[
+        str, typer.Option(help="Address space of one scenario, with its unit.")
+    ] = "16GiB",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+) -> None:
+    """Plan every scenario again: pass, better, drift, regression, incomparable, missing or error.
+
+    Exits with 1 on any of the last four. A scenario is a folder of CHECKS with spec.yaml, the
+    accepted plan.json and, where it is not planned from datasheets, a stored profile in profile/.
+    """
+    from tuner.cli.check_text import check_text, tell_ci
+    from tuner.output import write_files
+    from tuner.regress.junit import junit_xml
+    from tuner.regress.markdown import markdown as as_markdown
+
+    if (profile is None) != (baseline is None):
+        raise TunerError("--profile and --baseline belong together: give both, the new and the old")
+    if checks is None and profile is None:
+        raise TunerError("CHECKS is missing: moetune check FOLDER, or --profile NEW --baseline OLD")
+    if update and (against or checks is None):
+        raise TunerError("--update accepts plans of CHECKS as they are; leave --against away")
+
+    found = _found(
+        checks,
+        manner=_manner(tolerance, time_limit, memory_limit, jobs),
+        against=against,
+        update=update,
+        only=tuple(only or ()),
+        profiles=None if profile is None or baseline is None else (profile, baseline),
+    )
+    for file, text in ((junit, junit_xml), (markdown, as_markdown)):
+        if file is not None:
+            write_files(file.parent, {file.name: text(found)})
+    print(found.model_dump_json(indent=2) if as_json else check_text(found))
+    tell_ci(found)
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _manner(tolerance: float, time_limit: str, memory_limit: str, jobs: int | None) -> "Manner":
+    from tuner.cli.options import seconds
+    from tuner.regress.checking import Manner, cores
+    from tuner.regress.judging import Tolerance
+    from tuner.regress.running import Limits
+    from tuner.units import parse_bytes
+
+    solve_s = seconds(time_limit, option="--time-limit")
+    try:
+        memory_bytes = parse_bytes(memory_limit)
+    except ValueError as error:
+        raise TunerError(f"--memory-limit: {error}") from error
+    ratio = tolerance / 100.0
+    return Manner(
+        tolerance=Tolerance(ratio=ratio, tie_ratio=max(ratio, Tolerance().tie_ratio)),
+        limits=Limits(solve_s=solve_s, wall_s=5.0 * solve_s, memory_bytes=memory_bytes),
+        workers=jobs or cores(),
+    )
+
+
+def _found(
+    checks: Path | None,
+    *,
+    manner: "Manner",
+    against: str,
+    update: bool,
+    only: tuple[str, ...],
+    profiles: tuple[Path, Path] | None,
+) -> "Check":
+    from tuner.cli.check_text import tell
+    from tuner.regress.check import check
+
+    return check(
+        checks,
+        manner=manner,
+        against=against,
+        update=update,
+        only=only,
+        profiles=profiles,
+        told=tell,
+    )

@@ -1,0 +1,145 @@
+"""What is kept of a scenario when its plan is accepted, and how it is read back.
+
+    plan.json       the accepted plan: whole as `moetune plan` wrote it, or pruned by --update to
+                    what is compared, so that a repository of scenarios stays small
+    baseline.json   the effort of planning, and a summary of what was measured
+
+A plan of this schema is read by its type, so a field that was dropped without a new version of the
+schema is noticed; one of a newer schema is refused with the version that is needed.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, ValidationError
+
+from profilers.records import Record
+from tuner import place_plan, plan, serve_plan
+from tuner.errors import PlanUnreadableError
+from tuner.plan_folder import MAX_PLAN_BYTES
+from tuner.regress.measurements import MeasuredBefore
+from tuner.regress.records import Effort
+from tuner.spec.files import read_json_object, shown_path
+
+MOST_TIES: Final = 4
+"""Runners-up that an accepted plan keeps."""
+PRUNED: Final = ("pareto", "relaxations", "unlaunchable", "files")
+"""Lists of a plan that are not compared."""
+
+KINDS: Final[Mapping[str, tuple[type[Record], int]]] = {
+    "train": (plan.Plan, plan.SCHEMA_VERSION),
+    "serve": (serve_plan.ServePlan, serve_plan.SCHEMA_VERSION),
+    "place": (place_plan.PlacePlan, place_plan.SCHEMA_VERSION),
+}
+
+
+class Baseline(Record):
+    """`baseline.json`."""
+
+    schema_version: Literal[1] = 1
+    moetune_version: str
+    effort: Effort | None = None
+    profiles: dict[str, MeasuredBefore] = Field(default_factory=dict)
+    """By name of the folder."""
+
+
+def read_accepted(file: Path) -> Mapping[str, Any] | None:
+    """Read an accepted plan; None where there is none.
+
+    Raises:
+        PlanUnreadableError: it is damaged, or of a schema that this version does not read.
+    """
+    if not file.exists():
+        return None
+    values = read_json_object(file, what="plan", most_bytes=MAX_PLAN_BYTES)
+    goal = values.get("goal")
+    kind = goal.get("kind") if isinstance(goal, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise PlanUnreadableError(
+            f"{shown_path(file)}: goal.kind {kind!r} is not one of {', '.join(KINDS)}"
+        )
+    stored_type, known = KINDS[kind]
+    refuse_newer(values, known=known, file=file)
+    try:
+        stored_type.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "file"
+        raise PlanUnreadableError(
+            f"{shown_path(file)}: {field}: {first['msg']}: the schema of plans changed, or the file"
+            " was edited; plans of schema version"
+            f" {known} must stay readable, or accept a new one with --update"
+        ) from error
+    return values
+
+
+def read_baseline(file: Path) -> Baseline | None:
+    """Read what stands beside an accepted plan; None where there is none.
+
+    Raises:
+        PlanUnreadableError: it is damaged, or of a schema that this version does not read.
+    """
+    if not file.exists():
+        return None
+    values = read_json_object(file, what="baseline", most_bytes=MAX_PLAN_BYTES)
+    refuse_newer(values, known=1, file=file)
+    try:
+        return Baseline.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "file"
+        raise PlanUnreadableError(
+            f"{shown_path(file)}: {field}: {first['msg']}; write it anew with --update"
+        ) from error
+
+
+def refuse_newer(values: Mapping[str, Any], *, known: int, file: Path) -> None:
+    """Refuse a file of a later schema than this version reads.
+
+    Raises:
+        PlanUnreadableError: with the version of moetune that is needed.
+    """
+    version = values.get("schema_version")
+    if isinstance(version, int) and version > known:
+        provenance = values.get("provenance")
+        stated = provenance if isinstance(provenance, dict) else values
+        writer = stated.get("moetune_version")
+        needed = f"moetune {writer}, which wrote it, or newer" if writer else "a newer moetune"
+        raise PlanUnreadableError(
+            f"{shown_path(file)}: schema_version {version}, and this version reads up to {known};"
+            f" needed is {needed}"
+        )
+
+
+def pruned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep of a plan what is compared, and as many ties as are worth keeping; it stays a plan."""
+    kept = {name: value for name, value in values.items() if name not in PRUNED}
+    ties = [one for one in values.get("alternatives", ()) if one.get("within_band")]
+    kept["alternatives"] = ties[:MOST_TIES]
+    return kept
+
+
+def plan_json(values: Mapping[str, Any]) -> str:
+    """Return an accepted plan as a file that diffs well."""
+    return json.dumps(pruned(values), indent=1) + "\n"
+
+
+def baseline_json(baseline: Baseline) -> str:
+    """Return a baseline as a file with one line a case."""
+    head = baseline.model_dump(mode="json", exclude={"profiles"})
+    parts = [f'"{name}": {json.dumps(value)}' for name, value in head.items()]
+    profiles = []
+    for name, measured in baseline.profiles.items():
+        cases = ",\n".join(
+            f"    {json.dumps(case)}: {json.dumps(summed, separators=(',', ':'))}"
+            for case, summed in measured.cases.items()
+        )
+        machine = json.dumps(measured.machine.model_dump(mode="json"))
+        profiles.append(
+            f'  {json.dumps(name)}: {{"sha256": "{measured.sha256}",\n   "machine": {machine},\n'
+            f'   "cases": {{\n{cases}}}}}'
+        )
+    parts.append('"profiles": {\n' + ",\n".join(profiles) + "}")
+    return "{" + ",\n ".join(parts) + "}\n"

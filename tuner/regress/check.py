@@ -1,0 +1,71 @@
+"""A whole check as one function: what the command line calls and a notebook can call too."""
+
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from tuner.regress.checking import Manner, check_all, gone
+from tuner.regress.profile_check import check_profile
+from tuner.regress.records import Check, ScenarioResult, Verdict
+from tuner.regress.scenarios import read_checks
+from tuner.regress.updating import accept
+from tuner.regress.versions import other_of
+
+
+def check(
+    folder: Path | None,
+    *,
+    manner: Manner | None = None,
+    against: str = "",
+    update: bool = False,
+    only: tuple[str, ...] = (),
+    profiles: tuple[Path, Path] | None = None,
+    told: Callable[[ScenarioResult], None] = lambda _: None,
+) -> Check:
+    """Check the scenarios of a folder, and a profile against an earlier one.
+
+    Args:
+        folder: of the scenarios; None where only profiles are compared.
+        manner: tolerances, limits, how many at a time; None: as they come.
+        against: another state to compare with, see tuner/regress/versions.py; empty: the accepted
+            plans.
+        update: accept what is planned today.
+        only: names of scenarios; empty: all.
+        profiles: a stored profile, and the earlier one that it is held against.
+        told: called with each result as it is there, from several threads.
+
+    Raises:
+        SpecError: the folder, a name or the other state does not exist.
+        ProfileUnreadableError: one of the two profiles is missing or damaged.
+        EnvironmentMissingError: git, or a system that forks, is not there.
+        OutputError: accepted plans cannot be written.
+    """
+    results: tuple[ScenarioResult, ...] = () if profiles is None else check_profile(*profiles)
+    if folder is None:
+        return Check(moetune_version=version("moetune"), scenarios=results)
+    every = read_checks(folder)
+    chosen = every.only(only)
+    updated: tuple[str, ...] = ()
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+        other = other_of(against, checks=folder, scratch=Path(scratch)) if against else None
+        checked = check_all(
+            chosen, manner=manner or Manner(), scratch=Path(scratch), other=other, told=told
+        )
+        missing = gone(chosen, None if only else other)
+    planned = tuple(one.result for one in checked)
+    if update:
+        planned, updated = accept(every, checked, keeps_index=bool(only))
+        missing = tuple(_dropped(one) for one in missing)
+    listed = sorted((*planned, *missing), key=lambda one: one.name)
+    return Check(
+        moetune_version=version("moetune"),
+        against="" if other is None else other.name,
+        scenarios=(*results, *listed),
+        updated=updated,
+    )
+
+
+def _dropped(result: ScenarioResult) -> ScenarioResult:
+    reason = "the scenario is gone, and no longer listed"
+    return result.model_copy(update={"verdict": Verdict.PASS, "reason": reason})

@@ -1,0 +1,58 @@
+"""A check as JUnit XML, which CI systems show test by test.
+
+Format: the `testsuites` of Jenkins' junit-10.xsd, which GitHub actions and GitLab read as well:
+`failure` for what fails the check, `error` for what could not be checked, `system-out` for what
+is only told.
+"""
+
+import re
+from typing import Final
+from xml.etree import ElementTree
+
+from tuner.regress.records import FAILING, Check, ScenarioResult, Verdict
+
+_NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot hold."""
+
+
+def junit_xml(check: Check) -> str:
+    """Return the file."""
+    found = [one.verdict for one in check.scenarios]
+    counts = {
+        "tests": str(len(found)),
+        "failures": str(sum(one in FAILING and one is not Verdict.ERROR for one in found)),
+        "errors": str(found.count(Verdict.ERROR)),
+    }
+    suites = ElementTree.Element("testsuites", {"name": "moetune check", **counts})
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": "moetune check", **counts})
+    for one in check.scenarios:
+        _case(suite, one)
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=False) + "\n"
+
+
+def _case(suite: ElementTree.Element, result: ScenarioResult) -> None:
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        {
+            "name": _text(result.name),
+            "classname": f"moetune.{result.kind or 'check'}",
+            "file": _text(result.file),
+            "time": f"{result.effort.cpu_s if result.effort else 0.0:.3f}",
+        },
+    )
+    reason = _text(result.reason)
+    if result.verdict in FAILING:
+        tag = "error" if result.verdict is Verdict.ERROR else "failure"
+        message = {"message": reason, "type": result.verdict.value}
+        failed = ElementTree.SubElement(case, tag, message)
+        failed.text = _text(
+            "\n".join(f"{one.what}: {one.accepted} -> {one.found}" for one in result.changes)
+        )
+    else:
+        ElementTree.SubElement(case, "system-out").text = f"{result.verdict.value}: {reason}"
+
+
+def _text(text: str) -> str:
+    return _NO_XML.sub("?", text)

@@ -1,0 +1,45 @@
+"""A check as Markdown, for a pull request or the summary of a CI run.
+
+Names and reasons may hold anything a spec or an error holds, so they are escaped: nothing in them
+becomes markup, a link or a mention.
+"""
+
+import re
+from typing import Final
+
+from tuner.regress.records import FAILING, Check, ScenarioResult, Verdict
+
+_MARKUP: Final = re.compile(r"([\\`*_{}\[\]()#+!|~@<>&-])")
+LONGEST_CELL: Final = 600
+
+
+def markdown(check: Check) -> str:
+    """Return a headline and a table, what fails first."""
+    counts = ", ".join(f"{count} {name}" for name, count in check.counts().items())
+    against = f", against {_escaped(check.against)}" if check.against else ""
+    lines = [
+        f"## moetune check: {'failed' if check.failed else 'passed'}",
+        "",
+        f"{len(check.scenarios)} scenarios{against}: {counts or 'none'}",
+        "",
+        "| scenario | verdict | reason |",
+        "|---|---|---|",
+    ]
+    lines += [_row(one) for one in sorted(check.scenarios, key=_gravity)]
+    return "\n".join(lines) + "\n"
+
+
+def _gravity(result: ScenarioResult) -> tuple[bool, bool]:
+    return result.verdict not in FAILING, result.verdict is Verdict.PASS
+
+
+def _row(result: ScenarioResult) -> str:
+    verdict = result.verdict.value
+    shown = f"**{verdict}**" if result.verdict in FAILING else verdict
+    return f"| {_escaped(result.name)} | {shown} | {_escaped(result.reason)} |"
+
+
+def _escaped(text: str) -> str:
+    flat = " ".join(text.split())
+    short = flat if len(flat) <= LONGEST_CELL else f"{flat[: LONGEST_CELL - 3]}..."
+    return _MARKUP.sub(r"\\\1", short).replace("<", "&lt;").replace("\\&lt;", "&lt;")

@@ -1,0 +1,205 @@
+"""A plan of any kind and of any version as the few facts that are compared.
+
+The facts are taken from the JSON of a plan, not from its type: another version of moetune writes
+fields that this one may lack.
+
+    train   step time, peak memory of the fullest rank; terms: seconds by cause
+    serve   goodput per device, TTFT, TPOT, memory of the fullest device, cost; seconds by operation
+    place   imbalance and time of the expert layers, by workload
+
+Objectives are minimised by every planner. The question is what the plan answers: model, cluster,
+goal, limits and targets, without paths, which differ between checkouts.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Json = Mapping[str, Any]
+
+QUESTION: Final = ("model", "cluster", "goal", "search", "emit")
+PATHS: Final = frozenset({"path", "profile", "link_matrix", "current", "trace", "name"})
+"""Fields of a question that hold paths, or names derived from them."""
+
+FOUND: Final = ("optimal", "feasible")
+
+Unit = Literal["s", "bytes", "per_s", "money", "ratio"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A predicted number."""
+
+    name: str
+    value: float
+    unit: Unit
+    band: tuple[float, float] | None = None
+    is_better_high: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    """A decision that was priced beside the chosen one."""
+
+    decision: Json
+    price: float | None
+    """Its first figure; None where another kind of number was stored."""
+    is_tie: bool
+    """The model could not tell it from the chosen one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What is compared of a plan."""
+
+    kind: str
+    status: str
+    decision: Json | None
+    objective: float | None
+    bound: float | None
+    gap_ratio: float
+    binding: str
+    verdict_word: str
+    """Of a placement, whether it is worth it; empty otherwise."""
+    figures: tuple[Figure, ...]
+    terms_s: Mapping[str, float]
+    """Seconds by cause."""
+    runners_up: tuple[RunnerUp, ...]
+    question: Json
+    version: str
+    inputs: Mapping[str, str]
+    """Hashes of profiles and recordings by name."""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there is a decision."""
+        return self.status in FOUND
+
+
+def observed(plan: Json) -> Observed:
+    """Read the facts off a plan's JSON.
+
+    Raises:
+        KeyError: a field is missing that every version has written.
+    """
+    certificate, predicted = plan["certificate"], plan["predicted"] or {}
+    kind = str(plan["goal"]["kind"])
+    provenance = plan["provenance"]
+    verdict = plan.get("verdict") or {}
+    return Observed(
+        kind=kind,
+        status=str(certificate["status"]),
+        decision=plan["decision"],
+        objective=certificate["objective"],
+        bound=certificate["bound"],
+        gap_ratio=float(certificate["gap_ratio"]),
+        binding=str(plan["binding_constraint"]),
+        verdict_word=str(verdict.get("word", "")),
+        figures=tuple(_figures(kind, predicted)),
+        terms_s={name: float(value) for name, value in predicted.get("breakdown_s", {}).items()},
+        runners_up=tuple(_runner_up(kind, one) for one in plan.get("alternatives", ())),
+        question={name: plan[name] for name in QUESTION if name in plan},
+        version=str(provenance.get("moetune_version", "")),
+        inputs={
+            **provenance.get("profile_sha256", {}),
+            **provenance.get("links_sha256", {}),
+            **provenance.get("recording_sha256", {}),
+        },
+    )
+
+
+def question_changes(accepted: Any, found: Any, *, at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield where two questions differ: field, accepted and found value.
+
+    A field that only one version knows is no difference: it has a default in the other.
+    """
+    if isinstance(accepted, Mapping) and isinstance(found, Mapping):
+        for name in sorted(accepted.keys() & found.keys() - PATHS):
+            yield from question_changes(
+                accepted[name], found[name], at=f"{at}.{name}" if at else name
+            )
+    elif isinstance(accepted, list | tuple) and isinstance(found, list | tuple):
+        if len(accepted) != len(found):
+            yield at, f"{len(accepted)} entries", f"{len(found)} entries"
+            return
+        for number, (one, other) in enumerate(zip(accepted, found, strict=True)):
+            yield from question_changes(one, other, at=f"{at}[{number}]")
+    elif accepted != found:
+        yield at, accepted, found
+
+
+def _runner_up(kind: str, alternative: Json) -> RunnerUp:
+    first = next(_figures(kind, alternative.get("predicted") or {}), None)
+    return RunnerUp(
+        decision=alternative["decision"],
+        price=None if first is None else first.value,
+        is_tie=bool(alternative.get("within_band")),
+    )
+
+
+def _figures(kind: str, predicted: Json) -> Iterator[Figure]:
+    if not predicted:
+        return
+    if kind == "train":
+        yield from _train_figures(predicted)
+    elif kind == "serve":
+        yield from _serve_figures(predicted)
+    else:
+        yield from _place_figures(predicted)
+
+
+def _train_figures(predicted: Json) -> Iterator[Figure]:
+    yield _banded(predicted, "step_time_s", unit="s")
+    memory = [float(size) for size in predicted["peak_memory_bytes"]]
+    bands = predicted.get("peak_memory_bytes_band") or [None] * len(memory)
+    fullest = max(range(len(memory)), key=memory.__getitem__)
+    yield Figure(
+        name="peak_memory_bytes",
+        value=memory[fullest],
+        unit="bytes",
+        band=_band(bands[fullest]),
+    )
+
+
+def _serve_figures(predicted: Json) -> Iterator[Figure]:
+    yield Figure(
+        name="goodput_per_device",
+        value=float(predicted["goodput_per_device"]),
+        unit="per_s",
+        is_better_high=True,
+    )
+    for name in ("ttft_s", "tpot_s"):
+        mean = float(predicted[name]["mean"])
+        yield Figure(name=name, value=mean, unit="s", band=_band(predicted.get(f"{name}_band")))
+    memory = predicted.get("memory_bytes") or {}
+    if memory:
+        yield Figure(name="memory_bytes", value=float(max(memory.values())), unit="bytes")
+    if predicted.get("cost_per_hour") is not None:
+        yield Figure(name="cost_per_hour", value=float(predicted["cost_per_hour"]), unit="money")
+
+
+def _place_figures(predicted: Json) -> Iterator[Figure]:
+    bands = predicted.get("imbalance_band") or {}
+    for workload, value in predicted["imbalance"].items():
+        yield Figure(
+            name=f"imbalance {workload}",
+            value=float(value),
+            unit="ratio",
+            band=_band(bands.get(workload)),
+        )
+    for times in predicted.get("layer_times") or ():
+        yield Figure(
+            name=f"expert layers {times['workload']}",
+            value=float(times["after_s"]),
+            unit="s",
+            band=_band(times.get("after_s_band")),
+        )
+
+
+def _banded(predicted: Json, name: str, *, unit: Unit) -> Figure:
+    band = _band(predicted.get(f"{name}_band"))
+    return Figure(name=name, value=float(predicted[name]), unit=unit, band=band)
+
+
+def _band(values: Any) -> tuple[float, float] | None:
+    return (float(values[0]), float(values[1])) if values is not None else None

@@ -1,0 +1,115 @@
+"""What `moetune check` finds and prints: a verdict for every scenario, with its reason.
+
+Effort          what planning took, beside a fixed loop timed in the same process
+Change          one thing that is not as it was accepted
+ScenarioResult  a scenario with its verdict
+Check           all of them: what `--json` prints
+"""
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from profilers.records import Record, Seconds
+from profilers.steps.config import Size
+
+SCHEMA_VERSION = 1
+# 1: first release.
+
+
+class Verdict(StrEnum):
+    """What became of a scenario."""
+
+    PASS = "pass"
+    """Planned as accepted."""
+    BETTER = "better"
+    """A better plan than the accepted one; `--update` accepts it."""
+    DRIFT = "drift"
+    """Changed inside the tolerance or the tie set: reported, does not fail."""
+    REGRESSION = "regression"
+    """Worse than accepted."""
+    INCOMPARABLE = "incomparable"
+    """Another question, another machine, or nothing on the other side to compare with."""
+    MISSING = "missing"
+    """The scenario, its accepted plan or what was measured before is not there."""
+    ERROR = "error"
+    """It could not be planned or read."""
+
+
+FAILING: Final = frozenset(
+    {Verdict.REGRESSION, Verdict.INCOMPARABLE, Verdict.MISSING, Verdict.ERROR}
+)
+"""Verdicts that make the check fail; the other three only tell."""
+
+
+class Effort(Record):
+    """What planning took, and a fixed loop beside it, so that machines can be compared."""
+
+    cpu_s: Seconds
+    """Processor time of planning, child processes included."""
+    loop_s: Annotated[float, Field(gt=0.0)]
+    """Processor time of the loop of tuner/regress/worker.py, the least of several."""
+    peak_bytes: Size
+    """Largest resident memory while planning."""
+    idle_bytes: Annotated[int, Field(gt=0)]
+    """Resident memory just before."""
+
+    @property
+    def loops(self) -> float:
+        """Processor time in loops."""
+        return self.cpu_s / self.loop_s
+
+    @property
+    def memory_ratio(self) -> float:
+        """Peak over idle."""
+        return self.peak_bytes / self.idle_bytes
+
+
+class Change(Record):
+    """One thing that is not as it was accepted."""
+
+    what: str
+    """Name of the figure or part, e.g. `step_time_s` or `decision`."""
+    accepted: float | str | None
+    found: float | str | None
+    ratio: float | None = None
+    """Found over accepted, where both are numbers."""
+    weight: Literal["worse", "better", "neutral"] = "neutral"
+
+
+class ScenarioResult(Record):
+    """A scenario with its verdict."""
+
+    name: str
+    kind: str
+    """train, serve, place or profile; empty where it could not be read."""
+    verdict: Verdict
+    reason: str
+    """One sentence."""
+    changes: tuple[Change, ...] = ()
+    effort: Effort | None = None
+    file: str = ""
+    """Where a reader looks first, as the check was called."""
+
+
+class Check(Record):
+    """What `moetune check --json` prints."""
+
+    schema_version: Literal[1] = 1
+    moetune_version: str
+    against: str = ""
+    """What the plans were compared with; empty: the accepted ones."""
+    scenarios: tuple[ScenarioResult, ...]
+    updated: tuple[str, ...] = ()
+    """Files that `--update` wrote, relative to the folder of checks."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether any scenario fails the check."""
+        return any(one.verdict in FAILING for one in self.scenarios)
+
+    def counts(self) -> dict[str, int]:
+        """How many scenarios have each verdict that occurs, in the order of `Verdict`."""
+        found = [one.verdict for one in self.scenarios]
+        return {verdict.value: found.count(verdict) for verdict in Verdict if verdict in found}

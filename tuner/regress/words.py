@@ -1,0 +1,91 @@
+"""Changes of a plan in words: one clause each, numbers with unit and change in percent."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tuner.regress.observed import Figure, Json, Observed, question_changes
+from tuner.units import format_bytes, format_s
+
+MOST_FIELDS: Final = 3
+LONGEST_VALUE: Final = 40
+
+
+def figure_words(accepted: Figure, found: Figure) -> str:
+    """Say how a predicted number changed, and whether it left the accepted band."""
+    name = found.name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+    words = f"{name} {shown(accepted)} -> {shown(found)}{percent(accepted.value, found.value)}"
+    if accepted.band is not None and not accepted.band[0] <= found.value <= accepted.band[1]:
+        low, high = (Figure(name="", value=edge, unit=found.unit) for edge in accepted.band)
+        words += f", outside its band of {shown(low)} to {shown(high)}"
+    return words
+
+
+def shown(figure: Figure) -> str:
+    """Return a number with its unit."""
+    if figure.unit == "s":
+        return format_s(figure.value)
+    if figure.unit == "bytes":
+        return format_bytes(figure.value)
+    if figure.unit == "per_s":
+        return f"{figure.value:.4g}/s"
+    return f"{figure.value:.5g}"
+
+
+def percent(accepted: float, found: float) -> str:
+    """Return the change as ` (+1.2 %)`; nothing where there is nothing to relate it to."""
+    return f" ({found / accepted - 1.0:+.2%})".replace("%", " %") if accepted else ""
+
+
+def gap_words(accepted: Observed, found: Observed) -> str:
+    """Say how the proof changed."""
+    status = accepted.status
+    if found.status != accepted.status:
+        status = f"{accepted.status} -> {found.status}"
+    return f"certificate {status}, gap {accepted.gap_ratio:.2%} -> {found.gap_ratio:.2%}"
+
+
+def question_words(differences: Sequence[tuple[str, Any, Any]]) -> str:
+    """Say that another question is asked."""
+    at, before, after = differences[0]
+    more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
+    return (
+        f"the spec asks another question than the accepted plan: {at} {_short(before)} ->"
+        f" {_short(after)}{more}; accept the new plan with --update"
+    )
+
+
+def decision_words(accepted: Json, found: Json) -> tuple[str, str, str]:
+    """Say which choices changed, and return them before and after."""
+    if "physical_to_logical" in accepted and "physical_to_logical" in found:
+        slots = [
+            (one, other)
+            for row, now in zip(
+                accepted["physical_to_logical"], found["physical_to_logical"], strict=False
+            )
+            for one, other in zip(row, now, strict=False)
+        ]
+        changed = sum(one != other for one, other in slots)
+        return f"{changed} of {len(slots)} slots hold another expert", "", f"{changed} slots"
+    differences = list(question_changes(accepted, found))
+    listed = [f"{at} {_short(before)} -> {_short(after)}" for at, before, after in differences]
+    more = f" and {len(listed) - MOST_FIELDS} more" if len(listed) > MOST_FIELDS else ""
+    before = ", ".join(f"{at}={_short(value)}" for at, value, _ in differences)
+    after = ", ".join(f"{at}={_short(value)}" for at, _, value in differences)
+    return ", ".join(listed[:MOST_FIELDS]) + more, before, after
+
+
+def moved_words(accepted: Mapping[str, float], found: Mapping[str, float]) -> str:
+    """Name the term of the breakdown that moved most; empty where none did."""
+    shared = accepted.keys() & found.keys()
+    if not shared:
+        return ""
+    name = max(sorted(shared), key=lambda term: abs(found[term] - accepted[term]))
+    if found[name] == accepted[name]:
+        return ""
+    change = percent(accepted[name], found[name])
+    return f"most of it in {name} {format_s(accepted[name])} -> {format_s(found[name])}{change}"
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."

@@ -1,0 +1,163 @@
+"""Plans scenarios one after another, each in a process of its own; started by file, not by name.
+
+`python -P worker.py` imports whichever moetune lies first on PYTHONPATH, so that an older version
+can be asked the same; therefore this file imports nothing of `tuner.regress` and only calls
+
+    tuner.api.plan    tuner.serve_api.deploy    tuner.place_api.place
+
+The process loads the libraries once and then forks for every job: a job that crashes, or is
+killed for its memory, takes nothing with it, and peak memory is its own.
+
+    stdin   one job a line: {kind, spec, profiles, time_limit_s, memory_limit_bytes, reply}
+    reply   a file: {plan, cpu_s, loop_s, idle_bytes} or {error}
+    stdout  one line a job once it has ended: {status, peak_bytes}, status as os.wait4 says
+
+The loop is a fixed mixture of interpreter and array work; its processor time says how fast this
+machine is at this moment, whatever runs beside.
+
+Not covered: systems without fork.
+"""
+
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+Job = Mapping[str, Any]
+
+LOADED: Final = (
+    "numpy",
+    "tuner.api",
+    "tuner.place_api",
+    "tuner.serve_api",
+    "tuner.planner.analytic.planning",
+    "tuner.planner.unlike.planning",
+    "tuner.costs.analytic.calibration",
+    "tuner.costs.analytic.measured_profile",
+)
+"""Imported before the first job; what a version lacks is left out and told by the job itself."""
+
+LOOP_ROUNDS: Final = 20_000
+LOOP_NUMBERS: Final = 50_000
+LOOP_REPEATS: Final = 4
+KIB: Final = 1 if sys.platform == "darwin" else 1024
+"""Bytes that ru_maxrss counts in."""
+
+
+def main() -> None:
+    """Answer jobs until stdin ends."""
+    for name in LOADED:
+        _import_where_it_exists(name)
+    gc.freeze()  # what is loaded is shared with the children and never collected
+    for line in sys.stdin:
+        job = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _answer_and_leave(job)
+        _, status, usage = os.wait4(child, 0)
+        told = {"status": status, "peak_bytes": usage.ru_maxrss * KIB}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+
+
+def answer(job: Job) -> dict[str, Any]:
+    """Plan one scenario; an input that moetune refuses is an answer too."""
+    own_errors = _own_errors()
+    idle_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    loops_s = [loop_s() for _ in range(LOOP_REPEATS)]
+    started_s = _processor_s()
+    try:
+        plan = plan_of(job)
+    except own_errors as error:
+        return {"error": " ".join(str(error).split())}
+    except ImportError as error:
+        return {"error": f"this version of moetune lacks what the scenario needs: {error}"}
+    except MemoryError:
+        return {"error": "planning ran out of the memory that --memory-limit allows"}
+    cpu_s = _processor_s() - started_s
+    loops_s += [loop_s() for _ in range(LOOP_REPEATS)]
+    return {"plan": plan, "cpu_s": cpu_s, "loop_s": min(loops_s), "idle_bytes": idle_bytes}
+
+
+def plan_of(job: Job) -> dict[str, Any]:
+    """Return the plan of a job as `plan.json` would hold it, its paths relative to the spec."""
+    spec, profiles = Path(job["spec"]), tuple(Path(one) for one in job["profiles"])
+    os.chdir(spec.parent)
+    spec = Path(spec.name)
+    options = {"profiles": profiles, "time_limit_s": float(job["time_limit_s"])}
+    module, function = {
+        "train": ("tuner.api", "plan"),
+        "serve": ("tuner.serve_api", "deploy"),
+        "place": ("tuner.place_api", "place"),
+    }[job["kind"]]
+    made = getattr(import_module(module), function)(spec, **options)
+    values: dict[str, Any] = made.plan.model_dump(mode="json")
+    return values
+
+
+def loop_s() -> float:
+    """Processor seconds of the fixed loop."""
+    import numpy as np
+
+    started_s = time.process_time()
+    total, seen = 0, {}
+    for number in range(LOOP_ROUNDS):
+        total = (total * 31 + number) % 1_000_003
+        seen[total & 1023] = number
+    numbers_N = np.arange(LOOP_NUMBERS, dtype=np.float64)
+    np.sort(np.sin(numbers_N) * len(seen))
+    return time.process_time() - started_s
+
+
+def _processor_s() -> float:
+    """Seconds of this process and of those it started and waited for."""
+    return sum(os.times()[:4])
+
+
+def _own_errors() -> tuple[type[Exception], ...]:
+    names = (
+        ("tuner.errors", "TunerError"),
+        ("solvers.errors", "SolverError"),
+        ("profilers.errors", "ProfilerError"),
+    )
+    found: list[type[Exception]] = [getattr(import_module(at), name) for at, name in names]
+    return tuple(found)
+
+
+def _answer_and_leave(job: Job) -> None:
+    """End this process whatever happens; a defect leaves its traceback on stderr and no reply."""
+    code = 70
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)  # solvers may print; the line above is the worker's own
+        limit = int(job["memory_limit_bytes"])
+        if limit:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        text = json.dumps(answer(job))
+        Path(job["reply"]).write_text(text, encoding="utf-8")
+        code = 0
+    finally:
+        if code:
+            sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _import_where_it_exists(name: str) -> None:
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(("tuner", "solvers", "profilers")):
+            raise
+
+
+if __name__ == "__main__":
+    main()
