@@ -20,10 +20,11 @@ import numpy as np
 
 from tuner.backtest.serving.launches import Launch, Side
 from tuner.backtest.serving.recipes import Recipe, recipe_of
+from tuner.costs.serving.capacity import cache_tokens
 from tuner.costs.serving.engine import TRAITS, Batching, Degrees
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.memory import kv_bytes_per_token, kv_tokens
+from tuner.costs.serving.memory import kv_bytes_per_token
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.client import ROUNDS, Client, engine_rules, reading_s, seen_ttft_s
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
@@ -136,6 +137,7 @@ class Predictor:
         self, launch: Launch, iteration: Iteration, recipe: Recipe, concurrency: int
     ) -> Rules:
         traits = TRAITS[launch.engine]
+        longest = launch.input_tokens + launch.output_tokens
         step_tokens = recipe.step_tokens or traits.step_tokens
         if traits.batching is Batching.WHOLE:
             step_tokens = max(step_tokens, concurrency + launch.input_tokens + 64)
@@ -143,13 +145,13 @@ class Predictor:
             launch.engine,
             step_tokens=step_tokens,
             poll_steps=recipe.poll_steps,
-            kv_tokens=kv_tokens(
-                launch.decoder,
-                launch.formats,
-                iteration.degrees,
-                traits=traits,
+            kv_tokens=cache_tokens(
+                iteration,
                 memory_bytes=iteration.machine.sheet.memory_bytes,
-                least=2.0 * (launch.input_tokens + launch.output_tokens),
+                step_tokens=step_tokens,
+                running=concurrency,
+                request_tokens=float(longest),
+                least=2.0 * longest,
             ),
         )
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from tuner.costs.serving.decoder import BYTES
 from tuner.costs.serving.engine import EngineTraits
 from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.memory import kv_bytes_per_token, kv_tokens, weight_bytes
+from tuner.costs.serving.memory import kv_bytes_per_token, tokens_of, weight_bytes
+from tuner.costs.serving.reserve import reserve_of
 
 
 def held_weight_bytes(iteration: Iteration) -> float:
@@ -32,14 +33,13 @@ def added_weight_bytes(iteration: Iteration) -> float:
     return total
 
 
-def held_kv_bytes_per_token(iteration: Iteration) -> float:
-    """Of one device, the drafter's cache included."""
+def held_kv_bytes_per_token(iteration: Iteration, *, request_tokens: float | None = None) -> float:
+    """Of one device, the drafter's cache included; windows count for requests of that length."""
     decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
-    total = kv_bytes_per_token(decoder, formats, degrees)
+    total = kv_bytes_per_token(decoder, formats, degrees, request_tokens=request_tokens)
     if iteration.drafter is not None:
-        total += kv_bytes_per_token(
-            iteration.drafter.decoder, formats, replace(degrees, pipeline=1)
-        )
+        own, alone = iteration.drafter.decoder, iteration.drafter.degrees
+        total += kv_bytes_per_token(own, formats, alone, request_tokens=request_tokens)
     return total
 
 
@@ -50,6 +50,7 @@ def cache_tokens(
     step_tokens: int,
     running: int,
     traits: EngineTraits | None = None,
+    request_tokens: float | None = None,
     least: float = 0.0,
 ) -> float:
     """Tokens that one attention-data rank can hold; not above 0 where the weights do not fit.
@@ -60,18 +61,15 @@ def cache_tokens(
         step_tokens: of a step of one rank at most.
         running: sequences of one rank at most.
         traits: of the engine, where a launch sets others than usual.
+        request_tokens: length of requests, for layers that do not keep all of them; None: they do.
         least: tokens that a launch that runs at all must have had room for.
     """
-    each = held_kv_bytes_per_token(iteration)
-    plain = kv_bytes_per_token(iteration.decoder, iteration.formats, iteration.degrees)
-    own = traits or iteration.traits
-    taken = added_weight_bytes(iteration) * own.cache_ratio
-    usual = kv_tokens(
-        iteration.decoder,
-        iteration.formats,
-        iteration.degrees,
-        traits=own,
+    reserve = reserve_of(iteration, step_tokens=step_tokens, running=running)
+    return tokens_of(
+        weights=held_weight_bytes(iteration),
+        each=held_kv_bytes_per_token(iteration, request_tokens=request_tokens),
+        traits=traits or iteration.traits,
         memory_bytes=memory_bytes,
+        reserve_bytes=reserve.total,
         least=least,
     )
-    return usual * plain / max(each, 1e-9) - taken / max(each, 1e-9)

@@ -146,6 +146,14 @@ class StepTimes:
             busy=min(sequences, self.micro_batches),
         )
 
+    def prompt_step_s(self, tokens: int, before: float, *, ended: int = 1) -> float:
+        """A step that reads so many tokens of one prompt alone, behind those read before.
+
+        With a pipeline from the first stage to the end of the last.
+        """
+        attention = self.prefill_s(before + tokens) - self.prefill_s(before)
+        return self.mixed_s(tokens, attention, running=0, past=0.0, ended=ended)
+
     def mixed_s(
         self,
         tokens: int,
