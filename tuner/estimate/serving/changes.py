@@ -53,15 +53,16 @@ def changes_of(asked: Asked, load: ServingLoad | None) -> tuple[ServingChange, .
     return tuple(sorted(found, key=lambda change: _rank(asked, change.load)))
 
 
-def refused(asked: Asked, option: Option) -> tuple[str, ...]:
+def refused(asked: Asked, option: Option, setting: Setting) -> tuple[str, ...]:
     """Return what the release says against an instance."""
     engine = manifest_of(asked.goal.engine)
     lines = group_refusals(
         engine,
-        instance_of(asked, option),
+        instance_of(asked, option, setting),
         model=asked.spec.model,
         goal=asked.goal,
         devices_per_node=asked.site.pool.devices_per_node,
+        generation=asked.site.machine.sheet.generation,
     )
     return tuple(f"{engine.name} {engine.release}: {line}" for line in lines)
 
@@ -165,13 +166,13 @@ def _change(
     asked: Asked, setting: Setting, *, what: str, load: ServingLoad | None
 ) -> ServingChange | None:
     option = option_of(asked, setting)
-    if not fits(asked, option) or refused(asked, option):
+    if not fits(asked, option) or refused(asked, option, setting):
         return None
     new = load_of(asked, option)
     return ServingChange(
         what=what,
         lines=_lines(asked, setting),
-        instance=instance_of(asked, option),
+        instance=instance_of(asked, option, setting),
         load=new,
         gain_ratio=_gain_ratio(load, new),
         beats=load is None or _beats(asked, new, load),

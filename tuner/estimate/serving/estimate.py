@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from tuner.costs.serving.bands import Band, bands_of
-from tuner.costs.serving.engine import TRAITS
 from tuner.errors import SpecError
 from tuner.estimate.serving.changes import LEAST_GAIN_RATIO, changes_of, refused
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
@@ -77,7 +76,7 @@ def estimate_serving(
         kernels=site.source,
         quantization=asked.goal.quantization,
         kv_cache_dtype=asked.goal.kv_cache_dtype,
-        instance=instance_of(asked, option),
+        instance=instance_of(asked, option, launch.setting),
         load=load,
         ttft_s_band=_band(load.ttft_s if load else None, ttft_band),
         tpot_s_band=_band(load.tpot_s if load else None, tpot_band),
@@ -93,7 +92,7 @@ def estimate_serving(
         flags_understood=launch.understood,
         flags_ignored=launch.ignored,
         flags_unpriced=launch.unpriced,
-        refused_by=refused(asked, option),
+        refused_by=refused(asked, option, launch.setting),
         notes=(*launch.notes, *_notes(asked, option, load, spec=spec)),
     )
 
@@ -120,7 +119,6 @@ def _notes(
     asked: Asked, option: Option, load: ServingLoad | None, *, spec: ServeSpec
 ) -> Iterator[str]:
     launch, goal = asked.launch, spec.goal
-    usual = TRAITS[launch.engine].step_tokens
     if goal.engine.name != launch.engine.value:
         yield f"the spec serves with {goal.engine.name}; the launch's {launch.engine.value} counts"
     if asked.goal.quantization != goal.quantization:
@@ -130,9 +128,13 @@ def _notes(
             f"the spec has a {goal.kv_cache_dtype} cache; the launch's {launch.kv_cache_dtype}"
             " counts"
         )
-    if launch.step_tokens != usual and launch.role is not Role.DECODE:
-        asks = f", not {launch.step_tokens}" if launch.step_tokens else "; the launch says nothing"
-        yield f"a step is priced with {usual} tokens a rank at most{asks}"
+    if launch.setting.draft_tokens and asked.drafting(launch.setting) is None:
+        yield (
+            f"{launch.setting.draft_tokens} drafted tokens a step have no price: the spec does not"
+            " say how many are kept; add 'speculative: {draft_tokens: ..., acceptance: ...}'"
+        )
+    if not launch.has_prefix_cache and goal.traffic.prefix_hit:
+        yield "the launch keeps no prefixes, so that every prompt is computed whole"
     if launch.setting.running > MOST_RUNNING:
         yield f"{MOST_RUNNING} sequences a rank are priced, not {launch.setting.running}"
     if launch.role is not Role.AGGREGATED:

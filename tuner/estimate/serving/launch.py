@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from tuner.costs.serving.drafting import Method
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.serve_plan import Role
 from tuner.spec.cluster import Pool
@@ -23,6 +24,15 @@ class Setting:
     degrees: Degrees
     running: int
     """Sequences of one attention-data rank at most."""
+    step_tokens: int
+    """Tokens of one step of one attention-data rank at most."""
+    is_chunked: bool = True
+    """Prompts are parted to fill it."""
+    page_tokens: int | None = None
+    """Of a page of cache; None: the engine's own."""
+    draft_tokens: int = 0
+    """Drafted ahead for each step."""
+    two_batch_overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +46,9 @@ class ServingLaunch:
     setting: Setting
     copies: int = 1
     """Equal instances behind the one command that share nothing but its port."""
-    step_tokens: int | None = None
-    """Tokens of one step of one attention-data rank; None: the engine's own."""
-    chunked_prefill: bool = True
+    draft_method: Method = Method.MTP
+    """Of drafts, where there are any."""
+    has_prefix_cache: bool = True
     memory_ratio: float | None = None
     """Share of a device's memory for weights and cache; None: as recipes set it."""
     max_model_len: int | None = None

@@ -1,50 +1,57 @@
 """What one kind of instance does under the spec's traffic.
 
     d ranks of attention    n sequences of a rank    I, O computed tokens of a prompt, an answer's
-    P seconds of a prompt   T(n) of a decode step    (tuner/planner/serve/options.py)
+    P seconds of a prompt   T(n), U(n) per token, alone and beside prompts
 
-    capacity    prefill d / P    decode d n / (O T(n))    both d n / (O T(n) + n P)
+    capacity    prefill d / P    decode d n / (O T(n))    both d n / (O U(n))
 
+as in tuner/planner/serve/options.py and mixing.py;
 n is what the launch allows, held to what memory has room for. The traffic is played by
 tuner/planner/serve/playing.py. A prefill instance is played before decode instances of
 the same split that never make it wait, and the other way round; of a closed loop, whose rate then
 depends on the other half, the rate that its targets ask for is played instead.
-
-Not covered: another token budget of a step than the engine's usual one.
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serving.engine import TRAITS, EngineTraits
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.memory import (
-    RESERVE_BYTES,
-    kv_bytes_per_token,
-    kv_tokens,
-    weight_bytes,
+from tuner.costs.serving.capacity import (
+    cache_tokens,
+    held_kv_bytes_per_token,
+    held_weight_bytes,
 )
+from tuner.costs.serving.curves import Floats
+from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serving.drafting import Drafting
+from tuner.costs.serving.engine import TRAITS, EngineTraits, Exchange
+from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.memory import RESERVE_BYTES
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
-from tuner.planner.serve.answering import formats_of_goal
+from tuner.planner.serve.choices import loads_of
 from tuner.planner.serve.demand import Demand, demand_of
 from tuner.planner.serve.handovers import handovers_of
+from tuner.planner.serve.instances import formats_of_goal
+from tuner.planner.serve.mixing import prompt_time, token_seconds
 from tuner.planner.serve.options import (
     MOST_RUNNING,
     Option,
     PoolSite,
     most_running,
-    prompt_seconds,
     step_seconds,
 )
 from tuner.planner.serve.playing import Group, Played, latency_of, played_apart, played_together
+from tuner.planner.serve.recorded_loads import expert_loads
 from tuner.serve_plan import Instances, Role
 from tuner.spec.serving.goal import Engine, Percentiles, ServeGoal
 from tuner.spec.serving.read import ServeSpec
 
+COUNTS: Final = 16
+"""Numbers of sequences that are priced, where prompts may keep all from running at once."""
 IDLE_FACTOR = 4.0
 """Capacity of the other half of a prefill or decode instance, over what is asked."""
 
@@ -62,6 +69,8 @@ class Asked:
     formats: Formats
     instances: int
     """That share the traffic."""
+    loads: ExpertLoads | None = None
+    """Recorded; None: those of the kernel tables."""
 
     @property
     def traits(self) -> EngineTraits:
@@ -70,6 +79,17 @@ class Asked:
         if self.launch.memory_ratio is None:
             return own
         return replace(own, memory_ratio=self.launch.memory_ratio, cache_ratio=1.0)
+
+    def drafting(self, setting: Setting) -> Drafting | None:
+        """Return how a setting drafts; None too where nothing says how many drafts are kept."""
+        own = self.spec.goal.speculative
+        if not setting.draft_tokens or own is None:
+            return None
+        return Drafting(
+            draft_tokens=setting.draft_tokens,
+            acceptance=own.acceptance,
+            method=self.launch.draft_method,
+        )
 
     @property
     def goal(self) -> ServeGoal:
@@ -98,6 +118,9 @@ def asked_of(
             "kv_cache_dtype": launch.kv_cache_dtype,
             "max_model_len": launch.max_model_len,
             "slo": spec.goal.slo.model_copy(update=_other_half(launch.role)),
+            "traffic": spec.goal.traffic
+            if launch.has_prefix_cache
+            else spec.goal.traffic.model_copy(update={"prefix_hit": 0.0}),
         }
     )
     longest = min(goal.max_model_len or model.max_position, model.max_position)
@@ -114,6 +137,7 @@ def asked_of(
         decoder=decoder_of(model),
         formats=formats_of_goal(goal),
         instances=instances * launch.copies,
+        loads=expert_loads(goal, model),
     )
 
 
@@ -144,31 +168,28 @@ def option_of(asked: Asked, setting: Setting) -> Option:
         degrees=setting.degrees,
         engine=asked.launch.engine,
         machine=site.machine,
-    )
-    cache = kv_tokens(
-        asked.decoder,
-        asked.formats,
-        setting.degrees,
-        traits=asked.traits,
-        memory_bytes=site.memory_bytes,
+        drafting=asked.drafting(setting),
+        two_batch_overlap=setting.two_batch_overlap,
+        loads=None if asked.loads is None else loads_of(asked.loads, setting.degrees),
+        exchange=_exchange(asked, setting),
     )
     running = min(setting.running, MOST_RUNNING)
-    data = setting.degrees.attention_data
-    prompt_s = prompt_seconds(iteration, tokens=demand.computed_tokens, demand=demand)
-    held = float(min(running, most_running(cache, demand)))
-    step_s = float(step_seconds(iteration, np.array([held]), demand)[0])
-    together_s = held * prompt_s / demand.output_tokens
-    rate, ttft_s, tpot_s = {
-        Role.PREFILL: (data / prompt_s, prompt_s, 0.0),
-        Role.DECODE: (data * held / (demand.output_tokens * step_s), 0.0, step_s),
-    }.get(
-        role,
-        (
-            data * held / (demand.output_tokens * (step_s + together_s)),
-            prompt_s,
-            step_s + together_s,
-        ),
+    cache = cache_tokens(
+        iteration,
+        memory_bytes=site.memory_bytes,
+        step_tokens=setting.step_tokens,
+        running=running,
+        traits=asked.traits,
     )
+    data = setting.degrees.attention_data
+    prompt = prompt_time(iteration, demand, step_tokens=setting.step_tokens)
+    held_N = np.array([float(min(running, most_running(cache, demand)))])
+    if role is Role.PREFILL:
+        rate, ttft_s, tpot_s = data / prompt.busy_s, prompt.latency_s, 0.0
+    else:
+        ttft_s = 0.0 if role is Role.DECODE else prompt.latency_s
+        tpot_s = float(_token_seconds(asked, iteration, setting, held_N)[0])
+        rate = data * float(held_N[0]) / (demand.output_tokens * tpot_s)
     return Option(
         site=site,
         role=role,
@@ -179,7 +200,32 @@ def option_of(asked: Asked, setting: Setting) -> Option:
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         kv_tokens=cache,
+        step_tokens=setting.step_tokens,
+        is_chunked=setting.is_chunked,
+        page_tokens=setting.page_tokens,
     )
+
+
+def _exchange(asked: Asked, setting: Setting) -> Exchange:
+    """Return how data ranks exchange tokens: as the launch says, else by gathering all."""
+    own = asked.launch.a2a_backend
+    if setting.degrees.attention_data == 1 or own == "none":
+        return Exchange.ALLGATHER
+    return Exchange(own)
+
+
+def _token_seconds(
+    asked: Asked, iteration: Iteration, setting: Setting, running_N: Floats
+) -> Floats:
+    """Seconds per token; where more run than the budget leaves steps for, as prompts allow."""
+    demand = asked.demand
+    if asked.launch.role is Role.DECODE:
+        return np.asarray(step_seconds(iteration, running_N, demand) / iteration.tokens_per_step)
+    count_N = np.unique(np.floor(np.geomspace(1.0, running_N[0], COUNTS)))
+    tpot_s_N = token_seconds(iteration, count_N, demand, step_tokens=setting.step_tokens)
+    # Where so many never run at once, those that do serve at the rate that prompts are read at.
+    last = np.flatnonzero(np.isfinite(tpot_s_N))[-1]
+    return np.asarray(tpot_s_N[last] * running_N / count_N[last])
 
 
 def fits(asked: Asked, option: Option) -> bool:
@@ -226,7 +272,7 @@ def _played(asked: Asked, group: Group) -> Played:
     other = Role.DECODE if option.role is Role.PREFILL else Role.PREFILL
     half = option_of(
         replace(asked, launch=replace(asked.launch, role=other)),
-        Setting(degrees=option.degrees, running=MOST_RUNNING),
+        replace(asked.launch.setting, degrees=option.degrees, running=MOST_RUNNING),
     )
     many = max(1, math.ceil(IDLE_FACTOR * demand.rate_per_s / half.rate_per_s))
     idle = Group(option=half, count=many)
@@ -237,8 +283,8 @@ def _played(asked: Asked, group: Group) -> Played:
 
 def memory_of_device(asked: Asked, option: Option) -> ServingMemory:
     """Return what one device holds."""
-    weights = weight_bytes(asked.decoder, asked.formats, option.degrees)
-    each = kv_bytes_per_token(asked.decoder, asked.formats, option.degrees)
+    weights = held_weight_bytes(option.iteration)
+    each = held_kv_bytes_per_token(option.iteration)
     return ServingMemory(
         weight_bytes=int(weights),
         cache_bytes=int(max(option.kv_tokens, 0.0) * each),
@@ -248,7 +294,7 @@ def memory_of_device(asked: Asked, option: Option) -> ServingMemory:
     )
 
 
-def instance_of(asked: Asked, option: Option) -> Instances:
+def instance_of(asked: Asked, option: Option, setting: Setting) -> Instances:
     """Return the launch's instances in the words of a plan."""
     degrees, launch = option.degrees, asked.launch
     has_experts = asked.decoder.experts is not None
@@ -266,9 +312,13 @@ def instance_of(asked: Asked, option: Option) -> Instances:
             "attention_dp": degrees.attention_data,
             "moe_tp": degrees.moe_tensor if has_experts else 1,
             "ep": degrees.expert if has_experts else 1,
+            "pp": degrees.pipeline,
             "max_batch": option.running,
-            "max_batched_tokens": launch.step_tokens or TRAITS[launch.engine].step_tokens,
-            "chunked_prefill": launch.chunked_prefill,
+            "max_batched_tokens": option.step_tokens,
+            "chunked_prefill": option.is_chunked,
+            "page_size": option.page_tokens,
+            "draft_tokens": setting.draft_tokens,
+            "two_batch_overlap": setting.two_batch_overlap,
             "a2a_backend": "allgather" if is_apart and backend == "none" else backend,
             "kv_tokens": int(max(option.kv_tokens, 0.0) * degrees.attention_data),
         }

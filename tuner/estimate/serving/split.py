@@ -11,18 +11,19 @@ from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.serving.launch import Surroundings
 
 
-def refuse_pipeline(flags: Flags, name: str) -> None:
-    """Refuse pipelines inside an instance, which nothing prices.
+def stages_of(flags: Flags, name: str, *, around: Surroundings) -> int:
+    """Return the stages of the pipeline inside an instance.
 
     Raises:
-        SpecError: there is one.
+        SpecError: there are more than layers.
     """
     stages = flags.number(name) or 1
-    if stages > 1:
+    if stages > around.model.num_layers:
         raise SpecError(
-            f"{flags.source}: --{name} {stages}: pipelines inside an instance have no price yet;"
-            f" estimate --{name} 1 with more tensor or data parallel ranks"
+            f"{flags.source}: --{name} {stages} stages of {around.model.num_layers} layers; the"
+            f" nearest is {around.model.num_layers}"
         )
+    return stages
 
 
 def check_heads(flags: Flags, name: str, *, ranks: int, model_heads: int, factor: int) -> None:
@@ -58,7 +59,8 @@ def check_experts(
     if moe is None:
         return
     if moe.num_experts % degrees.expert:
-        near = nearest_common_divisor(moe.num_experts, degrees.devices, degrees.expert)
+        ranks = degrees.devices // degrees.pipeline
+        near = nearest_common_divisor(moe.num_experts, ranks, degrees.expert)
         raise SpecError(
             f"{flags.source}: --{name} spreads {moe.num_experts} experts over {degrees.expert}"
             f" ranks; the nearest that divides is {near}{advice}"

@@ -5,20 +5,18 @@ holds.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, get_args
 
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serving.engine import TRAITS, Engine
 from tuner.planner.serve.demand import Demand, demand_of
 from tuner.planner.serve.handovers import HandOvers, handovers_of
+from tuner.planner.serve.instances import formats_of_goal
+from tuner.planner.serve.launchable import launchable_options
 from tuner.planner.serve.options import (
-    Option,
     Options,
     PoolSite,
-    options_of,
 )
 from tuner.planner.serve.playing import Group, Played, played_apart, played_together
 from tuner.planner.serve.program import (
@@ -29,13 +27,8 @@ from tuner.planner.serve.program import (
     serving_columns,
     solve,
 )
-from tuner.serve_plan import (
-    Instances,
-    Role,
-)
-from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.manifests.registry import manifest_of
-from tuner.spec.serving.manifests.rules import group_refusals
+from tuner.planner.serve.recorded_loads import expert_loads
+from tuner.serve_plan import Role
 from tuner.spec.serving.read import ServeSpec
 
 MOST_SPARE: Final = 4.0
@@ -98,86 +91,25 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
             role for mode in get_args(Mode) if mode in spec.goal.modes for role in ROLES[mode]
         )
     )
-    options, refused = _launchable(
-        options_of(
-            sites,
-            decoder=decoder,
-            formats=formats,
-            engine=Engine(spec.goal.engine.name),
-            demand=demand,
-            roles=roles,
-        ),
+    options = launchable_options(
         spec,
+        sites,
+        decoder=decoder,
+        formats=formats,
+        demand=demand,
+        roles=roles,
+        loads=expert_loads(spec.goal, spec.model),
     )
     return Question(
         spec=spec,
         sites=sites,
         demand=demand,
         options=options,
-        refused=refused,
+        refused=options.refused,
         hand_overs=handovers_of(spec, input_tokens=demand.input_tokens, options=options.options),
         decoder=decoder,
         formats=formats,
         settings=settings,
-    )
-
-
-def _launchable(options: Options, spec: ServeSpec) -> tuple[Options, Mapping[Role, str]]:
-    """Leave out what the engine's release refuses, and say why of roles that lose every way."""
-    engine = manifest_of(spec.goal.engine)
-    kept: list[Option] = []
-    reasons: dict[Role, Counter[str]] = {}
-    for option in options.options:
-        broken = group_refusals(
-            engine,
-            instances_of(option, count=1),
-            model=spec.model,
-            goal=spec.goal,
-            devices_per_node=option.site.pool.devices_per_node,
-        )
-        if broken:
-            reasons.setdefault(option.role, Counter())[broken[0]] += 1
-        else:
-            kept.append(option)
-    left = {option.role for option in kept}
-    refused = {
-        role: f"{engine.name} {engine.release}: {counts.most_common(1)[0][0]}"
-        for role, counts in reasons.items()
-        if role not in left
-    }
-    illegal = options.illegal + len(options.options) - len(kept)
-    return replace(options, options=tuple(kept), illegal=illegal), refused
-
-
-def instances_of(option: Option, *, count: int) -> Instances:
-    """Return equal instances of one kind."""
-    degrees = option.degrees
-    traits = TRAITS[option.iteration.engine]
-    has_experts = option.iteration.decoder.experts is not None
-    return Instances(
-        role=option.role,
-        pool=option.site.pool.name,
-        count=count,
-        devices=option.devices,
-        attention_tp=degrees.attention_tensor,
-        attention_dp=degrees.attention_data,
-        moe_tp=degrees.moe_tensor if has_experts else 1,
-        ep=degrees.expert if has_experts else 1,
-        pp=degrees.pipeline,
-        max_batch=option.running,
-        max_batched_tokens=traits.step_tokens,
-        chunked_prefill=traits.batching.value == "chunked",
-        a2a_backend="allgather" if degrees.attention_data > 1 else "none",
-        kv_tokens=int(option.kv_tokens * degrees.attention_data),
-    )
-
-
-def formats_of_goal(goal: ServeGoal) -> Formats:
-    """Return storage formats: everything quantised alike, but nvfp4 leaves attention in bf16."""
-    own = goal.quantization
-    attention = "bf16" if own == "nvfp4" else own
-    return Formats(
-        attention=attention, output=attention, ffn=own, experts=own, kv=goal.kv_cache_dtype
     )
 
 

@@ -1,19 +1,47 @@
 """What the traffic asks for: requests a second, mean lengths, and the lengths to keep room for.
 
+    I, O    tokens of a prompt and of an answer, as random numbers
+
 In a closed loop of C requests the rate follows from their latency (Little's law): to keep every
-request within its targets, a deployment must serve at least C / (TTFT + O TPOT) requests a second.
+request within its targets, a deployment must serve at least C / (TTFT + E[O] TPOT) requests a
+second.
+
+Sequences that run are not requests as they come: an answer of O tokens runs O steps, so that long
+ones are met in proportion to their length (the inspection paradox; Feller, An Introduction to
+Probability Theory and Its Applications, volume 2, I.4):
+
+    held    mean of I + O among those that run    E[O (I + O)] / E[O]
+    past    mean of I and half of O among them    E[O (I + O / 2)] / E[O]
+
+For fixed lengths these are I + O and I + O / 2. For answers with heavy tails, as reasoning models
+give (arXiv:2510.18672), they are far above the means, and memory is planned for them and for their
+spread: n sequences take n held + 2.33 sqrt(n) spread tokens but once in a hundred looks, as sums of
+independent terms do.
+
+Not covered: prompts and answers that go together, unless a trace has them as pairs.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tuner.spec.serving.goal import Percentiles, ServeGoal
-from tuner.spec.serving.lengths import LengthLaw, mean_tokens, quantile_tokens
+from tuner.spec.serving.lengths import (
+    LengthKind,
+    LengthLaw,
+    mean_tokens,
+    quantile_tokens,
+    sample_tokens,
+)
 from tuner.spec.serving.trace_summary import summarise_trace
+
+Floats = npt.NDArray[np.float64]
 
 ROOM_RATIO = 0.99
 """Share of requests whose lengths memory is planned for."""
+QUANTILES = 2000
+"""At which a law of lengths is read."""
 NO_TARGET_TPOT_S = 0.1
 NO_TARGET_TTFT_S = 10.0
 """Where a closed loop has no targets: as slow as people still read along."""
@@ -33,6 +61,14 @@ class Demand:
     longest_input: int
     longest_output: int
     """Of all but one request in a hundred."""
+    most_tokens: int
+    """Of one request at most, as the model or the goal cuts it."""
+    held_tokens: float
+    """Of a sequence that runs, when it will have ended; mean."""
+    held_spread_tokens: float
+    """Standard deviation of the same."""
+    past_tokens: float
+    """Of a sequence that runs, at a look at any time; mean."""
     ttft_s: float
     tpot_s: float
     """The strictest targets, as means that a plan is priced against; infinite without one."""
@@ -54,11 +90,13 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
     if traffic.trace is not None:
         summary = summarise_trace(traffic.trace, rng=np.random.default_rng(0))
         inputs, outputs = summary.sample_input_N, summary.sample_output_N
+        lengths = inputs.astype(np.float64), outputs.astype(np.float64)
         means = float(np.mean(inputs)), float(np.mean(outputs))
         tails = (int(np.quantile(inputs, ROOM_RATIO)), int(np.quantile(outputs, ROOM_RATIO)))
         rate = traffic.rate or summary.rate_per_s
     else:
         laws = _laws(goal)
+        lengths = _quantiles(laws)
         means = mean_tokens(laws[0]), mean_tokens(laws[1])
         tails = (
             int(quantile_tokens(laws[0], ratio=ROOM_RATIO)),
@@ -70,6 +108,7 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
         slowest = min(ttft_s, NO_TARGET_TTFT_S) + means[1] * min(tpot_s, NO_TARGET_TPOT_S)
         rate = traffic.concurrency / slowest
     longest_input = min(tails[0], longest - 1)
+    held, spread, past = _running(*lengths, longest=longest)
     return Demand(
         rate_per_s=rate,
         input_tokens=means[0],
@@ -77,10 +116,37 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
         computed_tokens=max(means[0] * (1.0 - traffic.prefix_hit), 1.0),
         longest_input=longest_input,
         longest_output=max(min(tails[1], longest - longest_input), 1),
+        most_tokens=longest,
+        held_tokens=held,
+        held_spread_tokens=spread,
+        past_tokens=past,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         concurrency=traffic.concurrency,
     )
+
+
+def _quantiles(laws: tuple[LengthLaw, LengthLaw]) -> tuple[Floats, Floats]:
+    """Lengths at even quantiles of both laws, in unlike orders."""
+    at = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    rng = np.random.default_rng(0)
+    found = [
+        sample_tokens(law, count=QUANTILES, rng=rng).astype(np.float64)
+        if law.kind is LengthKind.EMPIRICAL
+        else np.array([quantile_tokens(law, ratio=float(one)) for one in at])
+        for law in laws
+    ]
+    return found[0], rng.permutation(found[1])
+
+
+def _running(inputs: Floats, outputs: Floats, *, longest: int) -> tuple[float, float, float]:
+    """Mean and spread of what a running sequence will hold, and the mean of what it holds."""
+    prompt = np.minimum(inputs, longest - 1.0)
+    answer = np.clip(outputs, 1.0, longest - prompt)
+    weight = answer / answer.sum()
+    held = float(weight @ (prompt + answer))
+    spread = float(np.sqrt(weight @ (prompt + answer - held) ** 2))
+    return held, spread, float(weight @ (prompt + 0.5 * answer))
 
 
 def strictest_s(targets: Percentiles) -> float:

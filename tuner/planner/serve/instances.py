@@ -1,7 +1,9 @@
 """Options in the words of a plan: what one kind of instance is launched as."""
 
+from typing import Literal
+
 from tuner.costs.serving.decoder import Formats
-from tuner.costs.serving.engine import TRAITS
+from tuner.costs.serving.engine import Exchange
 from tuner.planner.serve.options import Option
 from tuner.serve_plan import Instances
 from tuner.spec.serving.goal import ServeGoal
@@ -10,8 +12,8 @@ from tuner.spec.serving.goal import ServeGoal
 def instances_of(option: Option, *, count: int) -> Instances:
     """Return equal instances of one kind."""
     degrees = option.degrees
-    traits = TRAITS[option.iteration.engine]
-    has_experts = option.iteration.decoder.experts is not None
+    iteration = option.iteration
+    has_experts = iteration.decoder.experts is not None
     return Instances(
         role=option.role,
         pool=option.site.pool.name,
@@ -23,11 +25,29 @@ def instances_of(option: Option, *, count: int) -> Instances:
         ep=degrees.expert if has_experts else 1,
         pp=degrees.pipeline,
         max_batch=option.running,
-        max_batched_tokens=traits.step_tokens,
-        chunked_prefill=traits.batching.value == "chunked",
-        a2a_backend="allgather" if degrees.attention_data > 1 else "none",
+        max_batched_tokens=option.step_tokens,
+        chunked_prefill=option.is_chunked,
+        a2a_backend=_exchange_of(option),
         kv_tokens=int(option.kv_tokens * degrees.attention_data),
+        page_size=option.page_tokens,
+        draft_tokens=0 if iteration.drafting is None else iteration.drafting.draft_tokens,
+        two_batch_overlap=iteration.two_batch_overlap,
+        prefill_share_ratio=option.prefill_share_ratio,
     )
+
+
+def _exchange_of(
+    option: Option,
+) -> Literal["none", "allgather", "deepep_normal", "deepep_low_latency"]:
+    if option.degrees.attention_data == 1:
+        return "none"
+    match option.iteration.exchange:
+        case Exchange.NORMAL:
+            return "deepep_normal"
+        case Exchange.LOW_LATENCY:
+            return "deepep_low_latency"
+        case _:
+            return "allgather"
 
 
 def formats_of_goal(goal: ServeGoal) -> Formats:

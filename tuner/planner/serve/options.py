@@ -1,41 +1,63 @@
 """Ways to run one instance on a pool, and what each serves.
 
-    n running sequences of a rank    I computed tokens of a prompt    O tokens of an answer
-    T(n) seconds of a decode step    P seconds of a prompt            d attention-data ranks
+    n running sequences of a rank    T(n) seconds per token of a decode step    d data ranks
+    P seconds of a prompt            O tokens of an answer
 
     prefill      d / P requests a second; a first token after P at least
     decode       d n / (O T(n)); a token every T(n)
-    aggregated   a rank that answers x requests a second spends x O / n steps and x prompts:
-                 x = 1 / (O T(n) / n + P), a token every n / (x O) = T(n) + n P / O
+    aggregated   d n / (O U(n)), where U(n) is a token's time beside prompts (mixing.py)
 
 Of every way the most sequences that memory holds and the target of the time per token allows are
-taken, and fractions of them, since waiting may leave no room for so many. Ways that do not fit, or
-miss a target even alone, are counted as illegal.
-
-Not covered: pipelines inside an instance.
+taken, and fractions of them, since waiting may leave no room for so many. Ways that do not fit,
+that miss a target even alone, or that the engine's release refuses, are counted as illegal by
+reason; of the rest those are dropped that another beats in everything (dominance.py).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from tuner.costs.serving.capacity import (
+    cache_tokens,
+    held_kv_bytes_per_token,
+    held_weight_bytes,
+)
+from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import TRAITS, Degrees, Engine
+from tuner.costs.serving.engine import Degrees, Engine, Exchange
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.memory import kv_tokens, weight_bytes
+from tuner.costs.serving.whole_step import step_s
+from tuner.planner.serve.choices import Budget, Choices, usual_choices
+from tuner.planner.serve.degrees import degrees_of
 from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.dominance import undominated
+from tuner.planner.serve.mixing import PromptTime, prompt_time, token_seconds
 from tuner.serve_plan import Role
 from tuner.spec.cluster import Pool
 
 MOST_RUNNING: Final = 1024
 """Sequences of one rank: what engines' CUDA graphs are captured for at most."""
+BATCHES: Final = 32
+"""Numbers of sequences that are priced."""
+LONGEST_S: Final = 60.0
+"""Between two tokens; nobody serves slower, and without a target this is the limit."""
 FRACTIONS: Final = (1.0, 0.5)
 """Of the most sequences that a way allows."""
-LARGEST_INSTANCE: Final = 64
-"""Devices."""
+SURE: Final = 2.33
+"""Standard deviations that a sum of many lengths stays below but once in a hundred looks."""
+UNFIT: Final = {
+    Role.PREFILL: (Exchange.LOW_LATENCY,),
+    Role.DECODE: (Exchange.NORMAL,),
+}
+"""Kernels of DeepEP that are not made for a role: low-latency ones hold few tokens, normal ones
+keep decode steps out of CUDA graphs (github.com/deepseek-ai/DeepEP, README)."""
+NO_ROOM: Final = "no memory for the longest request beside the weights"
+SLOW_PROMPT: Final = "a prompt alone misses the target of the first token"
+SLOW_TOKEN: Final = "a sequence alone misses the target of the time per token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,6 +90,14 @@ class Option:
     """0 for prefill."""
     kv_tokens: float
     """Of one attention-data rank."""
+    step_tokens: int
+    """Budget of a step with prompts, of one attention-data rank."""
+    is_chunked: bool
+    """Prompts are parted to fill it."""
+    page_tokens: int | None = None
+    """Of a page of cache; None: the engine's own."""
+    prefill_share_ratio: float | None = None
+    """Of a device's multiprocessors, where prefill and decode share devices."""
 
     @property
     def devices(self) -> int:
@@ -80,11 +110,24 @@ class Options:
     """What was found."""
 
     options: tuple[Option, ...]
-    illegal: int
-    """Ways that break a rule of the model, do not fit, or miss a target by themselves."""
+    illegal_by: Mapping[str, int]
+    """Ways that cannot serve, by what stands in the way."""
+    refused: Mapping[Role, str]
+    """Roles whose every way that could serve is refused, with the reason met most."""
+    beaten: int
+    """Ways that another beats in everything."""
     slowest_tpot_s: float
     """The least time per token that any way reaches alone; infinite where none fits."""
     slowest_ttft_s: float
+
+    @property
+    def illegal(self) -> int:
+        """Ways that cannot serve."""
+        return sum(self.illegal_by.values())
+
+
+Refuse = Callable[[Option], str]
+"""Says in a line why an engine's release does not launch an option; empty: it does."""
 
 
 def options_of(
@@ -95,193 +138,216 @@ def options_of(
     engine: Engine,
     demand: Demand,
     roles: tuple[Role, ...],
+    choices: Choices | None = None,
+    refuse: Refuse = lambda _: "",
 ) -> Options:
-    """Price every way on every pool."""
+    """Price every way on every pool.
+
+    Args:
+        sites: pools.
+        decoder: the model.
+        formats: its storage.
+        engine: that serves.
+        demand: the traffic.
+        roles: of the instances.
+        choices: what varies beside the degrees; None: the engine's usual budget alone.
+        refuse: asked about every option.
+    """
     found: list[Option] = []
-    illegal = 0
+    illegal: Counter[str] = Counter()
+    refused: dict[Role, Counter[str]] = {role: Counter() for role in roles}
     least_tpot_s = least_ttft_s = float("inf")
+    plain = (decoder, formats, engine)
+    for way in _ways(sites, plain, choices or usual_choices(engine), demand):
+        own = [role for role in roles if way.suits(role)]
+        if way.cache < demand.longest_input + demand.longest_output:
+            illegal[NO_ROOM] += len(own)
+            continue
+        prompt = prompt_time(way.iteration, demand, step_tokens=way.budget.tokens)
+        least_tpot_s = min(least_tpot_s, float(way.decode_s_N[0]) / way.iteration.tokens_per_step)
+        least_ttft_s = min(least_ttft_s, prompt.latency_s)
+        for role in own:
+            made, reason = _of_role(way, role, prompt, demand)
+            answers = [refuse(option) for option in made]
+            refused[role].update(answer for answer in answers if answer)
+            illegal.update(one for one in (reason, *answers) if one)
+            found += [option for option, no in zip(made, answers, strict=True) if not no]
+    served = {option.role for option in found}
+    kept = undominated(found)
+    return Options(
+        options=kept,
+        illegal_by=dict(illegal),
+        refused={
+            role: counts.most_common(1)[0][0]
+            for role, counts in refused.items()
+            if counts and role not in served
+        },
+        beaten=len(found) - len(kept),
+        slowest_tpot_s=least_tpot_s,
+        slowest_ttft_s=least_ttft_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Way:
+    """An instance before its role and its batch are chosen."""
+
+    site: PoolSite
+    iteration: Iteration
+    budget: Budget
+    page_tokens: int | None
+    cache: float
+    """Tokens of one attention-data rank."""
+    running_N: Floats
+    """Sequences of one that are priced, 1 first."""
+    decode_s_N: Floats
+    """Seconds of a step without prompts with them."""
+    is_first: bool
+    """Of the budgets, which do not matter to who reads no prompts."""
+
+    def suits(self, role: Role) -> bool:
+        """Whether the way is worth trying in a role."""
+        if self.iteration.exchange in UNFIT.get(role, ()):
+            return False
+        return self.is_first or role is not Role.DECODE
+
+    def option(
+        self, role: Role, *, running: int, rate_per_s: float, ttft_s: float, tpot_s: float
+    ) -> Option:
+        """Return it with role and batch."""
+        return Option(
+            site=self.site,
+            role=role,
+            degrees=self.iteration.degrees,
+            iteration=self.iteration,
+            running=running,
+            rate_per_s=rate_per_s,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            kv_tokens=self.cache,
+            step_tokens=self.budget.tokens,
+            is_chunked=self.budget.is_chunked,
+            page_tokens=self.page_tokens,
+        )
+
+
+def _ways(
+    sites: tuple[PoolSite, ...],
+    plain: tuple[Decoder, Formats, Engine],
+    choices: Choices,
+    demand: Demand,
+) -> Iterator[_Way]:
+    decoder, formats, engine = plain
     for site in sites:
-        for degrees in _degrees(site, decoder):
+        for degrees in degrees_of(site.pool, decoder):
             iteration = Iteration(
                 decoder=decoder,
                 formats=formats,
                 degrees=degrees,
                 engine=engine,
                 machine=site.machine,
+                loads=choices.loads_of(degrees),
             )
-            cache = _cache_tokens(iteration, site)
-            if cache < demand.longest_input + demand.longest_output:
-                illegal += len(roles)
-                continue
-            prompt_s = prompt_seconds(iteration, tokens=demand.computed_tokens, demand=demand)
-            alone_s = float(step_seconds(iteration, np.ones(1), demand)[0])
-            least_tpot_s = min(least_tpot_s, alone_s)
-            least_ttft_s = min(least_ttft_s, prompt_s)
-            for role in roles:
-                made = tuple(_of_role(site, iteration, role, prompt_s, cache, demand))
-                illegal += not made
-                found += made
-    return Options(
-        options=tuple(found),
-        illegal=illegal,
-        slowest_tpot_s=least_tpot_s,
-        slowest_ttft_s=least_ttft_s,
-    )
+            for drafting, exchange, overlaps in choices.variants(degrees):
+                varied = replace(
+                    iteration, drafting=drafting, exchange=exchange, two_batch_overlap=overlaps
+                )
+                yield from _budgeted(site, varied, choices, demand)
 
 
-def _degrees(site: PoolSite, decoder: Decoder) -> Iterator[Degrees]:
-    """Powers of two up to the pool: heads and experts divide, attention data needs experts."""
-    heads = min(group.attention.heads for group in decoder.layers)
-    most = min(site.pool.num_devices, LARGEST_INSTANCE)
-    devices = 1
-    while devices <= most:
-        tensor = 1
-        while tensor <= min(devices, site.pool.domain):
-            data = devices // tensor
-            if heads % tensor == 0 and (data == 1 or decoder.experts is not None):
-                yield from _expert_degrees(decoder, tensor=tensor, data=data)
-            tensor *= 2
-        devices *= 2
+def _budgeted(
+    site: PoolSite, iteration: Iteration, choices: Choices, demand: Demand
+) -> Iterator[_Way]:
+    priced: dict[float, tuple[Floats, Floats]] = {}
+    for number, budget in enumerate(choices.budgets):
+        cache = _cache(iteration, site, budget, demand)
+        most = most_running(cache, demand)
+        if most not in priced:
+            running_N = np.unique(np.round(np.geomspace(1.0, most, BATCHES))).astype(np.float64)
+            priced[most] = running_N, step_seconds(iteration, running_N, demand)
+        running_N, decode_s_N = priced[most]
+        yield _Way(
+            site=site,
+            iteration=iteration,
+            budget=budget,
+            page_tokens=choices.page_of_pool.get(site.pool.name),
+            cache=cache,
+            running_N=running_N,
+            decode_s_N=decode_s_N,
+            is_first=number == 0,
+        )
 
 
-def _expert_degrees(decoder: Decoder, *, tensor: int, data: int) -> Iterator[Degrees]:
-    own = decoder.experts
-    devices = tensor * data
-    if own is None or devices == 1:
-        yield Degrees(attention_tensor=tensor, attention_data=data)
-        return
-    if own.num % devices == 0:
-        yield Degrees(attention_tensor=tensor, attention_data=data, expert=devices)
-    # Narrower slices of an expert than 128 fill no tile of a tensor core.
-    if data == 1 and own.ffn % (128 * devices) == 0:
-        yield Degrees(attention_tensor=tensor, attention_data=data, moe_tensor=devices)
-
-
-def _cache_tokens(iteration: Iteration, site: PoolSite) -> float:
-    return kv_tokens(
-        iteration.decoder,
-        iteration.formats,
-        iteration.degrees,
-        traits=TRAITS[iteration.engine],
-        memory_bytes=site.memory_bytes,
-    )
+def _cache(iteration: Iteration, site: PoolSite, budget: Budget, demand: Demand) -> float:
+    """Tokens of a rank's cache beside what the sequences that it then runs take of memory."""
+    tokens = float("inf")
+    for _ in range(2):
+        running = int(most_running(tokens, demand)) if tokens > 0.0 else 1
+        tokens = cache_tokens(
+            iteration,
+            memory_bytes=site.memory_bytes,
+            step_tokens=budget.tokens,
+            running=running,
+        )
+    return tokens
 
 
 def memory_of(option: Option, demand: Demand) -> int:
     """Bytes of one device: weights, and the cache of the sequences that run."""
-    iteration = option.iteration
-    weights = weight_bytes(iteration.decoder, iteration.formats, iteration.degrees)
-    held = option.running * (demand.input_tokens + demand.output_tokens)
-    per_token = (TRAITS[iteration.engine].memory_ratio * option.site.memory_bytes - weights) / max(
-        option.kv_tokens, 1.0
-    )
-    return int(weights + min(held, option.kv_tokens) * max(per_token, 0.0))
+    held = min(option.running * demand.held_tokens, option.kv_tokens)
+    each = held_kv_bytes_per_token(option.iteration)
+    return int(held_weight_bytes(option.iteration) + held * each)
 
 
-def step_seconds(
-    iteration: Iteration,
-    running_N: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    demand: Demand,
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Seconds of a decode step with so many sequences, half of their answers written."""
-    past_N = np.full_like(running_N, demand.input_tokens + 0.5 * demand.output_tokens)
-    return np.asarray(
-        iteration.linear_s(running_N)
-        + iteration.head_s(running_N)
-        + iteration.decode_s(running_N, past_N)
-        + iteration.scheduler_s
-    )
-
-
-def prompt_seconds(iteration: Iteration, *, tokens: float, demand: Demand) -> float:
-    """Seconds of one prompt alone, in steps of the engine's budget.
-
-    What is found in the prefix cache is attended to and not computed.
-    """
-    cached = max(demand.input_tokens - demand.computed_tokens, 0.0)
-    budget = float(TRAITS[iteration.engine].step_tokens)
-    steps = max(np.ceil(tokens / budget), 1.0)
-    each = np.array([tokens / steps])
-    linear_s = float(iteration.linear_s(each)[0]) * steps
-    whole = iteration.prompt_s(np.array([cached + tokens, max(cached, 1.0)]))
-    attention_s = float(whole[0] - (whole[1] if cached > 0.0 else 0.0))
-    head_s = float(iteration.head_s(np.ones(1))[0])
-    traits = TRAITS[iteration.engine]
-    gaps_s = steps * traits.scheduler_s * traits.prompt_scheduler_ratio
-    return float(linear_s + attention_s + head_s + gaps_s)
+def step_seconds(iteration: Iteration, running_N: Floats, demand: Demand) -> Floats:
+    """Seconds of a decode step with so many sequences, as long as running ones are on average."""
+    return step_s(iteration, running_N, np.full_like(running_N, demand.past_tokens))
 
 
 def _of_role(
-    site: PoolSite,
-    iteration: Iteration,
-    role: Role,
-    prompt_s: float,
-    cache: float,
-    demand: Demand,
-) -> Iterator[Option]:
-    data = iteration.degrees.attention_data
-    needs_first = role in (Role.PREFILL, Role.AGGREGATED)
-    if needs_first and prompt_s > demand.ttft_s:
-        return
+    way: _Way, role: Role, prompt: PromptTime, demand: Demand
+) -> tuple[tuple[Option, ...], str]:
+    """Return a way in a role, at the batches worth trying; else what stands in its way."""
+    data = way.iteration.degrees.attention_data
+    if role is not Role.DECODE and prompt.latency_s > demand.ttft_s:
+        return (), SLOW_PROMPT
     if role is Role.PREFILL:
-        yield _option(site, iteration, role, 1, data / prompt_s, prompt_s, 0.0, cache)
-        return
-    running_N = np.unique(np.round(np.geomspace(1.0, most_running(cache, demand), 48))).astype(
-        np.float64
-    )
-    step_s_N = step_seconds(iteration, running_N, demand)
+        first_s, rate = prompt.latency_s, data / prompt.busy_s
+        return (way.option(role, running=1, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0),), ""
+    running_N = way.running_N
+    tpot_s_N = way.decode_s_N / way.iteration.tokens_per_step
     if role is Role.AGGREGATED:
-        tpot_s_N = step_s_N + running_N * prompt_s / demand.output_tokens
-    else:
-        tpot_s_N = step_s_N
+        tpot_s_N = token_seconds(
+            way.iteration,
+            running_N,
+            demand,
+            step_tokens=way.budget.tokens,
+            decode_s_N=way.decode_s_N,
+        )
     rate_N = data * running_N / (demand.output_tokens * tpot_s_N)
-    allowed = np.flatnonzero(tpot_s_N <= demand.tpot_s)
+    allowed = np.flatnonzero(tpot_s_N <= min(demand.tpot_s, LONGEST_S))
     if not len(allowed):
-        return
+        return (), SLOW_TOKEN
     best = allowed[rate_N[allowed].argmax()]
     chosen = {
         int(allowed[np.searchsorted(running_N[allowed], share * running_N[best])])
         for share in FRACTIONS
     }
-    for at in sorted(chosen):
-        first_s = prompt_s if role is Role.AGGREGATED else 0.0
-        yield _option(
-            site,
-            iteration,
+    return tuple(
+        way.option(
             role,
-            int(running_N[at]),
-            float(rate_N[at]),
-            first_s,
-            float(tpot_s_N[at]),
-            cache,
+            running=int(running_N[at]),
+            rate_per_s=float(rate_N[at]),
+            ttft_s=prompt.latency_s if role is Role.AGGREGATED else 0.0,
+            tpot_s=float(tpot_s_N[at]),
         )
+        for at in sorted(chosen)
+    ), ""
 
 
 def most_running(cache: float, demand: Demand) -> float:
-    """Sequences that memory holds, mean lengths, but one of the longest."""
-    spare = cache - (demand.longest_input + demand.longest_output)
-    mean = demand.input_tokens + demand.output_tokens
-    return float(np.clip(1.0 + spare / mean, 1.0, MOST_RUNNING))
-
-
-def _option(
-    site: PoolSite,
-    iteration: Iteration,
-    role: Role,
-    running: int,
-    rate_per_s: float,
-    ttft_s: float,
-    tpot_s: float,
-    cache: float,
-) -> Option:
-    return Option(
-        site=site,
-        role=role,
-        degrees=iteration.degrees,
-        iteration=iteration,
-        running=running,
-        rate_per_s=rate_per_s,
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
-        kv_tokens=cache,
-    )
+    """Sequences that memory holds but once in a hundred looks: n held + 2.33 sqrt(n) spread."""
+    spread, held = SURE * demand.held_spread_tokens, demand.held_tokens
+    # The root of held x^2 + spread x = cache, x^2 = n.
+    root = (np.sqrt(spread**2 + 4.0 * held * max(cache, 0.0)) - spread) / (2.0 * held)
+    return float(np.clip(np.floor(min(root, MOST_RUNNING) ** 2 + 1e-9), 1.0, MOST_RUNNING))

@@ -2,12 +2,16 @@
 
 Requests go to instances of a group in turn, in proportion to what each group can serve; ranks of a
 group are alike, so where they are aggregated one is played and speaks for the others. Prefill and
-decode apart are played whole.
+decode apart are played whole. Engines fill their steps, and clients see tokens, by the rules of
+tuner/simulate/serving/client.py, which the backtest goes by too.
+
+Lengths are drawn once from every quantile of their laws and shuffled, so that few requests have the
+mean and the tail of many.
 
 Letters: R requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,17 +19,24 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.costs.kv_hand_over import whole_s
-from tuner.costs.serving.engine import TRAITS, Batching
-from tuner.costs.serving.iteration import Iteration
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.handovers import HandOvers
-from tuner.planner.serve.options import Option, prompt_seconds
+from tuner.planner.serve.options import Option
 from tuner.serve_plan import Latency
-from tuner.simulate.serving.batching import Rules, simulate
+from tuner.simulate.serving.batching import simulate
+from tuner.simulate.serving.client import (
+    DELAY_S,
+    ROUNDS,
+    client_of,
+    engine_rules,
+    reading_s,
+    seen_ttft_s,
+)
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests
 from tuner.simulate.serving.steps import StepTimes, step_times
 from tuner.spec.serving.goal import Percentiles, ServeGoal, Slo
+from tuner.spec.serving.lengths import LengthKind, LengthLaw, quantile_tokens
 from tuner.spec.serving.requests import requests_of
 
 Floats = npt.NDArray[np.float64]
@@ -33,9 +44,7 @@ Ints = npt.NDArray[np.int64]
 
 PER_RANK: Final = 200
 """Requests that a rank serves, at least; a closed loop plays ten rounds."""
-ROUNDS: Final = 10
 MOST_REQUESTS: Final = 20_000
-PROMPT_POINTS: Final = 24
 SEED: Final = 20_251
 
 
@@ -100,31 +109,33 @@ def played_together(groups: Sequence[Group], *, goal: ServeGoal, demand: Demand)
     for group in groups:
         share = group.rate_per_s / total
         parts.append(_rank_together(group, share=share, goal=goal, demand=demand))
-    return _joined(parts, goal=goal, weights=[group.rate_per_s / total for group in groups])
+    return joined(parts, goal=goal, weights=[group.rate_per_s / total for group in groups])
 
 
 def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Demand) -> Played:
     option = group.option
     ranks = group.ranks
-    traits = TRAITS[option.iteration.engine]
     concurrency = 1
     if demand.concurrency is not None:
         concurrency = max(1, -(-int(demand.concurrency * share) // ranks))
     count = PER_RANK if demand.concurrency is None else ROUNDS * concurrency
-    requests = _thinned(goal, demand, count=count, every=max(1, round(ranks / share)))
-    step_tokens = traits.step_tokens
-    if traits.batching is Batching.WHOLE:
-        step_tokens = max(step_tokens, option.running + int(requests.input_R.max()) + 64)
-    most = min(option.running, max(concurrency, 1) if demand.concurrency else option.running)
-    times = _times(option, requests, most_tokens=step_tokens + most, most_running=most)
+    requests = thinned(
+        goal,
+        demand,
+        count=count,
+        every=max(1, round(ranks / share)),
+        most_tokens=option.kv_tokens,
+    )
+    most = min(option.running, concurrency) if demand.concurrency else option.running
     served = simulate(
         requests,
-        times=times,
-        rules=Rules(
-            batching=traits.batching,
-            step_tokens=step_tokens,
+        times=times_of(option, requests, most_tokens=option.step_tokens + most, most_running=most),
+        rules=engine_rules(
+            option.iteration.engine,
+            step_tokens=option.step_tokens,
             kv_tokens=option.kv_tokens,
             most_running=most,
+            is_chunked=option.is_chunked,
         ),
         concurrency=concurrency,
     )
@@ -132,8 +143,8 @@ def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Deman
     if demand.concurrency is not None:
         span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
         rate = ranks * len(served.end_s_R) / max(span_s, 1e-9)
-    return _played(
-        served.ttft_s_R,
+    return played_of(
+        seen_ttft_s(served, client=client_of(option.iteration.engine)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,
@@ -155,21 +166,24 @@ def played_apart(
     """
     concurrency = demand.concurrency or 0
     count = PER_RANK * max(prefill.ranks, decode.ranks) if not concurrency else ROUNDS * concurrency
-    count = min(MOST_REQUESTS, count)
-    drawn = requests_of(goal.traffic, count=count, rng=np.random.default_rng(SEED))
-    inputs, outputs = _cut(drawn.input_tokens_N, drawn.output_tokens_N, demand, share=1.0)
-    requests = Requests(input_R=inputs, output_R=outputs, arrival_s_R=drawn.arrival_s_N)
+    requests = thinned(
+        goal,
+        replace(demand, computed_tokens=demand.input_tokens),
+        count=min(MOST_REQUESTS, count),
+        every=1,
+        most_tokens=decode.option.kv_tokens,
+    )
     served = simulate_disaggregated(
         requests,
-        stations=_stations(prefill, decode, hand_overs, demand, requests),
+        stations=stations_of(prefill, decode, hand_overs, demand, requests),
         concurrency=concurrency,
     )
     rate = demand.rate_per_s
     if concurrency:
         span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
         rate = len(served.end_s_R) / max(span_s, 1e-9)
-    return _played(
-        served.ttft_s_R,
+    return played_of(
+        seen_ttft_s(served, client=client_of(decode.option.iteration.engine)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,
@@ -177,28 +191,19 @@ def played_apart(
     )
 
 
-def _stations(
+def stations_of(
     prefill: Group, decode: Group, hand_overs: HandOvers, demand: Demand, requests: Requests
 ) -> Stations:
-    reading = prefill.option.iteration
-    longest, ranks = int(requests.input_R.max()), reading.degrees.attention_data
-    full = _Curve(reading, demand, longest).table
-    alone = _Curve(replace(reading, busy_ratio=0.0), demand, longest).table
-
-    def prompt_s(tokens: int, busy: int) -> float:
-        # Between a step that one rank has a prompt in and one that all have.
-        share = (busy - 1) / (ranks - 1) if ranks > 1 else 1.0
-        return alone[tokens] * (1.0 - share) + full[tokens] * share
-
+    """Price both sides and the way between them."""
     path = hand_overs.path(prefill.option, decode.option)
     each = hand_overs.moved(prefill.option, decode.option).busiest / hand_overs.tokens
     return Stations(
         prefill_workers=prefill.count,
-        prefill_ranks=ranks,
-        prompt_s=prompt_s,
+        prefill_ranks=prefill.option.degrees.attention_data,
+        prompt_s=prompt_times(prefill.option, demand, requests),
         handover_s=lambda tokens: whole_s(each * tokens, path=path),
         decode_ranks=decode.ranks,
-        decode=_times(
+        decode=times_of(
             decode.option,
             requests,
             most_tokens=decode.option.running + 1,
@@ -209,57 +214,83 @@ def _stations(
     )
 
 
-class _Curve:
-    """Seconds of a prompt by its length, read between priced points."""
-
-    def __init__(self, iteration: Iteration, demand: Demand, longest: int) -> None:
-        share = demand.computed_tokens / demand.input_tokens
-        self.points = np.unique(np.round(np.geomspace(1.0, max(longest, 2), PROMPT_POINTS)))
-        self.seconds = np.array(
-            [
-                prompt_seconds(
-                    iteration,
-                    tokens=max(point * share, 1.0),
-                    demand=replace(demand, input_tokens=point, computed_tokens=point * share),
-                )
-                for point in self.points
-            ]
-        )
-
-    @property
-    def table(self) -> list[float]:
-        """By tokens, from 0 on; a list, because single entries of arrays are slow to read."""
-        every = np.arange(int(self.points[-1]) + 1)
-        return [float(value) for value in np.interp(every, self.points, self.seconds)]
-
-
-def _thinned(goal: ServeGoal, demand: Demand, *, count: int, every: int) -> Requests:
-    """Draw what one rank of so many gets."""
-    rng = np.random.default_rng(SEED)
-    share = demand.computed_tokens / demand.input_tokens
-    if demand.concurrency is not None:
-        drawn = requests_of(goal.traffic, count=count, rng=rng)
-        inputs, outputs = _cut(drawn.input_tokens_N, drawn.output_tokens_N, demand, share=share)
-        return Requests(input_R=inputs, output_R=outputs)
-    whole = min(MOST_REQUESTS * 50, count * every)
-    drawn = requests_of(goal.traffic, count=whole, rng=rng)
-    inputs, outputs = _cut(drawn.input_tokens_N, drawn.output_tokens_N, demand, share=share)
-    if drawn.arrival_s_N is None:
-        raise ValueError("open arrivals are needed")
-    return Requests(
-        input_R=inputs[::every],
-        output_R=outputs[::every],
-        arrival_s_R=drawn.arrival_s_N[::every],
+def prompt_times(option: Option, demand: Demand, requests: Requests) -> Callable[[int, int], float]:
+    """Return the seconds of a prefill step by its longest prompt and its busy ranks."""
+    longest = int(requests.input_R.max())
+    most = min(option.step_tokens, longest)
+    full, alone = (
+        step_times(iteration, most_tokens=most, most_sequences=2, longest=longest)
+        for iteration in (option.iteration, replace(option.iteration, busy_ratio=0.0))
+    )
+    return reading_s(
+        full,
+        alone,
+        ranks=option.degrees.attention_data,
+        step_tokens=most,
+        computed_ratio=demand.computed_tokens / demand.input_tokens,
     )
 
 
-def _cut(inputs: Ints, outputs: Ints, demand: Demand, *, share: float) -> tuple[Ints, Ints]:
-    """Hold lengths to what memory is planned for; of prompts a share counts."""
-    computed = np.maximum(np.rint(np.minimum(inputs, demand.longest_input) * share), 1)
-    return computed.astype(np.int64), np.clip(outputs, 1, demand.longest_output)
+def thinned(
+    goal: ServeGoal, demand: Demand, *, count: int, every: int, most_tokens: float
+) -> Requests:
+    """Draw what one rank of so many gets.
+
+    Args:
+        goal: with its traffic.
+        demand: the same in numbers.
+        count: of the rank.
+        every: ranks that share the traffic.
+        most_tokens: that one of them has room for, which no request exceeds.
+    """
+    rng = np.random.default_rng(SEED)
+    most = int(min(demand.most_tokens, most_tokens))
+    is_closed = demand.concurrency is not None
+    whole = count if is_closed else min(MOST_REQUESTS * 50, count * every)
+    drawn = requests_of(goal.traffic, count=whole, rng=rng)
+    step = 1 if is_closed else every
+    inputs, outputs = cut(
+        *_spread(goal, drawn.input_tokens_N[::step], drawn.output_tokens_N[::step], rng=rng),
+        most=most,
+    )
+    cached = np.rint(inputs * (1.0 - demand.computed_tokens / demand.input_tokens))
+    return Requests(
+        input_R=inputs,
+        output_R=outputs,
+        arrival_s_R=None if drawn.arrival_s_N is None else drawn.arrival_s_N[::step],
+        delay_s_R=rng.exponential(DELAY_S, len(inputs)) if is_closed else None,
+        cached_R=np.minimum(cached, inputs - 1).astype(np.int64) if cached.any() else None,
+    )
 
 
-def _times(option: Option, requests: Requests, *, most_tokens: int, most_running: int) -> StepTimes:
+def _spread(
+    goal: ServeGoal, inputs: Ints, outputs: Ints, *, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """Replace what was drawn from a law by its quantiles, shuffled; pairs of a trace stay."""
+    own = goal.traffic
+    return _quantiles(own.input_tokens, inputs, rng=rng), _quantiles(
+        own.output_tokens, outputs, rng=rng
+    )
+
+
+def _quantiles(law: LengthLaw | None, drawn: Ints, *, rng: np.random.Generator) -> Ints:
+    if law is None or law.kind is LengthKind.EMPIRICAL:
+        return drawn
+    count = len(drawn)
+    values = [quantile_tokens(law, ratio=(place + 0.5) / count) for place in range(count)]
+    return rng.permutation(np.maximum(np.rint(values), 1).astype(np.int64))
+
+
+def cut(inputs: Ints, outputs: Ints, *, most: int) -> tuple[Ints, Ints]:
+    """Hold requests to what a rank takes."""
+    whole = np.clip(inputs, 1, most - 1)
+    return whole, np.clip(outputs, 1, most - whole)
+
+
+def times_of(
+    option: Option, requests: Requests, *, most_tokens: int, most_running: int
+) -> StepTimes:
+    """Lay out the seconds of an option's steps for requests."""
     return step_times(
         option.iteration,
         most_tokens=most_tokens,
@@ -268,9 +299,10 @@ def _times(option: Option, requests: Requests, *, most_tokens: int, most_running
     )
 
 
-def _played(
+def played_of(
     ttft_s_R: Floats, tpot_s_R: Floats, *, goal: ServeGoal, rate: float, tokens: float
 ) -> Played:
+    """Summarise what was served."""
     met = np.ones(len(ttft_s_R), dtype=bool)
     limits = [limit for _, limit in _stated(goal.slo.ttft)]
     if limits:
@@ -286,7 +318,7 @@ def _played(
     )
 
 
-def _joined(parts: Sequence[Played], *, goal: ServeGoal, weights: Sequence[float]) -> Played:
+def joined(parts: Sequence[Played], *, goal: ServeGoal, weights: Sequence[float]) -> Played:
     """Mix groups by the share of requests that each serves."""
     if len(parts) == 1:
         return parts[0]
@@ -297,7 +329,7 @@ def _joined(parts: Sequence[Played], *, goal: ServeGoal, weights: Sequence[float
         at = (np.arange(number) + 0.5) / number
         ttft.append(np.quantile(part.ttft_s_R, at))
         tpot.append(np.quantile(part.tpot_s_R, at) if len(part.tpot_s_R) else np.zeros(0))
-    return _played(
+    return played_of(
         np.concatenate(ttft),
         np.concatenate(tpot),
         goal=goal,

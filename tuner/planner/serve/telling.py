@@ -9,9 +9,10 @@ from solvers.instances.problem import InstancePlan
 from solvers.result import Outcome, Status
 from tuner.costs.serving.bands import bands_of
 from tuner.costs.serving.engine import Engine
-from tuner.planner.serve.answering import Found, Question, instances_of
+from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.apart import unlaunchable_apart
 from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.instances import instances_of
 from tuner.planner.serve.options import (
     Option,
     memory_of,

@@ -70,6 +70,7 @@ def engine_rules(
     kv_tokens: float,
     most_running: int = 2**31,
     poll_steps: int = 1,
+    is_chunked: bool | None = None,
 ) -> Rules:
     """Return how an engine batches on one attention-data rank.
 
@@ -79,21 +80,31 @@ def engine_rules(
         kv_tokens: that the rank has room for.
         most_running: sequences of the rank.
         poll_steps: from one look at what has come to the next.
+        is_chunked: where an engine that takes whole prompts is told to part them, or the other way
+            round; None: as it does by itself.
     """
-    batching = TRAITS[engine].batching
+    usual = TRAITS[engine].batching
+    batching = usual
+    if is_chunked is not None and usual is not Batching.PREFILL_FIRST:
+        batching = Batching.CHUNKED if is_chunked else Batching.WHOLE
     return Rules(
         batching=batching,
         step_tokens=step_tokens,
         kv_tokens=kv_tokens,
         most_running=most_running,
         # vLLM lets requests in while there is room for their prompts.
-        reserves_answers=batching is not Batching.CHUNKED,
+        reserves_answers=usual is not Batching.CHUNKED,
         poll_steps=poll_steps,
     )
 
 
 def reading_s(
-    full: StepTimes, alone: StepTimes, *, ranks: int, step_tokens: int
+    full: StepTimes,
+    alone: StepTimes,
+    *,
+    ranks: int,
+    step_tokens: int,
+    computed_ratio: float = 1.0,
 ) -> Callable[[int, int], float]:
     """Return the seconds of a prefill worker's step by its longest prompt and its busy ranks.
 
@@ -102,16 +113,19 @@ def reading_s(
         alone: of a rank when the others only serve their experts.
         ranks: of the worker.
         step_tokens: budget of a step; longer prompts take several.
+        computed_ratio: of a prompt; the rest is found in the prefix cache and attended to.
     """
 
     def prompt_s(tokens: int, busy: int) -> float:
         share = (busy - 1) / (ranks - 1) if ranks > 1 else 1.0
-        whole, rest = divmod(tokens, step_tokens)
-        linear_s = 0.0
-        for part, steps in ((step_tokens, whole), (rest, 1)):
-            if part and steps:
-                mixed_s = alone.linear_s[part] * (1.0 - share) + full.linear_s[part] * share
-                linear_s += steps * (mixed_s + full.prompt_scheduler_s)
-        return linear_s + full.prefill_s(tokens) + full.head_s[1]
+        done = tokens - max(round(tokens * computed_ratio), 1)
+        total_s = 0.0
+        while done < tokens:
+            part = min(step_tokens, tokens - done)
+            ended = int(done + part == tokens)
+            one_s, all_s = (times.prompt_step_s(part, done, ended=ended) for times in (alone, full))
+            total_s += one_s * (1.0 - share) + all_s * share
+            done += part
+        return total_s
 
     return prompt_s

@@ -6,9 +6,11 @@ engine divides --max-running-requests and --chunked-prefill-size by them. --dp-s
 --ep-size says. Facts and their source: tuner/spec/serving/manifests/sglang.py.
 """
 
+from dataclasses import replace
 from typing import Final
 
-from tuner.costs.serving.engine import Degrees, Engine
+from tuner.costs.serving.drafting import Method
+from tuner.costs.serving.engine import TRAITS, Degrees, Engine
 from tuner.errors import SpecError
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.arguments import Flags
@@ -20,12 +22,21 @@ from tuner.estimate.serving.split import (
     check_length,
     format_named,
     memory_share,
-    refuse_pipeline,
+    stages_of,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
 from tuner.planner.serve.options import MOST_RUNNING
 from tuner.serve_plan import Role
 
+_ALGORITHMS: Final = ("NEXTN", "EAGLE", "EAGLE3")
+_DRAFTING: Final = (
+    "speculative-num-steps",
+    "speculative-eagle-topk",
+    "speculative-num-draft-tokens",
+)
+USUAL_DRAFTS: Final = 3
+"""Steps of drafting that the engine chooses for models with heads for further tokens
+(sglang/srt/server_args.py, `auto_choose_speculative_params`)."""
 SERVER: Final = Server(
     starts=(("sglang.launch_server",), ("launch_server.py",), ("sglang", "serve")),
     spellings={
@@ -63,15 +74,20 @@ SERVER: Final = Server(
             "deepep-mode",
             "disaggregation-mode",
             "dp-size",
+            "disable-radix-cache",
             "enable-dp-attention",
+            "enable-two-batch-overlap",
             "ep-size",
             "kv-cache-dtype",
             "max-prefill-tokens",
             "max-running-requests",
             "mem-fraction-static",
             "moe-a2a-backend",
+            "page-size",
             "pp-size",
             "quantization",
+            *_DRAFTING,
+            "speculative-algorithm",
             "tp-size",
         }
     ),
@@ -84,7 +100,6 @@ SERVER: Final = Server(
             "enable-ep-moe",
             "enable-eplb",
             "enable-mixed-chunk",
-            "enable-two-batch-overlap",
             "max-total-tokens",
         }
     ),
@@ -108,7 +123,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         SpecError: flags that contradict each other, or have no price.
     """
     devices = flags.number("tp-size") or 1
-    refuse_pipeline(flags, "pp-size")
+    stages = stages_of(flags, "pp-size", around=around)
     data, copies = _data(flags, devices=devices)
     check_heads(
         flags,
@@ -117,8 +132,10 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         model_heads=around.model.attention.num_heads,
         factor=data,
     )
-    check_devices(flags, "tp-size", devices=devices, copies=copies, around=around)
+    whole = devices * stages
+    check_devices(flags, "tp-size", devices=whole, copies=copies, around=around)
     degrees = _experts(flags, devices=devices, data=data, around=around)
+    degrees = replace(degrees, pipeline=stages)
     check_experts(flags, "ep-size" if degrees.expert > 1 else "tp-size", degrees, around)
     length = tokens(flags, "context-length")
     check_length(flags, "context-length", length, around)
@@ -130,11 +147,19 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         source=flags.source,
         engine=Engine.SGLANG,
         role=role,
-        setting=Setting(degrees=degrees, running=running or MOST_RUNNING),
+        setting=Setting(
+            degrees=degrees,
+            running=running or MOST_RUNNING,
+            step_tokens=step_tokens or TRAITS[Engine.SGLANG].step_tokens,
+            # A decode instance reads no prompts.
+            is_chunked=is_chunked and role is not Role.DECODE,
+            page_tokens=flags.number("page-size"),
+            draft_tokens=_drafts(flags),
+            two_batch_overlap=flags.is_on("enable-two-batch-overlap"),
+        ),
         copies=copies,
-        step_tokens=step_tokens,
-        # A decode instance reads no prompts.
-        chunked_prefill=is_chunked and role is not Role.DECODE,
+        draft_method=_draft_method(flags, around),
+        has_prefix_cache=not flags.is_on("disable-radix-cache"),
         memory_ratio=memory_share(flags, "mem-fraction-static"),
         max_model_len=length,
         quantization=format_named(flags, "quantization", _WEIGHTS, ""),
@@ -213,6 +238,32 @@ def _prompts(flags: Flags, *, data: int) -> tuple[int | None, bool]:
             f" data-parallel ranks; the nearest is {data}"
         )
     return min(chunk // data, most or chunk), True
+
+
+def _drafts(flags: Flags) -> int:
+    """Return the tokens of a chain of drafts; 0 where nothing drafts, or no layer of a model does.
+
+    Raises:
+        SpecError: flags of drafting without an algorithm.
+    """
+    if flags.word("speculative-algorithm") is None:
+        given = next((name for name in _DRAFTING if name in flags.values), None)
+        if given is not None:
+            raise SpecError(
+                f"{flags.source}: --{given} without --speculative-algorithm; add"
+                " --speculative-algorithm NEXTN, or leave it out"
+            )
+        return 0
+    if flags.word("speculative-algorithm") not in _ALGORITHMS:
+        return 0
+    return flags.number("speculative-num-steps") or USUAL_DRAFTS
+
+
+def _draft_method(flags: Flags, around: Surroundings) -> Method:
+    """Return what drafts: `EAGLE` of a model with heads for further tokens is those heads."""
+    own = flags.word("speculative-algorithm") or ""
+    is_own = own == "NEXTN" or (own == "EAGLE" and around.model.mtp_num_layers > 0)
+    return Method.MTP if is_own else Method.EAGLE
 
 
 def _all_to_all(flags: Flags, degrees: Degrees) -> str:

@@ -9,7 +9,8 @@ own (vllm/config/parallel.py: only models with experts synchronise their ranks).
 import json
 from typing import Final
 
-from tuner.costs.serving.engine import Degrees, Engine
+from tuner.costs.serving.drafting import Method
+from tuner.costs.serving.engine import TRAITS, Degrees, Engine
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.serving.launch import ServingLaunch, Setting, Surroundings
@@ -20,7 +21,7 @@ from tuner.estimate.serving.split import (
     check_length,
     format_named,
     memory_share,
-    refuse_pipeline,
+    stages_of,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
 from tuner.planner.serve.options import MOST_RUNNING
@@ -61,10 +62,13 @@ SERVER: Final = Server(
     read=frozenset(
         {
             "all2all-backend",
+            "block-size",
             "data-parallel-size",
             "disable-chunked-prefill",
             "enable-chunked-prefill",
+            "enable-dbo",
             "enable-expert-parallel",
+            "enable-prefix-caching",
             "gpu-memory-utilization",
             "kv-cache-dtype",
             "kv-transfer-config",
@@ -73,8 +77,10 @@ SERVER: Final = Server(
             "max-num-seqs",
             "no-enable-chunked-prefill",
             "no-enable-expert-parallel",
+            "no-enable-prefix-caching",
             "pipeline-parallel-size",
             "quantization",
+            "speculative-config",
             "tensor-parallel-size",
         }
     ),
@@ -82,7 +88,6 @@ SERVER: Final = Server(
         {
             "cpu-offload-gb",
             "decode-context-parallel-size",
-            "enable-dbo",
             "enable-eplb",
             "enforce-eager",
             "kv-cache-memory-bytes",
@@ -96,6 +101,7 @@ _ALL2ALL: Final = {
     "deepep_high_throughput": "deepep_normal",
     "deepep_low_latency": "deepep_low_latency",
 }
+MOST_DRAFTS: Final = 16
 _WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
 _CACHES: Final = {
     "auto": "bf16",
@@ -120,7 +126,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     has_experts = around.model.moe is not None
     tensor = flags.number("tensor-parallel-size") or 1
     data = flags.number("data-parallel-size") or 1
-    refuse_pipeline(flags, "pipeline-parallel-size")
+    stages = stages_of(flags, "pipeline-parallel-size", around=around)
     check_heads(
         flags,
         "tensor-parallel-size",
@@ -134,6 +140,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         attention_data=data if has_experts else 1,
         expert=tensor * data if is_whole else 1,
         moe_tensor=tensor * data if has_experts and not is_whole else 1,
+        pipeline=stages,
     )
     copies = 1 if has_experts else data
     check_devices(
@@ -149,15 +156,24 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     length = tokens(flags, "max-model-len")
     check_length(flags, "max-model-len", length, around)
     running, step_tokens = _batches(flags, longest=length or around.model.max_position)
+    draft_tokens, draft_method = _drafting(flags)
     understood, ignored, unpriced = sorted_flags(flags, SERVER)
     return ServingLaunch(
         source=flags.source,
         engine=Engine.VLLM,
         role=_role(flags),
-        setting=Setting(degrees=degrees, running=running or MOST_RUNNING),
+        setting=Setting(
+            degrees=degrees,
+            running=running or MOST_RUNNING,
+            step_tokens=step_tokens or TRAITS[Engine.VLLM].step_tokens,
+            is_chunked=_is_on(flags, "chunked-prefill", default=True),
+            page_tokens=flags.number("block-size"),
+            draft_tokens=draft_tokens,
+            two_batch_overlap=flags.is_on("enable-dbo"),
+        ),
         copies=copies,
-        step_tokens=step_tokens,
-        chunked_prefill=_is_on(flags, "chunked-prefill", default=True),
+        draft_method=draft_method,
+        has_prefix_cache=_is_on(flags, "prefix-caching", default=True),
         memory_ratio=memory_share(flags, "gpu-memory-utilization"),
         max_model_len=length,
         quantization=format_named(flags, "quantization", _WEIGHTS, ""),
@@ -203,18 +219,46 @@ def _batches(flags: Flags, *, longest: int) -> tuple[int | None, int | None]:
 def _role(flags: Flags) -> Role:
     if "kv-transfer-config" not in flags.values:
         return Role.AGGREGATED
-    text = " ".join(flags.words("kv-transfer-config"))
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{flags.source}: --kv-transfer-config {text!r:.60} is no JSON") from error
-    role = config.get("kv_role") if isinstance(config, dict) else None
+    role = _json(flags, "kv-transfer-config").get("kv_role")
     if not isinstance(role, str) or role not in _ROLES:
         raise SpecError(
             f"{flags.source}: --kv-transfer-config: kv_role {role!r:.60} is none of"
             f" {', '.join(_ROLES)}"
         )
     return _ROLES[role]
+
+
+def _drafting(flags: Flags) -> tuple[int, Method]:
+    """Return drafted tokens and what drafts them; 0 where no layer of a model does.
+
+    Raises:
+        SpecError: the configuration is none.
+    """
+    if "speculative-config" not in flags.values:
+        return 0, Method.MTP
+    config = _json(flags, "speculative-config")
+    method, tokens_drafted = config.get("method"), config.get("num_speculative_tokens")
+    if not isinstance(tokens_drafted, int) or not 1 <= tokens_drafted <= MOST_DRAFTS:
+        raise SpecError(
+            f"{flags.source}: --speculative-config: num_speculative_tokens"
+            f" {tokens_drafted!r:.40} is not in 1..{MOST_DRAFTS}"
+        )
+    if not isinstance(method, str):
+        return 0, Method.MTP
+    if method.startswith("eagle"):
+        return tokens_drafted, Method.EAGLE
+    return (tokens_drafted if method.endswith("mtp") else 0), Method.MTP
+
+
+def _json(flags: Flags, name: str) -> dict[str, object]:
+    text = " ".join(flags.words(name))
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON") from error
+    if not isinstance(config, dict):
+        raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON object")
+    return config
 
 
 def _all_to_all(flags: Flags, degrees: Degrees) -> str:

@@ -1,0 +1,90 @@
+"""What may vary beside an instance's degrees: token budgets of a step, drafting, overlap, loads.
+
+Budgets are of one attention-data rank: 2048 to 16384 tokens. Small ones keep the steps of running
+sequences short, large ones read prompts in fewer steps; engines that take whole prompts unless told
+to part them are asked for both where a budget holds the longest request.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Final
+
+from tuner.costs.serving.drafting import Drafting
+from tuner.costs.serving.engine import TRAITS, Batching, Degrees, Engine, Exchange
+from tuner.costs.serving.expert_loads import ExpertLoads
+
+BUDGETS: Final = (2048, 4096, 8192, 16384)
+"""Tokens of a step: what recipes of vLLM, SGLang and TensorRT-LLM set (`--max-num-batched-tokens`,
+`--chunked-prefill-size`, `max_num_tokens`) spans this range."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Tokens that a step with prompts may hold on one rank."""
+
+    tokens: int
+    is_chunked: bool
+    """Prompts are parted to fill it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choices:
+    """Everything that is tried for each way to split an instance."""
+
+    budgets: tuple[Budget, ...]
+    drafting: Drafting | None = None
+    """Tried beside none."""
+    exchanges: tuple[Exchange, ...] = (Exchange.LEAST,)
+    """Of data ranks."""
+    overlapped: frozenset[Exchange] = frozenset()
+    """Those behind which the other half of a batch may compute, which is tried too."""
+    loads: ExpertLoads | None = None
+    """Recorded; None: those of the kernel tables."""
+    page_of_pool: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of a page, where it is not the engine's own."""
+
+    def variants(self, degrees: Degrees) -> Iterator[tuple[Drafting | None, Exchange, bool]]:
+        """Yield drafting, the exchange, and whether two half batches overlap."""
+        drafts = (None,) if self.drafting is None else (None, self.drafting)
+        exchanges = self.exchanges if degrees.attention_data > 1 else (self.exchanges[0],)
+        for drafting, exchange in product(drafts, exchanges):
+            yield drafting, exchange, False
+            if degrees.attention_data > 1 and exchange in self.overlapped:
+                yield drafting, exchange, True
+
+    def loads_of(self, degrees: Degrees) -> ExpertLoads | None:
+        """Return what an instance's ranks bear."""
+        return None if self.loads is None else loads_of(self.loads, degrees)
+
+
+def loads_of(loads: ExpertLoads, degrees: Degrees) -> ExpertLoads | None:
+    """Return what an instance's ranks bear; a placement for other ranks is left out."""
+    if loads.fits(degrees.expert):
+        return loads
+    unplaced = replace(loads, expert_LS=None, slots_R=(), counted={})
+    return unplaced if unplaced.fits(degrees.expert) else None
+
+
+def budgets_of(engine: Engine, *, longest: int) -> tuple[Budget, ...]:
+    """Return the budgets that an engine can be given.
+
+    Args:
+        engine: that serves.
+        longest: tokens of one request at most.
+    """
+    return tuple(_budgets(engine, longest))
+
+
+def _budgets(engine: Engine, longest: int) -> Iterator[Budget]:
+    for tokens in BUDGETS:
+        yield Budget(tokens=tokens, is_chunked=True)
+        if TRAITS[engine].batching is Batching.WHOLE and tokens >= longest:
+            yield Budget(tokens=tokens, is_chunked=False)
+
+
+def usual_choices(engine: Engine) -> Choices:
+    """Return the budget that recipes give an engine, and nothing else."""
+    traits = TRAITS[engine]
+    is_chunked = traits.batching is not Batching.WHOLE
+    return Choices(budgets=(Budget(tokens=traits.step_tokens, is_chunked=is_chunked),))

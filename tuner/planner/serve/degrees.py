@@ -1,0 +1,55 @@
+"""How one instance may be split over the devices of a pool.
+
+    attention    tensor ranks inside a scale-up domain, times data ranks where there are experts
+    experts      whole on ranks, or each sliced over all of them
+    layers       in stages of a pipeline, where a node's devices are not all joined by fast links;
+                 not beside data ranks, which no described release puts into stages
+
+All degrees are powers of two, up to 64 devices; heads, experts and layers must allow them.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tuner.costs.serving.decoder import Decoder
+from tuner.costs.serving.engine import Degrees
+from tuner.spec.cluster import Pool
+
+LARGEST_INSTANCE: Final = 64
+"""Devices."""
+LEAST_SLICE: Final = 128
+"""Columns of a sliced expert; narrower ones fill no tile of a tensor core."""
+
+
+def degrees_of(pool: Pool, decoder: Decoder) -> Iterator[Degrees]:
+    """Yield every split, small instances first; pipelines after all others."""
+    heads = min(group.attention.heads for group in decoder.layers)
+    most = min(pool.num_devices, LARGEST_INSTANCE)
+    for devices in _powers(most):
+        for tensor in _powers(min(devices, pool.domain)):
+            data = devices // tensor
+            if heads % tensor == 0 and (data == 1 or decoder.experts is not None):
+                yield from _experts(decoder, tensor=tensor, data=data, stages=1)
+    if pool.domain >= pool.devices_per_node:
+        return
+    for stages in _powers(min(most, decoder.num_layers))[1:]:
+        for tensor in _powers(min(most // stages, pool.domain)):
+            if heads % tensor == 0:
+                yield from _experts(decoder, tensor=tensor, data=1, stages=stages)
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length())]
+
+
+def _experts(decoder: Decoder, *, tensor: int, data: int, stages: int) -> Iterator[Degrees]:
+    own, ranks = decoder.experts, tensor * data
+    if own is None or ranks == 1:
+        yield Degrees(attention_tensor=tensor, attention_data=data, pipeline=stages)
+        return
+    if own.num % ranks == 0:
+        yield Degrees(attention_tensor=tensor, attention_data=data, expert=ranks, pipeline=stages)
+    if data == 1 and own.ffn % (LEAST_SLICE * ranks) == 0:
+        yield Degrees(
+            attention_tensor=tensor, attention_data=data, moe_tensor=ranks, pipeline=stages
+        )

@@ -1,0 +1,93 @@
+"""The ways to run an instance that a spec allows and the engine's release launches."""
+
+from dataclasses import replace
+from typing import Final
+
+from tuner.costs.serving.decoder import Decoder, Formats
+from tuner.costs.serving.drafting import Drafting, Method
+from tuner.costs.serving.engine import Engine, Exchange
+from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.planner.serve.choices import Choices, budgets_of
+from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.instances import instances_of
+from tuner.planner.serve.options import Option, Options, PoolSite, options_of
+from tuner.planner.serve.pages import page_of_pool
+from tuner.serve_plan import Role
+from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.rules import group_refusals
+from tuner.spec.serving.read import ServeSpec
+
+EXCHANGES: Final = (Exchange.ALLGATHER, Exchange.NORMAL, Exchange.LOW_LATENCY)
+
+
+def launchable_options(
+    spec: ServeSpec,
+    sites: tuple[PoolSite, ...],
+    *,
+    decoder: Decoder,
+    formats: Formats,
+    demand: Demand,
+    roles: tuple[Role, ...],
+    loads: ExpertLoads | None = None,
+) -> Options:
+    """Price every way to run an instance, and leave out what the engine's release refuses.
+
+    Args:
+        spec: with its engine and what may be used.
+        sites: pools.
+        decoder: the model.
+        formats: its storage.
+        demand: the traffic.
+        roles: of the instances.
+
+    Raises:
+        SpecError: recorded routing or a placement cannot be used.
+    """
+    return options_of(
+        sites,
+        decoder=decoder,
+        formats=formats,
+        engine=Engine(spec.goal.engine.name),
+        demand=demand,
+        roles=roles,
+        choices=choices_of(spec, sites, demand=demand),
+        refuse=lambda option: release_refuses(option, spec),
+    )
+
+
+def release_refuses(option: Option, spec: ServeSpec) -> str:
+    """Say in a line why the engine's release does not launch an option; empty: it does."""
+    engine = manifest_of(spec.goal.engine)
+    broken = group_refusals(
+        engine,
+        instances_of(option, count=1),
+        model=spec.model,
+        goal=spec.goal,
+        devices_per_node=option.site.pool.devices_per_node,
+        generation=option.site.machine.sheet.generation,
+    )
+    return f"{engine.name} {engine.release}: {broken[0]}" if broken else ""
+
+
+def choices_of(spec: ServeSpec, sites: tuple[PoolSite, ...], *, demand: Demand) -> Choices:
+    """Return what the goal and the release let vary.
+
+    Raises:
+        SpecError: recorded routing or a placement cannot be used.
+    """
+    goal = spec.goal
+    engine, own = manifest_of(goal.engine), goal.speculative
+    drafting = None
+    if own is not None:
+        drafting = Drafting(
+            draft_tokens=own.draft_tokens,
+            acceptance=own.acceptance,
+            method=Method(own.method),
+        )
+    return Choices(
+        budgets=budgets_of(Engine(goal.engine.name), longest=demand.most_tokens),
+        drafting=drafting,
+        exchanges=tuple(one for one in EXCHANGES if one.value in engine.a2a_backends),
+        overlapped=frozenset(one for one in EXCHANGES if one.value in engine.overlap_backends),
+        page_of_pool=page_of_pool(spec, sites),
+    )
