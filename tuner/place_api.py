@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profilers.routing.recording import Recording
-from tuner.api import version
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.place_folder import judged_pass, read_place_plan, write_place_verified
 from tuner.place_plan import PlacePlan, PlaceProvenance
@@ -21,6 +20,7 @@ from tuner.report.placement_maps import heat_maps
 from tuner.spec.cluster import Cluster
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place_read import PlaceSpec, read_place_spec
+from tuner.train_api import version
 from tuner.verify.placement import verify_placements
 from tuner.verify.placement_records import PlaceVerified
 

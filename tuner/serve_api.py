@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.api import version
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, machines_of
 from tuner.costs.serving.machine import ServingMachine
@@ -18,6 +17,7 @@ from tuner.planner.serve.planning import make_serve_plan
 from tuner.serve_plan import ServePlan, ServeProvenance
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.train_api import version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

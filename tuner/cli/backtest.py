@@ -33,24 +33,20 @@ def command(
     if is_serving_table(runs):
         _serving(runs, profile or [], as_json=as_json)
         return
-    from tuner.backtest.knowledge import knowledge_of
-    from tuner.backtest.prediction import backtest
-    from tuner.backtest.rows import digest_of, read_rows
+    from tuner.api import backtest
     from tuner.cli.backtest_text import backtest_text
 
-    knowledge = knowledge_of(tuple(profile or ()), uncalibrated=uncalibrated)
-    judged = backtest(read_rows(runs), knowledge=knowledge, data_sha256=digest_of(runs))
+    judged = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
     print(judged.model_dump_json(indent=2) if as_json else backtest_text(judged))
     if not judged.total.predicted:
         raise typer.Exit(1)
 
 
 def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
-    from tuner.backtest.serving.backtest import backtest_serving
-    from tuner.backtest.serving.rows import read_cells
+    from tuner.api import backtest_serving
     from tuner.cli.serving_text import serving_text
 
-    judged = backtest_serving(read_cells(runs), profiles=profiles)
+    judged = backtest_serving(runs, profiles=profiles)
     print(judged.model_dump_json(indent=2) if as_json else serving_text(judged))
     if not judged.tpot.predicted:
         raise typer.Exit(1)

@@ -45,13 +45,10 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
 ) -> None:
     """Price the launch of today: time or latency, memory, what to change."""
-    from tuner import api
+    from tuner.api import estimate
     from tuner.cli.estimate_serving import estimate_serving
     from tuner.cli.estimate_text import estimate_text
-    from tuner.estimate.estimate import estimate, shipped_residuals
-    from tuner.estimate.registry import read_launch
     from tuner.spec.kind import goal_kind
-    from tuner.spec.read import read_spec
 
     if goal_kind(spec) == "serve":
         estimate_serving(
@@ -64,12 +61,12 @@ def command(
             as_json=as_json,
         )
         return
-    asked = read_spec(spec)
     found = estimate(
-        asked,
-        read_launch(launch, format_name=format_name),
-        residuals=None if uncalibrated else shipped_residuals(),
-        measured=api.measured_profile(asked, tuple(profile or ()), calibrated=not uncalibrated),
+        spec,
+        launch=launch,
+        format_name=format_name,
+        profiles=tuple(profile or ()),
+        calibrated=not uncalibrated,
     )
     print(found.model_dump_json(indent=2) if as_json else estimate_text(found))
     if not found.fits:

@@ -26,21 +26,16 @@ def estimate_serving(
     as_json: bool,
 ) -> None:
     """Price a server's launch and print it."""
-    from tuner.estimate.serving.estimate import estimate_serving as estimate
-    from tuner.estimate.serving.estimate import pool_named, surroundings
-    from tuner.estimate.serving.registry import read_serving_launch
-    from tuner.serve_api import site_of
-    from tuner.spec.serving.read import read_serve_spec
+    from tuner import api
 
-    asked = read_serve_spec(spec)
-    named = pool_named(asked, pool)
-    read = read_serving_launch(
-        launch,
-        surroundings(asked, named),
-        engine=asked.goal.engine.name,
+    found = api.estimate_serving(
+        spec,
+        launch=launch,
         format_name=format_name,
+        profiles=profiles,
+        pool=pool,
+        instances=instances,
     )
-    found = estimate(asked, read, site=site_of(named, profiles), instances=instances)
     print(found.model_dump_json(indent=2) if as_json else serving_estimate_text(found))
     if found.load is None or not found.load.keeps_up:
         raise typer.Exit(1)

@@ -35,10 +35,9 @@ def command(
 
     Each change is solved anew from the plan's own copies; nothing is guessed.
     """
+    from tuner.api import explain, parse_changes
     from tuner.cli.options import seconds
     from tuner.cli.progress import planning
-    from tuner.explain.explaining import explain
-    from tuner.what_if import parse_changes
 
     limit_s = seconds(time_limit, option="--time-limit")
     changes = None if not what_if else () if what_if == "none" else parse_changes(what_if)

@@ -17,9 +17,8 @@ def plan_place(
     as_json: bool,
 ) -> None:
     """Plan a placement, write it and print it."""
+    from tuner.api import place, write_place_plan
     from tuner.cli.place_text import place_text
-    from tuner.place_api import place
-    from tuner.place_folder import write_place_plan
 
     print("placing: reading recordings, solving, judging pass by pass", file=sys.stderr, flush=True)
     made = place(spec, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated)

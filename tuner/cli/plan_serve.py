@@ -11,9 +11,8 @@ def plan_serve(
     spec: Path, *, out: Path, profiles: Sequence[Path], time_limit_s: float, as_json: bool
 ) -> None:
     """Plan a deployment, write it and print it."""
+    from tuner.api import deploy, write_serve_plan
     from tuner.cli.serve_text import serve_text
-    from tuner.serve_api import deploy
-    from tuner.serve_folder import write_serve_plan
 
     print("planning: pricing instances, solving, playing the traffic", file=sys.stderr, flush=True)
     made = deploy(spec, profiles=profiles, time_limit_s=time_limit_s)

@@ -12,7 +12,6 @@ from tuner.errors import TunerError
 SCHEMAS: Final[Mapping[str, str]] = {
     "spec": "tuner.spec.spec:SpecFile",
     "plan": "tuner.plan:Plan",
-    "explained-plan": "tuner.explain.explaining:ExplainedPlan",
     "verified": "tuner.verify.records:Verified",
     "profile": "profilers.records:ProfileHeader",
     "recording": "profilers.routing.store:RecordingHeader",
@@ -23,13 +22,14 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "residuals": "tuner.costs.analytic.calibration:Residuals",
     "place-spec": "tuner.spec.place_read:PlaceSpecFile",
     "place-plan": "tuner.place_plan:PlacePlan",
-    "explained-place-plan": "tuner.explain.explaining:ExplainedPlacePlan",
     "place-verified": "tuner.verify.placement_records:PlaceVerified",
     "serve-spec": "tuner.spec.serving.read:ServeSpecFile",
     "serve-plan": "tuner.serve_plan:ServePlan",
-    "explained-serve-plan": "tuner.explain.explaining:ExplainedServePlan",
     "serving-estimate": "tuner.estimate.serving.records:ServingEstimate",
     "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",
+    "explained-plan": "tuner.explain.explaining:ExplainedPlan",
+    "explained-place-plan": "tuner.explain.explaining:ExplainedPlacePlan",
+    "explained-serve-plan": "tuner.explain.explaining:ExplainedServePlan",
 }
 
 

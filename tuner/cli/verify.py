@@ -48,8 +48,8 @@ def command(
 
 
 def _verify_placement(folder: Path, *, as_json: bool) -> None:
+    from tuner.api import verify_place
     from tuner.cli.place_text import place_verified_text
-    from tuner.place_api import verify_place
 
     verified = verify_place(folder, budget_s=PLACEMENT_BUDGET_S)
     print(verified.model_dump_json(indent=2) if as_json else place_verified_text(verified))

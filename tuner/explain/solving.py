@@ -20,7 +20,6 @@ import yaml
 
 from profilers.errors import ProfilerError
 from solvers.errors import SolverError
-from tuner import api
 from tuner.errors import TunerError
 from tuner.explain.changes import changed
 from tuner.explain.outcomes import outcome_of
@@ -29,6 +28,7 @@ from tuner.place_api import place
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.serve_api import deploy
 from tuner.spec.files import shown_path
+from tuner.train_api import plan as plan_training
 from tuner.what_if import Change, Outcome, WhatIf
 
 AS_PLANNED: Final = "as planned"
@@ -167,7 +167,7 @@ def _planned(
                 return place(
                     path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
                 ).plan
-            return api.plan(
+            return plan_training(
                 path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
             ).plan
         except TunerError as error:

@@ -1,0 +1,326 @@
+"""Training runs as functions: what the command line calls and a notebook can call too.
+
+Reading and clocks enter here; nothing is written.
+"""
+
+import hashlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profilers.imports.link_matrix import link_matrix_csv
+from profilers.records import Case, Profile, ProfileHeader
+from profilers.store import holds_profile, read_header, read_profile
+from solvers.registry import LAYOUT
+from tuner.errors import SpecError
+from tuner.plan import Plan, Provenance
+from tuner.plan_notes import analytic_notes, profile_notes, reference_notes
+from tuner.planner.planning import make_plan
+from tuner.planner.progress import Told, Watch, unwatched
+from tuner.planner.search import Settings
+from tuner.planner.shapes import cases_for
+from tuner.profiles import profile_of
+from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
+from tuner.spec.features import ModelFeature, features
+from tuner.spec.read import read_spec
+from tuner.spec.spec import Spec
+from tuner.verify_api import REFERENCE, machine_of
+
+if TYPE_CHECKING:
+    from tuner.costs.analytic.measured_profile import MeasuredProfile
+
+NODE_ORDER_SHARE = 0.25
+"""Of the time limit, for putting the nodes of one pool in order."""
+
+
+def version() -> str:
+    """Version of the installed distribution."""
+    return importlib.metadata.version("moetune")
+
+
+def wanted_cases(spec_path: Path) -> tuple[Case, ...]:
+    """List the sizes that planning a spec will ask prices of.
+
+    Raises:
+        SpecError: the spec is unusable.
+    """
+    spec = read_spec(spec_path)
+    refuse_unpriced(spec)
+    return cases_for(spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan and the inputs that it was made from."""
+
+    plan: Plan
+    spec: Spec
+    profiles: Mapping[str, Path]
+    """Folders of the stored profiles by pool; none where the plan rests on datasheets."""
+
+
+def plan(
+    spec_path: Path,
+    *,
+    profiles: Sequence[Path] = (),
+    top: int = 5,
+    time_limit_s: float = 60.0,
+    method: str = "milp",
+    calibrated: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+    watch: Watch = unwatched,
+) -> Planned:
+    """Plan the training run that a spec describes.
+
+    A pool with a stored profile is planned on what was measured there; one that only names its
+    device on the datasheet, corrected by what published runs have shown. Where accelerators were
+    measured and the target is not the reference engine, the profile's kernels and collectives
+    stand in the analytic model, and the datasheet for what it lacks.
+
+    Args:
+        spec_path: the YAML file.
+        profiles: stored profiles, matched to pools by device; without them the spec's own.
+        top: how many decisions to return at least.
+        time_limit_s: for the search and each further question that is asked as one.
+        method: layout solver, see solvers/registry.py.
+        calibrated: whether datasheets are corrected by the residuals that ship.
+        clock: for the time limit and the reported solve time.
+        watch: told about every stage of a search on the analytic model.
+
+    Raises:
+        UnknownSolverError: no layout solver has that name.
+        SpecError: the spec is unusable, or asks for what this version cannot price.
+        ProfileUnreadableError: a profile is missing or damaged.
+        OutsideProfileError: the profile lacks an operation that the model needs.
+    """
+    LAYOUT.solver(method)
+    spec = read_spec(spec_path)
+    measured = _accelerators(spec, profiles)
+    if measured is not None:
+        return _plan_on_the_model(
+            spec,
+            measured,
+            top=top,
+            time_limit_s=time_limit_s,
+            calibrated=calibrated,
+            clock=clock,
+            watch=watch,
+        )
+    refuse_unpriced(spec)
+    pool = spec.cluster.pools[0]
+    profile_path = profile_of(pool, profiles)
+    if profile_path is None:
+        raise SpecError(
+            f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
+            "DIR` and name it in the spec or with --profile DIR"
+        )
+    profile = read_profile(profile_path)
+    machine = machine_of(pool, profile)
+    settings = Settings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)
+    provenance = Provenance(
+        moetune_version=version(),
+        spec_sha256=_sha256(spec_path),
+        profile_sha256={pool.name: _folder_sha256(profile_path)},
+        profile_source={pool.name: _source(profile)},
+        device_kind={pool.name: profile.header.machine.device_kind},
+        extrapolated=(),
+        notes=reference_notes(spec, pool, profile, machine),
+    )
+    made = make_plan(spec, machine, settings=settings, provenance=provenance)
+    return Planned(plan=made, spec=spec, profiles={pool.name: profile_path})
+
+
+def measured_profile(
+    spec: Spec, profiles: Sequence[Path], *, calibrated: bool
+) -> "MeasuredProfile | None":
+    """Read the profile of accelerators that speaks for a spec's only pool; None without one.
+
+    A profile that the spec names and that was measured on processors is left aside.
+
+    Raises:
+        ProfileUnreadableError: it is missing or damaged.
+        SpecError: none is of the pool's device, or a given one was measured on processors.
+    """
+    from tuner.costs.analytic.measured_profile import read_measured
+
+    path = profile_of(spec.cluster.pools[0], profiles)
+    if path is None or len(spec.cluster.pools) > 1:
+        return None
+    if read_header(path).machine.device_kind == "cuda":
+        return read_measured(path, calibrated=calibrated)
+    if profiles:
+        raise SpecError(
+            f"--profile {path.name}: was measured on processors, and a launch is priced on "
+            "accelerators; give a profile of those"
+        )
+    return None
+
+
+def _accelerators(spec: Spec, profiles: Sequence[Path]) -> dict[str, Path] | None:
+    """Return the profiles of the pools, by name, where the analytic model prices the spec.
+
+    None where the reference engine does: on processors, on accelerators whose profile has all that
+    the engine runs, and for several pools that do not all name a device; it also refuses a profile
+    that is not there. A pool without a profile is priced on its device's datasheet.
+    """
+    if not profiles and all(one.profile is None for one in spec.cluster.pools):
+        return {}
+    if len(spec.cluster.pools) > 1 and any(pool.device is None for pool in spec.cluster.pools):
+        return None
+    found: dict[str, Path] = {}
+    for pool in spec.cluster.pools:
+        path = profile_of(pool, profiles, is_alone=len(spec.cluster.pools) == 1)
+        if path is None:
+            continue
+        if not holds_profile(path):
+            return None
+        header = read_header(path)
+        if header.machine.device_kind == "cpu" or _runs_reference(spec, header):
+            return None
+        found[pool.name] = path
+    return found
+
+
+def _runs_reference(spec: Spec, header: ProfileHeader) -> bool:
+    """Whether the reference engine is asked for and a profile has all its operations."""
+    if not set(programs(spec.emit)) <= {REFERENCE, "torchrun"}:
+        return False
+    needed = {"gemm", "attention", "memory_bound", "optimizer"}
+    needed |= {"grouped_gemm"} if spec.model.moe is not None else set()
+    return needed <= header.tables.keys()
+
+
+def _plan_on_the_model(
+    spec: Spec,
+    profiles: Mapping[str, Path],
+    *,
+    top: int,
+    time_limit_s: float,
+    calibrated: bool,
+    clock: Callable[[], float],
+    watch: Watch,
+) -> Planned:
+    """Plan production engines on datasheets, and on profiles where pools have them."""
+    from tuner.costs.analytic.calibration import shipped
+    from tuner.costs.analytic.measured_profile import read_measured
+    from tuner.planner.analytic.asking import site_of
+    from tuner.planner.analytic.planning import make_analytic_plan
+    from tuner.planner.analytic.search import Settings as AnalyticSettings
+    from tuner.planner.nodes.ordering import read_links
+    from tuner.planner.nodes.told import on_measured_nodes
+    from tuner.planner.unlike.planning import plan_over_pools
+    from tuner.planner.unlike.search import Settings as PoolsSettings
+
+    _refuse_unlaunchable(spec)
+    links = read_links(spec.cluster)
+    residuals = shipped() if calibrated else None
+    measured = {name: read_measured(path, calibrated=calibrated) for name, path in profiles.items()}
+    provenance = Provenance(
+        moetune_version=version(),
+        spec_sha256=_sha256(spec.path),
+        profile_sha256={name: _folder_sha256(path) for name, path in profiles.items()},
+        profile_source={
+            pool.name: measured[pool.name].source if pool.name in measured else "datasheet"
+            for pool in spec.cluster.pools
+        },
+        links_sha256={
+            name: hashlib.sha256(link_matrix_csv(matrix).encode()).hexdigest()
+            for name, matrix in links.items()
+        },
+        extrapolated=(),
+        notes=(
+            *analytic_notes(spec, measured, calibrated=residuals is not None),
+            *profile_notes(spec, measured),
+        ),
+    )
+    if len(spec.cluster.pools) > 1:
+        made = plan_over_pools(
+            spec,
+            residuals=residuals,
+            settings=PoolsSettings(top=top, time_limit_s=time_limit_s, clock=clock),
+            provenance=provenance,
+            measured=measured,
+            watch=watch,
+        )
+    else:
+        (pool,) = spec.cluster.pools
+        made = make_analytic_plan(
+            spec,
+            site_of(pool, residuals=residuals, measured=measured.get(pool.name)),
+            settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock, watch=watch),
+            provenance=provenance,
+        )
+    if links:
+        watch(Told(stage="nodes", text=f"order of the nodes of {', '.join(links)}"))
+    made = on_measured_nodes(
+        made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * time_limit_s
+    )
+    return Planned(plan=made, spec=spec, profiles=profiles)
+
+
+def refuse_unpriced(spec: Spec) -> None:
+    """Refuse what this version does not price, and what a target of the spec cannot launch.
+
+    Raises:
+        SpecError: several pools, latent attention, or a model or precision that a target lacks.
+    """
+    if len(spec.cluster.pools) > 1:
+        names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
+        raise SpecError(
+            f"cluster.pools: {names}: a profile of the reference step plans one pool; keep one, or "
+            "name each pool's 'device' and no profile"
+        )
+    if ModelFeature.MLA in features(spec.model):
+        raise SpecError(
+            f"model: {spec.model.architecture} has multi-head latent attention, which a "
+            "profile of the reference step cannot price; name the pool's 'device' and no profile"
+        )
+    _refuse_unlaunchable(spec)
+
+
+def _refuse_unlaunchable(spec: Spec) -> None:
+    """Refuse a model or precision that a target lacks."""
+    capabilities = intersection(spec.emit)
+    for target in capabilities.parts or (capabilities,):
+        lacking = sorted(features(spec.model) & target.unsupported)
+        if lacking:
+            raise SpecError(
+                f"emit: {target.names[0]} cannot build {lacking[0]} ({spec.model.architecture}); "
+                f"{_able(spec)}"
+            )
+        if spec.goal.precision.value not in target.precisions:
+            raise SpecError(
+                f"emit: {target.names[0]} has no precision {spec.goal.precision.value!r}; it has "
+                f"{', '.join(sorted(target.precisions))}"
+            )
+
+
+def _able(spec: Spec) -> str:
+    """Say which programs can build the model in its precision."""
+    able = [
+        name
+        for name, target in TARGETS.items()
+        if name not in WRAPPERS
+        and not features(spec.model) & target.unsupported
+        and spec.goal.precision.value in target.precisions
+    ]
+    return f"targets that can: {', '.join(able)}" if able else "no target of this version can"
+
+
+def _source(profile: Profile) -> str:
+    return "+".join(sorted({row.source.value for row in profile.measurements})) or "empty"
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _folder_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()):
+        if file.is_file():
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
