@@ -1,6 +1,7 @@
 """The command of an engine's server as bash, and the variables that it reads.
 
     MODEL        path or name of the weights
+    DRAFT_MODEL  likewise of a draft layer, where one is trained apart from the model
     PORT         of its HTTP server; the next 199 belong to the instance too, and SGLang takes a few
                  from PORT + 233 on for itself (ZMQ_TCP_PORT_DELTA), clear of the next instance's
     NNODES       machines of the instance; NODE_RANK this one's number; MASTER_ADDR the first one
@@ -44,16 +45,25 @@ class ServerCommand:
         return f"{exports}{self.before}exec " + " \\\n  ".join(self.words) + "\n"
 
 
-def variables(shape: GroupShape, *, meets_by_address: bool) -> str:
+MODEL_CHECK = ': "${MODEL:?set MODEL to the path or name of the weights}"\n'
+DRAFT_CHECK = ': "${DRAFT_MODEL:?set DRAFT_MODEL to the path or name of the EAGLE draft layer}"\n'
+
+
+def checks(*, draft_model: bool) -> str:
+    """Return bash that stops where weights are not named."""
+    return MODEL_CHECK + (DRAFT_CHECK if draft_model else "")
+
+
+def variables(shape: GroupShape, *, meets_by_address: bool, draft_model: bool = False) -> str:
     """Return bash that fills the variables and refuses another number of machines.
 
     Args:
         shape: what is started.
         meets_by_address: the machines of an instance find each other by the address of the first;
             else a launcher such as MPI brings them together.
+        draft_model: DRAFT_MODEL is read.
     """
     lines = [
-        ': "${MODEL:?set MODEL to the path or name of the weights}"',
         f'PORT="${{PORT:-{FIRST_PORT}}}"',
         'HOST_IP="${HOST_IP:-$(hostname -i)}"',
         'HOST_IP="${HOST_IP%% *}"',
@@ -75,4 +85,4 @@ def variables(shape: GroupShape, *, meets_by_address: bool) -> str:
             "fi",
             'NODE_RANK="${NODE_RANK:-0}"',
         ]
-    return "".join(f"{line}\n" for line in lines)
+    return checks(draft_model=draft_model) + "".join(f"{line}\n" for line in lines)

@@ -10,7 +10,7 @@ examples/backends/*/deploy/v1beta1 and the wheel of 1.6.1 for the commands.
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -24,9 +24,11 @@ from tuner.emit.serving.pods import (
     Object,
     app_name,
     config_map,
-    literal,
+    placed_on,
     pod,
+    pod_notes,
     variables,
+    weights,
     yaml_text,
 )
 from tuner.emit.serving.router import ROUTER_PORT
@@ -52,6 +54,16 @@ _ENTRY_POINT: Final = (
         text="[vllm.general_plugins]\nmoetune_placement = moetune_placement:register\n",
     ),
 )
+_CACHE_EVENTS: Final[Mapping[str, str]] = {
+    "publisher": "zmq",
+    "topic": "kv-events",
+    "endpoint": "tcp://*:20080",
+}
+"""Where vLLM's and SGLang's workers publish blocks; data-parallel ranks take the ports after it."""
+_OWN_EVENTS: Final[Mapping[str, dict[str, Any]]] = {
+    "vllm": {"enable_kv_cache_events": True},
+    "sglang": {"format": "dynamo"},
+}
 _OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend")
 """Options that Dynamo sets itself, or that are given in its own words."""
 
@@ -68,7 +80,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         "metadata": {"name": app},
         "spec": {
             "backendFramework": engine,
-            "env": variables({"MODEL": literal(verified.plan.model.name)}),
+            "env": variables(weights(verified)),
             "components": [
                 _frontend(verified),
                 *(
@@ -79,7 +91,8 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         },
     }
     notes = (
-        "Put the path or name of the weights into MODEL, then: kubectl apply -f graph.yaml",
+        *pod_notes(verified),
+        "Then: kubectl apply -f graph.yaml",
         f"The engine is the one inside Dynamo {RELEASE}; the plan is for"
         f" {engine} {manifest_of(verified.plan.goal.engine).release}.",
     )
@@ -101,7 +114,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
 
 
 def _frontend(verified: VerifiedServing) -> Object:
-    mode = "kv" if verified.plan.goal.traffic.prefix_hit else "round-robin"
+    mode = "kv" if _routes_by_cache(verified) else "round-robin"
     container = {
         "name": "main",
         "image": _image(verified),
@@ -131,7 +144,12 @@ def _component(
         "name": "main",
         "image": _image(verified),
         "command": ["python3", "-m", _MODULE[engine]],
-        "args": [*_model(engine), *_arguments(command), *_role(verified, shape)],
+        "args": [
+            *_model(engine),
+            *_arguments(command),
+            *_role(verified, shape),
+            *_cache_events(verified, shape),
+        ],
     }
     environment: dict[str, str | Object] = {
         name: value for name, value in command.environment.items() if "$" not in value
@@ -146,7 +164,7 @@ def _component(
         devices=shape.devices_per_node,
         files=f"{app}-files" if listed else None,
         items=_items(listed),
-    )
+    ) | placed_on(verified, shape.group.pool)
     component: Object = {
         "name": shape.name,
         "type": _TYPE[shape.group.role],
@@ -177,12 +195,27 @@ def _role(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]:
     return found
 
 
+def _cache_events(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]:
+    """Return the words under which prefill tells the frontend what its cache holds."""
+    if not _routes_by_cache(verified) or shape.group.role is Role.DECODE:
+        return ()
+    if verified.plan.goal.engine.name == "trtllm":
+        return ("--publish-kv-events",)
+    own = _OWN_EVENTS[verified.plan.goal.engine.name]
+    return ("--kv-events-config", json.dumps({**_CACHE_EVENTS, **own}))
+
+
+def _routes_by_cache(verified: VerifiedServing) -> bool:
+    return verified.plan.goal.traffic.prefix_hit > 0.0
+
+
 def _arguments(command: ServerCommand) -> list[str]:
     """Return the command's options as words, without the ones that Dynamo gives itself."""
     known = (
         " ".join(word for word in command.words if "--" in word)
         .replace('"$PORT"', str(FIRST_PORT))
         .replace('"$MODEL"', "model")
+        .replace('"$DRAFT_MODEL"', "'$(DRAFT_MODEL)'")
         .replace(BOOTSTRAP, str(FIRST_PORT + BOOTSTRAP_OFFSET))
         .replace("$FILES", MOUNT)
     )
@@ -191,7 +224,7 @@ def _arguments(command: ServerCommand) -> list[str]:
     for option, values in _options(words):
         if option not in _OURS:
             found += [option, *map(_symmetric, values)]
-    unknown = next((word for word in found if "$" in word), None)
+    unknown = next((word for word in found if "$" in word and word != "$(DRAFT_MODEL)"), None)
     if unknown is not None:
         raise ValueError(f"{unknown!r} has a variable that only a shell knows")
     return found

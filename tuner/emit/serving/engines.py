@@ -7,7 +7,8 @@ from tuner.emit.files import EmittedFile
 from tuner.emit.serving import sglang, trtllm, vllm
 from tuner.emit.serving.command import ServerCommand, variables
 from tuner.emit.serving.placement import ServedPlacement
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.shape import GroupShape, group_shapes, needs_draft_model
+from tuner.emit.serving.sharing import shares_file
 from tuner.serve_plan import VerifiedServing
 
 
@@ -41,9 +42,8 @@ def server_bash(
 ) -> str:
     """Return bash that fills the variables of the command and becomes the server."""
     meets = verified.plan.goal.engine.name not in MPI_ENGINES
-    return (
-        variables(shape, meets_by_address=meets) + server_command(verified, shape, placement).bash
-    )
+    read = variables(shape, meets_by_address=meets, draft_model=needs_draft_model(verified))
+    return read + server_command(verified, shape, placement).bash
 
 
 def engine_files(
@@ -51,7 +51,9 @@ def engine_files(
 ) -> tuple[EmittedFile, ...]:
     """Return the files that the commands read, all of which lie in the folder FILES."""
     placed = () if placement is None else placement.files
-    if verified.plan.goal.engine.name != "trtllm":
-        return placed
-    options = (trtllm.options_file(verified, shape, placement) for shape in group_shapes(verified))
-    return (*options, *placed)
+    shapes = group_shapes(verified)
+    if verified.plan.goal.engine.name == "trtllm":
+        options = (trtllm.options_file(verified, shape, placement) for shape in shapes)
+        return (*options, *placed)
+    shared = (shape for shape in shapes if shape.group.prefill_share_ratio is not None)
+    return (*(shares_file(verified, shape) for shape in shared), *placed)

@@ -27,12 +27,15 @@ from tuner.emit.serving.pods import (
     config_map,
     field,
     literal,
+    placed_on,
     pod,
+    pod_notes,
     variables,
+    weights,
     yaml_text,
 )
 from tuner.emit.serving.router import ROUTER_PORT, discovering_words, needs_router, router_bash
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.shape import GroupShape, group_shapes, is_apart
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, VerifiedServing
 from tuner.spec.serving.manifests.registry import manifest_of
@@ -76,11 +79,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         *(_service(shape, app=app) for shape in shapes),
         *(_router(verified, app=app) if needs_router(verified) else ()),
     ]
-    notes = (
-        "Put the path or name of the weights into MODEL, a volume or token that reaches them into"
-        " the pods, then: kubectl apply -f deployment.yaml",
-        "Several pools: give each group the nodeSelector of its pool.",
-    )
+    notes = (*pod_notes(verified), "Then: kubectl apply -f deployment.yaml")
     return (
         EmittedFile(
             path=PurePosixPath("deployment.yaml"),
@@ -135,7 +134,9 @@ def _instances(
     name = f"{app}-{shape.name}"
     labels = {"app": app, "role": shape.group.role.value, "group": shape.name}
     container = _container(verified, shape, placement)
-    spec = pod(container, devices=shape.devices_per_node, files=f"{app}-files" if files else None)
+    spec = pod(
+        container, devices=shape.devices_per_node, files=f"{app}-files" if files else None
+    ) | placed_on(verified, shape.group.pool)
     metadata: Object = {"labels": labels} | _annotations(verified, shape)
     if shape.nodes == 1:
         return {
@@ -171,7 +172,7 @@ def _container(
     verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
 ) -> Object:
     values: dict[str, str | Object] = {
-        "MODEL": literal(verified.plan.model.name),
+        **weights(verified),
         "PORT": str(FIRST_PORT),
         "HOST_IP": field("status.podIP"),
         "FILES": MOUNT,
@@ -272,7 +273,7 @@ def _router(verified: VerifiedServing, *, app: str) -> Iterator[Object]:
 
 def _router_image(verified: VerifiedServing) -> str:
     engine = verified.plan.goal.engine
-    if engine.name in _ANNOTATION or verified.decision.mode != "aggregated":
+    if engine.name in _ANNOTATION or is_apart(verified):
         return manifest_of(engine).image
     return "nginx:1.29"
 

@@ -10,10 +10,10 @@ from pathlib import PurePosixPath
 
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.bench import bench_files
-from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
+from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.emit.serving.placement import ServedPlacement
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
-from tuner.emit.serving.shape import group_shapes
+from tuner.emit.serving.shape import group_shapes, needs_draft_model
 from tuner.emit.serving.statement import statement
 from tuner.serve_plan import Role, VerifiedServing
 
@@ -34,7 +34,11 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     text = (
         "#!/usr/bin/env bash\n"
         + comment(lines)
-        + _HEAD.format(engine=engine, num_devices=verified.decision.num_devices)
+        + _HEAD.format(
+            engine=engine,
+            num_devices=verified.decision.num_devices,
+            checks=checks(draft_model=needs_draft_model(verified)),
+        )
         + "".join(_starts(verified))
         + _tail(verified, engine=engine)
     )
@@ -45,8 +49,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
 _HEAD = """\
 set -euo pipefail
 HERE="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
-: "${{MODEL:?set MODEL to the path or name of the weights}}"
-export MODEL
+{checks}export MODEL
 ENGINE="$HERE/../{engine}"
 LOGS="${{LOGS:-$PWD/logs}}"
 mkdir -p -- "$LOGS"

@@ -10,13 +10,15 @@ from typing import Any, Final
 import yaml
 
 from tuner.emit.files import EmittedFile, comment
-from tuner.emit.serving.shape import dns_label
+from tuner.emit.serving.shape import dns_label, group_shapes, is_apart, needs_draft_model
 from tuner.emit.serving.statement import statement
 from tuner.serve_plan import VerifiedServing
 
 MOUNT: Final = "/moetune"
 """Folder of the files that a server reads (FILES)."""
 DEVICE: Final = "nvidia.com/gpu"
+POOL_LABEL: Final = "moetune/pool"
+"""Of machines; its value is the pool's name as a DNS label."""
 
 Object = dict[str, Any]
 
@@ -29,6 +31,39 @@ def app_name(verified: VerifiedServing) -> str:
 def literal(text: str) -> str:
     """Return text that Kubernetes hands on as it stands."""
     return text.replace("$", "$$")
+
+
+def weights(verified: VerifiedServing) -> dict[str, str | Object]:
+    """Return the variables that name weights; a draft layer's is empty until somebody fills it."""
+    found: dict[str, str | Object] = {"MODEL": literal(verified.plan.model.name)}
+    return found | ({"DRAFT_MODEL": ""} if needs_draft_model(verified) else {})
+
+
+def placed_on(verified: VerifiedServing, pool: str) -> Object:
+    """Return what keeps a pod on its pool's machines, where the plan tells several pools apart."""
+    pools = {group.pool for group in verified.decision.instances}
+    return {"nodeSelector": {POOL_LABEL: dns_label(pool)}} if len(pools) > 1 else {}
+
+
+def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
+    """Return what the cluster must have, for people."""
+    named = "MODEL and DRAFT_MODEL" if needs_draft_model(verified) else "MODEL"
+    notes = [
+        f"Put the path or name of the weights into {named}, and a volume or token that reaches them"
+        " into the pods."
+    ]
+    labels = sorted({dns_label(group.pool) for group in verified.decision.instances})
+    if len({group.pool for group in verified.decision.instances}) > 1:
+        notes.append(
+            f"Tell the pools' machines apart: kubectl label node NODE {POOL_LABEL}=POOL, where POOL"
+            f" is {' or '.join(labels)}."
+        )
+    if is_apart(verified) or any(shape.nodes > 1 for shape in group_shapes(verified)):
+        notes.append(
+            "KV caches and exchanges between machines want the network cards: add the cluster's"
+            " RDMA resource and the capability IPC_LOCK to the engines' containers."
+        )
+    return tuple(notes)
 
 
 def variables(values: Mapping[str, str | Object]) -> list[Object]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, Protocol, cast
 
+from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving.placement import ServedPlacement, served
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
@@ -45,12 +46,26 @@ def unlaunchable(verified: VerifiedServing) -> tuple[str, ...]:
         UnknownTargetError: the engine's release is not described.
     """
     plan = verified.plan
-    return refusals(
-        manifest_of(plan.goal.engine),
-        verified.decision,
-        model=plan.model,
-        goal=plan.goal,
-        devices_per_node={pool.name: pool.devices_per_node for pool in plan.cluster.pools},
+    pools = plan.cluster.pools
+    sheets = {pool.name: find_device(pool.device) for pool in pools if pool.device is not None}
+    unknown = sorted(
+        group.pool
+        for group in verified.decision.instances
+        if group.prefill_share_ratio is not None and group.pool not in sheets
+    )
+    return (
+        *refusals(
+            manifest_of(plan.goal.engine),
+            verified.decision,
+            model=plan.model,
+            goal=plan.goal,
+            devices_per_node={pool.name: pool.devices_per_node for pool in pools},
+            generations={name: sheet.generation for name, sheet in sheets.items()},
+        ),
+        *(
+            f"pool {name}: to share a device its multiprocessors must be known; state 'device'"
+            for name in unknown
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET
-from tuner.emit.serving.shape import group_shapes, of_role, transfer
+from tuner.emit.serving.shape import group_shapes, is_apart, of_role, transfer
 from tuner.serve_plan import Role, VerifiedServing
 
 ROUTER_PORT: Final = 8000
@@ -59,7 +59,7 @@ def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tupl
         f"--service-discovery --service-discovery-port {port}",
         '--service-discovery-namespace "$NAMESPACE"',
     )
-    if verified.decision.mode == "aggregated":
+    if not is_apart(verified):
         return (*common, f"--selector app={app} role=aggregated")
     return (
         *common,
@@ -89,7 +89,7 @@ check() {
 
 def _lists(verified: VerifiedServing) -> dict[str, int]:
     shapes = group_shapes(verified)
-    if verified.decision.mode == "aggregated":
+    if not is_apart(verified):
         return {"WORKER": sum(shape.group.count for shape in shapes)}
     return {
         role.name: sum(shape.group.count for shape in of_role(shapes, role))

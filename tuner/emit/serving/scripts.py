@@ -12,7 +12,7 @@ from tuner.emit.serving.command import PORTS_PER_INSTANCE
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.emit.serving.placement import ServedPlacement
 from tuner.emit.serving.router import needs_router, router_bash
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.shape import GroupShape, group_shapes, is_apart, needs_draft_model
 from tuner.emit.serving.statement import group_notes, statement
 from tuner.serve_plan import VerifiedServing
 
@@ -33,10 +33,11 @@ def _script(
     verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
 ) -> EmittedFile:
     group = shape.group
+    draft = "DRAFT_MODEL=... " if needs_draft_model(verified) else ""
     lines = [
         *statement(verified),
         "",
-        f"Usage: MODEL=... [PORT=...] ./{shape.name}.sh [more flags of the engine]",
+        f"Usage: MODEL=... {draft}[PORT=...] ./{shape.name}.sh [more flags of the engine]",
         *group_notes(verified, shape),
         f"Instances to start: {group.count}. Those that share a machine need PORTs"
         f" {PORTS_PER_INSTANCE} apart and devices of their own (CUDA_VISIBLE_DEVICES).",
@@ -62,8 +63,7 @@ def _script(
 
 
 def _router(verified: VerifiedServing) -> EmittedFile:
-    mode = verified.decision.mode
-    named = "WORKER_URLS" if mode == "aggregated" else "PREFILL_URLS and DECODE_URLS"
+    named = "PREFILL_URLS and DECODE_URLS" if is_apart(verified) else "WORKER_URLS"
     text = (
         "#!/usr/bin/env bash\n"
         + comment(

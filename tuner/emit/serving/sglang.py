@@ -1,7 +1,8 @@
 """SGLang's server of one instance: `python -m sglang.launch_server`.
 
 tp_size = attention_tp x attention_dp; sizes that the engine divides by the attention-DP size are
-multiplied by it. Facts and their source: tuner/spec/serving/manifests/sglang.py.
+multiplied by it. A shared device is split in one place, so that prefill has its share whenever
+anything is decoded beside it. Facts and their source: tuner/spec/serving/manifests/sglang.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,12 +10,13 @@ from typing import Final
 
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
-from tuner.emit.serving.shape import GroupShape, transfer
+from tuner.emit.serving.shape import GroupShape, drafted, transfer
+from tuner.emit.serving.sharing import shares_name
 from tuner.serve_plan import Instances, Role, VerifiedServing
 from tuner.spec.place import Dispatch
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.registry import manifest_of
-from tuner.spec.serving.manifests.rules import dispatch_tokens
+from tuner.spec.serving.manifests.steps import dispatch_tokens
 
 _LOCATION: Final = PLACEMENT_FILE["sglang"]
 
@@ -35,7 +37,10 @@ def server(
         *((f"--quantization {quantization}",) if quantization else ()),
         *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
         *((f"--context-length {goal.max_model_len}",) if goal.max_model_len else ()),
+        *((f"--page-size {group.page_size}",) if group.page_size else ()),
         *_batches(group),
+        *_drafting(verified, group, manifest=manifest),
+        *(_sharing(shape) if group.prefill_share_ratio is not None else ()),
         *_disaggregation(verified, group, manifest=manifest),
         *_placement(group, placement),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
@@ -66,6 +71,8 @@ def _degrees(group: Instances) -> Iterator[str]:
         yield f"--ep-size {group.ep}"
     if group.a2a_backend in DEEPEP:
         yield f"--moe-a2a-backend deepep --deepep-mode {_deepep_mode(group)}"
+    if group.two_batch_overlap:
+        yield "--enable-two-batch-overlap"
 
 
 def _deepep_mode(group: Instances) -> str:
@@ -83,6 +90,26 @@ def _batches(group: Instances) -> Iterator[str]:
         yield f"--max-prefill-tokens {group.max_batched_tokens}"
     if group.role is not Role.PREFILL and group.a2a_backend != "deepep_normal":
         yield f"--cuda-graph-max-bs-decode {group.max_batch}"
+
+
+def _drafting(
+    verified: VerifiedServing, group: Instances, *, manifest: ServingCapabilities
+) -> Iterator[str]:
+    speculative, tokens = verified.plan.goal.speculative, drafted(verified, group)
+    if speculative is None or not tokens:
+        return
+    yield f"--speculative-algorithm {manifest.drafting[speculative.method]}"
+    if speculative.method == "eagle":
+        yield '--speculative-draft-model-path "$DRAFT_MODEL"'
+    # One candidate a step: the chain and the token that follows it are checked.
+    yield f"--speculative-num-steps {tokens} --speculative-eagle-topk 1"
+    yield f"--speculative-num-draft-tokens {tokens + 1}"
+
+
+def _sharing(shape: GroupShape) -> Iterator[str]:
+    # Three groups: all for prefill, both at once, all for decode.
+    yield f'--enable-pdmux --pdmux-config-path "$FILES/{shares_name(shape)}" --sm-group-num 3'
+    yield "--disable-overlap-schedule"
 
 
 def _environment(group: Instances, *, manifest: ServingCapabilities) -> Mapping[str, str]:

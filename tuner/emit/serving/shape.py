@@ -52,6 +52,28 @@ def transfer(verified: VerifiedServing) -> Handover | None:
     return next(iter(verified.decision.handovers), None)
 
 
+def is_apart(verified: VerifiedServing) -> bool:
+    """Say whether prompts and answers stand on instances of their own."""
+    return any(group.role is Role.PREFILL for group in verified.decision.instances)
+
+
+def drafted(verified: VerifiedServing, group: Instances) -> int:
+    """Return the tokens that an instance is told to draft.
+
+    A prefill instance drafts nothing, but fills the draft layer's cache, which it hands over.
+    """
+    if group.role is not Role.PREFILL:
+        return group.draft_tokens
+    return max(each.draft_tokens for each in verified.decision.instances)
+
+
+def needs_draft_model(verified: VerifiedServing) -> bool:
+    """Say whether the weights of a draft layer come from elsewhere than the model's."""
+    speculative = verified.plan.goal.speculative
+    drafts = any(group.draft_tokens for group in verified.decision.instances)
+    return drafts and speculative is not None and speculative.method == "eagle"
+
+
 def dns_label(text: str, *, longest: int = 40) -> str:
     """Return the text as a Kubernetes name: lower-case letters, digits and dashes (RFC 1123)."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:longest].strip("-") or "model"

@@ -12,14 +12,17 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile, comment, label
 from tuner.emit.serving.bench import bench_files
-from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
+from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.emit.serving.engines import MPI_ENGINES
 from tuner.emit.serving.placement import ServedPlacement
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.shape import GroupShape, group_shapes, needs_draft_model
 from tuner.emit.serving.statement import statement
 from tuner.serve_plan import Role, VerifiedServing
 
+_CPUS_PER_GPU: Final = 8
+"""Cores beside each device; a task has one otherwise, which every process of an engine would share.
+Servers of 8 devices have more than 64 (NVIDIA DGX A100: 128, DGX H100: 112)."""
 _PORT_SLOTS: Final = 150
 """Instances with ports of their own below 60000; later ones begin again."""
 
@@ -32,8 +35,12 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     text = (
         "#!/usr/bin/env bash\n"
         + _directives(verified, shapes)
-        + comment((*statement(verified), "", *_usage(shapes)))
-        + _BODY.format(engine=engine, first=shapes[0].name)
+        + comment((*statement(verified), "", *_usage(verified, shapes)))
+        + _BODY.format(
+            engine=engine,
+            first=shapes[0].name,
+            checks=checks(draft_model=needs_draft_model(verified)),
+        )
         + "".join(
             _steps(shape, component=index if len(shapes) > 1 else None, engine=engine)
             for index, shape in enumerate(shapes)
@@ -67,6 +74,7 @@ def _directives(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> st
 
 def _asks(shape: GroupShape, *, engine: str) -> Iterator[str]:
     group = shape.group
+    yield f"--cpus-per-gpu={_CPUS_PER_GPU}"
     if shape.nodes == 1:
         yield f"--ntasks={group.count}"
         yield f"--gpus-per-task={group.devices}"
@@ -80,13 +88,16 @@ def _tasks_per_node(shape: GroupShape, *, engine: str) -> int:
     return shape.devices_per_node if engine in MPI_ENGINES else 1
 
 
-def _usage(shapes: tuple[GroupShape, ...]) -> Iterator[str]:
-    yield "Submit it from this folder, which the machines must share: MODEL=... sbatch job.sbatch"
+def _usage(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> Iterator[str]:
+    named = "MODEL=... DRAFT_MODEL=..." if needs_draft_model(verified) else "MODEL=..."
+    port = ROUTER_PORT if needs_router(verified) else FIRST_PORT
+    yield f"Submit it from this folder, which the machines must share: {named} sbatch job.sbatch"
     pools = [shape.group.pool for shape in shapes]
     if len(shapes) > 1:
         yield f"Its components, in order, are for the pools {', '.join(pools)}: give each its own"
         yield "partition or constraint, sbatch --partition=A : --partition=B job.sbatch"
-    yield f"Requests go to port {ROUTER_PORT} of the machine that the job starts on."
+    yield "Where the site gives little memory by default, add --mem=0 or what the weights need."
+    yield f"Requests go to port {port} of the machine that the job starts on."
 
 
 _BODY: Final = """\
@@ -96,8 +107,7 @@ if [[ ! -f ../{engine}/{first}.sh ]]; then
   echo "../{engine}/{first}.sh is missing: submit this job from the folder it was written to" >&2
   exit 2
 fi
-: "${{MODEL:?set MODEL to the path or name of the weights}}"
-export MODEL
+{checks}export MODEL
 export RUN="$PWD/run-$SLURM_JOB_ID"
 mkdir -p -- "$RUN"
 
@@ -146,9 +156,10 @@ def _steps(shape: GroupShape, *, component: int | None, engine: str) -> str:
     group = shape.group
     het = "" if component is None else f"--het-group={component} "
     kill = "--kill-on-bad-exit=1"
+    cpus = f"--cpus-per-gpu={_CPUS_PER_GPU}"
     if shape.nodes == 1:
         return (
-            f"srun {het}--ntasks={group.count} --gpus-per-task={group.devices} {kill} \\\n"
+            f"srun {het}--ntasks={group.count} --gpus-per-task={group.devices} {cpus} {kill} \\\n"
             f"  bash instance.sh {shape.name} task {shape.first} 1 &\n"
         )
     tasks = shape.nodes * _tasks_per_node(shape, engine=engine)
@@ -159,7 +170,8 @@ mapfile -t HOSTS < <(scontrol show hostnames "${nodes}")
 for (( index = 0; index < {group.count}; index++ )); do
   hosts="$(IFS=,; echo "${{HOSTS[*]:index * {shape.nodes}:{shape.nodes}}}")"
   srun {het}{mpi}--nodes={shape.nodes} --nodelist="$hosts" --ntasks={tasks} \\
-    --ntasks-per-node={tasks // shape.nodes} --gpus-per-node={shape.devices_per_node} {kill} \\
+    --ntasks-per-node={tasks // shape.nodes} --gpus-per-node={shape.devices_per_node} \\
+    {cpus} {kill} \\
     bash instance.sh {shape.name} "$index" {shape.first} {shape.nodes} &
 done
 """

@@ -1,7 +1,9 @@
 """What stands at the top of every emitted file of a deployment: what it is, what to expect."""
 
+from collections.abc import Iterator
+
 from tuner.emit.serving.shape import GroupShape, group_shapes
-from tuner.serve_plan import Latency, VerifiedServing
+from tuner.serve_plan import Instances, Latency, VerifiedServing
 from tuner.units import format_s
 
 
@@ -15,6 +17,12 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
     if verified.waived:
         lines.append(f"NOT VERIFIED: {verified.waived}")
     lines += [_line(shape) for shape in group_shapes(verified)]
+    speculative = plan.goal.speculative
+    if speculative is not None and any(each.draft_tokens for each in verified.decision.instances):
+        lines.append(
+            f"Expected where {speculative.acceptance:.0%} of the tokens drafted by"
+            f" {speculative.method} are kept, which depends on the texts."
+        )
     return (*lines, *expectation(verified))
 
 
@@ -48,8 +56,20 @@ def _line(shape: GroupShape) -> str:
         f"{shape.name}: {group.count} x {group.devices} devices of {group.pool}, each on"
         f" {machines}; attention TP {group.attention_tp} x DP {group.attention_dp}, experts"
         f" TP {group.moe_tp} x EP {group.ep}, PP {group.pp}, all-to-all {group.a2a_backend};"
-        f" {group.max_batch} requests and {group.max_batched_tokens} tokens a rank at most."
+        f" {group.max_batch} requests and {group.max_batched_tokens} tokens a rank at"
+        f" most{''.join(f'; {extra}' for extra in _extras(group))}."
     )
+
+
+def _extras(group: Instances) -> Iterator[str]:
+    if group.page_size is not None:
+        yield f"pages of {group.page_size} tokens"
+    if group.draft_tokens:
+        yield f"{group.draft_tokens} tokens drafted a step"
+    if group.two_batch_overlap:
+        yield "two-batch overlap"
+    if group.prefill_share_ratio is not None:
+        yield f"{group.prefill_share_ratio:.0%} of each device for prefill"
 
 
 def _latency(name: str, latency: Latency, *, band: tuple[float, float]) -> str:

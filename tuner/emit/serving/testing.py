@@ -1,5 +1,7 @@
 """A verified deployment of round numbers, for tests of emitters."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tuner.serve_plan import (
@@ -43,6 +45,20 @@ def aggregated(**changes: Any) -> ServeDecision:
     return ServeDecision(mode="aggregated", instances=(group,))
 
 
+def shared_device(**changes: Any) -> ServeDecision:
+    """Return two instances whose devices prefill and decode share."""
+    fields = {
+        "attention_dp": 1,
+        "attention_tp": 8,
+        "chunked_prefill": False,
+        "prefill_share_ratio": 0.4,
+    }
+    return ServeDecision(
+        mode="shared_device",
+        instances=(sample_instances(Role.AGGREGATED, **(fields | changes)),),
+    )
+
+
 def disaggregated(
     *,
     prefill: dict[str, Any] | None = None,
@@ -78,9 +94,10 @@ def sample_serving(
     emit: tuple[str, ...] = (),
     goal: dict[str, Any] | None = None,
     devices_per_node: int = 8,
+    devices: Mapping[str, str] = MappingProxyType({}),
     waived: str = "",
 ) -> VerifiedServing:
-    """Return a plan of round numbers for the decision."""
+    """Return a plan of round numbers for the decision; pools are of H100s unless `devices` says."""
     asked: dict[str, Any] = {
         "kind": "serve",
         "engine": {"name": engine},
@@ -93,7 +110,12 @@ def sample_serving(
         model=model,
         cluster=Cluster(
             pools=tuple(
-                Pool(name=name, device="h100", nodes=64, devices_per_node=devices_per_node)
+                Pool(
+                    name=name,
+                    device=devices.get(name, "h100"),
+                    nodes=64,
+                    devices_per_node=devices_per_node,
+                )
                 for name in pools
             )
         ),

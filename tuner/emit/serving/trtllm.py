@@ -13,12 +13,12 @@ import yaml
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
-from tuner.emit.serving.shape import GroupShape, transfer
+from tuner.emit.serving.shape import GroupShape, drafted, transfer
 from tuner.emit.serving.statement import group_notes, statement
 from tuner.serve_plan import Instances, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.registry import manifest_of
-from tuner.spec.serving.manifests.rules import dispatch_tokens
+from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 
 _BALANCER: Final = PLACEMENT_FILE["trtllm"]
 
@@ -81,13 +81,20 @@ def options(
         "enable_attention_dp": group.attention_dp > 1,
         "gpus_per_node": shape.devices_per_node,
         "max_batch_size": group.max_batch,
-        "max_num_tokens": max(group.max_batched_tokens, group.max_batch),
+        "max_num_tokens": max(group.max_batched_tokens, step_tokens(group)),
     }
     if goal.max_model_len is not None:
         found["max_seq_len"] = goal.max_model_len
     found["enable_chunked_prefill"] = group.chunked_prefill
     found["disable_overlap_scheduler"] = group.role is Role.PREFILL
-    found["kv_cache_config"] = {"dtype": manifest.kv_cache_dtype[goal.kv_cache_dtype]}
+    pages = {} if group.page_size is None else {"tokens_per_block": group.page_size}
+    found["kv_cache_config"] = {"dtype": manifest.kv_cache_dtype[goal.kv_cache_dtype], **pages}
+    tokens = drafted(verified, group)
+    if goal.speculative is not None and tokens:
+        found["speculative_config"] = {
+            "decoding_type": manifest.drafting[goal.speculative.method],
+            "max_draft_len": tokens,
+        }
     if group.role is Role.PREFILL or group.a2a_backend == "deepep_normal":
         found["cuda_graph_config"] = None
     else:

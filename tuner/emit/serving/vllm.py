@@ -2,7 +2,9 @@
 
 Experts are whole on TP x DP ranks under --enable-expert-parallel, else sliced over them. Under
 low-latency DeepEP the batch's token budget is the size of the dispatch buffers, so a decode
-instance gets its batch. Facts and their source: tuner/spec/serving/manifests/vllm.py.
+instance gets its batch, drafts included. Decode graphs are captured at 1, 2, 4, multiples of 8
+below 256 and of 16 from there on, and rounded up to whole requests where drafts are checked, so the
+largest is asked for on that grid. Facts and their source: tuner/spec/serving/manifests/vllm.py.
 """
 
 import json
@@ -13,13 +15,16 @@ from typing import Final
 from tuner.emit.placement.vllm import STEP_INTERVAL
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, SIDE_CHANNEL, ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
-from tuner.emit.serving.shape import GroupShape, transfer
+from tuner.emit.serving.shape import GroupShape, drafted, transfer
 from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.registry import manifest_of
-from tuner.spec.serving.manifests.rules import dispatch_tokens
+from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 
 _PLUGIN: Final = PLACEMENT_FILE["vllm"]
+
+_LEAST_HALVED: Final = 32
+"""Tokens of a decode step above which vLLM overlaps halves by default."""
 
 _ALL2ALL: Final[Mapping[str, str]] = {
     "none": "allgather_reducescatter",
@@ -46,7 +51,9 @@ def server(
         *((f"--quantization {quantization}",) if quantization else ()),
         *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
         *((f"--max-model-len {goal.max_model_len}",) if goal.max_model_len else ()),
+        *((f"--block-size {group.page_size}",) if group.page_size else ()),
         *_batches(group, manifest=manifest),
+        *_drafting(verified, group, manifest=manifest),
         *(() if handover is None else _transfer(group, handover, manifest=manifest)),
         *(_placement(placement) if placement is not None and is_placed else ()),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
@@ -112,6 +119,11 @@ def _degrees(group: Instances) -> Iterator[str]:
         yield "--enable-expert-parallel"
         if group.attention_dp > 1:
             yield f"--all2all-backend {_ALL2ALL[group.a2a_backend]}"
+    if group.two_batch_overlap:
+        yield "--enable-dbo"
+    if group.two_batch_overlap and group.role is not Role.PREFILL:
+        # A full batch is halved however small; two tokens are the least that has halves.
+        yield f"--dbo-decode-token-threshold {max(2, min(_LEAST_HALVED, step_tokens(group)))}"
 
 
 def _batches(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str]:
@@ -119,14 +131,42 @@ def _batches(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str
     tokens = (
         dispatch_tokens(manifest, group)
         if is_capped
-        else max(group.max_batched_tokens, group.max_batch)
+        else max(group.max_batched_tokens, step_tokens(group))
     )
     yield f"--max-num-seqs {group.max_batch}"
     yield f"--max-num-batched-tokens {tokens}"
     if group.role is not Role.DECODE and not group.chunked_prefill:
         yield "--disable-chunked-prefill"
     if group.role is not Role.PREFILL:
-        yield f"--max-cudagraph-capture-size {group.max_batch}"
+        yield f"--max-cudagraph-capture-size {_graph_tokens(group)}"
+
+
+def _graph_tokens(group: Instances) -> int:
+    """Return the captured size that holds a decode step of the whole batch."""
+    if group.a2a_backend == "deepep_low_latency" and group.role is Role.DECODE:
+        return step_tokens(group)  # The token budget, which is always captured.
+    each = group.draft_tokens + 1
+    whole = -(-_captured(step_tokens(group)) // each) * each
+    return _captured(whole)
+
+
+def _captured(tokens: int) -> int:
+    if tokens <= 4:
+        return (1, 2, 4, 4)[tokens - 1]
+    grain = 8 if tokens <= 248 else 16
+    return -(-tokens // grain) * grain
+
+
+def _drafting(
+    verified: VerifiedServing, group: Instances, *, manifest: ServingCapabilities
+) -> Iterator[str]:
+    speculative, tokens = verified.plan.goal.speculative, drafted(verified, group)
+    if speculative is None or not tokens:
+        return
+    config = {"method": manifest.drafting[speculative.method], "num_speculative_tokens": tokens}
+    yield f"--speculative-config {shlex.quote(json.dumps(config))}"
+    if speculative.method == "eagle":
+        yield '--spec-model "$DRAFT_MODEL"'
 
 
 def _transfer(

@@ -40,7 +40,7 @@ def _pod_template(template: dict[str, Any], *, nodes: bool = True) -> None:
     _keys(
         spec,
         needed={"containers"},
-        known={"volumes", "serviceAccountName", "restartPolicy"},
+        known={"volumes", "serviceAccountName", "restartPolicy", "nodeSelector"},
     )
     volumes = {volume["name"] for volume in spec.get("volumes", ())}
     for container in spec["containers"]:

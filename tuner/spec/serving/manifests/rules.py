@@ -63,8 +63,10 @@ def refusals(
         devices_per_node: by pool.
         generations: of the devices, by pool; what only they decide is not judged where they lack.
     """
+    if decision.mode not in engine.modes:
+        return (f"{engine.name} {engine.release}: {_absent(engine, decision.mode)}",)
     broken = [
-        *_mode(engine, decision),
+        *_roles(decision),
         *_handovers(engine, decision),
         *pair_refusals(engine, decision, model=model, goal=goal, generations=generations),
         *(
@@ -113,14 +115,13 @@ def nodes_of(devices: int, *, devices_per_node: int) -> int:
     return nodes
 
 
-def _mode(engine: ServingCapabilities, decision: Deployment) -> Iterator[str]:
-    if decision.mode not in engine.modes:
-        why = _WHY_NOT.get(decision.mode)
-        yield (
-            f"mode {decision.mode} is not one of {', '.join(sorted(engine.modes))}"
-            + (f": {why}" if why else "")
-        )
-        return
+def _absent(engine: ServingCapabilities, mode: str) -> str:
+    why = _WHY_NOT.get(mode)
+    known = ", ".join(sorted(engine.modes))
+    return f"mode {mode} is not one of {known}" + (f": {why}" if why else "")
+
+
+def _roles(decision: Deployment) -> Iterator[str]:
     found = {str(group.role) for group in decision.instances}
     if found != ROLES[decision.mode]:
         yield (
