@@ -139,8 +139,7 @@ class _Play:
         num = len(self.running)
         steps = self.running[0][0] - self.step
         if not self.rules.reserves_answers and num > 1:
-            each = num * self.times.tokens_per_step
-            room = int((self.rules.kv_tokens - self.past) / each)
+            room = int((self.rules.kv_tokens - self.past) / (num * self.times.tokens_per_step))
             if room < 1:
                 self.preempt()
                 return
@@ -148,12 +147,13 @@ class _Play:
         if self.arrivals and self.arrivals[0][0] <= self.now_s:
             steps = min(steps, max(self.rules.poll_steps - self.since_poll, 1))
         mean_past = self.past / num
-        step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1))
+        gained = self.times.tokens_per_step
+        step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1) * gained)
         if self.arrivals and self.now_s < self.arrivals[0][0] < self.now_s + steps * step_s:
             first_s = self.times.decode_step_s(num, mean_past)
             wait_s = self.arrivals[0][0] - self.now_s
             steps = min(max(math.ceil(wait_s / first_s), 1), steps)
-            step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1))
+            step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1) * gained)
         self.now_s += steps * step_s
         self.advance(steps)
 

@@ -5,7 +5,9 @@ step together, as long as the longest prompt takes: each reads one prompt, or se
 longer together, and those without one only serve their experts. Read prompts are handed over and
 join the decode ranks, which share the running sequences evenly and step together, as attention data
 parallelism makes them. The first token comes when a request joins its decode rank, from where
-clients are answered. Between two events all steps are taken in one jump, as in batching.py.
+clients are answered. With drafts a step yields as many tokens as it does on average (batching.py).
+A prefill worker that is a pipeline takes the next prompts when its longest stage is free. Between
+two events all steps are taken in one jump, as in batching.py.
 Requests whose prompts were read elsewhere join as they arrive.
 
 Not covered: steps that several prompts of one rank make longer, routing by load, transfers that
@@ -37,6 +39,8 @@ class Stations:
     decode_ranks: int
     decode: StepTimes
     """Of one decode rank."""
+    prefill_slot_ratio: float = 1.0
+    """Share of a step after which a prefill worker begins the next (a pipeline's longest stage)."""
     kv_tokens: float = math.inf
     """Of one decode rank."""
     most_running: float = math.inf
@@ -62,7 +66,7 @@ class _Play:
     running: list[tuple[int, int]] = field(default_factory=list)
     now_s: float = 0.0
     step: int = 0
-    past: int = 0
+    past: float = 0.0
     next_request: int = 0
     arrived_s: dict[int, float] = field(default_factory=dict)
     first_s: dict[int, float] = field(default_factory=dict)
@@ -93,8 +97,9 @@ class _Play:
                 self.queue.append(request)
             taken, longest = self.take()
             busy = min(len(taken), self.stations.prefill_ranks)
-            end_s = start_s + self.stations.prompt_s(longest, busy)
-            heapq.heapreplace(self.free_s, end_s)
+            step_s = self.stations.prompt_s(longest, busy)
+            heapq.heapreplace(self.free_s, start_s + self.stations.prefill_slot_ratio * step_s)
+            end_s = start_s + step_s
             for request in taken:
                 handed_s = end_s + self.stations.handover_s(self.inputs[request])
                 heapq.heappush(self.ready, (handed_s, request))
@@ -135,8 +140,12 @@ class _Play:
                 return
             heapq.heappop(self.ready)
             self.first_s[request] = self.now_s
-            heapq.heappush(self.running, (self.step + max(self.outputs[request] - 1, 1), request))
+            heapq.heappush(self.running, (self.step + self.steps_of(request), request))
             self.past += self.inputs[request] + 1
+
+    def steps_of(self, request: int) -> int:
+        """Of the decode side for an answer; one at least."""
+        return self.stations.decode.steps_of(max(self.outputs[request] - 1, 1))
 
     def jump(self) -> None:
         """Steps until a sequence ends or one joins."""
@@ -145,16 +154,18 @@ class _Play:
         each = min(-(-num // ranks), self.stations.decode.most_sequences)
         mean_past = self.past / num
         steps = self.running[0][0] - self.step
-        step_s = self.stations.decode.decode_step_s(each, mean_past + 0.5 * (steps - 1))
+        gained = self.stations.decode.tokens_per_step
+        middle = mean_past + 0.5 * (steps - 1) * gained
+        step_s = self.stations.decode.decode_step_s(each, middle)
         next_s = self.next_s()
         if self.now_s < next_s < self.now_s + steps * step_s:
             steps = min(max(math.ceil((next_s - self.now_s) / step_s), 1), steps)
         self.now_s += steps * step_s
         self.step += steps
-        self.past += steps * num
+        self.past += steps * num * gained
         while self.running and self.running[0][0] <= self.step:
             _, request = heapq.heappop(self.running)
-            self.past -= self.inputs[request] + max(self.outputs[request], 2)
+            self.past -= self.inputs[request] + 1 + self.steps_of(request) * gained
             self.end_s[request] = self.now_s
             self.send(self.now_s)
 
