@@ -39,9 +39,7 @@ def launchable_options(
         formats: its storage.
         demand: the traffic.
         roles: of the instances.
-
-    Raises:
-        SpecError: recorded routing or a placement cannot be used.
+        loads: of the experts, as recorded; None: those of the kernel tables.
     """
     return options_of(
         sites,
@@ -50,7 +48,7 @@ def launchable_options(
         engine=Engine(spec.goal.engine.name),
         demand=demand,
         roles=roles,
-        choices=choices_of(spec, sites, demand=demand),
+        choices=replace(choices_of(spec, sites, demand=demand), loads=loads),
         refuse=lambda option: release_refuses(option, spec),
     )
 
@@ -70,11 +68,7 @@ def release_refuses(option: Option, spec: ServeSpec) -> str:
 
 
 def choices_of(spec: ServeSpec, sites: tuple[PoolSite, ...], *, demand: Demand) -> Choices:
-    """Return what the goal and the release let vary.
-
-    Raises:
-        SpecError: recorded routing or a placement cannot be used.
-    """
+    """Return what the goal and the release let vary."""
     goal = spec.goal
     engine, own = manifest_of(goal.engine), goal.speculative
     drafting = None
