@@ -27,6 +27,7 @@ from tuner.cli import (
     explain,
     plan,
     profile,
+    report,
     schema,
     verify,
 )
@@ -76,6 +77,7 @@ app.command("estimate")(estimate.command)
 app.command("plan")(plan.command)
 app.command("verify")(verify.command)
 app.command("explain")(explain.command)
+app.command("report")(report.command)
 app.command("backtest")(backtest.command)
 app.command("calibrate")(calibrate.command)
 app.command("check")(check.command)

@@ -98,14 +98,14 @@ def heat_map_svg(heat: HeatMap) -> str:
         f" {panel.max():.3f}"
         for name, panel in heat.panels.items()
     )
-    blocks = "" if (rows, columns) == (layers, ranks) else " Blocks show their largest load."
+    reduced = "" if (rows, columns) == (layers, ranks) else " Blocks show their largest load."
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total_width:.0f}"'
         f' height="{total_height:.0f}" viewBox="0 0 {total_width:.0f} {total_height:.0f}"'
         ' role="img" aria-labelledby="title description">',
         f'<title id="title">{_text("Rank loads of " + heat.title)}</title>',
         f'<desc id="description">Load of {ranks} ranks in {layers} layers over the layer&apos;s'
-        f" mean. {_text(described)}.{blocks}</desc>",
+        f" mean. {_text(described)}.{reduced}</desc>",
         f'<rect width="100%" height="100%" fill="#ffffff"/><g {_STYLE}>',
         f'<text x="{_MARGIN}" y="24" font-size="15">{_text(heat.title)}</text>',
     ]
@@ -119,7 +119,7 @@ def heat_map_svg(heat: HeatMap) -> str:
             f'<g transform="scale({cell_width:.4f} {cell_height:.4f})"'
             ' shape-rendering="crispEdges">'
         )
-        parts.extend(_cells(_blocks(panel, rows, columns), most_ratio))
+        parts.extend(_cells(blocks(panel, rows, columns), most_ratio))
         parts.append("</g>")
         parts.extend(_axes(heat.layer_ids, ranks, rows * cell_height, columns * cell_width))
         parts.append("</g>")
@@ -129,7 +129,7 @@ def heat_map_svg(heat: HeatMap) -> str:
     return "\n".join(parts)
 
 
-def _blocks(panel_LG: Floats, rows: int, columns: int) -> Floats:
+def blocks(panel_LG: Floats, rows: int, columns: int) -> Floats:
     """Return the largest load of each of R x C blocks of neighbours."""
     layers, ranks = panel_LG.shape
     first_row = np.arange(rows) * layers // rows

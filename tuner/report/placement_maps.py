@@ -1,16 +1,27 @@
-"""Heat maps of a placement's plan: load by layer and rank, before and after, for each workload."""
+"""Heat maps of a placement's plan: load by layer and rank, before and after, for each workload.
 
-from collections.abc import Mapping
+Written beside the plan as pictures and numbers, and read back from the numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from solvers.placement.ranks import Placement
+from tuner.errors import PlanUnreadableError, SpecError
 from tuner.place_plan import PlacePlan
 from tuner.planner.place.comparing import judge_workload
 from tuner.planner.place.evidence import evidence_of
 from tuner.planner.place.notes import dispatch_of
 from tuner.report.heat_map import HeatMap, heat_map_json, heat_map_svg
+from tuner.spec.files import read_json_object
 from tuner.spec.place_read import PlaceSpec
+
+MOST_MAPS: Final = 64
+MOST_MAP_BYTES: Final = 64 * 2**20
+"""Of one file."""
 
 
 def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:
@@ -32,3 +43,37 @@ def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:
         files[f"heat_map_{number}.svg"] = heat_map_svg(heat)
         files[f"heat_map_{number}.json"] = heat_map_json(heat)
     return files
+
+
+def read_heat_maps(folder: Path, names: Sequence[str]) -> tuple[HeatMap, ...]:
+    """Read back the heat maps that a plan names, in the order of its workloads.
+
+    Raises:
+        PlanUnreadableError: one is missing or damaged.
+    """
+    numbers = [
+        int(name.removeprefix("report/heat_map_").removesuffix(".json"))
+        for name in names
+        if name.startswith("report/heat_map_")
+        and name.endswith(".json")
+        and name[len("report/heat_map_") : -len(".json")].isdecimal()
+    ]
+    return tuple(
+        _read(folder / "report" / f"heat_map_{number}.json")
+        for number in sorted(numbers)[:MOST_MAPS]
+    )
+
+
+def _read(file: Path) -> HeatMap:
+    try:
+        values = read_json_object(file, what="heat map", most_bytes=MOST_MAP_BYTES)
+        return HeatMap(
+            title=str(values["title"]),
+            layer_ids=tuple(int(layer) for layer in values["layer_ids"]),
+            panels={
+                str(name): np.array(panel["load_ratio"], dtype=np.float64)
+                for name, panel in values["panels"].items()
+            },
+        )
+    except (SpecError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlanUnreadableError(f"{file}: holds no heat map; plan anew") from error

@@ -1,0 +1,147 @@
+"""The candidates that a training plan keeps, time against memory.
+
+A search prices or bounds every legal decision and keeps few: the Pareto front of what it priced,
+the runners-up, and the ties inside the error band. Only those can be drawn; the certificate counts
+the rest, and the text says so.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
+from tuner.report.content import Cell, Figure, Table, seconds, size, word
+from tuner.report.decisions import train_words
+from tuner.report.palette import BLUE, GREY, SKY, VERMILLION
+from tuner.report.step_figures import GIBIBYTE
+from tuner.units import format_bytes, format_count, format_s
+
+
+class _Point(NamedTuple):
+    group: str
+    decision: TrainDecision
+    step_time_s: float
+    peak_bytes: float
+    key: str
+    lost_by: str
+
+
+_CHOSEN: Final = "the plan"
+_TIE: Final = "tie: inside the error band"
+_OTHER: Final = "runner-up"
+_FRONT: Final = "Pareto front"
+
+
+def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
+    """Draw what the plan keeps of its search."""
+    points = list(_points(plan, predicted))
+    limit = predicted.memory_limit_bytes
+    marks = {}
+    if limit is not None:
+        marks = {
+            "shapes": [limit_line(limit / GIBIBYTE, is_vertical=True)],
+            "annotations": [
+                limit_text(f"usable: {format_bytes(limit)} ", limit / GIBIBYTE, is_vertical=True)
+            ],
+        }
+    return Figure(
+        name="candidates",
+        title="The candidates: time against memory",
+        reading=_reading(plan),
+        traces=tuple(_traces(points)),
+        layout=layout(
+            x=axis("GiB on the fullest device (peak)"),
+            y=time_axis("time of a step"),
+            hovermode="closest",
+            **marks,
+        ),
+        table=Table(
+            caption="Candidates that the plan keeps",
+            header=("decision", "what it is", "step", "peak memory", "why it lost"),
+            rows=tuple(_row(point) for point in points),
+        ),
+        height=440,
+    )
+
+
+def _reading(plan: Plan) -> str:
+    space, least = plan.certificate.space, plan.certificate.within_band_is_least
+    ties = f"{'at least ' if least else ''}{plan.certificate.within_band}"
+    return (
+        f"Of the search's candidates, {format_count(space.priced)} were priced and "
+        f"{format_count(space.bounded)} proven slower by their bounds. A plan keeps the Pareto "
+        "front of those priced, the runners-up and listed ties, which are the points here; "
+        f"{ties} combinations of degrees are inside the error band of the choice. "
+        "Point at one for its decision."
+    )
+
+
+def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_Point]:
+    chosen = plan.decision
+    assert chosen is not None
+    peak = max(predicted.peak_memory_bytes)
+    yield _Point(_CHOSEN, chosen, predicted.step_time_s, peak, "predicted.step_time_s", "")
+    listed = {chosen}
+    for index, one in enumerate(plan.alternatives):
+        listed.add(one.decision)
+        yield _Point(
+            _TIE if one.within_band else _OTHER,
+            one.decision,
+            one.predicted.step_time_s,
+            max(one.predicted.peak_memory_bytes),
+            f"alternatives.{index}.predicted.step_time_s",
+            one.lost_by,
+        )
+    for index, point in enumerate(plan.pareto):
+        yield _Point(
+            _FRONT,
+            point.decision,
+            point.step_time_s,
+            point.peak_memory_bytes,
+            f"pareto.{index}.step_time_s",
+            "also listed above" if point.decision in listed else "",
+        )
+
+
+def _traces(points: list[_Point]) -> Iterator[dict[str, object]]:
+    looks = (
+        (_FRONT, "lines+markers", GREY, "circle-open", 9),
+        (_OTHER, "markers", BLUE, "square", 9),
+        (_TIE, "markers", SKY, "diamond", 10),
+        (_CHOSEN, "markers", VERMILLION, "star", 18),
+    )
+    for group, mode, colour, symbol, width in looks:
+        own = [point for point in points if point.group == group]
+        if not own:
+            continue
+        if group == _FRONT:
+            own = sorted(own, key=lambda point: point.peak_bytes)
+        yield {
+            "type": "scatter",
+            "mode": mode,
+            "name": group,
+            "x": [point.peak_bytes / GIBIBYTE for point in own],
+            "y": [point.step_time_s for point in own],
+            "marker": {"color": colour, "symbol": symbol, "size": width},
+            "line": {"color": colour, "dash": "dot", "width": 1.5, "shape": "hv"},
+            "hovertext": [_hover(point) for point in own],
+            "hoverinfo": "text",
+        }
+
+
+def _hover(point: _Point) -> str:
+    decision = train_words(point.decision).replace(", ", "\n")
+    return (
+        f"{point.group}\n{format_s(point.step_time_s)}, {format_bytes(point.peak_bytes)}"
+        f"\n{decision}"
+    )
+
+
+def _row(point: _Point) -> tuple[Cell, ...]:
+    return (
+        word(train_words(point.decision)),
+        word(point.group),
+        seconds(point.step_time_s, key=point.key),
+        size(point.peak_bytes),
+        word(point.lost_by),
+    )

@@ -1,0 +1,173 @@
+"""What a report says, before it is a page or a Markdown text.
+
+    Cell      one figure or word; a figure keeps the number behind its text, and where it is in the
+              plan
+    Table     rows of cells
+    Facts     the few cells that matter, each under its name
+    Figure    a plot, and the table that says the same to those who cannot see it
+    Notes     sentences, as a list
+    File      a file to be copied
+    Section   a heading over blocks
+    Report    the headline and the sections
+
+`key` is the path of a number in `plan.json`, e.g. `predicted.stages.0.forward_s`. Not covered:
+anything about looks, which tuner/report/page.py and markdown.py add.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.units import format_bytes, format_ratio, format_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A text, and the number that it shows."""
+
+    text: str
+    value: float | None = None
+    key: str = ""
+    """Where `plan.json` has the number; empty where it was derived from several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under a header; the first column names the row."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.header) for row in self.rows):
+            raise ValueError(f"{self.caption}: a row has other columns than {self.header}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Names and what they are."""
+
+    facts: tuple[tuple[str, Cell], ...]
+    are_large: bool = False
+    """Shown as the numbers to remember."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Figure:
+    """A plot in Plotly's terms, https://plotly.com/javascript/reference/."""
+
+    name: str
+    """Unique within the report; letters, digits and hyphens."""
+    title: str
+    reading: str
+    """One or two sentences: what the plot shows and how it was come by."""
+    traces: tuple[Mapping[str, Any], ...]
+    layout: Mapping[str, Any]
+    table: Table
+    height: int = 380
+    """Pixels."""
+    is_small: bool = False
+    """Two of them fit side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paragraph:
+    """Running text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """Sentences, each of its own."""
+
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A launch file."""
+
+    path: str
+    text: str
+    shown_bytes: int
+    """Of the whole file, where only its beginning is shown."""
+    is_whole: bool = True
+
+
+Block = Paragraph | Notes | Facts | Table | Figure | File
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Section:
+    """Blocks under a heading."""
+
+    name: str
+    heading: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Report:
+    """Everything that is said of one plan."""
+
+    title: str
+    kind: str
+    """In words, e.g. `Training plan`."""
+    verdict: str
+    """The headline's one sentence."""
+    is_found: bool
+    """False where nothing fits."""
+    facts: Facts
+    proof: str
+    """What is proven and what binds, in a sentence or two."""
+    sections: tuple[Section, ...]
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Every plot, in order."""
+        return tuple(
+            block
+            for section in self.sections
+            for block in section.blocks
+            if isinstance(block, Figure)
+        )
+
+
+def word(text: object) -> Cell:
+    """Return a cell that holds no number."""
+    return Cell(text=str(text))
+
+
+def seconds(value: float, *, key: str = "") -> Cell:
+    """Return a duration."""
+    return Cell(text=format_s(value), value=value, key=key)
+
+
+def size(value: float, *, key: str = "") -> Cell:
+    """Return bytes."""
+    return Cell(text=format_bytes(value), value=value, key=key)
+
+
+def share(value: float, *, key: str = "") -> Cell:
+    """Return a share of one."""
+    return Cell(text=format_ratio(value), value=value, key=key)
+
+
+def number(value: float, *, key: str = "", unit: str = "") -> Cell:
+    """Return a count or a rate."""
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return Cell(text=f"{shown} {unit}".rstrip(), value=value, key=key)
+
+
+def between(band: Sequence[float], *, unit: str = "s") -> Cell:
+    """Return a band of seconds or bytes."""
+    low, high = band
+    write = format_s if unit == "s" else format_bytes
+    return Cell(text=f"{write(low)} to {write(high)}")
+
+
+def some(*blocks: Block | None) -> tuple[Block, ...]:
+    """Return the blocks that there are."""
+    return tuple(block for block in blocks if block is not None)

@@ -1,0 +1,64 @@
+"""The launch files of a plan's folder, to be read and copied.
+
+Only files that the plan itself names are read, each up to a limit, and none that is no text.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tuner.errors import PlanUnreadableError
+from tuner.report.content import Block, File, Paragraph, Section
+
+MOST_FILES: Final = 40
+MOST_FILE_BYTES: Final = 64 * 1024
+"""Of one file that are shown."""
+MOST_BYTES: Final = 1024 * 1024
+"""Of all of them."""
+
+
+def read_launch_files(folder: Path, names: Sequence[str]) -> tuple[File, ...]:
+    """Read the launch files that a plan names.
+
+    Raises:
+        PlanUnreadableError: one cannot be read.
+    """
+    wanted = [name for name in names if name.startswith("launch/") and ".." not in Path(name).parts]
+    files: list[File] = []
+    left = MOST_BYTES
+    for name in wanted[:MOST_FILES]:
+        file = _read(folder, name, most_bytes=min(left, MOST_FILE_BYTES))
+        if file is not None:
+            files.append(file)
+            left -= len(file.text.encode())
+    return tuple(files)
+
+
+def _read(folder: Path, name: str, *, most_bytes: int) -> File | None:
+    """Read a file's beginning; None where it is gone or no text."""
+    path = folder / name
+    if path.is_symlink() or not path.is_file() or most_bytes <= 0:
+        return None
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+        size_bytes = path.stat().st_size
+    except OSError as error:
+        raise PlanUnreadableError(f"{path}: {error.strerror}") from error
+    if b"\0" in content:
+        return None
+    is_whole = len(content) <= most_bytes
+    text = content[:most_bytes].decode("utf-8", errors="ignore" if not is_whole else "replace")
+    return File(path=name, text=text, shown_bytes=size_bytes, is_whole=is_whole)
+
+
+def launch_section(files: Sequence[File], *, named: int) -> Section:
+    """Say what starts the job."""
+    blocks: list[Block] = [
+        Paragraph(text="Open a file to read it; its button copies the whole of it.")
+    ]
+    if named > len(files):
+        rest = named - len(files)
+        said = f"Not shown, but in the plan's folder: {rest}, which are no text or beyond a page."
+        blocks.append(Paragraph(text=said))
+    return Section(name="launch", heading="Launch files", blocks=(*blocks, *files))

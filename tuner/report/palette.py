@@ -1,0 +1,48 @@
+"""Colours that the colour-blind can tell apart, one for each thing that is drawn.
+
+Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), which also differs in lightness, so that
+a black-and-white print keeps the order. Plots that stack many parts give each a hatching too.
+"""
+
+from typing import Final
+
+ORANGE: Final = "#e69f00"
+SKY: Final = "#56b4e9"
+GREEN: Final = "#009e73"
+YELLOW: Final = "#f0e442"
+BLUE: Final = "#0072b2"
+VERMILLION: Final = "#d55e00"
+PURPLE: Final = "#cc79a7"
+GREY: Final = "#8c959f"
+"""Readable on white and on near-black; of no meaning of its own."""
+
+CYCLE: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW, GREY)
+HATCHING: Final = ("", "/", ".", "x", "\\", "-", "+", "|")
+"""Plotly's `marker.pattern.shape`, in step with `CYCLE`."""
+
+SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon")
+
+DIVERGING: Final = ("#2166ac", "#f7f7f7", "#b2182b")
+"""Ends and middle of ColorBrewer's RdBu (https://colorbrewer2.org), safe for the colour-blind."""
+
+
+def filled(index: int) -> dict[str, object]:
+    """Return Plotly's `marker` of the part of that number in a stack."""
+    at = index % len(CYCLE)
+    return hatched(CYCLE[at], HATCHING[at])
+
+
+def hatched(colour: str, shape: str) -> dict[str, object]:
+    """Return Plotly's `marker` of a bar: a colour, and thin lines over it."""
+    return {
+        "color": colour,
+        "pattern": {
+            "shape": shape,
+            "fillmode": "overlay",
+            "size": 7,
+            "solidity": 0.18,
+            "fgcolor": "#000000",
+            "fgopacity": 0.45,
+        },
+        "line": {"width": 0},
+    }

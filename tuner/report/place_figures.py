@@ -1,0 +1,353 @@
+"""Plots of a placement: loads by layer and rank, imbalance before and after, distance to bounds.
+
+Loads are ratios to the mean of their layer: 1 is perfect. Heat maps of more layers or ranks than a
+page should hold are drawn in blocks that show their largest load (tuner/report/heat_map.py).
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from tuner.place_plan import LayerTimes, PlaceCertificate, PlacePrediction
+from tuner.report.axes import axis, layout, time_axis
+from tuner.report.content import Cell, Figure, Table, number, seconds, word
+from tuner.report.heat_map import HeatMap, blocks
+from tuner.report.palette import BLUE, DIVERGING, GREEN, GREY, ORANGE, VERMILLION, hatched
+from tuner.units import format_s
+
+MOST_CELLS: Final = 40_000
+"""Of one heat map's panel; the page shall stay small."""
+MOST_ROWS: Final = 128
+
+LOAD_HOVER: Final = "layer %{y}, rank %{x}<br>%{z:.3f} of the mean<extra></extra>"
+"""Plotly's template; `extra` would repeat the panel's name."""
+
+
+def heat_map_figure(heat: HeatMap, *, number_of: int) -> Figure:
+    """Draw one workload's loads before and after on one colour scale."""
+    layers, ranks = next(iter(heat.panels.values())).shape
+    rows = min(layers, MOST_ROWS)
+    columns = min(ranks, max(1, MOST_CELLS // rows))
+    most_ratio = max(1.0 + 1e-6, *(float(panel.max()) for panel in heat.panels.values()))
+    middle = 1.0 / most_ratio
+    first_layer = (np.arange(rows) * layers // rows).tolist()
+    first_rank = (np.arange(columns) * ranks // columns).tolist()
+    traces = []
+    marks = []
+    count = len(heat.panels)
+    shapes: dict[str, object] = {}
+    for place, (name, panel) in enumerate(heat.panels.items()):
+        suffix = "" if place == 0 else str(place + 1)
+        width = (1.0 - 0.06 * (count - 1)) / count
+        start = place * (width + 0.06)
+        shapes[f"xaxis{suffix}"] = axis(
+            "rank",
+            domain=[start, start + width],
+            anchor=f"y{suffix}",
+            showgrid=False,
+            constrain="domain",
+        )
+        shapes[f"yaxis{suffix}"] = axis(
+            "layer" if place == 0 else "",
+            autorange="reversed",
+            anchor=f"x{suffix}",
+            type="category",
+            showgrid=False,
+            showticklabels=place == 0,
+            **({"matches": "y"} if place else {}),
+        )
+        traces.append(
+            {
+                "type": "heatmap",
+                "name": name,
+                "z": [[float(f"{one:.4g}") for one in row] for row in blocks(panel, rows, columns)],
+                "x": first_rank,
+                "y": [str(heat.layer_ids[at]) for at in first_layer],
+                "xaxis": f"x{suffix}",
+                "yaxis": f"y{suffix}",
+                "zmin": 0.0,
+                "zmax": most_ratio,
+                "colorscale": [[0.0, DIVERGING[0]], [middle, DIVERGING[1]], [1.0, DIVERGING[2]]],
+                "showscale": place == count - 1,
+                "colorbar": {"title": {"text": "load / mean"}, "thickness": 12, "len": 0.9},
+                "hovertemplate": LOAD_HOVER,
+                "xgap": 1 if columns <= 64 else 0,
+                "ygap": 1 if rows <= 64 else 0,
+            }
+        )
+        marks.append(
+            {
+                "text": f"{name}: largest {panel.max():.3f}",
+                "x": start,
+                "xref": "paper",
+                "y": 1.0,
+                "yref": "paper",
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "showarrow": False,
+            }
+        )
+    base = layout(x=axis(""), y=axis(""))
+    is_blocked = (rows, columns) != (layers, ranks)
+    return Figure(
+        name=f"heat-map-{number_of}",
+        title=f"Rank loads of {heat.title}",
+        reading="Load of every rank in every layer over the layer's mean, on judged passes: white "
+        "is even, red is overloaded, blue has room. Both panels have one scale."
+        + (" Blocks show their largest load." if is_blocked else ""),
+        traces=tuple(traces),
+        layout={
+            **base,
+            **shapes,
+            "annotations": marks,
+            "margin": {"l": 12, "r": 12, "t": 30, "b": 12},
+        },
+        table=_loads(heat),
+        height=int(min(620, max(260, 130 + 20 * rows))),
+    )
+
+
+def _loads(heat: HeatMap) -> Table:
+    names = tuple(heat.panels)
+    header = ("layer", *(f"{name}: {what}" for name in names for what in ("largest", "smallest")))
+
+    def cells(place: int) -> Iterator[Cell]:
+        for panel in heat.panels.values():
+            for value in (float(panel[place].max()), float(panel[place].min())):
+                yield Cell(text=f"{value:.3f}", value=value)
+
+    return Table(
+        caption=f"Largest and smallest rank load over the mean, {heat.title}",
+        header=header,
+        rows=tuple((word(layer), *cells(place)) for place, layer in enumerate(heat.layer_ids)),
+    )
+
+
+def imbalance_figure(predicted: PlacePrediction) -> Figure:
+    """Draw every workload's imbalance before, by EPLB's rule and after."""
+    outcomes = predicted.outcomes
+    names = [one.workload for one in outcomes]
+    bands = [predicted.imbalance_band.get(one.workload) for one in outcomes]
+    series = (
+        ("before", [one.imbalance_before for one in outcomes], GREY, ""),
+        ("EPLB's rule", [one.imbalance_rule for one in outcomes], ORANGE, "/"),
+        ("the plan", [one.imbalance_after for one in outcomes], BLUE, ""),
+    )
+    traces: list[dict[str, object]] = []
+    for name, values, colour, shape in series:
+        trace: dict[str, object] = {
+            "type": "bar",
+            "name": name,
+            "x": names,
+            "y": values,
+            "marker": hatched(colour, shape),
+            "hovertext": [f"{name}: {value:.4f}" for value in values],
+            "hoverinfo": "text+x",
+        }
+        if name == "the plan" and all(band is not None for band in bands):
+            pairs = [band for band in bands if band is not None]
+            trace["error_y"] = {
+                "type": "data",
+                "symmetric": False,
+                "array": [max(0.0, hi - at) for at, (_, hi) in zip(values, pairs, strict=True)],
+                "arrayminus": [
+                    max(0.0, at - lo) for at, (lo, _) in zip(values, pairs, strict=True)
+                ],
+                "color": "ink",
+                "thickness": 1.5,
+            }
+        traces.append(trace)
+    return Figure(
+        name="imbalance",
+        title="Imbalance of every workload",
+        reading="Largest rank load over the mean, judged on passes that the plan was not made "
+        "from; 1 is perfect. The line on the plan's bar holds 90 % of the passes.",
+        traces=tuple(traces),
+        layout=layout(
+            x=axis("", type="category"),
+            y=axis("largest load / mean", rangemode="tozero"),
+            barmode="group",
+        ),
+        table=Table(
+            caption="Imbalance and its spread over passes and layers",
+            header=(
+                "workload",
+                "before",
+                "EPLB's rule",
+                "the plan",
+                "P50 before",
+                "P50 plan",
+                "P99 before",
+                "P99 plan",
+            ),
+            rows=tuple(
+                (
+                    word(one.workload),
+                    _ratio(one.imbalance_before, f"predicted.outcomes.{at}.imbalance_before"),
+                    _ratio(one.imbalance_rule, f"predicted.outcomes.{at}.imbalance_rule"),
+                    _ratio(one.imbalance_after, f"predicted.outcomes.{at}.imbalance_after"),
+                    _ratio(one.pass_before.p50, f"predicted.outcomes.{at}.pass_before.p50"),
+                    _ratio(one.pass_after.p50, f"predicted.outcomes.{at}.pass_after.p50"),
+                    _ratio(one.pass_before.p99, f"predicted.outcomes.{at}.pass_before.p99"),
+                    _ratio(one.pass_after.p99, f"predicted.outcomes.{at}.pass_after.p99"),
+                )
+                for at, one in enumerate(outcomes)
+            ),
+        ),
+        height=360,
+    )
+
+
+def left_out_figure(predicted: PlacePrediction) -> Figure | None:
+    """Draw how the plan does on a workload that it has not seen."""
+    folds = predicted.left_out
+    if not folds:
+        return None
+    names = [one.workload for one in folds]
+    series = (
+        ("before", [one.imbalance_before for one in folds], GREY, "circle"),
+        ("EPLB's rule on the others", [one.imbalance_rule for one in folds], ORANGE, "square"),
+        ("planned without it", [one.imbalance_after for one in folds], BLUE, "diamond"),
+    )
+    return Figure(
+        name="left-out",
+        title="On a workload that was left out",
+        reading="Planned from the other workloads and judged on the one that was left out: what to "
+        "expect of traffic that nobody has recorded.",
+        traces=tuple(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "x": names,
+                "y": values,
+                "marker": {"color": colour, "symbol": symbol, "size": 13},
+                "hovertext": [f"{name}: {value:.4f}" for value in values],
+                "hoverinfo": "text+x",
+            }
+            for name, values, colour, symbol in series
+        ),
+        layout=layout(
+            x=axis("", type="category"), y=axis("largest load / mean", rangemode="tozero")
+        ),
+        table=Table(
+            caption="Each workload left out in turn",
+            header=("left out", "before", "EPLB's rule", "planned without it", "its worst layer"),
+            rows=tuple(
+                (
+                    word(one.workload),
+                    _ratio(one.imbalance_before, f"predicted.left_out.{at}.imbalance_before"),
+                    _ratio(one.imbalance_rule, f"predicted.left_out.{at}.imbalance_rule"),
+                    _ratio(one.imbalance_after, f"predicted.left_out.{at}.imbalance_after"),
+                    _ratio(one.worst_rank_ratio, f"predicted.left_out.{at}.worst_rank_ratio"),
+                )
+                for at, one in enumerate(folds)
+            ),
+        ),
+        height=330,
+    )
+
+
+def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
+    """Draw each layer's objective against what is proven of it."""
+    layers = certificate.layers
+    if not layers:
+        return None
+    names = [str(one.layer) for one in layers]
+    return Figure(
+        name="bounds",
+        title="Each layer against its bound",
+        reading="What the plan reaches in a layer, and what no placement can go below.",
+        traces=(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "the plan",
+                "x": names,
+                "y": [one.objective for one in layers],
+                "marker": {"color": BLUE, "size": 9},
+            },
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "nothing is below",
+                "x": names,
+                "y": [one.bound for one in layers],
+                "marker": {
+                    "color": VERMILLION,
+                    "symbol": "line-ew-open",
+                    "size": 14,
+                    "line": {"width": 3},
+                },
+            },
+        ),
+        layout=layout(x=axis("layer", type="category"), y=axis("objective")),
+        table=Table(
+            caption="Objective and bound of every layer",
+            header=("layer", "the plan", "bound"),
+            rows=tuple(
+                (
+                    word(one.layer),
+                    number(one.objective, key=f"certificate.layers.{at}.objective"),
+                    number(one.bound, key=f"certificate.layers.{at}.bound"),
+                )
+                for at, one in enumerate(layers)
+            ),
+        ),
+        height=330,
+    )
+
+
+def times_figure(predicted: PlacePrediction) -> Figure | None:
+    """Draw the seconds of the expert layers, where a model and devices were named."""
+    times = predicted.layer_times
+    if not times:
+        return None
+    names = [one.workload for one in times]
+    series = (
+        ("before", [one.before_s for one in times], GREY, ""),
+        ("EPLB's rule", [one.rule_s for one in times], ORANGE, "/"),
+        ("the plan", [one.after_s for one in times], GREEN, ""),
+    )
+    return Figure(
+        name="layer-times",
+        title="Expert layers of one pass",
+        reading="Predicted seconds of all expert layers of one pass, the mean over judged passes.",
+        traces=tuple(
+            {
+                "type": "bar",
+                "name": name,
+                "x": names,
+                "y": values,
+                "marker": hatched(colour, shape),
+                "hovertext": [f"{name}: {format_s(value)}" for value in values],
+                "hoverinfo": "text+x",
+            }
+            for name, values, colour, shape in series
+        ),
+        layout=layout(
+            x=axis("", type="category"), y=time_axis("time", rangemode="tozero"), barmode="group"
+        ),
+        table=Table(
+            caption="Seconds of the expert layers of one pass",
+            header=("workload", "before", "EPLB's rule", "the plan", "of it exchange"),
+            rows=tuple(_times_row(one, at) for at, one in enumerate(times)),
+        ),
+        height=340,
+    )
+
+
+def _times_row(one: LayerTimes, at: int) -> tuple[Cell, ...]:
+    path = f"predicted.layer_times.{at}"
+    return (
+        word(one.workload),
+        seconds(one.before_s, key=f"{path}.before_s"),
+        seconds(one.rule_s, key=f"{path}.rule_s"),
+        seconds(one.after_s, key=f"{path}.after_s"),
+        seconds(one.exchange_after_s, key=f"{path}.exchange_after_s"),
+    )
+
+
+def _ratio(value: float, key: str) -> Cell:
+    return Cell(text=f"{value:.4f}", value=value, key=key)

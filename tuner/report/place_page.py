@@ -1,0 +1,265 @@
+"""The report of a placement: whether it is worth it, what it does to ranks, how sure that is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tuner.place_plan import (
+    MigrationCost,
+    PlaceCertificate,
+    PlaceDecision,
+    PlacePlan,
+    PlacePrediction,
+    Verdict,
+)
+from tuner.report.content import (
+    Cell,
+    Facts,
+    File,
+    Notes,
+    Report,
+    Section,
+    Table,
+    number,
+    seconds,
+    share,
+    size,
+    some,
+    word,
+)
+from tuner.report.heat_map import HeatMap
+from tuner.report.launch_section import launch_section
+from tuner.report.place_figures import (
+    bounds_figure,
+    heat_map_figure,
+    imbalance_figure,
+    left_out_figure,
+    times_figure,
+)
+from tuner.report.provenance import provenance_section
+from tuner.spec.place import Objective
+from tuner.verify.placement_records import PlaceVerified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlaceEvidence:
+    """What lies beside a placement's plan."""
+
+    maps: tuple[HeatMap, ...]
+    files: tuple[File, ...]
+    verified: PlaceVerified | None
+    what_if: Section | None
+
+
+def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
+    """Put everything that is known of a placement's plan into words, tables and plots."""
+    decision, predicted, verdict = plan.decision, plan.predicted, plan.verdict
+    if decision is None or predicted is None or verdict is None:
+        return Report(
+            title=f"Experts on {plan.goal.ranks} ranks",
+            kind="Expert placement",
+            verdict="No placement keeps the limits of the spec.",
+            is_found=False,
+            facts=Facts(facts=(("certificate", word(plan.certificate.status)),), are_large=True),
+            proof=f"Stands in the way: {plan.binding_constraint}.",
+            sections=(*_ways_out(plan), _provenance(plan)),
+        )
+    return Report(
+        title=f"{decision.num_experts} experts on {decision.ranks} ranks",
+        kind="Expert placement",
+        verdict=f"{verdict.word.capitalize()}: {verdict.reason}. {_words(decision)}",
+        is_found=True,
+        facts=Facts(facts=tuple(_headline(plan, predicted, verdict)), are_large=True),
+        proof=f"{_proof(plan.certificate)} Bound by: {plan.binding_constraint}.",
+        sections=(
+            Section(
+                name="workloads",
+                heading="Before and after",
+                blocks=some(
+                    imbalance_figure(predicted), times_figure(predicted), _traffic(predicted)
+                ),
+            ),
+            *_maps(evidence.maps),
+            *_unseen(predicted),
+            *_measured(evidence.verified),
+            Section(
+                name="choice",
+                heading="Why this one",
+                blocks=some(
+                    Facts(facts=tuple(_certificate(plan))),
+                    bounds_figure(plan.certificate),
+                    _alternatives(plan),
+                ),
+            ),
+            *([evidence.what_if] if evidence.what_if else []),
+            *_ways_out(plan),
+            *_move(predicted.migration),
+            launch_section(
+                evidence.files, named=sum(name.startswith("launch/") for name in plan.files)
+            ),
+            _provenance(plan),
+        ),
+    )
+
+
+def _words(decision: PlaceDecision) -> str:
+    return (
+        f"{len(decision.layer_ids)} layers of {decision.num_experts} experts stand in "
+        f"{decision.num_slots} slots on {decision.ranks} ranks, {decision.redundant_experts} of "
+        "them redundant."
+    )
+
+
+def _headline(
+    plan: PlacePlan, predicted: PlacePrediction, verdict: Verdict
+) -> Iterator[tuple[str, Cell]]:
+    yield "verdict", word(verdict.word)
+    saved = "saved of the largest loads" if not predicted.layer_times else "saved of expert time"
+    yield saved, share(verdict.gain_ratio, key="verdict.gain_ratio")
+    yield "noise of that", share(verdict.noise_ratio, key="verdict.noise_ratio")
+    if verdict.step_gain_ratio is not None:
+        yield "saved of a whole pass", share(verdict.step_gain_ratio, key="verdict.step_gain_ratio")
+    worst = max(
+        range(len(predicted.outcomes)), key=lambda at: predicted.outcomes[at].imbalance_after
+    )
+    after = predicted.outcomes[worst].imbalance_after
+    key = f"predicted.outcomes.{worst}.imbalance_after"
+    yield "imbalance, worst workload", Cell(text=f"{after:.4f}", value=after, key=key)
+    yield "gap to optimal", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
+
+
+def _proof(certificate: PlaceCertificate) -> str:
+    if certificate.status == "optimal":
+        return "Proven optimal under the model."
+    return f"Within {certificate.gap_ratio:.3%} of what no placement can go below."
+
+
+def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:
+    certificate = plan.certificate
+    is_time = plan.goal.objective is Objective.LAYER_TIME
+    write = seconds if is_time else number
+    yield "objective", word(plan.goal.objective.value.replace("_", " "))
+    yield "certificate", word(certificate.status)
+    if certificate.objective is not None:
+        yield "reached", write(certificate.objective, key="certificate.objective")
+    if certificate.bound is not None:
+        yield "nothing is below", write(certificate.bound, key="certificate.bound")
+    yield "method", word(certificate.method.replace("_", " "))
+    yield "solved in", seconds(certificate.solve_s, key="certificate.solve_s")
+
+
+def _traffic(predicted: PlacePrediction) -> Table | None:
+    if not predicted.traffic:
+        return None
+    return Table(
+        caption="Traffic of a token, all layers, in cost units",
+        header=("", "before", "EPLB's rule", "the plan"),
+        rows=tuple(
+            (
+                word(name),
+                *(
+                    number(value, key=f"predicted.traffic.{name}.{at}")
+                    for at, value in enumerate(values)
+                ),
+            )
+            for name, values in predicted.traffic.items()
+        ),
+    )
+
+
+def _maps(maps: tuple[HeatMap, ...]) -> Iterator[Section]:
+    if maps:
+        yield Section(
+            name="loads",
+            heading="Loads by layer and rank",
+            blocks=tuple(heat_map_figure(heat, number_of=at) for at, heat in enumerate(maps)),
+        )
+
+
+def _unseen(predicted: PlacePrediction) -> Iterator[Section]:
+    figure = left_out_figure(predicted)
+    if figure is not None:
+        yield Section(name="unseen", heading="Traffic nobody recorded", blocks=(figure,))
+
+
+def _measured(verified: PlaceVerified | None) -> Iterator[Section]:
+    if verified is None:
+        return
+    nothing = word("-")
+    table = Table(
+        caption=f"Expert products of the slowest rank, mean of {len(verified.layers)} layers",
+        header=("placement", "status", "predicted", "measured"),
+        rows=tuple(
+            (
+                word(trial.decision),
+                word(trial.status),
+                nothing
+                if trial.predicted_layer_time_s is None
+                else seconds(trial.predicted_layer_time_s),
+                nothing
+                if trial.measured_layer_time_s is None
+                else seconds(trial.measured_layer_time_s),
+            )
+            for trial in verified.trials
+        ),
+    )
+    yield Section(
+        name="verified",
+        heading="Predicted and measured",
+        blocks=some(
+            Facts(facts=(("measured on", word(verified.device)),)),
+            table,
+            Notes(notes=verified.notes) if verified.notes else None,
+        ),
+    )
+
+
+def _alternatives(plan: PlacePlan) -> Table | None:
+    if not plan.alternatives:
+        return None
+    return Table(
+        caption="Other placements of the same question",
+        header=("placement", "objective", "keeps the limits", "why it lost"),
+        rows=tuple(
+            (
+                word(one.method),
+                number(one.objective, key=f"alternatives.{at}.objective"),
+                word("yes" if one.is_legal else "no"),
+                word(one.lost_by),
+            )
+            for at, one in enumerate(plan.alternatives)
+        ),
+    )
+
+
+def _ways_out(plan: PlacePlan) -> Iterator[Section]:
+    if plan.relaxations:
+        yield Section(
+            name="ways-out",
+            heading="What more room would bring",
+            blocks=(Notes(notes=plan.relaxations),),
+        )
+
+
+def _move(moved: MigrationCost | None) -> Iterator[Section]:
+    if moved is None:
+        return
+    path = "predicted.migration"
+    facts = [("experts to load", number(moved.moved_experts, key=f"{path}.moved_experts"))]
+    if moved.moved_bytes is not None:
+        facts.append(("bytes", size(moved.moved_bytes, key=f"{path}.moved_bytes")))
+    if moved.transfer_s is not None:
+        facts.append(("transfer", seconds(moved.transfer_s, key=f"{path}.transfer_s")))
+    if moved.break_even_s is not None:
+        facts.append(("paid back after", seconds(moved.break_even_s, key=f"{path}.break_even_s")))
+    yield Section(name="move", heading="Getting there", blocks=(Facts(facts=tuple(facts)),))
+
+
+def _provenance(plan: PlacePlan) -> Section:
+    own = plan.provenance
+    return provenance_section(
+        version=own.moetune_version,
+        spec_sha256=own.spec_sha256,
+        sources={},
+        hashes={f"recording {name}": sha for name, sha in own.recording_sha256.items()},
+        notes=own.notes,
+    )

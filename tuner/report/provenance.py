@@ -1,0 +1,35 @@
+"""What a plan rests on, as a section."""
+
+from collections.abc import Mapping, Sequence
+
+from tuner.report.content import Cell, Facts, Notes, Section, some, word
+
+SHOWN_DIGITS = 16
+"""Of a SHA-256, which identify it well enough to compare by eye."""
+
+
+def provenance_section(
+    *,
+    version: str,
+    spec_sha256: str,
+    sources: Mapping[str, str],
+    hashes: Mapping[str, str],
+    notes: Sequence[str],
+    more: Sequence[tuple[str, Cell]] = (),
+) -> Section:
+    """Say which version made the plan, and from which inputs."""
+    facts = [
+        ("made by", word(f"moetune {version}")),
+        ("spec", word(f"SHA-256 {spec_sha256[:SHOWN_DIGITS]}…")),
+        *((f"prices of {pool}", word(source)) for pool, source in sources.items()),
+        *(
+            (f"input {name}", word(f"SHA-256 {sha[:SHOWN_DIGITS]}…"))
+            for name, sha in hashes.items()
+        ),
+        *more,
+    ]
+    return Section(
+        name="provenance",
+        heading="What it rests on",
+        blocks=some(Facts(facts=tuple(facts)), Notes(notes=tuple(notes)) if notes else None),
+    )

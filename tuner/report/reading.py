@@ -1,0 +1,107 @@
+"""From a plan's folder to its report: reads what lies there, and prices nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tuner.errors import PlanUnreadableError
+from tuner.place_folder import read_place_plan
+from tuner.plan_folder import (
+    MAX_PLAN_BYTES,
+    VERIFIED_NAME,
+    kind_of_plan,
+    parsed_plan,
+    read_plan,
+    read_verified,
+)
+from tuner.report.content import Report, Section
+from tuner.report.launch_section import read_launch_files
+from tuner.report.place_page import PlaceEvidence, place_report
+from tuner.report.placement_maps import read_heat_maps
+from tuner.report.serve_page import ServeEvidence, serve_report
+from tuner.report.train_page import TrainEvidence, train_report
+from tuner.report.what_if_curves import what_if_section
+from tuner.serve_plan import ServePlan
+from tuner.verify.placement_records import PlaceVerified
+from tuner.what_if import Change, WhatIf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Other limits, and the answers."""
+
+    changes: tuple[Change, ...]
+    found: WhatIf
+
+
+def report_of(folder: Path, *, asked: Asked | None = None) -> Report:
+    """Report on the plan of a folder, with its trials where there are any.
+
+    Args:
+        folder: of the plan.
+        asked: answers to show beside it.
+
+    Raises:
+        PlanUnreadableError: there is no plan, or what lies beside it is damaged.
+    """
+    kind = kind_of_plan(folder)
+    if kind == "train":
+        plan = read_plan(folder)
+        evidence = TrainEvidence(
+            verified=read_verified(folder),
+            files=read_launch_files(folder, plan.files),
+            what_if=_curves(asked, kind="train"),
+        )
+        return train_report(plan, evidence)
+    if kind == "serve":
+        deployment = parsed_plan(folder, ServePlan)
+        return serve_report(
+            deployment,
+            ServeEvidence(
+                files=read_launch_files(folder, deployment.files),
+                what_if=_curves(asked, kind="serve"),
+            ),
+        )
+    if kind == "place":
+        placement = read_place_plan(folder)
+        slots = max(placement.decision.slots_per_rank) if placement.decision else None
+        return place_report(
+            placement,
+            PlaceEvidence(
+                maps=read_heat_maps(folder, placement.files),
+                files=read_launch_files(folder, placement.files),
+                verified=read_place_verified(folder),
+                what_if=_curves(asked, kind="place", slots=slots),
+            ),
+        )
+    raise PlanUnreadableError(
+        f"{folder}: a plan of kind {kind!r} has no report; known: train, serve, place"
+    )
+
+
+def read_place_verified(folder: Path) -> PlaceVerified | None:
+    """Read what was measured of a placement; None where nothing was.
+
+    Raises:
+        PlanUnreadableError: it is damaged.
+    """
+    file = folder / VERIFIED_NAME
+    if not file.is_file():
+        return None
+    try:
+        if file.stat().st_size > MAX_PLAN_BYTES:
+            raise PlanUnreadableError(f"{file}: larger than any verification; verify again")
+        return PlaceVerified.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+    except ValidationError as error:
+        raise PlanUnreadableError(
+            f"{file}: no verification of a placement; verify again"
+        ) from error
+
+
+def _curves(asked: Asked | None, *, kind: str, slots: int | None = None) -> Section | None:
+    if asked is None:
+        return None
+    return what_if_section(asked.found, asked.changes, kind=kind, slots=slots)

@@ -1,0 +1,339 @@
+"""Plots of a deployment: what requests meet, where instances stand, where a decode step goes.
+
+A plan stores a latency as its mean, P50, P90 and P99 over the requests that were played; the curve
+of a distribution here joins those three quantiles and invents none between or beyond them.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tuner.report.axes import axis, layout, limit_line, time_axis
+from tuner.report.content import Cell, Figure, Table, number, seconds, share, size, word
+from tuner.report.decisions import group_words
+from tuner.report.palette import BLUE, CYCLE, GREEN, GREY, ORANGE, SYMBOLS, VERMILLION, filled
+from tuner.serve_plan import Band, Instances, Latency, ServeDecision, ServePlan, ServePrediction
+from tuner.spec.serving.goal import Percentiles
+from tuner.units import format_bytes, format_ratio, format_s
+
+_QUANTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+
+MOST_ROWS: Final = 48
+"""Instances of one group that have a row of their own; more share one."""
+MOST_SQUARES: Final = 64
+"""Devices drawn in one row."""
+
+
+def latency_figure(
+    name: str, latency: Latency, band: Band, targets: Percentiles, *, key: str
+) -> Figure:
+    """Draw a latency's stored quantiles, its mean with its band, and the targets."""
+    said = "Time to first token" if name == "ttft" else "Time per output token"
+    rows = [(kind, ratio, getattr(latency, kind)) for kind, ratio in _QUANTILES]
+    stated = [
+        (kind, value)
+        for kind, value in (
+            ("mean", targets.mean),
+            *((k, getattr(targets, k)) for k, _ in _QUANTILES),
+        )
+        if value is not None
+    ]
+    traces: list[dict[str, object]] = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": "share of requests served by then",
+            "x": [value for *_, value in rows],
+            "y": [ratio for _, ratio, _ in rows],
+            "line": {"color": BLUE, "width": 2},
+            "marker": {"color": BLUE, "size": 9},
+            "hovertext": [f"{kind}: {format_s(value)}" for kind, _, value in rows],
+            "hoverinfo": "text",
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "mean, with its band",
+            "x": [latency.mean],
+            "y": [0.25],
+            "error_x": {
+                "type": "data",
+                "symmetric": False,
+                "array": [max(0.0, band[1] - latency.mean)],
+                "arrayminus": [max(0.0, latency.mean - band[0])],
+                "color": GREEN,
+                "thickness": 2,
+                "width": 6,
+            },
+            "marker": {"color": GREEN, "symbol": "diamond", "size": 11},
+            "hovertext": [
+                f"mean: {format_s(latency.mean)}, {format_s(band[0])} to {format_s(band[1])}"
+            ],
+            "hoverinfo": "text",
+        },
+    ]
+    heights = {"mean": 0.25, "p50": 0.5, "p90": 0.9, "p99": 0.99}
+    if stated:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "target: at most",
+                "x": [value for _, value in stated],
+                "y": [heights[kind] for kind, _ in stated],
+                "marker": {
+                    "color": VERMILLION,
+                    "symbol": "line-ns-open",
+                    "size": 26,
+                    "line": {"width": 3},
+                },
+                "hovertext": [f"{kind} at most {format_s(value)}" for kind, value in stated],
+                "hoverinfo": "text",
+            }
+        )
+    limits = dict(stated)
+    return Figure(
+        name=name,
+        title=said,
+        reading="The stored quantiles over the played requests, joined; nothing is known beyond "
+        "P99. A mark of a target is right of what keeps it.",
+        traces=tuple(traces),
+        layout=layout(
+            x=time_axis("time", type="log", dtick="D2"),
+            y=axis(
+                "",
+                range=[0.0, 1.06],
+                tickvals=[0.25, 0.5, 0.9, 0.99],
+                ticktext=["mean", "P50", "P90", "P99"],
+            ),
+        ),
+        table=Table(
+            caption=said,
+            header=("over requests", "predicted", "target"),
+            rows=tuple(
+                (
+                    word(kind if kind == "mean" else kind.upper()),
+                    seconds(getattr(latency, kind), key=f"{key}.{kind}"),
+                    seconds(limits[kind]) if kind in limits else word("-"),
+                )
+                for kind in ("mean", "p50", "p90", "p99")
+            ),
+        ),
+        height=330,
+        is_small=True,
+    )
+
+
+def instances_figure(plan: ServePlan, decision: ServeDecision) -> Figure:
+    """Draw every instance as a row of devices, pool by pool."""
+    traces = []
+    used: dict[str, int] = {}
+    for index, group in enumerate(decision.instances):
+        used[group.pool] = used.get(group.pool, 0) + group.count * group.devices
+        xs, ys, texts = _squares(group)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"{group.role.value} on {group.pool}",
+                "x": xs,
+                "y": ys,
+                "marker": {
+                    "color": CYCLE[index % len(CYCLE)],
+                    "symbol": SYMBOLS[1] if index == 0 else SYMBOLS[(index + 1) % len(SYMBOLS)],
+                    "size": 17,
+                    "line": {"width": 0},
+                },
+                "hovertext": texts,
+                "hoverinfo": "text",
+            }
+        )
+    free = {
+        pool.name: pool.num_devices - used.get(pool.name, 0)
+        for pool in plan.cluster.pools
+        if pool.num_devices > used.get(pool.name, 0)
+    }
+    if free:
+        shown = [
+            (name, at) for name, count in free.items() for at in range(min(count, MOST_SQUARES))
+        ]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "not used",
+                "x": [at + 1 for _, at in shown],
+                "y": [f"{name}: not used" for name, _ in shown],
+                "marker": {"color": GREY, "symbol": "square-open", "size": 13},
+                "hovertext": [f"{free[name]} devices of {name} are not used" for name, _ in shown],
+                "hoverinfo": "text",
+            }
+        )
+    rows = sum(min(group.count, MOST_ROWS) for group in decision.instances) + len(free)
+    widest = max((group.devices for group in decision.instances), default=1)
+    widest = min(MOST_SQUARES, max(widest, *free.values(), 8) if free else max(widest, 8))
+    return Figure(
+        name="instances",
+        title="The instances",
+        reading="Every row is one instance, every mark one device. Handovers of KV caches go from "
+        "prefill to decode.",
+        traces=tuple(traces),
+        layout=layout(
+            x=axis("device", range=[0.3, widest + 0.7], dtick=max(1, widest // 8), showgrid=False),
+            y=axis("", type="category", autorange="reversed", showgrid=False),
+        ),
+        table=_groups(plan, decision, free),
+        height=130 + 34 * min(rows, 60),
+    )
+
+
+def _squares(group: Instances) -> tuple[list[int], list[str], list[str]]:
+    xs: list[int] = []
+    ys: list[str] = []
+    texts: list[str] = []
+    rows = group.count if group.count <= MOST_ROWS else 1
+    for at in range(rows):
+        each = f"{group.pool} {group.role.value} {at + 1}"
+        name = each if rows == group.count else f"{group.count} x {group.pool} {group.role.value}"
+        for device in range(min(group.devices, MOST_SQUARES)):
+            xs.append(device + 1)
+            ys.append(name)
+            texts.append(f"{name}, device {device + 1} of {group.devices}\n{group_words(group)}")
+    return xs, ys, texts
+
+
+def _groups(plan: ServePlan, decision: ServeDecision, free: dict[str, int]) -> Table:
+    rows = [
+        (
+            word(f"{group.role.value} on {group.pool}"),
+            number(group.count, key=f"decision.instances.{index}.count"),
+            number(group.devices, key=f"decision.instances.{index}.devices"),
+            word(group_words(group)),
+            number(group.max_batch, key=f"decision.instances.{index}.max_batch"),
+            number(group.kv_tokens, key=f"decision.instances.{index}.kv_tokens"),
+        )
+        for index, group in enumerate(decision.instances)
+    ]
+    nothing = word("-")
+    rows += [
+        (word(f"not used on {pool}"), nothing, number(count), nothing, nothing, nothing)
+        for pool, count in free.items()
+    ]
+    header = ("group", "instances", "devices each", "split", "sequences a rank", "KV tokens")
+    return Table(caption="Groups of equal instances", header=header, rows=tuple(rows))
+
+
+def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
+    """Draw one decode step of the busiest group, beside those of the runners-up."""
+    rows = [("the plan", "predicted", predicted)]
+    rows += [
+        (f"runner-up {at + 1}", f"alternatives.{at}.predicted", other.predicted)
+        for at, other in enumerate(plan.alternatives[:4])
+    ]
+    parts = list(dict.fromkeys(part for *_, one in rows for part in one.breakdown_s))
+    parts.sort(key=lambda part: -max(one.breakdown_s.get(part, 0.0) for *_, one in rows))
+    return Figure(
+        name="decode-step",
+        title="Where a decode step goes",
+        reading="Predicted seconds of one decode step of the busiest group, by operation.",
+        traces=tuple(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": part.replace("_", " "),
+                "y": [name for name, *_ in rows],
+                "x": [one.breakdown_s.get(part, 0.0) for *_, one in rows],
+                "marker": filled(place),
+                "hovertext": [
+                    f"{part.replace('_', ' ')}: {format_s(one.breakdown_s.get(part, 0.0))}"
+                    for *_, one in rows
+                ],
+                "hoverinfo": "text",
+            }
+            for place, part in enumerate(parts)
+        ),
+        layout=layout(
+            x=time_axis("time of a decode step"),
+            y=axis("", autorange="reversed", type="category"),
+            barmode="stack",
+        ),
+        table=Table(
+            caption="Seconds of a decode step by operation",
+            header=("", *(part.replace("_", " ") for part in parts)),
+            rows=tuple(
+                (
+                    word(name),
+                    *(
+                        seconds(
+                            one.breakdown_s.get(part, 0.0),
+                            key=f"{key}.breakdown_s.{part}" if part in one.breakdown_s else "",
+                        )
+                        for part in parts
+                    ),
+                )
+                for name, key, one in rows
+            ),
+        ),
+        height=190 + 44 * len(rows),
+    )
+
+
+def use_figure(predicted: ServePrediction) -> Figure:
+    """Draw how busy each group of instances is."""
+    names = list(predicted.utilisation_ratio)
+    values = [predicted.utilisation_ratio[name] for name in names]
+    return Figure(
+        name="use",
+        title="How busy each group is",
+        reading="Predicted share of the time in which a group's instances work; what is left is "
+        "room for bursts.",
+        traces=(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": names,
+                "x": values,
+                "marker": {"color": ORANGE},
+                "text": [format_ratio(value) for value in values],
+                "textposition": "auto",
+                "hovertext": [
+                    f"{name}: {format_ratio(value)} busy, "
+                    f"{format_bytes(predicted.memory_bytes.get(name, 0))} a device"
+                    for name, value in zip(names, values, strict=True)
+                ],
+                "hoverinfo": "text",
+            },
+        ),
+        layout=layout(
+            x=axis("busy share", range=[0.0, 1.05], tickformat=".0%"),
+            y=axis("", autorange="reversed", type="category"),
+            shapes=[limit_line(1.0, is_vertical=True)],
+            bargap=0.45,
+            showlegend=False,
+        ),
+        table=Table(
+            caption="Use and memory of each group",
+            header=("group", "busy", "memory of a device"),
+            rows=tuple(
+                (word(name), _use(predicted, name), _memory(predicted, name)) for name in names
+            ),
+        ),
+        height=130 + 46 * len(names),
+    )
+
+
+def _use(predicted: ServePrediction, name: str) -> Cell:
+    return share(predicted.utilisation_ratio[name], key=f"predicted.utilisation_ratio.{name}")
+
+
+def _memory(predicted: ServePrediction, name: str) -> Cell:
+    held = predicted.memory_bytes.get(name)
+    return word("-") if held is None else size(held, key=f"predicted.memory_bytes.{name}")
+
+
+def alternatives_rows(plan: ServePlan) -> Iterator[tuple[str, str, ServeDecision, ServePrediction]]:
+    """Yield the plan and its runners-up: name, path in the plan, decision, prediction."""
+    if plan.decision is not None and plan.predicted is not None:
+        yield "the plan", "predicted", plan.decision, plan.predicted
+    for index, one in enumerate(plan.alternatives):
+        name = "tie" if one.within_band else "runner-up"
+        yield f"{name} {index + 1}", f"alternatives.{index}.predicted", one.decision, one.predicted

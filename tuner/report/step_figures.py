@@ -1,0 +1,273 @@
+"""Where a training step's time and memory go: by cause, by stage, by pipeline rank.
+
+Every number is the plan's own (`predicted` of tuner/plan.py); nothing is priced here.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from tuner.plan import Plan, StagePrediction, TrainPrediction
+from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
+from tuner.report.content import Figure, Table, between, number, seconds, share, size, word
+from tuner.report.decisions import train_words
+from tuner.report.palette import BLUE, GREEN, ORANGE, filled, hatched
+from tuner.units import format_bytes, format_s
+
+MOST_COMPARED: Final = 4
+"""Runners-up beside the plan's decision."""
+
+GIBIBYTE: Final = 2**30
+"""Plots of memory count in GiB, as vendors of devices do."""
+
+_PARTS: Final = ("parameter", "gradient", "optimizer", "activation", "other")
+_PART_WORDS: Final = ("parameters", "gradients", "optimizer state", "activations", "buffers")
+
+
+def breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
+    """Draw the step's seconds by cause, beside those of the runners-up."""
+    others = plan.alternatives[:MOST_COMPARED]
+    rows = [("the plan", "predicted", predicted)]
+    rows += [
+        (f"runner-up {number}", f"alternatives.{number - 1}.predicted", other.predicted)
+        for number, other in enumerate(others, start=1)
+    ]
+    causes = list(dict.fromkeys(cause for *_, one in rows for cause in one.breakdown_s))
+    largest = {cause: max(one.breakdown_s.get(cause, 0.0) for *_, one in rows) for cause in causes}
+    causes = sorted((cause for cause in causes if largest[cause] > 0.0), key=lambda c: -largest[c])
+    names = [name for name, *_ in rows]
+    traces = tuple(
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": cause_words(cause),
+            "y": names,
+            "x": [one.breakdown_s.get(cause, 0.0) for *_, one in rows],
+            "marker": filled(place),
+            "hovertext": [
+                f"{cause_words(cause)}: {format_s(one.breakdown_s.get(cause, 0.0))}"
+                for *_, one in rows
+            ],
+            "hoverinfo": "text",
+        }
+        for place, cause in enumerate(causes)
+    )
+    decisions = [train_words(one.decision) for one in others]
+    table = Table(
+        caption="Seconds of a step by cause",
+        header=("", *(cause_words(cause) for cause in causes), "step", "decision"),
+        rows=tuple(
+            (
+                word(name),
+                *(
+                    seconds(
+                        one.breakdown_s.get(cause, 0.0),
+                        key=f"{key}.breakdown_s.{cause}" if cause in one.breakdown_s else "",
+                    )
+                    for cause in causes
+                ),
+                seconds(one.step_time_s, key=f"{key}.step_time_s"),
+                word(said),
+            )
+            for (name, key, one), said in zip(
+                rows,
+                (train_words(plan.decision) if plan.decision else "", *decisions),
+                strict=True,
+            )
+        ),
+    )
+    return Figure(
+        name="breakdown",
+        title="Where the step's time goes",
+        reading="Predicted seconds of one step by cause, for the plan and what came next. What is "
+        "hidden behind computation is not counted.",
+        traces=traces,
+        layout=layout(
+            x=time_axis("time of a step"),
+            y=axis("", autorange="reversed", type="category"),
+            barmode="stack",
+        ),
+        table=table,
+        height=190 + 44 * len(rows),
+    )
+
+
+def cause_words(cause: str) -> str:
+    """Return a cause as people say it."""
+    known = {
+        "once": "once a step (sums, optimizer)",
+        "host": "host",
+        "tensor": "tensor parallelism",
+        "context": "context parallelism",
+        "expert": "expert exchange",
+    }
+    return known.get(cause, cause.replace("_", " "))
+
+
+def stage_time_figure(predicted: TrainPrediction) -> Figure:
+    """Draw the seconds of one micro-batch on each stage."""
+    stages = predicted.stages
+    names = _stage_names(stages)
+    parts = (
+        ("forward", [one.forward_s for one in stages], BLUE, ""),
+        ("backward", [one.backward_s for one in stages], ORANGE, "/"),
+    )
+    return Figure(
+        name="stage-time",
+        title="Time of a micro-batch by stage",
+        reading="Predicted seconds of one micro-batch, stage by stage in execution order; "
+        "recomputation counts as backward. The slowest stage sets the pace.",
+        traces=tuple(
+            {
+                "type": "bar",
+                "name": name,
+                "x": names,
+                "y": values,
+                "marker": hatched(colour, shape),
+                "hovertext": [f"{name}: {format_s(value)}" for value in values],
+                "hoverinfo": "text+x",
+            }
+            for name, values, colour, shape in parts
+        ),
+        layout=layout(
+            x=axis("stage", type="category"),
+            y=time_axis("time of a micro-batch", rangemode="tozero"),
+            barmode="stack",
+        ),
+        table=Table(
+            caption="Seconds of one micro-batch by stage",
+            header=("stage", "layers", "forward", "backward"),
+            rows=tuple(
+                (
+                    word(name),
+                    number(one.layers, key=f"predicted.stages.{index}.layers"),
+                    seconds(one.forward_s, key=f"predicted.stages.{index}.forward_s"),
+                    seconds(one.backward_s, key=f"predicted.stages.{index}.backward_s"),
+                )
+                for index, (name, one) in enumerate(zip(names, stages, strict=True))
+            ),
+        ),
+        height=340,
+    )
+
+
+def stage_memory_figure(predicted: TrainPrediction) -> Figure:
+    """Draw the bytes of each stage by what they hold."""
+    stages = predicted.stages
+    names = _stage_names(stages)
+    return Figure(
+        name="stage-memory",
+        title="Memory by stage",
+        reading="Predicted bytes on the fullest device of each stage, by what they hold.",
+        traces=tuple(
+            {
+                "type": "bar",
+                "name": said,
+                "x": names,
+                "y": [_bytes(one, part) / GIBIBYTE for one in stages],
+                "marker": filled(place),
+                "hovertext": [f"{said}: {format_bytes(_bytes(one, part))}" for one in stages],
+                "hoverinfo": "text+x",
+            }
+            for place, (part, said) in enumerate(zip(_PARTS, _PART_WORDS, strict=True))
+        ),
+        layout=layout(
+            x=axis("stage", type="category"),
+            y=axis("GiB", rangemode="tozero"),
+            barmode="stack",
+        ),
+        table=Table(
+            caption="Bytes of each stage on its fullest device",
+            header=("stage", *_PART_WORDS, "all of it"),
+            rows=tuple(
+                (
+                    word(name),
+                    *(
+                        size(_bytes(one, part), key=f"predicted.stages.{index}.{part}_bytes")
+                        for part in _PARTS
+                    ),
+                    size(one.total_bytes),
+                )
+                for index, (name, one) in enumerate(zip(names, stages, strict=True))
+            ),
+        ),
+        height=360,
+    )
+
+
+def peak_figure(predicted: TrainPrediction) -> Figure:
+    """Draw the peak of each pipeline rank with its band, against what may be used."""
+    peaks, bands = predicted.peak_memory_bytes, predicted.peak_memory_bytes_band
+    limit = predicted.memory_limit_bytes
+    names = [f"rank {rank}" for rank in range(len(peaks))]
+    traces = (
+        {
+            "type": "bar",
+            "name": "predicted peak and its band",
+            "x": names,
+            "y": [peak / GIBIBYTE for peak in peaks],
+            "marker": {"color": GREEN},
+            "error_y": {
+                "type": "data",
+                "symmetric": False,
+                "array": [
+                    (high - peak) / GIBIBYTE for peak, (_, high) in zip(peaks, bands, strict=True)
+                ],
+                "arrayminus": [
+                    (peak - low) / GIBIBYTE for peak, (low, _) in zip(peaks, bands, strict=True)
+                ],
+                "color": "ink",
+                "thickness": 1.5,
+            },
+            "hovertext": [
+                f"{format_bytes(peak)}, {format_bytes(low)} to {format_bytes(high)}"
+                for peak, (low, high) in zip(peaks, bands, strict=True)
+            ],
+            "hoverinfo": "text+x",
+        },
+    )
+    marks = {}
+    if limit is not None:
+        text = f"usable: {format_bytes(limit)}"
+        marks = {
+            "shapes": [limit_line(limit / GIBIBYTE, is_vertical=False)],
+            "annotations": [limit_text(text, limit / GIBIBYTE, is_vertical=False)],
+        }
+    return Figure(
+        name="peak",
+        title="Peak memory against what is usable",
+        reading="Predicted peak of each pipeline rank's fullest device; the line on top of a bar "
+        "is the band in which published peaks lie.",
+        traces=traces,
+        layout=layout(
+            x=axis("pipeline rank", type="category"),
+            y=axis("GiB", rangemode="tozero"),
+            bargap=0.5,
+            **marks,
+        ),
+        table=Table(
+            caption="Peak of each pipeline rank",
+            header=("pipeline rank", "peak", "band", "activations", "of what is usable"),
+            rows=tuple(
+                (
+                    word(name),
+                    size(peak, key=f"predicted.peak_memory_bytes.{rank}"),
+                    between(bands[rank], unit="bytes"),
+                    size(
+                        predicted.activation_bytes[rank], key=f"predicted.activation_bytes.{rank}"
+                    ),
+                    word("not stated") if limit is None else share(peak / limit),
+                )
+                for rank, (name, peak) in enumerate(zip(names, peaks, strict=True))
+            ),
+        ),
+        height=340,
+    )
+
+
+def _bytes(stage: StagePrediction, part: str) -> int:
+    value: int = getattr(stage, f"{part}_bytes")
+    return value
+
+
+def _stage_names(stages: Sequence[StagePrediction]) -> list[str]:
+    return [str(index) for index in range(len(stages))]

@@ -1,0 +1,237 @@
+"""One training step, pass by pass: the schedule of tuner/simulate/pipeline.py as a Gantt chart.
+
+A plan holds, of every stage, the seconds of a micro-batch's forward and backward pass; of the
+step's causes (recomputation, exchanges that nothing hides) it holds the seconds of the slowest
+rank, not of each pass. So passes stand where the schedule puts them, and inside a pass the causes
+take the share that they have of the slowest rank's work: with W its seconds in passes,
+
+    communication of a pass   (its seconds) x (exposed communication) / W
+    recomputation             (a backward pass's seconds) x (recomputation) / (W's backward part)
+
+What a device does not spend in passes is drawn as waiting. Sends between stages are in the plan's
+step time and not in the chart; what comes once a step (gradient sums, the optimizer) is drawn last,
+and is what the step time leaves after the passes.
+
+Not drawn: a zero-bubble schedule, whose weight gradients a plan does not hold apart; the middle of
+a long step, pass by pass.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.report.axes import axis, layout, time_axis
+from tuner.report.content import Figure, Table, seconds, word
+from tuner.report.palette import BLUE, GREY, ORANGE, PURPLE, SKY, VERMILLION, hatched
+from tuner.simulate.pipeline import FORWARD, Pipeline, Played, TimedPass, passes, play
+from tuner.units import format_s
+
+MOST_PLAYED: Final = 300_000
+"""Passes of all ranks; playing more takes longer than a page should."""
+MOST_DRAWN: Final = 1_600
+"""Passes drawn one by one; more are too thin to see."""
+
+_EXPOSED: Final = ("tensor", "context", "expert", "collectives")
+_EXPOSED_REFERENCE: Final = ("tensor_communication", "expert_communication")
+"""Causes inside passes: of plans on the analytic model, and of the reference engine."""
+
+_KINDS: Final = {
+    "forward": (BLUE, ""),
+    "backward": (ORANGE, ""),
+    "recompute": (PURPLE, "/"),
+    "communication": (VERMILLION, "x"),
+    "waiting (bubble)": ("rgba(140,149,159,0.22)", ""),
+    "passes not drawn apart": (SKY, "-"),
+    "once a step": (GREY, "."),
+}
+
+
+class _Bar(NamedTuple):
+    device: int
+    kind: str
+    start_s: float
+    length_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shares:
+    """What of a pass is something else than computing it once."""
+
+    communication: float
+    recompute: float
+
+
+def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
+    """Draw one step; None where the plan does not hold what its schedule needs."""
+    decision = plan.decision
+    if decision is None or decision.schedule == "zero_bubble":
+        return None
+    count = decision.num_microbatches(plan.goal.global_batch_size)
+    ranks = decision.pipeline_model_parallel_size
+    is_uneven = decision.virtual_pipeline_model_parallel_size > 1 and count % ranks
+    if is_uneven or 2 * len(predicted.stages) * count > MOST_PLAYED:
+        return None
+    pipeline = Pipeline(
+        forward_s_S=tuple(stage.forward_s for stage in predicted.stages),
+        backward_s_S=tuple(stage.backward_s for stage in predicted.stages),
+        num_devices=ranks,
+        num_microbatches=count,
+    )
+    played, every = play(pipeline), passes(pipeline)
+    rest_s = predicted.step_time_s - played.step_s
+    bars = [
+        *_drawn(every, shares=_shares(predicted, pipeline), num_ranks=ranks),
+        *_waiting(every, until_s=played.step_s, num_ranks=ranks),
+    ]
+    if rest_s > 0.0:
+        said = f"once a step, and sends: {format_s(rest_s)}"
+        bars += [_Bar(rank, "once a step", played.step_s, rest_s, said) for rank in range(ranks)]
+    return Figure(
+        name="timeline",
+        title="One step of the pipeline",
+        reading=_reading(decision, count=count, is_whole=len(every) <= MOST_DRAWN),
+        traces=tuple(_traces(bars)),
+        layout=layout(
+            x=time_axis("time", range=[0.0, max(predicted.step_time_s, played.step_s)]),
+            y=axis("", autorange="reversed", type="category"),
+            barmode="overlay",
+            bargap=0.25,
+        ),
+        table=_table(every, played, rest_s=rest_s, num_ranks=ranks),
+        height=150 + max(130, min(34 * ranks, 900)),
+    )
+
+
+def _reading(decision: TrainDecision, *, count: int, is_whole: bool) -> str:
+    ranks, stages = decision.pipeline_model_parallel_size, decision.num_stages
+    micro = "micro-batch" if count == 1 else "micro-batches"
+    told = f"{count} {micro} through {stages} stage{'s' * (stages > 1)} on {ranks} pipeline "
+    told += f"rank{'s' * (ranks > 1)}, played by the schedule from the plan's stage times. "
+    told += "Inside a pass, recomputation and communication have the step's shares."
+    if not is_whole:
+        told += " The start and the end are drawn pass by pass, the steady middle as one block."
+    return told
+
+
+def _shares(predicted: TrainPrediction, pipeline: Pipeline) -> _Shares:
+    """Read the shares off the slowest rank."""
+    ranks, count = pipeline.num_devices, pipeline.num_microbatches
+    works = [
+        (sum(pipeline.forward_s_S[rank::ranks]), sum(pipeline.backward_s_S[rank::ranks]))
+        for rank in range(ranks)
+    ]
+    forward_s, backward_s = (count * part for part in max(works, key=sum))
+    causes = predicted.breakdown_s
+    exposed_s = sum(causes.get(name, 0.0) for name in (*_EXPOSED, *_EXPOSED_REFERENCE))
+    again_s = causes.get("recompute", 0.0)
+    return _Shares(
+        communication=min(1.0, exposed_s / (forward_s + backward_s)),
+        recompute=min(1.0, again_s / backward_s) if backward_s else 0.0,
+    )
+
+
+def _drawn(every: Sequence[TimedPass], *, shares: _Shares, num_ranks: int) -> Iterator[_Bar]:
+    """Yield the parts of every pass, or of those at both ends with a block between."""
+    for rank in range(num_ranks):
+        start, middle, end = _split(every, rank, num_ranks=num_ranks)
+        for one in (*start, *end):
+            yield from _parts(one, shares)
+        if middle:
+            start_s, length_s = middle[0].start_s, middle[-1].end_s - middle[0].start_s
+            said = f"{len(middle)} passes, {format_s(length_s)}"
+            yield _Bar(rank, "passes not drawn apart", start_s, length_s, said)
+
+
+def _split(
+    every: Sequence[TimedPass], rank: int, *, num_ranks: int
+) -> tuple[Sequence[TimedPass], Sequence[TimedPass], Sequence[TimedPass]]:
+    """Part a rank's passes into those drawn at the start, those not drawn, and the end."""
+    own = [one for one in every if one.device == rank]
+    if len(every) <= MOST_DRAWN:
+        return own, (), ()
+    each = max(1, MOST_DRAWN // (2 * num_ranks))
+    return own[:each], own[each:-each], own[-each:]
+
+
+def _parts(one: TimedPass, shares: _Shares) -> Iterator[_Bar]:
+    length_s = one.end_s - one.start_s
+    is_forward = one.kind == FORWARD
+    again_s = 0.0 if is_forward else length_s * shares.recompute
+    sent_s = length_s * min(shares.communication, 1.0 - again_s / length_s if length_s else 0.0)
+    name = "forward" if is_forward else "backward"
+    said = f"micro-batch {one.microbatch}, stage {one.stage}, {name}: {format_s(length_s)}"
+    now_s = one.start_s
+    for kind, part_s in (
+        ("recompute", again_s),
+        (name, length_s - again_s - sent_s),
+        ("communication", sent_s),
+    ):
+        if part_s > 0.0:
+            yield _Bar(one.device, kind, now_s, part_s, said)
+            now_s += part_s
+
+
+def _waiting(every: Sequence[TimedPass], *, until_s: float, num_ranks: int) -> Iterator[_Bar]:
+    """Yield the gaps between drawn passes that are wide enough to see."""
+    least_s = until_s * 1e-4
+    for rank in range(num_ranks):
+        now_s = 0.0
+        start, middle, end = _split(every, rank, num_ranks=num_ranks)
+        spans = [(one.start_s, one.end_s) for one in start]
+        spans += [(middle[0].start_s, middle[-1].end_s)] if middle else []
+        spans += [(one.start_s, one.end_s) for one in end]
+        for start_s, end_s in (*spans, (until_s, until_s)):
+            gap_s = start_s - now_s
+            if gap_s > least_s:
+                yield _Bar(rank, "waiting (bubble)", now_s, gap_s, f"waits {format_s(gap_s)}")
+            now_s = end_s
+
+
+def _traces(bars: Sequence[_Bar]) -> Iterator[dict[str, object]]:
+    by_kind: dict[str, list[_Bar]] = defaultdict(list)
+    for bar in bars:
+        by_kind[bar.kind].append(bar)
+    for kind, (colour, shape) in _KINDS.items():
+        own = by_kind.get(kind)
+        if not own:
+            continue
+        yield {
+            "type": "bar",
+            "orientation": "h",
+            "name": kind,
+            "y": [f"rank {bar.device}" for bar in own],
+            "base": [float(f"{bar.start_s:.6g}") for bar in own],
+            "x": [float(f"{bar.length_s:.6g}") for bar in own],
+            "marker": hatched(colour, shape),
+            "hovertext": [bar.text for bar in own],
+            "hoverinfo": "text",
+        }
+
+
+def _table(every: Sequence[TimedPass], played: Played, *, rest_s: float, num_ranks: int) -> Table:
+    return Table(
+        caption="Seconds of a step by pipeline rank",
+        header=("pipeline rank", "passes", "forward", "backward", "waiting", "once a step, sends"),
+        rows=tuple(
+            (
+                word(f"rank {rank}"),
+                word(sum(one.device == rank for one in every)),
+                seconds(_spent_s(every, rank, is_forward=True)),
+                seconds(_spent_s(every, rank, is_forward=False)),
+                seconds(max(0.0, played.idle_s_P[rank])),
+                seconds(max(0.0, rest_s)),
+            )
+            for rank in range(num_ranks)
+        ),
+    )
+
+
+def _spent_s(every: Sequence[TimedPass], rank: int, *, is_forward: bool) -> float:
+    return sum(
+        one.end_s - one.start_s
+        for one in every
+        if one.device == rank and (one.kind == FORWARD) == is_forward
+    )

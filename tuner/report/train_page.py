@@ -1,0 +1,391 @@
+"""The report of a training plan: what is launched, what it is expected to do, how sure that is."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
+from tuner.report.candidates import candidates_figure
+from tuner.report.content import (
+    Block,
+    Cell,
+    Facts,
+    File,
+    Notes,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    between,
+    number,
+    seconds,
+    share,
+    size,
+    some,
+    word,
+)
+from tuner.report.decisions import stages_words, train_extras, train_words
+from tuner.report.launch_section import launch_section
+from tuner.report.provenance import provenance_section
+from tuner.report.step_figures import (
+    breakdown_figure,
+    peak_figure,
+    stage_memory_figure,
+    stage_time_figure,
+)
+from tuner.report.timeline import timeline_figure
+from tuner.report.trials import trials_section
+from tuner.spec.accounting import active_parameters, num_parameters
+from tuner.units import format_bytes, format_count, format_ratio, format_s
+from tuner.verify.records import Verified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainEvidence:
+    """What lies beside a training plan."""
+
+    verified: Verified | None
+    files: tuple[File, ...]
+    what_if: Section | None
+    """Absent where nothing was asked."""
+
+
+def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
+    """Put everything that is known of a training plan into words, tables and plots."""
+    decision, predicted = plan.decision, plan.predicted
+    title = f"{plan.model.name} on {_devices(plan, decision)}"
+    if decision is None or predicted is None:
+        return Report(
+            title=title,
+            kind="Training plan",
+            verdict="Nothing fits: no legal configuration meets the limits of the spec.",
+            is_found=False,
+            facts=Facts(facts=tuple(_asked(plan)), are_large=True),
+            proof=f"Stands in the way: {plan.binding_constraint}.",
+            sections=(*_ways_out(plan), _provenance(plan)),
+        )
+    sections = [
+        _decision(plan, decision),
+        *([trials_section(evidence.verified, predicted)] if evidence.verified else []),
+        _step(plan, predicted),
+        _memory(predicted),
+        _choice(plan, predicted),
+        *([evidence.what_if] if evidence.what_if else []),
+        *_ways_out(plan),
+        launch_section(evidence.files, named=_named(plan.files)),
+        _provenance(plan),
+    ]
+    return Report(
+        title=title,
+        kind="Training plan",
+        verdict=_verdict(plan, decision, predicted, evidence.verified),
+        is_found=True,
+        facts=Facts(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
+        proof=f"{_proof(plan.certificate)} Bound by {plan.binding_constraint}.",
+        sections=tuple(sections),
+    )
+
+
+def _devices(plan: Plan, decision: TrainDecision | None) -> str:
+    pools = " + ".join(
+        f"{pool.num_devices} {pool.device or pool.name}" for pool in plan.cluster.pools
+    )
+    total = sum(pool.num_devices for pool in plan.cluster.pools)
+    if decision is not None and decision.num_devices < total:
+        return f"{decision.num_devices} of {pools}"
+    return pools
+
+
+def _verdict(
+    plan: Plan, decision: TrainDecision, predicted: TrainPrediction, verified: Verified | None
+) -> str:
+    low, high = predicted.step_time_s_band
+    said = (
+        f"Launch {train_words(decision)} with {', '.join(plan.emit)}: a step of "
+        f"{plan.goal.global_batch_size:,} sequences of {plan.goal.sequence_length:,} tokens is "
+        f"expected to take {format_s(predicted.step_time_s)} (between {format_s(low)} and "
+        f"{format_s(high)})."
+    )
+    if verified is None or verified.winner_step_s is None:
+        return f"{said} Nothing was measured yet."
+    is_same = verified.winner == decision
+    whose = (
+        "This configuration"
+        if is_same
+        else f"Another one, {train_words(verified.winner)},"
+        if verified.winner
+        else ""
+    )
+    return (
+        f"{said} {whose} was the fastest of {len(verified.trials)} trials: "
+        f"{format_s(verified.winner_step_s)} measured."
+    )
+
+
+def _headline(
+    plan: Plan, decision: TrainDecision, predicted: TrainPrediction
+) -> Iterator[tuple[str, Cell]]:
+    yield "step time, predicted", seconds(predicted.step_time_s, key="predicted.step_time_s")
+    yield (
+        "tokens/s per device",
+        number(predicted.tokens_per_s_per_device, key="predicted.tokens_per_s_per_device"),
+    )
+    peak = max(predicted.peak_memory_bytes)
+    rank = predicted.peak_memory_bytes.index(peak)
+    yield "peak memory of a device", size(peak, key=f"predicted.peak_memory_bytes.{rank}")
+    if predicted.mfu_ratio is not None:
+        yield "model FLOPs used (MFU)", share(predicted.mfu_ratio, key="predicted.mfu_ratio")
+    yield "devices", number(decision.num_devices)
+    yield "gap to optimal", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
+    run = predicted.run
+    if run is not None and run.wall_clock_s is not None:
+        yield "whole run", seconds(run.wall_clock_s, key="predicted.run.wall_clock_s")
+
+
+def _proof(certificate: Certificate) -> str:
+    space = certificate.space
+    count = (
+        f"{space.priced:,} candidates were priced, {space.bounded:,} proven slower by their "
+        f"bounds, {space.illegal:,} are illegal"
+    )
+    if certificate.status == "optimal":
+        return f"Proven optimal under the model: {count}."
+    return (
+        f"Within {certificate.gap_ratio:.2%} of optimal under the model: {count}"
+        f"{f', {space.open:,} were left open' if space.open else ''}."
+    )
+
+
+def _decision(plan: Plan, decision: TrainDecision) -> Section:
+    d = decision
+    virtual = d.virtual_pipeline_model_parallel_size
+    degrees: tuple[tuple[str, str, int], ...] = (
+        ("tensor parallel (TP)", "tensor_model_parallel_size", d.tensor_model_parallel_size),
+        ("context parallel (CP)", "context_parallel_size", d.context_parallel_size),
+        ("pipeline parallel (PP)", "pipeline_model_parallel_size", d.pipeline_model_parallel_size),
+        ("chunks on each rank (VPP)", "virtual_pipeline_model_parallel_size", virtual),
+        ("data parallel (DP)", "data_parallel_size", d.data_parallel_size),
+        ("expert parallel (EP)", "expert_model_parallel_size", d.expert_model_parallel_size),
+        ("expert tensor parallel", "expert_tensor_parallel_size", d.expert_tensor_parallel_size),
+        ("expert data parallel", "expert_data_parallel_size", d.expert_data_parallel_size),
+        ("ZeRO stage", "zero_stage", d.zero_stage),
+        ("micro-batch", "micro_batch_size", d.micro_batch_size),
+    )
+    table = Table(
+        caption="Degrees",
+        header=("", "value"),
+        rows=tuple(
+            (word(name), number(value, key=f"decision.{key}")) for name, key, value in degrees
+        ),
+    )
+    extras = train_extras(decision)
+    facts = (
+        ("stages", word(stages_words(decision))),
+        ("micro-batches a step", number(d.num_microbatches(plan.goal.global_batch_size))),
+        ("with", word(", ".join(extras) or "nothing else")),
+        ("rank order", word(d.rank_order)),
+        ("launched by", word(", ".join(plan.emit))),
+        *_model_facts(plan),
+    )
+    return Section(
+        name="decision",
+        heading="What to launch",
+        blocks=some(Facts(facts=facts), table, _where(plan)),
+    )
+
+
+def _model_facts(plan: Plan) -> Iterator[tuple[str, Cell]]:
+    model = plan.model
+    yield (
+        "model",
+        word(
+            f"{format_count(num_parameters(model))} parameters, "
+            f"{format_count(active_parameters(model))} active per token"
+        ),
+    )
+    yield "precision", word(plan.goal.precision.value)
+
+
+def _where(plan: Plan) -> Table | None:
+    """Say which pool runs which stage, where pools are unlike."""
+    if plan.placement is None or not plan.placement.stages:
+        return None
+    return Table(
+        caption="Where the stages run",
+        header=("stage", "pool", "layers", "devices"),
+        rows=tuple(
+            (
+                word(index),
+                word(stage.pool),
+                number(stage.layers, key=f"placement.stages.{index}.layers"),
+                number(stage.devices, key=f"placement.stages.{index}.devices"),
+            )
+            for index, stage in enumerate(plan.placement.stages)
+        ),
+    )
+
+
+def _step(plan: Plan, predicted: TrainPrediction) -> Section:
+    timeline = timeline_figure(plan, predicted)
+    missing = Paragraph(
+        text="The schedule is not drawn: the plan does not hold what playing it needs, or it has "
+        "too many passes."
+    )
+    facts: list[tuple[str, Cell]] = [
+        ("step time", seconds(predicted.step_time_s, key="predicted.step_time_s")),
+        ("its band", between(predicted.step_time_s_band)),
+        (
+            "in collectives, and waiting",
+            seconds(predicted.communication_s, key="predicted.communication_s"),
+        ),
+    ]
+    if predicted.played_step_time_s is not None:
+        played = seconds(predicted.played_step_time_s, key="predicted.played_step_time_s")
+        facts.append(("schedule played pass by pass", played))
+    return Section(
+        name="step",
+        heading="One step",
+        blocks=some(
+            Facts(facts=tuple(facts)),
+            breakdown_figure(plan, predicted),
+            timeline or missing,
+            stage_time_figure(predicted),
+            _run(predicted),
+        ),
+    )
+
+
+def _run(predicted: TrainPrediction) -> Facts | None:
+    run = predicted.run
+    if run is None:
+        return None
+    facts: list[tuple[str, Cell]] = []
+    if run.effective_time_ratio is not None:
+        facts.append(
+            (
+                "of the time trains",
+                share(run.effective_time_ratio, key="predicted.run.effective_time_ratio"),
+            )
+        )
+    if run.device_hours is not None:
+        facts.append(("device hours", number(run.device_hours, key="predicted.run.device_hours")))
+    if run.cost is not None:
+        facts.append(("cost", number(run.cost, key="predicted.run.cost")))
+    if run.expected_failures:
+        facts.append(
+            (
+                "failures expected",
+                number(run.expected_failures, key="predicted.run.expected_failures"),
+            )
+        )
+    return Facts(facts=tuple(facts)) if facts else None
+
+
+def _memory(predicted: TrainPrediction) -> Section:
+    return Section(
+        name="memory",
+        heading="Memory",
+        blocks=(peak_figure(predicted), stage_memory_figure(predicted), _room(predicted)),
+    )
+
+
+def _room(predicted: TrainPrediction) -> Paragraph:
+    """Say how much of the fullest rank's band lies above the limit."""
+    limit = predicted.memory_limit_bytes
+    if limit is None:
+        return Paragraph(
+            text="The plan states no limit of its own: devices are unlike or measured."
+        )
+    low, high = max(predicted.peak_memory_bytes_band, key=lambda band: band[1])
+    if high <= limit:
+        said = f"fits into the {format_bytes(limit)} that are usable"
+    else:
+        above = format_ratio(min(1.0, (high - limit) / (high - low)))
+        said = f"lies {above} above the {format_bytes(limit)} that are usable: it may run out"
+    return Paragraph(
+        text=f"The band of the fullest rank, {format_bytes(low)} to {format_bytes(high)}, {said}."
+    )
+
+
+def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
+    certificate = plan.certificate
+    facts: list[tuple[str, Cell]] = [
+        ("certificate", word(certificate.status)),
+        ("method", word(certificate.method)),
+        ("solved in", seconds(certificate.solve_s, key="certificate.solve_s")),
+    ]
+    if certificate.objective is not None:
+        facts.insert(
+            1, ("fastest found", seconds(certificate.objective, key="certificate.objective"))
+        )
+    if certificate.bound is not None:
+        facts.insert(2, ("nothing is below", seconds(certificate.bound, key="certificate.bound")))
+    if certificate.decision_gap_ratio is not None:
+        gap = share(certificate.decision_gap_ratio, key="certificate.decision_gap_ratio")
+        facts.append(("the decision's own gap", gap))
+    preferred: Block | None = None
+    if plan.preferred is not None:
+        one = plan.preferred
+        preferred = Paragraph(
+            text=f"The decision is {one.slower_ratio:.2%} slower than the fastest found "
+            f"({train_words(one.fastest)}, {format_s(one.fastest_step_s)}) and was preferred "
+            f"because of {', '.join(one.reasons)}."
+        )
+    missing = tuple(
+        f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; {one.target} lacks it"
+        for one in plan.unlaunchable
+    )
+    return Section(
+        name="choice",
+        heading="Why this one",
+        blocks=some(
+            Facts(facts=tuple(facts)),
+            preferred,
+            candidates_figure(plan, predicted),
+            Notes(notes=missing) if missing else None,
+        ),
+    )
+
+
+def _asked(plan: Plan) -> Iterator[tuple[str, Cell]]:
+    yield "sequences a step", number(plan.goal.global_batch_size, key="goal.global_batch_size")
+    yield "tokens of a sequence", number(plan.goal.sequence_length, key="goal.sequence_length")
+    yield "certificate", word(plan.certificate.status)
+
+
+def _ways_out(plan: Plan) -> Iterator[Section]:
+    if plan.relaxations:
+        rows = tuple(
+            (
+                word(way.limit),
+                word(way.change),
+                word(train_words(way.decision) if way.decision else "-"),
+                seconds(way.predicted.step_time_s, key=f"relaxations.{index}.predicted.step_time_s")
+                if way.predicted
+                else word("-"),
+            )
+            for index, way in enumerate(plan.relaxations)
+        )
+        table = Table(
+            caption="Limits that stand in the way",
+            header=("limit", "how far it must move", "decision", "step"),
+            rows=rows,
+        )
+        yield Section(name="ways-out", heading="Ways out", blocks=(table,))
+
+
+def _named(files: Sequence[str]) -> int:
+    return sum(name.startswith("launch/") for name in files)
+
+
+def _provenance(plan: Plan) -> Section:
+    own = plan.provenance
+    hashes = {f"profile of {pool}": sha for pool, sha in own.profile_sha256.items()}
+    hashes |= {f"links of {pool}": sha for pool, sha in own.links_sha256.items()}
+    notes = [*own.notes, *(f"priced outside the measured range: {one}" for one in own.extrapolated)]
+    return provenance_section(
+        version=own.moetune_version,
+        spec_sha256=own.spec_sha256,
+        sources=own.profile_source,
+        hashes=hashes,
+        notes=notes,
+    )

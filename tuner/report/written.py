@@ -1,0 +1,54 @@
+"""A report in the form that was asked for, and what is said of the file."""
+
+from pathlib import Path
+from typing import Literal
+
+from profilers.records import Record
+from tuner.report.content import Report
+from tuner.report.markdown import markdown
+from tuner.report.page import own_assets, page_html
+from tuner.report.picture import picture
+from tuner.report.plotly_script import plotly_script
+
+Kind = Literal["html", "md", "png"]
+
+
+class Written(Record):
+    """What `moetune report --json` prints."""
+
+    file: str
+    format: Kind
+    bytes: int
+    """Of the file."""
+    title: str
+    found: bool
+    """Whether the plan has something to launch."""
+    figures: tuple[str, ...]
+    """Names of the plots."""
+    sections: tuple[str, ...]
+
+
+def rendered(report: Report, *, kind: Kind) -> str | bytes:
+    """Return the file's content.
+
+    Raises:
+        EnvironmentMissingError: plotly is missing, or for a picture Chromium.
+    """
+    if kind == "md":
+        return markdown(report)
+    page = page_html(report, own_assets(plotly_script()))
+    return page if kind == "html" else picture(page)
+
+
+def written_of(report: Report, *, kind: Kind, file: Path, content: str | bytes) -> Written:
+    """Say what was written."""
+    data = content.encode() if isinstance(content, str) else content
+    return Written(
+        file=str(file),
+        format=kind,
+        bytes=len(data),
+        title=report.title,
+        found=report.is_found,
+        figures=tuple(figure.name for figure in report.figures),
+        sections=tuple(section.name for section in report.sections),
+    )
