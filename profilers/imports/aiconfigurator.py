@@ -173,7 +173,12 @@ def _chosen(what: str, name: str | None, present: Sequence[str]) -> str:
     if name is not None:
         raise UnknownNameError(f"{what} {name!r} has no tables there; those with tables: {listed}")
     if len(present) != 1:
-        raise UnknownNameError(f"there are tables of several: say --{what} with one of {listed}")
+        together = (
+            "" if what == "system" else "; a plan reads several profiles of a device together"
+        )
+        raise UnknownNameError(
+            f"there are tables of several: say --{what} with one of {listed}{together}"
+        )
     return present[0]
 
 

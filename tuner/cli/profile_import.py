@@ -32,7 +32,13 @@ def run(
     ] = ...,  # type: ignore[assignment]  # typer's way to say that an option is required
     system: Annotated[str, typer.Option(help="aiconfigurator: the system, e.g. h200_sxm.")] = "",
     framework: Annotated[
-        str, typer.Option(help="aiconfigurator: the framework whose kernels count, e.g. trtllm.")
+        str,
+        typer.Option(
+            "--framework",
+            "--engine",
+            help="aiconfigurator: whose kernels count, e.g. trtllm; a plan reads several profiles"
+            " of one device together.",
+        ),
     ] = "",
     operations: Annotated[
         str, typer.Option(help="aiconfigurator: comma-separated tables to keep; default all.")
