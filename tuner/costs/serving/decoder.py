@@ -7,12 +7,14 @@ of a quantised checkpoint.
 Not covered: encoders and vision towers, which these measurements do not run.
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from profilers.steps.config import LayerKind
+from tuner.spec.model import Attention as ModelAttention
 from tuner.spec.model import ModelSpec
 
 
@@ -130,31 +132,18 @@ class Formats:
 
 
 def decoder_of(model: ModelSpec) -> Decoder:
-    """Describe a model that was read from its `config.json`."""
-    source = model.attention
-    if source.kind == "mla":
-        attention = Attention(
-            kind=AttentionKind.LATENT,
-            heads=source.num_heads,
-            kv_heads=source.num_heads,
-            head_dim=source.head_dim,
-            query_rank=source.q_lora_rank or 0,
-            kv_rank=source.kv_lora_rank,
-            rope_dim=source.qk_rope_head_dim,
-            value_dim=source.v_head_dim,
-        )
-    else:
-        attention = Attention(
-            kind=AttentionKind.GROUPED,
-            heads=source.num_heads,
-            kv_heads=source.num_kv_heads,
-            head_dim=source.head_dim,
-            value_dim=source.head_dim,
-        )
-    dense = model.layers.count(LayerKind.DENSE)
+    """Describe a model that was read from its `config.json`; layers alike are put together."""
+    attention = _attention_of(model.attention)
+    counted = Counter(zip(model.layers, model.windowed, strict=True))
     groups = (
-        Layers(count=dense, attention=attention, dense_ffn=model.dense_ffn_size),
-        Layers(count=model.num_moe_layers, attention=attention, dense_ffn=0),
+        Layers(
+            count=count,
+            attention=replace(attention, window=model.attention.sliding_window or 0)
+            if is_windowed
+            else attention,
+            dense_ffn=model.dense_ffn_size if kind is LayerKind.DENSE else 0,
+        )
+        for (kind, is_windowed), count in counted.items()
     )
     experts = None
     if model.moe is not None:
@@ -168,6 +157,27 @@ def decoder_of(model: ModelSpec) -> Decoder:
         name=model.name,
         hidden=model.hidden_size,
         vocab=model.vocab_size,
-        layers=tuple(group for group in groups if group.count),
+        layers=tuple(groups),
         experts=experts,
+    )
+
+
+def _attention_of(source: ModelAttention) -> Attention:
+    if source.kind == "mla":
+        return Attention(
+            kind=AttentionKind.LATENT,
+            heads=source.num_heads,
+            kv_heads=source.num_heads,
+            head_dim=source.head_dim,
+            query_rank=source.q_lora_rank or 0,
+            kv_rank=source.kv_lora_rank,
+            rope_dim=source.qk_rope_head_dim,
+            value_dim=source.v_head_dim,
+        )
+    return Attention(
+        kind=AttentionKind.GROUPED,
+        heads=source.num_heads,
+        kv_heads=source.num_kv_heads,
+        head_dim=source.head_dim,
+        value_dim=source.head_dim,
     )

@@ -7,6 +7,8 @@ import pytest
 from tuner.backtest.serving.decoders import (
     DEEPSEEK_V3,
     DEEPSEEK_V32,
+    GPT_OSS_20B,
+    GPT_OSS_120B,
     KIMI_K2,
     LLAMA_8B,
     LLAMA_70B,
@@ -42,6 +44,18 @@ def test_a_model_is_what_its_config_says(folder: str, decoder: Decoder) -> None:
     read = decoder_of(read_model(MODELS / folder))
     assert (read.hidden, read.vocab) == (decoder.hidden, decoder.vocab)
     assert read.layers == decoder.layers
+    assert read.experts == decoder.experts
+
+
+@pytest.mark.parametrize(
+    ("folder", "decoder"), [("gpt-oss-120b", GPT_OSS_120B), ("gpt-oss-20b", GPT_OSS_20B)]
+)
+def test_layers_with_a_window_are_told_from_those_that_see_everything(
+    folder: str, decoder: Decoder
+) -> None:
+    read = decoder_of(read_model(MODELS / folder))
+    assert set(read.layers) == set(decoder.layers)
+    assert {group.attention.window for group in read.layers} == {0, 128}
     assert read.experts == decoder.experts
 
 
