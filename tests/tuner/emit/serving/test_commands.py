@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tuner.emit.serving.registry import emit_serving
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tuner.emit.serving.sharing import division
+from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving, shared_device
 from tuner.emit.testing import write_emitted
 from tuner.serve_plan import ServeDecision
+from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
 
@@ -263,11 +267,168 @@ def test_sglangs_router_is_told_where_prefill_hands_over(
     ]
 
 
+SPECULATIVE = {
+    method: {"speculative": {"method": method, "draft_tokens": 3, "acceptance": 0.8}}
+    for method in ("mtp", "eagle")
+}
+ON_EIGHT: dict[str, Any] = {"devices": 8, "attention_dp": 8, "ep": 8}
+
+
+def test_sglang_checks_one_token_more_than_it_drafts(start: Any) -> None:
+    decision = disaggregated(decode={**LOW_LATENCY, **ON_EIGHT, "draft_tokens": 3})
+    argv, environment = start("sglang", decision, "decode", goal=SPECULATIVE["mtp"])
+    assert _after(argv, "--speculative-algorithm") == "EAGLE"
+    assert _after(argv, "--speculative-num-steps") == "3"
+    assert _after(argv, "--speculative-eagle-topk") == "1"
+    assert _after(argv, "--speculative-num-draft-tokens") == "4"
+    # Graphs are counted in requests, buffers in tokens: 96 x 4.
+    assert _after(argv, "--cuda-graph-max-bs-decode") == "96"
+    assert environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "384"
+
+
+def test_vllm_counts_drafts_as_tokens_of_a_step(start: Any) -> None:
+    decision = disaggregated(decode={**LOW_LATENCY, **ON_EIGHT, "draft_tokens": 3})
+    argv, _ = start("vllm", decision, "decode", goal=SPECULATIVE["mtp"])
+    config = json.loads(_after(argv, "--speculative-config"))
+    assert config == {"method": "mtp", "num_speculative_tokens": 3}
+    assert _after(argv, "--max-num-seqs") == "96"
+    assert _after(argv, "--max-num-batched-tokens") == "384"
+    assert _after(argv, "--max-cudagraph-capture-size") == "384"
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
+def test_prefill_fills_the_cache_of_the_layer_that_decode_drafts_with(
+    engine: str, deepseek: ModelSpec
+) -> None:
+    decision = disaggregated(decode={"draft_tokens": 3})
+    verified = sample_serving(deepseek, decision, engine=engine, goal=SPECULATIVE["mtp"])
+    files = {str(file.path): file.text for file in emit_serving(engine, verified)}
+    if engine == "trtllm":
+        told = [yaml.safe_load(files[f"{role}.yaml"]) for role in ("prefill", "decode")]
+        assert [each["speculative_config"] for each in told] == 2 * [
+            {"decoding_type": "MTP", "max_draft_len": 3}
+        ]
+    else:
+        said = "num_speculative_tokens" if engine == "vllm" else "--speculative-num-steps 3"
+        assert all(said in files[f"{role}.sh"] for role in ("prefill", "decode"))
+
+
+def test_trtllm_holds_a_step_of_drafts(deepseek: ModelSpec) -> None:
+    decision = aggregated(draft_tokens=3, max_batched_tokens=100, page_size=64)
+    goal = {**SPECULATIVE["mtp"], "max_model_len": 100}
+    verified = sample_serving(deepseek, decision, engine="trtllm", goal=goal)
+    files = {str(file.path): file.text for file in emit_serving("trtllm", verified)}
+    options = yaml.safe_load(files["aggregated.yaml"])
+    assert options["max_num_tokens"] == 64 * 4
+    assert options["cuda_graph_config"]["max_batch_size"] == 64
+    assert options["kv_cache_config"] == {"dtype": "auto", "tokens_per_block": 64}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_draft_layer_of_its_own_is_asked_for_by_name(
+    engine: str, deepseek: ModelSpec, start: Any, launch: Path, programs: Any
+) -> None:
+    decision = aggregated(draft_tokens=2)
+    hostile = 'it\'s "a" $(touch injected) draft'
+    argv, _ = start(engine, decision, "aggregated", goal=SPECULATIVE["eagle"], DRAFT_MODEL=hostile)
+    option = "--spec-model" if engine == "vllm" else "--speculative-draft-model-path"
+    assert _after(argv, option) == hostile
+    assert not (launch / "injected").exists()
+    for target in ("slurm", "local"):
+        verified = sample_serving(deepseek, decision, engine=engine, goal=SPECULATIVE["eagle"])
+        write_emitted(launch / target, emit_serving(target, verified))
+        name = "job.sbatch" if target == "slurm" else "local.sh"
+        done = programs.run(name, cwd=launch / target, AVAILABLE="16", SLURM_JOB_ID="1")
+        assert done.code != 0
+        assert "set DRAFT_MODEL to the path or name" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("batch", "drafts", "graph"),
+    # Captured sizes: 1, 2, 4, multiples of 8 below 256, then of 16; whole requests of drafts + 1.
+    [
+        (1, 0, 1),
+        (3, 0, 4),
+        (64, 0, 64),
+        (100, 0, 104),
+        (250, 0, 256),
+        (100, 2, 320),
+        (256, 3, 1024),
+    ],
+)
+def test_vllm_captures_the_whole_batch(
+    batch: int, drafts: int, graph: int, deepseek: ModelSpec, start: Any
+) -> None:
+    decision = aggregated(max_batch=batch, draft_tokens=drafts)
+    argv, _ = start("vllm", decision, "aggregated", goal=SPECULATIVE["mtp"])
+    assert _after(argv, "--max-cudagraph-capture-size") == str(graph)
+    each = drafts + 1
+    sizes = [1, 2, 4, *range(8, min(graph + 1, 256), 8), *range(256, graph + 1, 16)]
+    whole = {-(-size // each) * each for size in sizes if size <= graph}
+    assert any(batch * each <= size <= graph for size in whole)
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"), [("sglang", "--enable-two-batch-overlap"), ("vllm", "--enable-dbo")]
+)
+def test_halves_of_a_batch_overlap_where_the_plan_does(
+    engine: str, option: str, start: Any
+) -> None:
+    decision = aggregated(a2a_backend="deepep_normal", two_batch_overlap=True, max_batch=8)
+    argv, _ = start(engine, decision, "aggregated")
+    assert option in argv
+    if engine == "vllm":
+        # Below its default of 32 tokens a full batch would not be halved.
+        assert _after(argv, "--dbo-decode-token-threshold") == "8"
+    plain, _ = start(engine, aggregated(a2a_backend="deepep_normal"), "aggregated")
+    assert option not in plain
+
+
+def test_sglang_splits_a_device_as_planned(launch: Path, programs: Any) -> None:
+    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
+    verified = sample_serving(qwen, shared_device(prefill_share_ratio=0.4))
+    write_emitted(launch, emit_serving("sglang", verified))
+    done = programs.run(str(launch / "aggregated.sh"), cwd=launch)
+    assert done.code == 0, done.stderr
+    argv = programs.argv()
+    assert _after(argv, "--chunked-prefill-size") == "-1"
+    assert "--disable-overlap-schedule" in argv
+    shares = yaml.safe_load(Path(_after(argv, "--pdmux-config-path")).read_text())
+    # 0.4 of the 132 multiprocessors of an H100 is 52.8; whole eights: 56.
+    assert shares == {"sm_group_num": 3, "manual_divisions": [[56, 76, 1]]}
+    assert _after(argv, "--sm-group-num") == "3"
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(16, 200),
+    st.floats(0.0, 1.0, exclude_min=True, exclude_max=True, allow_subnormal=False),
+)
+def test_shares_of_a_device_are_whole_eights_and_leave_both_some(units: int, share: float) -> None:
+    prefill, decode = division(compute_units=units, prefill_share_ratio=share)
+    assert prefill + decode == units
+    assert prefill % 8 == 0
+    assert min(prefill, decode) >= 8
+    if 8 <= share * units <= units - 16:
+        assert abs(prefill - share * units) <= 4 + 1e-9
+
+
+def test_a_pool_known_by_profile_alone_cannot_share_its_devices(deepseek: ModelSpec) -> None:
+    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
+    verified = sample_serving(qwen, shared_device())
+    pool = verified.plan.cluster.pools[0].model_copy(update={"device": None})
+    cluster = verified.plan.cluster.model_copy(update={"pools": (pool,)})
+    plan = verified.plan.model_copy(update={"cluster": cluster})
+    with pytest.raises(ValueError, match="its multiprocessors must be known; state 'device'"):
+        emit_serving("sglang", verified.model_copy(update={"plan": plan}))
+
+
 OPTION_CASES = (
     aggregated(),
     aggregated(chunked_prefill=False, a2a_backend="deepep_normal"),
     aggregated(devices=16, attention_dp=1, attention_tp=8, pp=2),
     disaggregated(connector="mooncake"),
+    aggregated(page_size=64, draft_tokens=3),
     disaggregated(decode={"a2a_backend": "deepep_low_latency"}),
 )
 
@@ -278,7 +439,9 @@ def test_nothing_is_said_that_the_manifest_does_not_name(
     engine: str, decision: ServeDecision, deepseek: ModelSpec
 ) -> None:
     manifest = ENGINES[engine][0]
-    verified = sample_serving(deepseek, decision, engine=engine)
+    drafts = any(group.draft_tokens for group in decision.instances)
+    goal = SPECULATIVE["mtp"] if drafts else None
+    verified = sample_serving(deepseek, decision, engine=engine, goal=goal)
     for file in emit_serving(engine, verified):
         if file.path.suffix == ".yaml":
             assert set(yaml.safe_load(file.text)) <= manifest.options
