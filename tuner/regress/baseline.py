@@ -117,29 +117,35 @@ def pruned(values: Mapping[str, Any]) -> dict[str, Any]:
     """Keep of a plan what is compared, and as many ties as are worth keeping; it stays a plan."""
     kept = {name: value for name, value in values.items() if name not in PRUNED}
     ties = [one for one in values.get("alternatives", ()) if one.get("within_band")]
-    kept["alternatives"] = ties[:MOST_TIES]
+    kept["alternatives"] = [_without_stages(tie) for tie in ties[:MOST_TIES]]
     return kept
+
+
+def _without_stages(tie: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop what a training prediction says stage by stage; its sums stay."""
+    predicted = tie.get("predicted")
+    if not predicted or "stages" not in predicted:
+        return dict(tie)
+    return {**tie, "predicted": {**predicted, "stages": []}}
 
 
 def plan_json(values: Mapping[str, Any]) -> str:
     """Return an accepted plan as a file that diffs well."""
-    return json.dumps(pruned(values), indent=1) + "\n"
+    return _laid_out(pruned(values), depth=2) + "\n"
 
 
 def baseline_json(baseline: Baseline) -> str:
-    """Return a baseline as a file with one line a case."""
-    head = baseline.model_dump(mode="json", exclude={"profiles"})
-    parts = [f'"{name}": {json.dumps(value)}' for name, value in head.items()]
-    profiles = []
-    for name, measured in baseline.profiles.items():
-        cases = ",\n".join(
-            f"    {json.dumps(case)}: {json.dumps(summed, separators=(',', ':'))}"
-            for case, summed in measured.cases.items()
-        )
-        machine = json.dumps(measured.machine.model_dump(mode="json"))
-        profiles.append(
-            f'  {json.dumps(name)}: {{"sha256": "{measured.sha256}",\n   "machine": {machine},\n'
-            f'   "cases": {{\n{cases}}}}}'
-        )
-    parts.append('"profiles": {\n' + ",\n".join(profiles) + "}")
-    return "{" + ",\n ".join(parts) + "}\n"
+    """Return a baseline as a file with one line a kind of operation."""
+    return _laid_out(baseline.model_dump(mode="json"), depth=4) + "\n"
+
+
+def _laid_out(values: Any, *, depth: int) -> str:
+    """Return JSON with a line for every entry down to a depth, and one line for all below."""
+    if depth == 0 or not values or not isinstance(values, dict | list):
+        return json.dumps(values, separators=(",", ":"))
+    if isinstance(values, list):
+        return "[\n" + ",\n".join(_laid_out(one, depth=depth - 1) for one in values) + "\n]"
+    lines = (
+        f"{json.dumps(name)}: {_laid_out(one, depth=depth - 1)}" for name, one in values.items()
+    )
+    return "{\n" + ",\n".join(lines) + "\n}"

@@ -23,6 +23,7 @@ from tuner.regress.beside import effort_findings, is_laborious, lighter, measure
 from tuner.regress.judging import Tolerance, judge
 from tuner.regress.observed import observed
 from tuner.regress.records import Effort, ScenarioResult, Verdict
+from tuner.regress.repricing import is_worth_repricing, repriced
 from tuner.regress.running import Answer, Job, Limits, Planner
 from tuner.regress.scenarios import Checks, Scenario
 from tuner.regress.versions import Other
@@ -165,14 +166,14 @@ def _checked(
         else:
             if is_laborious(before.effort, answer.effort):
                 answer = lighter(answer, plan(job))
-            result = _compared(scenario, kind, before, answer, manner)
+            result = _compared(scenario, job, before, answer, manner=manner, plan=plan)
     except (TunerError, ProfilerError) as error:
         result = _refused(scenario, kind, Verdict.ERROR, " ".join(str(error).split()))
     return Checked(result=result, scenario=scenario, plan=answer.plan, effort=answer.effort)
 
 
 def _compared(
-    scenario: Scenario, kind: str, before: Before, answer: Answer, manner: Manner
+    scenario: Scenario, job: Job, before: Before, answer: Answer, *, manner: Manner, plan: Plan
 ) -> ScenarioResult:
     assert before.plan is not None
     assert answer.plan is not None
@@ -186,10 +187,17 @@ def _compared(
         *measurement_findings(scenario, before.baseline),
         *effort_findings(before.effort, answer.effort),
     )
-    judged = judge(accepted, observed(answer.plan), tolerance=manner.tolerance, beside=beside)
+    found = observed(answer.plan)
+    judged = judge(accepted, found, tolerance=manner.tolerance, beside=beside)
+    if judged.verdict is Verdict.REGRESSION and is_worth_repricing(accepted, found):
+        assert accepted.decision is not None
+        price = repriced(job, accepted.decision, plan=plan)
+        judged = judge(
+            accepted, found, tolerance=manner.tolerance, beside=beside, price_today=price
+        )
     return ScenarioResult(
         name=scenario.name,
-        kind=kind,
+        kind=job.kind,
         verdict=judged.verdict,
         reason=judged.reason,
         changes=judged.changes,

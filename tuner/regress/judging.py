@@ -26,11 +26,14 @@ from tuner.regress.words import (
     figure_words,
     gap_words,
     moved_words,
+    percent,
     question_words,
 )
 
 UNCHANGED_RATIO: Final = 1e-6
 """Numbers this near are equal: sums in another order, texts in fewer digits."""
+BOUND_RATIO: Final = 1e-3
+"""A bound above a known price by more than this share is broken: solvers stop within less."""
 BAND_RATIO: Final = 1.25
 """A band is told of once its width changed by this factor."""
 
@@ -78,6 +81,7 @@ def judge(
     *,
     tolerance: Tolerance,
     beside: Sequence[Finding] = (),
+    price_today: float | None = None,
 ) -> Judged:
     """Compare a plan with the accepted one.
 
@@ -86,11 +90,14 @@ def judge(
         found: what is planned now.
         tolerance: how far it may move.
         beside: what is known of other sources: measurements, effort.
+        price_today: first figure of the accepted decision as it is priced now; None: not known
+            but for what the plan's runners-up say.
     """
+    price = _price_today(accepted, found) if price_today is None else price_today
     asked = tuple(_another_question(accepted, found))
     if asked:
         return _judged(asked, found)
-    return _judged((*_findings(accepted, found, tolerance), *beside), found)
+    return _judged((*_findings(accepted, found, tolerance, price), *beside), found)
 
 
 def same_decision(accepted: Json | None, found: Json | None) -> bool:
@@ -105,13 +112,17 @@ def _alike(accepted: object, found: object) -> bool:
     return not any(question_changes(accepted, found))
 
 
-def _findings(accepted: Observed, found: Observed, tolerance: Tolerance) -> Iterator[Finding]:
+def _findings(
+    accepted: Observed, found: Observed, tolerance: Tolerance, price: float | None
+) -> Iterator[Finding]:
     yield from _status(accepted, found)
     if not (accepted.is_found and found.is_found):
         return
     same = same_decision(accepted.decision, found.decision)
-    yield from _certificate(accepted, found, tolerance)
-    yield from _objective(accepted, found, tolerance, same=same)
+    yield from _certificate(accepted, found, tolerance, price)
+    yield from _objective(
+        accepted, found, tolerance, tail=_cause(accepted, found, price, same=same)
+    )
     if not same:
         yield _decision(accepted, found)
     yield from _all_figures(accepted, found, tolerance, same=same)
@@ -169,7 +180,9 @@ def _status(accepted: Observed, found: Observed) -> Iterator[Finding]:
         )
 
 
-def _certificate(accepted: Observed, found: Observed, tolerance: Tolerance) -> Iterator[Finding]:
+def _certificate(
+    accepted: Observed, found: Observed, tolerance: Tolerance, price: float | None
+) -> Iterator[Finding]:
     """Proofs: what contradicts itself or a known plan, and what is proven less well."""
     bound, objective = found.bound, found.objective
     change = Change(
@@ -187,12 +200,11 @@ def _certificate(accepted: Observed, found: Observed, tolerance: Tolerance) -> I
             change=change,
         )
         return
-    refuted = _refuting_price(accepted, found)
-    if bound is not None and refuted is not None and bound > refuted * (1.0 + UNCHANGED_RATIO):
+    if bound is not None and price is not None and bound > price * (1.0 + BOUND_RATIO):
         yield Finding(
             verdict=Verdict.REGRESSION,
             words=f"claims that nothing is below {bound:.6g}, but the accepted decision still costs"
-            f" {refuted:.6g}: the solver's bound is broken",
+            f" {price:.6g}: the solver's bound is broken",
             change=change,
         )
         return
@@ -212,11 +224,9 @@ def _certificate(accepted: Observed, found: Observed, tolerance: Tolerance) -> I
         )
 
 
-def _refuting_price(accepted: Observed, found: Observed) -> float | None:
-    """What the accepted decision costs today where today's plan has priced it; else None."""
-    if accepted.objective is None:
-        return None
-    if accepted.kind != "train":
+def _price_today(accepted: Observed, found: Observed) -> float | None:
+    """What an accepted training decision costs today where today's plan has priced it."""
+    if accepted.kind != "train" or accepted.decision is None:
         return None
     for one in found.runners_up:
         if one.price is not None and same_decision(accepted.decision, one.decision):
@@ -225,7 +235,7 @@ def _refuting_price(accepted: Observed, found: Observed) -> float | None:
 
 
 def _objective(
-    accepted: Observed, found: Observed, tolerance: Tolerance, *, same: bool
+    accepted: Observed, found: Observed, tolerance: Tolerance, *, tail: str
 ) -> Iterator[Finding]:
     if accepted.objective is None or found.objective is None:
         return
@@ -239,7 +249,7 @@ def _objective(
         figure,
         allowed=tolerance.ratio,
         is_decisive=True,
-        tail=_cause(accepted, found, same=same),
+        tail=tail,
     )
 
 
@@ -317,13 +327,18 @@ def _band(accepted: Figure, found: Figure) -> Iterator[Finding]:
         )
 
 
-def _cause(accepted: Observed, found: Observed, *, same: bool) -> str:
+def _cause(accepted: Observed, found: Observed, price: float | None, *, same: bool) -> str:
     """Say what the plan makes of a change: costs or search, which inputs, which term."""
     parts = []
     if same:
         parts.append("the same decision is priced differently")
-    elif _refuting_price(accepted, found) is not None:
-        parts.append("costs did not change, so the search lost it")
+    elif price is not None and accepted.figures:
+        before = accepted.figures[0].value
+        parts.append(
+            "the accepted decision costs what it did, so the search lost it"
+            if abs(price - before) <= BOUND_RATIO * before
+            else f"the accepted decision would now cost {percent(before, price).strip(' ()')}"
+        )
     inputs = sorted(
         name
         for name in accepted.inputs.keys() & found.inputs.keys()

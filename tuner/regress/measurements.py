@@ -26,8 +26,10 @@ from tuner.regress.records import Change, Verdict
 HARDWARE: Final = ("device", "device_kind", "threads_per_rank", "world")
 MEMORY_RATIO: Final = 0.02
 """Of a device's memory: drivers keep a little more or less of it for themselves."""
-DIGITS: Final = 6
-"""That logarithms are stored with: a millionth, a hundredth of what any clock resolves."""
+MEAN_DIGITS: Final = 5
+"""Decimals that a mean logarithm is stored with: a share of a hundred thousandth."""
+VARIANCE_DIGITS: Final = 3
+"""Significant digits that a variance is stored with."""
 
 Summed = tuple[int, float, float]
 """Repeats, mean and variance of their logarithms."""
@@ -39,8 +41,18 @@ class MeasuredBefore(Record):
     sha256: str
     """Of the folder's files."""
     machine: Machine
-    cases: dict[str, Summed]
-    """By id; cases with fewer than two repeats are left out."""
+    groups: dict[str, dict[str, Summed]]
+    """By the id of a case without its sizes, then by its sizes; cases with fewer than two repeats
+    are left out."""
+
+    @property
+    def cases(self) -> dict[str, Summed]:
+        """By id."""
+        return {
+            f"{group}/{sizes}": summed
+            for group, cases in self.groups.items()
+            for sizes, summed in cases.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +117,7 @@ def sum_up(folder: Path) -> MeasuredBefore:
     """
     profile = read_profile(folder)
     return MeasuredBefore(
-        sha256=folder_sha256(folder), machine=profile.header.machine, cases=_summed(profile)
+        sha256=folder_sha256(folder), machine=profile.header.machine, groups=_summed(profile)
     )
 
 
@@ -143,31 +155,34 @@ def families(before: MeasuredBefore, now: MeasuredBefore) -> tuple[Family, ...]:
 
     Cases that only the newer one has say nothing.
     """
-    shared = sorted(before.cases.keys() & now.cases.keys())
-    raw = [_log_times(before, case).welch_p(_log_times(now, case)) for case in shared]
+    first, second = before.cases, now.cases
+    shared = sorted(first.keys() & second.keys())
+    raw = [_log_times(first[case]).welch_p(_log_times(second[case])) for case in shared]
     significant = dict(zip(shared, (p_value < SIGNIFICANCE for p_value in holm(raw)), strict=True))
     grouped: dict[str, list[str]] = {}
-    for case in sorted(before.cases):
+    for case in sorted(first):
         grouped.setdefault(_family_of(case), []).append(case)
     ratios = {
-        case: math.exp(now.cases[case][1] - before.cases[case][1])
-        for case in shared
-        if significant[case]
+        case: math.exp(second[case][1] - first[case][1]) for case in shared if significant[case]
     }
-    return tuple(_family(name, cases, ratios, now.cases) for name, cases in grouped.items())
+    return tuple(_family(name, cases, ratios, second) for name, cases in grouped.items())
 
 
-def _summed(profile: Profile) -> dict[str, Summed]:
-    found = {}
-    for name, (_, times_s) in slowest_rank(profile).items():
+def _summed(profile: Profile) -> dict[str, dict[str, Summed]]:
+    found: dict[str, dict[str, Summed]] = {}
+    for name, (_, times_s) in sorted(slowest_rank(profile).items()):
         logs = LogTimes.of(times_s)
-        if logs is not None:
-            found[name] = (logs.repeats, round(logs.mean, DIGITS), round(logs.variance, DIGITS))
+        if logs is None:
+            continue
+        group, _, sizes = name.rpartition("/")
+        variance = float(f"{logs.variance:.{VARIANCE_DIGITS}g}")
+        summed = (logs.repeats, round(logs.mean, MEAN_DIGITS), variance)
+        found.setdefault(group, {})[sizes] = summed
     return found
 
 
-def _log_times(profile: MeasuredBefore, case: str) -> LogTimes:
-    repeats, mean, variance = profile.cases[case]
+def _log_times(summed: Summed) -> LogTimes:
+    repeats, mean, variance = summed
     return LogTimes(repeats=repeats, mean=mean, variance=variance)
 
 
