@@ -29,7 +29,7 @@ from tuner.costs.serving.drafting import Drafting
 from tuner.costs.serving.engine import TRAITS, EngineTraits, Exchange
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.memory import RESERVE_BYTES
+from tuner.costs.serving.reserve import reserve_of
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
 from tuner.planner.serve.choices import loads_of
@@ -180,6 +180,7 @@ def option_of(asked: Asked, setting: Setting) -> Option:
         step_tokens=setting.step_tokens,
         running=running,
         traits=asked.traits,
+        request_tokens=demand.held_tokens,
     )
     data = setting.degrees.attention_data
     prompt = prompt_time(iteration, demand, step_tokens=setting.step_tokens)
@@ -285,10 +286,11 @@ def memory_of_device(asked: Asked, option: Option) -> ServingMemory:
     """Return what one device holds."""
     weights = held_weight_bytes(option.iteration)
     each = held_kv_bytes_per_token(option.iteration)
+    steps = reserve_of(option.iteration, step_tokens=option.step_tokens, running=option.running)
     return ServingMemory(
         weight_bytes=int(weights),
         cache_bytes=int(max(option.kv_tokens, 0.0) * each),
-        reserve_bytes=int(RESERVE_BYTES),
+        reserve_bytes=int(steps.total),
         device_bytes=int(asked.site.memory_bytes),
         limit_ratio=asked.traits.memory_ratio,
     )

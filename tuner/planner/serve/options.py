@@ -30,6 +30,7 @@ from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.engine import Degrees, Engine, Exchange
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serving.reserve import reserve_of
 from tuner.costs.serving.whole_step import step_s
 from tuner.planner.serve.choices import Budget, Choices, usual_choices
 from tuner.planner.serve.degrees import degrees_of
@@ -55,6 +56,8 @@ UNFIT: Final = {
 }
 """Kernels of DeepEP that are not made for a role: low-latency ones hold few tokens, normal ones
 keep decode steps out of CUDA graphs (github.com/deepseek-ai/DeepEP, README)."""
+NEVER_S: Final = 1e6
+"""Between two tokens where so many sequences never run at once."""
 NO_ROOM: Final = "no memory for the longest request beside the weights"
 SLOW_PROMPT: Final = "a prompt alone misses the target of the first token"
 SLOW_TOKEN: Final = "a sequence alone misses the target of the time per token"
@@ -288,15 +291,18 @@ def _cache(iteration: Iteration, site: PoolSite, budget: Budget, demand: Demand)
             memory_bytes=site.memory_bytes,
             step_tokens=budget.tokens,
             running=running,
+            request_tokens=demand.held_tokens,
         )
     return tokens
 
 
 def memory_of(option: Option, demand: Demand) -> int:
-    """Bytes of one device: weights, and the cache of the sequences that run."""
+    """Bytes of one device: weights, the cache of the sequences that run, and what steps take."""
+    iteration = option.iteration
     held = min(option.running * demand.held_tokens, option.kv_tokens)
-    each = held_kv_bytes_per_token(option.iteration)
-    return int(held_weight_bytes(option.iteration) + held * each)
+    each = held_kv_bytes_per_token(iteration)
+    steps = reserve_of(iteration, step_tokens=option.step_tokens, running=option.running)
+    return int(held_weight_bytes(iteration) + held * each + steps.total)
 
 
 def step_seconds(iteration: Iteration, running_N: Floats, demand: Demand) -> Floats:
@@ -314,16 +320,17 @@ def _of_role(
     if role is Role.PREFILL:
         first_s, rate = prompt.latency_s, data / prompt.busy_s
         return (way.option(role, running=1, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0),), ""
-    running_N = way.running_N
-    tpot_s_N = way.decode_s_N / way.iteration.tokens_per_step
+    priced_s = way.decode_s_N / way.iteration.tokens_per_step
     if role is Role.AGGREGATED:
-        tpot_s_N = token_seconds(
+        priced_s = token_seconds(
             way.iteration,
-            running_N,
+            way.running_N,
             demand,
             step_tokens=way.budget.tokens,
             decode_s_N=way.decode_s_N,
         )
+    running_N = np.arange(1.0, way.running_N[-1] + 1.0)
+    tpot_s_N = np.interp(running_N, way.running_N, np.minimum(priced_s, NEVER_S))
     rate_N = data * running_N / (demand.output_tokens * tpot_s_N)
     allowed = np.flatnonzero(tpot_s_N <= min(demand.tpot_s, LONGEST_S))
     if not len(allowed):

@@ -33,6 +33,10 @@ DEMAND = Demand(
     ttft_s=2.0,
     tpot_s=0.06,
     concurrency=None,
+    most_tokens=4096,
+    held_tokens=1256.0,
+    held_spread_tokens=0.0,
+    past_tokens=1128.0,
 )
 FAST = Pool(name="fast", device="h100-sxm", nodes=8, devices_per_node=8, price_per_device_hour=3.0)
 CHEAP = Pool(name="cheap", device="h20", nodes=8, devices_per_node=8, price_per_device_hour=0.8)

@@ -39,6 +39,10 @@ def demand(*, tpot_s: float = 0.2, rate_per_s: float = 1.0, longest: int = 4000)
         ttft_s=10.0,
         tpot_s=tpot_s,
         concurrency=None,
+        most_tokens=longest + 256,
+        held_tokens=272.0,
+        held_spread_tokens=0.0,
+        past_tokens=144.0,
     )
 
 
