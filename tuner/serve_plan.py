@@ -189,6 +189,23 @@ class ServeUnlaunchable(Record):
     gain_ratio: float
 
 
+class ServeModeAnswer(Record):
+    """What one mode that was asked for comes to."""
+
+    mode: Mode
+    status: Literal["chosen", "alternative", "unlaunchable", "missed", "none"]
+    """missed: a target does not hold, whatever spare capacity; none: nothing serves the traffic."""
+    devices: Size | None = None
+    cost_per_hour: float | None = None
+    ttft_s: Seconds | None = None
+    """Mean, as played; of attention and experts apart the prompt alone."""
+    tpot_s: Seconds | None = None
+    gain_ratio: float | None = None
+    """Devices, or money where that is the goal, saved against the chosen mode; negative: more."""
+    told: str = ""
+    """Why it is not chosen."""
+
+
 class ServeProvenance(Record):
     """What the plan rests on."""
 
@@ -214,6 +231,8 @@ class ServePlan(Record):
     alternatives: tuple[ServeAlternative, ...] = ()
     unlaunchable: tuple[ServeUnlaunchable, ...] = ()
     relaxations: tuple[ServeRelaxation, ...] = ()
+    modes: tuple[ServeModeAnswer, ...] = ()
+    """Every mode that was asked for, in the order of their list."""
     provenance: ServeProvenance
     files: tuple[str, ...] = ()
 

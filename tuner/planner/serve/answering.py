@@ -1,38 +1,51 @@
 """Answers one mode: instances by the integer program, their traffic played, spare capacity found.
 
-Where waiting breaks a target the program is asked for more spare capacity, by bisection, until it
-holds.
+A mode is one question, or where long prompts are offloaded one for each threshold, of which the one
+with the least objective that keeps the targets counts (offloading.py). Where waiting breaks a
+target the program is asked for more spare capacity, by bisection, until it holds. The bound of
+several questions is the least of theirs: no threshold of the grid does better.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, get_args
 
+from solvers.result import Status
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.planner.serve.demand import Demand, demand_of
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import formats_of_goal
-from tuner.planner.serve.launchable import launchable_options
-from tuner.planner.serve.options import (
-    Options,
-    PoolSite,
-)
+from tuner.planner.serve.launchable import launchable_options, release_refuses
+from tuner.planner.serve.offloading import Cut, cut_options, cuts_of
+from tuner.planner.serve.options import Options, PoolSite
 from tuner.planner.serve.playing import Group, Played, played_apart, played_together
+from tuner.planner.serve.playing_modes import played_offloaded, played_shared
 from tuner.planner.serve.program import (
+    BOUND_TOLERANCE,
     ROLES,
-    Mode,
     Solved,
     program_of,
     serving_columns,
     solve,
 )
-from tuner.planner.serve.recorded_loads import expert_loads
+from tuner.planner.serve.sharing import shared_options
 from tuner.serve_plan import Role
+from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
 
+PRICED: Final[Mapping[Mode, tuple[Role, ...]]] = {
+    "aggregated": (Role.AGGREGATED,),
+    "disaggregated": (Role.PREFILL, Role.DECODE),
+    "attention_expert": (Role.PREFILL,),
+    "shared_device": (Role.AGGREGATED, Role.DECODE),
+    "prefill_offload": (Role.PREFILL, Role.AGGREGATED),
+}
+"""Roles whose ways to run an instance a mode is made of."""
 MOST_SPARE: Final = 4.0
 """Share of the traffic's rate that is tried as spare capacity at most."""
+MOST_PLAYED: Final = 3
+"""Of the thresholds of a mode, the best by their programs."""
 SPARE_STEPS: Final = 5
 """Halvings of the interval in which the least spare capacity lies."""
 
@@ -54,6 +67,24 @@ class Found:
     played: Played
     spare_ratio: float
     missed: tuple[str, ...]
+    cut: Cut | None = None
+    """Where long prompts are prefilled on another pool."""
+
+    @property
+    def mode(self) -> Mode:
+        """That is answered."""
+        return self.solved.program.mode
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all instances; None where a pool has no price."""
+        prices = [group.option.site.pool.price_per_device_hour for group in self.groups]
+        if any(price is None for price in prices):
+            return None
+        return sum(
+            group.count * group.option.devices * (price or 0.0)
+            for group, price in zip(self.groups, prices, strict=True)
+        )
 
     @property
     def devices(self) -> int:
@@ -75,6 +106,8 @@ class Question:
     decoder: Decoder
     formats: Formats
     settings: Settings
+    cut: Cut | None = None
+    """Where the question is of one threshold."""
 
 
 def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings) -> Question:
@@ -88,7 +121,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
     demand = demand_of(spec.goal, longest=longest)
     roles = tuple(
         dict.fromkeys(
-            role for mode in get_args(Mode) if mode in spec.goal.modes for role in ROLES[mode]
+            role for mode in get_args(Mode) if mode in spec.goal.modes for role in PRICED[mode]
         )
     )
     options = launchable_options(
@@ -98,7 +131,6 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
         formats=formats,
         demand=demand,
         roles=roles,
-        loads=expert_loads(spec.goal, spec.model),
     )
     return Question(
         spec=spec,
@@ -113,6 +145,45 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
     )
 
 
+def variants_of(question: Question, mode: Mode) -> tuple[Question, ...]:
+    """Return what a mode asks: one question, or one for each threshold; none where it cannot be."""
+    match mode:
+        case "shared_device":
+            return _of_shares(question)
+        case "prefill_offload":
+            return tuple(_of_cuts(question))
+        case "attention_expert":
+            return ()
+        case _:
+            return (question,)
+
+
+def _of_shares(question: Question) -> tuple[Question, ...]:
+    made = shared_options(question.options.options, question.demand)
+    launched = tuple(one for one in made if not release_refuses(one, question.spec))
+    options = replace(question.options, options=launched or made)
+    return (replace(question, options=options),) if made else ()
+
+
+def _of_cuts(question: Question) -> Iterator[Question]:
+    if len(question.sites) < 2 or not question.spec.cluster.links:
+        return
+    for cut in cuts_of(question.spec.goal, question.demand):
+        made = cut_options(question.options.options, cut, question.demand)
+        # Flows count requests of the whole mix, of which only long ones move a cache.
+        moved = handovers_of(
+            question.spec,
+            input_tokens=cut.long_share * cut.input_tokens(is_long=True),
+            options=made,
+        )
+        yield replace(
+            question,
+            options=replace(question.options, options=made),
+            hand_overs=replace(moved, between_pools=True),
+            cut=cut,
+        )
+
+
 def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found | None:
     """Find the least spare capacity with which every target holds when the traffic is played.
 
@@ -122,8 +193,37 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
         may_refuse: leave out handovers that the engine's release refuses.
     """
     least = question.spec.goal.spare_ratio
-    found = tried(question, mode, least, may_refuse=may_refuse)
-    if found is None or not found.missed:
+    first = [
+        (variant, solved)
+        for variant in variants_of(question, mode)
+        if (solved := _solved(variant, mode, least, may_refuse=may_refuse)) is not None
+    ]
+    first.sort(key=lambda pair: pair[1].outcome.objective)
+    found: Found | None = None
+    for variant, solved in first[:MOST_PLAYED]:
+        one = _least_spare(variant, mode, solved, may_refuse=may_refuse)
+        if found is None or (bool(one.missed), one.devices) < (bool(found.missed), found.devices):
+            found = one
+        if not one.missed:
+            break
+    if found is None or len(first) == 1:
+        return found
+    return replace(found, solved=_bounded(found.solved, [solved for _, solved in first]))
+
+
+def _bounded(solved: Solved, others: Sequence[Solved]) -> Solved:
+    """Take the least bound of all questions."""
+    outcome = solved.outcome
+    bound = min(outcome.bound, *(other.outcome.bound for other in others))
+    is_proven = bound >= outcome.objective * (1.0 - BOUND_TOLERANCE)
+    status = outcome.status if is_proven else Status.FEASIBLE
+    return replace(solved, outcome=replace(outcome, bound=bound, status=status))
+
+
+def _least_spare(question: Question, mode: Mode, solved: Solved, *, may_refuse: bool) -> Found:
+    least = question.spec.goal.spare_ratio
+    found = _played(question, solved, least)
+    if not found.missed:
         return found
     high = max(0.25, 2.0 * least)
     best = None
@@ -152,7 +252,14 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
 def tried(
     question: Question, mode: Mode, spare_ratio: float, *, may_refuse: bool = True
 ) -> Found | None:
-    """Answer a mode with that spare capacity, and play it; None where nothing serves so much."""
+    """Answer one question with that spare capacity, and play it; None where nothing serves it."""
+    solved = _solved(question, mode, spare_ratio, may_refuse=may_refuse)
+    return None if solved is None else _played(question, solved, spare_ratio)
+
+
+def _solved(
+    question: Question, mode: Mode, spare_ratio: float, *, may_refuse: bool
+) -> Solved | None:
     program = program_of(
         mode,
         question.options.options,
@@ -165,34 +272,52 @@ def tried(
     if program is None:
         return None
     solved = solve(program, time_limit_s=question.settings.time_limit_s / 4.0)
-    if solved.outcome.solution is None:
-        return None
+    return None if solved.outcome.solution is None else solved
+
+
+def _played(question: Question, solved: Solved, spare_ratio: float) -> Found:
     groups = groups_of(solved)
-    played = play(question, mode, groups)
+    played = play(question, solved.program.mode, groups)
     return Found(
         solved=solved,
         groups=groups,
         played=played,
         spare_ratio=spare_ratio,
         missed=played.missed(question.spec.goal.slo),
+        cut=question.cut,
     )
 
 
 def groups_of(solved: Solved) -> tuple[Group, ...]:
-    """Return the instances that serve, prefill before decode."""
-    order = ROLES[solved.program.mode]
-    groups = (Group(option=option, count=count) for option, count in serving_columns(solved))
-    return tuple(sorted(groups, key=lambda group: order.index(group.option.role)))
+    """Return the instances that serve, prefill before others."""
+    mode = solved.program.mode
+    groups = [Group(option=option, count=count) for option, count in serving_columns(solved)]
+    groups.sort(key=lambda group: ROLES[mode].index(group.option.role))
+    if mode != "prefill_offload":
+        return tuple(groups)
+    # The program's decode reads short prompts too.
+    return tuple(
+        group
+        if group.option.role is Role.PREFILL
+        else replace(group, option=replace(group.option, role=Role.AGGREGATED))
+        for group in groups
+    )
 
 
 def play(question: Question, mode: Mode, groups: Sequence[Group]) -> Played:
     """Play the question's traffic against instances."""
-    goal, demand = question.spec.goal, question.demand
+    goal, demand, hand_overs = question.spec.goal, question.demand, question.hand_overs
     if mode == "aggregated":
         return played_together(groups, goal=goal, demand=demand)
+    if mode == "shared_device":
+        return played_shared(groups, goal=goal, demand=demand)
     prefill = _fused([group for group in groups if group.option.role is Role.PREFILL])
-    decode = _fused([group for group in groups if group.option.role is Role.DECODE])
-    return played_apart(prefill, decode, hand_overs=question.hand_overs, goal=goal, demand=demand)
+    others = _fused([group for group in groups if group.option.role is not Role.PREFILL])
+    if question.cut is not None:
+        return played_offloaded(
+            prefill, others, question.cut, hand_overs=hand_overs, goal=goal, demand=demand
+        )
+    return played_apart(prefill, others, hand_overs=hand_overs, goal=goal, demand=demand)
 
 
 def _fused(groups: Sequence[Group]) -> Group:

@@ -24,11 +24,11 @@ from typing import Final
 from tuner.costs.serving.apart import steady_batch
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.costs.serving.memory import kv_bytes_per_token
-from tuner.planner.serve.answering import Found, Question
+from tuner.planner.serve.answering import Question
 from tuner.planner.serve.cells import Cell, cells_of, side_of, wire_between
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.options import Option, PoolSite, options_of
-from tuner.serve_plan import Role, ServeUnlaunchable
+from tuner.planner.serve.options import Option, PoolSite
+from tuner.serve_plan import Role
 from tuner.spec.cluster import Cluster
 
 FEATURE: Final = "attention and experts on devices of their own: no released engine launches it"
@@ -44,6 +44,11 @@ class Apart:
     prefills: int
     tpot_s: float
     """At the steady state."""
+
+    @property
+    def ttft_s(self) -> float:
+        """Of a prompt alone."""
+        return self.prefill.ttft_s
 
     @property
     def devices(self) -> int:
@@ -152,9 +157,11 @@ def _price(site: PoolSite) -> float:
     return site.pool.price_per_device_hour or 0.0
 
 
-def unlaunchable_apart(question: Question, best: Found) -> ServeUnlaunchable:
-    """Tell what standing apart would save against the chosen plan."""
+def apart_of(question: Question, *, spare_ratio: float) -> Apart | str:
+    """Size cells for the traffic, or say why there are none."""
     spec, demand = question.spec, question.demand
+    if question.decoder.experts is None:
+        return "the model has no experts"
     engine = Engine(spec.goal.engine.name)
     cells = tuple(
         cells_of(
@@ -167,35 +174,29 @@ def unlaunchable_apart(question: Question, best: Found) -> ServeUnlaunchable:
         )
     )
     if not cells:
-        return ServeUnlaunchable(
-            feature=f"{FEATURE}; in no pool do its parts fit and keep the time per token",
-            gain_ratio=0.0,
-        )
-    by_price = spec.goal.objective == "cost"
+        return "in no pool do its parts fit and keep the time per token"
+    prefills = tuple(one for one in question.options.options if one.role is Role.PREFILL)
     apart = sized(
         cells,
-        _prefills(question, engine),
+        prefills,
         demand=demand,
         cluster=spec.cluster,
-        spare_ratio=best.spare_ratio,
-        by_price=by_price,
+        spare_ratio=spare_ratio,
+        by_price=spec.goal.objective == "cost",
     )
-    if apart is None:
-        return ServeUnlaunchable(
-            feature=f"{FEATURE}; the pools lack the devices or links for it at this traffic",
-            gain_ratio=0.0,
-        )
-    spent = sum(
-        group.count * group.option.devices * _price(group.option.site) for group in best.groups
-    )
-    told = f"{apart.devices} devices, the chosen plan takes {best.devices}"
-    ratio = apart.devices / best.devices
-    if by_price and spent > 0.0:
-        told += f"; {apart.price_per_hour:.4g} an hour, the chosen plan {spent:.4g}"
-        ratio = apart.price_per_hour / spent
-    return ServeUnlaunchable(
-        feature=f"{FEATURE}; {_told(apart)}: {told}", gain_ratio=max(0.0, 1.0 - ratio)
-    )
+    return apart or "the pools lack the devices or links for it at this traffic"
+
+
+def told_apart(apart: Apart | str, *, against: str) -> str:
+    """Say in a line what the mode comes to.
+
+    Args:
+        apart: cells, or why there are none.
+        against: what the chosen plan takes.
+    """
+    if isinstance(apart, str):
+        return f"{FEATURE}; {apart}"
+    return f"{FEATURE}; {_told(apart)}: {apart.devices} devices{against}"
 
 
 def _told(apart: Apart) -> str:
@@ -208,18 +209,3 @@ def _told(apart: Apart) -> str:
         f" {apart.prefills * apart.prefill.devices} devices of {apart.prefill.site.pool.name} for"
         f" prefill, would serve this traffic"
     )
-
-
-def _prefills(question: Question, engine: Engine) -> tuple[Option, ...]:
-    """Ways to run prefill: those already priced, else priced now."""
-    known = tuple(one for one in question.options.options if one.role is Role.PREFILL)
-    if known or "disaggregated" in question.spec.goal.modes:
-        return known
-    return options_of(
-        question.sites,
-        decoder=question.decoder,
-        formats=question.formats,
-        engine=engine,
-        demand=question.demand,
-        roles=(Role.PREFILL,),
-    ).options

@@ -49,8 +49,10 @@ class HandOvers:
     connector: Connector
     tokens: int
     """Of the mean request whose bytes are known."""
-    bytes_of: Mapping[tuple[int, int], RankBytes]
-    """By tensor degrees of prefill and decode."""
+    bytes_of: Mapping[tuple[Degrees, Degrees], RankBytes]
+    """By degrees of prefill and decode."""
+    between_pools: bool = False
+    """Only instances of unlike pools meet."""
 
     def link(self, sender: PoolSite, receiver: PoolSite) -> Link | None:
         """Return the link between two pools."""
@@ -60,7 +62,9 @@ class HandOvers:
 
     def reach(self, sender: PoolSite, receiver: PoolSite) -> bool:
         """Whether anything joins the pools."""
-        return sender.pool.name == receiver.pool.name or self.link(sender, receiver) is not None
+        if sender.pool.name == receiver.pool.name:
+            return not self.between_pools
+        return self.link(sender, receiver) is not None
 
     def path_kind(self, sender: PoolSite, receiver: PoolSite) -> Path:
         """Whether caches go from device to device."""
@@ -69,8 +73,7 @@ class HandOvers:
 
     def moved(self, sender: Option, receiver: Option) -> RankBytes:
         """Bytes of a mean request."""
-        pair = sender.degrees.attention_tensor, receiver.degrees.attention_tensor
-        return self.bytes_of[pair]
+        return self.bytes_of[kept_by(sender), kept_by(receiver)]
 
     def path(self, sender: Option, receiver: Option) -> KvPath:
         """Rates at which the busiest rank's bytes pass each stage."""
@@ -133,7 +136,7 @@ class HandOvers:
     def side(self, option: Option) -> KvSide | None:
         """Return how an instance keeps its cache; None where its pages are not described."""
         goal = self.spec.goal
-        page = page_tokens(
+        page = option.page_tokens or page_tokens(
             engine=goal.engine.name,
             cache=self.cache,
             generation=option.site.machine.sheet.generation,
@@ -151,8 +154,8 @@ class HandOvers:
 
 
 def handovers_of(spec: ServeSpec, *, input_tokens: float, options: tuple[Option, ...]) -> HandOvers:
-    """Count the bytes of every pair of tensor degrees."""
-    degrees = sorted({option.degrees.attention_tensor for option in options})
+    """Count the bytes of every pair of degrees."""
+    degrees = tuple(dict.fromkeys(kept_by(option) for option in options))
     tokens = max(1, round(input_tokens))
     return HandOvers(
         spec=spec,
@@ -161,14 +164,19 @@ def handovers_of(spec: ServeSpec, *, input_tokens: float, options: tuple[Option,
         bytes_of={
             (one, other): rank_kv_bytes(
                 spec.model,
-                prefill=Degrees(tensor=one),
-                decode=Degrees(tensor=other),
+                prefill=one,
+                decode=other,
                 tokens=tokens,
                 bytes_per_element=1.0 if spec.goal.kv_cache_dtype == "fp8" else 2.0,
             )
             for one, other in product(degrees, degrees)
         },
     )
+
+
+def kept_by(option: Option) -> Degrees:
+    """Return over which ranks an instance keeps its cache."""
+    return Degrees(tensor=option.degrees.attention_tensor, pipeline=option.degrees.pipeline)
 
 
 def card_bytes_per_s(site: PoolSite) -> float:

@@ -3,9 +3,8 @@
 The best mode by the goal's objective is the plan, the others are its alternatives.
 """
 
-from collections.abc import Sequence
-
-from tuner.planner.serve.answering import Found, Question, Settings, answer, question_of
+from tuner.planner.serve.answering import Question, Settings, question_of
+from tuner.planner.serve.modes import Answers, answers_of, table_of, unlaunchable_of
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.refused import refused_handovers
 from tuner.planner.serve.telling import (
@@ -15,18 +14,10 @@ from tuner.planner.serve.telling import (
     decision_of,
     notes_of,
     prediction_of,
-    rank_of,
-    refusals_of,
-    refused_modes,
-    unlaunchable_of,
+    space_of,
 )
-from tuner.planner.serve.ways_out import closest_of, modes_of, ways_out, why_nothing
-from tuner.serve_plan import (
-    ServeCertificate,
-    ServePlan,
-    ServeProvenance,
-    ServeSpace,
-)
+from tuner.planner.serve.ways_out import closest_of, ways_out, why_nothing
+from tuner.serve_plan import ServeCertificate, ServePlan, ServeProvenance
 from tuner.spec.serving.read import ServeSpec
 
 
@@ -44,18 +35,13 @@ def make_serve_plan(
     """
     started_s = settings.clock()
     question = question_of(spec, sites, settings)
-    found = [one for mode in modes_of(question) if (one := answer(question, mode)) is not None]
-    refused: dict[str, tuple[str, ...]] = {
-        one.solved.program.mode: refusals_of(one, question) for one in found
-    }
-    fitting = [one for one in found if not one.missed and not refused[one.solved.program.mode]]
+    answers = answers_of(question)
     solve_s = settings.clock() - started_s
     notes = (*provenance.notes, *notes_of(question))
     provenance = provenance.model_copy(update={"notes": notes})
-    if not fitting:
-        return _nothing(question, found, solve_s=solve_s, provenance=provenance)
-    order = sorted(fitting, key=lambda one: rank_of(one, spec.goal))
-    best = order[0]
+    if not answers.fitting:
+        return _nothing(question, answers, solve_s=solve_s, provenance=provenance)
+    best, *others = answers.fitting
     return ServePlan(
         model=spec.model,
         cluster=spec.cluster,
@@ -63,24 +49,20 @@ def make_serve_plan(
         emit=spec.emit,
         decision=decision_of(best, question),
         predicted=prediction_of(best, question),
-        certificate=certificate_of(best, question, found, solve_s=solve_s),
+        certificate=certificate_of(best, question, answers.fitting, solve_s=solve_s),
         binding_constraint=binding_constraint(best, question),
-        alternatives=tuple(alternatives_of(best, order[1:], question)),
+        alternatives=tuple(alternatives_of(best, others, question)),
         unlaunchable=(
-            *unlaunchable_of(question, best),
+            *unlaunchable_of(answers, question),
             *refused_handovers(question, best),
-            *refused_modes(best, found, refused),
         ),
+        modes=table_of(answers, question),
         provenance=provenance,
     )
 
 
 def _nothing(
-    question: Question,
-    found: Sequence[Found],
-    *,
-    solve_s: float,
-    provenance: ServeProvenance,
+    question: Question, answers: Answers, *, solve_s: float, provenance: ServeProvenance
 ) -> ServePlan:
     closest = closest_of(question)
     return ServePlan(
@@ -95,16 +77,14 @@ def _nothing(
             objective=None,
             bound=None,
             gap_ratio=1.0,
-            space=ServeSpace(
-                priced=len(question.options.options),
-                bounded=0,
-                illegal=question.options.illegal,
-            ),
+            space=space_of(question, answers.found),
             within_band=0,
             solve_s=solve_s,
             method="options",
         ),
-        binding_constraint=why_nothing(question, found, closest),
+        binding_constraint=why_nothing(question, answers, closest),
         relaxations=tuple(ways_out(question, closest)),
+        unlaunchable=unlaunchable_of(answers, question),
+        modes=table_of(answers, question),
         provenance=provenance,
     )

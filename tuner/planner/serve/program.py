@@ -1,7 +1,9 @@
 """The integer program of instances: options become columns, pools and links their limits.
 
-One program a mode. Aggregated instances serve requests from end to end; prefill instances hand over
-to decode instances of the same pool over its cards, or of another pool over the link between them.
+One program a mode. Aggregated instances serve requests from end to end, on whole devices or on
+shares of them; prefill instances hand over to decode instances of the same pool over its cards, or
+of another pool over the link between them. Where long prompts are offloaded, the remote instances
+are the program's prefill and the local ones its decode (offloading.py).
 A route joins two groups of options (routes.py) whose pools reach each other and whose layouts the
 engine's release accepts.
 """
@@ -10,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Final, Literal
+from typing import Final
 
 from solvers.instances.problem import (
     Column,
@@ -20,6 +22,7 @@ from solvers.instances.problem import (
     Route,
 )
 from solvers.instances.problem import Pool as PoolOfDevices
+from solvers.instances.problem import Role as SolverRole
 from solvers.registry import INSTANCES
 from solvers.result import Outcome, Status
 from tuner.planner.serve.demand import Demand
@@ -27,13 +30,16 @@ from tuner.planner.serve.handovers import HandOvers
 from tuner.planner.serve.options import Option, PoolSite
 from tuner.planner.serve.routes import ways_of
 from tuner.serve_plan import Role
-
-Mode = Literal["aggregated", "disaggregated"]
+from tuner.spec.serving.goal import Mode
 
 ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
     "aggregated": (Role.AGGREGATED,),
     "disaggregated": (Role.PREFILL, Role.DECODE),
+    "shared_device": (Role.AGGREGATED,),
+    "prefill_offload": (Role.PREFILL, Role.DECODE),
 }
+"""Of a mode's program. Attention and experts apart have none: their cells are enumerated
+(apart.py)."""
 OBJECTIVE: Final = {
     "cost": Objective.COST,
     "devices": Objective.DEVICES,
@@ -96,7 +102,7 @@ def program_of(
     if any(all(option.role is not role for option in chosen) for role in roles):
         return None
     ways = ways_of(chosen, hand_overs, sites, may_refuse=may_refuse)
-    if mode == "disaggregated" and not ways.routes:
+    if Role.DECODE in roles and not ways.routes:
         return None
     problem = InstancesProblem(
         pools=tuple(
@@ -193,7 +199,8 @@ def serving_columns(solved: Solved) -> Iterator[tuple[Option, int]]:
         for end in (route.sender, route.receiver)
     }
     for number, count in enumerate(plan.count_J):
-        if count and (solved.program.mode == "aggregated" or problem.columns[number].group in ends):
+        role = problem.role_of(number)
+        if count and (role is SolverRole.AGGREGATED or problem.columns[number].group in ends):
             yield solved.program.options[number], count
 
 

@@ -5,6 +5,8 @@ from itertools import product
 from typing import Final
 
 from tuner.planner.serve.answering import Found, Question, answer
+from tuner.planner.serve.handovers import kept_by
+from tuner.planner.serve.telling import gain_ratio, worth_of
 from tuner.serve_plan import Role, ServeUnlaunchable
 
 LEAST_GAIN_RATIO: Final = 1e-6
@@ -19,22 +21,22 @@ def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunch
     if free is None or free.missed:
         return
     broken = _broken(question, free)
-    gain_ratio = 1.0 - _worth(free, question) / max(_worth(best, question), 1e-9)
-    if broken and gain_ratio > LEAST_GAIN_RATIO:
-        less = "money" if question.spec.goal.objective == "cost" else "devices"
+    goal = question.spec.goal
+    gained = gain_ratio(worth_of(free, goal), best, goal)
+    if broken and gained > LEAST_GAIN_RATIO:
+        less = "money" if goal.objective == "cost" else "devices"
         yield ServeUnlaunchable(
             feature=(
-                f"disaggregated on {free.devices} devices, {gain_ratio:.0%} less {less}:"
-                f" {broken[0]}"
+                f"disaggregated on {free.devices} devices, {gained:.0%} less {less}: {broken[0]}"
             ),
-            gain_ratio=gain_ratio,
+            gain_ratio=gained,
         )
 
 
 def _refuses(question: Question) -> bool:
     """Whether any two options that can reach each other are refused."""
     kinds = {
-        (option.role, option.site.pool.name, option.degrees.attention_tensor): option
+        (option.role, option.site.pool.name, kept_by(option)): option
         for option in question.options.options
     }.values()
     return any(
@@ -50,14 +52,4 @@ def _broken(question: Question, free: Found) -> tuple[str, ...]:
         for one, other in product(free.groups, free.groups)
         if one.option.role is Role.PREFILL and other.option.role is Role.DECODE
         for line in question.hand_overs.refusals(one.option, other.option)
-    )
-
-
-def _worth(found: Found, question: Question) -> float:
-    """What the goal wants least of: money an hour, or devices."""
-    if question.spec.goal.objective != "cost":
-        return float(found.devices)
-    return sum(
-        group.count * group.option.devices * (group.option.site.pool.price_per_device_hour or 0.0)
-        for group in found.groups
     )

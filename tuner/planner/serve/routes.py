@@ -1,8 +1,8 @@
 """Groups of options that hand over alike, the links between pools, and the routes over them.
 
-Options of one role, pool and tensor degree keep their caches alike. Where two degrees may meet the
-same others and move the same bytes to each, as grouped caches mostly do, they are one group: the
-fewer groups, the more of their columns are beaten by others and left out.
+Options of one role, pool, tensor degree and pipeline keep their caches alike. Where two such kinds
+may meet the same others and move the same bytes to each, as grouped caches mostly do, they are one
+group: the fewer groups, the more of their columns are beaten by others and left out.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from tuner.planner.serve.handovers import HandOvers, card_bytes_per_s
 from tuner.planner.serve.options import Option, PoolSite
 from tuner.serve_plan import Role
 
-Key = tuple[Role, str, int]
-"""Role, pool, attention-tensor degree."""
+Key = tuple[Role, str, int, int]
+"""Role, pool, attention-tensor degree, pipeline stages."""
 Others = tuple[tuple[Key, int], ...]
 """Whom a key may meet, and the bytes of a request."""
 
@@ -84,12 +84,13 @@ def ways_of(
 
 
 def _key(option: Option) -> Key:
-    return option.role, option.site.pool.name, option.degrees.attention_tensor
+    degrees = option.degrees
+    return option.role, option.site.pool.name, degrees.attention_tensor, degrees.pipeline
 
 
 def _group(keys: list[Key]) -> Group:
-    role, pool, _ = keys[0]
-    degrees = "-".join(str(tensor) for _, _, tensor in keys)
+    role, pool, *_ = keys[0]
+    degrees = "-".join(f"{tensor}x{stages}" for _, _, tensor, stages in keys)
     return Group(name=f"{role.value}@{pool}/tp{degrees}", role=SolverRole(role.value))
 
 

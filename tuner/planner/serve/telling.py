@@ -1,6 +1,6 @@
 """A mode's answer in the words of the plan: decision, prediction, certificate, what binds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -10,8 +10,8 @@ from solvers.result import Outcome, Status
 from tuner.costs.serving.bands import bands_of
 from tuner.costs.serving.engine import Engine
 from tuner.planner.serve.answering import Found, Question
-from tuner.planner.serve.apart import unlaunchable_apart
 from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import instances_of
 from tuner.planner.serve.options import (
     Option,
@@ -19,7 +19,7 @@ from tuner.planner.serve.options import (
     step_seconds,
 )
 from tuner.planner.serve.playing import Group, latency_of
-from tuner.planner.serve.program import unpaired
+from tuner.planner.serve.program import BOUND_TOLERANCE, unpaired
 from tuner.serve_plan import (
     Handover,
     Role,
@@ -28,7 +28,6 @@ from tuner.serve_plan import (
     ServeDecision,
     ServePrediction,
     ServeSpace,
-    ServeUnlaunchable,
 )
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_pages import LAYOUT
@@ -45,16 +44,23 @@ TIES_S: Final = 2.0
 
 def rank_of(found: Found, goal: ServeGoal) -> tuple[float, float]:
     """Order answers by the goal's objective; the least is best."""
-    price = sum(
-        group.count * group.option.devices * (group.option.site.pool.price_per_device_hour or 0.0)
-        for group in found.groups
-    )
+    price = found.price_per_hour or 0.0
     if goal.objective == "cost":
         return price, float(found.devices)
     if goal.objective == "devices":
         return float(found.devices), price
     goodput = found.played.requests_per_s * found.played.met_ratio
     return -goodput / found.devices, price
+
+
+def worth_of(found: Found, goal: ServeGoal) -> float:
+    """Return what the goal wants least of: money an hour, or devices."""
+    return (found.price_per_hour or 0.0) if goal.objective == "cost" else float(found.devices)
+
+
+def gain_ratio(worth: float, best: Found, goal: ServeGoal) -> float:
+    """Return what is saved against the chosen answer; negative where it takes more."""
+    return 1.0 - worth / max(worth_of(best, goal), 1e-9)
 
 
 def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
@@ -66,29 +72,37 @@ def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
         model=spec.model,
         goal=spec.goal,
         devices_per_node={pool.name: pool.devices_per_node for pool in spec.cluster.pools},
+        generations={site.pool.name: site.machine.sheet.generation for site in question.sites},
     )
 
 
 def decision_of(found: Found, question: Question) -> ServeDecision:
     """Return what to launch."""
-    groups = found.groups
+    groups, cut = found.groups, found.cut
+    hand_overs = question.hand_overs
+    if cut is not None:
+        hand_overs = handovers_of(
+            question.spec,
+            input_tokens=cut.input_tokens(is_long=True),
+            options=tuple(group.option for group in groups),
+        )
     handovers = {
         (sender.option.site.pool.name, receiver.option.site.pool.name, pair.seconds): pair
         for sender in groups
         if sender.option.role is Role.PREFILL
         for receiver in groups
-        if receiver.option.role is Role.DECODE
-        for pair in [_handover(sender.option, receiver.option, question)]
+        if receiver.option.role is not Role.PREFILL
+        for pair in [_handover(sender.option, receiver.option, hand_overs)]
     }
     return ServeDecision(
-        mode=found.solved.program.mode,
+        mode=found.mode,
         instances=tuple(instances_of(group.option, count=group.count) for group in groups),
         handovers=tuple(handovers.values()),
+        offload_above_tokens=None if cut is None else cut.above_tokens,
     )
 
 
-def _handover(sender: Option, receiver: Option, question: Question) -> Handover:
-    hand_overs = question.hand_overs
+def _handover(sender: Option, receiver: Option, hand_overs: HandOvers) -> Handover:
     return Handover(
         from_pool=sender.site.pool.name,
         to_pool=receiver.site.pool.name,
@@ -105,14 +119,13 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
     ttft, tpot = latency_of(played.ttft_s_R), latency_of(played.tpot_s_R)
     ttft_band, tpot_band = bands_of(
         Engine(question.spec.goal.engine.name),
-        mode=found.solved.program.mode,
+        mode=found.mode,
         has_kernels=not any(group.option.site.machine.estimated for group in found.groups),
     )
     busiest = max(
         (group for group in found.groups if group.option.role is not Role.PREFILL),
         key=lambda group: group.option.tpot_s,
     )
-    price = _price_per_hour(found)
     return ServePrediction(
         ttft_s=ttft,
         ttft_s_band=ttft_band.around(ttft.mean),
@@ -126,18 +139,8 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
             for group in found.groups
         },
         memory_bytes={_named(group): memory_of(group.option, demand) for group in found.groups},
-        cost_per_hour=price,
+        cost_per_hour=found.price_per_hour,
         breakdown_s=_breakdown(busiest.option, demand),
-    )
-
-
-def _price_per_hour(found: Found) -> float | None:
-    prices = [group.option.site.pool.price_per_device_hour for group in found.groups]
-    if any(price is None for price in prices):
-        return None
-    return sum(
-        group.count * group.option.devices * (price or 0.0)
-        for group, price in zip(found.groups, prices, strict=True)
     )
 
 
@@ -156,7 +159,7 @@ def _breakdown(option: Option, demand: Demand) -> dict[str, float]:
     iteration = option.iteration
     parts = {name: float(seconds[0]) for name, seconds in iteration.linear_parts(running_N).items()}
     whole = float(step_seconds(iteration, running_N, demand)[0])
-    past_N = np.array([demand.input_tokens + 0.5 * demand.output_tokens])
+    past_N = np.array([demand.past_tokens])
     parts["attention"] = float(iteration.decode_s(running_N, past_N)[0])
     parts["head"] = float(iteration.head_s(running_N)[0])
     parts["scheduler"] = iteration.scheduler_s
@@ -165,50 +168,69 @@ def _breakdown(option: Option, demand: Demand) -> dict[str, float]:
 
 
 def certificate_of(
-    best: Found, question: Question, found: Sequence[Found], *, solve_s: float
+    best: Found, question: Question, fitting: Sequence[Found], *, solve_s: float
 ) -> ServeCertificate:
-    """State what is proven about the instances."""
+    """State what is proven about the instances.
+
+    The bound is the least of all modes that keep the targets and can be launched, each at the spare
+    capacity with which it does. Ties of the chosen mode are other counts whose objective lies
+    within the band; those of the others are the modes whose objective does. They are not played.
+
+    Args:
+        best: chosen.
+        question: that was answered.
+        fitting: answers that keep the targets and can be launched, the chosen one among them.
+        solve_s: taken in all.
+    """
     outcome: Outcome[InstancePlan] = best.solved.outcome
-    solution = outcome.solution
-    found_ties = () if solution is None else _ties(best, solution)
-    problem = best.solved.program.problem
-    others = [one for one in found_ties if unpaired(problem, one) is None]
-    modes = sum(
-        1
-        for other in found
-        if other is not best
-        and not other.missed
-        and abs(other.devices / best.devices - 1.0) <= TIE_RATIO
-    )
+    ties, is_least = _ties(best)
+    limit = (1.0 + TIE_RATIO) * worth_of(best, question.spec.goal)
+    modes = [
+        other
+        for other in fitting
+        if other is not best and worth_of(other, question.spec.goal) <= limit
+    ]
+    bound = min(outcome.bound, *(one.solved.outcome.bound for one in fitting))
+    is_proven = bound >= outcome.objective * (1.0 - BOUND_TOLERANCE)
     return ServeCertificate(
-        status="optimal" if outcome.status is Status.OPTIMAL else "feasible",
+        status="optimal" if outcome.status is Status.OPTIMAL and is_proven else "feasible",
         objective=outcome.objective,
-        bound=outcome.bound,
-        gap_ratio=outcome.gap_ratio,
-        space=ServeSpace(
-            priced=len(question.options.options),
-            bounded=0,
-            illegal=question.options.illegal,
-        ),
-        within_band=modes + len(others),
-        within_band_is_least=len(found_ties) == MOST_TIES,
+        bound=bound,
+        gap_ratio=min(max(1.0 - bound / outcome.objective, 0.0), 1.0),
+        space=space_of(question, fitting),
+        within_band=len(modes) + ties,
+        within_band_is_least=is_least,
         solve_s=solve_s,
         method=outcome.method,
     )
 
 
-def _ties(best: Found, solution: InstancePlan) -> tuple[InstancePlan, ...]:
-    """Find other counts of the same mode that cost about as much."""
+def space_of(question: Question, found: Sequence[Found]) -> ServeSpace:
+    """Count what was priced: ways to run an instance, and those that modes of their own add."""
+    own = [one for one in found if one.mode in ("shared_device", "prefill_offload")]
+    added = sum(len(one.solved.program.options) for one in own)
+    return ServeSpace(
+        priced=len(question.options.options) + added,
+        bounded=question.options.beaten,
+        illegal=question.options.illegal,
+    )
+
+
+def _ties(best: Found) -> tuple[int, bool]:
+    """Count other instances of the same mode that cost about as much, and whether there are more.
+
+    Those with a pair that may not meet are none.
+    """
     from solvers.instances.alternatives import alternatives
 
+    chosen, problem = best.solved.outcome.solution, best.solved.program.problem
+    if chosen is None:
+        return 0, False
     near = alternatives(
-        best.solved.program.problem,
-        solution,
-        band_ratio=TIE_RATIO,
-        most=MOST_TIES,
-        time_limit_s=TIES_S,
+        problem, chosen, band_ratio=TIE_RATIO, most=MOST_TIES + 1, time_limit_s=TIES_S
     )
-    return near.plans
+    others = [one for one in near.plans if one.count_J != chosen.count_J]
+    return sum(unpaired(problem, one) is None for one in others), not near.is_complete
 
 
 def binding_constraint(best: Found, question: Question) -> str:
@@ -234,35 +256,44 @@ def binding_constraint(best: Found, question: Question) -> str:
 def alternatives_of(
     best: Found, others: Sequence[Found], question: Question
 ) -> Iterator[ServeAlternative]:
-    """Tell of the other modes."""
+    """Tell of the other modes that can be launched."""
+    goal = question.spec.goal
     for other in others:
         yield ServeAlternative(
             decision=decision_of(other, question),
             predicted=prediction_of(other, question),
-            within_band=abs(other.devices / best.devices - 1.0) <= TIE_RATIO,
-            lost_by=f"{other.devices} devices, the chosen one takes {best.devices}",
+            within_band=gain_ratio(worth_of(other, goal), best, goal) >= -TIE_RATIO,
+            lost_by=lost_by(other, best, goal),
         )
 
 
-def unlaunchable_of(question: Question, best: Found) -> Iterator[ServeUnlaunchable]:
-    """Name modes that no release launches, with what they would save against the chosen plan."""
-    if "attention_expert" in question.spec.goal.modes and question.decoder.experts is not None:
-        yield unlaunchable_apart(question, best)
+def lost_by(other: Found, best: Found, goal: ServeGoal) -> str:
+    """Say what an answer takes beside the chosen one."""
+    told = f"{other.devices} devices, the chosen one takes {best.devices}"
+    if goal.objective == "cost":
+        told += (
+            f"; {other.price_per_hour or 0.0:.4g} an hour against {best.price_per_hour or 0.0:.4g}"
+        )
+    return told
 
 
-def refused_modes(
-    best: Found,
-    found: Sequence[Found],
-    refused: Mapping[str, tuple[str, ...]],
-) -> Iterator[ServeUnlaunchable]:
-    """Tell of modes that would serve and cannot be launched, with the devices they would save."""
-    for one in found:
-        broken = refused[one.solved.program.mode]
-        if broken and not one.missed:
-            gain = max(0.0, 1.0 - one.devices / best.devices)
-            yield ServeUnlaunchable(
-                feature=f"{one.solved.program.mode}: {broken[0]}", gain_ratio=gain
-            )
+def told_of(found: Found) -> str:
+    """Return a mode's answer in a few words."""
+    groups = " and ".join(
+        f"{group.count} x {group.option.devices} {group.option.site.pool.name}"
+        f" ({group.option.role.value})"
+        for group in found.groups
+    )
+    words = f"{found.mode} on {groups}"
+    share = found.groups[0].option.prefill_share_ratio
+    if share is not None:
+        words += f", {share:.0%} of the multiprocessors for prompts"
+    if found.cut is not None:
+        words += (
+            f", prompts with more than {found.cut.above_tokens} tokens to compute"
+            f" ({found.cut.long_share:.0%}) read remotely"
+        )
+    return words
 
 
 def notes_of(question: Question) -> Iterator[str]:

@@ -2,33 +2,45 @@
 
 The closest plan serves the most requests a second of all pools within the targets: instances by the
 integer program with the rate as its objective, then their traffic played at less and less of it, by
-bisection, until every target holds. Every other way out changes one thing and is solved anew.
+bisection, until every target holds. Every other way out changes one thing and is solved anew. Only
+modes that the release launches count.
 
-Not covered: two things given up at once.
+Where pools are not joined, links of 400 Gbit/s between all of them are tried: if they alone make
+the traffic fit, they are what binds.
+
+Not covered: two things given up at once; thresholds of offloaded prompts in the closest plan.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, get_args
+from itertools import combinations
+from typing import Final
 
 from tuner.planner.serve.answering import (
     MOST_SPARE,
+    PRICED,
     Found,
     Question,
     answer,
     groups_of,
     play,
     question_of,
+    variants_of,
 )
-from tuner.planner.serve.program import ROLES, Mode, program_of, solve
+from tuner.planner.serve.modes import Answers, modes_of
+from tuner.planner.serve.program import program_of, solve
 from tuner.planner.serve.telling import decision_of, refusals_of
 from tuner.serve_plan import ServeDecision, ServeRelaxation
-from tuner.spec.cluster import Pool
-from tuner.spec.serving.goal import Percentiles, ServeGoal, Slo
+from tuner.spec.cluster import Link, Pool
+from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthLaw
+from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_s
 
+LINK_BYTES_PER_S: Final = 50e9
+LINK_LATENCY_S: Final = 10e-6
+"""Of a link that is tried where pools have none: one 400 Gbit/s card on one switch."""
 RATE_STEPS: Final = 7
 """Halvings of the interval in which the closest plan's rate lies."""
 ROOM_RATIOS: Final = (1.5, 3.0, 6.0, 12.0)
@@ -46,14 +58,15 @@ class Closest:
     """In traffic."""
 
 
-def modes_of(question: Question) -> tuple[Mode, ...]:
-    """Return the modes that are asked for and answered."""
-    return tuple(mode for mode in get_args(Mode) if mode in question.spec.goal.modes)
+def launchable_modes(question: Question) -> tuple[Mode, ...]:
+    """Return the modes that are asked for and that the release has."""
+    known = manifest_of(question.spec.goal.engine).modes
+    return tuple(mode for mode in modes_of(question) if mode in known)
 
 
-def why_nothing(question: Question, found: Sequence[Found], closest: Closest | None) -> str:
+def why_nothing(question: Question, answers: Answers, closest: Closest | None) -> str:
     """Name the target that binds, with the closest plan where there is one."""
-    binding = _binding(question, found)
+    binding = _binding(question, answers)
     if closest is None:
         return binding
     return (
@@ -62,8 +75,9 @@ def why_nothing(question: Question, found: Sequence[Found], closest: Closest | N
     )
 
 
-def _binding(question: Question, found: Sequence[Found]) -> str:
+def _binding(question: Question, answers: Answers) -> str:
     options, demand = question.options, question.demand
+    engine = manifest_of(question.spec.goal.engine)
     if options.slowest_tpot_s == float("inf"):
         return (
             f"memory: no way to split {question.spec.model.name} leaves room for one request of"
@@ -73,19 +87,57 @@ def _binding(question: Question, found: Sequence[Found]) -> str:
         return f"tpot: one request alone takes {options.slowest_tpot_s * 1e3:.3g} ms a token"
     if options.slowest_ttft_s > demand.ttft_s:
         return f"ttft: one prompt alone takes {options.slowest_ttft_s * 1e3:.4g} ms"
+    launched = launchable_modes(question)
+    if not launched:
+        asked = ", ".join(modes_of(question))
+        return (
+            f"release: {engine.name} {engine.release} launches none of the modes asked for"
+            f" ({asked}), but {', '.join(sorted(engine.modes))}"
+        )
+    found = [one for one in answers.found if one.mode in launched]
     missed = [one for one in found if one.missed]
     if missed:
         return f"{missed[0].missed[0]}, with {MOST_SPARE:.0%} of spare capacity at most"
     if found:
-        return f"release: {refusals_of(found[0], question)[0]}"
-    if all(any(role in question.refused for role in ROLES[mode]) for mode in modes_of(question)):
-        return f"release: {next(iter(question.refused.values()))}"
+        return f"release: {answers.refused[found[0].mode][0]}"
+    refused = [role for role in question.refused if any(role in PRICED[mode] for mode in launched)]
+    if refused and all(any(role in refused for role in PRICED[mode]) for mode in launched):
+        return f"release: {question.refused[refused[0]]}"
+    if _joined_would_do(question):
+        return "link: no link joins the pools, and no pool alone serves the traffic"
     return f"devices: {demand.rate_per_s:.3g} requests/s are more than all pools serve"
+
+
+def _joined_would_do(question: Question) -> bool:
+    """Whether links between all pools would make the traffic fit."""
+    spec = _with_links(question.spec)
+    return spec is not None and _solved(spec, question) is not None
+
+
+def _with_links(spec: ServeSpec) -> ServeSpec | None:
+    """Join the pools that have no link, or a slower one; None where there is nothing to join."""
+    pairs = list(combinations((pool.name for pool in spec.cluster.pools), 2))
+    known = {frozenset(link.between): link for link in spec.cluster.links}
+    links = []
+    for pair in pairs:
+        link = known.get(frozenset(pair))
+        if link is None or link.bandwidth < LINK_BYTES_PER_S:
+            link = Link(between=pair, bandwidth=LINK_BYTES_PER_S, latency=LINK_LATENCY_S)
+        links.append(link)
+    if set(links) == set(spec.cluster.links):
+        return None
+    return replace(spec, cluster=spec.cluster.model_copy(update={"links": tuple(links)}))
 
 
 def closest_of(question: Question) -> Closest | None:
     """Return the plan that serves the most within the targets; None where none serves anything."""
-    found = [one for mode in modes_of(question) if (one := _closest_in(question, mode))]
+    found = [
+        one
+        for mode in launchable_modes(question)
+        if mode != "prefill_offload"
+        for variant in variants_of(question, mode)
+        if (one := _closest_in(variant, mode))
+    ]
     return max(found, key=lambda one: one.requests_per_s, default=None)
 
 
@@ -176,7 +228,7 @@ def _solved(spec: ServeSpec, question: Question) -> ServeDecision | None:
     other = question_of(spec, sites, question.settings)
     found = [
         one
-        for mode in modes_of(other)
+        for mode in launchable_modes(other)
         if (one := answer(other, mode)) and not one.missed and not refusals_of(one, other)
     ]
     best = min(found, key=lambda one: one.devices, default=None)
@@ -191,6 +243,9 @@ def _changes(question: Question) -> Iterator[tuple[str, str, ServeSpec]]:
     for pool in spec.cluster.pools:
         more = pool.model_copy(update={"nodes": pool.nodes + 1})
         yield "nodes", f"one more node of {pool.name}", _with_pools(spec, {pool.name: more})
+    joined = _with_links(spec)
+    if joined is not None:
+        yield "link", "links of 400 Gbit/s between all pools", joined
     twice = {
         pool.name: pool.model_copy(update={"nodes": 2 * pool.nodes}) for pool in spec.cluster.pools
     }

@@ -1,0 +1,223 @@
+"""Plays the traffic where phases share devices, or where long prompts are read on another pool.
+
+Shared devices: one instance is played, as tuner/simulate/serving/shared.py has it, and speaks for
+the others of its group.
+
+Offloaded prompts: the remote side is read first come first served, every rank by itself; nothing of
+the local side delays it, so it is played first. Then the local ranks see short prompts when they
+come and long ones when their caches do. In a closed loop, where the ends of answers send the next
+requests, long ones come later by what the remote side takes on average, its wait by Allen and
+Cunneen's form (tuner/costs/serving/queueing.py).
+
+Letters: R requests.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.kv_hand_over import whole_s
+from tuner.costs.serving.queueing import mean_wait_s
+from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.handovers import HandOvers
+from tuner.planner.serve.offloading import Cut
+from tuner.planner.serve.playing import (
+    MOST_REQUESTS,
+    PER_RANK,
+    Floats,
+    Group,
+    Played,
+    joined,
+    played_of,
+    prompt_times,
+    thinned,
+    times_of,
+)
+from tuner.planner.serve.sharing import halves_of
+from tuner.simulate.serving.batching import simulate
+from tuner.simulate.serving.client import ROUNDS, client_of, engine_rules, seen_ttft_s
+from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.shared import Halves, simulate_shared
+from tuner.spec.serving.goal import ServeGoal
+
+Flags = npt.NDArray[np.bool_]
+
+
+def played_shared(groups: Sequence[Group], *, goal: ServeGoal, demand: Demand) -> Played:
+    """Play instances whose devices are shared."""
+    total = sum(group.rate_per_s for group in groups)
+    shares = [group.rate_per_s / total for group in groups]
+    parts = [
+        _one_shared(group, share=share, goal=goal, demand=demand)
+        for group, share in zip(groups, shares, strict=True)
+    ]
+    return joined(parts, goal=goal, weights=shares)
+
+
+def _one_shared(group: Group, *, share: float, goal: ServeGoal, demand: Demand) -> Played:
+    option, ranks = group.option, group.ranks
+    if option.prefill_share_ratio is None:
+        raise ValueError("a shared instance states its share")
+    concurrency = _each(demand, share=share, ranks=ranks)
+    requests = thinned(
+        goal,
+        demand,
+        count=ROUNDS * concurrency if demand.concurrency is not None else PER_RANK,
+        every=max(1, round(ranks / share)),
+        most_tokens=option.kv_tokens,
+    )
+    reading, writing = halves_of(
+        option.iteration, option.prefill_share_ratio, demand, step_tokens=option.step_tokens
+    )
+    most = max(option.step_tokens, int(requests.input_R.max()))
+    alone, beside = (
+        times_of(
+            replace(option, iteration=one),
+            requests,
+            most_tokens=most,
+            most_running=option.running,
+        )
+        for one in (option.iteration, writing)
+    )
+    served = simulate_shared(
+        requests,
+        halves=Halves(
+            prompts_alone=alone,
+            prompts_beside=times_of(
+                replace(option, iteration=reading), requests, most_tokens=most, most_running=2
+            ),
+            steps_alone=alone,
+            steps_beside=beside,
+            step_tokens=option.step_tokens,
+            kv_tokens=option.kv_tokens,
+            most_running=option.running,
+        ),
+        concurrency=concurrency,
+    )
+    return _seen(served, group, demand=demand, goal=goal, share=share)
+
+
+def played_offloaded(
+    remote: Group,
+    local: Group,
+    cut: Cut,
+    *,
+    hand_overs: HandOvers,
+    goal: ServeGoal,
+    demand: Demand,
+) -> Played:
+    """Play a remote side for long prompts and local instances for all the rest."""
+    ranks = local.ranks
+    concurrency = _each(demand, share=1.0, ranks=ranks)
+    is_closed = demand.concurrency is not None
+    count = ROUNDS * concurrency if is_closed else min(MOST_REQUESTS, PER_RANK * ranks)
+    requests = thinned(goal, demand, count=count, every=1, most_tokens=local.option.kv_tokens)
+    computed_R = (
+        requests.input_R if requests.cached_R is None else requests.input_R - requests.cached_R
+    )
+    long_R = computed_R > cut.above_tokens
+    read_s_R, sent_s_R = _remote_s(remote, local, requests, hand_overs=hand_overs, demand=demand)
+    late_s_R = np.where(long_R, read_s_R + sent_s_R, 0.0)
+    if requests.arrival_s_R is None:
+        late_s_R[long_R] += _wait_s(remote, read_s_R[long_R], cut, demand)
+        delay_s_R = late_s_R if requests.delay_s_R is None else requests.delay_s_R + late_s_R
+        own = replace(requests, delay_s_R=delay_s_R, read_R=long_R)
+    else:
+        late_s_R[long_R] += _waits_s(requests.arrival_s_R[long_R], read_s_R[long_R], remote.ranks)
+        own, late_s_R = _of_one_rank(requests, late_s_R, long_R, ranks=ranks)
+    option = local.option
+    running = min(option.running, concurrency) if is_closed else option.running
+    served = simulate(
+        own,
+        times=times_of(option, own, most_tokens=option.step_tokens + running, most_running=running),
+        rules=engine_rules(
+            option.iteration.engine,
+            step_tokens=option.step_tokens,
+            kv_tokens=option.kv_tokens,
+            most_running=running,
+            is_chunked=option.is_chunked,
+        ),
+        concurrency=concurrency,
+    )
+    sent = replace(served, arrival_s_R=served.arrival_s_R - late_s_R)
+    return _seen(sent, local, demand=demand, goal=goal, share=1.0)
+
+
+def _remote_s(
+    remote: Group, local: Group, requests: Requests, *, hand_overs: HandOvers, demand: Demand
+) -> tuple[Floats, Floats]:
+    """Seconds of each prompt on the remote side, and those of its way to the local one."""
+    prompt_s = prompt_times(remote.option, demand, requests)
+    path = hand_overs.path(remote.option, local.option)
+    each = hand_overs.moved(remote.option, local.option).busiest / hand_overs.tokens
+    busy = remote.option.degrees.attention_data
+    tokens_U, place_R = np.unique(requests.input_R, return_inverse=True)
+    read_s_U = np.array([prompt_s(int(tokens), busy) for tokens in tokens_U])
+    sent_s_U = np.array([whole_s(each * int(tokens), path=path) for tokens in tokens_U])
+    return read_s_U[place_R], sent_s_U[place_R]
+
+
+def _waits_s(arrival_s_R: Floats, seconds_R: Floats, servers: int) -> Floats:
+    """Wait of each request for one of equal servers, first come first served."""
+    free_s = [0.0] * servers
+    waits = []
+    for at_s, seconds in zip(arrival_s_R.tolist(), seconds_R.tolist(), strict=True):
+        begin_s = max(at_s, free_s[0])
+        heapq.heapreplace(free_s, begin_s + seconds)
+        waits.append(begin_s - at_s)
+    return np.array(waits)
+
+
+def _wait_s(remote: Group, seconds_R: Floats, cut: Cut, demand: Demand) -> float:
+    """Mean wait for the remote side at the rate that the targets ask for."""
+    if not len(seconds_R):
+        return 0.0
+    mean = float(seconds_R.mean())
+    return mean_wait_s(
+        rate_per_s=demand.rate_per_s * cut.long_share,
+        service_s=mean,
+        servers=remote.ranks,
+        service_cv2=float(seconds_R.var()) / mean**2,
+    )
+
+
+def _of_one_rank(
+    requests: Requests, late_s_R: Floats, long_R: Flags, *, ranks: int
+) -> tuple[Requests, Floats]:
+    """What one of so many local ranks gets, in the order in which it comes there."""
+    if requests.arrival_s_R is None:
+        raise ValueError("open arrivals are needed")
+    there_s_R = requests.arrival_s_R + late_s_R
+    own = np.argsort(there_s_R, kind="stable")[::ranks]
+    part = Requests(
+        input_R=requests.input_R[own],
+        output_R=requests.output_R[own],
+        arrival_s_R=there_s_R[own],
+        cached_R=None if requests.cached_R is None else requests.cached_R[own],
+        read_R=long_R[own],
+    )
+    return part, late_s_R[own]
+
+
+def _each(demand: Demand, *, share: float, ranks: int) -> int:
+    """Requests under way on one rank of a closed loop."""
+    if demand.concurrency is None:
+        return 1
+    return max(1, -(-int(demand.concurrency * share) // ranks))
+
+
+def _seen(served: Served, group: Group, *, demand: Demand, goal: ServeGoal, share: float) -> Played:
+    rate = share * demand.rate_per_s
+    if demand.concurrency is not None:
+        span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
+        rate = group.ranks * len(served.end_s_R) / max(span_s, 1e-9)
+    return played_of(
+        seen_ttft_s(served, client=client_of(group.option.iteration.engine)),
+        served.tpot_s_R,
+        goal=goal,
+        rate=rate,
+        tokens=rate * float(served.output_R.mean()),
+    )
