@@ -1,5 +1,7 @@
 """Continuous batching against a closed form, by hand, and against single steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -116,6 +118,42 @@ def test_an_engine_that_looks_every_ten_steps_lets_requests_wait() -> None:
         waits.append(float(simulate(requests, times=flat_times(), rules=rules).ttft_s_R[1]))
     assert waits[0] == pytest.approx(0.015)
     assert waits[0] < waits[1] <= 0.1 + 1e-9
+
+
+def test_what_the_prefix_cache_holds_is_attended_to_and_not_computed() -> None:
+    # 300 tokens in steps of 100: three steps; with 200 of them in the cache one.
+    rules = Rules(batching=Batching.CHUNKED, step_tokens=100)
+    requests = Requests(input_R=np.array([300]), output_R=np.array([2]), cached_R=np.array([200]))
+    plain = simulate(requests_of(1, inputs=300, outputs=2), times=flat_times(), rules=rules)
+    times = replace(flat_times(), prompt_s=[0.0, 1.0], prompt_step=1000.0)
+    found = simulate(requests, times=times, rules=rules)
+    assert plain.first_token_s_R == pytest.approx([0.03])
+    # A(300) - A(200) at a second per thousand tokens.
+    assert found.first_token_s_R == pytest.approx([0.01 + 0.1])
+
+
+@pytest.mark.parametrize("cached", [[300], [-1], [0, 0]])
+def test_a_prompt_that_is_cached_whole_is_refused(cached: list[int]) -> None:
+    with pytest.raises(ValueError, match="one token at least must be computed"):
+        Requests(input_R=np.array([300]), output_R=np.array([2]), cached_R=np.array(cached))
+
+
+def test_drafts_yield_several_tokens_a_step_and_fill_memory_as_fast() -> None:
+    # 2.5 tokens a step: 99 further tokens and 0.75 beyond the end take 40 steps.
+    times = replace(flat_times(), checked_tokens=4, tokens_per_step=2.5, overshoot_tokens=0.75)
+    rules = Rules(batching=Batching.CHUNKED, step_tokens=1000)
+    served = simulate(requests_of(1, inputs=100, outputs=100), times=times, rules=rules)
+    assert served.end_s_R == pytest.approx([0.01 + 40 * 0.01])
+    tight = Rules(
+        batching=Batching.CHUNKED, step_tokens=1000, kv_tokens=260, reserves_answers=False
+    )
+    crowded = simulate(
+        requests_of(3, inputs=100, outputs=80), times=times, rules=tight, concurrency=3
+    )
+    roomy = simulate(
+        requests_of(3, inputs=100, outputs=80), times=times, rules=rules, concurrency=3
+    )
+    assert crowded.end_s_R.max() > roomy.end_s_R.max()
 
 
 @settings(deadline=None, max_examples=25)

@@ -1,6 +1,7 @@
 """Prefill and decode apart, against the closed form of several servers."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,3 +145,30 @@ def test_short_prompts_fill_ranks_up_to_the_longest() -> None:
     both = stations(workers=1, decode_ranks=4, ranks=2, step_s=SHORT_STEP_S)
     served = simulate_disaggregated(requests, stations=both, concurrency=0)
     assert served.first_token_s_R == pytest.approx([1e-3, 1e-3, 1e-3, 1.6e-3], abs=3e-5)
+
+
+def test_decode_instances_that_draft_take_fewer_steps() -> None:
+    # 40 further tokens at 2 a step are 20 steps instead of 40.
+    requests = Requests(input_R=np.array([1000]), output_R=np.array([41]))
+    plain = stations(workers=1, decode_ranks=1)
+    drafted = replace(plain, decode=replace(plain.decode, checked_tokens=2, tokens_per_step=2.0))
+    spans = [
+        float((served.end_s_R - served.first_token_s_R)[0])
+        for served in (
+            simulate_disaggregated(requests, stations=each, concurrency=1)
+            for each in (plain, drafted)
+        )
+    ]
+    assert spans == pytest.approx([40 * STEP_S, 20 * STEP_S])
+
+
+def test_a_pipeline_begins_the_next_prompt_when_its_longest_stage_is_free() -> None:
+    # Prompts of 1 ms in two stages of 0.5 ms: the second ends half a prompt after the first.
+    requests = Requests(
+        input_R=np.array([1000, 1000]), output_R=np.array([2, 2]), arrival_s_R=np.zeros(2)
+    )
+    both = replace(stations(workers=1, decode_ranks=8), prefill_slot_ratio=0.5)
+    served = simulate_disaggregated(requests, stations=both, concurrency=0)
+    assert served.first_token_s_R[0] == pytest.approx(1e-3)
+    # It joins at the end of the decode step under way.
+    assert served.first_token_s_R[1] <= 1.5e-3 + STEP_S

@@ -1,0 +1,103 @@
+"""Tables of a simulation against the step that they stand for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
+from tuner.costs.serving.decoder import Formats
+from tuner.costs.serving.drafting import Drafting
+from tuner.costs.serving.engine import TRAITS, Degrees, Engine, Exchange
+from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serving.whole_step import prompt_step_s, step_s
+from tuner.devices.catalogue import find_device
+from tuner.simulate.serving.batching import Rules, simulate
+from tuner.simulate.serving.load import uniform_requests
+from tuner.simulate.serving.steps import StepTimes, step_times
+
+FP8 = Formats(
+    attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
+)
+MACHINE = ServingMachine(sheet=find_device("h200-sxm"), tables=None)
+DATA = Iteration(
+    decoder=DEEPSEEK_V3,
+    formats=FP8,
+    degrees=Degrees(attention_data=16, expert=16),
+    engine=Engine.SGLANG,
+    machine=MACHINE,
+    exchange=Exchange.LOW_LATENCY,
+)
+DENSE = Iteration(
+    decoder=LLAMA_70B, formats=FP8, degrees=Degrees(), engine=Engine.VLLM, machine=MACHINE
+)
+DRAFTING = Drafting(draft_tokens=3, acceptance=0.7)
+KINDS = {
+    "plain": DATA,
+    "drafting": replace(DATA, drafting=DRAFTING),
+    "halves": replace(DATA, two_batch_overlap=True),
+    "both": replace(DATA, two_batch_overlap=True, drafting=DRAFTING),
+    "stages": replace(DENSE, degrees=Degrees(pipeline=4)),
+    "drafting in stages": replace(DENSE, degrees=Degrees(pipeline=4), drafting=DRAFTING),
+}
+
+
+def tables(iteration: Iteration) -> StepTimes:
+    return step_times(iteration, most_tokens=8192, most_sequences=256, longest=8192)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_step_of_the_tables_is_the_whole_step(kind: str) -> None:
+    iteration = KINDS[kind]
+    found = tables(iteration)
+    for sequences, past in ((1, 500.0), (16, 2000.0), (128, 2000.0), (256, 4000.0)):
+        expected_s = step_s(iteration, np.array([float(sequences)]), np.array([past]))
+        at_s = found.decode_step_s(sequences, past)
+        assert at_s == pytest.approx(float(expected_s[0]), rel=0.03), (kind, sequences)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_step_of_a_prompt_is_the_whole_step_too(kind: str) -> None:
+    iteration = KINDS[kind]
+    found = tables(iteration)
+    for tokens, before in ((512, 0.0), (4096, 0.0), (4096, 2048.0)):
+        expected_s = prompt_step_s(iteration, np.array([float(tokens)]), np.array([before]))
+        at_s = found.prompt_step_s(tokens, before)
+        # A drafter's products are those of a full step, whatever the step.
+        assert at_s == pytest.approx(float(expected_s[0]), rel=0.05), (kind, tokens)
+
+
+def test_an_answer_takes_the_steps_that_its_drafts_leave() -> None:
+    found = tables(KINDS["drafting"])
+    assert tables(DATA).steps_of(500) == 500
+    assert found.steps_of(1) == 1
+    expected = (500 + DRAFTING.overshoot_tokens) / DRAFTING.tokens_per_step
+    assert found.steps_of(500) == round(expected)
+
+
+def test_drafts_shorten_the_time_per_token_as_the_tokens_of_a_step_say() -> None:
+    requests = uniform_requests(40, input_tokens=500, output_tokens=600, least_ratio=1.0, seed=0)
+    rules = Rules(batching=TRAITS[Engine.SGLANG].batching, step_tokens=16384)
+    means = {}
+    for kind in ("plain", "drafting"):
+        served = simulate(requests, times=tables(KINDS[kind]), rules=rules, concurrency=4)
+        means[kind] = float(served.tpot_s_R.mean())
+    steps = [
+        float(step_s(KINDS[kind], np.array([4.0]), np.array([800.0]))[0])
+        for kind in ("plain", "drafting")
+    ]
+    expected = steps[1] / steps[0] / DRAFTING.tokens_per_step
+    assert means["drafting"] / means["plain"] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_pipeline_serves_more_of_many_requests_than_one_device_of_its_speed() -> None:
+    requests = uniform_requests(512, input_tokens=1000, output_tokens=100, least_ratio=1.0, seed=0)
+    ends = {}
+    for stages in (1, 4):
+        times = tables(replace(DENSE, degrees=Degrees(pipeline=stages)))
+        rules = Rules(batching=TRAITS[Engine.VLLM].batching, step_tokens=4096)
+        served = simulate(requests, times=times, rules=rules, concurrency=256)
+        ends[stages] = float(served.end_s_R.max())
+    # Four devices, and micro-batches of a quarter each.
+    assert 2.0 < ends[1] / ends[4] <= 4.05
