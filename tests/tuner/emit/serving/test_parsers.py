@@ -21,12 +21,15 @@ import yaml
 
 from tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.emit.serving.registry import emit_serving
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving, shared_device
 from tuner.emit.testing import write_emitted
+from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
 
 pytestmark = pytest.mark.slow
+
+MODELS = Path(__file__).parents[4] / "examples/models"
 
 PARSERS = {
     "sglang": """
@@ -86,6 +89,7 @@ for argv in json.load(open(sys.argv[1])):
         parsed = build(parsed)
     known = vars(parsed) if hasattr(parsed, "__dict__") else dict()
     found.append(dict((k, v) for k, v in known.items() if isinstance(v, (int, str, float))))
+    found[-1]["speculative_config"] = known.get("speculative_config")
 options = sorted(word for action in parser._actions for word in action.option_strings)
 json.dump(dict(found=found, options=options), open(sys.argv[1], "w"))
 """
@@ -121,6 +125,10 @@ def ask(tmp_path: Path) -> Ask:
 
 
 GOAL = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+MTP, EAGLE = (
+    {"speculative": {"method": method, "draft_tokens": 3, "acceptance": 0.8}}
+    for method in ("mtp", "eagle")
+)
 ON_FOUR = {"devices": 4, "attention_dp": 4, "ep": 4}
 CASES: list[tuple[Any, str, dict[str, Any]]] = [
     (aggregated(), "aggregated", {}),
@@ -133,6 +141,20 @@ CASES: list[tuple[Any, str, dict[str, Any]]] = [
     (disaggregated(path="device", connector="mooncake"), "decode", {}),
     (disaggregated(decode={"a2a_backend": "deepep_low_latency"}), "decode", {}),
     (aggregated(**ON_FOUR), "aggregated", {"placed": True}),
+    (aggregated(page_size=64, draft_tokens=3), "aggregated", {"goal": MTP}),
+    (aggregated(draft_tokens=2), "aggregated", {"goal": EAGLE}),
+    (aggregated(a2a_backend="deepep_normal", two_batch_overlap=True), "aggregated", {}),
+    (disaggregated(decode={"draft_tokens": 3}), "prefill", {"goal": MTP}),
+    (
+        disaggregated(
+            decode={"draft_tokens": 3, "a2a_backend": "deepep_low_latency", "page_size": 64},
+            prefill={"page_size": 64, "a2a_backend": "deepep_normal", "two_batch_overlap": True},
+            path="device",
+        ),
+        "decode",
+        {"goal": MTP},
+    ),
+    (shared_device(), "aggregated", {"only": "sglang", "model": "qwen3-235b-a22b"}),
 ]
 
 
@@ -142,12 +164,19 @@ def test_the_engines_parser_takes_every_command(
 ) -> None:
     placement = sample_placement(sample_decision())
     commands = []
-    for decision, name, others in CASES:
-        verified = sample_serving(deepseek, decision, engine=engine, goal=others.get("goal"))
+    cases = [case for case in CASES if case[2].get("only", engine) == engine]
+    for decision, name, others in cases:
+        named = others.get("model")
+        model = read_model(MODELS / named / "config.json") if named else deepseek
+        verified = sample_serving(model, decision, engine=engine, goal=others.get("goal"))
         placed = placement if others.get("placed") else None
         write_emitted(launch, emit_serving(engine, verified, placement=placed))
         done = programs.run(
-            str(launch / f"{name}.sh"), cwd=launch, NODE_RANK="1", MASTER_ADDR="first"
+            str(launch / f"{name}.sh"),
+            cwd=launch,
+            NODE_RANK="1",
+            MASTER_ADDR="first",
+            DRAFT_MODEL="draft",
         )
         assert done.code == 0, done.stderr
         argv = programs.argv()
@@ -155,14 +184,23 @@ def test_the_engines_parser_takes_every_command(
         commands.append(argv[3:] if engine == "sglang" else argv[2:])
     found, options = ask(engine, commands)
     assert ENGINES[engine][0].options <= options
-    for (decision, name, _), parsed in zip(CASES, found, strict=True):
+    for (decision, name, _), parsed in zip(cases, found, strict=True):
         (group,) = (group for group in decision.instances if group.role == name)
+        drafts = max(each.draft_tokens for each in decision.instances)
         if engine == "sglang":
             assert parsed["tp_size"] * parsed["pp_size"] == group.devices
             assert parsed["attn_dp_size"] == group.attention_dp
+            assert parsed.get("speculative_num_draft_tokens", 1) == drafts + 1
+            assert parsed["enable_two_batch_overlap"] == group.two_batch_overlap
+            assert parsed["enable_pdmux"] == (group.prefill_share_ratio is not None)
+            assert parsed.get("page_size") == group.page_size
         else:
             ranks = parsed["tensor_parallel_size"] * parsed["pipeline_parallel_size"]
             assert ranks * parsed["data_parallel_size"] == group.devices
+            assert parsed["enable_dbo"] == group.two_batch_overlap
+            assert parsed.get("block_size") == group.page_size
+            speculative = parsed.get("speculative_config") or {}
+            assert speculative.get("num_speculative_tokens", 0) == drafts
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
