@@ -38,6 +38,7 @@ from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.dominance import undominated
 from tuner.planner.serve.mixing import PromptTime, prompt_time, token_seconds
 from tuner.serve_plan import Role
+from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, client_of
 from tuner.spec.cluster import Pool
 
 MOST_RUNNING: Final = 1024
@@ -88,7 +89,7 @@ class Option:
     rate_per_s: float
     """Of one instance."""
     ttft_s: float
-    """Without waiting; 0 for decode."""
+    """Of a prompt alone, as a client sees it; 0 for decode."""
     tpot_s: float
     """0 for prefill."""
     kv_tokens: float
@@ -166,7 +167,7 @@ def options_of(
         if way.cache < demand.longest_input + demand.longest_output:
             illegal[NO_ROOM] += len(own)
             continue
-        prompt = prompt_time(way.iteration, demand, step_tokens=way.budget.tokens)
+        prompt = way.prompt(demand)
         least_tpot_s = min(least_tpot_s, float(way.decode_s_N[0]) / way.iteration.tokens_per_step)
         least_ttft_s = min(least_ttft_s, prompt.latency_s)
         for role in own:
@@ -176,9 +177,9 @@ def options_of(
             illegal.update(one for one in (reason, *answers) if one)
             found += [option for option, no in zip(made, answers, strict=True) if not no]
     served = {option.role for option in found}
-    kept = undominated(found)
+    kept = sorted(undominated(found), key=lambda option: roles.index(option.role))
     return Options(
-        options=kept,
+        options=tuple(kept),
         illegal_by=dict(illegal),
         refused={
             role: counts.most_common(1)[0][0]
@@ -207,6 +208,13 @@ class _Way:
     """Seconds of a step without prompts with them."""
     is_first: bool
     """Of the budgets, which do not matter to who reads no prompts."""
+
+    def prompt(self, demand: Demand) -> PromptTime:
+        """Return a prompt alone, its latency as a client sees it."""
+        found = prompt_time(self.iteration, demand, step_tokens=self.budget.tokens)
+        client = client_of(self.iteration.engine)
+        late_s = STEPS_BEFORE_TOKEN * float(self.decode_s_N[0]) / self.iteration.tokens_per_step
+        return replace(found, latency_s=found.latency_s + late_s + client.overhead_s)
 
     def suits(self, role: Role) -> bool:
         """Whether the way is worth trying in a role."""

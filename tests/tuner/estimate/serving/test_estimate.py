@@ -172,10 +172,20 @@ def test_more_sequences_than_are_priced_are_said(deployment: Made) -> None:
     assert any("not 4096" in note for note in found.notes)
 
 
-def test_another_step_budget_is_said_not_to_be_priced(deployment: Made) -> None:
-    found = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64 --max-num-batched-tokens 2048")
-    assert found.instance.max_batched_tokens == 2048
-    assert any("8192 tokens a rank at most, not 2048" in note for note in found.notes)
+def test_a_small_step_budget_lengthens_the_time_to_the_first_token(deployment: Made) -> None:
+    traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100}"
+    small, large = (
+        deployment(traffic=traffic).estimate(
+            f"{START} -tp 4 --max-num-seqs 64 --max-num-batched-tokens {tokens}"
+        )
+        for tokens in (512, 8192)
+    )
+    assert small.instance.max_batched_tokens == 512
+    assert small.load is not None
+    assert small.load.ttft_s is not None
+    assert large.load is not None
+    assert large.load.ttft_s is not None
+    assert small.load.ttft_s.p50 > 1.2 * large.load.ttft_s.p50
 
 
 def test_another_engine_than_the_specs_counts_as_launched(deployment: Made) -> None:

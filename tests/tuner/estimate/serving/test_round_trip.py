@@ -114,5 +114,5 @@ def test_every_split_is_read_back_as_it_was_emitted(engine: str, decision: Serve
         if group.a2a_backend != "none":
             assert launch.a2a_backend == group.a2a_backend
         if group.role is not Role.DECODE:
-            assert launch.step_tokens == group.max_batched_tokens
-            assert launch.chunked_prefill == group.chunked_prefill
+            assert launch.setting.step_tokens == group.max_batched_tokens
+            assert launch.setting.is_chunked == group.chunked_prefill

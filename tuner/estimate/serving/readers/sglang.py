@@ -279,6 +279,11 @@ def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) 
     backend = flags.word("moe-a2a-backend") or "none"
     if running is None:
         notes.append(f"no --max-running-requests: {MOST_RUNNING} sequences a rank count")
+    own = flags.word("speculative-algorithm")
+    if own is not None and own not in _ALGORITHMS:
+        notes.append(f"--speculative-algorithm {own[:40]} has no price; {_ALGORITHMS} have")
+    if (flags.number("speculative-eagle-topk") or 1) > 1:
+        notes.append("trees of drafts are priced as one chain of --speculative-num-steps")
     if backend == "deepep" and flags.number("ep-size") not in (None, degrees.expert):
         notes.append(f"deepep spreads experts over all {degrees.expert} ranks, not --ep-size")
     if backend not in ("none", "deepep"):

@@ -238,13 +238,13 @@ def _drafting(flags: Flags) -> tuple[int, Method]:
         return 0, Method.MTP
     config = _json(flags, "speculative-config")
     method, tokens_drafted = config.get("method"), config.get("num_speculative_tokens")
+    if not isinstance(method, str) or tokens_drafted is None:
+        return 0, Method.MTP
     if not isinstance(tokens_drafted, int) or not 1 <= tokens_drafted <= MOST_DRAFTS:
         raise SpecError(
             f"{flags.source}: --speculative-config: num_speculative_tokens"
             f" {tokens_drafted!r:.40} is not in 1..{MOST_DRAFTS}"
         )
-    if not isinstance(method, str):
-        return 0, Method.MTP
     if method.startswith("eagle"):
         return tokens_drafted, Method.EAGLE
     return (tokens_drafted if method.endswith("mtp") else 0), Method.MTP
@@ -273,6 +273,11 @@ def _notes(flags: Flags, *, running: int | None, has_experts: bool, data: int) -
         notes.append("kv_role kv_both is read as an instance that prefills and decodes")
     if running is None:
         notes.append(f"no --max-num-seqs: {MOST_RUNNING} sequences a rank count")
+    if "speculative-config" in flags.values and not _drafting(flags)[0]:
+        notes.append(
+            "--speculative-config has no price: it needs a method, mtp or eagle, and"
+            " num_speculative_tokens"
+        )
     if flags.word("all2all-backend") and not flags.is_on("enable-expert-parallel"):
         notes.append("--all2all-backend takes effect under --enable-expert-parallel alone")
     backend = flags.word("all2all-backend")

@@ -47,7 +47,7 @@ def test_sizes_of_an_instance_are_divided_by_its_ranks(deployment: Made) -> None
         " --watchdog-timeout 9"
     )
     assert launch.setting.running == 128
-    assert launch.step_tokens == 8192
+    assert launch.setting.step_tokens == 8192
     assert launch.memory_ratio == 0.8
     assert launch.max_model_len == 16384
     assert launch.kv_cache_dtype == "fp8"
@@ -95,7 +95,8 @@ def test_an_unknown_exchange_is_named(deployment: Made) -> None:
         ("--tp 16 --ep 16", "spreads 8 experts over 16 ranks; the nearest that divides is 8"),
         ("--tp 8 --dp 4", "takes 32 devices, pool 'gpus' has 16"),
         ("--tp 8 --attn-dp-size 8 --max-running-requests 4", "the nearest is 8"),
-        ("--pp-size 2", "pipelines inside an instance have no price"),
+        ("--pp-size 64", "64 stages of 32 layers; the nearest is 32"),
+        ("--speculative-num-steps 3", "without --speculative-algorithm"),
         ("--disaggregation-mode both", "is none of null, prefill, decode"),
         ("--moe-a2a-backend deepep --deepep-mode fast", "is none of auto, normal, low_latency"),
         ("--mem-fraction-static 88", "the nearest is 1"),

@@ -52,14 +52,15 @@ def test_everything_else_that_counts_is_read(deployment: Made) -> None:
         ' --kv-transfer-config=\'{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}\''
     )
     assert launch.setting.running == 96
-    assert launch.step_tokens == 16_000
+    assert launch.setting.step_tokens == 16_000
     assert launch.max_model_len == 8192
     assert launch.memory_ratio == 0.85
     assert (launch.quantization, launch.kv_cache_dtype) == ("fp8", "fp8")
-    assert not launch.chunked_prefill
+    assert not launch.setting.is_chunked
     assert launch.role is Role.DECODE
     assert launch.ignored == ("--seed 3",)
-    assert launch.unpriced == ("--enforce-eager", "--speculative-config {}")
+    assert launch.unpriced == ("--enforce-eager",)
+    assert any("--speculative-config has no price" in note for note in launch.notes)
     assert "--tensor-parallel-size 2" in launch.understood
 
 
@@ -97,7 +98,11 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
         ("-tp 32", "takes 32 devices, pool 'gpus' has 16; the nearest is 16"),
         ("-tp 4 --tensor-parallel-size 8", "-tp 4 and --tensor-parallel-size 8 are one flag"),
         ("-dp 16 -ep", "spreads 8 experts over 16 ranks; the nearest that divides is 8"),
-        ("-pp 2", "pipelines inside an instance have no price"),
+        ("-pp 64", "64 stages of 32 layers; the nearest is 32"),
+        (
+            '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 99}\'',
+            "99 is not in 1..16",
+        ),
         ("-tp 0", "outside 1"),
         ("-tp eight", "not a whole number"),
         ("-tp", "no value"),
@@ -116,7 +121,7 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
         ("--kv-cache-dtype int4", "has no price; there is auto"),
         ("-q awq", "has no price; there is fp8"),
         ("--kv-transfer-config '{'", "is no JSON"),
-        ("--kv-transfer-config '[]'", "kv_role None is none of"),
+        ("--kv-transfer-config '[]'", "is no JSON object"),
         ('--kv-transfer-config \'{"kv_role": ["x"]}\'', "is none of"),
         ('--kv-transfer-config \'{"kv_role": "x"}', "quote is never closed"),
     ],
