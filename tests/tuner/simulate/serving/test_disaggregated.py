@@ -167,8 +167,8 @@ def test_a_pipeline_begins_the_next_prompt_when_its_longest_stage_is_free() -> N
     requests = Requests(
         input_R=np.array([1000, 1000]), output_R=np.array([2, 2]), arrival_s_R=np.zeros(2)
     )
-    both = replace(stations(workers=1, decode_ranks=8), prefill_slot_ratio=0.5)
-    served = simulate_disaggregated(requests, stations=both, concurrency=0)
-    assert served.first_token_s_R[0] == pytest.approx(1e-3)
-    # It joins at the end of the decode step under way.
-    assert served.first_token_s_R[1] <= 1.5e-3 + STEP_S
+    both = stations(workers=1, decode_ranks=8, step_s=SHORT_STEP_S)
+    for slot_ratio, second_s in ((1.0, 2e-3), (0.5, 1.5e-3)):
+        piped = replace(both, prefill_slot_ratio=slot_ratio)
+        served = simulate_disaggregated(requests, stations=piped, concurrency=0)
+        assert served.first_token_s_R == pytest.approx([1e-3, second_s], abs=SHORT_STEP_S)
