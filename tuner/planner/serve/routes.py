@@ -90,7 +90,9 @@ def _key(option: Option) -> Key:
 
 def _group(keys: list[Key]) -> Group:
     role, pool, *_ = keys[0]
-    degrees = "-".join(f"{tensor}x{stages}" for _, _, tensor, stages in keys)
+    degrees = "-".join(
+        f"{tensor}pp{stages}" if stages > 1 else str(tensor) for _, _, tensor, stages in keys
+    )
     return Group(name=f"{role.value}@{pool}/tp{degrees}", role=SolverRole(role.value))
 
 

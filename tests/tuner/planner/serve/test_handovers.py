@@ -1,5 +1,6 @@
 """Handovers of whole deployments: what meets, what moves, what a refusal costs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,28 +121,40 @@ def test_unlike_vendors_pass_through_host_memory_where_the_engine_can(tmp_path: 
     assert question.hand_overs.refusals(like, receiver) == ()
 
 
-def test_pages_that_differ_keep_pools_apart_and_the_loss_is_told(tmp_path: Path) -> None:
+def test_pools_whose_pages_differ_are_given_a_size_that_both_take(tmp_path: Path) -> None:
     # SGLang's pages hold 64 tokens on Blackwell and 1 on Hopper; vLLM's hold 16 on both.
-    refused = planned(spec_of(tmp_path, engine="sglang"))
-    assert refused.decision is not None
-    assert all(way.from_pool == way.to_pool for way in refused.decision.handovers)
-    (told,) = (one for one in refused.unlaunchable if "page sizes" in one.feature)
-    assert "b200 to h20: sglang 0.5.23 mooncake: page sizes 64 (prefill) and 1" in told.feature
-    assert 0.05 < told.gain_ratio < 0.95
-    assert f"{told.gain_ratio:.0%} less money" in told.feature
+    joined = planned(spec_of(tmp_path, engine="sglang"))
+    assert joined.decision is not None
+    assert [(way.from_pool, way.to_pool) for way in joined.decision.handovers] == [("b200", "h20")]
+    (page,) = {group.page_size for group in joined.decision.instances}
+    assert page is not None
     free = planned(spec_of(tmp_path, engine="vllm"))
     assert free.decision is not None
     assert [(way.from_pool, way.to_pool) for way in free.decision.handovers] == [("b200", "h20")]
-    assert not any("page sizes" in one.feature for one in free.unlaunchable)
+    assert {group.page_size for group in free.decision.instances} == {None}
+
+
+def test_pages_that_differ_keep_instances_apart(tmp_path: Path) -> None:
+    question = asked(spec_of(tmp_path, engine="sglang"))
+    sender = option(question, Role.PREFILL, "b200", tensor=1)
+    receiver = option(question, Role.DECODE, "h20", tensor=1)
+    assert question.hand_overs.refusals(sender, receiver) == ()
+    own = tuple(replace(one, page_tokens=None) for one in (sender, receiver))
+    (line,) = question.hand_overs.refusals(*own)
+    assert "page sizes 64 (prefill) and 1" in line
 
 
 def test_pages_of_prefill_that_divide_those_of_decode_may_meet(tmp_path: Path) -> None:
     # vLLM's latent pages: 16 tokens on Hopper, 32 on Blackwell.
     question = asked(spec_of(tmp_path, model="deepseek-v2-lite"))
-    pairs = {pool: option(question, Role.PREFILL, pool, tensor=1) for pool in ("h20", "b200")}
-    into = {pool: option(question, Role.DECODE, pool, tensor=1) for pool in ("h20", "b200")}
-    assert question.hand_overs.refusals(pairs["h20"], into["b200"]) == ()
-    (line,) = question.hand_overs.refusals(pairs["b200"], into["h20"])
+    ends = {
+        (role, pool): replace(option(question, role, pool, tensor=1), page_tokens=None)
+        for role in (Role.PREFILL, Role.DECODE)
+        for pool in ("h20", "b200")
+    }
+    refusals = question.hand_overs.refusals
+    assert refusals(ends[Role.PREFILL, "h20"], ends[Role.DECODE, "b200"]) == ()
+    (line,) = refusals(ends[Role.PREFILL, "b200"], ends[Role.DECODE, "h20"])
     assert "prefill's must divide decode's" in line
 
 
