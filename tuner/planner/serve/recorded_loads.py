@@ -9,7 +9,7 @@ from profilers.tables import first_problem
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.errors import SpecError
 from tuner.place_plan import PlaceDecision, PlacePlan
-from tuner.spec.files import read_json_object, shown_path
+from tuner.spec.files import read_small_text, shown_path
 from tuner.spec.model import ModelSpec
 from tuner.spec.place_recordings import check_model
 from tuner.spec.routing import RoutingRecord, read_routing
@@ -60,10 +60,10 @@ def read_placement(path: Path) -> PlaceDecision:
         SpecError: it is no such plan, or decides nothing.
     """
     file = path / "plan.json" if path.is_dir() else path
-    values = read_json_object(file, what="placement", most_bytes=MOST_PLAN_BYTES)
+    text = read_small_text(file, what="placement", most_bytes=MOST_PLAN_BYTES)
     source = shown_path(file)
     try:
-        plan = PlacePlan.model_validate(values)
+        plan = PlacePlan.model_validate_json(text)
     except ValidationError as error:
         raise SpecError(
             f"goal.placement: {source}: {first_problem(error)}; name the plan of a goal of kind"
