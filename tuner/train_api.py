@@ -214,7 +214,7 @@ def _plan_on_the_model(
     from tuner.planner.unlike.planning import plan_over_pools
     from tuner.planner.unlike.search import Settings as PoolsSettings
 
-    _refuse_unlaunchable(spec)
+    refuse_unlaunchable(spec)
     links = read_links(spec.cluster)
     residuals = shipped() if calibrated else None
     measured = {name: read_measured(path, calibrated=calibrated) for name, path in profiles.items()}
@@ -278,10 +278,10 @@ def refuse_unpriced(spec: Spec) -> None:
             f"model: {spec.model.architecture} has multi-head latent attention, which a "
             "profile of the reference step cannot price; name the pool's 'device' and no profile"
         )
-    _refuse_unlaunchable(spec)
+    refuse_unlaunchable(spec)
 
 
-def _refuse_unlaunchable(spec: Spec) -> None:
+def refuse_unlaunchable(spec: Spec) -> None:
     """Refuse a model or precision that a target lacks."""
     capabilities = intersection(spec.emit)
     for target in capabilities.parts or (capabilities,):

@@ -25,6 +25,7 @@ from tuner.cli import (
     doctor,
     estimate,
     explain,
+    init,
     plan,
     profile,
     report,
@@ -74,6 +75,7 @@ def _options(
 app.command("doctor")(doctor.command)
 app.add_typer(profile.app, name="profile")
 app.command("estimate")(estimate.command)
+app.command("init")(init.command)
 app.command("plan")(plan.command)
 app.command("verify")(verify.command)
 app.command("explain")(explain.command)

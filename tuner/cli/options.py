@@ -1,4 +1,12 @@
-"""Values of options that carry a unit."""
+"""Values of options that carry a unit, and the flags that describe a simple spec.
+
+Every flag is the answer to the question of the same name (tuner/draft/questions.py).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final
+
+import typer
 
 from tuner.errors import TunerError
 from tuner.units import parse_seconds
@@ -17,3 +25,92 @@ def seconds(text: str, *, option: str) -> float:
     if found <= 0.0:
         raise TunerError(f"{option}: {text!r} must be more than nothing, e.g. 60s")
     return found
+
+
+def _device_names(incomplete: str) -> Iterator[str]:
+    from tuner.devices.catalogue import DEVICES
+
+    return (name for name in DEVICES if name.startswith(incomplete))
+
+
+def _target_names(incomplete: str) -> Iterator[str]:
+    """Complete the last name of a list with commas."""
+    from tuner.emit.serving.registry import SERVE_EMITTERS
+    from tuner.spec.capabilities import TARGETS
+    from tuner.spec.place_targets import PLACE_TARGETS
+
+    before, comma, last = incomplete.rpartition(",")
+    names = dict.fromkeys((*TARGETS, *SERVE_EMITTERS, *PLACE_TARGETS))
+    return (f"{before}{comma}{name}" for name in names if name.startswith(last))
+
+
+def _flag(help_text: str, **extra: Any) -> Any:
+    return typer.Option(help=help_text, show_default=False, rich_help_panel=None, **extra)
+
+
+GoalFlag = Annotated[str | None, _flag("Without SPEC: train, serve or place. Default: train.")]
+ModelFlag = Annotated[str | None, _flag("Without SPEC: config.json of the model, or its folder.")]
+DeviceFlag = Annotated[
+    str | None, _flag("Without SPEC: the device, e.g. h100-sxm.", autocompletion=_device_names)
+]
+DevicesFlag = Annotated[str | None, _flag("Without SPEC: how many devices.")]
+SequenceFlag = Annotated[str | None, _flag("train: tokens of a sequence. Default: 4096.")]
+BatchFlag = Annotated[str | None, _flag("train: sequences of a step. Default: 256.")]
+PrecisionFlag = Annotated[str | None, _flag("train: bf16, fp8-blockwise, ... Default: bf16.")]
+EngineFlag = Annotated[str | None, _flag("serve: sglang, vllm or trtllm. Default: sglang.")]
+ConcurrencyFlag = Annotated[str | None, _flag("serve: requests under way at any time.")]
+RateFlag = Annotated[str | None, _flag("serve: requests a second, e.g. 10/s.")]
+InputFlag = Annotated[str | None, _flag("serve: tokens of a prompt. Default: 4000.")]
+OutputFlag = Annotated[str | None, _flag("serve: tokens of an answer. Default: 1000.")]
+TtftFlag = Annotated[str | None, _flag("serve: target of P90. Default: 2s.")]
+TpotFlag = Annotated[str | None, _flag("serve: target of P90. Default: 50ms.")]
+QuantizationFlag = Annotated[str | None, _flag("serve: bf16, fp8, fp8_block, nvfp4.")]
+ObjectiveFlag = Annotated[
+    str | None,
+    _flag("serve: goodput, cost, devices; place: balance, co_activation, layer_chain."),
+]
+WorkloadFlag = Annotated[str | None, _flag("place: recordings, NAME=PATH with commas between.")]
+RanksFlag = Annotated[str | None, _flag("place: expert-parallel ranks.")]
+RanksPerNodeFlag = Annotated[str | None, _flag("place: of one machine. Default: all.")]
+RedundantFlag = Annotated[str | None, _flag("place: redundant experts of a layer.")]
+EmitFlag = Annotated[
+    str | None,
+    _flag(
+        "Without SPEC: targets with commas between. Default: megatron-lm, local, eplb.",
+        autocompletion=_target_names,
+    ),
+]
+
+
+def given_flags(params: Mapping[str, Any]) -> dict[str, str]:
+    """Return which flags of a spec were given, by the keys of their questions.
+
+    Args:
+        params: of the command, by the names of its parameters.
+    """
+    return {name.replace("_", "-"): params[name] for name in SPEC_FLAGS if params[name] is not None}
+
+
+SPEC_FLAGS: Final = (
+    "model",
+    "device",
+    "devices",
+    "sequence_length",
+    "batch",
+    "precision",
+    "engine",
+    "concurrency",
+    "rate",
+    "input_tokens",
+    "output_tokens",
+    "ttft",
+    "tpot",
+    "quantization",
+    "objective",
+    "workload",
+    "ranks",
+    "ranks_per_node",
+    "redundant_experts",
+    "emit",
+)
+"""Names of the parameters; `goal` says which of them are asked."""

@@ -1,14 +1,27 @@
 """`moetune plan`: choose the configuration to launch, with a certificate, and write its files."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from tuner.cli import options
+from tuner.errors import SpecError
+
 
 def command(
-    spec: Annotated[Path, typer.Argument(help="The spec, a YAML file.", show_default=False)],
+    context: typer.Context,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the plan.")],
+    spec: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The spec, a YAML file; without one the flags below say what is planned.",
+            show_default=False,
+        ),
+    ] = None,
     profile: Annotated[
         list[Path] | None,
         typer.Option(help="Stored profile; repeatable, matched by device. Default: the spec's."),
@@ -22,48 +35,95 @@ def command(
         bool, typer.Option("--uncalibrated", help="Drop the residuals that ship with moetune.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    goal: options.GoalFlag = None,
+    model: options.ModelFlag = None,
+    device: options.DeviceFlag = None,
+    devices: options.DevicesFlag = None,
+    sequence_length: options.SequenceFlag = None,
+    batch: options.BatchFlag = None,
+    precision: options.PrecisionFlag = None,
+    engine: options.EngineFlag = None,
+    concurrency: options.ConcurrencyFlag = None,
+    rate: options.RateFlag = None,
+    input_tokens: options.InputFlag = None,
+    output_tokens: options.OutputFlag = None,
+    ttft: options.TtftFlag = None,
+    tpot: options.TpotFlag = None,
+    quantization: options.QuantizationFlag = None,
+    objective: options.ObjectiveFlag = None,
+    workload: options.WorkloadFlag = None,
+    ranks: options.RanksFlag = None,
+    ranks_per_node: options.RanksPerNodeFlag = None,
+    redundant_experts: options.RedundantFlag = None,
+    emit: options.EmitFlag = None,
 ) -> None:
     """Plan a training run, a deployment or a placement of experts, and say what is proven."""
-    from tuner import api
-    from tuner.cli.options import seconds
     from tuner.cli.plan_place import plan_place
     from tuner.cli.plan_serve import plan_serve
-    from tuner.cli.plan_text import plan_text
-    from tuner.cli.progress import planning
-    from tuner.plan_folder import write_plan
+    from tuner.cli.plan_train import plan_train
     from tuner.spec.kind import goal_kind
 
-    kind = goal_kind(spec)
-    if kind == "serve":
-        plan_serve(
-            spec,
-            out=out,
-            profiles=tuple(profile or ()),
-            time_limit_s=seconds(time_limit, option="--time-limit"),
-            as_json=as_json,
-        )
+    time_limit_s = options.seconds(time_limit, option="--time-limit")
+    with _spec(spec, goal, context.params) as path:
+        kind = goal_kind(path)
+        if kind == "serve":
+            plan_serve(
+                path,
+                out=out,
+                profiles=tuple(profile or ()),
+                time_limit_s=time_limit_s,
+                as_json=as_json,
+            )
+        elif kind == "place":
+            plan_place(
+                path,
+                out=out,
+                profiles=tuple(profile or ()),
+                time_limit_s=time_limit_s,
+                calibrated=not uncalibrated,
+                as_json=as_json,
+            )
+        else:
+            plan_train(
+                path,
+                out=out,
+                profiles=tuple(profile or ()),
+                top=top,
+                time_limit_s=time_limit_s,
+                method=solver,
+                calibrated=not uncalibrated,
+                as_json=as_json,
+            )
+
+
+@contextmanager
+def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterator[Path]:
+    """Give the spec's file: the one named, or one that the flags make.
+
+    Raises:
+        SpecError: there is neither, there are both, or the flags make no spec.
+    """
+    given = options.given_flags(params)
+    if spec is not None:
+        if given or goal:
+            first = next(iter(given), "goal")
+            raise SpecError(
+                f"--{first}: the spec {spec.name} says it already; give one or the other"
+            )
+        yield spec
         return
-    if kind == "place":
-        plan_place(
-            spec,
-            out=out,
-            profiles=tuple(profile or ()),
-            time_limit_s=seconds(time_limit, option="--time-limit"),
-            calibrated=not uncalibrated,
-            as_json=as_json,
+    if not given and goal is None:
+        raise SpecError(
+            "nothing to plan: name a SPEC (write one with `moetune init`), or give --model,"
+            " --device and --devices"
         )
-        return
-    with planning() as watch:
-        made = api.plan(
-            spec,
-            profiles=tuple(profile or ()),
-            top=top,
-            time_limit_s=seconds(time_limit, option="--time-limit"),
-            method=solver,
-            calibrated=not uncalibrated,
-            watch=watch,
-        )
-    written = write_plan(out, made.plan, spec=made.spec, profiles=made.profiles)
-    print(written.model_dump_json(indent=2) if as_json else plan_text(written, folder=out))
-    if written.decision is None:
-        raise typer.Exit(1)
+    from tuner.draft.drafting import answered, drafted
+    from tuner.draft.questions import checked_goal
+
+    kind = checked_goal(goal or "train")
+    answers = answered(kind, given)
+    taken = [f"--{key} {text}" for key, text in answers.items() if text and key not in given]
+    if taken:
+        print(f"taken as default: {' '.join(taken)}", file=sys.stderr, flush=True)
+    with drafted(kind, answers) as path:
+        yield path

@@ -1,0 +1,38 @@
+"""`moetune plan` where the goal is to train."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+
+def plan_train(
+    spec: Path,
+    *,
+    out: Path,
+    profiles: Sequence[Path],
+    top: int,
+    time_limit_s: float,
+    method: str,
+    calibrated: bool,
+    as_json: bool,
+) -> None:
+    """Plan a training run, write it and print it."""
+    from tuner.api import plan, write_plan
+    from tuner.cli.plan_text import plan_text
+    from tuner.cli.progress import planning
+
+    with planning() as watch:
+        made = plan(
+            spec,
+            profiles=profiles,
+            top=top,
+            time_limit_s=time_limit_s,
+            method=method,
+            calibrated=calibrated,
+            watch=watch,
+        )
+    written = write_plan(out, made.plan, spec=made.spec, profiles=made.profiles)
+    print(written.model_dump_json(indent=2) if as_json else plan_text(written, folder=out))
+    if written.decision is None:
+        raise typer.Exit(1)

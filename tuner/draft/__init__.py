@@ -1,0 +1,1 @@
+"""A spec from a few answers: what to ask, what is acceptable, and the commented file."""

@@ -1,0 +1,117 @@
+"""The commented YAML of a spec that a few answers make."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tuner.devices.catalogue import find_device
+from tuner.draft.questions import Answers, Goal, machines_of, targets_of, workloads_of
+
+_HEAD: Final = (
+    "# `moetune plan` reads this file; `moetune schema {schema}` lists all of its fields."
+)
+
+
+def spec_text(goal: Goal, answers: Answers, *, folder: Path | None) -> str:
+    """Return the text of a spec.
+
+    Args:
+        goal: what the spec is for.
+        answers: to every question of the goal, checked.
+        folder: that the file will lie in, which its paths are made relative to; None: absolute.
+    """
+    lines = {"train": _train, "serve": _serve, "place": _place}[goal](answers, folder)
+    return "\n".join(lines) + "\n"
+
+
+def _train(answers: Answers, folder: Path | None) -> Iterator[str]:
+    yield _HEAD.format(schema="spec")
+    yield "schema_version: 1"
+    yield f"model: {_path(answers['model'], folder)}"
+    yield from _cluster(answers)
+    yield "goal:"
+    yield "  kind: train"
+    yield f"  sequence_length: {answers['sequence-length']}"
+    yield f"  global_batch_size: {answers['batch']}          # sequences of one optimizer step"
+    yield f"  precision: {answers['precision']}"
+    yield "  # tokens: 1.0e12                # of the whole run: its days, device hours and cost"
+    yield "  # routing: {path: routing.json}  # recorded loads of experts; absent: balanced"
+    yield "  # reliability: {device_mtbf: 50000h, restart: 10min}"
+    yield f"emit: {_list(answers['emit'])}      # targets also limit what is searched"
+
+
+def _serve(answers: Answers, folder: Path | None) -> Iterator[str]:
+    yield _HEAD.format(schema="serve-spec")
+    yield "schema_version: 1"
+    yield f"model: {_path(answers['model'], folder)}"
+    yield from _cluster(answers)
+    yield "goal:"
+    yield "  kind: serve"
+    yield f"  engine: {{name: {answers['engine']}}}"
+    yield "  traffic:                          # or a recorded trace, or laws of lengths"
+    load = "concurrency" if answers["concurrency"] else "rate"
+    yield f"    {load}: {answers[load]}"
+    yield f"    input_tokens: {answers['input-tokens']}"
+    yield f"    output_tokens: {answers['output-tokens']}"
+    yield "  slo:                              # mean, p50, p90, p99"
+    yield f"    ttft: {{p90: {answers['ttft']}}}"
+    yield f"    tpot: {{p90: {answers['tpot']}}}"
+    yield f"  quantization: {answers['quantization']}"
+    yield f"  objective: {answers['objective']}              # goodput | cost | devices"
+    yield f"emit: {_list(answers['emit'])}"
+
+
+def _place(answers: Answers, folder: Path | None) -> Iterator[str]:
+    yield _HEAD.format(schema="place-spec")
+    yield "schema_version: 1"
+    yield "goal:"
+    yield "  kind: place"
+    yield f"  objective: {answers['objective']}"
+    yield f"  ranks: {answers['ranks']}"
+    if answers["ranks-per-node"]:
+        yield f"  ranks_per_node: {answers['ranks-per-node']}"
+    if answers["redundant-experts"]:
+        yield f"  redundant_experts: {answers['redundant-experts']}"
+    yield "  robust: mean                      # of the workloads' imbalances; or worst, cvar"
+    yield "  workloads:"
+    for name, path in workloads_of(answers["workload"]).items():
+        yield f"    - {{name: {_quoted(name)}, path: {_path(str(path), folder)}, weight: 1}}"
+    yield "  # current: running.json           # what runs today; with max_moved_experts"
+    yield f"emit: {_list(answers['emit'])}"
+
+
+def _cluster(answers: Answers) -> Iterator[str]:
+    sheet = find_device(answers["device"])
+    nodes, each = machines_of(answers)
+    yield "cluster:"
+    yield "  pools:"
+    yield f"    - name: {_quoted(sheet.name)}"
+    yield f"      device: {_quoted(sheet.name)}           # its datasheet; or  profile: DIR"
+    yield f"      nodes: {nodes}"
+    yield f"      devices_per_node: {each}"
+    yield "      # nic: 400Gbit/s              # of one network card; absent: the datasheet's"
+    yield "      # price_per_device_hour: 3.5"
+
+
+def _path(text: str, folder: Path | None) -> str:
+    path = Path(text).expanduser().absolute()
+    if folder is None:
+        return _quoted(str(path))
+    return _quoted(Path(os.path.relpath(path, folder.absolute())).as_posix())
+
+
+def _list(text: str) -> str:
+    return f"[{', '.join(_quoted(name) for name in targets_of(text))}]"
+
+
+def _quoted(text: str) -> str:
+    """Write text as YAML that reads back the same; plain where that is safe."""
+    is_plain = text.replace("-", "").replace("_", "").isalnum() and text[:1].isalpha()
+    is_plain &= text.isascii() and text.lower() not in _WORDS
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
+
+
+_WORDS: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+"""That YAML reads as something else than text."""
