@@ -13,7 +13,7 @@ from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.content import Cell, Figure, Table, seconds, size, word
 from tuner.report.decisions import train_words
 from tuner.report.palette import BLUE, GREY, SKY, VERMILLION
-from tuner.report.step_figures import GIBIBYTE
+from tuner.report.step_figures import memory_unit
 from tuner.units import format_bytes, format_count, format_s
 
 
@@ -36,21 +36,22 @@ def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
     """Draw what the plan keeps of its search."""
     points = list(_points(plan, predicted))
     limit = predicted.memory_limit_bytes
+    unit, unit_bytes = memory_unit(max(point.peak_bytes for point in points))
     marks = {}
     if limit is not None:
         marks = {
-            "shapes": [limit_line(limit / GIBIBYTE, is_vertical=True)],
+            "shapes": [limit_line(limit / unit_bytes, is_vertical=True)],
             "annotations": [
-                limit_text(f"usable: {format_bytes(limit)} ", limit / GIBIBYTE, is_vertical=True)
+                limit_text(f"usable: {format_bytes(limit)} ", limit / unit_bytes, is_vertical=True)
             ],
         }
     return Figure(
         name="candidates",
         title="The candidates: time against memory",
         reading=_reading(plan),
-        traces=tuple(_traces(points)),
+        traces=tuple(_traces(points, unit_bytes)),
         layout=layout(
-            x=axis("GiB on the fullest device (peak)"),
+            x=axis(f"{unit} on the fullest device (peak)"),
             y=time_axis("time of a step"),
             hovermode="closest",
             **marks,
@@ -103,7 +104,7 @@ def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_Point]:
         )
 
 
-def _traces(points: list[_Point]) -> Iterator[dict[str, object]]:
+def _traces(points: list[_Point], unit_bytes: int) -> Iterator[dict[str, object]]:
     looks = (
         (_FRONT, "lines+markers", GREY, "circle-open", 9),
         (_OTHER, "markers", BLUE, "square", 9),
@@ -120,7 +121,7 @@ def _traces(points: list[_Point]) -> Iterator[dict[str, object]]:
             "type": "scatter",
             "mode": mode,
             "name": group,
-            "x": [point.peak_bytes / GIBIBYTE for point in own],
+            "x": [point.peak_bytes / unit_bytes for point in own],
             "y": [point.step_time_s for point in own],
             "marker": {"color": colour, "symbol": symbol, "size": width},
             "line": {"color": colour, "dash": "dot", "width": 1.5, "shape": "hv"},

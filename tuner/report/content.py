@@ -16,9 +16,12 @@ anything about looks, which tuner/report/page.py and markdown.py add.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tuner.units import format_bytes, format_ratio, format_s
+
+MOST_SIGNIFICANT: Final = 1000.0
+"""From here on a number is written without decimals; below to four significant digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +160,8 @@ def share(value: float, *, key: str = "") -> Cell:
 
 def number(value: float, *, key: str = "", unit: str = "") -> Cell:
     """Return a count or a rate."""
-    shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    is_whole = isinstance(value, int) or abs(value) >= MOST_SIGNIFICANT
+    shown = f"{value:,.0f}" if is_whole else f"{value:.4g}"
     return Cell(text=f"{shown} {unit}".rstrip(), value=value, key=key)
 
 

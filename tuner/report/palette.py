@@ -28,8 +28,9 @@ DIVERGING: Final = ("#2166ac", "#f7f7f7", "#b2182b")
 
 def filled(index: int) -> dict[str, object]:
     """Return Plotly's `marker` of the part of that number in a stack."""
-    at = index % len(CYCLE)
-    return hatched(CYCLE[at], HATCHING[at])
+    around = index // len(CYCLE)
+    # A colour that comes again has other lines over it.
+    return hatched(CYCLE[index % len(CYCLE)], HATCHING[(index + 3 * around) % len(HATCHING)])
 
 
 def hatched(colour: str, shape: str) -> dict[str, object]:

@@ -1,127 +1,13 @@
 """Plots of a placement: loads by layer and rank, imbalance before and after, distance to bounds.
 
-Loads are ratios to the mean of their layer: 1 is perfect. Heat maps of more layers or ranks than a
-page should hold are drawn in blocks that show their largest load (tuner/report/heat_map.py).
+Loads are ratios to the mean of their layer: 1 is perfect.
 """
-
-from collections.abc import Iterator
-from typing import Final
-
-import numpy as np
 
 from tuner.place_plan import LayerTimes, PlaceCertificate, PlacePrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, word
-from tuner.report.heat_map import HeatMap, blocks
-from tuner.report.palette import BLUE, DIVERGING, GREEN, GREY, ORANGE, VERMILLION, hatched
+from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION, hatched
 from tuner.units import format_s
-
-MOST_CELLS: Final = 40_000
-"""Of one heat map's panel; the page shall stay small."""
-MOST_ROWS: Final = 128
-
-LOAD_HOVER: Final = "layer %{y}, rank %{x}<br>%{z:.3f} of the mean<extra></extra>"
-"""Plotly's template; `extra` would repeat the panel's name."""
-
-
-def heat_map_figure(heat: HeatMap, *, number_of: int) -> Figure:
-    """Draw one workload's loads before and after on one colour scale."""
-    layers, ranks = next(iter(heat.panels.values())).shape
-    rows = min(layers, MOST_ROWS)
-    columns = min(ranks, max(1, MOST_CELLS // rows))
-    most_ratio = max(1.0 + 1e-6, *(float(panel.max()) for panel in heat.panels.values()))
-    middle = 1.0 / most_ratio
-    first_layer = (np.arange(rows) * layers // rows).tolist()
-    first_rank = (np.arange(columns) * ranks // columns).tolist()
-    traces = []
-    marks = []
-    count = len(heat.panels)
-    shapes: dict[str, object] = {}
-    for place, (name, panel) in enumerate(heat.panels.items()):
-        suffix = "" if place == 0 else str(place + 1)
-        width = (1.0 - 0.06 * (count - 1)) / count
-        start = place * (width + 0.06)
-        shapes[f"xaxis{suffix}"] = axis(
-            "rank",
-            domain=[start, start + width],
-            anchor=f"y{suffix}",
-            showgrid=False,
-            constrain="domain",
-        )
-        shapes[f"yaxis{suffix}"] = axis(
-            "layer" if place == 0 else "",
-            autorange="reversed",
-            anchor=f"x{suffix}",
-            type="category",
-            showgrid=False,
-            showticklabels=place == 0,
-            **({"matches": "y"} if place else {}),
-        )
-        traces.append(
-            {
-                "type": "heatmap",
-                "name": name,
-                "z": [[float(f"{one:.4g}") for one in row] for row in blocks(panel, rows, columns)],
-                "x": first_rank,
-                "y": [str(heat.layer_ids[at]) for at in first_layer],
-                "xaxis": f"x{suffix}",
-                "yaxis": f"y{suffix}",
-                "zmin": 0.0,
-                "zmax": most_ratio,
-                "colorscale": [[0.0, DIVERGING[0]], [middle, DIVERGING[1]], [1.0, DIVERGING[2]]],
-                "showscale": place == count - 1,
-                "colorbar": {"title": {"text": "load / mean"}, "thickness": 12, "len": 0.9},
-                "hovertemplate": LOAD_HOVER,
-                "xgap": 1 if columns <= 64 else 0,
-                "ygap": 1 if rows <= 64 else 0,
-            }
-        )
-        marks.append(
-            {
-                "text": f"{name}: largest {panel.max():.3f}",
-                "x": start,
-                "xref": "paper",
-                "y": 1.0,
-                "yref": "paper",
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "showarrow": False,
-            }
-        )
-    base = layout(x=axis(""), y=axis(""))
-    is_blocked = (rows, columns) != (layers, ranks)
-    return Figure(
-        name=f"heat-map-{number_of}",
-        title=f"Rank loads of {heat.title}",
-        reading="Load of every rank in every layer over the layer's mean, on judged passes: white "
-        "is even, red is overloaded, blue has room. Both panels have one scale."
-        + (" Blocks show their largest load." if is_blocked else ""),
-        traces=tuple(traces),
-        layout={
-            **base,
-            **shapes,
-            "annotations": marks,
-            "margin": {"l": 12, "r": 12, "t": 30, "b": 12},
-        },
-        table=_loads(heat),
-        height=int(min(620, max(260, 130 + 20 * rows))),
-    )
-
-
-def _loads(heat: HeatMap) -> Table:
-    names = tuple(heat.panels)
-    header = ("layer", *(f"{name}: {what}" for name in names for what in ("largest", "smallest")))
-
-    def cells(place: int) -> Iterator[Cell]:
-        for panel in heat.panels.values():
-            for value in (float(panel[place].max()), float(panel[place].min())):
-                yield Cell(text=f"{value:.3f}", value=value)
-
-    return Table(
-        caption=f"Largest and smallest rank load over the mean, {heat.title}",
-        header=header,
-        rows=tuple((word(layer), *cells(place)) for place, layer in enumerate(heat.layer_ids)),
-    )
 
 
 def imbalance_figure(predicted: PlacePrediction) -> Figure:

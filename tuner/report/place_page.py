@@ -27,10 +27,10 @@ from tuner.report.content import (
     word,
 )
 from tuner.report.heat_map import HeatMap
+from tuner.report.heat_map_figure import heat_map_figure
 from tuner.report.launch_section import launch_section
 from tuner.report.place_figures import (
     bounds_figure,
-    heat_map_figure,
     imbalance_figure,
     left_out_figure,
     times_figure,
@@ -171,7 +171,17 @@ def _maps(maps: tuple[HeatMap, ...]) -> Iterator[Section]:
         yield Section(
             name="loads",
             heading="Loads by layer and rank",
-            blocks=tuple(heat_map_figure(heat, number_of=at) for at, heat in enumerate(maps)),
+            blocks=tuple(
+                heat_map_figure(
+                    heat,
+                    name=f"heat-map-{at}",
+                    title=f"Rank loads of {heat.title}",
+                    reading="Load of every rank in every layer over the layer's mean, on judged "
+                    "passes; both panels have one scale.",
+                    across="rank",
+                )
+                for at, heat in enumerate(maps)
+            ),
         )
 
 

@@ -9,6 +9,7 @@ from tuner.errors import PlanUnreadableError
 from tuner.place_folder import read_place_plan
 from tuner.plan_folder import (
     MAX_PLAN_BYTES,
+    TRIALS_NAME,
     VERIFIED_NAME,
     kind_of_plan,
     parsed_plan,
@@ -24,6 +25,7 @@ from tuner.report.train_page import TrainEvidence, train_report
 from tuner.report.what_if_curves import what_if_section
 from tuner.serve_plan import ServePlan
 from tuner.verify.placement_records import PlaceVerified
+from tuner.verify.records import read_trials
 from tuner.what_if import Change, WhatIf
 
 
@@ -50,6 +52,7 @@ def report_of(folder: Path, *, asked: Asked | None = None) -> Report:
         plan = read_plan(folder)
         evidence = TrainEvidence(
             verified=read_verified(folder),
+            trials=read_trials(folder / TRIALS_NAME),
             files=read_launch_files(folder, plan.files),
             what_if=_curves(asked, kind="train"),
         )

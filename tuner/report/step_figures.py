@@ -11,13 +11,10 @@ from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.content import Figure, Table, between, number, seconds, share, size, word
 from tuner.report.decisions import train_words
 from tuner.report.palette import BLUE, GREEN, ORANGE, filled, hatched
-from tuner.units import format_bytes, format_s
+from tuner.units import format_bytes, format_s, parse_bytes
 
 MOST_COMPARED: Final = 4
 """Runners-up beside the plan's decision."""
-
-GIBIBYTE: Final = 2**30
-"""Plots of memory count in GiB, as vendors of devices do."""
 
 _PARTS: Final = ("parameter", "gradient", "optimizer", "activation", "other")
 _PART_WORDS: Final = ("parameters", "gradients", "optimizer state", "activations", "buffers")
@@ -150,9 +147,18 @@ def stage_time_figure(predicted: TrainPrediction) -> Figure:
     )
 
 
+def memory_unit(most_bytes: float) -> tuple[str, int]:
+    """Return the unit in which so many bytes are drawn, and its bytes."""
+    unit = next(
+        (unit for unit in ("GiB", "MiB", "KiB") if most_bytes >= parse_bytes(f"1{unit}")), "B"
+    )
+    return unit, parse_bytes(f"1{unit}")
+
+
 def stage_memory_figure(predicted: TrainPrediction) -> Figure:
     """Draw the bytes of each stage by what they hold."""
     stages = predicted.stages
+    unit, unit_bytes = memory_unit(max(stage.total_bytes for stage in stages))
     names = _stage_names(stages)
     return Figure(
         name="stage-memory",
@@ -163,7 +169,7 @@ def stage_memory_figure(predicted: TrainPrediction) -> Figure:
                 "type": "bar",
                 "name": said,
                 "x": names,
-                "y": [_bytes(one, part) / GIBIBYTE for one in stages],
+                "y": [_bytes(one, part) / unit_bytes for one in stages],
                 "marker": filled(place),
                 "hovertext": [f"{said}: {format_bytes(_bytes(one, part))}" for one in stages],
                 "hoverinfo": "text+x",
@@ -172,7 +178,7 @@ def stage_memory_figure(predicted: TrainPrediction) -> Figure:
         ),
         layout=layout(
             x=axis("stage", type="category"),
-            y=axis("GiB", rangemode="tozero"),
+            y=axis(unit, rangemode="tozero"),
             barmode="stack",
         ),
         table=Table(
@@ -198,22 +204,23 @@ def peak_figure(predicted: TrainPrediction) -> Figure:
     """Draw the peak of each pipeline rank with its band, against what may be used."""
     peaks, bands = predicted.peak_memory_bytes, predicted.peak_memory_bytes_band
     limit = predicted.memory_limit_bytes
+    unit, unit_bytes = memory_unit(max(peaks))
     names = [f"rank {rank}" for rank in range(len(peaks))]
     traces = (
         {
             "type": "bar",
             "name": "predicted peak and its band",
             "x": names,
-            "y": [peak / GIBIBYTE for peak in peaks],
+            "y": [peak / unit_bytes for peak in peaks],
             "marker": {"color": GREEN},
             "error_y": {
                 "type": "data",
                 "symmetric": False,
                 "array": [
-                    (high - peak) / GIBIBYTE for peak, (_, high) in zip(peaks, bands, strict=True)
+                    (high - peak) / unit_bytes for peak, (_, high) in zip(peaks, bands, strict=True)
                 ],
                 "arrayminus": [
-                    (peak - low) / GIBIBYTE for peak, (low, _) in zip(peaks, bands, strict=True)
+                    (peak - low) / unit_bytes for peak, (low, _) in zip(peaks, bands, strict=True)
                 ],
                 "color": "ink",
                 "thickness": 1.5,
@@ -229,8 +236,8 @@ def peak_figure(predicted: TrainPrediction) -> Figure:
     if limit is not None:
         text = f"usable: {format_bytes(limit)}"
         marks = {
-            "shapes": [limit_line(limit / GIBIBYTE, is_vertical=False)],
-            "annotations": [limit_text(text, limit / GIBIBYTE, is_vertical=False)],
+            "shapes": [limit_line(limit / unit_bytes, is_vertical=False)],
+            "annotations": [limit_text(text, limit / unit_bytes, is_vertical=False)],
         }
     return Figure(
         name="peak",
@@ -240,7 +247,7 @@ def peak_figure(predicted: TrainPrediction) -> Figure:
         traces=traces,
         layout=layout(
             x=axis("pipeline rank", type="category"),
-            y=axis("GiB", rangemode="tozero"),
+            y=axis(unit, rangemode="tozero"),
             bargap=0.5,
             **marks,
         ),

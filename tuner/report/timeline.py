@@ -24,14 +24,21 @@ from typing import Final, NamedTuple
 from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Figure, Table, seconds, word
-from tuner.report.palette import BLUE, GREY, ORANGE, PURPLE, SKY, VERMILLION, hatched
+from tuner.report.palette import BLUE, GREY, ORANGE, PURPLE, VERMILLION, hatched
 from tuner.simulate.pipeline import FORWARD, Pipeline, Played, TimedPass, passes, play
 from tuner.units import format_s
 
 MOST_PLAYED: Final = 300_000
 """Passes of all ranks; playing more takes longer than a page should."""
-MOST_DRAWN: Final = 1_600
-"""Passes drawn one by one; more are too thin to see."""
+MOST_OF_RANK: Final = 72
+"""Passes of one rank that are drawn side by side; more are too thin to see."""
+WINDOW: Final = 28
+"""Passes of one rank that each end of a longer step shows."""
+MOST_DRAWN: Final = 1_800
+"""Passes of all ranks in one window; a page with more opens slowly."""
+
+LEAST_GAP: Final = 1e-4
+"""Of a step's time; a shorter wait is not drawn."""
 
 _EXPOSED: Final = ("tensor", "context", "expert", "collectives")
 _EXPOSED_REFERENCE: Final = ("tensor_communication", "expert_communication")
@@ -40,10 +47,9 @@ _EXPOSED_REFERENCE: Final = ("tensor_communication", "expert_communication")
 _KINDS: Final = {
     "forward": (BLUE, ""),
     "backward": (ORANGE, ""),
-    "recompute": (PURPLE, "/"),
-    "communication": (VERMILLION, "x"),
+    "recompute": (PURPLE, ""),
+    "communication": (VERMILLION, ""),
     "waiting (bubble)": ("rgba(140,149,159,0.22)", ""),
-    "passes not drawn apart": (SKY, "-"),
     "once a step": (GREY, "."),
 }
 
@@ -54,6 +60,11 @@ class _Bar(NamedTuple):
     start_s: float
     length_s: float
     text: str
+
+
+class _Window(NamedTuple):
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +92,11 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
         num_microbatches=count,
     )
     played, every = play(pipeline), passes(pipeline)
+    end_s = max(predicted.step_time_s, played.step_s)
+    windows = _windows(every, num_ranks=ranks, end_s=end_s)
     rest_s = predicted.step_time_s - played.step_s
     bars = [
-        *_drawn(every, shares=_shares(predicted, pipeline), num_ranks=ranks),
+        *(bar for one in every for bar in _parts(one, _shares(predicted, pipeline))),
         *_waiting(every, until_s=played.step_s, num_ranks=ranks),
     ]
     if rest_s > 0.0:
@@ -92,16 +105,49 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
     return Figure(
         name="timeline",
         title="One step of the pipeline",
-        reading=_reading(decision, count=count, is_whole=len(every) <= MOST_DRAWN),
-        traces=tuple(_traces(bars)),
-        layout=layout(
-            x=time_axis("time", range=[0.0, max(predicted.step_time_s, played.step_s)]),
-            y=axis("", autorange="reversed", type="category"),
-            barmode="overlay",
-            bargap=0.25,
+        reading=_reading(decision, count=count, is_whole=len(windows) == 1),
+        traces=tuple(
+            trace
+            for place, window in enumerate(windows)
+            for trace in _traces(bars, window, place=place)
         ),
+        layout=_layout(windows, num_ranks=ranks),
         table=_table(every, played, rest_s=rest_s, num_ranks=ranks),
         height=150 + max(130, min(34 * ranks, 900)),
+    )
+
+
+def _windows(every: Sequence[TimedPass], *, num_ranks: int, end_s: float) -> tuple[_Window, ...]:
+    """Return the spans of time that are drawn: all of a short step, both ends of a long one."""
+    own = [[one for one in every if one.device == rank] for rank in range(num_ranks)]
+    if max(map(len, own)) <= MOST_OF_RANK and len(every) <= MOST_DRAWN:
+        return (_Window(0.0, end_s),)
+    each = max(1, min(WINDOW, MOST_DRAWN // num_ranks))
+    first_s = min(passes_of[min(each, len(passes_of)) - 1].end_s for passes_of in own)
+    last_s = max(passes_of[-min(each, len(passes_of))].start_s for passes_of in own)
+    return (_Window(0.0, first_s), _Window(last_s, end_s))
+
+
+def _layout(windows: Sequence[_Window], *, num_ranks: int) -> dict[str, object]:
+    ranks = axis(
+        "",
+        type="category",
+        range=[num_ranks - 0.5, -0.5],
+        categoryorder="array",
+        categoryarray=[f"rank {rank}" for rank in range(num_ranks)],
+    )
+    if len(windows) == 1:
+        (whole,) = windows
+        times = time_axis("time", range=list(whole))
+        return layout(x=times, y=ranks, barmode="overlay", bargap=0.25)
+    start, end = windows
+    return layout(
+        x=time_axis("start of the step", range=list(start), domain=[0.0, 0.485]),
+        y=ranks,
+        xaxis2=time_axis("its end", range=list(end), domain=[0.515, 1.0], anchor="y2"),
+        yaxis2={**ranks, "anchor": "x2", "showticklabels": False},
+        barmode="overlay",
+        bargap=0.25,
     )
 
 
@@ -112,7 +158,7 @@ def _reading(decision: TrainDecision, *, count: int, is_whole: bool) -> str:
     told += f"rank{'s' * (ranks > 1)}, played by the schedule from the plan's stage times. "
     told += "Inside a pass, recomputation and communication have the step's shares."
     if not is_whole:
-        told += " The start and the end are drawn pass by pass, the steady middle as one block."
+        told += " Both ends of the step are drawn; between them it goes on as they do."
     return told
 
 
@@ -131,29 +177,6 @@ def _shares(predicted: TrainPrediction, pipeline: Pipeline) -> _Shares:
         communication=min(1.0, exposed_s / (forward_s + backward_s)),
         recompute=min(1.0, again_s / backward_s) if backward_s else 0.0,
     )
-
-
-def _drawn(every: Sequence[TimedPass], *, shares: _Shares, num_ranks: int) -> Iterator[_Bar]:
-    """Yield the parts of every pass, or of those at both ends with a block between."""
-    for rank in range(num_ranks):
-        start, middle, end = _split(every, rank, num_ranks=num_ranks)
-        for one in (*start, *end):
-            yield from _parts(one, shares)
-        if middle:
-            start_s, length_s = middle[0].start_s, middle[-1].end_s - middle[0].start_s
-            said = f"{len(middle)} passes, {format_s(length_s)}"
-            yield _Bar(rank, "passes not drawn apart", start_s, length_s, said)
-
-
-def _split(
-    every: Sequence[TimedPass], rank: int, *, num_ranks: int
-) -> tuple[Sequence[TimedPass], Sequence[TimedPass], Sequence[TimedPass]]:
-    """Part a rank's passes into those drawn at the start, those not drawn, and the end."""
-    own = [one for one in every if one.device == rank]
-    if len(every) <= MOST_DRAWN:
-        return own, (), ()
-    each = max(1, MOST_DRAWN // (2 * num_ranks))
-    return own[:each], own[each:-each], own[-each:]
 
 
 def _parts(one: TimedPass, shares: _Shares) -> Iterator[_Bar]:
@@ -175,25 +198,22 @@ def _parts(one: TimedPass, shares: _Shares) -> Iterator[_Bar]:
 
 
 def _waiting(every: Sequence[TimedPass], *, until_s: float, num_ranks: int) -> Iterator[_Bar]:
-    """Yield the gaps between drawn passes that are wide enough to see."""
-    least_s = until_s * 1e-4
+    """Yield the gaps of every rank."""
     for rank in range(num_ranks):
         now_s = 0.0
-        start, middle, end = _split(every, rank, num_ranks=num_ranks)
-        spans = [(one.start_s, one.end_s) for one in start]
-        spans += [(middle[0].start_s, middle[-1].end_s)] if middle else []
-        spans += [(one.start_s, one.end_s) for one in end]
-        for start_s, end_s in (*spans, (until_s, until_s)):
+        own = [(one.start_s, one.end_s) for one in every if one.device == rank]
+        for start_s, end_s in (*own, (until_s, until_s)):
             gap_s = start_s - now_s
-            if gap_s > least_s:
+            if gap_s > LEAST_GAP * until_s:
                 yield _Bar(rank, "waiting (bubble)", now_s, gap_s, f"waits {format_s(gap_s)}")
             now_s = end_s
 
 
-def _traces(bars: Sequence[_Bar]) -> Iterator[dict[str, object]]:
+def _traces(bars: Sequence[_Bar], window: _Window, *, place: int) -> Iterator[dict[str, object]]:
     by_kind: dict[str, list[_Bar]] = defaultdict(list)
     for bar in bars:
-        by_kind[bar.kind].append(bar)
+        if bar.start_s < window.end_s and bar.start_s + bar.length_s > window.start_s:
+            by_kind[bar.kind].append(bar)
     for kind, (colour, shape) in _KINDS.items():
         own = by_kind.get(kind)
         if not own:
@@ -202,12 +222,15 @@ def _traces(bars: Sequence[_Bar]) -> Iterator[dict[str, object]]:
             "type": "bar",
             "orientation": "h",
             "name": kind,
+            "legendgroup": kind,
+            "showlegend": place == 0 or kind == "once a step",
             "y": [f"rank {bar.device}" for bar in own],
             "base": [float(f"{bar.start_s:.6g}") for bar in own],
             "x": [float(f"{bar.length_s:.6g}") for bar in own],
             "marker": hatched(colour, shape),
             "hovertext": [bar.text for bar in own],
             "hoverinfo": "text",
+            **({"xaxis": "x2", "yaxis": "y2"} if place else {}),
         }
 
 

@@ -23,7 +23,9 @@ from tuner.report.content import (
     some,
     word,
 )
-from tuner.report.decisions import stages_words, train_extras, train_words
+from tuner.report.decision_section import decision_section
+from tuner.report.decisions import train_words
+from tuner.report.expert_loads import loads_section
 from tuner.report.launch_section import launch_section
 from tuner.report.provenance import provenance_section
 from tuner.report.step_figures import (
@@ -34,9 +36,8 @@ from tuner.report.step_figures import (
 )
 from tuner.report.timeline import timeline_figure
 from tuner.report.trials import trials_section
-from tuner.spec.accounting import active_parameters, num_parameters
-from tuner.units import format_bytes, format_count, format_ratio, format_s
-from tuner.verify.records import Verified
+from tuner.units import format_bytes, format_ratio, format_s
+from tuner.verify.records import TrialRecord, Verified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +45,8 @@ class TrainEvidence:
     """What lies beside a training plan."""
 
     verified: Verified | None
+    trials: tuple[TrialRecord, ...]
+    """Whole, as they were launched."""
     files: tuple[File, ...]
     what_if: Section | None
     """Absent where nothing was asked."""
@@ -63,11 +66,15 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
             proof=f"Stands in the way: {plan.binding_constraint}.",
             sections=(*_ways_out(plan), _provenance(plan)),
         )
+    loads = loads_section(
+        plan, evidence.trials, evidence.verified.winner if evidence.verified else None
+    )
     sections = [
-        _decision(plan, decision),
+        decision_section(plan, decision),
         *([trials_section(evidence.verified, predicted)] if evidence.verified else []),
         _step(plan, predicted),
         _memory(predicted),
+        *([loads] if loads else []),
         _choice(plan, predicted),
         *([evidence.what_if] if evidence.what_if else []),
         *_ways_out(plan),
@@ -87,7 +94,8 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
 
 def _devices(plan: Plan, decision: TrainDecision | None) -> str:
     pools = " + ".join(
-        f"{pool.num_devices} {pool.device or pool.name}" for pool in plan.cluster.pools
+        f"{pool.num_devices} {pool.device or f'devices of {pool.name}'}"
+        for pool in plan.cluster.pools
     )
     total = sum(pool.num_devices for pool in plan.cluster.pools)
     if decision is not None and decision.num_devices < total:
@@ -152,75 +160,6 @@ def _proof(certificate: Certificate) -> str:
     return (
         f"Within {certificate.gap_ratio:.2%} of optimal under the model: {count}"
         f"{f', {space.open:,} were left open' if space.open else ''}."
-    )
-
-
-def _decision(plan: Plan, decision: TrainDecision) -> Section:
-    d = decision
-    virtual = d.virtual_pipeline_model_parallel_size
-    degrees: tuple[tuple[str, str, int], ...] = (
-        ("tensor parallel (TP)", "tensor_model_parallel_size", d.tensor_model_parallel_size),
-        ("context parallel (CP)", "context_parallel_size", d.context_parallel_size),
-        ("pipeline parallel (PP)", "pipeline_model_parallel_size", d.pipeline_model_parallel_size),
-        ("chunks on each rank (VPP)", "virtual_pipeline_model_parallel_size", virtual),
-        ("data parallel (DP)", "data_parallel_size", d.data_parallel_size),
-        ("expert parallel (EP)", "expert_model_parallel_size", d.expert_model_parallel_size),
-        ("expert tensor parallel", "expert_tensor_parallel_size", d.expert_tensor_parallel_size),
-        ("expert data parallel", "expert_data_parallel_size", d.expert_data_parallel_size),
-        ("ZeRO stage", "zero_stage", d.zero_stage),
-        ("micro-batch", "micro_batch_size", d.micro_batch_size),
-    )
-    table = Table(
-        caption="Degrees",
-        header=("", "value"),
-        rows=tuple(
-            (word(name), number(value, key=f"decision.{key}")) for name, key, value in degrees
-        ),
-    )
-    extras = train_extras(decision)
-    facts = (
-        ("stages", word(stages_words(decision))),
-        ("micro-batches a step", number(d.num_microbatches(plan.goal.global_batch_size))),
-        ("with", word(", ".join(extras) or "nothing else")),
-        ("rank order", word(d.rank_order)),
-        ("launched by", word(", ".join(plan.emit))),
-        *_model_facts(plan),
-    )
-    return Section(
-        name="decision",
-        heading="What to launch",
-        blocks=some(Facts(facts=facts), table, _where(plan)),
-    )
-
-
-def _model_facts(plan: Plan) -> Iterator[tuple[str, Cell]]:
-    model = plan.model
-    yield (
-        "model",
-        word(
-            f"{format_count(num_parameters(model))} parameters, "
-            f"{format_count(active_parameters(model))} active per token"
-        ),
-    )
-    yield "precision", word(plan.goal.precision.value)
-
-
-def _where(plan: Plan) -> Table | None:
-    """Say which pool runs which stage, where pools are unlike."""
-    if plan.placement is None or not plan.placement.stages:
-        return None
-    return Table(
-        caption="Where the stages run",
-        header=("stage", "pool", "layers", "devices"),
-        rows=tuple(
-            (
-                word(index),
-                word(stage.pool),
-                number(stage.layers, key=f"placement.stages.{index}.layers"),
-                number(stage.devices, key=f"placement.stages.{index}.devices"),
-            )
-            for index, stage in enumerate(plan.placement.stages)
-        ),
     )
 
 

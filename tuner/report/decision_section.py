@@ -1,0 +1,79 @@
+"""What a training plan launches, as a section."""
+
+from collections.abc import Iterator
+
+from tuner.plan import Plan, TrainDecision
+from tuner.report.content import Cell, Facts, Section, Table, number, some, word
+from tuner.report.decisions import stages_words, train_extras
+from tuner.spec.accounting import active_parameters, num_parameters
+from tuner.units import format_count
+
+
+def decision_section(plan: Plan, decision: TrainDecision) -> Section:
+    """Say which degrees, stages and extras are launched, and where."""
+    d = decision
+    virtual = d.virtual_pipeline_model_parallel_size
+    degrees: tuple[tuple[str, str, int], ...] = (
+        ("tensor parallel (TP)", "tensor_model_parallel_size", d.tensor_model_parallel_size),
+        ("context parallel (CP)", "context_parallel_size", d.context_parallel_size),
+        ("pipeline parallel (PP)", "pipeline_model_parallel_size", d.pipeline_model_parallel_size),
+        ("chunks on each rank (VPP)", "virtual_pipeline_model_parallel_size", virtual),
+        ("data parallel (DP)", "data_parallel_size", d.data_parallel_size),
+        ("expert parallel (EP)", "expert_model_parallel_size", d.expert_model_parallel_size),
+        ("expert tensor parallel", "expert_tensor_parallel_size", d.expert_tensor_parallel_size),
+        ("expert data parallel", "expert_data_parallel_size", d.expert_data_parallel_size),
+        ("ZeRO stage", "zero_stage", d.zero_stage),
+        ("micro-batch", "micro_batch_size", d.micro_batch_size),
+    )
+    table = Table(
+        caption="Degrees",
+        header=("", "value"),
+        rows=tuple(
+            (word(name), number(value, key=f"decision.{key}")) for name, key, value in degrees
+        ),
+    )
+    extras = train_extras(decision)
+    facts = (
+        ("stages", word(stages_words(decision))),
+        ("micro-batches a step", number(d.num_microbatches(plan.goal.global_batch_size))),
+        ("with", word(", ".join(extras) or "nothing else")),
+        ("rank order", word(d.rank_order)),
+        ("launched by", word(", ".join(plan.emit))),
+        *_model_facts(plan),
+    )
+    return Section(
+        name="decision",
+        heading="What to launch",
+        blocks=some(Facts(facts=facts), table, _where(plan)),
+    )
+
+
+def _model_facts(plan: Plan) -> Iterator[tuple[str, Cell]]:
+    model = plan.model
+    yield (
+        "model",
+        word(
+            f"{format_count(num_parameters(model))} parameters, "
+            f"{format_count(active_parameters(model))} active per token"
+        ),
+    )
+    yield "precision", word(plan.goal.precision.value)
+
+
+def _where(plan: Plan) -> Table | None:
+    """Say which pool runs which stage, where pools are unlike."""
+    if plan.placement is None or not plan.placement.stages:
+        return None
+    return Table(
+        caption="Where the stages run",
+        header=("stage", "pool", "layers", "devices"),
+        rows=tuple(
+            (
+                word(index),
+                word(stage.pool),
+                number(stage.layers, key=f"placement.stages.{index}.layers"),
+                number(stage.devices, key=f"placement.stages.{index}.devices"),
+            )
+            for index, stage in enumerate(plan.placement.stages)
+        ),
+    )
