@@ -24,6 +24,7 @@ from typing import Final
 
 from tuner.backtest.serving.decoders import decoder_named, formats_of
 from tuner.costs.serving.decoder import Decoder, Formats
+from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
@@ -42,6 +43,7 @@ SYSTEMS: Final[Mapping[str, str]] = {
 
 MOST_CONCURRENCY: Final = 65_536
 LONGEST_TOKENS: Final = 1_048_576
+MOST_DRAFTS: Final = 16
 BLANK: Final = ("", "0", "0.0")
 """How a degree is written that a launch does not have."""
 _CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
@@ -83,6 +85,9 @@ class Launch:
     """One of an aggregated launch; prefill and decode of a disaggregated one."""
     ttft_s: float
     tpot_s: float
+    prefix_ratio: float = 0.0
+    """Share of every prompt that is in the prefix cache."""
+    drafting: Drafting | None = None
 
     @property
     def is_disaggregated(self) -> bool:
@@ -169,7 +174,24 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
         sides=_sides(cells, decoder, engine) if is_split else (_side(cells, "", decoder, engine),),
         ttft_s=_number(cells, "silicon_ttft_ms") * 1e-3,
         tpot_s=_number(cells, "silicon_tpot_ms") * 1e-3,
+        prefix_ratio=_ratio(cells, "prefix_hit"),
+        drafting=_drafting(cells),
     )
+
+
+def _drafting(cells: Cells) -> Drafting | None:
+    """Drafts that a row states; most tables do not say, and a blank is none."""
+    drafts = _whole(cells, "draft_tokens", default=0)
+    if drafts == 0:
+        return None
+    if drafts > MOST_DRAFTS:
+        raise MissingError(f"draft_tokens {drafts} is more than {MOST_DRAFTS}")
+    _text(cells, "draft_acceptance")
+    method = cells.get("draft_method", "").strip().lower() or Method.MTP.value
+    if method not in {known.value for known in Method}:
+        raise MissingError(f"draft_method {method[:20]!r} is none that is modelled")
+    acceptance = _ratio(cells, "draft_acceptance")
+    return Drafting(draft_tokens=drafts, acceptance=acceptance, method=Method(method))
 
 
 def _sides(cells: Cells, decoder: Decoder, engine: Engine) -> tuple[Side, ...]:
@@ -258,6 +280,14 @@ def _length(cells: Cells, name: str) -> int:
     value = _count(cells, name)
     if value > LONGEST_TOKENS:
         raise MissingError(f"{name} {value} is more than {LONGEST_TOKENS}")
+    return value
+
+
+def _ratio(cells: Cells, name: str) -> float:
+    """A share from 0 to 1; blank: 0."""
+    value = 0.0 if cells.get(name, "").strip() in BLANK else _number(cells, name)
+    if value > 1.0:
+        raise MissingError(f"{name} {value:g} is not a share of 0 to 1")
     return value
 
 

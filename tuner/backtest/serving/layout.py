@@ -20,6 +20,10 @@ COLUMNS: Final[Mapping[str, str]] = {
     "moe_tp_size": "tensor parallelism of experts",
     "moe_ep_size": "expert parallelism",
     "prefill_*, decode_*": "the degrees of either side of a disaggregated launch, and num_workers",
+    "prefix_hit": "optional: share of every prompt that is in the prefix cache",
+    "draft_tokens": "optional: tokens drafted before each step; blank: none",
+    "draft_acceptance": "share of drafts kept where all before them were, with draft_tokens",
+    "draft_method": "mtp or eagle; blank: mtp",
     "silicon_ttft_ms": "measured mean time to the first token, milliseconds",
     "silicon_tpot_ms": "measured mean time per further token, milliseconds",
 }

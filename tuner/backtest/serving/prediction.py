@@ -77,6 +77,7 @@ class Predictor:
             machine=self.machines[launch.system],
             sequence_s=recipe.sequence_s,
             experts_table=recipe.experts_table,
+            drafting=launch.drafting,
         )
 
     def _disaggregated(self, launch: Launch) -> Latency:
@@ -97,7 +98,14 @@ class Predictor:
         stations = Stations(
             prefill_workers=prefill.workers,
             prefill_ranks=most_busy,
-            prompt_s=reading_s(full, alone, ranks=most_busy, step_tokens=launch.input_tokens),
+            prompt_s=reading_s(
+                full,
+                alone,
+                ranks=most_busy,
+                step_tokens=launch.input_tokens,
+                computed_ratio=1.0 - launch.prefix_ratio,
+            ),
+            prefill_slot_ratio=reading.slot_ratio,
             handover_s=lambda tokens: HANDOVER_S + tokens * each / HANDOVER_BYTES_PER_S,
             decode_ranks=ranks,
             decode=decoding.times,
@@ -130,6 +138,9 @@ class Predictor:
             delay_s=recipe.delay_s,
             seed=launch.concurrency,
         )
+        if launch.prefix_ratio:
+            cached_R = np.floor(launch.prefix_ratio * requests.input_R).astype(np.int64)
+            requests = replace(requests, cached_R=np.minimum(cached_R, requests.input_R - 1))
         served = simulate(requests, times=priced.times, rules=rules, concurrency=concurrency)
         return latency_of(served, recipe, estimated=tuple(sorted(priced.estimated)))
 
@@ -170,6 +181,7 @@ class Predictor:
             iteration.sequence_s,
             iteration.experts_table,
             iteration.busy_ratio,
+            iteration.drafting,
             longest,
             most,
             tokens,

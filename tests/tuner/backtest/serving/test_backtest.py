@@ -95,3 +95,25 @@ def test_a_folder_that_is_nothing_known_is_refused(tmp_path: Path) -> None:
 
 def test_the_same_table_gives_the_same_predictions(row: Row) -> None:
     assert backtest_serving([row()]) == backtest_serving([row()])
+
+
+@pytest.mark.parametrize("mode", ["agg", "disagg"])
+def test_stated_drafts_and_prefix_hits_are_priced(row: Row, mode: str) -> None:
+    sides = {
+        f"{role}_{name}": cell
+        for role in ("prefill", "decode")
+        for name, cell in (("tp_size", "4"), ("num_workers", "1"))
+    }
+    rows = [
+        row(mode=mode, **sides),
+        row(mode=mode, **sides, silicon_ttft_ms="81", draft_tokens="2", draft_acceptance="0.8"),
+        row(mode=mode, **sides, silicon_ttft_ms="82", prefix_hit="0.9"),
+    ]
+    plain, drafted, cached = backtest_serving(rows).rows
+    assert plain.predicted_tpot_s is not None
+    assert drafted.predicted_tpot_s is not None
+    assert cached.predicted_ttft_s is not None
+    assert plain.predicted_ttft_s is not None
+    # 2.44 tokens a step, of which checks and drafts take a part back.
+    assert 1.5 < plain.predicted_tpot_s / drafted.predicted_tpot_s < 2.44
+    assert cached.predicted_ttft_s < plain.predicted_ttft_s

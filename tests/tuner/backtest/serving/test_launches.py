@@ -11,6 +11,7 @@ from tuner.backtest.serving.launches import (
     OddError,
     launch_of,
 )
+from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Degrees
 
 Row = Callable[..., dict[str, str]]
@@ -83,6 +84,9 @@ def test_what_recipes_write_is_read_as_what_runs(
         ("backend", "llama.cpp", "none that is modelled"),
         ("precision", "fp3", "not known"),
         ("attention_dp_size", "x", "not a number"),
+        ("prefix_hit", "1.5", "not a share of 0 to 1"),
+        ("draft_tokens", "2", "draft_acceptance is blank"),
+        ("draft_tokens", "99", "is more than 16"),
     ],
 )
 def test_a_row_that_lacks_something_is_refused_by_name(
@@ -121,3 +125,16 @@ def test_a_blank_precision_is_bf16(row: Row) -> None:
     launch = launch_of(row(model_path="Qwen/Qwen3-32B", precision=""), number=1)
     assert launch.formats.ffn == "bf16"
     assert launch.formats.kv == "bf16"
+
+
+def test_a_row_may_state_drafts_and_prefix_hits(row: Row) -> None:
+    plain = launch_of(row(), number=1)
+    assert (plain.drafting, plain.prefix_ratio) == (None, 0.0)
+    found = launch_of(
+        row(draft_tokens="2", draft_acceptance="0.7", draft_method="eagle", prefix_hit="0.4"),
+        number=1,
+    )
+    assert found.prefix_ratio == 0.4
+    assert found.drafting == Drafting(draft_tokens=2, acceptance=0.7, method=Method.EAGLE)
+    with pytest.raises(MissingError, match="draft_method 'guess' is none that is modelled"):
+        launch_of(row(draft_tokens="2", draft_acceptance="1", draft_method="guess"), number=1)
