@@ -223,7 +223,14 @@ class _Way:
         return self.is_first or role is not Role.DECODE
 
     def option(
-        self, role: Role, *, running: int, rate_per_s: float, ttft_s: float, tpot_s: float
+        self,
+        role: Role,
+        demand: Demand,
+        *,
+        running: int,
+        rate_per_s: float,
+        ttft_s: float,
+        tpot_s: float,
     ) -> Option:
         """Return it with role and batch."""
         return Option(
@@ -235,7 +242,7 @@ class _Way:
             rate_per_s=rate_per_s,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
-            kv_tokens=self.cache,
+            kv_tokens=_cache(self.iteration, self.site, self.budget, demand, running=running),
             step_tokens=self.budget.tokens,
             is_chunked=self.budget.is_chunked,
             page_tokens=self.page_tokens,
@@ -271,7 +278,10 @@ def _budgeted(
 ) -> Iterator[_Way]:
     priced: dict[float, tuple[Floats, Floats]] = {}
     for number, budget in enumerate(choices.budgets):
-        cache = _cache(iteration, site, budget, demand)
+        # As if all sequences ran that graphs are captured for; fewer leave more to the cache.
+        cache = _cache(iteration, site, budget, demand, running=MOST_RUNNING)
+        running = int(most_running(cache, demand))
+        cache = _cache(iteration, site, budget, demand, running=running)
         most = most_running(cache, demand)
         if most not in priced:
             running_N = np.unique(np.round(np.geomspace(1.0, most, BATCHES))).astype(np.float64)
@@ -289,19 +299,17 @@ def _budgeted(
         )
 
 
-def _cache(iteration: Iteration, site: PoolSite, budget: Budget, demand: Demand) -> float:
-    """Tokens of a rank's cache beside what the sequences that it then runs take of memory."""
-    tokens = float("inf")
-    for _ in range(2):
-        running = int(most_running(tokens, demand)) if tokens > 0.0 else 1
-        tokens = cache_tokens(
-            iteration,
-            memory_bytes=site.memory_bytes,
-            step_tokens=budget.tokens,
-            running=running,
-            request_tokens=demand.held_tokens,
-        )
-    return tokens
+def _cache(
+    iteration: Iteration, site: PoolSite, budget: Budget, demand: Demand, *, running: int
+) -> float:
+    """Tokens of a rank's cache beside what steps with so many sequences take of memory."""
+    return cache_tokens(
+        iteration,
+        memory_bytes=site.memory_bytes,
+        step_tokens=budget.tokens,
+        running=running,
+        request_tokens=demand.held_tokens,
+    )
 
 
 def memory_of(option: Option, demand: Demand) -> int:
@@ -327,7 +335,8 @@ def _of_role(
         return (), SLOW_PROMPT
     if role is Role.PREFILL:
         first_s, rate = prompt.latency_s, data / prompt.busy_s
-        return (way.option(role, running=1, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0),), ""
+        alone = way.option(role, demand, running=1, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0)
+        return (alone,), ""
     priced_s = way.decode_s_N / way.iteration.tokens_per_step
     if role is Role.AGGREGATED:
         priced_s = token_seconds(
@@ -351,6 +360,7 @@ def _of_role(
     return tuple(
         way.option(
             role,
+            demand,
             running=int(running_N[at]),
             rate_per_s=float(rate_N[at]),
             ttft_s=prompt.latency_s if role is Role.AGGREGATED else 0.0,

@@ -25,6 +25,7 @@ from tuner.estimate.serving.split import (
     stages_of,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
+from tuner.planner.serve.choices import BUDGETS
 from tuner.planner.serve.options import MOST_RUNNING
 from tuner.serve_plan import Role
 
@@ -150,9 +151,11 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         setting=Setting(
             degrees=degrees,
             running=running or MOST_RUNNING,
-            step_tokens=step_tokens or TRAITS[Engine.SGLANG].step_tokens,
-            # A decode instance reads no prompts.
-            is_chunked=is_chunked and role is not Role.DECODE,
+            # A decode instance reads no prompts, so the least that is planned for counts.
+            step_tokens=BUDGETS[0]
+            if role is Role.DECODE
+            else step_tokens or TRAITS[Engine.SGLANG].step_tokens,
+            is_chunked=is_chunked,
             page_tokens=flags.number("page-size"),
             draft_tokens=_drafts(flags),
             two_batch_overlap=flags.is_on("enable-two-batch-overlap"),
