@@ -4,7 +4,7 @@ import pytest
 
 from tuner.devices.datasheet import Generation
 from tuner.spec.serving.kv_connectors import CacheKind
-from tuner.spec.serving.kv_pages import page_tokens
+from tuner.spec.serving.kv_pages import allowed_page_tokens, legal_pages, page_tokens
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,35 @@ def test_pages_are_those_of_the_default_kernels(
 ) -> None:
     found = page_tokens(engine=engine, cache=cache, generation=generation, dtype=dtype)
     assert found == tokens
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache", "generation", "dtype", "tokens"),
+    [
+        ("vllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", (16, 32, 64, 128)),
+        ("vllm", CacheKind.LATENT, Generation.HOPPER, "fp8", (64, 128)),
+        ("vllm", CacheKind.LATENT, Generation.BLACKWELL, "bf16", (32, 64, 128)),
+        ("sglang", CacheKind.GROUPED, Generation.ADA, "bf16", (1, 16, 32, 64, 128)),
+        ("sglang", CacheKind.GROUPED, Generation.BLACKWELL, "bf16", (16, 32, 64, 128)),
+        ("sglang", CacheKind.LATENT, Generation.BLACKWELL, "bf16", (32, 64)),
+        ("sglang", CacheKind.GROUPED, Generation.CDNA3, "bf16", ()),
+        ("trtllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", ()),
+    ],
+)
+def test_pages_that_may_be_stated_are_those_of_the_preferred_kernels(
+    engine: str, cache: CacheKind, generation: Generation, dtype: str, tokens: tuple[int, ...]
+) -> None:
+    asked = {"engine": engine, "cache": cache, "generation": generation, "dtype": dtype}
+    assert allowed_page_tokens(**asked) == tokens  # type: ignore[arg-type]  # as the function has them
+    default = page_tokens(**asked)  # type: ignore[arg-type]  # likewise
+    assert default is None or default in tokens
+
+
+def test_what_is_asked_of_an_unknown_device_is_what_all_take() -> None:
+    found = legal_pages(engine="vllm", cache=CacheKind.LATENT, generation=None, dtype="fp8")
+    assert found is not None
+    assert found.holds(16)
+    assert not found.holds(24)
+    assert (
+        legal_pages(engine="sglang", cache=CacheKind.LATENT, generation=None, dtype="fp8") is None
+    )
