@@ -1,0 +1,50 @@
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("serving_agreement.py")
+PUBLISHED = Path(__file__).parents[2].parent / "shared/data/published/serving_points_dev.csv"
+HEADER = (
+    "id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,"
+    "tp_size,silicon_ttft_ms,silicon_tpot_ms"
+)
+LINE = (
+    "{c},db-dump/1; silicon_concurrency={c},{engine},0.19.0,{model},h200_sxm,fp8,agg,{i},256,4,"
+    "5{c},9"
+)
+
+
+@pytest.fixture
+def agreement() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("serving_agreement", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_plan_and_backtest_agree_on_launches_of_every_engine(
+    agreement: ModuleType, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs.csv"
+    lines = [
+        LINE.format(c=count, engine=engine, model=model, i=512 * count)
+        for count, engine in ((4, "vllm"), (7, "sglang"), (9, "trtllm"))
+        for model in ("Llama-3.1-70B", "Llama-3.1-8B")
+    ]
+    runs.write_text("\n".join([HEADER, *lines]) + "\n")
+    found, left = agreement.both_ways(runs, [])
+    assert (len(found), left) == (6, 0)
+    for row in found:
+        assert row.planned == pytest.approx(row.backtested, rel=0.03)
+
+
+def test_plan_and_backtest_agree_on_published_launches(agreement: ModuleType) -> None:
+    if not PUBLISHED.is_file():
+        pytest.skip("published runs are not at hand")
+    found, _ = agreement.both_ways(PUBLISHED, [], every=10)
+    assert len(found) > 10
+    assert max(agreement.apart(found, "planned", "backtested")) < agreement.MOST_APART
