@@ -22,11 +22,18 @@ Valid: one request at a time on each link; queueing for a link is the simulation
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from profilers.kv_transfer.shards import CacheShape, Degrees, Transfer, transfers
 from profilers.records import Case
 from tuner.costs.kernel_table import KernelTable
 from tuner.spec.model import ModelSpec
+
+HAND_OVER_S: Final = 0.02
+"""Of a hand-over beside its bytes: router, page tables, first look of the decode engine's
+scheduler; what published disaggregated runs over NIXL and UCX show."""
+CARD_RATIO: Final = 0.8
+"""Of a network card's rate that such runs draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

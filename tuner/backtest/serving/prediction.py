@@ -14,12 +14,12 @@ in 0.8 to 1 of the nominal. The driver of the other rows is taken to do the same
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 
 from tuner.backtest.serving.launches import Launch, Side
 from tuner.backtest.serving.recipes import Recipe, recipe_of
+from tuner.costs.kv_hand_over import CARD_RATIO, HAND_OVER_S, KvPath, whole_s
 from tuner.costs.serving.capacity import cache_tokens
 from tuner.costs.serving.engine import TRAITS, Batching, Degrees
 from tuner.costs.serving.iteration import Iteration
@@ -30,11 +30,6 @@ from tuner.simulate.serving.client import ROUNDS, Client, engine_rules, reading_
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Served, uniform_requests
 from tuner.simulate.serving.steps import StepTimes, step_times
-
-HANDOVER_S: Final = 20e-3
-HANDOVER_BYTES_PER_S: Final = 40e9
-"""One 400 Gbit/s card at 80 %; both as SGLang's and TensorRT-LLM's recipes over NIXL and UCX
-show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +90,8 @@ class Predictor:
         alone = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared).times
         most_busy = prefill.degrees.attention_data
         each = kv_bytes_per_token(launch.decoder, launch.formats, Degrees())
+        card_bytes_per_s = reading.machine.sheet.scale_out_bytes_per_s
+        path = KvPath(network_bytes_per_s=CARD_RATIO * card_bytes_per_s, latency_s=HAND_OVER_S)
         stations = Stations(
             prefill_workers=prefill.workers,
             prefill_ranks=most_busy,
@@ -106,7 +103,7 @@ class Predictor:
                 computed_ratio=1.0 - launch.prefix_ratio,
             ),
             prefill_slot_ratio=reading.slot_ratio,
-            handover_s=lambda tokens: HANDOVER_S + tokens * each / HANDOVER_BYTES_PER_S,
+            handover_s=lambda tokens: whole_s(each * tokens, path=path),
             decode_ranks=ranks,
             decode=decoding.times,
             kv_tokens=rules.kv_tokens,
