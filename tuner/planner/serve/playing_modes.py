@@ -6,8 +6,8 @@ the others of its group.
 Offloaded prompts: the remote side is read first come first served, every rank by itself; nothing of
 the local side delays it, so it is played first. Then the local ranks see short prompts when they
 come and long ones when their caches do. In a closed loop, where the ends of answers send the next
-requests, long ones come later by what the remote side takes on average, its wait by Allen and
-Cunneen's form (tuner/costs/serving/queueing.py).
+requests, long ones come later by what the remote side takes: those of the first burst queue there
+together, later ones wait by Allen and Cunneen's form (tuner/costs/serving/queueing.py).
 
 Letters: R requests.
 """
@@ -123,6 +123,12 @@ def played_offloaded(
     late_s_R = np.where(long_R, read_s_R + sent_s_R, 0.0)
     if requests.arrival_s_R is None:
         late_s_R[long_R] += _wait_s(remote, read_s_R[long_R], cut, demand)
+        late_s_R[:concurrency] = np.where(
+            long_R[:concurrency],
+            (read_s_R + sent_s_R)[:concurrency]
+            + _burst_s(remote, read_s_R[:concurrency], long_R[:concurrency], ranks=ranks),
+            0.0,
+        )
         delay_s_R = late_s_R if requests.delay_s_R is None else requests.delay_s_R + late_s_R
         own = replace(requests, delay_s_R=delay_s_R, read_R=long_R)
     else:
@@ -169,6 +175,12 @@ def _waits_s(arrival_s_R: Floats, seconds_R: Floats, servers: int) -> Floats:
         heapq.heapreplace(free_s, begin_s + seconds)
         waits.append(begin_s - at_s)
     return np.array(waits)
+
+
+def _burst_s(remote: Group, read_s_R: Floats, long_R: Flags, *, ranks: int) -> Floats:
+    """Wait of one rank's first requests, where as many of every other rank come at once."""
+    every_s = np.repeat(np.where(long_R, read_s_R, 0.0), ranks)
+    return _waits_s(np.zeros(len(every_s)), every_s, remote.ranks)[::ranks]
 
 
 def _wait_s(remote: Group, seconds_R: Floats, cut: Cut, demand: Demand) -> float:

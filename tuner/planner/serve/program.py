@@ -144,10 +144,10 @@ def _paired(problem: InstancesProblem, *, deadline_s: float) -> Outcome[Instance
     # Groups that may meet just the same others stay out together, so that branches are few.
     senders, receivers = _alike(problem.routes, pair)
     branches = [
-        _paired(replace(problem, routes=kept), deadline_s=deadline_s)
-        for kept in (
-            tuple(route for route in problem.routes if route.sender not in senders),
-            tuple(route for route in problem.routes if route.receiver not in receivers),
+        _without(problem, dropped, deadline_s=deadline_s)
+        for dropped in (
+            [route.sender in senders for route in problem.routes],
+            [route.receiver in receivers for route in problem.routes],
         )
     ]
     best = min(branches, key=lambda branch: branch.objective)
@@ -155,6 +155,19 @@ def _paired(problem: InstancesProblem, *, deadline_s: float) -> Outcome[Instance
     if best.status is Status.OPTIMAL and bound < best.objective * (1.0 - BOUND_TOLERANCE):
         return replace(best, bound=bound, status=Status.FEASIBLE)
     return replace(best, bound=bound)
+
+
+def _without(
+    problem: InstancesProblem, dropped: list[bool], *, deadline_s: float
+) -> Outcome[InstancePlan]:
+    """Solve without some routes; the plan still has a flow for each of all."""
+    kept = tuple(route for route, gone in zip(problem.routes, dropped, strict=True) if not gone)
+    outcome = _paired(replace(problem, routes=kept), deadline_s=deadline_s)
+    if outcome.solution is None:
+        return outcome
+    flows = iter(outcome.solution.flow_per_s_E)
+    whole = tuple(0.0 if gone else next(flows) for gone in dropped)
+    return replace(outcome, solution=replace(outcome.solution, flow_per_s_E=whole))
 
 
 def _alike(
@@ -194,7 +207,7 @@ def serving_columns(solved: Solved) -> Iterator[tuple[Option, int]]:
         return
     ends = {
         end
-        for route, flow in zip(problem.routes, plan.flow_per_s_E, strict=False)
+        for route, flow in zip(problem.routes, plan.flow_per_s_E, strict=True)
         if flow > LEAST_FLOW_RATIO * plan.rate_per_s
         for end in (route.sender, route.receiver)
     }

@@ -76,5 +76,8 @@ def test_every_chosen_prefill_instance_may_meet_every_chosen_decode_instance(
     assert abs(outcome.objective - expected) < 1e-6
     assert outcome.bound <= expected + 1e-6
     assert outcome.solution is not None
+    carried = [flow for flow in outcome.solution.flow_per_s_E if flow > 1e-6]
+    assert len(outcome.solution.flow_per_s_E) == len(legal)
+    assert sum(carried) >= RATE_PER_S * needed * (1.0 - 1e-6)
     used = [number for number, count in enumerate(outcome.solution.count_J) if count]
     assert all((one, two) in legal for one, two in PAIRS if one in used and two in used)
