@@ -29,6 +29,9 @@ LEAST_LOOPS: Final = 500.0
 MEMORY_RATIO: Final = 2.0
 """Peak memory, over what is resident before, may grow by this factor."""
 
+MOST_NAMED: Final = 2
+"""Families of cases, and pieces of software, that a reason names."""
+
 
 def measurement_findings(scenario: Scenario, baseline: Baseline | None) -> Iterator[Finding]:
     """What became of the profiles that the accepted plan was made from."""
@@ -41,27 +44,31 @@ def measurement_findings(scenario: Scenario, baseline: Baseline | None) -> Itera
 
 
 def _profile(name: str, before: MeasuredBefore, now: MeasuredBefore) -> Iterator[Finding]:
+    anew = Change(what=f"profile {name}", accepted=before.sha256, found=now.sha256)
     hardware = other_hardware(before.machine, now.machine)
     if hardware:
         yield Finding(
             verdict=Verdict.INCOMPARABLE,
             words=f"profile {name!r} is of another machine: {hardware}; accept it with --update",
-            change=Change(what=f"profile {name}", accepted=before.sha256, found=now.sha256),
+            changes=(anew,),
         )
         return
     software = other_software(before.machine, now.machine)
-    told = f" ({', '.join(software[:2])})" if software else ""
+    told = f" ({', '.join(software[:MOST_NAMED])})" if software else ""
     yield Finding(
-        verdict=Verdict.DRIFT,
-        words=f"profile {name!r} was measured anew{told}",
-        change=Change(what=f"profile {name}", accepted=before.sha256, found=now.sha256),
+        verdict=Verdict.DRIFT, words=f"profile {name!r} was measured anew{told}", changes=(anew,)
     )
-    for family in families(before, now):
-        if family.verdict is Verdict.REGRESSION:
-            words = f"{family.words}{told}"
-            yield Finding(verdict=Verdict.REGRESSION, words=words, change=family.change)
-        elif family.verdict is not Verdict.PASS:
-            yield Finding(verdict=Verdict.DRIFT, words=family.words, change=family.change)
+    found = families(before, now)
+    for verdict in (Verdict.REGRESSION, Verdict.MISSING, Verdict.BETTER):
+        some = [family for family in found if family.verdict is verdict]
+        if some:
+            more = f" and {len(some) - MOST_NAMED} more" if len(some) > MOST_NAMED else ""
+            words = "; ".join(family.words for family in some[:MOST_NAMED])
+            yield Finding(
+                verdict=verdict if verdict is Verdict.REGRESSION else Verdict.DRIFT,
+                words=f"profile {name!r}{told}: {words}{more}",
+                changes=tuple(family.change for family in some),
+            )
 
 
 def effort_findings(before: Effort | None, now: Effort | None) -> Iterator[Finding]:
@@ -78,7 +85,9 @@ def _grown(what: str, before: float, now: float) -> Finding:
     return Finding(
         verdict=Verdict.REGRESSION,
         words=f"{what}: {before:.3g} -> {now:.3g}, x{now / before:.1f}",
-        change=Change(what=what, accepted=before, found=now, ratio=now / before, weight="worse"),
+        changes=(
+            Change(what=what, accepted=before, found=now, ratio=now / before, weight="worse"),
+        ),
     )
 
 

@@ -57,7 +57,7 @@ class Finding:
 
     verdict: Verdict
     words: str
-    change: Change
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def _another_question(accepted: Observed, found: Observed) -> Iterator[Finding]:
         yield Finding(
             verdict=Verdict.INCOMPARABLE,
             words=question_words(differences),
-            change=Change(what=at, accepted=_shown(before), found=_shown(after)),
+            changes=(Change(what=at, accepted=_shown(before), found=_shown(after)),),
         )
 
 
@@ -148,27 +148,27 @@ def _status(accepted: Observed, found: Observed) -> Iterator[Finding]:
         yield Finding(
             verdict=Verdict.REGRESSION,
             words=f"was {accepted.status}, now {found.status}: {found.binding}",
-            change=change.model_copy(update={"weight": "worse"}),
+            changes=(change.model_copy(update={"weight": "worse"}),),
         )
     elif found.is_found and not accepted.is_found:
         yield Finding(
             verdict=Verdict.BETTER,
             words=f"was {accepted.status} ({accepted.binding}), now there is a plan",
-            change=change.model_copy(update={"weight": "better"}),
+            changes=(change.model_copy(update={"weight": "better"}),),
         )
     elif not found.is_found and accepted.status != found.status:
         worse = found.status == "unknown"
         yield Finding(
             verdict=Verdict.REGRESSION if worse else Verdict.DRIFT,
             words=f"was {accepted.status}, now {found.status}: {found.binding}",
-            change=change.model_copy(update={"weight": "worse" if worse else "neutral"}),
+            changes=(change.model_copy(update={"weight": "worse" if worse else "neutral"}),),
         )
     elif accepted.binding != found.binding:
         yield Finding(
             verdict=Verdict.DRIFT,
             words=f"what binds was {accepted.binding!r}, now {found.binding!r}",
-            change=Change(
-                what="binding_constraint", accepted=accepted.binding, found=found.binding
+            changes=(
+                Change(what="binding_constraint", accepted=accepted.binding, found=found.binding),
             ),
         )
     if accepted.verdict_word != found.verdict_word and accepted.is_found and found.is_found:
@@ -176,7 +176,9 @@ def _status(accepted: Observed, found: Observed) -> Iterator[Finding]:
         yield Finding(
             verdict=Verdict.REGRESSION if worse else Verdict.DRIFT,
             words=f"placement was {accepted.verdict_word!r}, now {found.verdict_word!r}",
-            change=Change(what="verdict", accepted=accepted.verdict_word, found=found.verdict_word),
+            changes=(
+                Change(what="verdict", accepted=accepted.verdict_word, found=found.verdict_word),
+            ),
         )
 
 
@@ -197,7 +199,7 @@ def _certificate(
             verdict=Verdict.REGRESSION,
             words=f"bound {bound:.6g} lies above its own objective {objective:.6g}: the solver's"
             " bound is broken",
-            change=change,
+            changes=(change,),
         )
         return
     if bound is not None and price is not None and bound > price * (1.0 + BOUND_RATIO):
@@ -205,7 +207,7 @@ def _certificate(
             verdict=Verdict.REGRESSION,
             words=f"claims that nothing is below {bound:.6g}, but the accepted decision still costs"
             f" {price:.6g}: the solver's bound is broken",
-            change=change,
+            changes=(change,),
         )
         return
     widened = found.gap_ratio - accepted.gap_ratio
@@ -215,11 +217,13 @@ def _certificate(
         yield Finding(
             verdict=Verdict.REGRESSION if is_worse else Verdict.DRIFT,
             words=gap_words(accepted, found),
-            change=Change(
-                what="gap_ratio",
-                accepted=accepted.gap_ratio,
-                found=found.gap_ratio,
-                weight="worse" if is_worse else "neutral",
+            changes=(
+                Change(
+                    what="gap_ratio",
+                    accepted=accepted.gap_ratio,
+                    found=found.gap_ratio,
+                    weight="worse" if is_worse else "neutral",
+                ),
             ),
         )
 
@@ -263,7 +267,7 @@ def _decision(accepted: Observed, found: Observed) -> Finding:
     return Finding(
         verdict=Verdict.DRIFT,
         words=f"another decision{' of the tie set' if tied else ''}: {words}",
-        change=Change(what="decision", accepted=before, found=after),
+        changes=(Change(what="decision", accepted=before, found=after),),
     )
 
 
@@ -297,12 +301,14 @@ def _figure(
     yield Finding(
         verdict=verdict,
         words=figure_words(accepted, found) + (tail if beyond else ""),
-        change=Change(
-            what=found.name,
-            accepted=accepted.value,
-            found=found.value,
-            ratio=_ratio(accepted.value, found.value),
-            weight="better" if is_better else "worse",
+        changes=(
+            Change(
+                what=found.name,
+                accepted=accepted.value,
+                found=found.value,
+                ratio=_ratio(accepted.value, found.value),
+                weight="better" if is_better else "worse",
+            ),
         ),
     )
 
@@ -317,12 +323,14 @@ def _band(accepted: Figure, found: Figure) -> Iterator[Finding]:
         yield Finding(
             verdict=Verdict.DRIFT,
             words=f"the band of {found.name} is x{after / before:.2f} as wide",
-            change=Change(
-                what=f"{found.name}_band",
-                accepted=before,
-                found=after,
-                ratio=after / before,
-                weight="worse" if words == "wider" else "better",
+            changes=(
+                Change(
+                    what=f"{found.name}_band",
+                    accepted=before,
+                    found=after,
+                    ratio=after / before,
+                    weight="worse" if words == "wider" else "better",
+                ),
             ),
         )
 
@@ -372,7 +380,7 @@ def _judged(findings: Iterable[Finding], found: Observed) -> Judged:
     return Judged(
         verdict=verdict,
         reason=reason or _unchanged(found),
-        changes=tuple(each.change for each in listed),
+        changes=tuple(change for each in listed for change in each.changes),
     )
 
 
