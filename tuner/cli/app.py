@@ -22,6 +22,7 @@ from tuner.cli import (
     backtest,
     calibrate,
     check,
+    completion,
     doctor,
     estimate,
     explain,
@@ -61,7 +62,19 @@ app = typer.Typer(
 def _options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    show_completion: Annotated[
+        str, typer.Option(help="Print the completion script of bash, zsh or fish.", metavar="SHELL")
+    ] = "",
+    install_completion: Annotated[
+        str, typer.Option(help="Set completion up for bash, zsh or fish.", metavar="SHELL")
+    ] = "",
 ) -> None:
+    if show_completion:
+        print(completion.script(show_completion))
+        raise typer.Exit
+    if install_completion:
+        print(f"written to {completion.installed(install_completion)}; open a new shell to use it")
+        raise typer.Exit
     if version:
         from importlib.metadata import version as installed
 
@@ -125,6 +138,8 @@ def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def _invoke(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
+    if completion.is_asked():
+        return completion.answer(command)
     try:
         with command.make_context("moetune", arguments) as context:
             command.invoke(context)

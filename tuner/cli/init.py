@@ -91,7 +91,7 @@ def _asked(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str,
     for question in questions_of(kind):
         text = given.get(question.key)
         while question.key not in answers:
-            if text is None and question.key == "rate" and answers.get("concurrency"):
+            if text is None and question.unless and answers.get(question.unless):
                 text = ""
             if text is None:
                 text = _answer(question.asks, question.default)

@@ -33,10 +33,19 @@ SCHEMAS: Final[Mapping[str, str]] = {
 }
 
 
+def _names(incomplete: str) -> list[str]:
+    return [name for name in SCHEMAS if name.startswith(incomplete)]
+
+
 def command(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help=f"One of {', '.join(SCHEMAS)}.", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help=f"One of {', '.join(SCHEMAS)}.",
+            show_default=False,
+            autocompletion=_names,
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="The same; a schema is JSON.")] = False,
 ) -> None:

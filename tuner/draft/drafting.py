@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from profilers.errors import ProfilerError
 from tuner.draft.questions import Answers, Goal, Question, questions_of
 from tuner.draft.text import spec_text
 from tuner.errors import SpecError, TunerError
@@ -48,7 +49,6 @@ def answered(goal: Goal, given: Mapping[str, str]) -> dict[str, str]:
         answers[question.key] = checked(
             question, given.get(question.key) or question.default or "", answers
         )
-    check_load(goal, answers)
     return answers
 
 
@@ -59,27 +59,19 @@ def checked(question: Question, text: str, answers: Answers) -> str:
         SpecError: it is unacceptable; the message names the flag.
     """
     found = text.strip()
+    if not found and question.unless and not answers.get(question.unless):
+        raise SpecError(f"--{question.unless} or --{question.key} is missing; state one of them")
     if not found and question.default == "":
         return ""
     if not found:
         raise SpecError(f"--{question.key}: missing")
     try:
         question.check(found, answers)
-    except TunerError as error:
+    except (TunerError, ProfilerError) as error:
         said = str(error)
         known = said.startswith("--")
         raise SpecError(said if known else f"--{question.key}: {said}") from error
     return found
-
-
-def check_load(goal: Goal, answers: Answers) -> None:
-    """Refuse a deployment without traffic.
-
-    Raises:
-        SpecError: neither a rate nor a concurrency is stated.
-    """
-    if goal == "serve" and not (answers["concurrency"] or answers["rate"]):
-        raise SpecError("--concurrency or --rate is missing: one of them says how much is asked")
 
 
 def draft(goal: Goal, answers: Answers, *, folder: Path | None) -> str:

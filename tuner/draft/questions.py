@@ -43,6 +43,8 @@ class Question:
     default: str | None
     check: Callable[[str, Answers], None]
     """Refuses an answer by SpecError."""
+    unless: str = ""
+    """Key of another question: one of the two has to be answered."""
 
 
 def questions_of(goal: Goal) -> tuple[Question, ...]:
@@ -216,7 +218,13 @@ _SERVE: Final = (
         default="",
         check=_whole("concurrency", most=1_000_000),
     ),
-    Question(key="rate", asks="requests a second, e.g. 10/s", default="", check=_rate),
+    Question(
+        key="rate",
+        asks="requests a second, e.g. 10/s",
+        default="",
+        check=_rate,
+        unless="concurrency",
+    ),
     Question(
         key="input-tokens",
         asks="tokens of a prompt",

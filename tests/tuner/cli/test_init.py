@@ -1,0 +1,130 @@
+"""`moetune init` as it is typed, and plans from flags alone."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner.cli import app as frame
+from tuner.plan_folder import read_plan
+from tuner.spec.place_read import read_place_spec
+from tuner.spec.read import read_spec
+
+ROOT = Path(__file__).parents[3]
+MODEL = str(ROOT / "examples" / "models" / "tiny-moe")
+ROUTING = ROOT / "examples" / "routing"
+FLAGS = ("--model", MODEL, "--device", "h100-sxm", "--devices", "2", "--batch", "16")
+Captured = pytest.CaptureFixture[str]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> Terminal:
+    """Answer questions from a terminal; returns what is shown on it."""
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{line}\n" for line in lines)))
+    monkeypatch.setattr(sys, "stderr", shown)
+    return shown
+
+
+def test_flags_alone_write_a_commented_spec(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "spec.yaml"
+    assert frame.run(["init", "--yes", "-o", str(out), *FLAGS]) == 0
+    assert f"moetune plan {out} -o PLAN" in capsys.readouterr().out
+    assert out.read_text().count("#") > 5
+    assert read_spec(out).goal.global_batch_size == 16
+
+
+def test_questions_are_asked_again_until_the_answer_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "spec.yaml"
+    shown = typed(
+        monkeypatch, "cook", "train", "/nowhere", MODEL, "h9", "l40s", "12", "16", *[""] * 4
+    )
+    assert frame.run(["init", "-o", str(out)]) == 0
+    text = shown.getvalue()
+    assert "'cook' is not one of train, serve, place" in text
+    assert "--model: /nowhere" in text
+    assert "no device description is named 'h9'" in text
+    assert "the nearest that do: 8 and 16" in text
+    spec = read_spec(out)
+    assert spec.cluster.pools[0].device == "l40s"
+    assert spec.num_devices == 16
+
+
+def test_answers_that_end_early_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = typed(monkeypatch, "train")
+    assert frame.run(["init", "-o", str(tmp_path / "spec.yaml")]) == 2
+    assert "nothing was written" in shown.getvalue()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_terminal_it_is_one_line(tmp_path: Path, capsys: Captured) -> None:
+    assert frame.run(["init", "-o", str(tmp_path / "spec.yaml"), *FLAGS]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no terminal" in line
+    assert "--yes" in line
+
+
+def test_a_file_that_exists_is_kept(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "spec.yaml"
+    out.write_text("mine")
+    assert frame.run(["init", "--yes", "-o", str(out), *FLAGS]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert frame.run(["init", "--yes", "--force", "-o", str(out), *FLAGS]) == 0
+
+
+def test_a_placement_is_asked_for_by_its_recordings(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "spec.yaml"
+    names = ",".join(f"{name}={ROUTING / name}" for name in ("python", "headers"))
+    arguments = ["init", "--goal", "place", "--workload", names, "--ranks", "8", "--yes"]
+    assert frame.run([*arguments, "-o", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["goal"]["ranks"] == 8
+    assert list(read_place_spec(out).recordings) == ["python", "headers"]
+
+
+def test_a_plan_from_flags_holds_the_spec_that_it_used(tmp_path: Path, capsys: Captured) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert frame.run(["plan", *FLAGS, "--sequence-length", "256", "-o", str(first)]) == 0
+    assert "taken as default: --precision bf16" in capsys.readouterr().err
+    assert frame.run(["plan", str(first / "used" / "spec.yaml"), "-o", str(again)]) == 0
+    one, other = read_plan(first), read_plan(again)
+    assert one.decision == other.decision
+    assert one.provenance.spec_sha256 == other.provenance.spec_sha256
+
+
+def test_a_deployment_is_planned_from_flags(tmp_path: Path) -> None:
+    model = str(ROOT / "examples" / "models" / "mixtral-8x7b")
+    flags = ("--goal", "serve", "--model", model, "--device", "h100-sxm", "--devices", "8")
+    out = tmp_path / "plan"
+    asked = ["plan", *flags, "--rate", "2/s", "--engine", "vllm", "--objective", "devices"]
+    assert frame.run([*asked, "-o", str(out)]) == 0
+    assert json.loads((out / "plan.json").read_text())["goal"]["engine"]["name"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to plan: name a SPEC"),
+        (["--batch", "4"], "--model, --device, --devices missing"),
+        (["spec.yaml", "--batch", "4"], "--batch: the spec spec.yaml says it already"),
+        (["spec.yaml", "--goal", "serve"], "--goal: the spec spec.yaml says it already"),
+        (["--goal", "cook"], "--goal: 'cook' is not one of"),
+    ],
+)
+def test_flags_that_make_no_spec_are_one_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: Captured
+) -> None:
+    assert frame.run(["plan", *arguments, "-o", str(tmp_path / "plan")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not (tmp_path / "plan").exists()
