@@ -2,13 +2,16 @@
 
 Every rank walks through this in step. Rank 0 decides the next case and its budget, broadcasts the
 decision, collects the rows and writes; the others measure what they are told. A table is written
-when it is complete and the header right after it, so a crash loses only the table in progress.
+when it is complete and the header right after it; a crash loses seconds of the one in progress.
 
 Time: what is left is divided over the tables still to come, by weight; cases that were asked for
 get `ASKED_S` each first, out of at most `ASKED_RATIO` of it. What a table leaves over goes to the
-next ones.
+next ones. The table in progress is written as well, as incomplete, every `KEPT_S` seconds; a later
+run resumes there.
 """
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,7 +20,8 @@ from pathlib import Path
 
 from profilers.bench import Bench, Setting
 from profilers.devices import clock_of, pick_device
-from profilers.errors import LostPeersError, MachineMismatchError
+from profilers.errors import LostPeersError, MachineMismatchError, RankError
+from profilers.heartbeat import GONE_S, Heartbeat
 from profilers.job import Job
 from profilers.links.team import ConnectedTeam
 from profilers.machine import fingerprint
@@ -32,6 +36,9 @@ from profilers.timing import HostClock
 
 ASKED_S = 0.6
 ASKED_RATIO = 0.6
+KEPT_S = 10.0
+BLAME_S = GONE_S + 5.0
+"""How long a rank that lost its peers waits to learn who left."""
 
 
 def conduct(
@@ -57,8 +64,11 @@ def conduct(
     """
     device = pick_device(job.device, local_rank=info.local_rank)
     team: Alone | ConnectedTeam = Alone()
+    heart: Heartbeat | None = None
     if info.world > 1:
         team = ConnectedTeam(info, device=device, rendezvous=rendezvous)
+        if rendezvous is None:
+            heart = _beating(team, info, out=job.out)
     usual = ("bf16",) if device.type == "cuda" else ("fp32", "bf16")
     setting = Setting(
         device=str(device),
@@ -68,15 +78,50 @@ def conduct(
         directory=Path(job.storage_directory or job.out),
     )
     machine = fingerprint(device_kind=device.type, world=team.world, local_world=team.local_world)
+    if isinstance(team, ConnectedTeam):
+        hosts = tuple(host for host, _ in team.places)
+        machine = machine.model_copy(update={"hosts": hosts, "ranks_per_node": team.local_world})
+    still = alive if heart is None else heart.case_done
     try:
-        return _measure_all(job, setting=setting, machine=machine, progress=progress, alive=alive)
+        found = _measure_all(job, setting=setting, machine=machine, progress=progress, alive=still)
     except RuntimeError as error:
         if team.world == 1:
             raise
         # What fails inside a case is a row; out here only talking to the others can fail.
+        who = heart.blamed(patience_s=BLAME_S) if heart is not None else ""
+        if who:
+            raise RankError(f"{who}; what was measured is kept in {job.out}") from error
         raise LostPeersError(f"lost its peers: {_one_line(error)}") from error
+    else:
+        if heart is not None:
+            # Nobody stops to beat before the last is done.
+            team.barrier()
+        return found
     finally:
+        if heart is not None:
+            heart.stop()
         team.close()
+
+
+def _beating(team: ConnectedTeam, info: RankInfo, *, out: str) -> Heartbeat:
+    """Let the ranks of a launcher watch each other."""
+    names = {rank: f"rank {rank} on {host}" for rank, (host, _) in enumerate(team.places) if rank}
+
+    def lost(who: str) -> None:
+        if info.rank == 0:
+            sys.stderr.write(f"moetune: {who}; what was measured is kept in {out}\n")
+            sys.stderr.flush()
+        # The main thread waits in a collective that nobody will complete.
+        os._exit(RankError.exit_code)
+
+    heart = Heartbeat(
+        team.own_store(info),
+        rank=info.rank,
+        names=names if info.rank == 0 else {0: f"rank 0 on {team.places[0][0]}"},
+        lost=lost,
+    )
+    heart.start()
+    return heart
 
 
 def _measure_all(
@@ -116,10 +161,11 @@ def _measure_table(
         rows = team.gathered(mine)
         if table:
             table.plan.rows += [row for from_one in rows for row in from_one]
+            table.keep()
             progress(table.event(step))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Table:
     """The table in progress; only rank 0 has one."""
 
@@ -130,6 +176,17 @@ class _Table:
     deadline_s: float
     earlier_s: float
     """Seconds that earlier runs spent on it."""
+    book: "_Book"
+
+    kept_s: float = 0.0
+    """When its rows were last written."""
+
+    def keep(self) -> None:
+        """Write the rows so far, now and then."""
+        now_s = HostClock().now_s()
+        if now_s - max(self.kept_s, self.started_s) >= KEPT_S:
+            self.book.keep(self)
+            self.kept_s = now_s
 
     def next_step(self) -> Step | None:
         return self.plan.next(left_s=self.end_s - HostClock().now_s())
@@ -144,7 +201,7 @@ class _Table:
             case=step.case.id,
         )
 
-    def info(self) -> TableInfo:
+    def info(self, *, complete: bool = True) -> TableInfo:
         plan = self.plan
         errors = {key(row.case): row.error for row in plan.rows if row.status is not Status.OK}
         notes = [
@@ -154,7 +211,7 @@ class _Table:
         ]
         return TableInfo(
             rows=len(plan.rows),
-            complete=True,
+            complete=complete,
             seconds=self.earlier_s + HostClock().now_s() - self.started_s,
             note="; ".join(note for note in notes if note),
         )
@@ -167,7 +224,7 @@ class _Book:
     job: Job
     header: ProfileHeader
     known: Mapping[str, tuple[Measurement, ...]]
-    """Rows of the tables that an earlier run completed."""
+    """Rows that an earlier run measured."""
     deadline_s: float
 
     @classmethod
@@ -182,13 +239,12 @@ class _Book:
             tables={},
         )
         if job.resume and holds_profile(out):
-            profile = read_profile(out)
+            profile = read_profile(out, with_incomplete=True)
             _require_same(profile.header.machine, machine, path=out)
-            complete = {name: info for name, info in profile.header.tables.items() if info.complete}
-            header = profile.header.model_copy(update={"tables": complete})
+            header = profile.header
             known = {
                 name: tuple(row for row in profile.measurements if row.case.operation == name)
-                for name in complete
+                for name in header.tables
             }
         write_header(out, header)
         clear_unlisted(out, header)
@@ -196,16 +252,15 @@ class _Book:
         return cls(job=job, header=header, known=known, deadline_s=deadline_s)
 
     def table(self, bench: Bench, *, later: Sequence[Bench]) -> _Table:
-        """Begin a table; of one that is complete, only asked cases that it lacks are measured."""
-        known = self.known.get(bench.operation)
-        asked = _asked(self.job, bench)
-        plan = Plan(
-            asked=asked,
-            grid=bench.cases() if known is None else (),
-            refined_axes=bench.refined_axes if known is None else (),
-            rows=list(known or ()),
-        )
+        """Begin a table, or go on with one; of a complete one only asked cases are measured."""
         before = self.header.tables.get(bench.operation)
+        is_done = before is not None and before.complete
+        plan = Plan(
+            asked=_asked(self.job, bench),
+            grid=() if is_done else bench.cases(),
+            refined_axes=() if is_done else bench.refined_axes,
+            rows=list(self.known.get(bench.operation, ())),
+        )
         if before is None:
             self._write(bench.operation, TableInfo(rows=0, complete=False, seconds=0.0))
         now_s = HostClock().now_s()
@@ -218,13 +273,19 @@ class _Book:
             end_s=now_s + share_s,
             deadline_s=self.deadline_s,
             earlier_s=before.seconds if before else 0.0,
+            book=self,
         )
+
+    def keep(self, table: _Table) -> None:
+        """Write a table in progress."""
+        write_table(Path(self.job.out), table.plan.rows, operation=table.bench.operation)
+        self._write(table.bench.operation, table.info(complete=False))
 
     def with_table(self, table: _Table) -> "_Book":
         """Write a table that is done, then the header that counts it."""
         operation = table.bench.operation
-        known = self.known.get(operation)
-        if known is not None and len(known) == len(table.plan.rows):
+        known, before = self.known.get(operation), self.header.tables.get(operation)
+        if before and before.complete and known and len(known) == len(table.plan.rows):
             return self
         write_table(Path(self.job.out), table.plan.rows, operation=operation)
         header = self._write(operation, table.info())

@@ -41,6 +41,8 @@ Bools = NDArray[np.bool_]
 
 BY_GROUP = frozenset({"collective", "rendezvous"})
 """Operations whose first axis is interpolated inside one group shape, the other axes."""
+BY_RANK = ("link", "every_rank")
+"""Tables whose axes name ranks, between which nothing can be interpolated."""
 
 LENGTH_OCTAVES = 4.0
 MAX_POINTS = 1500
@@ -77,11 +79,11 @@ def fit_curves(profile: Profile) -> Mapping[Series, Curve]:
 
 
 def fit_rows(rows: Sequence[Measurement]) -> Mapping[Series, Curve]:
-    """Fit every series among the rows; failed ones are left out."""
+    """Fit every series among the rows; failed ones are left out, and who is slower than whom."""
     points: dict[Series, dict[tuple[int, ...], float]] = {}
     for row in rows:
         case = row.case
-        if row.status is not Status.OK:
+        if row.status is not Status.OK or case.operation in BY_RANK:
             continue
         series = Series(case.operation, case.kind, case.dtype, case.direction)
         place = tuple(case.axes[axis] for axis in AXES[case.operation])

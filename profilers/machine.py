@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from profilers.records import Machine
+from profilers.topology import node_topology
 
 QUERY_TIMEOUT_S = 10.0
 THREADS_PER_RANK = 1
@@ -47,7 +48,7 @@ def fingerprint(*, device_kind: str, world: int, local_world: int) -> Machine:
         driver=_query("--query-gpu=driver_version") if device_kind == "cuda" else "",
         libraries=libraries | versions,
         clocks=_clocks(device_kind),
-        topology=_topology() if device_kind == "cuda" else "",
+        topology=node_topology(accelerators=_topology() if device_kind == "cuda" else ""),
     )
 
 

@@ -33,6 +33,8 @@ class RankInfo:
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
+    node: int = 0
+    """Which node this is, as the launcher counts them."""
     master_address: str = LOOPBACK
     master_port: int = FIRST_PORT
     store_is_served: bool = False
@@ -74,11 +76,14 @@ def first_host(nodelist: str) -> str:
 
 def _torchrun(environment: Mapping[str, str]) -> RankInfo:
     world = _count(environment, "WORLD_SIZE")
+    rank = _count(environment, "RANK")
+    local_world = _count(environment, "LOCAL_WORLD_SIZE", default=world)
     return RankInfo(
-        rank=_count(environment, "RANK"),
+        rank=rank,
         world=world,
         local_rank=_count(environment, "LOCAL_RANK", default=0),
-        local_world=_count(environment, "LOCAL_WORLD_SIZE", default=world),
+        local_world=local_world,
+        node=_count(environment, "GROUP_RANK", default=rank // max(local_world, 1)),
         master_address=environment.get("MASTER_ADDR", LOOPBACK),
         master_port=_port(environment, job=""),
         store_is_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -98,6 +103,7 @@ def _mpirun(environment: Mapping[str, str], names: "_MpiNames") -> RankInfo:
         world=world,
         local_rank=_count(environment, names.local_rank, default=rank % max(local_world, 1)),
         local_world=local_world,
+        node=rank // max(local_world, 1),
         master_address=environment.get("MASTER_ADDR", LOOPBACK),
         master_port=_port(environment, job=environment.get("PMIX_NAMESPACE", "")),
     )
@@ -135,12 +141,14 @@ def _srun(environment: Mapping[str, str]) -> RankInfo:
     address = first_host(nodes) if several else LOOPBACK
     local_rank = _count(environment, "SLURM_LOCALID")
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", str(world))
-    local_world = max(_tasks_here(tasks, node=_count(environment, "SLURM_NODEID", default=0)), 1)
+    node = _count(environment, "SLURM_NODEID", default=0)
+    local_world = max(_tasks_here(tasks, node=node), 1)
     return RankInfo(
         rank=_count(environment, "SLURM_PROCID"),
         world=world,
         local_rank=local_rank,
         local_world=local_world,
+        node=node,
         master_address=environment.get("MASTER_ADDR", address),
         master_port=_port(environment, job=environment.get("SLURM_JOB_ID", "")),
     )

@@ -57,6 +57,8 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "copy": ("bytes",),
     "collective": ("bytes", "ranks", "stride", "world"),
     "rendezvous": ("work_us", "ranks", "stride", "world"),
+    "link": ("bytes", "sender", "receiver", "lanes", "world"),
+    "every_rank": ("size", "world"),
     "storage": ("bytes",),
     "kv_conversion": (
         "tokens",
@@ -92,6 +94,11 @@ collective    `kind` names it; `bytes` is the message as NCCL's tests count it, 
               a repeat is that of the slowest rank
 rendezvous    seconds lost at a meeting of the group after `work_us` of work on each rank, see
               profilers/links/rendezvous.py
+link          a message of `bytes` from rank `sender` to rank `receiver` in a job of `world`, while
+              other pairs send too and `lanes` pairs of the same two nodes side by side; `kind`:
+              one_way, round_trip, see profilers/links/pairs.py
+every_rank    the same work on every rank at once, a row a rank; `kind`: gemm of `size` squared,
+              copy of `size` bytes, see profilers/links/every_rank.py
 storage       `kind`: write, read
 kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from` ranks into those
               of `tensor_to` others, all on one device; `kind`: layout from and to, or latent, and
@@ -214,6 +221,10 @@ class Machine(Record):
     """Hertz by name, where they can be read."""
     topology: str = ""
     """What the links are, in the vendor's words."""
+    hosts: tuple[str, ...] = ()
+    """Name of the host of every rank; empty in profiles of one rank and of earlier releases."""
+    ranks_per_node: int = 0
+    """Consecutive ranks that share a node; 0 where it was not noted."""
 
     def differences(self, other: "Machine") -> tuple[str, ...]:
         """Name what makes the two machines not comparable, one entry per differing fact."""

@@ -19,12 +19,15 @@ HEADER_NAME = "profile.json"
 MAX_HEADER_BYTES = 2**20
 
 
-def read_profile(path: Path, *, operations: Collection[str] | None = None) -> Profile:
-    """Read a stored profile; tables whose measurement was interrupted hold no rows.
+def read_profile(
+    path: Path, *, operations: Collection[str] | None = None, with_incomplete: bool = False
+) -> Profile:
+    """Read a stored profile.
 
     Args:
         path: its directory.
         operations: tables to read, as imported ones can be large; None: all.
+        with_incomplete: also rows of tables whose measurement was interrupted.
 
     Raises:
         ProfileUnreadableError: anything in it is missing, damaged or of another schema version.
@@ -34,9 +37,12 @@ def read_profile(path: Path, *, operations: Collection[str] | None = None) -> Pr
     header = read_header(path)
     rows: list[Measurement] = []
     for operation, info in header.tables.items():
-        if info.complete and (operations is None or operation in operations):
+        is_wanted = info.complete or (with_incomplete and info.rows > 0)
+        if is_wanted and (operations is None or operation in operations):
             file = path / f"{operation}.parquet"
-            rows += read_parquet(file, operation=operation, expected_rows=info.rows)
+            # A table in progress is written before the header that counts it.
+            expected = info.rows if info.complete else None
+            rows += read_parquet(file, operation=operation, expected_rows=expected)
     return Profile(header=header, measurements=tuple(rows))
 
 

@@ -37,8 +37,10 @@ def write_parquet(path: Path, rows: Sequence[Measurement], *, operation: str) ->
         os.fsync(file.fileno())
 
 
-def read_parquet(path: Path, *, operation: str, expected_rows: int) -> tuple[Measurement, ...]:
-    """Read the rows back, in stored order.
+def read_parquet(
+    path: Path, *, operation: str, expected_rows: int | None
+) -> tuple[Measurement, ...]:
+    """Read the rows back, in stored order; None expects any number of them.
 
     Raises:
         ProfileUnreadableError: the file is missing, damaged, too large, or not such a table.
@@ -109,7 +111,7 @@ def first_problem(error: ValidationError) -> str:
     return f"{place}: {reason}" if place else reason
 
 
-def _table(path: Path, *, operation: str, expected_rows: int) -> pa.Table:
+def _table(path: Path, *, operation: str, expected_rows: int | None) -> pa.Table:
     size = path.stat().st_size
     if not path.is_file():
         raise ValueError("is not a regular file")
@@ -118,7 +120,7 @@ def _table(path: Path, *, operation: str, expected_rows: int) -> pa.Table:
     with pq.ParquetFile(path) as file:
         meta = file.metadata
         unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
-        if meta.num_rows != expected_rows:
+        if expected_rows is not None and meta.num_rows != expected_rows:
             raise ValueError(f"{meta.num_rows} rows, profile.json says {expected_rows}")
         if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
             raise ValueError(f"{meta.num_rows} rows of {unpacked} bytes are too many")

@@ -13,6 +13,8 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     copy             0                                 twice the bytes within a device, once across
     collective       0                                 the message times its bus factor
     rendezvous       0                                 none; the work before it stands in
+    link             0                                 the message
+    every_rank       0                                 2 n^3 as bytes' worth; a copy twice its bytes
     storage          0                                 the bytes
     kv_conversion    0                                 2 T G D (latent T D) read and written, once
                                                        for every rank that holds it
@@ -220,8 +222,10 @@ def _moved(
         share = (ranks - 1.0) / ranks
         factor = {"all_reduce": 2.0 * share, "send_recv": np.ones_like(share)}
         return axes["bytes"] * factor.get(kind.partition("/")[0], share)
-    if operation == "storage":
+    if operation in ("storage", "link"):
         return axes["bytes"]
+    if operation == "every_rank":
+        return 2.0 * axes["size"] if kind == "copy" else axes["size"] ** 3 / 8.0
     if operation == "kv_conversion":
         return _kv_conversion(axes, kind=kind, size=size)
     if operation == "rendezvous":

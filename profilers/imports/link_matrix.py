@@ -1,4 +1,4 @@
-"""How fast every two nodes reach each other: a CSV matrix, or nccl-tests runs on pairs of nodes.
+"""How fast every two nodes reach each other: a CSV matrix, a profile, nccl-tests runs on pairs.
 
 The CSV names its unit in the first cell and the nodes in the first row and column; a cell is the
 bandwidth from the row's node to the column's, all cards of both together, and the diagonal is not
@@ -13,8 +13,10 @@ A folder holds one file per pair instead, of `sendrecv_perf` with one rank on ea
 in the second half of what the g ranks of a node send, g size / 2, crosses to the other node. The
 bandwidth of a pair is the best of its sizes, in each direction and over all cards that took part.
 
-A profile holds times by group shape and cannot tell one pair of nodes from another, so this is a
-value of its own. Letters: N nodes. Not covered: what a link carries while others are busy too.
+A profile of several nodes has a table of links (profilers/links/pairs.py); of a pair of nodes what
+all its lanes carried together counts.
+
+Letters: N nodes. Not covered: what a link carries while others are busy too.
 """
 
 import csv
@@ -30,6 +32,8 @@ import numpy.typing as npt
 
 from profilers.errors import ProfileUnreadableError
 from profilers.imports.nccl_tests import Log, read_logs
+from profilers.links.matrix import links_of
+from profilers.store import holds_profile, read_profile
 
 CORNER: Final = "bytes_per_s"
 """First cell of a CSV matrix."""
@@ -53,14 +57,17 @@ class LinkMatrix:
 
 
 def read_link_matrix(path: Path) -> LinkMatrix:
-    """Read a CSV matrix, or a folder of pairwise tests.
+    """Read a CSV matrix, a stored profile, or a folder of pairwise tests.
 
     Raises:
         UnknownNameError: a file of a folder does not say its collective.
         ProfileUnreadableError: the CSV is no square of positive numbers, a file of a folder is no
             test of a pair, a pair was not tested, or a name is none that a launcher can use.
     """
-    found = _of_pairs(path) if path.is_dir() else _of_table(path)
+    if holds_profile(path):
+        found = _of_profile(path)
+    else:
+        found = _of_pairs(path) if path.is_dir() else _of_table(path)
     for node in found.nodes:
         if not _HOST.fullmatch(node):
             raise ProfileUnreadableError(
@@ -69,6 +76,29 @@ def read_link_matrix(path: Path) -> LinkMatrix:
             )
     found.bytes_per_s_NN.setflags(write=False)
     return found
+
+
+def _of_profile(path: Path) -> LinkMatrix:
+    profile = read_profile(path, operations=("link",))
+    machine = profile.header.machine
+    hosts = machine.hosts[:: max(machine.ranks_per_node, 1)]
+    if twice := [host for host, count in Counter(hosts).items() if count > 1]:
+        raise ProfileUnreadableError(f"{path}: two nodes are called {twice[0]!r}")
+    carried: dict[tuple[int, int, int], float] = {}
+    for link in links_of(profile):
+        if not link.is_inside:
+            key = link.lanes, link.sender_node, link.receiver_node
+            carried[key] = carried.get(key, 0.0) + link.bytes_per_s
+    rates_NN = np.full((len(hosts), len(hosts)), np.nan)
+    # More lanes come later and count.
+    for (_, sender, receiver), rate in sorted(carried.items()):
+        rates_NN[sender, receiver] = rate
+    np.fill_diagonal(rates_NN, np.inf)
+    if len(hosts) < 2 or np.isnan(rates_NN).any():
+        raise ProfileUnreadableError(
+            f"{path}: not every pair of nodes was measured; profile all of them with --suite links"
+        )
+    return LinkMatrix(nodes=hosts, bytes_per_s_NN=rates_NN)
 
 
 def link_matrix_csv(matrix: LinkMatrix) -> str:

@@ -8,7 +8,9 @@ import torch
 from profilers.bench import Bench, Setting
 from profilers.devices import is_out_of_memory
 from profilers.links.collectives import BUILDERS, Run, prepare
+from profilers.links.every_rank import EveryRankBench
 from profilers.links.groups import Shape, shapes
+from profilers.links.pairs import PairBench
 from profilers.links.rendezvous import RendezvousBench
 from profilers.links.team import ConnectedTeam
 from profilers.records import Case, Measurement, Status
@@ -20,8 +22,13 @@ CUDA_BYTES = tuple(2**power for power in (10, 14, 17, 20, 22, 24, 26, 28, 30))
 
 
 def benches(setting: Setting) -> tuple[Bench, ...]:
-    """The tables of collectives and of meetings; with a single rank there is nothing in them."""
-    return (LinkBench(setting=setting), RendezvousBench(setting=setting))
+    """The tables of peers, links, collectives and meetings; a single rank has nothing in them."""
+    return (
+        EveryRankBench(setting=setting),
+        PairBench(setting=setting),
+        LinkBench(setting=setting),
+        RendezvousBench(setting=setting),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

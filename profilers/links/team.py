@@ -4,6 +4,8 @@ What the ranks tell each other besides the timed messages (decisions, rows, time
 gloo group of its own, so that it never queues behind a collective on the device.
 """
 
+import socket
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # stub
 
+from profilers.errors import RankError
 from profilers.links.groups import Shape, members
 from profilers.ranks import RankInfo
 
@@ -20,6 +23,32 @@ T = TypeVar("T")
 
 PATIENCE_S = 180.0
 """How long a rank waits for its peers; longer than its parent waits for a word of it."""
+
+
+def require_blocks(places: Sequence[tuple[str, int]]) -> None:
+    """Refuse ranks that are not laid out node by node, as many on each.
+
+    Raises:
+        RankError: they are not; groups of ranks would not lie where their shape says.
+    """
+    counts = Counter(places)
+    if len(set(counts.values())) > 1:
+        (most, one), *_, (least, other) = counts.most_common()
+        raise RankError(
+            f"{most[0]} runs {one} ranks and {least[0]} {other}; start as many on every node"
+        )
+    per_node = len(places) // len(counts)
+    for rank, place in enumerate(places):
+        first = rank - rank % per_node
+        if place != places[first]:
+            raise RankError(
+                f"rank {rank} runs on {place[0]} and rank {first} on {places[first][0]}; ranks of a"
+                " node must follow each other (srun --distribution=block, mpirun --map-by slot)"
+            )
+
+
+STORE_PATIENCE_S = 10.0
+"""How long a thread waits for an answer of the store."""
 
 
 class ConnectedTeam:
@@ -50,6 +79,21 @@ class ConnectedTeam:
         )
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
         self._groups: dict[Shape, dist.ProcessGroup] = {}
+        places: list[tuple[str, int] | None] = [None] * info.world
+        dist.all_gather_object(places, (socket.gethostname(), info.node), group=self._control)
+        self.places = tuple(place for place in places if place is not None)
+        """Host and node of every rank."""
+        require_blocks(self.places)
+
+    def own_store(self, info: RankInfo) -> PrefixStore:
+        """Another connection to the job's store, for a thread of its own."""
+        store = TCPStore(
+            info.master_address,
+            info.master_port,
+            is_master=False,
+            timeout=timedelta(seconds=STORE_PATIENCE_S),
+        )
+        return PrefixStore("moetune-beats", store)
 
     def barrier(self) -> None:
         dist.barrier(group=self._control)

@@ -25,6 +25,7 @@ from profilers.interpolation import fit_curves
 from profilers.job import Job
 from profilers.launch import run_workers
 from profilers.links.collectives import BUILDERS
+from profilers.links.matrix import links_of
 from profilers.progress import ProgressEvent
 from profilers.records import Case, Status
 from profilers.session import measure_profile
@@ -71,6 +72,9 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
     assert {row.case.kind for row in profile.table("collective")} == set(BUILDERS)
     assert {row.rank for row in profile.table("gemm")} == {0, 1}
     assert {row.rank for row in profile.table("collective")} == {0}
+    assert {row.rank for row in profile.table("every_rank")} == {0, 1}
+    assert {(link.sender, link.receiver) for link in links_of(profile)} == {(0, 1), (1, 0)}
+    assert all(link.bytes_per_s > 1e6 for link in links_of(profile))
     meetings = profile.table("rendezvous")
     assert meetings
     for row in meetings:
@@ -150,7 +154,7 @@ def test_an_interrupt_leaves_no_process_and_no_half_table(tmp_path: Path) -> Non
         )
     assert children() == []
     assert [file.name for file in tmp_path.iterdir()] == ["profile.json"]
-    assert not read_header(tmp_path).tables["collective"].complete
+    assert not read_header(tmp_path).tables["every_rank"].complete
 
 
 def test_ranks_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
@@ -230,7 +234,8 @@ def test_without_resume_an_older_profile_is_replaced(tmp_path: Path) -> None:
     header = measure_profile(tmp_path, suites=("links",), budget_s=1.0, environment=ALONE)
     assert read_header(tmp_path) == header
     files = sorted(file.name for file in tmp_path.iterdir())
-    assert files == ["collective.parquet", "notes.txt", "profile.json", "rendezvous.parquet"]
+    tables = ("collective", "every_rank", "link", "rendezvous")
+    assert files == sorted(["notes.txt", "profile.json", *(f"{name}.parquet" for name in tables)])
 
 
 def test_a_single_rank_has_no_collectives_and_says_so(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tuner.cli import profile_import, profile_routing
+from tuner.cli import profile_import, profile_links, profile_routing
 from tuner.cli.text import columns
 from tuner.errors import TunerError
 
@@ -142,14 +142,28 @@ def _measure(
 @app.command("show")
 def show(
     profile: Annotated[Path, typer.Argument(help="Folder of a stored profile or recording.")],
+    links: Annotated[
+        bool, typer.Option("--links", help="Latency and bandwidth of every pair, with their fit.")
+    ] = False,
+    lagging: Annotated[
+        bool, typer.Option("--stragglers", help="Ranks, links and nodes slower than their peers.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="With --stragglers: exit 1 when there is one.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print what a stored profile or recording of routing holds."""
     from profilers.routing.store import holds_recording, stored_below
     from profilers.store import read_profile
 
+    if strict and not lagging:
+        raise TunerError("--strict goes with --stragglers: moetune profile show P --stragglers")
     if holds_recording(profile):
         profile_routing.shown(profile, as_object=as_json)
+        return
+    if links or lagging:
+        _show_links(profile, links=links, lagging=lagging, strict=strict, as_json=as_json)
         return
     found, recordings = read_profile(profile), stored_below(profile)
     if as_json:
@@ -165,6 +179,27 @@ def show(
     if recordings:
         print()
         print(profile_routing.listed(recordings))
+
+
+def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_json: bool) -> None:
+    from profilers.store import read_profile
+    from profilers.stragglers import stragglers
+
+    found = read_profile(profile, operations=("link", "every_rank"))
+    slow = stragglers(found) if lagging else ()
+    if as_json:
+        shown: dict[str, object] = {}
+        if links:
+            shown["links"] = profile_links.links_json(found)
+        if lagging:
+            shown["stragglers"] = [one.model_dump(mode="json") for one in slow]
+        print(json.dumps(shown, indent=2))
+    else:
+        parts = [profile_links.links_text(found)] if links else []
+        parts += [profile_links.stragglers_text(slow)] if lagging else []
+        print("\n\n".join(parts))
+    if strict and slow:
+        raise typer.Exit(1)
 
 
 @app.command("diff")

@@ -1,0 +1,101 @@
+"""The measured links as matrices: between nodes, inside them, and what side-by-side traffic gets.
+
+Of the `link` table, per ordered pair of ranks:
+
+    latency    half a round trip of 8 bytes, the lower decile of repeats: what the wire takes, while
+               the upper ones tell how busy the hosts were
+    bandwidth  bytes of the largest message / (its median seconds - one round trip)
+
+The largest message stands for the bandwidth because smaller ones are still paced by the ramp of a
+connection; a line through all sizes (profilers/links/fits.py) tells what they take.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from profilers.links.fits import LinkFit, fit_link
+from profilers.records import Measurement, Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction of one pair of ranks."""
+
+    sender: int
+    receiver: int
+    sender_node: int
+    receiver_node: int
+    lanes: int
+    """Pairs of the same two nodes that sent at the same time."""
+    bytes_per_s: float
+    """Of this pair alone, whatever its neighbours got."""
+    latency_s: float | None
+    """None where no round trip was timed."""
+    fit: LinkFit | None
+    """None where fewer than two sizes were timed."""
+    rows: tuple[Measurement, ...]
+    """One-way messages by size."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether both ranks share a node."""
+        return self.sender_node == self.receiver_node
+
+
+def links_of(profile: Profile) -> tuple[Link, ...]:
+    """Every measured direction, by lanes, then sender, then receiver."""
+    per_node = max(profile.header.machine.ranks_per_node, 1)
+    trips: dict[tuple[int, int], float] = {}
+    one_way: dict[tuple[int, int, int], list[Measurement]] = {}
+    for row in profile.table("link"):
+        axes = row.case.axes
+        pair = axes["sender"], axes["receiver"]
+        if row.case.kind == "round_trip":
+            trips[pair] = sorted(row.times_s)[len(row.times_s) // 10]
+        else:
+            one_way.setdefault((axes["lanes"], *pair), []).append(row)
+    return tuple(_links(one_way, trips, per_node=per_node))
+
+
+def _links(
+    one_way: Mapping[tuple[int, int, int], list[Measurement]],
+    trips: Mapping[tuple[int, int], float],
+    *,
+    per_node: int,
+) -> Iterator[Link]:
+    for (lanes, sender, receiver), rows in sorted(one_way.items()):
+        rows.sort(key=lambda row: row.case.axes["bytes"])
+        trip_s = trips.get((sender, receiver)) or trips.get((receiver, sender))
+        # A message that is all latency still has a bandwidth of its bytes over its time.
+        largest = rows[-1]
+        moving_s = max(largest.median_s - (trip_s or 0.0), 0.1 * largest.median_s)
+        sizes = [float(row.case.axes["bytes"]) for row in rows]
+        yield Link(
+            sender=sender,
+            receiver=receiver,
+            sender_node=sender // per_node,
+            receiver_node=receiver // per_node,
+            lanes=lanes,
+            bytes_per_s=sizes[-1] / moving_s,
+            latency_s=None if trip_s is None else trip_s / 2.0,
+            fit=fit_link(sizes, [row.median_s for row in rows]) if len(rows) > 1 else None,
+            rows=tuple(rows),
+        )
+
+
+def shared_ratio(links: tuple[Link, ...]) -> float | None:
+    """What one pair gets of its bandwidth alone while all lanes of its nodes send; None: unknown.
+
+    1 where every lane has a card of its own, 1 / lanes where all share one.
+    """
+    alone = {
+        (link.sender_node, link.receiver_node): link.bytes_per_s
+        for link in links
+        if link.lanes == 1 and not link.is_inside
+    }
+    crowded = [
+        link.bytes_per_s / alone[key]
+        for link in links
+        if link.lanes > 1 and (key := (link.sender_node, link.receiver_node)) in alone
+    ]
+    return sum(crowded) / len(crowded) if crowded else None

@@ -1,0 +1,162 @@
+"""Who is slower than its peers beyond noise: devices, links, and nodes whose every link is slow.
+
+Peers do the same thing: the same product or copy on every rank, the same message over links of one
+class (inside a node, between nodes). A member lags where the median of its repeats is more than
+`LEAST_EFFECT_RATIO` above the median of the others' medians, and Welch's test on the logarithms of
+its repeats against all the others' refutes equality at `SIGNIFICANCE` after Holm's correction for
+the number of members. The others' spread counts in that test, so that a machine whose every rank
+differs (a busy processor) names nobody by chance.
+
+A node is named instead of its links where more than half of the links that it sends over, or of
+those that it receives over, lag; two peers can only be told apart by direction.
+
+Not covered: what is slow everywhere (`moetune profile diff` with an earlier profile shows that).
+"""
+
+import math
+import statistics
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Final, Literal, TypeVar
+
+from profilers.compare import holm, welch_p
+from profilers.links.matrix import Link, links_of
+from profilers.records import Profile, Record
+
+Member = TypeVar("Member", bound=Hashable)
+
+LEAST_EFFECT_RATIO: Final = 0.10
+SIGNIFICANCE: Final = 0.01
+MOST_DEVIATIONS: Final = 4.0
+"""Of the peers' own spread: who is within them is one of a mixed lot."""
+FEWEST: Final = 2
+"""Members of a class; one has no peers."""
+
+
+class Straggler(Record):
+    """Somebody who is slower than its peers."""
+
+    what: Literal["device", "link", "node"]
+    where: str
+    """`rank 3 on host-b`, `host-a -> host-b (rank 0 -> 2)`."""
+    doing: str
+    """What took longer: `gemm`, `copy`, `sending`, `receiving`, `one message`."""
+    ratio: float
+    """Seconds over the peers' median seconds."""
+    p_value: float
+
+
+def stragglers(profile: Profile) -> tuple[Straggler, ...]:
+    """Name who lags, worst first; nobody where there are no peers."""
+    names = _names(profile)
+    found = [*_devices(profile, names), *_links(links_of(profile), names)]
+    return tuple(sorted(found, key=lambda one: -one.ratio))
+
+
+def lagging(
+    times_s: Mapping[Member, Sequence[float]],
+) -> dict[Member, tuple[float, float]]:
+    """Of members that do the same: who lags, with the ratio to its peers and the p-value."""
+    if len(times_s) < FEWEST:
+        return {}
+    medians = {member: statistics.median(own) for member, own in times_s.items()}
+    ratios, raw = {}, []
+    for member, own in times_s.items():
+        others = [medians[other] for other in times_s if other != member]
+        ratios[member] = medians[member] / statistics.median(others)
+        raw.append(_p_value(own, [times_s[other] for other in times_s if other != member]))
+    p_values = holm(raw)
+    return {
+        member: (ratios[member], p_value)
+        for member, p_value in zip(times_s, p_values, strict=True)
+        if ratios[member] > 1.0 + LEAST_EFFECT_RATIO and p_value < SIGNIFICANCE
+    }
+
+
+def _p_value(own: Sequence[float], others: Sequence[Sequence[float]]) -> float:
+    """Of a member against its peers; their medians spread too where there are several."""
+    pooled = [time_s for times_s in others for time_s in times_s]
+    p_value = welch_p(pooled, own)
+    if len(others) < FEWEST + 1:
+        return p_value
+    logs = [math.log(max(statistics.median(times_s), 1e-12)) for times_s in others]
+    middle = statistics.median(logs)
+    # For normal noise the standard deviation is 1.4826 median absolute deviations.
+    spread = 1.4826 * statistics.median(abs(log - middle) for log in logs)
+    away = math.log(statistics.median(own)) - middle
+    return 1.0 if away <= MOST_DEVIATIONS * spread else p_value
+
+
+def _devices(profile: Profile, names: Mapping[int, str]) -> Iterator[Straggler]:
+    by_kind: dict[str, dict[int, Sequence[float]]] = {}
+    for row in profile.table("every_rank"):
+        by_kind.setdefault(row.case.kind, {})[row.rank] = row.times_s
+    for kind, times_s in by_kind.items():
+        for rank, (ratio, p_value) in lagging(times_s).items():
+            yield Straggler(
+                what="device",
+                where=f"rank {rank} on {names[rank]}",
+                doing=kind,
+                ratio=ratio,
+                p_value=p_value,
+            )
+
+
+def _links(links: Sequence[Link], names: Mapping[int, str]) -> Iterator[Straggler]:
+    for is_inside in (False, True):
+        peers = [link for link in links if link.is_inside is is_inside and link.lanes == 1]
+        times_s = {(one.sender, one.receiver): one.rows[-1].times_s for one in peers}
+        slow = lagging(times_s)
+        explained: set[tuple[int, int]] = set()
+        if not is_inside:
+            for node, its_links in _slow_nodes(peers, slow, names):
+                explained |= its_links
+                yield node
+        for (sender, receiver), (ratio, p_value) in slow.items():
+            if (sender, receiver) not in explained:
+                where = f"{names[sender]} -> {names[receiver]} (rank {sender} -> {receiver})"
+                yield Straggler(
+                    what="link", where=where, doing="one message", ratio=ratio, p_value=p_value
+                )
+
+
+def _slow_nodes(
+    peers: Sequence[Link],
+    slow: Mapping[tuple[int, int], tuple[float, float]],
+    names: Mapping[int, str],
+) -> Iterator[tuple[Straggler, set[tuple[int, int]]]]:
+    """Nodes that explain most of their links' lag, those with most lag first."""
+    left = set(slow)
+    for doing, side in (("sending", 0), ("receiving", 1)):
+        for rank in sorted({(link.sender, link.receiver)[side] for link in peers}):
+            own = {
+                (link.sender, link.receiver)
+                for link in peers
+                if (link.sender, link.receiver)[side] == rank
+            }
+            lag = own & left
+            if 2 * len(lag) > len(own):
+                left -= lag
+                yield (
+                    Straggler(
+                        what="node",
+                        where=names[rank],
+                        doing=doing,
+                        ratio=statistics.median(slow[pair][0] for pair in lag),
+                        p_value=max(slow[pair][1] for pair in lag),
+                    ),
+                    lag,
+                )
+
+
+def _names(profile: Profile) -> dict[int, str]:
+    """What to call each rank's host; hosts of one name are told apart by their number."""
+    machine = profile.header.machine
+    hosts = machine.hosts or (machine.hostname,) * machine.world
+    per_node = max(machine.ranks_per_node, 1)
+    nodes_of: dict[str, set[int]] = {}
+    for rank, host in enumerate(hosts):
+        nodes_of.setdefault(host, set()).add(rank // per_node)
+    return {
+        rank: host if len(nodes_of[host]) == 1 else f"{host} (node {rank // per_node})"
+        for rank, host in enumerate(hosts)
+    }

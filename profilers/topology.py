@@ -1,0 +1,92 @@
+"""What connects the parts of this node: accelerators, network cards, memory nodes, as Linux tells.
+
+Read from sysfs and, where there are accelerators, from `nvidia-smi topo -m`. A fact that cannot be
+read is left out. Interfaces without a device behind them (loopback, bridges, containers' ends of a
+pair) are listed too, as a profile over them is worth knowing about.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+SYSFS: Final = Path("/sys")
+MOST_ENTRIES: Final = 64
+"""Of one kind; more say nothing new."""
+
+
+def node_topology(*, accelerators: str = "", sysfs: Path = SYSFS) -> str:
+    """Describe the node, a line a fact.
+
+    Args:
+        accelerators: what `nvidia-smi topo -m` printed, or nothing.
+        sysfs: where the kernel shows its devices.
+    """
+    return "\n".join(
+        [
+            *filter(None, accelerators.splitlines()),
+            *_memory_nodes(sysfs),
+            *_cards(sysfs),
+            *_remote_memory_cards(sysfs),
+        ]
+    )
+
+
+def _memory_nodes(sysfs: Path) -> Iterator[str]:
+    for folder in _entries(sysfs / "devices/system/node", prefix="node"):
+        cores = _text(folder / "cpulist")
+        distance = _text(folder / "distance")
+        yield f"numa {folder.name}: cores {cores or '-'}, distance {distance or '-'}"
+
+
+def _cards(sysfs: Path) -> Iterator[str]:
+    for folder in _entries(sysfs / "class/net"):
+        speed = _text(folder / "speed")
+        facts = [
+            f"{speed} Mbit/s" if speed.isdigit() else "",
+            f"mtu {_text(folder / 'mtu')}",
+            _text(folder / "operstate"),
+            _place(folder / "device"),
+        ]
+        yield f"card {folder.name}: " + ", ".join(filter(None, facts))
+
+
+def _remote_memory_cards(sysfs: Path) -> Iterator[str]:
+    """InfiniBand and RoCE ports; `gpu direct` where the kernel lets accelerators use them."""
+    peers = any((sysfs / "module" / name).exists() for name in ("nvidia_peermem", "nv_peer_mem"))
+    for folder in _entries(sysfs / "class/infiniband"):
+        for port in _entries(folder / "ports"):
+            facts = [
+                _text(port / "rate"),
+                _text(port / "link_layer"),
+                _text(port / "state"),
+                _place(folder / "device"),
+                "gpu direct" if peers else "no gpu direct",
+            ]
+            yield f"rdma {folder.name}/{port.name}: " + ", ".join(filter(None, facts))
+
+
+def _place(device: Path) -> str:
+    """The slot of a card and the memory node that it hangs on."""
+    if not device.exists():
+        return ""
+    node = _text(device / "numa_node")
+    slot = Path(os.path.realpath(device)).name
+    return f"{slot} at numa {node}" if node.isdigit() else slot
+
+
+def _entries(folder: Path, *, prefix: str = "") -> list[Path]:
+    try:
+        found = sorted(each for each in folder.iterdir() if each.name.startswith(prefix))
+    except OSError:
+        return []
+    return [each for each in found if each.is_dir()][:MOST_ENTRIES]
+
+
+def _text(file: Path) -> str:
+    """First line of a small file; empty where it cannot be read."""
+    try:
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            return stream.readline(256).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,26 @@
+"""Rounds in which everyone meets everyone."""
+
+import itertools
+
+import pytest
+
+from profilers.links.rounds import rounds
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 5, 8, 9, 16, 33, 64])
+def test_everyone_meets_everyone_once_in_the_fewest_rounds(members: int) -> None:
+    found = rounds(members)
+    assert len(found) == (members - 1 if members % 2 == 0 else members)
+    met = [pair for each in found for pair in each]
+    assert sorted(met) == list(itertools.combinations(range(members), 2))
+
+
+@pytest.mark.parametrize("members", [4, 7, 64])
+def test_nobody_is_in_two_pairs_of_a_round(members: int) -> None:
+    for each in rounds(members):
+        present = [member for pair in each for member in pair]
+        assert len(present) == len(set(present)) == 2 * (members // 2)
+
+
+def test_one_alone_meets_nobody() -> None:
+    assert rounds(1) == ()

@@ -1,0 +1,139 @@
+"""Who lags behind its peers, and who is merely one of a mixed lot."""
+
+import random
+
+from profilers.links.matrix import links_of, shared_ratio
+from profilers.records import Case, Measurement
+from profilers.stragglers import Straggler, stragglers
+from profilers.testing import fake_machine, fake_profile
+
+GIGABIT = 1.25e8
+LARGEST = 2**23
+
+
+def _noisy(
+    seconds: float, *, spread: float = 0.03, repeats: int = 20, seed: int = 0
+) -> list[float]:
+    draw = random.Random(f"{seconds} {seed}")
+    return [seconds * draw.lognormvariate(0.0, spread) for _ in range(repeats)]
+
+
+def _product(rank: int, seconds: float, *, world: int, spread: float = 0.03) -> Measurement:
+    case = Case(operation="every_rank", kind="gemm", axes={"size": 512, "world": world})
+    return Measurement(
+        case=case, rank=rank, times_s=tuple(_noisy(seconds, spread=spread, seed=rank))
+    )
+
+
+def _message(
+    sender: int, receiver: int, *, world: int, rate: float, lanes: int = 1
+) -> list[Measurement]:
+    rows = []
+    for kind, size in (("round_trip", 8), ("one_way", 2**16), ("one_way", LARGEST)):
+        if lanes > 1 and size != LARGEST:
+            continue
+        axes = {
+            "bytes": size,
+            "sender": sender,
+            "receiver": receiver,
+            "lanes": lanes,
+            "world": world,
+        }
+        seconds = 2e-3 + (0.0 if kind == "round_trip" else size / rate)
+        case = Case(operation="link", kind=kind, axes=axes)
+        times_s = tuple(_noisy(seconds, seed=sender * 64 + receiver))
+        rows.append(Measurement(case=case, rank=sender, times_s=times_s))
+    return rows
+
+
+def _found(rows: list[Measurement], *, world: int, per_node: int = 1) -> tuple[Straggler, ...]:
+    hosts = tuple(f"host-{rank // per_node}" for rank in range(world))
+    machine = fake_machine(world=world).model_copy(
+        update={"hosts": hosts, "ranks_per_node": per_node}
+    )
+    return stragglers(fake_profile(rows, machine=machine))
+
+
+def _mesh(world: int, slow: dict[int, float]) -> list[Measurement]:
+    return [
+        row
+        for sender in range(world)
+        for receiver in range(world)
+        if sender != receiver
+        for row in _message(sender, receiver, world=world, rate=GIGABIT * slow.get(sender, 1.0))
+    ]
+
+
+def test_a_device_that_is_a_quarter_slower_is_named_with_its_host() -> None:
+    rows = [_product(rank, 0.0125 if rank == 5 else 0.01, world=8) for rank in range(8)]
+    (found,) = _found(rows, world=8, per_node=4)
+    assert (found.what, found.where, found.doing) == ("device", "rank 5 on host-1", "gemm")
+    assert 1.15 < found.ratio < 1.35
+
+
+def test_noise_names_nobody() -> None:
+    for world in (2, 4, 8, 64):
+        assert (
+            _found([_product(rank, 0.01, world=world) for rank in range(world)], world=world) == ()
+        )
+
+
+def test_a_mixed_lot_names_nobody() -> None:
+    rows = [_product(rank, 0.01 * (1.0 + 0.15 * (rank % 4)), world=8) for rank in range(8)]
+    assert _found(rows, world=8) == ()
+
+
+def test_a_small_effect_is_left_alone_however_significant() -> None:
+    rows = [
+        _product(rank, 0.0105 if rank == 0 else 0.01, world=4, spread=0.001) for rank in range(4)
+    ]
+    assert _found(rows, world=4) == ()
+
+
+def test_a_node_whose_every_link_is_slow_is_named_instead_of_its_links() -> None:
+    (found,) = _found(_mesh(4, {2: 0.2}), world=4)
+    assert (found.what, found.where, found.doing) == ("node", "host-2", "sending")
+    assert 4.0 < found.ratio < 5.5
+
+
+def test_of_two_nodes_the_one_that_sends_slowly_is_named() -> None:
+    (found,) = _found(_mesh(2, {1: 0.2}), world=2)
+    assert (found.where, found.doing) == ("host-1", "sending")
+
+
+def test_one_slow_link_is_named_by_its_ends() -> None:
+    rows = [row for row in _mesh(4, {}) if row.case.axes["sender"] != 0 or row.rank != 0]
+    for receiver in (1, 2, 3):
+        rate = GIGABIT * (0.3 if receiver == 3 else 1.0)
+        rows += _message(0, receiver, world=4, rate=rate)
+    (found,) = _found(rows, world=4)
+    assert found.what == "link"
+    assert found.where == "host-0 -> host-3 (rank 0 -> 3)"
+
+
+def test_a_quiet_mesh_names_nobody() -> None:
+    assert _found(_mesh(5, {}), world=5) == ()
+
+
+def test_lanes_that_share_a_card_get_their_share() -> None:
+    rows = [
+        *_message(0, 2, world=4, rate=GIGABIT),
+        *_message(0, 2, world=4, rate=GIGABIT / 2.0, lanes=2),
+        *_message(1, 3, world=4, rate=GIGABIT / 2.0, lanes=2),
+    ]
+    machine = fake_machine(world=4).model_copy(update={"ranks_per_node": 2})
+    found = links_of(fake_profile(rows, machine=machine))
+    ratio = shared_ratio(found)
+    assert ratio is not None
+    assert 0.45 < ratio < 0.55
+    assert [link.is_inside for link in found] == [False, False, False]
+
+
+def test_bandwidth_and_latency_are_those_of_the_link() -> None:
+    machine = fake_machine(world=2).model_copy(update={"ranks_per_node": 1})
+    (link,) = links_of(fake_profile(_message(0, 1, world=2, rate=GIGABIT), machine=machine))
+    assert 0.9 * GIGABIT < link.bytes_per_s < 1.1 * GIGABIT
+    assert link.latency_s is not None
+    assert 0.9e-3 < link.latency_s < 1.1e-3
+    assert link.fit is not None
+    assert link.fit.residual_ratio < 0.2
