@@ -1,7 +1,7 @@
 """The benchmark of a deployment: `vllm bench serve` and AIPerf, with the numbers to expect.
 
-    bench_vllm.sh     random prompts from vLLM 0.33.0's client; not for traces
-    bench_aiperf.sh   synthetic prompts or a trace from AIPerf 0.13.0
+    bench_vllm.sh     random prompts, or a trace with hashes of prompts, from vLLM 0.33.0's client
+    bench_aiperf.sh   synthetic prompts, or a trace, from AIPerf 0.13.0
     expected.json     what the plan predicts, in seconds
 
 Lengths: vLLM's client draws evenly from mean * (1 - r) to mean * (1 + r), AIPerf from a normal law
@@ -30,15 +30,20 @@ _REQUESTS_PER_SLOT: Final = 10
 _OPEN_S: Final = 300
 """Length of an open run, seconds."""
 _FEWEST: Final = 100
+TRACE_FORM: Final = (
+    'TRACE holds a line a request, such as {"timestamp": 1500, "input_length": 900,'
+    ' "output_length": 80}, with milliseconds and tokens.'
+)
+"""AIPerf's `mooncake_trace`."""
 
 
 def bench_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
     """Return the scripts and what they should find."""
-    traffic = verified.plan.goal.traffic
-    scripts = {"bench_aiperf.sh": bench_aiperf_bash(verified)}
-    if traffic.trace is None:
-        scripts["bench_vllm.sh"] = bench_vllm_bash(verified)
-    heads = comment((*statement(verified), "", *_notes(traffic)))
+    scripts = {
+        "bench_aiperf.sh": bench_aiperf_bash(verified),
+        "bench_vllm.sh": bench_vllm_bash(verified),
+    }
+    heads = comment((*statement(verified), "", *_notes(verified)))
     return (
         *(
             EmittedFile(
@@ -53,36 +58,47 @@ def bench_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
 
 
 def bench_vllm_bash(verified: VerifiedServing) -> str:
-    """Return bash that becomes vLLM's client.
+    """Return bash that becomes vLLM's client."""
+    traffic = verified.plan.goal.traffic
+    targets = _goodput(verified, names=("ttft", "tpot"))
+    words = [
+        "vllm bench serve",
+        '--backend openai --base-url "$BASE_URL" --model "$MODEL"',
+        *_vllm_prompts(traffic),
+        *_vllm_load(traffic),
+        *((f"--num-prompts {num_requests(verified)}",) if not traffic.is_replayed else ()),
+        "--ignore-eos --percentile-metrics ttft,tpot --metric-percentiles 50,90,99",
+        *((f"--goodput {' '.join(targets)}",) if targets else ()),
+        '--save-result "$@"',
+    ]
+    needs = "" if traffic.trace is None else _NEEDS_TRACE + _NEEDS_HASHES
+    return _target(verified) + needs + "exec " + " \\\n  ".join(words) + "\n"
 
-    Raises:
-        ValueError: the traffic is a trace.
-    """
-    goal = verified.plan.goal
-    traffic = goal.traffic
+
+_NEEDS_TRACE: Final = ': "${TRACE:?set TRACE to the recorded requests as Mooncake JSONL}"\n'
+_NEEDS_HASHES: Final = """\
+if ! head -n 1 -- "$TRACE" | grep -q '"hash_ids"'; then
+  echo "$TRACE has no hash_ids, by which vLLM's client makes up prompts: use bench_aiperf.sh" >&2
+  exit 2
+fi
+"""
+
+
+def _vllm_prompts(traffic: Traffic) -> Iterator[str]:
     if traffic.input_tokens is None or traffic.output_tokens is None:
-        raise ValueError("vLLM's client draws prompts by a law, the traffic is a trace")
+        yield '--dataset-name timed_trace --dataset-path "$TRACE" --timed-trace-chunk-hash-size 512'
+        return
     tokens = mean_tokens(traffic.input_tokens)
     cached = round(tokens * traffic.prefix_hit)
     ratios = {
         "input": _range_ratio(traffic.input_tokens),
         "output": _range_ratio(traffic.output_tokens),
     }
-    targets = _goodput(verified, names=("ttft", "tpot"))
-    words = [
-        "vllm bench serve",
-        '--backend openai --base-url "$BASE_URL" --model "$MODEL"',
-        f"--dataset-name random --random-input-len {max(1, round(tokens - cached))}",
-        f"--random-output-len {round(mean_tokens(traffic.output_tokens))}",
-        f"--random-range-ratio '{json.dumps(ratios)}'",
-        *((f"--random-prefix-len {cached}",) if cached else ()),
-        *_vllm_load(traffic),
-        f"--num-prompts {num_requests(verified)}",
-        "--ignore-eos --percentile-metrics ttft,tpot --metric-percentiles 50,90,99",
-        *((f"--goodput {' '.join(targets)}",) if targets else ()),
-        '--save-result "$@"',
-    ]
-    return _target(verified) + "exec " + " \\\n  ".join(words) + "\n"
+    yield f"--dataset-name random --random-input-len {max(1, round(tokens - cached))}"
+    yield f"--random-output-len {round(mean_tokens(traffic.output_tokens))}"
+    yield f"--random-range-ratio '{json.dumps(ratios)}'"
+    if cached:
+        yield f"--random-prefix-len {cached}"
 
 
 def bench_aiperf_bash(verified: VerifiedServing) -> str:
@@ -101,11 +117,7 @@ def bench_aiperf_bash(verified: VerifiedServing) -> str:
     if not traffic.is_replayed:
         words.append(f"--request-count {num_requests(verified)}")
     words.append('"$@"')
-    needs = (
-        ': "${TRACE:?set TRACE to the recorded requests as Mooncake JSONL}"\n'
-        if traffic.trace is not None
-        else ""
-    )
+    needs = "" if traffic.trace is None else _NEEDS_TRACE
     return _target(verified) + needs + "exec " + " \\\n  ".join(words) + "\n"
 
 
@@ -127,6 +139,13 @@ def _target(verified: VerifiedServing) -> str:
 
 
 def _vllm_load(traffic: Traffic) -> Iterator[str]:
+    if traffic.is_replayed:
+        # Milliseconds to seconds; a larger number stretches the trace.
+        yield '--timed-trace-sec-multiplier "${SECONDS_EACH:-0.001}"'
+        yield '--num-prompts "$(wc -l < "$TRACE")"'
+        return
+    if traffic.trace is not None:
+        yield "--no-self-timed"
     if traffic.concurrency is not None:
         yield f"--max-concurrency {traffic.concurrency} --request-rate inf"
         return
@@ -201,8 +220,15 @@ def _limit_s(targets: Percentiles) -> float | None:
     return max(stated, default=None)
 
 
-def _notes(traffic: Traffic) -> Iterator[str]:
-    yield "Usage: MODEL=... [BASE_URL=http://host:port] ./bench_vllm.sh or ./bench_aiperf.sh"
+def _notes(verified: VerifiedServing) -> Iterator[str]:
+    traffic = verified.plan.goal.traffic
+    trace = "" if traffic.trace is None else "TRACE=FILE "
+    yield f"Usage: MODEL=... {trace}[BASE_URL=http://host:port] ./bench_aiperf.sh or bench_vllm.sh"
+    if traffic.trace is not None:
+        yield TRACE_FORM
+        yield 'vLLM\'s client needs "hash_ids" too, one for every 512 tokens of the prompt.'
+    if any(group.draft_tokens for group in verified.decision.instances):
+        yield "Random prompts are drafted unlike texts: to compare TPOT, send texts of your own."
     plain = (LengthKind.FIXED, LengthKind.UNIFORM)
     laws = (traffic.input_tokens, traffic.output_tokens)
     if any(law is not None and law.kind not in plain for law in laws):
@@ -212,7 +238,10 @@ def _notes(traffic: Traffic) -> Iterator[str]:
     if traffic.arrival is not None and traffic.arrival.kind is ArrivalKind.CONSTANT:
         yield "vLLM's client sends Poisson arrivals here; AIPerf sends constant ones."
     if traffic.is_replayed and traffic.rate is not None:
-        yield f"The plan stretches the trace to {traffic.rate:.4g} requests/s: stretch TRACE alike."
+        yield (
+            f"The plan stretches the trace to {traffic.rate:.4g} requests/s: stretch TRACE alike,"
+            " or set SECONDS_EACH for bench_vllm.sh."
+        )
 
 
 def _expected(verified: VerifiedServing) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
 from tuner.emit.serving.engines import engine_files, server_command
-from tuner.emit.serving.kubernetes import bench_job
+from tuner.emit.serving.kubernetes import bench_job, bench_notes
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.pods import (
     MOUNT,
@@ -106,7 +106,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             path=PurePosixPath("bench-job.yaml"),
             text=yaml_text(
                 verified,
-                notes=("kubectl apply -f bench-job.yaml once the graph answers.",),
+                notes=bench_notes(verified, once="the graph"),
                 objects=[bench_job(verified, url=f"http://{app}-frontend:{ROUTER_PORT}")],
             ),
         ),

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from tuner.emit.files import EmittedFile
-from tuner.emit.serving.bench import bench_aiperf_bash, bench_vllm_bash
+from tuner.emit.serving.bench import TRACE_FORM, bench_aiperf_bash, bench_vllm_bash
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET, FIRST_PORT
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.emit.serving.placement import ServedPlacement
@@ -50,6 +50,7 @@ _ROUTER_INSTALL: Final = {
     "vllm": "command -v vllm-router > /dev/null || pip install --quiet vllm-router==0.1.17\n"
 }
 _AIPERF: Final = "command -v aiperf > /dev/null || pip install --quiet aiperf==0.13.0\n"
+_TRACE: Final = "/traces/requests.jsonl"
 _ANNOTATION: Final = {
     "sglang": "sglang.ai/bootstrap-port",
     "vllm": "vllm.ai/bootstrap-port",
@@ -89,11 +90,19 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             path=PurePosixPath("bench-job.yaml"),
             text=yaml_text(
                 verified,
-                notes=("kubectl apply -f bench-job.yaml once the deployment answers.",),
+                notes=bench_notes(verified, once="the deployment"),
                 objects=[bench_job(verified, url=f"http://{_entrance(verified)}")],
             ),
         ),
     )
+
+
+def bench_notes(verified: VerifiedServing, *, once: str) -> tuple[str, ...]:
+    """Return what the reader of the benchmark's job should do."""
+    notes = ["Put the path or name of the weights into MODEL, for their tokenizer."]
+    if verified.plan.goal.traffic.trace is not None:
+        notes += [f"Mount the recorded requests as {_TRACE} into the container.", TRACE_FORM]
+    return (*notes, f"kubectl apply -f bench-job.yaml once {once} answers.")
 
 
 def bench_job(verified: VerifiedServing, *, url: str) -> Object:
@@ -105,7 +114,7 @@ def bench_job(verified: VerifiedServing, *, url: str) -> Object:
         "BASE_URL": url,
     }
     if is_trace:
-        values["TRACE"] = "/traces/requests.jsonl"
+        values["TRACE"] = _TRACE
     container = {
         "name": "bench",
         "image": VLLM_0_33.image,

@@ -89,7 +89,6 @@ def test_a_tail_that_is_not_drawn_is_owned_up_to(deepseek: ModelSpec) -> None:
 def test_traces_are_replayed(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
     verified = sample_serving(deepseek, aggregated(), goal={"traffic": {"trace": "recorded.csv"}})
     write_emitted(launch, bench_files(verified))
-    assert not (launch / "bench_vllm.sh").exists()
     without = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch)
     assert "set TRACE to the recorded requests" in without.stderr
     done = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch, TRACE="requests.jsonl")
@@ -97,6 +96,30 @@ def test_traces_are_replayed(deepseek: ModelSpec, launch: Path, programs: Any) -
     (call,) = programs.calls("router.json")
     assert _after(call["argv"], "--input-file") == "requests.jsonl"
     assert "--fixed-schedule" in call["argv"]
+
+
+def test_vllms_client_replays_traces_whose_prompts_have_hashes(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    traffic = {"trace": "recorded.csv", "rate": 5.0}
+    verified = sample_serving(deepseek, aggregated(), goal={"traffic": traffic})
+    write_emitted(launch, bench_files(verified))
+    assert "stretches the trace to 5 requests/s" in (launch / "bench_vllm.sh").read_text()
+    line = '{"timestamp": 0, "input_length": 600, "output_length": 2'
+    plain, hashed = launch / "plain.jsonl", launch / "hashed.jsonl"
+    plain.write_text(2 * (line + "}\n"))
+    hashed.write_text(3 * (line + ', "hash_ids": [1, 2]}\n'))
+    script = str(launch / "bench_vllm.sh")
+    refused = programs.run(script, cwd=launch, TRACE=str(plain))
+    assert refused.code == 2
+    assert "has no hash_ids" in refused.stderr
+    done = programs.run(script, cwd=launch, TRACE=str(hashed), SECONDS_EACH="0.002")
+    assert done.code == 0, done.stderr
+    argv = programs.argv()
+    assert _after(argv, "--dataset-path") == str(hashed)
+    assert _after(argv, "--num-prompts") == "3"
+    assert _after(argv, "--timed-trace-sec-multiplier") == "0.002"
+    assert "--request-rate" not in argv
 
 
 def test_runs_are_long_enough(deepseek: ModelSpec) -> None:

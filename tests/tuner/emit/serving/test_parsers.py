@@ -258,11 +258,16 @@ def test_the_clients_take_the_benchmark(
             "input_tokens": {"kind": "uniform", "low": 80, "high": 120},
             "output_tokens": 10,
         },
+        {"trace": "recorded.csv"},
     ):
         verified = sample_serving(deepseek, aggregated(), goal={"traffic": traffic})
         write_emitted(launch, emit_serving("sglang", verified))
         name = "bench_aiperf.sh" if client == "aiperf" else "bench_vllm.sh"
-        done = programs.run(str(launch / name), cwd=launch)
+        trace = launch / "requests.jsonl"
+        trace.write_text(
+            '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n'
+        )
+        done = programs.run(str(launch / name), cwd=launch, TRACE=str(trace))
         assert done.code == 0, done.stderr
         if client == "aiperf":
             (call,) = programs.calls("router.json")
@@ -270,9 +275,10 @@ def test_the_clients_take_the_benchmark(
         else:
             commands.append(programs.argv()[3:])
     found, _ = ask(client, commands)
-    assert len(found) == 2
+    assert len(found) == 3
     if client == "vllm_bench":
-        assert [parsed["random_input_len"] for parsed in found] == [50, 100]
+        assert [parsed["random_input_len"] for parsed in found[:2]] == [50, 100]
+        assert found[2]["dataset_name"] == "timed_trace"
 
 
 def test_sglang_refuses_the_name_that_recipes_use_for_graph_sizes(ask: Ask) -> None:

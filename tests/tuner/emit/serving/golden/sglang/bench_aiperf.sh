@@ -7,7 +7,7 @@
 # Expected TPOT: mean 20.0 ms (between 18.0 ms and 23.0 ms), P50 20.0 ms, P90 30.0 ms, P99 40.0 ms.
 # Expected: 14 requests/s, 1.4e+04 output tokens/s, goodput 0.5 requests/s per device.
 #
-# Usage: MODEL=... [BASE_URL=http://host:port] ./bench_vllm.sh or ./bench_aiperf.sh
+# Usage: MODEL=... [BASE_URL=http://host:port] ./bench_aiperf.sh or bench_vllm.sh
 set -euo pipefail
 : "${MODEL:?set MODEL as the instances have it}"
 BASE_URL="${BASE_URL:-http://127.0.0.1:8000}"
