@@ -1,9 +1,12 @@
 """Answers one mode: instances by the integer program, their traffic played, spare capacity found.
 
 A mode is one question, or where long prompts are offloaded one for each threshold, of which the one
-with the least objective that keeps the targets counts (offloading.py). Where waiting breaks a
-target the program is asked for more spare capacity, by bisection, until it holds. The bound of
-several questions is the least of theirs: no threshold of the grid does better.
+with the least objective that keeps the targets counts (offloading.py). The bound of several
+questions is the least of theirs: no threshold of the grid does better.
+
+Where waiting breaks a target the program is asked for more spare capacity until it holds: of
+prefill instances where only first tokens are late, of the others where tokens are; then for as
+little of both as bisection finds.
 """
 
 import time
@@ -25,6 +28,7 @@ from tuner.planner.serve.program import (
     BOUND_TOLERANCE,
     ROLES,
     Solved,
+    Spare,
     program_of,
     serving_columns,
     solve,
@@ -44,9 +48,10 @@ PRICED: Final[Mapping[Mode, tuple[Role, ...]]] = {
 """Roles whose ways to run an instance a mode is made of."""
 MOST_SPARE: Final = 4.0
 """Share of the traffic's rate that is tried as spare capacity at most."""
+FIRST_SPARE: Final = 0.25
 MOST_PLAYED: Final = 3
 """Of the thresholds of a mode, the best by their programs."""
-SPARE_STEPS: Final = 5
+SPARE_STEPS: Final = 4
 """Halvings of the interval in which the least spare capacity lies."""
 
 
@@ -65,7 +70,7 @@ class Found:
     solved: Solved
     groups: tuple[Group, ...]
     played: Played
-    spare_ratio: float
+    spare: Spare
     missed: tuple[str, ...]
     cut: Cut | None = None
     """Where long prompts are prefilled on another pool."""
@@ -192,7 +197,7 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
         mode: to be answered.
         may_refuse: leave out handovers that the engine's release refuses.
     """
-    least = question.spec.goal.spare_ratio
+    least = least_spare(question)
     first = [
         (variant, solved)
         for variant in variants_of(question, mode)
@@ -220,53 +225,73 @@ def _bounded(solved: Solved, others: Sequence[Solved]) -> Solved:
     return replace(solved, outcome=replace(outcome, bound=bound, status=status))
 
 
+def least_spare(question: Question) -> Spare:
+    """Return what the goal asks for in any case."""
+    ratio = question.spec.goal.spare_ratio
+    return Spare(prefill_ratio=ratio, others_ratio=ratio)
+
+
 def _least_spare(question: Question, mode: Mode, solved: Solved, *, may_refuse: bool) -> Found:
-    least = question.spec.goal.spare_ratio
-    found = _played(question, solved, least)
-    if not found.missed:
-        return found
-    high = max(0.25, 2.0 * least)
-    best = None
-    while best is None and high <= MOST_SPARE:
-        more = tried(question, mode, high, may_refuse=may_refuse)
+    """Raise spare capacity until the targets hold, then lower it again."""
+
+    def at(spare: Spare) -> Found | None:
+        return tried(question, mode, spare, may_refuse=may_refuse)
+
+    found = _played(question, solved, least_spare(question))
+    low = found.spare
+    while found.missed:
+        raised = _raised(found, has_prefill=Role.PREFILL in ROLES[mode])
+        more = None if raised is None else at(raised)
         if more is None:
-            break
-        found = more
-        if not more.missed:
-            best = more
-        else:
-            least, high = high, 2.0 * high
-    if best is None:
+            return found
+        low, found = found.spare, more
+    if found.spare.prefill_ratio > found.spare.others_ratio:
+        found = _lowered(found, low.prefill_ratio, "prefill_ratio", at)
+        return _lowered(found, least_spare(question).others_ratio, "others_ratio", at)
+    found = _lowered(found, low.others_ratio, "others_ratio", at)
+    if Role.PREFILL not in ROLES[mode]:
         return found
-    low = least
-    for _ in range(SPARE_STEPS):
-        middle = 0.5 * (low + best.spare_ratio)
-        less = tried(question, mode, middle, may_refuse=may_refuse)
+    return _lowered(found, least_spare(question).prefill_ratio, "prefill_ratio", at)
+
+
+def _raised(found: Found, *, has_prefill: bool) -> Spare | None:
+    """Twice the spare capacity of what makes requests late; None where that is tried at most."""
+    spare = found.spare
+    is_first = all(name.startswith("ttft") for name in found.missed)
+    more = max(FIRST_SPARE, 2.0 * spare.prefill_ratio)
+    if has_prefill and is_first and more <= MOST_SPARE:
+        return replace(spare, prefill_ratio=more)
+    more = max(FIRST_SPARE, 2.0 * spare.others_ratio)
+    return replace(spare, others_ratio=more) if more <= MOST_SPARE else None
+
+
+def _lowered(found: Found, low: float, side: str, at: Callable[[Spare], Found | None]) -> Found:
+    """Bisect one side's spare capacity between what is too little and what suffices."""
+    best, high = found, getattr(found.spare, side)
+    for _ in range(SPARE_STEPS if high > low else 0):
+        middle = 0.5 * (low + high)
+        less = at(replace(best.spare, **{side: middle}))
         if less is not None and not less.missed:
-            best = less
+            best, high = less, middle
         else:
             low = middle
     return best
 
 
-def tried(
-    question: Question, mode: Mode, spare_ratio: float, *, may_refuse: bool = True
-) -> Found | None:
+def tried(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool = True) -> Found | None:
     """Answer one question with that spare capacity, and play it; None where nothing serves it."""
-    solved = _solved(question, mode, spare_ratio, may_refuse=may_refuse)
-    return None if solved is None else _played(question, solved, spare_ratio)
+    solved = _solved(question, mode, spare, may_refuse=may_refuse)
+    return None if solved is None else _played(question, solved, spare)
 
 
-def _solved(
-    question: Question, mode: Mode, spare_ratio: float, *, may_refuse: bool
-) -> Solved | None:
+def _solved(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool) -> Solved | None:
     program = program_of(
         mode,
         question.options.options,
         sites=question.sites,
         hand_overs=question.hand_overs,
         demand=question.demand,
-        spare_ratio=spare_ratio,
+        spare=spare,
         may_refuse=may_refuse,
     )
     if program is None:
@@ -275,14 +300,14 @@ def _solved(
     return None if solved.outcome.solution is None else solved
 
 
-def _played(question: Question, solved: Solved, spare_ratio: float) -> Found:
+def _played(question: Question, solved: Solved, spare: Spare) -> Found:
     groups = groups_of(solved)
     played = play(question, solved.program.mode, groups)
     return Found(
         solved=solved,
         groups=groups,
         played=played,
-        spare_ratio=spare_ratio,
+        spare=spare,
         missed=played.missed(question.spec.goal.slo),
         cut=question.cut,
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from tuner.planner.serve.answering import MOST_SPARE, Found, Question, answer
+from tuner.planner.serve.answering import MOST_SPARE, Found, Question, answer, least_spare
 from tuner.planner.serve.apart import Apart, apart_of, told_apart
 from tuner.planner.serve.telling import (
     gain_ratio,
@@ -53,8 +53,8 @@ def answers_of(question: Question) -> Answers:
     fitting.sort(key=lambda one: rank_of(one, question.spec.goal))
     apart = None
     if "attention_expert" in question.spec.goal.modes:
-        spare = fitting[0].spare_ratio if fitting else question.spec.goal.spare_ratio
-        apart = apart_of(question, spare_ratio=spare)
+        spare = fitting[0].spare if fitting else least_spare(question)
+        apart = apart_of(question, spare_ratio=spare.most_ratio)
     return Answers(found=found, refused=refused, fitting=tuple(fitting), apart=apart)
 
 

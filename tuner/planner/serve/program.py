@@ -1,5 +1,10 @@
 """The integer program of instances: options become columns, pools and links their limits.
 
+Spare capacity of prefill is what keeps waits short. By Pollaczek and Khinchine's form a server of
+service time s keeps its mean wait of equal jobs below w at a load of 1 / (1 + s / (2 w)), so that a
+slow instance needs more of it than a fast one for one target t of the first token: the spare asked
+of an option is scaled by s / (t - s) over the least such ratio.
+
 One program a mode. Aggregated instances serve requests from end to end, on whole devices or on
 shares of them; prefill instances hand over to decode instances of the same pool over its cards, or
 of another pool over the link between them. Where long prompts are offloaded, the remote instances
@@ -47,12 +52,29 @@ OBJECTIVE: Final = {
 }
 """With a rate to serve, the most good requests per device are those on the fewest devices."""
 
+LEAST_SLACK_S: Final = 1e-3
+"""Between a prompt alone and the target of the first token."""
 LEAST_RUN_S: Final = 0.05
 """What a branch gets even where the time is up."""
 LEAST_FLOW_RATIO: Final = 1e-6
 """Of all requests: a route that carries less is unused (the solver's tolerance)."""
 BOUND_TOLERANCE: Final = 1e-6
 """Relative gap below which a plan counts as optimal, as in the solvers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spare:
+    """Capacity above what the traffic needs, as a share of it."""
+
+    prefill_ratio: float
+    """Of the prefill instances that are fastest for their target."""
+    others_ratio: float
+    """Of decode and aggregated instances."""
+
+    @property
+    def most_ratio(self) -> float:
+        """The larger."""
+        return max(self.prefill_ratio, self.others_ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,7 +103,7 @@ def program_of(
     sites: tuple[PoolSite, ...],
     hand_overs: HandOvers,
     demand: Demand,
-    spare_ratio: float,
+    spare: Spare,
     may_refuse: bool = True,
     most_rate: bool = False,
 ) -> Program | None:
@@ -93,7 +115,7 @@ def program_of(
         sites: pools.
         hand_overs: what pairs of options are asked about.
         demand: the traffic.
-        spare_ratio: capacity beyond it.
+        spare: capacity beyond it.
         may_refuse: leave out the routes that the engine's release refuses.
         most_rate: ask for the most requests of all pools in place of the demand.
     """
@@ -110,14 +132,16 @@ def program_of(
         ),
         groups=ways.groups,
         columns=tuple(
-            _column(option, number, sites=sites, group=ways.group(option))
-            for number, option in enumerate(chosen)
+            _column(option, number, sites=sites, group=ways.group(option), rate_per_s=rate)
+            for number, (option, rate) in enumerate(
+                zip(chosen, _rates_per_s(chosen, spare, demand), strict=True)
+            )
         ),
         routes=ways.routes,
         links=ways.links,
         objective=(Objective.RATE if most_rate else OBJECTIVE[hand_overs.spec.goal.objective]),
         demand_per_s=0.0 if most_rate else demand.rate_per_s,
-        spare_ratio=spare_ratio,
+        spare_ratio=spare.others_ratio,
         max_kinds=2,
     )
     return Program(mode=mode, problem=problem, options=chosen, sites=sites)
@@ -217,12 +241,32 @@ def serving_columns(solved: Solved) -> Iterator[tuple[Option, int]]:
             yield solved.program.options[number], count
 
 
-def _column(option: Option, number: int, *, sites: tuple[PoolSite, ...], group: int) -> Column:
+def _rates_per_s(options: tuple[Option, ...], spare: Spare, demand: Demand) -> tuple[float, ...]:
+    """Rates with the spare of prefill taken off; the program's own spare is that of the others."""
+    ratios = {
+        option.ttft_s: option.ttft_s / max(demand.ttft_s - option.ttft_s, LEAST_SLACK_S)
+        for option in options
+        if option.role is Role.PREFILL
+    }
+    least = min(ratios.values(), default=1.0)
+    return tuple(
+        option.rate_per_s
+        if option.role is not Role.PREFILL
+        else option.rate_per_s
+        * (1.0 + spare.others_ratio)
+        / (1.0 + spare.prefill_ratio * (ratios[option.ttft_s] / least if least > 0.0 else 1.0))
+        for option in options
+    )
+
+
+def _column(
+    option: Option, number: int, *, sites: tuple[PoolSite, ...], group: int, rate_per_s: float
+) -> Column:
     pool = option.site.pool
     return Column(
         name=f"{number} {option.role.value}@{pool.name}",
         group=group,
         devices_P=tuple(option.devices if site.pool.name == pool.name else 0 for site in sites),
-        rate_per_s=option.rate_per_s,
+        rate_per_s=rate_per_s,
         price_per_hour=(pool.price_per_device_hour or 0.0) * option.devices,
     )

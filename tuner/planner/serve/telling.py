@@ -246,8 +246,10 @@ def binding_constraint(best: Found, question: Question) -> str:
         if (limit := getattr(targets, kind)) is not None and len(values)
         for value in [getattr(latency_of(values), kind)]
     ]
-    if best.spare_ratio > question.spec.goal.spare_ratio:
-        return f"waiting: {best.spare_ratio:.0%} of spare capacity keeps {max(tight)[1]}"
+    spare, asked = best.spare, question.spec.goal.spare_ratio
+    if spare.most_ratio > asked:
+        whose = "of prefill " if spare.prefill_ratio > max(spare.others_ratio, asked) else ""
+        return f"waiting: {spare.most_ratio:.0%} of spare capacity {whose}keeps {max(tight)[1]}"
     if tight and max(tight)[0] > 0.85:
         return max(tight)[1]
     return "throughput: the traffic's rate"

@@ -23,6 +23,7 @@ from tuner.planner.serve.answering import (
     Question,
     answer,
     groups_of,
+    least_spare,
     play,
     question_of,
     variants_of,
@@ -142,14 +143,14 @@ def closest_of(question: Question) -> Closest | None:
 
 
 def _closest_in(question: Question, mode: Mode) -> Closest | None:
-    spare_ratio = question.spec.goal.spare_ratio
+    spare_ratio, spare = question.spec.goal.spare_ratio, least_spare(question)
     program = program_of(
         mode,
         question.options.options,
         sites=question.sites,
         hand_overs=question.hand_overs,
         demand=question.demand,
-        spare_ratio=spare_ratio,
+        spare=spare,
         most_rate=True,
     )
     if program is None:
@@ -172,7 +173,7 @@ def _closest_in(question: Question, mode: Mode) -> Closest | None:
     if best is None:
         return None
     less, played = best
-    one = Found(solved=solved, groups=groups, played=played, spare_ratio=spare_ratio, missed=())
+    one = Found(solved=solved, groups=groups, played=played, spare=spare, missed=())
     if refusals_of(one, question):
         return None
     return Closest(
