@@ -25,6 +25,7 @@ import numpy as np
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.offload import Split, split_at
 from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.first_token import seen_first_s
 from tuner.planner.serve.mixing import prompt_time, token_seconds
 from tuner.planner.serve.options import FRACTIONS, LONGEST_S, Option, most_running
 from tuner.serve_plan import Role
@@ -131,7 +132,8 @@ def _remote(option: Option, cut: Cut, demand: Demand) -> Iterator[Option]:
         for tokens in cut.lengths(is_long=True)
     ]
     busy_s = float(np.mean([one.busy_s for one in times]))
-    first_s = float(np.mean([one.latency_s for one in times]))
+    read_s = float(np.mean([one.latency_s for one in times]))
+    first_s = seen_first_s(option.iteration, demand, read_s=read_s)
     if first_s <= demand.ttft_s:
         rate = option.degrees.attention_data / (cut.long_share * busy_s)
         yield replace(option, rate_per_s=rate, ttft_s=first_s)
@@ -154,7 +156,8 @@ def _local(option: Option, cut: Cut, demand: Demand) -> Iterator[Option]:
     rate_N = np.where(tpot_s_N <= min(demand.tpot_s, LONGEST_S), rate_N, 0.0)
     fullest = int(rate_N.argmax())
     chosen = {int(np.searchsorted(running_N, part * running_N[fullest])) for part in FRACTIONS}
-    first_s = prompt_time(option.iteration, short, step_tokens=option.step_tokens).latency_s
+    read_s = prompt_time(option.iteration, short, step_tokens=option.step_tokens).latency_s
+    first_s = seen_first_s(option.iteration, demand, read_s=read_s)
     for at in sorted(chosen):
         if rate_N[at] > 0.0 and first_s <= demand.ttft_s:
             yield replace(

@@ -21,6 +21,7 @@ from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.sharing import Share, drawn_ratio, on_share, steady_rate_per_s
 from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.first_token import seen_first_s
 from tuner.planner.serve.mixing import prompt_time
 from tuner.planner.serve.options import FRACTIONS, Option, most_running, step_seconds
 from tuner.serve_plan import Role
@@ -78,7 +79,7 @@ def _shared(option: Option, demand: Demand) -> Iterator[Option]:
         prompt_s, beside_s_N = on_shares(
             whole, ratio, running_N, demand, step_tokens=option.step_tokens
         )
-        if prompt_s > demand.ttft_s:
+        if seen_first_s(whole, demand, read_s=prompt_s) > demand.ttft_s:
             continue
         rate_N, tpot_s_N = steady_rate_per_s(
             running_N,
@@ -102,7 +103,7 @@ def _shared(option: Option, demand: Demand) -> Iterator[Option]:
                 role=Role.AGGREGATED,
                 running=int(running_N[at]),
                 rate_per_s=float(rate_N[at]),
-                ttft_s=prompt_s,
+                ttft_s=seen_first_s(whole, demand, read_s=prompt_s),
                 tpot_s=float(tpot_s_N[at]),
                 is_chunked=False,
                 prefill_share_ratio=ratio,
