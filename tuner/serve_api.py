@@ -18,6 +18,7 @@ from tuner.serve_plan import ServePlan, ServeProvenance
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.train_api import version
+from tuner.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,6 +80,13 @@ def site_of(pool: Pool, profiles: Sequence[Path]) -> PoolSite:
             " device's description says how much memory and which links there are"
         )
     sheet = find_device(pool.device)
+    if pool.memory_per_device is not None and pool.memory_per_device > sheet.memory_bytes:
+        raise SpecError(
+            f"cluster.pools: {pool.name!r}: memory_per_device"
+            f" {format_bytes(pool.memory_per_device)} is more than the"
+            f" {format_bytes(sheet.memory_bytes)} of {sheet.name}; leave it out, or name another"
+            " device"
+        )
     own = () if pool.profile is None else (pool.profile,)
     system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
     if system is None:

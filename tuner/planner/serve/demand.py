@@ -21,11 +21,14 @@ independent terms do.
 Not covered: prompts and answers that go together, unless a trace has them as pairs.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tuner.errors import SpecError
+from tuner.spec.files import shown_path
 from tuner.spec.serving.goal import Percentiles, ServeGoal
 from tuner.spec.serving.lengths import (
     LengthKind,
@@ -94,6 +97,11 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
         means = float(np.mean(inputs)), float(np.mean(outputs))
         tails = (int(np.quantile(inputs, ROOM_RATIO)), int(np.quantile(outputs, ROOM_RATIO)))
         rate = traffic.rate or summary.rate_per_s
+        if not math.isfinite(rate):
+            raise SpecError(
+                f"{shown_path(traffic.trace)}: all requests come at once, which is no rate; state"
+                " 'rate' beside 'trace', with an 'arrival'"
+            )
     else:
         laws = _laws(goal)
         lengths = _quantiles(laws)

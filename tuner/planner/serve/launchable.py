@@ -7,6 +7,7 @@ from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Engine, Exchange
 from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.errors import SpecError
 from tuner.planner.serve.choices import Choices, budgets_of
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.instances import instances_of
@@ -56,6 +57,10 @@ def launchable_options(
 def release_refuses(option: Option, spec: ServeSpec) -> str:
     """Say in a line why the engine's release does not launch an option; empty: it does."""
     engine = manifest_of(spec.goal.engine)
+    if spec.goal.placement is not None and option.role is not Role.PREFILL:
+        loads = option.iteration.loads
+        if loads is None or option.degrees.expert != len(loads.slots_R):
+            return "the placement is for another number of expert ranks"
     broken = group_refusals(
         engine,
         instances_of(option, count=1),
@@ -68,10 +73,19 @@ def release_refuses(option: Option, spec: ServeSpec) -> str:
 
 
 def choices_of(spec: ServeSpec, sites: tuple[PoolSite, ...], *, demand: Demand) -> Choices:
-    """Return what the goal and the release let vary."""
+    """Return what the goal and the release let vary.
+
+    Raises:
+        SpecError: the model has no heads for the drafts that the goal allows.
+    """
     goal = spec.goal
     engine, own = manifest_of(goal.engine), goal.speculative
     drafting = None
+    if own is not None and own.method == "mtp" and not spec.model.mtp_num_layers:
+        raise SpecError(
+            f"goal.speculative: {spec.model.name} has no heads for further tokens, which mtp drafts"
+            " with; write 'method: eagle', or leave it out"
+        )
     if own is not None:
         drafting = Drafting(
             draft_tokens=own.draft_tokens,

@@ -164,7 +164,7 @@ def options_of(
     plain = (decoder, formats, engine)
     for way in _ways(sites, plain, choices or usual_choices(engine), demand):
         own = [role for role in roles if way.suits(role)]
-        if way.cache < demand.longest_input + demand.longest_output:
+        if not len(way.running_N):
             illegal[NO_ROOM] += len(own)
             continue
         prompt = way.prompt(demand)
@@ -203,7 +203,7 @@ class _Way:
     cache: float
     """Tokens of one attention-data rank."""
     running_N: Floats
-    """Sequences of one that are priced, 1 first."""
+    """Sequences of one that are priced, 1 first; none where the longest request has no room."""
     decode_s_N: Floats
     """Seconds of a step without prompts with them."""
     is_first: bool
@@ -283,7 +283,9 @@ def _budgeted(
         running = int(most_running(cache, demand))
         cache = _cache(iteration, site, budget, demand, running=running)
         most = most_running(cache, demand)
-        if most not in priced:
+        if cache < demand.longest_input + demand.longest_output:
+            priced[most] = np.zeros(0), np.zeros(0)
+        elif most not in priced or not len(priced[most][0]):
             running_N = np.unique(np.round(np.geomspace(1.0, most, BATCHES))).astype(np.float64)
             priced[most] = running_N, step_seconds(iteration, running_N, demand)
         running_N, decode_s_N = priced[most]

@@ -201,6 +201,7 @@ def stations_of(
         prefill_workers=prefill.count,
         prefill_ranks=prefill.option.degrees.attention_data,
         prompt_s=prompt_times(prefill.option, demand, requests),
+        prefill_slot_ratio=prefill.option.iteration.slot_ratio,
         handover_s=lambda tokens: whole_s(each * tokens, path=path),
         decode_ranks=decode.ranks,
         decode=times_of(

@@ -1,0 +1,67 @@
+"""What a plan takes for granted, in sentences: experts' loads, closed loops, tails, drafts."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tuner.costs.serving.machine import LOAD
+from tuner.planner.serve.choices import Choices
+from tuner.planner.serve.demand import Demand
+from tuner.simulate.serving.client import DELAY_S, ROUNDS
+from tuner.spec.files import shown_path
+from tuner.spec.serving.read import ServeSpec
+
+LONG_RATIO: Final = 1.1
+"""Tokens that a running sequence will hold over those of a mean request, from which on it is
+said."""
+
+
+def assumptions_of(spec: ServeSpec, demand: Demand, choices: Choices) -> Iterator[str]:
+    """Say what is not known of a deployment and was assumed."""
+    yield from _loads(spec)
+    yield from _traffic(spec, demand)
+    drafting = choices.drafting
+    if drafting is not None:
+        yield (
+            f"{drafting.draft_tokens} drafted tokens, {drafting.acceptance:.0%} of them kept where"
+            f" all before were, make {drafting.tokens_per_step:.3g} tokens of a step; instances"
+            " with and without them were priced"
+        )
+
+
+def _loads(spec: ServeSpec) -> Iterator[str]:
+    goal = spec.goal
+    if spec.model.moe is None:
+        return
+    if goal.routing is None:
+        yield (
+            f"experts bear the loads that their kernels were measured with ({LOAD}, as random"
+            " prompts route; even ones on datasheets), not recorded ones: goal.routing names a"
+            " recording"
+        )
+        return
+    placed = "in order of ids"
+    if goal.placement is not None:
+        placed = f"as placed in {shown_path(goal.placement)}"
+    yield f"experts bear the loads of {shown_path(goal.routing.path)}, {placed}"
+
+
+def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
+    traffic = spec.goal.traffic
+    if demand.concurrency is not None:
+        yield (
+            f"the closed loop is played as benchmark clients do: {demand.concurrency} requests at"
+            f" once, {ROUNDS * demand.concurrency} in all, each {DELAY_S * 1e3:.0f} ms after an"
+            " answer, of the lengths that the spec states; means hold the first burst too"
+        )
+    if traffic.prefix_hit:
+        yield (
+            f"{traffic.prefix_hit:.0%} of every prompt is found in the prefix cache of whichever"
+            " instance a request meets"
+        )
+    mean = demand.input_tokens + demand.output_tokens
+    if demand.held_tokens > LONG_RATIO * mean:
+        yield (
+            f"long answers run longest: a running sequence will hold {demand.held_tokens:.0f}"
+            f" tokens on average, a request {mean:.0f}; batches leave room for that and its spread"
+            f" ({demand.held_spread_tokens:.0f}) but once in a hundred looks"
+        )
