@@ -4,8 +4,9 @@ They need no accelerator, but more packages than this project: MOETUNE_ENGINES_P
 interpreter of an environment that has them (`pip install --no-deps vllm==0.33.0 sglang==0.5.23
 sglang-router vllm-router`, beside what these import); without it the present one is asked.
 
-Accepted so far: sglang 0.5.23, vllm 0.33.0, sglang-router 0.3.2, vllm-router 0.1.17, aiperf 0.13.0
-(which wants other versions of common packages, hence an environment of its own).
+Accepted so far: sglang 0.5.23, vllm 0.33.0, sglang-router 0.3.2, vllm-router 0.1.17, ai-dynamo
+1.6.1 (its frontend and vLLM workers), aiperf 0.13.0 (which wants other versions of common packages,
+hence an environment of its own).
 """
 
 import json
@@ -61,6 +62,22 @@ class parser:
     @staticmethod
     def parse_args(argv):
         return app.parse_args(argv, exit_on_error=False)
+""",
+    "dynamo": """
+import sys
+class parser:
+    _actions = ()
+    @staticmethod
+    def parse_args(argv):
+        from dynamo.frontend import main as frontend
+        from dynamo.vllm import args as worker
+        ours, sys.argv = sys.argv, argv
+        try:
+            if argv[0] == "dynamo.frontend":
+                return frontend.parse_args()[0]
+            return worker.parse_args().engine_args
+        finally:
+            sys.argv = ours
 """,
     "sglang_router": """
 import argparse
@@ -279,6 +296,37 @@ def test_the_clients_take_the_benchmark(
     if client == "vllm_bench":
         assert [parsed["random_input_len"] for parsed in found[:2]] == [50, 100]
         assert found[2]["dataset_name"] == "timed_trace"
+
+
+def test_dynamos_frontend_and_vllm_workers_take_the_graph(deepseek: ModelSpec, ask: Ask) -> None:
+    weights = str(MODELS / "deepseek-v3")
+    goal = {
+        **MTP,
+        "traffic": {"concurrency": 8, "input_tokens": 9, "output_tokens": 9, "prefix_hit": 0.5},
+    }
+    exchange = {"a2a_backend": "deepep_normal", "two_batch_overlap": True, "page_size": 64}
+    decision = disaggregated(
+        prefill=exchange,
+        decode={"a2a_backend": "deepep_low_latency", "draft_tokens": 3, "page_size": 64},
+    )
+    verified = sample_serving(deepseek, decision, engine="vllm", goal=goal)
+    (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
+    (graph,) = (
+        each for each in yaml.safe_load_all(text) if each["kind"] == "DynamoGraphDeployment"
+    )
+    commands = []
+    for component in graph["spec"]["components"]:
+        (container,) = component["podTemplate"]["spec"]["containers"]
+        module = container["command"][-1]
+        commands.append([module, *(w.replace("$(MODEL)", weights) for w in container["args"])])
+    (frontend, prefill, decode), _ = ask("dynamo", commands)
+    assert frontend["router_mode"] == "kv"
+    assert frontend["use_kv_events"]
+    assert prefill["enable_dbo"]
+    assert not decode["enable_dbo"]
+    for worker in (prefill, decode):
+        assert worker["block_size"] == 64
+        assert worker["speculative_config"]["num_speculative_tokens"] == 3
 
 
 def test_sglang_refuses_the_name_that_recipes_use_for_graph_sizes(ask: Ask) -> None:
