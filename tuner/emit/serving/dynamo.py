@@ -169,6 +169,8 @@ def _component(
         "name": shape.name,
         "type": _TYPE[shape.group.role],
         "replicas": shape.group.count,
+        # The pod brings its own /dev/shm; the operator's would be mounted at the same place.
+        "sharedMemorySize": "0",
     }
     if shape.nodes > 1:
         component["multinode"] = {"nodeCount": shape.nodes}

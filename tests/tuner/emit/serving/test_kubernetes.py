@@ -113,7 +113,14 @@ def _graph(each: dict[str, Any]) -> None:
     names = [component["name"].lower() for component in spec["components"]]
     assert len(set(names)) == len(names)
     for component in spec["components"]:
-        _keys(component, needed={"name", "type", "replicas", "podTemplate"}, known={"multinode"})
+        _keys(
+            component,
+            needed={"name", "type", "replicas", "podTemplate"},
+            known={"multinode", "sharedMemorySize"},
+        )
+        mounts = component["podTemplate"]["spec"]["containers"][0].get("volumeMounts", ())
+        has_own = any(mount["mountPath"] == "/dev/shm" for mount in mounts)
+        assert has_own == (component.get("sharedMemorySize") == "0")
         assert COMPONENT.fullmatch(component["name"])
         assert component["type"] in ("frontend", "worker", "prefill", "decode")
         assert component.get("multinode", {"nodeCount": 2})["nodeCount"] >= 2
