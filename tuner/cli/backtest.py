@@ -35,8 +35,12 @@ def command(
         return
     from tuner.api import backtest
     from tuner.cli.backtest_text import backtest_text
+    from tuner.cli.progress import planning
+    from tuner.planner.progress import Told
 
-    judged = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
+    with planning() as watch:
+        watch(Told(stage="backtest", text=f"predicting the rows of {runs.name}"))
+        judged = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
     print(judged.model_dump_json(indent=2) if as_json else backtest_text(judged))
     if not judged.total.predicted:
         raise typer.Exit(1)
@@ -44,9 +48,13 @@ def command(
 
 def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
     from tuner.api import backtest_serving
+    from tuner.cli.progress import planning
     from tuner.cli.serving_text import serving_text
+    from tuner.planner.progress import Told
 
-    judged = backtest_serving(runs, profiles=profiles)
+    with planning() as watch:
+        watch(Told(stage="backtest", text=f"predicting the rows of {runs.name}"))
+        judged = backtest_serving(runs, profiles=profiles)
     print(judged.model_dump_json(indent=2) if as_json else serving_text(judged))
     if not judged.tpot.predicted:
         raise typer.Exit(1)

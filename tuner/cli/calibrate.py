@@ -42,15 +42,23 @@ def command(
     from tuner.backtest.rows import read_rows
     from tuner.calibrate.stored import calibrated_files, selected, write_calibrated
     from tuner.cli.backtest_text import report_text
+    from tuner.cli.progress import planning
+    from tuner.planner.progress import Told
 
-    made = calibrated_files(profile, selected(read_rows(runs), profile=profile), runs=runs)
+    with planning() as watch:
+        watch(Told(stage="fitting", text=f"and cross-validating on {runs.name}"))
+        made = calibrated_files(profile, selected(read_rows(runs), profile=profile), runs=runs)
     write_calibrated(out, made)
     print(made.report.model_dump_json(indent=2) if as_json else report_text(made.report))
 
 
 def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
     from tuner.calibrate.serving_stored import calibrate_serving
+    from tuner.cli.progress import planning
     from tuner.cli.serving_text import calibration_text
+    from tuner.planner.progress import Told
 
-    report = calibrate_serving(profile, runs, out)
+    with planning() as watch:
+        watch(Told(stage="fitting", text=f"and cross-validating on {runs.name}"))
+        report = calibrate_serving(profile, runs, out)
     print(report.model_dump_json(indent=2) if as_json else calibration_text(report))

@@ -1,6 +1,5 @@
 """`moetune doctor`: what is installed, what each missing piece costs, the command that adds it."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -18,8 +17,12 @@ def command(
     lacking = [finding for finding in findings if finding.status != "ok"]
     usable = not any(finding.core for finding in lacking)
     if as_json:
-        report = {"usable": usable, "findings": [finding.as_json() for finding in findings]}
-        print(json.dumps(report, indent=2))
+        from tuner.cli.printed import Doctor
+
+        report = Doctor.model_validate(
+            {"usable": usable, "findings": [finding.as_json() for finding in findings]}
+        )
+        print(report.model_dump_json(indent=2))
     else:
         print(columns([(each.name, each.status, each.found) for each in findings]))
         for finding in lacking:

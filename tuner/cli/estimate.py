@@ -48,6 +48,8 @@ def command(
     from tuner.api import estimate
     from tuner.cli.estimate_serving import estimate_serving
     from tuner.cli.estimate_text import estimate_text
+    from tuner.cli.progress import planning
+    from tuner.planner.progress import Told
     from tuner.spec.kind import goal_kind
 
     if goal_kind(spec) == "serve":
@@ -61,13 +63,15 @@ def command(
             as_json=as_json,
         )
         return
-    found = estimate(
-        spec,
-        launch=launch,
-        format_name=format_name,
-        profiles=tuple(profile or ()),
-        calibrated=not uncalibrated,
-    )
+    with planning() as watch:
+        watch(Told(stage="pricing", text="the launch, and changes of one thing"))
+        found = estimate(
+            spec,
+            launch=launch,
+            format_name=format_name,
+            profiles=tuple(profile or ()),
+            calibrated=not uncalibrated,
+        )
     print(found.model_dump_json(indent=2) if as_json else estimate_text(found))
     if not found.fits:
         raise typer.Exit(1)

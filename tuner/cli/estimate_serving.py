@@ -27,15 +27,19 @@ def estimate_serving(
 ) -> None:
     """Price a server's launch and print it."""
     from tuner import api
+    from tuner.cli.progress import planning
+    from tuner.planner.progress import Told
 
-    found = api.estimate_serving(
-        spec,
-        launch=launch,
-        format_name=format_name,
-        profiles=profiles,
-        pool=pool,
-        instances=instances,
-    )
+    with planning() as watch:
+        watch(Told(stage="pricing", text="the launch, and changes of one thing"))
+        found = api.estimate_serving(
+            spec,
+            launch=launch,
+            format_name=format_name,
+            profiles=profiles,
+            pool=pool,
+            instances=instances,
+        )
     print(found.model_dump_json(indent=2) if as_json else serving_estimate_text(found))
     if found.load is None or not found.load.keeps_up:
         raise typer.Exit(1)

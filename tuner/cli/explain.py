@@ -41,7 +41,7 @@ def command(
 
     limit_s = seconds(time_limit, option="--time-limit")
     changes = None if not what_if else () if what_if == "none" else parse_changes(what_if)
-    with planning() as watch:
+    with planning(limit_s=limit_s) as watch:
         found = explain(
             plan,
             changes=changes,

@@ -1,6 +1,5 @@
 """`moetune plan` where the goal is to place experts."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,9 +18,12 @@ def plan_place(
     """Plan a placement, write it and print it."""
     from tuner.api import place, write_place_plan
     from tuner.cli.place_text import place_text
+    from tuner.cli.progress import planning
+    from tuner.planner.progress import Told
 
-    print("placing: reading recordings, solving, judging pass by pass", file=sys.stderr, flush=True)
-    made = place(spec, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated)
+    with planning(limit_s=time_limit_s) as watch:
+        watch(Told(stage="placing", text="reading recordings, solving, judging pass by pass"))
+        made = place(spec, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated)
     written = write_place_plan(out, made.plan, spec=made.spec, maps=made.maps)
     print(written.model_dump_json(indent=2) if as_json else place_text(written, folder=out))
     if written.decision is None:

@@ -1,6 +1,5 @@
 """`moetune plan` where the goal is to serve."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,10 +11,13 @@ def plan_serve(
 ) -> None:
     """Plan a deployment, write it and print it."""
     from tuner.api import deploy, write_serve_plan
+    from tuner.cli.progress import planning
     from tuner.cli.serve_text import serve_text
+    from tuner.planner.progress import Told
 
-    print("planning: pricing instances, solving, playing the traffic", file=sys.stderr, flush=True)
-    made = deploy(spec, profiles=profiles, time_limit_s=time_limit_s)
+    with planning(limit_s=time_limit_s) as watch:
+        watch(Told(stage="planning", text="pricing instances, solving, playing the traffic"))
+        made = deploy(spec, profiles=profiles, time_limit_s=time_limit_s)
     written = write_serve_plan(out, made.plan, spec=made.spec)
     print(written.model_dump_json(indent=2) if as_json else serve_text(written, folder=out))
     if written.decision is None:

@@ -22,7 +22,7 @@ def plan_train(
     from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning
 
-    with planning() as watch:
+    with planning(limit_s=time_limit_s) as watch:
         made = plan(
             spec,
             profiles=profiles,

@@ -1,16 +1,20 @@
-"""Progress on stderr: on a terminal a line that changes and goes, in a log plain lines.
+"""Progress on stderr, for whoever watches: a line that changes and goes; nothing in a pipe.
 
-A measurement shows a bar with the time left, a plan the stage of the search.
+A measurement shows a bar with the time left, a plan the stage of the search and what is left of its
+limit. Colours are Rich's, which leaves them out where NO_COLOR is set.
 """
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tuner.units import format_s
 
 if TYPE_CHECKING:
+    from rich.progress import ProgressColumn, Task
+
     from profilers.progress import Progress, ProgressEvent
     from tuner.planner.progress import Told, Watch
 
@@ -18,8 +22,10 @@ if TYPE_CHECKING:
 @contextmanager
 def watched() -> "Iterator[Progress]":
     """Give what a measurement reports to, for as long as it runs."""
+    from profilers.progress import silent
+
     if not sys.stderr.isatty():
-        yield _Lines()
+        yield silent
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -48,33 +54,25 @@ def watched() -> "Iterator[Progress]":
         yield show
 
 
-class _Lines:
-    """One line when a table begins and one when all its known cases are done."""
-
-    def __init__(self) -> None:
-        self._table = ""
-
-    def __call__(self, event: "ProgressEvent", /) -> None:
-        if event.table != self._table:
-            self._table = event.table
-            left = format_s(max(0.0, event.left_s))
-            print(f"measuring {event.table}, {left} left", file=sys.stderr, flush=True)
-
-
 @contextmanager
-def planning() -> "Iterator[Watch]":
-    """Give what a planner tells its stages to, for as long as it runs."""
+def planning(*, limit_s: float | None = None) -> "Iterator[Watch]":
+    """Give what long work tells its stages to, for as long as it runs.
+
+    Args:
+        limit_s: time limit of the work, for the time left; None: only what has passed is shown.
+    """
     if not sys.stderr.isatty():
-        yield _log
+        yield _quiet
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn
 
+    started_s = time.monotonic()
     bar = Bar(
         SpinnerColumn(),
         TextColumn("{task.description:<8} {task.fields[text]}", markup=False),
-        TimeElapsedColumn(),
+        _time_column(lambda: passed(time.monotonic() - started_s, limit_s=limit_s)),
         console=Console(stderr=True),
         transient=True,
     )
@@ -87,7 +85,27 @@ def planning() -> "Iterator[Watch]":
         yield show
 
 
-def _log(told: "Told", /) -> None:
-    """One line per stage; what is soon out of date is left out."""
-    if not told.is_passing:
-        print(f"{told.stage}: {told.text}", file=sys.stderr, flush=True)
+def passed(elapsed_s: float, *, limit_s: float | None) -> str:
+    """Say how long work has taken, and how long it may still take."""
+    if limit_s is None:
+        return f"{elapsed_s:.0f} s"
+    if elapsed_s >= limit_s:
+        return f"{elapsed_s:.0f} s, finishing"
+    return f"{elapsed_s:.0f} s, up to {limit_s - elapsed_s:.0f} s left"
+
+
+def _time_column(text: Callable[[], str]) -> "ProgressColumn":
+    """Return a column that is asked anew for its text whenever it is drawn."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Column(ProgressColumn):
+        def render(self, task: "Task") -> Text:
+            del task  # The text is about the whole work.
+            return Text(text())
+
+    return Column()
+
+
+def _quiet(_told: "Told", /) -> None:
+    """Say nothing: nobody watches."""

@@ -27,9 +27,15 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "serve-plan": "tuner.serve_plan:ServePlan",
     "serving-estimate": "tuner.estimate.serving.records:ServingEstimate",
     "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",
+    "calibration": "tuner.calibrate.records:CalibrationReport",
+    "serving-calibration": "tuner.calibrate.serving:ServingCalibration",
     "explained-plan": "tuner.explain.explaining:ExplainedPlan",
     "explained-place-plan": "tuner.explain.explaining:ExplainedPlacePlan",
     "explained-serve-plan": "tuner.explain.explaining:ExplainedServePlan",
+    "shown-profile": "tuner.cli.printed:ShownProfile",
+    "shown-recording": "tuner.cli.printed:ShownRecording",
+    "profile-diff": "tuner.cli.printed:ProfileDiff",
+    "doctor": "tuner.cli.printed:Doctor",
 }
 
 

@@ -74,7 +74,7 @@ def what_ifs(
         time_limit_s: for the searches of all questions together.
         calibrated: as the plan was made.
         clock: for the limit and the reported times.
-        watch: told which question is being solved, and what is left of the limit.
+        watch: told which question is being solved.
 
     Raises:
         PlanUnreadableError: the folder holds no plan, or not the spec that it was made from.
@@ -88,8 +88,7 @@ def what_ifs(
             question, keys, profiles=profiles, time_limit_s=limit_s, calibrated=calibrated
         )
 
-    started_s = clock()
-    watch(Told(stage="solving", text=_left(AS_PLANNED, end_s - started_s)))
+    watch(Told(stage="solving", text=f"{AS_PLANNED}, then {len(changes)} changes"))
     base = solved(question.keys, max(LEAST_S, time_limit_s / (1 + len(changes))))
     outcomes = []
     for number, change in enumerate(changes):
@@ -97,7 +96,7 @@ def what_ifs(
         if left_s < LEAST_S and number:
             outcomes.append(_not_asked(change, time_limit_s))
             continue
-        watch(Told(stage="solving", text=_left(str(change), left_s)))
+        watch(Told(stage="solving", text=f"{change}, {number + 1} of {len(changes)}"))
         share_s = max(LEAST_S, left_s / (len(changes) - number))
         outcomes.append(_answered(question, change, base, solved, share_s=share_s, clock=clock))
     return WhatIf(
@@ -107,10 +106,6 @@ def what_ifs(
         outcomes=tuple(outcomes),
         time_limit_s=time_limit_s,
     )
-
-
-def _left(text: str, left_s: float) -> str:
-    return f"{text}, {max(0.0, left_s):.0f} s left"
 
 
 def _not_asked(change: Change, time_limit_s: float) -> Outcome:
