@@ -28,7 +28,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "serving-estimate": "tuner.estimate.serving.records:ServingEstimate",
     "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",
     "calibration": "tuner.calibrate.records:CalibrationReport",
-    "serving-calibration": "tuner.calibrate.serving:ServingCalibration",
+    "serving-calibration": "tuner.calibrate.serving_stored:ServingCalibration",
     "explained-plan": "tuner.explain.explaining:ExplainedPlan",
     "explained-place-plan": "tuner.explain.explaining:ExplainedPlacePlan",
     "explained-serve-plan": "tuner.explain.explaining:ExplainedServePlan",

@@ -5,6 +5,9 @@ import pytest
 from tuner.cli import app as frame
 from tuner.cli.schema import SCHEMAS
 
+PRINTED_ONLY = ("doctor", "profile-diff")
+"""No file holds them, so none has to be read by a later version."""
+
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_schema_is_an_object_with_documented_fields(
@@ -13,5 +16,5 @@ def test_every_schema_is_an_object_with_documented_fields(
     assert frame.run(["schema", name]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["type"] == "object"
-    assert "schema_version" in json.dumps(schema)
+    assert "schema_version" in json.dumps(schema) or name in PRINTED_ONLY
     assert schema["additionalProperties"] is False
