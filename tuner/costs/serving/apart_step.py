@@ -122,9 +122,14 @@ def attention_cache_tokens(iteration: Iteration, *, memory_bytes: float) -> floa
 
 def least_expert_devices(decoder: Decoder, formats: Formats, *, memory_bytes: float) -> int | None:
     """Expert devices that hold every expert once; None where a device holds not one of a layer."""
-    room = FULL_RATIO * memory_bytes - RESERVE_BYTES
-    slots = int(room // (moe_layers(decoder) * expert_bytes(decoder, formats)))
+    slots = expert_slots(decoder, formats, memory_bytes=memory_bytes)
     return -(-experts_of(decoder).num // slots) if slots > 0 else None
+
+
+def expert_slots(decoder: Decoder, formats: Formats, *, memory_bytes: float) -> int:
+    """Experts of every layer that an expert device holds."""
+    room = FULL_RATIO * memory_bytes - RESERVE_BYTES
+    return max(int(room // (moe_layers(decoder) * expert_bytes(decoder, formats))), 0)
 
 
 def expert_bytes(decoder: Decoder, formats: Formats) -> float:

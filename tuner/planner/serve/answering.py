@@ -16,6 +16,7 @@ from typing import Final, get_args
 
 from solvers.result import Status
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.planner.serve.demand import Demand, demand_of
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import formats_of_goal
@@ -33,6 +34,7 @@ from tuner.planner.serve.program import (
     serving_columns,
     solve,
 )
+from tuner.planner.serve.recorded_loads import expert_loads
 from tuner.planner.serve.sharing import shared_options
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
@@ -111,6 +113,8 @@ class Question:
     decoder: Decoder
     formats: Formats
     settings: Settings
+    loads: ExpertLoads | None = None
+    """Recorded; None: those of the kernel tables."""
     cut: Cut | None = None
     """Where the question is of one threshold."""
 
@@ -119,7 +123,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
     """Read the traffic and price every way to run an instance.
 
     Raises:
-        SpecError: the traffic cannot be read.
+        SpecError: the traffic, a recorded routing or its placement cannot be used.
     """
     decoder, formats = decoder_of(spec.model), formats_of_goal(spec.goal)
     longest = min(spec.goal.max_model_len or spec.model.max_position, spec.model.max_position)
@@ -129,6 +133,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
             role for mode in get_args(Mode) if mode in spec.goal.modes for role in PRICED[mode]
         )
     )
+    loads = expert_loads(spec.goal, spec.model)
     options = launchable_options(
         spec,
         sites,
@@ -136,6 +141,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
         formats=formats,
         demand=demand,
         roles=roles,
+        loads=loads,
     )
     return Question(
         spec=spec,
@@ -147,6 +153,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
         decoder=decoder,
         formats=formats,
         settings=settings,
+        loads=loads,
     )
 
 

@@ -21,13 +21,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tuner.costs.serving.apart import steady_batch
+import numpy as np
+
+from tuner.costs.serving.apart_step import expert_slots
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.costs.serving.memory import kv_bytes_per_token
 from tuner.planner.serve.answering import Question
-from tuner.planner.serve.cells import Cell, cells_of, side_of, wire_between
+from tuner.planner.serve.cells import Cell, cells_of, counting, side_of, wire_between
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.options import Option, PoolSite
+from tuner.planner.serve.replicas import ReplicaCounts
 from tuner.serve_plan import Role
 from tuner.spec.cluster import Cluster
 
@@ -143,14 +146,7 @@ def _reaches(apart: Apart, demand: Demand, cluster: Cluster) -> bool:
 def _steady_tpot_s(apart: Apart, demand: Demand) -> float:
     """Seconds per token of a cell at its share of the traffic."""
     cell = apart.cell
-    batch = steady_batch(
-        tokens_per_s=demand.rate_per_s / apart.cells * demand.output_tokens,
-        tpot_s=cell.tpot_s,
-        most=float(cell.batch_N[-1]),
-    )
-    if batch is None:
-        raise ValueError("a chosen cell serves its share of the traffic")
-    return cell.tpot_s(batch)
+    return cell.tpot_s(cell.batch_at(demand.rate_per_s / apart.cells))
 
 
 def _price(site: PoolSite) -> float:
@@ -171,6 +167,7 @@ def apart_of(question: Question, *, spare_ratio: float) -> Apart | str:
             engine=engine,
             demand=demand,
             cluster=spec.cluster,
+            activated=counting(question.decoder, question.formats, question.loads),
         )
     )
     if not cells:
@@ -187,16 +184,38 @@ def apart_of(question: Question, *, spare_ratio: float) -> Apart | str:
     return apart or "the pools lack the devices or links for it at this traffic"
 
 
-def told_apart(apart: Apart | str, *, against: str) -> str:
+def told_apart(apart: Apart | str, question: Question, *, against: str) -> str:
     """Say in a line what the mode comes to.
 
     Args:
         apart: cells, or why there are none.
+        question: that was answered.
         against: what the chosen plan takes.
     """
     if isinstance(apart, str):
         return f"{FEATURE}; {apart}"
-    return f"{FEATURE}; {_told(apart)}: {apart.devices} devices{against}"
+    told = f"{FEATURE}; {_told(apart)}: {apart.devices} devices{against}"
+    if question.loads is None:
+        return told
+    return f"{told}; {_copies(apart, question)}"
+
+
+def _copies(apart: Apart, question: Question) -> str:
+    """Say in how many copies experts stand, by the recorded loads."""
+    cell, experts = apart.cell, question.decoder.experts
+    if question.loads is None or experts is None:
+        raise ValueError("copies are counted where loads were recorded")
+    slots = expert_slots(question.decoder, question.formats, memory_bytes=cell.experts.memory_bytes)
+    counts = ReplicaCounts(loads=question.loads, slots=slots)
+    placed = counts.placement(cell.expert_devices).expert_LS
+    most = max(int(np.bincount(row).max()) for row in placed)
+    tokens = np.array([cell.batch_at(question.demand.rate_per_s / apart.cells)])
+    read = float(counts(experts, tokens, cell.expert_devices)[0])
+    return (
+        f"by the recorded loads {placed.shape[1]} slots of a layer hold {experts.num} experts, up"
+        f" to {most} copies of one, and the busiest device reads {read:.3g} experts at"
+        f" {tokens[0]:.0f} tokens"
+    )
 
 
 def _told(apart: Apart) -> str:

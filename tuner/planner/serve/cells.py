@@ -12,17 +12,20 @@ Source: Janus (arXiv:2512.13525), sizing by enumeration at the steady state of L
 that of tuner/costs/serving/apart_step.py, the exchange that of tuner/costs/serving/two_phase.py.
 
 Letters: N batches of a cell, M tokens that experts are priced at; O tokens of an answer.
-Not covered: recorded routing and replicas of experts, unless `activated` counts them;
-tensor-parallel attention; other cells on the same cards.
+With recorded loads experts stand in copies and are counted as replicas.py has it; without any they
+are dealt out evenly, once each, under uniform routing.
+
+Not covered: tensor-parallel attention; other cells on the same cards.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from tuner.costs.serving.apart import steady_batch
 from tuner.costs.serving.apart_step import (
     Activated,
     AttentionSeconds,
@@ -30,6 +33,7 @@ from tuner.costs.serving.apart_step import (
     attention_cache_tokens,
     attention_seconds,
     expert_seconds,
+    expert_slots,
     experts_of,
     least_expert_devices,
     moe_layers,
@@ -39,11 +43,16 @@ from tuner.costs.serving.apart_step import (
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.engine import Degrees, Engine
+from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.two_phase import Side, Wire, two_phase_s
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.options import MOST_RUNNING, PoolSite, most_running
+from tuner.planner.serve.replicas import ReplicaCounts
 from tuner.spec.cluster import Cluster, Pool
+
+CountsOf = Callable[[PoolSite], Activated]
+"""How the experts that a device of a pool reads are counted."""
 
 LARGEST_SIDE: Final = 64
 """Devices of one role in a cell."""
@@ -66,6 +75,8 @@ class Cell:
     tpot_s_N: Floats
     rate_per_s: float
     """Requests a second within the target of the time per token."""
+    output_tokens: float
+    """Of a mean answer."""
 
     @property
     def devices(self) -> int:
@@ -75,6 +86,17 @@ class Cell:
     def tpot_s(self, batch: float) -> float:
         """Seconds per token with so many requests in flight."""
         return float(np.interp(batch, self.batch_N, self.tpot_s_N))
+
+    def batch_at(self, rate_per_s: float) -> float:
+        """Requests in flight at so many requests a second."""
+        batch = steady_batch(
+            tokens_per_s=rate_per_s * self.output_tokens,
+            tpot_s=self.tpot_s,
+            most=float(self.batch_N[-1]),
+        )
+        if batch is None:
+            raise ValueError("a chosen cell serves its share of the traffic")
+        return batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,6 +118,12 @@ class _ExpertSide:
     seconds_M: Floats
 
 
+def everywhere_uniform(site: PoolSite) -> Activated:
+    """Count under uniform routing, whatever the pool."""
+    del site
+    return uniform_activated
+
+
 def cells_of(
     sites: Sequence[PoolSite],
     *,
@@ -104,9 +132,10 @@ def cells_of(
     engine: Engine,
     demand: Demand,
     cluster: Cluster,
-    activated: Activated = uniform_activated,
+    activated: CountsOf = everywhere_uniform,
 ) -> Iterator[Cell]:
     """Price every pair of sizes that memory allows and that keeps the target with one request."""
+    counted = {site.pool.name: activated(site) for site in sites}
     of_experts = [
         _ExpertSide(
             site=site,
@@ -119,7 +148,7 @@ def cells_of(
                 devices=devices,
                 machine=site.machine,
                 engine=engine,
-                activated=activated,
+                activated=counted[site.pool.name],
             ),
         )
         for tokens_M in [np.geomspace(1.0, float(LARGEST_SIDE * MOST_RUNNING), EXPERT_BATCHES)]
@@ -137,6 +166,16 @@ def cells_of(
             cell = _cell(attention, experts, devices, wire=wire, decoder=decoder, demand=demand)
             if cell is not None:
                 yield cell
+
+
+def counting(decoder: Decoder, formats: Formats, loads: ExpertLoads | None) -> CountsOf:
+    """Return how the experts that a device of each pool reads are counted."""
+
+    def of(site: PoolSite) -> Activated:
+        slots = expert_slots(decoder, formats, memory_bytes=site.memory_bytes)
+        return uniform_activated if loads is None else ReplicaCounts(loads=loads, slots=slots)
+
+    return of
 
 
 def _expert_sizes(site: PoolSite, decoder: Decoder, formats: Formats) -> range:
@@ -196,6 +235,7 @@ def _cell(
         batch_N=batch_N,
         tpot_s_N=tpot_s_N,
         rate_per_s=batch / (demand.output_tokens * float(np.interp(batch, batch_N, tpot_s_N))),
+        output_tokens=demand.output_tokens,
     )
 
 

@@ -107,7 +107,7 @@ def _apart_line(answers: Answers, question: Question) -> ServeModeAnswer:
         ttft_s=apart.ttft_s,
         tpot_s=apart.tpot_s,
         gain_ratio=_apart_gain(apart, answers, question),
-        told=told_apart(apart, against=""),
+        told=told_apart(apart, question, against=""),
     )
 
 
@@ -130,12 +130,12 @@ def unlaunchable_of(answers: Answers, question: Question) -> tuple[ServeUnlaunch
             against += f"; {price:.4g} an hour, the chosen plan {_worth(best, question):.4g}"
         lines.append(
             ServeUnlaunchable(
-                feature=told_apart(answers.apart, against=against),
+                feature=told_apart(answers.apart, question, against=against),
                 gain_ratio=max(_apart_gain(answers.apart, answers, question) or 0.0, 0.0),
             )
         )
     elif answers.apart is not None:
-        feature = told_apart(answers.apart, against="")
+        feature = told_apart(answers.apart, question, against="")
         lines.append(ServeUnlaunchable(feature=feature, gain_ratio=0.0))
     for one in answers.found:
         broken = answers.refused[one.mode]

@@ -10,9 +10,11 @@ from solvers.result import Outcome, Status
 from tuner.costs.serving.bands import bands_of
 from tuner.costs.serving.engine import Engine
 from tuner.planner.serve.answering import Found, Question
+from tuner.planner.serve.assumptions import assumptions_of
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import instances_of
+from tuner.planner.serve.launchable import choices_of
 from tuner.planner.serve.options import (
     Option,
     memory_of,
@@ -304,6 +306,8 @@ def notes_of(question: Question) -> Iterator[str]:
         if site.machine.estimated:
             named = ", ".join(sorted(site.machine.estimated))
             yield f"{site.pool.name}: from the datasheet: {named}"
+    choices = choices_of(question.spec, question.sites, demand=question.demand)
+    yield from assumptions_of(question.spec, question.demand, choices)
     engine = question.spec.goal.engine.name
     if "disaggregated" in question.spec.goal.modes and engine not in LAYOUT:
         yield f"which KV caches {engine} hands over is not described: every pair was allowed"

@@ -71,7 +71,7 @@ def priced(
             engine=Engine.SGLANG,
             demand=wanted or demand(),
             cluster=Cluster(pools=pools, links=links),
-            activated=activated,
+            activated=lambda site: activated,
         )
     )
 
