@@ -2,8 +2,9 @@
 
     attention    tensor ranks inside a scale-up domain, times data ranks where there are experts
     experts      whole on ranks, or each sliced over all of them
-    layers       in stages of a pipeline, where a node's devices are not all joined by fast links;
-                 not beside data ranks, which no described release puts into stages
+    layers       in stages of a pipeline, where devices are joined by no more than a bus, or no
+                 scale-up domain holds the model; not beside data ranks, which no described release
+                 puts into stages
 
 All degrees are powers of two, up to 64 devices; heads, experts and layers must allow them.
 """
@@ -13,10 +14,14 @@ from typing import Final
 
 from tuner.costs.serving.decoder import Decoder
 from tuner.costs.serving.engine import Degrees
+from tuner.devices.datasheet import Datasheet
 from tuner.spec.cluster import Pool
 
 LARGEST_INSTANCE: Final = 64
 """Devices."""
+BUS_BYTES_PER_S: Final = 64e9
+"""In one direction, of the fastest bus that cards without links of their own share: PCI Express 5.0
+x16 (PCI-SIG, 32 GT/s a lane)."""
 LEAST_SLICE: Final = 128
 """Columns of a sliced expert; narrower ones fill no tile of a tensor core."""
 
@@ -30,12 +35,16 @@ def degrees_of(pool: Pool, decoder: Decoder) -> Iterator[Degrees]:
             data = devices // tensor
             if heads % tensor == 0 and (data == 1 or decoder.experts is not None):
                 yield from _experts(decoder, tensor=tensor, data=data, stages=1)
-    if pool.domain >= pool.devices_per_node:
-        return
     for stages in _powers(min(most, decoder.num_layers))[1:]:
         for tensor in _powers(min(most // stages, pool.domain)):
             if heads % tensor == 0:
                 yield from _experts(decoder, tensor=tensor, data=1, stages=stages)
+
+
+def has_slow_links(sheet: Datasheet, pool: Pool) -> bool:
+    """Whether tensor ranks of one machine have but a bus between them."""
+    is_split = pool.domain < pool.devices_per_node
+    return is_split or sheet.scale_up_bytes_per_s <= BUS_BYTES_PER_S
 
 
 def _powers(most: int) -> list[int]:

@@ -33,7 +33,7 @@ from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.reserve import reserve_of
 from tuner.costs.serving.whole_step import step_s
 from tuner.planner.serve.choices import Budget, Choices, usual_choices
-from tuner.planner.serve.degrees import degrees_of
+from tuner.planner.serve.degrees import degrees_of, has_slow_links
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.dominance import undominated
 from tuner.planner.serve.mixing import PromptTime, prompt_time, token_seconds
@@ -257,7 +257,11 @@ def _ways(
 ) -> Iterator[_Way]:
     decoder, formats, engine = plain
     for site in sites:
+        needs_stages = True
         for degrees in degrees_of(site.pool, decoder):
+            is_slow = has_slow_links(site.machine.sheet, site.pool)
+            if degrees.pipeline > 1 and not (is_slow or needs_stages):
+                break
             iteration = Iteration(
                 decoder=decoder,
                 formats=formats,
@@ -270,7 +274,10 @@ def _ways(
                 varied = replace(
                     iteration, drafting=drafting, exchange=exchange, two_batch_overlap=overlaps
                 )
-                yield from _budgeted(site, varied, choices, demand)
+                for way in _budgeted(site, varied, choices, demand):
+                    has_room = len(way.running_N) > 0 and degrees.devices <= site.pool.domain
+                    needs_stages = needs_stages and not has_room
+                    yield way
 
 
 def _budgeted(
