@@ -338,11 +338,11 @@ def _gated_delta(columns: Columns) -> _Read:
     )
 
 
-def _moe(columns: Columns) -> _Read:
+def _moe(columns: Columns, *, prefix: str = "") -> _Read:
     is_plain = ~_holds(columns["kernel_source"], "nongated")
     return _Read(
         operation="moe",
-        kind_N=_renamed(columns["distribution"], str),
+        kind_N=_renamed(columns["distribution"], lambda load: prefix + load),
         dtype_N=_dtype(columns, "moe_dtype"),
         axes_N={
             "tokens": _count(columns, "num_tokens"),
@@ -433,6 +433,8 @@ _READERS: Final[Mapping[str, tuple[Callable[[Columns], _Read], ...]]] = {
     "dsa_generation_module_perf": (partial(_sparse_latent, is_decode=True),),
     "gdn_perf": (_gated_delta,),
     "moe_perf": (_moe,),
+    "wideep_context_moe_perf": (partial(_moe, prefix="wideep_context/"),),
+    "wideep_generation_moe_perf": (partial(_moe, prefix="wideep_generation/"),),
     "nccl_perf": (_nccl,),
     "custom_allreduce_perf": (_custom_all_reduce,),
     "wideep_deepep_normal_perf": _DEEPEP_NORMAL,

@@ -13,6 +13,8 @@ like the mean of those that were.
 The kernel is the measured one of evenly loaded experts at the tokens of the busiest rank, times
 what the datasheet says of reading other experts than those tokens would reach under equal shares,
 even(m') = E / R (1 - (1 - k / E)^m'). Equal shares in order of ids give the balanced kernel itself.
+Even loads cannot take longer than uneven ones; where a table says so all the same (SGLang's and
+vLLM's of many ranks, which hold work on the copies of others), the uneven one counts.
 
 Source: the form of activated experts is Janus' (arXiv:2512.13525) with recorded shares instead of
 equal ones; tokens are taken to choose independently of each other.
@@ -29,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.machine import BALANCED, MoeShape, ServingMachine
+from tuner.costs.serving.machine import BALANCED, LOAD, MoeShape, ServingMachine
 
 Ints = npt.NDArray[np.int64]
 
@@ -137,7 +139,10 @@ def loaded_experts_s(
     """Routed experts on the busiest rank, for `tokens` over all ranks that share them."""
     crowd_Q = np.asarray(tokens_Q * loads.busiest_ratio(shape.expert))
     even = replace(shape, load=BALANCED)
-    kernel_Q = machine.moe_s(crowd_Q, even, software=software)
+    kernel_Q = np.minimum(
+        machine.moe_s(crowd_Q, even, software=software),
+        machine.moe_s(crowd_Q, replace(shape, load=LOAD), software=software),
+    )
     read_Q = loads.activated(tokens_Q, shape.expert)
     alike_Q = even_activated(crowd_Q, shape)
     rated_Q = machine.moe_rated_s(crowd_Q, even, reached_Q=read_Q)

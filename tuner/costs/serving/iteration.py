@@ -212,7 +212,6 @@ class Iteration:
             }
         experts = self.decoder.experts
         assert experts is not None  # Decoder refuses layers without either
-        together_Q = m_Q * self.busy_ranks
         shape = MoeShape(
             hidden=self.decoder.hidden,
             ffn=experts.ffn,
@@ -223,7 +222,7 @@ class Iteration:
             dtype=self.formats.experts,
         )
         found = {
-            "experts": self._experts_s(together_Q, shape),
+            "experts": self._experts_s(m_Q, shape),
             "router": self._product_s(m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"),
             "exchange": self._moe_exchange_s(m_Q),
             "small": self._small_s(m_Q, SMALL_MOE),
@@ -232,8 +231,22 @@ class Iteration:
             found["shared"] = self._gated_s(m_Q, width=experts.shared_ffn / ranks)
         return found
 
-    def _experts_s(self, together_Q: Floats, shape: MoeShape) -> Floats:
+    def _experts_s(self, m_Q: Floats, shape: MoeShape) -> Floats:
+        """Routed experts by the kernels that fit how tokens reach them."""
+        if self.degrees.attention_data == 1 or self.exchange in (
+            Exchange.LEAST,
+            Exchange.ALLGATHER,
+        ):
+            return self._kernel_s(m_Q, shape)
+        many_Q = self._kernel_s(m_Q, replace(shape, dispatched="context"))
+        if self.exchange is Exchange.NORMAL:
+            return many_Q
+        few_Q = self._kernel_s(m_Q, replace(shape, dispatched="generation"))
+        return np.where(m_Q <= MOST_LOW_LATENCY, few_Q, many_Q)
+
+    def _kernel_s(self, m_Q: Floats, shape: MoeShape) -> Floats:
         software = self.experts_table or self.engine.value
+        together_Q = m_Q * self.busy_ranks
         if self.loads is None:
             return self.machine.moe_s(together_Q, shape, software=software)
         return loaded_experts_s(

@@ -12,7 +12,7 @@ Letters: Q questions.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -36,6 +36,11 @@ LOAD: Final = "power_law_1.01"
 like this (median over models of aiconfigurator's collectors)."""
 BALANCED: Final = "balanced"
 """The other distribution that every engine was measured at."""
+
+DISPATCHED_LOAD: Final = {BALANCED: "uniform"}
+"""What tables of dispatched experts call a distribution otherwise."""
+ANY: Final = ""
+"""Every engine's tables together."""
 
 PEAK_OF: Final = {
     "bf16": ("bf16",),
@@ -72,6 +77,9 @@ class MoeShape:
     dtype: str
     load: str = LOAD
     """Distribution of tokens over experts."""
+    dispatched: str = ""
+    """`context` or `generation` where a rank holds the copies for its experts alone, as DeepEP's
+    normal and low-latency kernels leave them; empty: it holds every token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,16 +118,30 @@ class ServingMachine:
     def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
         """Routed experts on the busiest rank, for `tokens` over all ranks that share them."""
         for dtype in (shape.dtype, *SIMILAR.get(shape.dtype, ())):
-            own = software.partition("@")[0]
-            rival = STAND_IN.get((own, dtype, self.sheet.generation), software)
-            others = tuple((name,) for name in self._moe_softwares() if name != own)
-            for names in ((software, rival), (own,), *others):
+            for names in self._moe_choices(shape, dtype, software):
                 found = [self._moe_measured_s(tokens_Q, shape, name, dtype) for name in names]
                 known = [seconds_Q for seconds_Q in found if seconds_Q is not None]
                 if known:
                     return np.asarray(np.min(known, axis=0))
+        if shape.dispatched:
+            return self.moe_s(tokens_Q, replace(shape, dispatched=""), software=ANY)
         self.estimated.add(f"moe {shape.dtype}")
         return self._moe_estimate_s(tokens_Q, shape)
+
+    def _moe_choices(
+        self, shape: MoeShape, dtype: str, software: str
+    ) -> tuple[tuple[str, ...], ...]:
+        """Whose tables count together, the first that measured anything.
+
+        Dispatched copies are what TensorRT-LLM's kernels see in any case; those of the others were
+        timed over every token, so that the fastest of all stands in for copies alone.
+        """
+        if shape.dispatched or software == ANY:
+            return (self._moe_softwares(),)
+        own = software.partition("@")[0]
+        rival = STAND_IN.get((own, dtype, self.sheet.generation), software)
+        others = tuple((name,) for name in self._moe_softwares() if name != own)
+        return ((software, rival), (own,), *others)
 
     def _moe_softwares(self) -> tuple[str, ...]:
         names = () if self.tables is None else self.tables.softwares("moe")
@@ -143,13 +165,16 @@ class ServingMachine:
         if self.tables is None:
             return []
         wanted = (shape.hidden, shape.ffn, shape.top_k, shape.experts, shape.tensor)
-        degrees = self.tables.ends("moe", (software, shape.load, dtype, *wanted))
+        kind = shape.load
+        if shape.dispatched:
+            kind = f"wideep_{shape.dispatched}/{DISPATCHED_LOAD.get(kind, kind)}"
+        degrees = self.tables.ends("moe", (software, kind, dtype, *wanted))
         low = [degree for degree in degrees if degree <= shape.expert]
         high = [degree for degree in degrees if degree >= shape.expert]
         chosen = sorted({*low[-1:], *high[:1]})
         found = []
         for degree in chosen:
-            curve = self.curve("moe", [(software, shape.load, dtype, *wanted, degree)])
+            curve = self.curve("moe", [(software, kind, dtype, *wanted, degree)])
             if curve is not None:
                 found.append((degree, curve))
         return found

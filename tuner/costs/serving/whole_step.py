@@ -14,7 +14,8 @@ The order of halves follows SGLang's `--enable-two-batch-overlap` and vLLM's `--
 one half is exchanged the other computes. s is the share of multiprocessors that normal DeepEP
 kernels hold meanwhile, 20 of a device's (deep_ep/buffer.py, `Buffer.num_sms`); low-latency ones
 hold none (DeepEP's README, receive hooks). Two halves are less efficient than one whole: the sum
-may be longer, and nothing here chooses.
+may be longer, and nothing here chooses. The overlap is ideal: SGLang reports up to 35 % more tokens
+from halves on 32 and 72 H100 (lmsys.org, 2025-05-05, large-scale EP), where this gives 60 %.
 
 Passes of a drafter: the first reads what the step has checked, the others what they wrote (vLLM,
 `vllm/v1/spec_decode/eagle.py`). Stages are as in Megatron's even split; the head, and what drafts,
