@@ -117,11 +117,13 @@ def test_dispatched_copies_have_kernels_of_their_own(build: Build) -> None:
         for (kind, own), time_s in kinds.items()
     ]
     machine = ServingMachine(sheet=H200, tables=kernel_tables("h200_sxm", tables))
-    one = MoeShape(**axes, dtype="fp8_block")
+    one = MoeShape(
+        hidden=4096, ffn=1536, top_k=8, experts=128, tensor=1, expert=8, dtype="fp8_block"
+    )
 
-    def seconds(**changes: str) -> float:
-        found = machine.moe_s(np.array([64.0]), replace(one, **changes), software="sglang")
-        return float(found[0])
+    def seconds(*, load: str = LOAD, dispatched: str = "") -> float:
+        asked = replace(one, load=load, dispatched=dispatched)
+        return float(machine.moe_s(np.array([64.0]), asked, software="sglang")[0])
 
     assert seconds() == pytest.approx(900e-6)
     assert seconds(dispatched="context") == pytest.approx(300e-6)
