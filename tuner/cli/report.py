@@ -66,6 +66,8 @@ def command(
         print(told.model_dump_json(indent=2))
     else:
         print(f"written: {file}")
+    if not report.is_found:
+        raise typer.Exit(1)
 
 
 def _asked(

@@ -26,7 +26,10 @@ from tuner.units import format_bytes
 MOST_ROWS: Final = 32
 """Of one table; a comment of a pull request holds 65,536 characters."""
 
-_PUNCTUATION: Final = re.compile(r"([\\`*_{}\[\]()#|~!@])")
+_PUNCTUATION: Final = re.compile(r"([\\`*_\[\]#|~!])")
+
+_NOTHING: Final = "\u2060"
+"""A word joiner after an `@`, so that a name notifies nobody."""
 
 
 def markdown(report: Report) -> str:
@@ -70,7 +73,13 @@ def _block(block: Block) -> Iterator[str]:
         case Table():
             yield from _table(block)
         case Figure():
+            yield f"<details><summary>{_text(block.title)}</summary>"
+            yield ""
+            yield _text(block.reading)
+            yield ""
             yield from _table(block.table)
+            yield "</details>"
+            yield ""
         case File():
             yield f"- {_text(block.path)}"
 
@@ -98,5 +107,5 @@ def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 def _text(text: str) -> str:
     """Return text that Markdown and HTML leave as it is, on one line."""
-    flat = " ".join(readable(text).split())
+    flat = " ".join(readable(text).split()).replace("@", f"@{_NOTHING}")
     return _PUNCTUATION.sub(r"\\\1", escape(flat, quote=False))

@@ -34,6 +34,8 @@ QUIET: Final = (
     "--disable-sync",
     "--hide-scrollbars",
     "--force-color-profile=srgb",
+    # A browser of its own accord asks its maker for updates and the time: no name is found.
+    "--host-resolver-rules=MAP * ~NOTFOUND",
 )
 
 

@@ -151,16 +151,16 @@ def _headline(
 
 def _proof(certificate: Certificate) -> str:
     space = certificate.space
-    count = (
-        f"{space.priced:,} candidates were priced, {space.bounded:,} proven slower by their "
-        f"bounds, {space.illegal:,} are illegal"
+    parts = (
+        (space.priced, "candidates were priced"),
+        (space.bounded, "proven slower by their bounds"),
+        (space.illegal, "are illegal"),
+        (space.open, "were left open"),
     )
+    counted = ", ".join(f"{count:,} {said}" for count, said in parts if count)
     if certificate.status == "optimal":
-        return f"Proven optimal under the model: {count}."
-    return (
-        f"Within {certificate.gap_ratio:.2%} of optimal under the model: {count}"
-        f"{f', {space.open:,} were left open' if space.open else ''}."
-    )
+        return f"Proven optimal under the model: {counted}."
+    return f"Within {certificate.gap_ratio:.2%} of optimal under the model: {counted}."
 
 
 def _step(plan: Plan, predicted: TrainPrediction) -> Section:

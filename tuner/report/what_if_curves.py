@@ -36,6 +36,7 @@ _DRAWN: Final = {
     "goodput_per_device": "good requests/s per device",
     "requests_per_s": "requests/s",
     "objective": "objective",
+    "busiest_rank_ratio": "busiest rank, share of a layer",
 }
 _TITLES: Final = {
     "nodes": "Other numbers of nodes",

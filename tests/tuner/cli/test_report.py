@@ -1,0 +1,83 @@
+"""`moetune report` as it is typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuner.cli import app as frame
+from tuner.plan_folder import read_plan
+from tuner.report.written import Written
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_the_page_lies_beside_the_plan_unless_another_place_is_named(
+    planned: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert frame.run(["report", str(planned), "--no-what-if"]) == 0
+    page = planned / "report.html"
+    assert capsys.readouterr().out == f"written: {page}\n"
+    other = tmp_path / "deep" / "page.html"
+    assert frame.run(["report", str(planned), "--no-what-if", "-o", str(other)]) == 0
+    assert other.read_bytes() == page.read_bytes()
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_json_says_what_was_written(planned: Path, capsys: Captured) -> None:
+    assert frame.run(["report", str(planned), "--no-what-if", "--json"]) == 0
+    written = Written.model_validate_json(capsys.readouterr().out)
+    assert written.bytes == (planned / "report.html").stat().st_size
+    assert written.found
+    assert {"breakdown", "timeline", "candidates"} <= set(written.figures)
+    assert "what-if" not in written.sections
+
+
+def test_what_if_curves_are_solved_anew(planned: Path, capsys: Captured) -> None:
+    assert frame.run(["report", str(planned), "--format", "md", "--time-limit", "4s"]) == 0
+    capsys.readouterr()
+    text = (planned / "report.md").read_text(encoding="utf-8")
+    assert "### What if" in text
+    assert "4 s for all of them" in text
+    assert "as planned" in text
+
+
+def test_markdown_names_the_decision_and_its_price(planned: Path, capsys: Captured) -> None:
+    assert frame.run(["report", str(planned), "--no-what-if", "--format", "md"]) == 0
+    capsys.readouterr()
+    plan = read_plan(planned)
+    assert plan.decision is not None
+    text = (planned / "report.md").read_text(encoding="utf-8")
+    assert f"micro-batch {plan.decision.micro_batch_size}" in text
+    assert plan.binding_constraint.split(":")[0].replace("_", "\\_") in text
+
+
+def test_a_picture_without_a_browser_is_a_missing_piece(
+    planned: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert frame.run(["report", str(planned), "--no-what-if", "--format", "png"]) == 3
+    assert "apt-get install chromium" in capsys.readouterr().err
+    assert not (planned / "report.png").exists()
+
+
+def test_a_folder_without_a_plan_is_unusable_input(tmp_path: Path, capsys: Captured) -> None:
+    assert frame.run(["report", str(tmp_path), "--no-what-if"]) == 2
+    assert "holds no plan.json" in capsys.readouterr().err
+
+
+def test_a_damaged_verification_is_named(planned: Path, capsys: Captured) -> None:
+    (planned / "verified.json").write_text("{", encoding="utf-8")
+    assert frame.run(["report", str(planned), "--no-what-if"]) == 2
+    assert "verified.json" in capsys.readouterr().err
+
+
+def test_a_plan_that_found_nothing_is_reported_as_a_negative_result(
+    planned: Path, capsys: Captured
+) -> None:
+    plan = json.loads((planned / "plan.json").read_text(encoding="utf-8"))
+    plan |= {"decision": None, "predicted": None, "alternatives": [], "preferred": None}
+    plan["certificate"] |= {"status": "infeasible", "objective": None, "bound": None}
+    (planned / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    assert frame.run(["report", str(planned), "--no-what-if", "--json"]) == 1
+    assert not Written.model_validate_json(capsys.readouterr().out).found

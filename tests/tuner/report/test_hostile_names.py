@@ -1,0 +1,144 @@
+"""Names that try to become markup, in every text of a plan that a user or a file can choose."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from tuner.place_folder import read_place_plan
+from tuner.plan_folder import read_plan, read_verified
+from tuner.report.content import Cell, File, Report
+from tuner.report.launch_section import launch_section
+from tuner.report.markdown import markdown
+from tuner.report.place_page import PlaceEvidence, place_report
+from tuner.report.placement_maps import read_heat_maps
+from tuner.report.serve_page import ServeEvidence, serve_report
+from tuner.report.train_page import TrainEvidence, train_report
+from tuner.serve_plan import ServePlan
+from tuner.verify.records import read_trials
+
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+    "<a href='https://evil.example'>x</a>%{x}\u202e\u2028`|@all\n# h"
+)
+Page = Callable[[Report], str]
+Parsed = Callable[[str], Any]
+
+KEPT = frozenset({"status", "kind", "role", "pool", "mode", "schedule", "dispatcher", "objective"})
+"""Fields with few legal values, or that other fields refer to by name."""
+
+
+def poisoned(record: BaseModel) -> Any:
+    """Return a record whose free texts are hostile, deep inside too; nothing is validated."""
+    changes = {
+        name: _poisoned(getattr(record, name))
+        for name in type(record).model_fields
+        if name not in KEPT and name != "path"
+    }
+    return record.model_copy(update=changes)
+
+
+def _poisoned(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return poisoned(value)
+    if type(value) is str:
+        return HOSTILE
+    if isinstance(value, tuple):
+        return tuple(_poisoned(one) for one in value)
+    if isinstance(value, dict):
+        return {f"{name}{HOSTILE}": _poisoned(one) for name, one in value.items()}
+    return value
+
+
+@pytest.fixture(params=["train", "serve", "place"])
+def hostile_report(
+    request: pytest.FixtureRequest, verified_folder: Path, serve_plan: ServePlan, place_folder: Path
+) -> Report:
+    files = (File(path=f"launch/{HOSTILE}", text=HOSTILE, shown_bytes=9),)
+    if request.param == "train":
+        verified = read_verified(verified_folder)
+        assert verified is not None
+        return train_report(
+            poisoned(read_plan(verified_folder)),
+            TrainEvidence(
+                verified=poisoned(verified),
+                trials=tuple(map(poisoned, read_trials(verified_folder / "trials"))),
+                files=files,
+                what_if=None,
+            ),
+        )
+    if request.param == "serve":
+        return serve_report(poisoned(serve_plan), ServeEvidence(files=files, what_if=None))
+    plan = read_place_plan(place_folder)
+    return place_report(
+        poisoned(plan),
+        PlaceEvidence(
+            maps=read_heat_maps(place_folder, plan.files),
+            files=files,
+            verified=None,
+            what_if=None,
+        ),
+    )
+
+
+def test_no_name_becomes_markup(hostile_report: Report, page_of: Page, parsed: Parsed) -> None:
+    html = page_of(hostile_report)
+    page = parsed(html)
+    assert len(page.all("script")) == 3
+    assert not page.all("img")
+    assert {link.attributes["href"][0] for link in page.all("a")} == {"#"}
+    assert HOSTILE.split("\u202e")[0] in page.text
+    assert "\u202e" not in html
+    assert "\u2028" not in page.all("script", id="figures")[0].text
+
+
+def test_plotly_is_given_no_markup(hostile_report: Report, page_of: Page, parsed: Parsed) -> None:
+    page = parsed(page_of(hostile_report))
+    figures = json.loads(page.all("script", id="figures")[0].text)
+
+    def texts(value: Any) -> list[str]:
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value, dict):
+            inside = (one for name, one in value.items() if name != "hovertemplate")
+            return [text for one in inside for text in texts(one)]
+        return [text for one in value for text in texts(one)] if isinstance(value, list) else []
+
+    found = [text.replace("<br>", "") for text in texts(figures)]
+    assert any("&lt;img" in text for text in found)
+    assert not any("<" in text for text in found)
+
+
+def test_markdown_holds_no_markup_and_notifies_nobody(hostile_report: Report) -> None:
+    text = markdown(hostile_report)
+    for line in text.splitlines():
+        bare = line.replace("<details><summary>", "").replace("</summary>", "")
+        assert "<" not in bare.replace("</details>", "")
+    assert "@all" not in text
+    assert "\n# h" not in text
+
+
+def test_a_file_that_is_named_with_markup_is_copied_as_it_is(page_of: Page, parsed: Parsed) -> None:
+    section = launch_section(
+        (File(path="launch/a/b", text=HOSTILE.replace("\u202e", ""), shown_bytes=9),), named=1
+    )
+    report = Report(
+        title="t",
+        kind="k",
+        verdict="v",
+        is_found=True,
+        facts=_facts(),
+        proof="p",
+        sections=(section,),
+    )
+    (code,) = parsed(page_of(report)).all("code")
+    assert code.text == HOSTILE.replace("\u202e", "")
+
+
+def _facts() -> Any:
+    from tuner.report.content import Facts
+
+    return Facts(facts=(("x", Cell(text="1", value=1.0)),), are_large=True)
