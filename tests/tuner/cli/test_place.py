@@ -98,7 +98,7 @@ def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_explain_tells_layers_and_folds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned(tmp_path)
     capsys.readouterr()
-    assert run(["explain", str(tmp_path / "out")]) == 0
+    assert run(["explain", str(tmp_path / "out"), "--what-if", "none"]) == 0
     shown = capsys.readouterr().out
     assert "planned without the workload" in shown
     assert "layers that gain most on chat" in shown

@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
     assert "nearest way out: memory_per_device: " in printed
     assert " more per device" in printed
     assert not (tmp_path / "plan" / "launch").exists()
-    assert frame.run(["explain", str(tmp_path / "plan")]) == 1
+    assert frame.run(["explain", str(tmp_path / "plan"), "--what-if", "none"]) == 1
     assert "nearest way out: memory_per_device" in capsys.readouterr().out
     assert frame.run(["verify", str(tmp_path / "plan")]) == 2
     assert "the plan found nothing to launch" in capsys.readouterr().err
@@ -144,7 +144,7 @@ def test_what_was_preferred_and_what_room_is_left_in_memory_is_said(
     assert plan.preferred.reasons[0] in printed
     assert f"{plan.preferred.slower_ratio:.2%} slower than the fastest found" in printed
     assert "memory room    all of the error band of the peak" in printed
-    assert frame.run(["explain", str(tmp_path / "plan")]) == 0
+    assert frame.run(["explain", str(tmp_path / "plan"), "--what-if", "none"]) == 0
     assert "preference: it is " in capsys.readouterr().out
 
 
