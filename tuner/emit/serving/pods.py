@@ -10,7 +10,13 @@ from typing import Any, Final
 import yaml
 
 from tuner.emit.files import EmittedFile, comment
-from tuner.emit.serving.shape import dns_label, group_shapes, is_apart, needs_draft_model
+from tuner.emit.serving.shape import (
+    dns_label,
+    group_shapes,
+    is_apart,
+    needs_draft_model,
+    pool_labels,
+)
 from tuner.emit.serving.statement import statement
 from tuner.serve_plan import VerifiedServing
 
@@ -41,8 +47,8 @@ def weights(verified: VerifiedServing) -> dict[str, str | Object]:
 
 def placed_on(verified: VerifiedServing, pool: str) -> Object:
     """Return what keeps a pod on its pool's machines, where the plan tells several pools apart."""
-    pools = {group.pool for group in verified.decision.instances}
-    return {"nodeSelector": {POOL_LABEL: dns_label(pool)}} if len(pools) > 1 else {}
+    labels = pool_labels(verified)
+    return {"nodeSelector": {POOL_LABEL: labels[pool]}} if len(labels) > 1 else {}
 
 
 def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
@@ -52,11 +58,12 @@ def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
         f"Put the path or name of the weights into {named}, and a volume or token that reaches them"
         " into the pods."
     ]
-    labels = sorted({dns_label(group.pool) for group in verified.decision.instances})
-    if len({group.pool for group in verified.decision.instances}) > 1:
+    labels = pool_labels(verified)
+    if len(labels) > 1:
+        each = ", ".join(f"{label} for {pool}" for pool, label in labels.items())
         notes.append(
             f"Tell the pools' machines apart: kubectl label node NODE {POOL_LABEL}=POOL, where POOL"
-            f" is {' or '.join(labels)}."
+            f" is {each}."
         )
     if is_apart(verified) or any(shape.nodes > 1 for shape in group_shapes(verified)):
         notes.append(

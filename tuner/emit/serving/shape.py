@@ -6,7 +6,7 @@ Kubernetes name and a label.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
@@ -79,6 +79,19 @@ def dns_label(text: str, *, longest: int = 40) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:longest].strip("-") or "model"
 
 
+def pool_labels(verified: VerifiedServing) -> dict[str, str]:
+    """Return a label for each pool that instances stand on; no two have the same."""
+    found: dict[str, str] = {}
+    for pool in sorted({group.pool for group in verified.decision.instances}):
+        found[pool] = _untaken(dns_label(pool), taken=found.values())
+    return found
+
+
+def _untaken(name: str, *, taken: Collection[str]) -> str:
+    numbered = (name, *(f"{name}-{number}" for number in range(2, len(taken) + 3)))
+    return next(each for each in numbered if each not in taken)
+
+
 def _names(groups: tuple[Instances, ...]) -> tuple[str, ...]:
     roles = [group.role.value for group in groups]
     pooled = [
@@ -87,6 +100,5 @@ def _names(groups: tuple[Instances, ...]) -> tuple[str, ...]:
     ]
     found: list[str] = []
     for name in pooled:
-        numbered = (name, *(f"{name}-{number}" for number in range(2, len(pooled) + 2)))
-        found.append(next(each for each in numbered if each not in found))
+        found.append(_untaken(name, taken=found))
     return tuple(found)

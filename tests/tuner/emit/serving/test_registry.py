@@ -15,6 +15,7 @@ from tuner.emit.serving.registry import (
     emit_serving,
     unlaunchable,
 )
+from tuner.emit.serving.shape import pool_labels
 from tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
@@ -106,7 +107,16 @@ def test_hostile_names_come_out_harmless(
     target: str, hostile: str, deepseek: ModelSpec, launch: Path
 ) -> None:
     model = deepseek.model_copy(update={"name": hostile})
-    verified = _of(target, model, waived=hostile)
+    decision = disaggregated(
+        prefill={"pool": hostile}, decode={"a2a_backend": "deepep_low_latency"}, from_pool=hostile
+    )
+    verified = sample_serving(
+        model,
+        decision,
+        engine=target if target in ENGINES else "sglang",
+        emit=(target,),
+        waived=hostile,
+    )
     for each, files in emit_all_serving(verified).items():
         write_emitted(launch / each, files)
     for path in sorted(launch.rglob("*")):
@@ -125,6 +135,19 @@ def test_hostile_names_come_out_harmless(
         names = [each["metadata"]["name"] for each in objects]
         assert all(name == name.lower() and len(name) <= 63 for name in names)
         assert hostile.replace("$", "$$") in _values(objects)
+
+
+def test_pools_that_read_alike_keep_machines_of_their_own(deepseek: ModelSpec) -> None:
+    decision = disaggregated(prefill={"pool": "Old H100"}, decode={"pool": "old-h100"})
+    verified = sample_serving(deepseek, decision)
+    assert pool_labels(verified) == {"Old H100": "old-h100", "old-h100": "old-h100-2"}
+    (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
+    (graph,) = yaml.safe_load_all(text)
+    selected = [
+        component["podTemplate"]["spec"].get("nodeSelector")
+        for component in graph["spec"]["components"]
+    ]
+    assert selected == [None, {"moetune/pool": "old-h100"}, {"moetune/pool": "old-h100-2"}]
 
 
 def _documents(folder: Path) -> list[dict[str, Any]]:
