@@ -200,8 +200,6 @@ class _Way:
     iteration: Iteration
     budget: Budget
     page_tokens: int | None
-    cache: float
-    """Tokens of one attention-data rank."""
     running_N: Floats
     """Sequences of one that are priced, 1 first; none where the longest request has no room."""
     decode_s_N: Floats
@@ -283,13 +281,10 @@ def _ways(
 def _budgeted(
     site: PoolSite, iteration: Iteration, choices: Choices, demand: Demand
 ) -> Iterator[_Way]:
-    priced: dict[float, tuple[Floats, Floats]] = {}
+    priced: dict[int, tuple[Floats, Floats]] = {}
     for number, budget in enumerate(choices.budgets):
-        # As if all sequences ran that graphs are captured for; fewer leave more to the cache.
-        cache = _cache(iteration, site, budget, demand, running=MOST_RUNNING)
-        running = int(most_running(cache, demand))
-        cache = _cache(iteration, site, budget, demand, running=running)
-        most = most_running(cache, demand)
+        cache = _cache(iteration, site, budget, demand, running=1)
+        most = _most_held(iteration, site, budget, demand)
         if cache < demand.longest_input + demand.longest_output:
             priced[most] = np.zeros(0), np.zeros(0)
         elif most not in priced or not len(priced[most][0]):
@@ -301,7 +296,6 @@ def _budgeted(
             iteration=iteration,
             budget=budget,
             page_tokens=choices.page_of_pool.get(site.pool.name),
-            cache=cache,
             running_N=running_N,
             decode_s_N=decode_s_N,
             is_first=number == 0,
@@ -319,6 +313,16 @@ def _cache(
         running=running,
         request_tokens=demand.held_tokens,
     )
+
+
+def _most_held(iteration: Iteration, site: PoolSite, budget: Budget, demand: Demand) -> int:
+    """Most sequences that fit into what the steps of so many leave of memory; 1 at least."""
+    low, high = 1, MOST_RUNNING + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        cache = _cache(iteration, site, budget, demand, running=middle)
+        low, high = (middle, high) if most_running(cache, demand) >= middle else (low, middle)
+    return low
 
 
 def memory_of(option: Option, demand: Demand) -> int:

@@ -1,0 +1,47 @@
+"""Splits of an instance by pool and model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.costs.serving.decoder import decoder_of
+from tuner.planner.serve.degrees import LARGEST_INSTANCE, degrees_of, has_slow_links
+from tuner.planner.serve.options import PoolSite
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3", "llama-3.1-8b", "gpt-oss-20b"])
+def test_every_split_deals_heads_experts_and_layers_out(
+    site: Callable[..., PoolSite], model: str
+) -> None:
+    decoder = decoder_of(read_model(MODELS / model))
+    pool = site(nodes=8).pool
+    found = list(degrees_of(pool, decoder))
+    assert len(set(found)) == len(found)
+    for one in found:
+        assert one.devices <= min(LARGEST_INSTANCE, pool.num_devices)
+        assert one.attention_tensor <= pool.domain
+        assert all(group.attention.heads % one.attention_tensor == 0 for group in decoder.layers)
+        assert one.pipeline == 1 or one.attention_data == 1
+        if decoder.experts is None:
+            assert (one.attention_data, one.expert, one.moe_tensor) == (1, 1, 1)
+        else:
+            ranks = one.attention_tensor * one.attention_data
+            assert ranks == 1 or one.expert * one.moe_tensor == ranks
+            assert decoder.experts.num % one.expert == 0
+
+
+def test_pipelines_come_after_all_that_needs_none(site: Callable[..., PoolSite]) -> None:
+    decoder = decoder_of(read_model(MODELS / "llama-3.1-8b"))
+    stages = [one.pipeline for one in degrees_of(site().pool, decoder)]
+    assert stages == sorted(stages)
+    assert max(stages) == 16
+
+
+def test_cards_on_a_bus_have_slow_links(site: Callable[..., PoolSite]) -> None:
+    slow, fast = site("l40s"), site("h100-sxm")
+    assert has_slow_links(slow.machine.sheet, slow.pool)
+    assert not has_slow_links(fast.machine.sheet, fast.pool)
