@@ -29,7 +29,8 @@ from tuner.costs.serving.apart import busiest_activated
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import BYTES, Decoder, Experts, Formats
 from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.iteration import ELEMENT_BYTES, Iteration, sustained_factor
+from tuner.costs.serving.exchange import ELEMENT_BYTES
+from tuner.costs.serving.iteration import Iteration, sustained_factor
 from tuner.costs.serving.machine import LAUNCH_S, STREAM_RATIO, MoeShape, ServingMachine
 from tuner.costs.serving.memory import FULL_RATIO, RESERVE_BYTES, kv_tokens
 

@@ -31,6 +31,7 @@ from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serving.engine import TRAITS, Degrees, Engine, EngineTraits, Exchange
+from tuner.costs.serving.exchange import ELEMENT_BYTES, MOST_LOW_LATENCY, ExpertTraffic
 from tuner.costs.serving.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serving.machine import (
     LAUNCH_S,
@@ -44,21 +45,6 @@ SMALL_S: Final = 1.5e-6
 SMALL_RATIO: Final = 0.7
 SMALL_DENSE: Final = 3
 SMALL_MOE: Final = 5
-ELEMENT_BYTES: Final = 2.0
-DISPATCH_BYTES: Final = 1.0
-"""Of an element that is dispatched in fp8."""
-EXCHANGE_S: Final = 15e-6
-EXCHANGE_RATIO: Final = 0.6
-"""Latency of half an exchange by low-latency kernels, and what they draw of the link."""
-NORMAL_EXCHANGE_S: Final = 37e-6
-NORMAL_OUTSIDE_S: Final = 71e-6
-"""The same of normal kernels inside a domain and beyond it: mean of dispatch and combine of one
-token on 8 and 16 H200 in aiconfigurator's tables."""
-MOST_LOW_LATENCY: Final = 1024.0
-"""Tokens of a rank that low-latency kernels can address (SGLang refuses a greater
-`SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK`)."""
-
-
 SUSTAINED_FACTOR: Final = 1.1
 """Seconds of a saturated device over those of one kernel timed alone: power limits lower the
 clocks. Published prompts take 5 to 20 % longer than their kernels."""
@@ -272,53 +258,15 @@ class Iteration:
     def _moe_exchange_s(self, m_Q: Floats) -> Floats:
         if self.degrees.attention_data == 1:
             return 2.0 * self._reduced_s(m_Q)
-        ranks = self.degrees.attention_tensor * self.degrees.attention_data
-        together_Q = m_Q * self.busy_ranks
-        reduced_Q = self._reduced_s(m_Q)
-        if self.exchange in (Exchange.NORMAL, Exchange.LOW_LATENCY):
-            return reduced_Q + self._deepep_s(m_Q, ranks=ranks)
-        gathered_Q = self._collective_s("all_gather", together_Q, ranks)
-        whole_Q = gathered_Q + self._collective_s("reduce_scatter", together_Q, ranks)
-        if self.exchange is Exchange.ALLGATHER:
-            return reduced_Q + whole_Q
-        return reduced_Q + np.minimum(whole_Q, self._dispatched_s(m_Q, ranks=ranks))
-
-    def _dispatched_s(self, m_Q: Floats, *, ranks: int) -> Floats:
-        """Send every token to the ranks of its experts, and the results back."""
-        experts = self.decoder.experts
-        if experts is not None:
-            measured_Q = self.machine.exchange_s(
-                m_Q, hidden=self.decoder.hidden, top_k=experts.top_k, ranks=ranks
-            )
-            if measured_Q is not None:
-                return measured_Q
-        return self._sent_s(m_Q, ranks=ranks, half_s=EXCHANGE_S)
-
-    def _deepep_s(self, m_Q: Floats, *, ranks: int) -> Floats:
-        """The same by the kernels that were chosen."""
-        top_k = 0 if self.decoder.experts is None else self.decoder.experts.top_k
-        normal_Q, low_Q = self.machine.deepep_s(
-            m_Q, hidden=self.decoder.hidden, top_k=top_k, ranks=ranks
+        traffic = ExpertTraffic(
+            machine=self.machine,
+            hidden=self.decoder.hidden,
+            top_k=self.decoder.experts.top_k if self.decoder.experts else 0,
+            ranks=self.degrees.attention_tensor * self.degrees.attention_data,
+            exchange=self.exchange,
+            software=self.engine.value,
         )
-        if normal_Q is None:
-            is_inside = ranks <= self.machine.sheet.scale_up_domain
-            half_s = NORMAL_EXCHANGE_S if is_inside else NORMAL_OUTSIDE_S
-            normal_Q = self._sent_s(m_Q, ranks=ranks, half_s=half_s)
-        if self.exchange is Exchange.NORMAL:
-            return normal_Q
-        if low_Q is None:
-            low_Q = self._sent_s(m_Q, ranks=ranks, half_s=EXCHANGE_S)
-            low_Q = np.where(m_Q > MOST_LOW_LATENCY, np.inf, low_Q)
-        return np.where(np.isfinite(low_Q), low_Q, normal_Q)
-
-    def _sent_s(self, m_Q: Floats, *, ranks: int, half_s: float) -> Floats:
-        """Both halves by the links alone."""
-        sheet, experts = self.machine.sheet, self.decoder.experts
-        copies = min(experts.top_k if experts else 0, ranks - 1)
-        moved_Q = m_Q * copies * self.decoder.hidden * (DISPATCH_BYTES + ELEMENT_BYTES)
-        is_inside = ranks <= sheet.scale_up_domain
-        rate = sheet.scale_up_bytes_per_s if is_inside else sheet.scale_out_bytes_per_s
-        return 2.0 * half_s + moved_Q / (EXCHANGE_RATIO * rate)
+        return self._reduced_s(m_Q) + traffic.seconds(m_Q, together_Q=m_Q * self.busy_ranks)
 
     def _collective_s(self, kind: str, m_Q: Floats, ranks: int) -> Floats:
         moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden

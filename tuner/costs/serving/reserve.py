@@ -30,7 +30,8 @@ from typing import Final
 
 from tuner.costs.serving.decoder import AttentionKind
 from tuner.costs.serving.engine import Degrees, Exchange
-from tuner.costs.serving.iteration import ELEMENT_BYTES, Iteration
+from tuner.costs.serving.exchange import ELEMENT_BYTES
+from tuner.costs.serving.iteration import Iteration
 
 MIB: Final = 2.0**20
 CONTEXT_BYTES: Final = 512.0 * MIB

@@ -1,0 +1,92 @@
+"""Tokens of attention-data ranks to their experts and back, in one layer.
+
+    gathered     every rank gathers all m d rows of h elements; results are summed and scattered
+    dispatched   copies travel, in fp8 to the experts and in bf16 back: as measured for DeepEP, else
+                 2 a + m c h (1 + 2) / (0.6 W)     c = min(k, R - 1) copies of R ranks, W the link
+
+Letters: Q questions. Not covered: ranks whose experts are asked for more than others'; copies to
+one machine that share a message.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.serving.curves import Floats
+from tuner.costs.serving.engine import Exchange
+from tuner.costs.serving.machine import ServingMachine
+
+ELEMENT_BYTES: Final = 2.0
+DISPATCH_BYTES: Final = 1.0
+"""Of an element that is dispatched in fp8."""
+EXCHANGE_S: Final = 15e-6
+EXCHANGE_RATIO: Final = 0.6
+"""Latency of half an exchange by low-latency kernels, and what they draw of the link."""
+NORMAL_EXCHANGE_S: Final = 37e-6
+NORMAL_OUTSIDE_S: Final = 71e-6
+"""The same of normal kernels inside a domain and beyond it: mean of dispatch and combine of one
+token on 8 and 16 H200 in aiconfigurator's tables."""
+MOST_LOW_LATENCY: Final = 1024.0
+"""Tokens of a rank that low-latency kernels can address (SGLang refuses a greater
+`SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertTraffic:
+    """What one layer exchanges around its experts."""
+
+    machine: ServingMachine
+    hidden: int
+    top_k: int
+    ranks: int
+    """That share the experts."""
+    exchange: Exchange
+    software: str
+
+    def seconds(self, m_Q: Floats, *, together_Q: Floats) -> Floats:
+        """There and back, for m tokens of a rank and so many of all ranks."""
+        if self.exchange in (Exchange.NORMAL, Exchange.LOW_LATENCY):
+            return self._deepep_s(m_Q)
+        gathered_Q = self._collective_s("all_gather", together_Q)
+        whole_Q = gathered_Q + self._collective_s("reduce_scatter", together_Q)
+        if self.exchange is Exchange.ALLGATHER:
+            return whole_Q
+        measured_Q = self.machine.exchange_s(
+            m_Q, hidden=self.hidden, top_k=self.top_k, ranks=self.ranks
+        )
+        if measured_Q is None:
+            measured_Q = self._sent_s(m_Q, half_s=EXCHANGE_S)
+        return np.minimum(whole_Q, measured_Q)
+
+    def _deepep_s(self, m_Q: Floats) -> Floats:
+        """By the kernels that were chosen."""
+        normal_Q, low_Q = self.machine.deepep_s(
+            m_Q, hidden=self.hidden, top_k=self.top_k, ranks=self.ranks
+        )
+        if normal_Q is None:
+            half_s = NORMAL_EXCHANGE_S if self._is_inside else NORMAL_OUTSIDE_S
+            normal_Q = self._sent_s(m_Q, half_s=half_s)
+        if self.exchange is Exchange.NORMAL:
+            return normal_Q
+        if low_Q is None:
+            low_Q = self._sent_s(m_Q, half_s=EXCHANGE_S)
+            low_Q = np.where(m_Q > MOST_LOW_LATENCY, np.inf, low_Q)
+        return np.where(np.isfinite(low_Q), low_Q, normal_Q)
+
+    @property
+    def _is_inside(self) -> bool:
+        return self.ranks <= self.machine.sheet.scale_up_domain
+
+    def _sent_s(self, m_Q: Floats, *, half_s: float) -> Floats:
+        """Both halves by the links alone."""
+        sheet, copies = self.machine.sheet, min(self.top_k, self.ranks - 1)
+        moved_Q = m_Q * copies * self.hidden * (DISPATCH_BYTES + ELEMENT_BYTES)
+        rate = sheet.scale_up_bytes_per_s if self._is_inside else sheet.scale_out_bytes_per_s
+        return 2.0 * half_s + moved_Q / (EXCHANGE_RATIO * rate)
+
+    def _collective_s(self, kind: str, m_Q: Floats) -> Floats:
+        moved_Q = ELEMENT_BYTES * m_Q * self.hidden
+        return self.machine.collective_s(
+            moved_Q, kind=kind, ranks=self.ranks, software=self.software
+        )
