@@ -6,6 +6,10 @@
     all devices data ranks, or all tensor ranks            the same devices
     experts whole on ranks, or sliced over them            the same devices
     twice or half the batch, or all that memory holds      the same devices
+    twice or half the tokens of a step with prompts        the same devices
+    another exchange, or two half batches that overlap     the same devices
+    drafts, or none                                        the same devices, where the spec says how
+                                                           many are kept
 
 Precision stays, and where experts are whole or sliced they stay so over the new ranks. A change
 beats the launch when it misses fewer targets; or misses as many and has at least 5 % more goodput
@@ -14,11 +18,13 @@ shorter. The best has the fewest missed targets, then the most goodput per devic
 shortest requests; 5 % is what the model cannot tell apart (tuner/planner/serve/telling.py).
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from tuner.costs.serving.drafting import Method
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.estimate.serving.launch import Setting
 from tuner.estimate.serving.pricing import (
@@ -29,6 +35,7 @@ from tuner.estimate.serving.pricing import (
     option_of,
 )
 from tuner.estimate.serving.records import ServingChange, ServingLoad
+from tuner.planner.serve.choices import BUDGETS
 from tuner.planner.serve.options import MOST_RUNNING, Option, most_running
 from tuner.planner.serve.telling import TIE_RATIO
 from tuner.serve_plan import Role
@@ -79,8 +86,10 @@ def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]
     for degrees in dict.fromkeys(found):
         if degrees != now.degrees and _is_legal(asked, degrees):
             yield _described(now.degrees, degrees), replace(now, degrees=degrees)
+    yield from _steps(asked, now)
     if asked.launch.role is Role.PREFILL:
         return
+    yield from _drafts(asked, now)
     # Beyond what memory holds, or a closed loop asks for, a batch changes nothing.
     option = option_of(asked, now)
     held = int(most_running(option.kv_tokens, asked.demand))
@@ -91,6 +100,34 @@ def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]
     for running in dict.fromkeys((min(2 * used, held), held, used // 2)):
         if running not in (0, used):
             yield f"batch {used} -> {running} sequences a rank", replace(now, running=running)
+
+
+def _steps(asked: Asked, now: Setting) -> Iterator[tuple[str, Setting]]:
+    """Yield other budgets and exchanges."""
+    if asked.launch.role is not Role.DECODE:
+        for tokens in (2 * now.step_tokens, now.step_tokens // 2):
+            if BUDGETS[0] <= tokens <= BUDGETS[-1]:
+                yield f"step {now.step_tokens} -> {tokens} tokens", replace(now, step_tokens=tokens)
+    if now.degrees.attention_data == 1 or asked.decoder.experts is None:
+        return
+    kernels = "deepep_normal" if asked.launch.role is Role.PREFILL else "deepep_low_latency"
+    for backend in ("allgather", kernels):
+        if backend != now.a2a_backend:
+            plain = replace(now, a2a_backend=backend, two_batch_overlap=False)
+            yield f"exchange {now.a2a_backend} -> {backend}", plain
+    if now.a2a_backend != "allgather":
+        does = "without" if now.two_batch_overlap else "with"
+        other = replace(now, two_batch_overlap=not now.two_batch_overlap)
+        yield f"{does} two half batches that overlap", other
+
+
+def _drafts(asked: Asked, now: Setting) -> Iterator[tuple[str, Setting]]:
+    """Yield drafting where there is none, and none where there is."""
+    own = asked.goal.speculative
+    if own is None:
+        return
+    tokens = 0 if now.draft_tokens else own.draft_tokens
+    yield f"drafts {now.draft_tokens} -> {tokens}", replace(now, draft_tokens=tokens)
 
 
 def _pairs(now: Degrees) -> Iterator[tuple[int, int]]:
@@ -216,14 +253,28 @@ def _rank(asked: Asked, load: ServingLoad) -> tuple[float, float, float]:
 def _lines(asked: Asked, setting: Setting) -> tuple[str, ...]:
     """Return the flags that differ, as the launch has to say them."""
     flags = _sglang_flags if asked.launch.engine is Engine.SGLANG else _vllm_flags
-    now, new = (dict(flags(one)) for one in (asked.launch.setting, setting))
+    now, new = (dict(flags(asked, one)) for one in (asked.launch.setting, setting))
     changed = [f"{name} {new[name]}".strip() for name in new if now.get(name) != new[name]]
     return (*changed, *(f"without {name}" for name in now if name not in new))
 
 
-def _sglang_flags(setting: Setting) -> Iterator[tuple[str, str]]:
+def _sglang_flags(asked: Asked, setting: Setting) -> Iterator[tuple[str, str]]:
     own = setting.degrees
-    yield "--tp-size", str(own.devices)
+    yield "--tp-size", str(own.devices // own.pipeline)
+    if asked.launch.role is not Role.DECODE:
+        yield "--chunked-prefill-size", str(setting.step_tokens * own.attention_data)
+    if setting.a2a_backend.startswith("deepep"):
+        mode = "normal" if setting.a2a_backend == "deepep_normal" else "auto"
+        yield "--moe-a2a-backend", "deepep"
+        yield "--deepep-mode", mode
+    if setting.two_batch_overlap:
+        yield "--enable-two-batch-overlap", ""
+    if setting.draft_tokens:
+        is_own = asked.draft_method is Method.MTP
+        yield "--speculative-algorithm", "NEXTN" if is_own else "EAGLE"
+        yield "--speculative-num-steps", str(setting.draft_tokens)
+        yield "--speculative-eagle-topk", "1"
+        yield "--speculative-num-draft-tokens", str(setting.draft_tokens + 1)
     if own.attention_data > 1:
         yield "--attn-dp-size", str(own.attention_data)
     if own.expert > 1:
@@ -231,8 +282,18 @@ def _sglang_flags(setting: Setting) -> Iterator[tuple[str, str]]:
     yield "--max-running-requests", str(min(setting.running, MOST_RUNNING) * own.attention_data)
 
 
-def _vllm_flags(setting: Setting) -> Iterator[tuple[str, str]]:
+def _vllm_flags(asked: Asked, setting: Setting) -> Iterator[tuple[str, str]]:
     own = setting.degrees
+    yield "--max-num-batched-tokens", str(setting.step_tokens)
+    if setting.a2a_backend.startswith("deepep"):
+        is_normal = setting.a2a_backend == "deepep_normal"
+        yield "--all2all-backend", f"deepep_{'high_throughput' if is_normal else 'low_latency'}"
+    if setting.two_batch_overlap:
+        yield "--enable-dbo", ""
+    if setting.draft_tokens:
+        method = asked.draft_method.value
+        config = {"method": method, "num_speculative_tokens": setting.draft_tokens}
+        yield "--speculative-config", f"'{json.dumps(config)}'"
     yield "--tensor-parallel-size", str(own.attention_tensor)
     if own.attention_data > 1:
         yield "--data-parallel-size", str(own.attention_data)

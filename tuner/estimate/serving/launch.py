@@ -33,6 +33,8 @@ class Setting:
     draft_tokens: int = 0
     """Drafted ahead for each step."""
     two_batch_overlap: bool = False
+    a2a_backend: str = "none"
+    """Between the experts of data ranks, in a plan's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,6 @@ class ServingLaunch:
     quantization: str = ""
     """Of the weights, in the words of a spec; empty: what the checkpoint has."""
     kv_cache_dtype: str = "bf16"
-    a2a_backend: str = "none"
     understood: tuple[str, ...] = ()
     """Flags that the prediction rests on."""
     ignored: tuple[str, ...] = ()

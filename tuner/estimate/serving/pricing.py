@@ -25,7 +25,7 @@ from tuner.costs.serving.capacity import (
 )
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serving.drafting import Drafting
+from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import TRAITS, EngineTraits, Exchange
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
@@ -88,8 +88,16 @@ class Asked:
         return Drafting(
             draft_tokens=setting.draft_tokens,
             acceptance=own.acceptance,
-            method=self.launch.draft_method,
+            method=self.draft_method,
         )
+
+    @property
+    def draft_method(self) -> Method:
+        """What drafts in the launch; where nothing does, what the spec allows."""
+        own = self.spec.goal.speculative
+        if self.launch.setting.draft_tokens or own is None:
+            return self.launch.draft_method
+        return Method(own.method)
 
     @property
     def goal(self) -> ServeGoal:
@@ -209,7 +217,7 @@ def option_of(asked: Asked, setting: Setting) -> Option:
 
 def _exchange(asked: Asked, setting: Setting) -> Exchange:
     """Return how data ranks exchange tokens: as the launch says, else by gathering all."""
-    own = asked.launch.a2a_backend
+    own = setting.a2a_backend
     if setting.degrees.attention_data == 1 or own == "none":
         return Exchange.ALLGATHER
     return Exchange(own)
@@ -298,10 +306,9 @@ def memory_of_device(asked: Asked, option: Option) -> ServingMemory:
 
 def instance_of(asked: Asked, option: Option, setting: Setting) -> Instances:
     """Return the launch's instances in the words of a plan."""
-    degrees, launch = option.degrees, asked.launch
+    degrees, backend = option.degrees, setting.a2a_backend
     has_experts = asked.decoder.experts is not None
     is_apart = degrees.attention_data > 1
-    backend = launch.a2a_backend
     if not is_apart and backend == "allgather":
         backend = "none"
     return Instances.model_validate(

@@ -47,6 +47,9 @@ BATCHES: Final = 32
 """Numbers of sequences that are priced."""
 LONGEST_S: Final = 60.0
 """Between two tokens; nobody serves slower, and without a target this is the limit."""
+PREFILL_PLACES: Final = 16
+"""Sequences of a rank that only reads prompts: each keeps its place until its cache has been handed
+over (SGLang's queue of transfers under way), and short prompts share steps."""
 FRACTIONS: Final = (1.0, 0.5)
 """Of the most sequences that a way allows."""
 SURE: Final = 2.33
@@ -348,7 +351,10 @@ def _of_role(
         return (), SLOW_PROMPT
     if role is Role.PREFILL:
         first_s, rate = prompt.latency_s, data / prompt.busy_s
-        alone = way.option(role, demand, running=1, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0)
+        places = min(PREFILL_PLACES, int(way.running_N[-1]))
+        alone = way.option(
+            role, demand, running=places, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0
+        )
         return (alone,), ""
     priced_s = way.decode_s_N / way.iteration.tokens_per_step
     if role is Role.AGGREGATED:

@@ -8,6 +8,7 @@ import pytest
 
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named
+from tuner.estimate.serving.records import ServingEstimate
 from tuner.spec.cluster import Pool
 
 Made = Callable[..., Any]
@@ -117,7 +118,7 @@ def test_a_model_without_experts_has_none_to_split(deployment: Made) -> None:
     found = deployment(model="llama-3.1-70b").estimate(f"{START} -tp 4 --max-num-seqs 32")
     assert {change.instance.devices for change in found.changes} >= {4, 8}
     for change in found.changes:
-        assert change.what.startswith(("TP", "batch"))
+        assert change.what.startswith(("TP", "batch", "step"))
         assert (change.instance.ep, change.instance.attention_dp) == (1, 1)
 
 
@@ -223,3 +224,67 @@ def test_one_of_several_pools_is_named(deployment: Made) -> None:
         pool_named(spec, None)
     with pytest.raises(SpecError, match="'c' is none of a, b"):
         pool_named(spec, "c")
+
+
+V3 = {"model": "deepseek-v3", "device": "h200-sxm", "engine": "sglang"}
+SGLANG = "python -m sglang.launch_server --model-path m --tp-size 8 --max-running-requests 256"
+DRAFTS = "--speculative-algorithm EAGLE --speculative-num-steps 2"
+KEPT = "speculative: {draft_tokens: 2, acceptance: 0.85}\n  quantization: fp8_block"
+
+
+def test_drafts_are_priced_where_the_spec_says_how_many_are_kept(deployment: Made) -> None:
+    plain = deployment(**V3, extra=KEPT).estimate(SGLANG)
+    drafted = deployment(**V3, extra=KEPT).estimate(f"{SGLANG} {DRAFTS}")
+    unsaid = deployment(**V3, extra="quantization: fp8_block").estimate(f"{SGLANG} {DRAFTS}")
+    assert drafted.instance.draft_tokens == 2
+    assert mean_tpot_s(drafted) < 0.8 * mean_tpot_s(plain)
+    assert mean_tpot_s(unsaid) == pytest.approx(mean_tpot_s(plain))
+    assert any("2 drafted tokens a step have no price" in note for note in unsaid.notes)
+    (without,) = (change for change in drafted.changes if change.what == "drafts 2 -> 0")
+    assert "without --speculative-num-steps" in without.lines
+    (with_them,) = (change for change in plain.changes if change.what == "drafts 0 -> 2")
+    assert "--speculative-algorithm NEXTN" in with_them.lines
+
+
+def test_an_exchange_and_halves_that_overlap_are_priced(deployment: Made) -> None:
+    made = deployment(**V3, extra="quantization: fp8_block")
+    start = f"{SGLANG} --attn-dp-size 8 --moe-a2a-backend deepep"
+    gathered = made.estimate(f"{SGLANG} --attn-dp-size 8 --ep-size 8")
+    dispatched, halved = made.estimate(start), made.estimate(f"{start} --enable-two-batch-overlap")
+    assert halved.instance.two_batch_overlap
+    assert "--enable-two-batch-overlap" in halved.flags_understood
+    times = {mean_tpot_s(one) for one in (gathered, dispatched, halved)}
+    assert len(times) == 3
+    assert "with two half batches that overlap" in {one.what for one in dispatched.changes}
+    assert "exchange allgather -> deepep_low_latency" in {one.what for one in gathered.changes}
+
+
+def test_a_pipeline_is_priced(deployment: Made) -> None:
+    made = deployment(model="llama-3.1-70b", extra="quantization: fp8")
+    piped = made.estimate(f"{START} -tp 2 -pp 2 --max-num-seqs 64")
+    plain = made.estimate(f"{START} -tp 2 --max-num-seqs 64")
+    assert (piped.instance.pp, piped.instance.devices) == (2, 4)
+    assert piped.memory.weight_bytes == pytest.approx(0.5 * plain.memory.weight_bytes, rel=0.05)
+    assert piped.kv_tokens > 2 * plain.kv_tokens
+
+
+def test_a_launch_without_a_prefix_cache_computes_every_prompt(deployment: Made) -> None:
+    traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8}"
+    cached = deployment(traffic=traffic).estimate(f"{START} -tp 4")
+    whole = deployment(traffic=traffic).estimate(f"{START} -tp 4 --no-enable-prefix-caching")
+    assert cached.load is not None
+    assert cached.load.ttft_s is not None
+    assert whole.load is not None
+    assert whole.load.ttft_s is not None
+    assert cached.load.ttft_s.p50 < 0.6 * whole.load.ttft_s.p50
+    assert any("keeps no prefixes" in note for note in whole.notes)
+
+
+def test_pages_are_read(deployment: Made) -> None:
+    assert deployment().estimate(f"{START} -tp 4 --block-size 32").instance.page_size == 32
+
+
+def mean_tpot_s(found: ServingEstimate) -> float:
+    assert found.load is not None
+    assert found.load.tpot_s is not None
+    return found.load.tpot_s.mean

@@ -112,7 +112,7 @@ def test_every_split_is_read_back_as_it_was_emitted(engine: str, decision: Serve
         assert launch.max_model_len == 8192
         assert launch.kv_cache_dtype == "bf16"
         if group.a2a_backend != "none":
-            assert launch.a2a_backend == group.a2a_backend
+            assert launch.setting.a2a_backend == group.a2a_backend
         if group.role is not Role.DECODE:
             assert launch.setting.step_tokens == group.max_batched_tokens
             assert launch.setting.is_chunked == group.chunked_prefill

@@ -68,7 +68,7 @@ def test_deepep_spreads_experts_whatever_is_stated(deployment: Made) -> None:
         f"{START} --tp 8 --ep-size 4 --moe-a2a-backend deepep --deepep-mode normal"
     )
     assert launch.setting.degrees.expert == 8
-    assert launch.a2a_backend == "deepep_normal"
+    assert launch.setting.a2a_backend == "deepep_normal"
     assert any("all 8 ranks" in note for note in launch.notes)
 
 
