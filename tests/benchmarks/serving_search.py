@@ -110,7 +110,8 @@ def planned(case: Case, *, folder: Path, options: Sequence[str], is_hidden: bool
         )
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode not in (0, 1):
+    # An exception ends with 1 too, as a negative result does, but prints nothing.
+    if child.returncode not in (0, 1) or not printed.stat().st_size:
         raise RuntimeError(f"{case.name}: {(folder / 'said.txt').read_text(encoding='utf-8')}")
     plan = json.loads(printed.read_text(encoding="utf-8"))
     instances = [] if plan["decision"] is None else plan["decision"]["instances"]
