@@ -4,8 +4,10 @@ One row per release, connector and kind of cache; what a row does not name it al
 read in the releases' own sources, at the place that the row names, and are data only: the rules
 that read them are in kv_refusals.py.
 
-Not covered: TensorRT-LLM, whose release could not be read; state-space layers (Mamba, gated delta),
-decode context parallelism, encoder hand-over; connectors through a store (LMCache, Mooncake Store).
+TensorRT-LLM's were read on its main branch, because its release could not be.
+
+Not covered: state-space layers (Mamba, gated delta), decode context parallelism, encoder hand-over;
+connectors through a store (LMCache, Mooncake Store).
 """
 
 from dataclasses import dataclass
@@ -103,6 +105,10 @@ _SGLANG_0523: Final = (
     "sglang 0.5.23: srt/disaggregation/common/conn.py (try_ensure_parallel_info,"
     " _resolve_rank_mapping)"
 )
+_TRTLLM_13: Final = (
+    "trtllm 1.3.0rc27: cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp and mlaCacheFormatter.cpp"
+    " (inquireSupport), which serve every backend of the cache transceiver"
+)
 _SLOW_SLICES: Final = "sglang warns that unlike tensor degrees are slow unless the model has MLA"
 
 TABLE: Final = (
@@ -185,6 +191,19 @@ TABLE: Final = (
             note=_SLOW_SLICES,
         )
         for connector in (Connector.MOONCAKE, Connector.NIXL)
+    ),
+    *(
+        ConnectorRules(
+            engine="trtllm",
+            release="1.3.0rc27",
+            connector=connector,
+            cache=cache,
+            sliceable_layouts=frozenset({"hnd"}),
+            source=_TRTLLM_13,
+            note="read on the main branch, not in the release",
+        )
+        for connector in (Connector.NIXL, Connector.MOONCAKE)
+        for cache in CacheKind
     ),
     *(
         ConnectorRules(

@@ -5,16 +5,21 @@
                     heads outermost in a page (its connectors ask for that)
     sglang 0.5.23   1 token, or 64 where TensorRT-LLM's kernels are the default, on Blackwell;
                     tokens outermost
+    trtllm 1.3      32 tokens (tokens_per_block), or 64 for latent caches on Hopper, where FlashMLA
+                    overrides the option; heads outermost
 
 Pages that a launcher does state are legal where the preferred kernel takes them: whole multiples of
 vLLM's default, because a page may hold several of a kernel's blocks (select_common_block_size); any
 with SGLang's kernels before Blackwell, and there 16 to 128 tokens for grouped, 32 or 64 for latent
-caches, which the release would silently change others into.
+caches, which the release would silently change others into; TensorRT-LLM's two sizes, since its
+documents ask for a power of two and name no others.
 
 Source: vllm 0.33.0: config/cache.py (DEFAULT_BLOCK_SIZE), platforms/cuda.py
 (_get_backend_priorities), v1/attention/backends (get_supported_kernel_block_sizes), kv_connector/v1
 (get_required_kvcache_layout). sglang 0.5.23: srt/arg_groups/overrides.py (_page_size_default,
 _mla_backend_page_constraints), model_override_base.py (get_default_attn_backend), model_overrides.
+github.com/NVIDIA/TensorRT-LLM: llmapi/llm_args.py (KvCacheConfig), _torch/model_config.py
+(enable_flash_mla, for caches of 576 values), _torch/pyexecutor/py_executor_creator.py.
 Valid: NVIDIA devices, and models whose layers all keep caches of one kind; of other vendors'
 devices the releases' platform plugins decide, which are not described. Not covered: fp8 caches of
 FlashAttention 4 and heads of 256, whose kernels take pages of their own.
@@ -29,7 +34,7 @@ from tuner.spec.serving.kv_connectors import CacheKind
 NVIDIA: Final = frozenset(
     {Generation.AMPERE, Generation.ADA, Generation.HOPPER, Generation.BLACKWELL}
 )
-LAYOUT: Final = {"vllm": "hnd", "sglang": "nhd"}
+LAYOUT: Final = {"vllm": "hnd", "sglang": "nhd", "trtllm": "hnd"}
 """By engine; of no meaning for a latent cache."""
 _USUAL: Final = (1, 16, 32, 64, 128)
 """Tokens that attention kernels are built for."""
@@ -42,6 +47,8 @@ def page_tokens(*, engine: str, cache: CacheKind, generation: Generation, dtype:
     if generation not in NVIDIA or engine not in LAYOUT:
         return None
     on_blackwell = generation is Generation.BLACKWELL
+    if engine == "trtllm":
+        return 64 if cache is CacheKind.LATENT and generation is Generation.HOPPER else 32
     if engine == "sglang":
         return 64 if on_blackwell else 1
     if cache is CacheKind.LATENT and on_blackwell:
@@ -90,6 +97,8 @@ def legal_pages(
         return None
     if engine == "vllm":
         return LegalPages(multiple_of=default)
+    if engine == "trtllm":
+        return LegalPages(among=(64,) if default == 64 else (32, 64))
     if generation is not Generation.BLACKWELL:
         return LegalPages()
     return LegalPages(among=(32, 64) if cache is CacheKind.LATENT else (16, 32, 64, 128))

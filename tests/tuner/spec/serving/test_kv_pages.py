@@ -19,7 +19,9 @@ from tuner.spec.serving.kv_pages import allowed_page_tokens, legal_pages, page_t
         ("sglang", CacheKind.GROUPED, Generation.HOPPER, "bf16", 1),
         ("sglang", CacheKind.LATENT, Generation.BLACKWELL, "bf16", 64),
         ("sglang", CacheKind.GROUPED, Generation.CDNA3, "bf16", None),
-        ("trtllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", None),
+        ("trtllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", 32),
+        ("trtllm", CacheKind.LATENT, Generation.HOPPER, "bf16", 64),
+        ("trtllm", CacheKind.LATENT, Generation.BLACKWELL, "fp8", 32),
     ],
 )
 def test_pages_are_those_of_the_default_kernels(
@@ -39,7 +41,8 @@ def test_pages_are_those_of_the_default_kernels(
         ("sglang", CacheKind.GROUPED, Generation.BLACKWELL, "bf16", (16, 32, 64, 128)),
         ("sglang", CacheKind.LATENT, Generation.BLACKWELL, "bf16", (32, 64)),
         ("sglang", CacheKind.GROUPED, Generation.CDNA3, "bf16", ()),
-        ("trtllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", ()),
+        ("trtllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", (32, 64)),
+        ("trtllm", CacheKind.LATENT, Generation.HOPPER, "bf16", (64,)),
     ],
 )
 def test_pages_that_may_be_stated_are_those_of_the_preferred_kernels(

@@ -1,5 +1,6 @@
 """The legality table, row by row as the releases' sources have it."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -68,7 +69,7 @@ def test_every_row_names_its_source_and_stands_once(
     ]
     (row,) = rows
     assert row.source.startswith(f"{engine} {row.release}: ")
-    assert ".py" in row.source
+    assert re.search(r"\.(py|cpp)\b", row.source)
     assert connector_rules(engine=engine, release="", connector=connector, cache=cache) is row
 
 
@@ -196,7 +197,12 @@ def test_unlike_layouts_never_meet() -> None:
 @pytest.mark.parametrize(
     ("engine", "release", "connector", "said"),
     [
-        ("trtllm", "", Connector.NIXL, r"'trtllm': no KV connector .* \['sglang', 'vllm'\]"),
+        (
+            "lmdeploy",
+            "",
+            Connector.NIXL,
+            r"'lmdeploy': no KV connector .*'sglang', 'trtllm', 'vllm'",
+        ),
         ("vllm", "0.1", Connector.NIXL, r"vllm 0.1: .* not described; known: \['0.33.0'\]"),
         (
             "sglang",
@@ -211,6 +217,16 @@ def test_what_is_not_described_is_an_error_and_not_a_yes(
 ) -> None:
     with pytest.raises(SpecError, match=said):
         refusals(between(), engine=engine, connector=connector, release=release)
+
+
+@pytest.mark.parametrize("cache", CacheKind)
+def test_tensorrt_llm_wants_one_page_size_and_re_slices_the_rest(cache: CacheKind) -> None:
+    asked = {"engine": "trtllm", "connector": Connector.NIXL}
+    pages = between(wide(4), wide(4, page_tokens=32), cache=cache)
+    (line,) = refusals(pages, **asked)  # type: ignore[arg-type]  # as the function has them
+    assert "page sizes 16 (prefill) and 32 (decode) differ" in line
+    degrees = between(wide(2, pipeline=4), wide(8, pipeline=2), cache=cache)
+    assert refusals(degrees, **asked) == ()  # type: ignore[arg-type]  # likewise
 
 
 def test_the_vllm_rows_cover_three_connectors() -> None:

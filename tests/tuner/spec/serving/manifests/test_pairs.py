@@ -41,6 +41,8 @@ def _between(one: dict[str, Any], other: dict[str, Any]) -> ServeDecision:
         ("sglang", "page sizes 64 (prefill) and 1 (decode) differ"),
         # 32 does not divide 16.
         ("vllm", "page sizes 32 (prefill) and 16 (decode): prefill's must divide decode's"),
+        # FlashMLA's 64 on Hopper, 32 elsewhere.
+        ("trtllm", "page sizes 32 (prefill) and 64 (decode) differ"),
     ],
 )
 def test_stated_pages_legalise_what_defaults_refuse(
@@ -51,9 +53,14 @@ def test_stated_pages_legalise_what_defaults_refuse(
     assert f"new to old: {line}" in refused
     stated = _serving(deepseek, engine, _between({"page_size": 64}, {"page_size": 64}))
     assert not unlaunchable(stated)
-    option = "--page-size 64" if engine == "sglang" else "--block-size 64"
-    scripts = {str(file.path): file.text for file in emit_serving(engine, stated)}
-    assert all(option in scripts[f"{role}.sh"] for role in ("prefill", "decode"))
+    option = {
+        "sglang": "--page-size 64",
+        "vllm": "--block-size 64",
+        "trtllm": "tokens_per_block: 64",
+    }[engine]
+    files = {str(file.path): file.text for file in emit_serving(engine, stated)}
+    kind = "yaml" if engine == "trtllm" else "sh"
+    assert all(option in files[f"{role}.{kind}"] for role in ("prefill", "decode"))
 
 
 def test_heads_are_cut_only_as_the_connector_allows(qwen: ModelSpec) -> None:

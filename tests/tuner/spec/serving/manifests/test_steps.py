@@ -156,7 +156,9 @@ def test_sglang_builds_deepep_into_some_models(mixtral: ModelSpec, qwen: ModelSp
         ("vllm", Generation.BLACKWELL, 16, "whole multiples of 32"),
         ("vllm", Generation.BLACKWELL, 64, ""),
         ("trtllm", Generation.HOPPER, 48, "must be a power of two"),
+        ("trtllm", Generation.HOPPER, 32, "pages of 64 tokens"),
         ("trtllm", Generation.HOPPER, 64, ""),
+        ("trtllm", Generation.BLACKWELL, 32, ""),
     ],
 )
 def test_pages_are_those_that_the_kernels_take(
