@@ -2,12 +2,9 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from tuner.report.reading import Asked
 
 
 class Format(StrEnum):
@@ -28,7 +25,11 @@ def command(
         Format, typer.Option("--format", help="A page, Markdown, or the page as a picture.")
     ] = Format.HTML,
     with_what_if: Annotated[
-        bool, typer.Option("--what-if/--no-what-if", help="Solve the plan under other limits too.")
+        bool,
+        typer.Option(
+            "--what-if/--no-what-if",
+            help="Solve the plan under other limits too, and play a deployment's traffic again.",
+        ),
     ] = True,
     profile: Annotated[
         list[Path] | None,
@@ -47,17 +48,21 @@ def command(
     The page is one file and needs no network. Each limit of `--what-if` is solved anew.
     """
     from tuner.cli.options import seconds
+    from tuner.cli.progress import planning
     from tuner.output import write_files
-    from tuner.report.reading import report_of
     from tuner.report.written import rendered, written_of
+    from tuner.report_api import report as report_on
 
     limit_s = seconds(time_limit, option="--time-limit")
-    asked = None
-    if with_what_if:
-        asked = _asked(
-            plan, profiles=tuple(profile or ()), limit_s=limit_s, calibrated=not uncalibrated
+    with planning() as watch:
+        report = report_on(
+            plan,
+            with_what_if=with_what_if,
+            profiles=tuple(profile or ()),
+            time_limit_s=limit_s,
+            calibrated=not uncalibrated,
+            watch=watch,
         )
-    report = report_of(plan, asked=asked)
     file = output or plan / f"report.{written.value}"
     content = rendered(report, kind=written.value)
     write_files(file.parent, {file.name: content})
@@ -68,30 +73,3 @@ def command(
         print(f"written: {file}")
     if not report.is_found:
         raise typer.Exit(1)
-
-
-def _asked(
-    folder: Path, *, profiles: tuple[Path, ...], limit_s: float, calibrated: bool
-) -> "Asked | None":
-    """Ask what other limits would change; None for a plan of a kind that has none."""
-    from tuner.cli.progress import planning
-    from tuner.explain.solving import what_ifs
-    from tuner.plan_folder import kind_of_plan
-    from tuner.report.reading import Asked
-    from tuner.report.what_if_curves import QUESTIONS
-    from tuner.what_if import parse_changes
-
-    questions = QUESTIONS.get(kind_of_plan(folder) or "")
-    if questions is None:
-        return None
-    changes = parse_changes(questions)
-    with planning() as watch:
-        found = what_ifs(
-            folder,
-            changes,
-            profiles=profiles,
-            time_limit_s=limit_s,
-            calibrated=calibrated,
-            watch=watch,
-        )
-    return Asked(changes=changes, found=found)

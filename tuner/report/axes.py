@@ -3,7 +3,15 @@
 Colours of text and grid are not here: page.js takes them from the page's light or dark scheme.
 """
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tuner.units import format_s
+
+NARROW_RATIO: Final = 300.0
+NARROWEST_RATIO: Final = 6.0
+"""Of an axis's ends; between fewer decades more steps of each are named."""
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -14,6 +22,24 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 def time_axis(title: str, **more: Any) -> dict[str, Any]:
     """Return an axis of seconds whose ticks carry their unit, e.g. `30 ms`."""
     return axis(title, tickformat="~s", ticksuffix="s", **more)
+
+
+def seconds_axis(title: str, drawn_s: Sequence[float]) -> dict[str, Any]:
+    """Return an axis for positive seconds: logarithmic, 1, 2 and 5 of every decade named."""
+    low, high = min(drawn_s) / 1.15, max(drawn_s) * 1.15
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps: tuple[float, ...] = (1.0, 2.0, 5.0) if high / low < NARROW_RATIO else (1.0,)
+    if high / low < NARROWEST_RATIO:
+        steps = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    return axis(
+        title,
+        type="log",
+        range=[math.log10(low), math.log10(high)],
+        tickvals=ticks,
+        ticktext=[format_s(tick).replace(".00 ", " ").replace(".0 ", " ") for tick in ticks],
+    )
 
 
 def layout(*, x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tuner.report.content import Report, Section
 from tuner.report.launch_section import read_launch_files
 from tuner.report.place_page import PlaceEvidence, place_report
 from tuner.report.placement_maps import read_heat_maps
+from tuner.report.replay import Replay
 from tuner.report.serve_page import ServeEvidence, serve_report
 from tuner.report.train_page import TrainEvidence, train_report
 from tuner.report.what_if_curves import what_if_section
@@ -37,12 +38,13 @@ class Asked:
     found: WhatIf
 
 
-def report_of(folder: Path, *, asked: Asked | None = None) -> Report:
+def report_of(folder: Path, *, asked: Asked | None = None, replay: Replay | None = None) -> Report:
     """Report on the plan of a folder, with its trials where there are any.
 
     Args:
         folder: of the plan.
         asked: answers to show beside it.
+        replay: what playing a deployment's traffic again has shown.
 
     Raises:
         PlanUnreadableError: there is no plan, or what lies beside it is damaged.
@@ -63,6 +65,7 @@ def report_of(folder: Path, *, asked: Asked | None = None) -> Report:
             deployment,
             ServeEvidence(
                 files=read_launch_files(folder, deployment.files),
+                replay=replay,
                 what_if=_curves(asked, kind="serve"),
             ),
         )

@@ -1,8 +1,4 @@
-"""Plots of a deployment: what requests meet, where instances stand, where a decode step goes.
-
-A plan stores a latency as its mean, P50, P90 and P99 over the requests that were played; the curve
-of a distribution here joins those three quantiles and invents none between or beyond them.
-"""
+"""Plots of a deployment: where instances stand, how busy they are, where a decode step goes."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,117 +6,14 @@ from typing import Final
 from tuner.report.axes import axis, layout, limit_line, time_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, share, size, word
 from tuner.report.decisions import group_words
-from tuner.report.palette import BLUE, CYCLE, GREEN, GREY, ORANGE, SYMBOLS, VERMILLION, filled
-from tuner.serve_plan import Band, Instances, Latency, ServeDecision, ServePlan, ServePrediction
-from tuner.spec.serving.goal import Percentiles
+from tuner.report.palette import CYCLE, GREY, ORANGE, SYMBOLS, filled
+from tuner.serve_plan import Instances, ServeDecision, ServePlan, ServePrediction
 from tuner.units import format_bytes, format_ratio, format_s
-
-_QUANTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 MOST_ROWS: Final = 48
 """Instances of one group that have a row of their own; more share one."""
 MOST_SQUARES: Final = 64
 """Devices drawn in one row."""
-
-
-def latency_figure(
-    name: str, latency: Latency, band: Band, targets: Percentiles, *, key: str
-) -> Figure:
-    """Draw a latency's stored quantiles, its mean with its band, and the targets."""
-    said = "Time to first token" if name == "ttft" else "Time per output token"
-    rows = [(kind, ratio, getattr(latency, kind)) for kind, ratio in _QUANTILES]
-    stated = [
-        (kind, value)
-        for kind, value in (
-            ("mean", targets.mean),
-            *((k, getattr(targets, k)) for k, _ in _QUANTILES),
-        )
-        if value is not None
-    ]
-    traces: list[dict[str, object]] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": "share of requests served by then",
-            "x": [value for *_, value in rows],
-            "y": [ratio for _, ratio, _ in rows],
-            "line": {"color": BLUE, "width": 2},
-            "marker": {"color": BLUE, "size": 9},
-            "hovertext": [f"{kind}: {format_s(value)}" for kind, _, value in rows],
-            "hoverinfo": "text",
-        },
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "mean, with its band",
-            "x": [latency.mean],
-            "y": [0.25],
-            "error_x": {
-                "type": "data",
-                "symmetric": False,
-                "array": [max(0.0, band[1] - latency.mean)],
-                "arrayminus": [max(0.0, latency.mean - band[0])],
-                "color": GREEN,
-                "thickness": 2,
-                "width": 6,
-            },
-            "marker": {"color": GREEN, "symbol": "diamond", "size": 11},
-            "hovertext": [
-                f"mean: {format_s(latency.mean)}, {format_s(band[0])} to {format_s(band[1])}"
-            ],
-            "hoverinfo": "text",
-        },
-    ]
-    heights = {"mean": 0.25, "p50": 0.5, "p90": 0.9, "p99": 0.99}
-    if stated:
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "target: at most",
-                "x": [value for _, value in stated],
-                "y": [heights[kind] for kind, _ in stated],
-                "marker": {
-                    "color": VERMILLION,
-                    "symbol": "line-ns-open",
-                    "size": 26,
-                    "line": {"width": 3},
-                },
-                "hovertext": [f"{kind} at most {format_s(value)}" for kind, value in stated],
-                "hoverinfo": "text",
-            }
-        )
-    limits = dict(stated)
-    return Figure(
-        name=name,
-        title=said,
-        reading="The stored quantiles over the played requests, joined; nothing is known beyond "
-        "P99. A mark of a target is right of what keeps it.",
-        traces=tuple(traces),
-        layout=layout(
-            x=time_axis("time", type="log", dtick="D2"),
-            y=axis(
-                "",
-                range=[0.0, 1.06],
-                tickvals=[0.25, 0.5, 0.9, 0.99],
-                ticktext=["mean", "P50", "P90", "P99"],
-            ),
-        ),
-        table=Table(
-            caption=said,
-            header=("over requests", "predicted", "target"),
-            rows=tuple(
-                (
-                    word(kind if kind == "mean" else kind.upper()),
-                    seconds(getattr(latency, kind), key=f"{key}.{kind}"),
-                    seconds(limits[kind]) if kind in limits else word("-"),
-                )
-                for kind in ("mean", "p50", "p90", "p99")
-            ),
-        ),
-        height=330,
-        is_small=True,
-    )
 
 
 def instances_figure(plan: ServePlan, decision: ServeDecision) -> Figure:

@@ -1,7 +1,9 @@
 """The report of a deployment: what is launched where, what requests will meet, how sure that is."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
@@ -10,6 +12,7 @@ from tuner.report.content import (
     Figure,
     File,
     Notes,
+    Paragraph,
     Report,
     Section,
     Table,
@@ -22,18 +25,22 @@ from tuner.report.content import (
     word,
 )
 from tuner.report.decisions import serve_words
+from tuner.report.latency_figures import goodput_figure, latency_figure
 from tuner.report.launch_section import launch_section
 from tuner.report.palette import CYCLE, SYMBOLS, VERMILLION
 from tuner.report.provenance import provenance_section
+from tuner.report.replay import Replay
 from tuner.report.serve_figures import (
     alternatives_rows,
     decode_figure,
     instances_figure,
-    latency_figure,
     use_figure,
 )
 from tuner.serve_plan import ServeCertificate, ServeDecision, ServePlan, ServePrediction
 from tuner.units import format_ratio, format_s
+
+SAME_RATIO: Final = 1e-6
+"""Figures that differ by less are the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,6 +48,8 @@ class ServeEvidence:
     """What lies beside a deployment's plan."""
 
     files: tuple[File, ...]
+    replay: Replay | None
+    """The traffic played again; absent where it was not."""
     what_if: Section | None
 
 
@@ -77,7 +86,7 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
                     _handovers(decision),
                 ),
             ),
-            _requests(plan, predicted),
+            _requests(plan, predicted, evidence.replay),
             Section(
                 name="work",
                 heading="Where the time goes",
@@ -180,19 +189,44 @@ def _handovers(decision: ServeDecision) -> Table | None:
     )
 
 
-def _requests(plan: ServePlan, predicted: ServePrediction) -> Section:
+def _requests(plan: ServePlan, predicted: ServePrediction, replay: Replay | None) -> Section:
     slo = plan.goal.slo
     return Section(
         name="requests",
         heading="What requests meet",
-        blocks=(
+        blocks=some(
             latency_figure(
-                "ttft", predicted.ttft_s, predicted.ttft_s_band, slo.ttft, key="predicted.ttft_s"
+                "ttft",
+                predicted.ttft_s,
+                predicted.ttft_s_band,
+                slo.ttft,
+                key="predicted.ttft_s",
+                again_s=replay.ttft_s if replay else (),
             ),
             latency_figure(
-                "tpot", predicted.tpot_s, predicted.tpot_s_band, slo.tpot, key="predicted.tpot_s"
+                "tpot",
+                predicted.tpot_s,
+                predicted.tpot_s_band,
+                slo.tpot,
+                key="predicted.tpot_s",
+                again_s=replay.tpot_s if replay else (),
             ),
+            goodput_figure(replay) if replay else None,
+            _differs(predicted, replay) if replay else None,
         ),
+    )
+
+
+def _differs(predicted: ServePrediction, replay: Replay) -> Paragraph | None:
+    """Say so where playing again does not give the plan's own figures."""
+    again = replay.as_planned
+    pairs = ((again.ttft_s.p90, predicted.ttft_s.p90), (again.tpot_s.p90, predicted.tpot_s.p90))
+    if all(math.isclose(one, other, rel_tol=SAME_RATIO) for one, other in pairs):
+        return None
+    (first_s, _), (each_s, _) = pairs
+    return Paragraph(
+        text="Played again, this version and these tables give other figures than the plan: P90 "
+        f"{format_s(first_s)} to the first token and {format_s(each_s)} per output token."
     )
 
 

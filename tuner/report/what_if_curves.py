@@ -11,20 +11,32 @@ under which nothing fits has no point and its reason stands in the table.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
+from tuner.plan_folder import kind_of_plan, parsed_plan
 from tuner.report.axes import axis, layout
 from tuner.report.content import Block, Cell, Figure, Paragraph, Section, Table, word
 from tuner.report.palette import BLUE, GREY
+from tuner.serve_plan import ServePlan
+from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_s
 from tuner.what_if import Change, Outcome, WhatIf
 
-QUESTIONS: Final[Mapping[str, str]] = {
-    "train": "nodes=x2,sequence-length=x2,batch=x2,bandwidth=x2,nodes=/2,sequence-length=/2,"
-    "batch=/2,bandwidth=/2,memory=-20%,memory=+20%",
-    "serve": "nodes=x2,rate=x2,concurrency=x2,bandwidth=x2,ttft=/2,tpot=/2,nodes=/2,rate=/2,"
-    "concurrency=/2,bandwidth=/2,ttft=x2,tpot=x2",
-    "place": "slots=+1,slots=+2,slots=+4",
+_QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "train": (
+        "nodes=x2",
+        "sequence-length=x2",
+        "batch=x2",
+        "bandwidth=x2",
+        "nodes=/2",
+        "sequence-length=/2",
+        "batch=/2",
+        "bandwidth=/2",
+        "memory=-20%",
+        "memory=+20%",
+    ),
+    "place": ("slots=+1", "slots=+2", "slots=+4"),
 }
 """What is asked of each kind of plan; first what matters most, as time may run out."""
 
@@ -57,6 +69,31 @@ _TITLES: Final = {
 class _Point(NamedTuple):
     factor: float
     outcome: Outcome
+
+
+def questions_of(folder: Path) -> tuple[str, ...]:
+    """Return what is worth asking of the plan of a folder, what matters most first.
+
+    Raises:
+        PlanUnreadableError: there is no plan.
+    """
+    kind = kind_of_plan(folder) or ""
+    if kind != "serve":
+        return _QUESTIONS.get(kind, ())
+    goal = parsed_plan(folder, ServePlan).goal
+    traffic = {"rate": goal.traffic.rate, "concurrency": goal.traffic.concurrency}
+    loads = [name for name, value in traffic.items() if value is not None]
+    targets = [
+        name
+        for name, targets in (("tpot", goal.slo.tpot), ("ttft", goal.slo.ttft))
+        if targets != Percentiles()
+    ]
+    return tuple(
+        f"{name}={sign}2"
+        for names, signs in ((loads, "x/"), (targets, "/x"), (("nodes", "bandwidth"), "/"))
+        for name in names
+        for sign in signs
+    )
 
 
 def what_if_section(

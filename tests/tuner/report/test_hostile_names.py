@@ -71,7 +71,9 @@ def hostile_report(
             ),
         )
     if request.param == "serve":
-        return serve_report(poisoned(serve_plan), ServeEvidence(files=files, what_if=None))
+        return serve_report(
+            poisoned(serve_plan), ServeEvidence(files=files, replay=None, what_if=None)
+        )
     plan = read_place_plan(place_folder)
     return place_report(
         poisoned(plan),

@@ -1,9 +1,10 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tuner.report.content import Figure, Section
-from tuner.report.what_if_curves import QUESTIONS, what_if_section
+from tuner.report.what_if_curves import questions_of, what_if_section
 from tuner.what_if import Outcome, WhatIf, parse_changes
 
 
@@ -81,7 +82,12 @@ def test_a_limit_without_any_answer_has_no_curve_but_a_row() -> None:
     assert "3 nodes cannot be halved" in str(table)
 
 
-@pytest.mark.parametrize("kind", ["train", "serve", "place"])
-def test_what_is_asked_can_be_read(kind: str) -> None:
-    changes = parse_changes(QUESTIONS[kind])
-    assert len(set(changes)) == len(changes) >= 3
+def test_what_is_asked_can_be_read_and_is_about_the_plan(any_folder: Path) -> None:
+    asked = questions_of(any_folder)
+    assert len(set(asked)) == len(asked) >= 3
+    assert len(parse_changes(",".join(asked))) == len(asked)
+
+
+def test_a_deployment_is_asked_about_its_own_traffic_and_targets(serve_folder: Path) -> None:
+    keys = {question.split("=")[0] for question in questions_of(serve_folder)}
+    assert keys == {"rate", "tpot", "ttft", "nodes", "bandwidth"}

@@ -1,0 +1,81 @@
+"""Reports as functions: what the command line calls and a notebook can call too."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from tuner.explain.question import question_of
+from tuner.explain.solving import what_ifs
+from tuner.plan_folder import kind_of_plan
+from tuner.planner.progress import Told, Watch, unwatched
+from tuner.report.content import Report
+from tuner.report.reading import Asked, report_of
+from tuner.report.replay import Replay, replayed
+from tuner.report.what_if_curves import questions_of
+from tuner.serve_api import site_of
+from tuner.serve_folder import read_serve_plan
+from tuner.spec.serving.read import read_serve_spec
+from tuner.what_if import parse_changes
+
+
+def report(
+    folder: Path,
+    *,
+    with_what_if: bool = True,
+    profiles: Sequence[Path] = (),
+    time_limit_s: float = 60.0,
+    calibrated: bool = True,
+    watch: Watch = unwatched,
+) -> Report:
+    """Report on the plan of a folder, solved under other limits and played again where it serves.
+
+    Args:
+        folder: of the plan.
+        with_what_if: False reads what lies there and computes nothing.
+        profiles: as for `moetune plan`; a training plan holds its own.
+        time_limit_s: for all solves under other limits together.
+        calibrated: as the plan was made.
+        watch: told what is being computed.
+
+    Raises:
+        PlanUnreadableError: there is no plan, or what lies beside it is damaged.
+        SpecError: the plan's own question can no longer be asked; the message says what is gone.
+    """
+    if not with_what_if:
+        return report_of(folder)
+    kind = kind_of_plan(folder)
+    changes = parse_changes(",".join(questions_of(folder)))
+    found = what_ifs(
+        folder,
+        changes,
+        profiles=profiles,
+        time_limit_s=time_limit_s,
+        calibrated=calibrated,
+        watch=watch,
+    )
+    replay: Replay | None = None
+    if kind == "serve":
+        watch(Told(stage="playing", text="the traffic, at the planned rate and at others"))
+        replay = replay_of(folder, profiles=profiles)
+    return report_of(folder, asked=Asked(changes=changes, found=found), replay=replay)
+
+
+def replay_of(folder: Path, *, profiles: Sequence[Path] = ()) -> Replay | None:
+    """Play the traffic of a deployment's plan again; None where that cannot be done.
+
+    Raises:
+        PlanUnreadableError: the folder no longer holds its plan or spec.
+        SpecError: the spec can no longer be read.
+    """
+    plan = read_serve_plan(folder)
+    if plan.decision is None:
+        return None
+    keys = question_of(folder, plan).keys
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+        path = Path(scratch) / "spec.yaml"
+        path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
+        spec = read_serve_spec(path)
+        sites = tuple(site_of(pool, profiles) for pool in spec.cluster.pools)
+        return replayed(spec, sites, plan.decision)
