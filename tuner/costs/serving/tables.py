@@ -25,22 +25,6 @@ import numpy.typing as npt
 from profilers.arrays import Arrays
 from tuner.costs.serving.curves import Curve, Floats, Grid, Plane, curve_of, plane_of
 
-OPERATIONS: Final = (
-    "gemm",
-    "attention",
-    "decode_attention",
-    "latent_attention",
-    "latent_decode",
-    "latent_product",
-    "sparse_latent_attention",
-    "sparse_latent_decode",
-    "gated_delta",
-    "moe",
-    "collective",
-    "expert_all_to_all",
-)
-"""What the tables may hold."""
-
 FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("batch", "sequence"),
     "decode_attention": ("batch", "past"),
