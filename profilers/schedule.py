@@ -52,7 +52,9 @@ class Plan:
     _begun: bool = field(init=False, default=False)
     _seen: int = field(init=False, default=0)
     _run_s: dict[tuple[str, str], dict[float, float]] = field(init=False, default_factory=dict)
-    """(kind, dtype) to price to seconds of one run, all directions."""
+    """(kind, dtype) to price to seconds of one run, all directions; of the dearest such case."""
+    _case_s: dict[Key, float] = field(init=False, default_factory=dict)
+    """Seconds of one run of each case, all directions."""
 
     def __post_init__(self) -> None:
         known = {key(row.case) for row in self.rows}
@@ -109,7 +111,9 @@ class Plan:
                 at = price(row.case)
                 # A meeting stores what was lost at it; the work before it takes time as well.
                 worked_s = row.case.axes.get("work_us", 0) * 1e-6
-                series[at] = series.get(at, 0.0) + row.median_s + worked_s
+                name = key(row.case)
+                self._case_s[name] = self._case_s.get(name, 0.0) + row.median_s + worked_s
+                series[at] = max(series.get(at, 0.0), self._case_s[name])
         self._seen = len(self.rows)
 
 

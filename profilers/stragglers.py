@@ -15,6 +15,7 @@ Not covered: what is slow everywhere (`moetune profile diff` with an earlier pro
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
@@ -104,7 +105,7 @@ def _devices(profile: Profile, names: Mapping[int, str]) -> Iterator[Straggler]:
 def _links(links: Sequence[Link], names: Mapping[int, str]) -> Iterator[Straggler]:
     for is_inside in (False, True):
         peers = [link for link in links if link.is_inside is is_inside and link.lanes == 1]
-        times_s = {(one.sender, one.receiver): one.rows[-1].times_s for one in peers}
+        times_s = _messages(peers)
         slow = lagging(times_s)
         explained: set[tuple[int, int]] = set()
         if not is_inside:
@@ -117,6 +118,21 @@ def _links(links: Sequence[Link], names: Mapping[int, str]) -> Iterator[Straggle
                 yield Straggler(
                     what="link", where=where, doing="one message", ratio=ratio, p_value=p_value
                 )
+
+
+def _messages(peers: Sequence[Link]) -> dict[tuple[int, int], Sequence[float]]:
+    """Repeats of the largest message that most of the peers were sent, by pair."""
+    sizes = Counter(row.case.axes["bytes"] for link in peers for row in link.rows)
+    if not sizes:
+        return {}
+    most = max(sizes.values())
+    largest = max(size for size, count in sizes.items() if count == most)
+    return {
+        (link.sender, link.receiver): row.times_s
+        for link in peers
+        for row in link.rows
+        if row.case.axes["bytes"] == largest
+    }
 
 
 def _slow_nodes(

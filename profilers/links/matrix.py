@@ -2,8 +2,8 @@
 
 Of the `link` table, per ordered pair of ranks:
 
-    latency    half a round trip of 8 bytes, the lower decile of repeats: what the wire takes, while
-               the upper ones tell how busy the hosts were
+    latency    half the shortest round trip of 8 bytes: what the wire takes, where the longer ones
+               tell how busy the hosts were
     bandwidth  bytes of the largest message / (its median seconds - one round trip)
 
 The largest message stands for the bandwidth because smaller ones are still paced by the ramp of a
@@ -51,7 +51,7 @@ def links_of(profile: Profile) -> tuple[Link, ...]:
         axes = row.case.axes
         pair = axes["sender"], axes["receiver"]
         if row.case.kind == "round_trip":
-            trips[pair] = sorted(row.times_s)[len(row.times_s) // 10]
+            trips[pair] = min(row.times_s)
         else:
             one_way.setdefault((axes["lanes"], *pair), []).append(row)
     return tuple(_links(one_way, trips, per_node=per_node))

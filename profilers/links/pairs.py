@@ -30,7 +30,7 @@ from profilers.timing import HostClock
 
 ELEMENT_BYTES: Final = 4
 ROUND_TRIP_BYTES: Final = 8
-CPU_BYTES: Final = (2**16, 2**20, 2**23)
+CPU_BYTES: Final = (2**16, 2**20, 2**22)
 CUDA_BYTES: Final = (2**16, 2**20, 2**24, 2**28)
 LEAST_REPEATS: Final = 5
 MOST_REPEATS: Final = 25
@@ -71,7 +71,7 @@ class PairBench:
 
     setting: Setting
     operation: str = "link"
-    weight: float = 2.0
+    weight: float = 3.0
     refined_axes: tuple[str, ...] = ()
 
     def note(self) -> str:
