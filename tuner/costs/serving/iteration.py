@@ -19,7 +19,6 @@ drafting, in two halves or through the stages of a pipeline, is whole_step.py's 
 Letters: Q questions. h hidden size.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -40,6 +39,7 @@ from tuner.costs.serving.machine import (
     MoeShape,
     ServingMachine,
 )
+from tuner.costs.serving.memory import stage_ratio
 
 SMALL_S: Final = 1.5e-6
 SMALL_RATIO: Final = 0.7
@@ -126,7 +126,7 @@ class Iteration:
     @property
     def slot_ratio(self) -> float:
         """Share of all layers that the longest stage of the pipeline holds."""
-        return math.ceil(self.decoder.num_layers / self.degrees.pipeline) / self.decoder.num_layers
+        return stage_ratio(self.decoder, self.degrees)
 
     @cached_property
     def attention_layers(self) -> tuple[tuple[int, AttentionLayer], ...]:

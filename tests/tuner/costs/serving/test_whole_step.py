@@ -9,6 +9,7 @@ from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_70B, QWEN3
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.whole_step import draft_s, halves_s, prompt_step_s, step_s, token_s
@@ -157,3 +158,26 @@ def test_the_exchange_that_is_told_is_never_faster_than_the_fastest(tokens: floa
         assert told[Exchange.LOW_LATENCY] == pytest.approx(told[Exchange.NORMAL])
     else:
         assert told[Exchange.LOW_LATENCY] < told[Exchange.NORMAL]
+
+
+def test_recorded_loads_price_a_whole_step() -> None:
+    share_LE = np.random.default_rng(5).dirichlet(np.full(256, 0.4), size=4)
+    linear = ExpertLoads(share_LE=share_LE, top_k=8)
+    # Fullest experts first, dealt out in turn.
+    order_LS = np.argsort(-share_LE, axis=1).reshape(4, 16, 16).transpose(0, 2, 1).reshape(4, 256)
+    dealt = ExpertLoads(share_LE=share_LE, top_k=8, expert_LS=order_LS)
+    assert dealt.busiest_ratio(16) < linear.busiest_ratio(16)
+    linear_s, dealt_s = (step_s(replace(DATA, loads=one), N, PAST) for one in (linear, dealt))
+    assert (dealt_s <= linear_s * (1.0 + 1e-9)).all()
+    assert dealt_s[-1] < linear_s[-1]
+
+
+def test_experts_behind_deepep_are_priced_by_what_is_dispatched() -> None:
+    # Without tables the datasheet speaks for both, so only the exchange differs.
+    at = np.array([512.0])
+    gathered, normal = (
+        replace(DATA, exchange=kind).linear_parts(at)
+        for kind in (Exchange.ALLGATHER, Exchange.NORMAL)
+    )
+    assert normal["experts"] == pytest.approx(gathered["experts"])
+    assert float(normal["exchange"][0]) != pytest.approx(float(gathered["exchange"][0]))
