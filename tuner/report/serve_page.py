@@ -36,7 +36,13 @@ from tuner.report.serve_figures import (
     instances_figure,
     use_figure,
 )
-from tuner.serve_plan import ServeCertificate, ServeDecision, ServePlan, ServePrediction
+from tuner.serve_plan import (
+    ServeCertificate,
+    ServeDecision,
+    ServeModeAnswer,
+    ServePlan,
+    ServePrediction,
+)
 from tuner.units import format_ratio, format_s
 
 SAME_RATIO: Final = 1e-6
@@ -249,10 +255,39 @@ def _choice(plan: ServePlan) -> Section:
         blocks=some(
             Facts(facts=tuple(facts)),
             _candidates(plan),
+            _modes(plan),
             Notes(notes=tuple(f"Cannot be launched: {one}" for one in missing))
             if missing
             else None,
         ),
+    )
+
+
+def _modes(plan: ServePlan) -> Table | None:
+    """Say what every mode that was asked for comes to."""
+    if not plan.modes:
+        return None
+    nothing = word("-")
+
+    def row(at: int, one: ServeModeAnswer) -> tuple[Cell, ...]:
+        path = f"modes.{at}"
+        return (
+            word(one.mode.replace("_", " ")),
+            word(one.status),
+            nothing if one.devices is None else number(one.devices, key=f"{path}.devices"),
+            nothing
+            if one.cost_per_hour is None
+            else number(one.cost_per_hour, key=f"{path}.cost_per_hour"),
+            nothing if one.ttft_s is None else seconds(one.ttft_s, key=f"{path}.ttft_s"),
+            nothing if one.tpot_s is None else seconds(one.tpot_s, key=f"{path}.tpot_s"),
+            word(one.told),
+        )
+
+    header = ("mode", "", "devices", "cost per hour", "first token", "per token", "why")
+    return Table(
+        caption="Every mode that was asked for, means over requests",
+        header=header,
+        rows=tuple(row(at, one) for at, one in enumerate(plan.modes)),
     )
 
 

@@ -27,6 +27,7 @@ from tuner.serve_plan import (
     ServeAlternative,
     ServeCertificate,
     ServeDecision,
+    ServeModeAnswer,
     ServePlan,
     ServePrediction,
     ServeProvenance,
@@ -237,6 +238,17 @@ def serve_plan() -> ServePlan:
             ServeAlternative(
                 decision=together, predicted=predicted, within_band=True, lost_by="nothing"
             ),
+        ),
+        modes=(
+            ServeModeAnswer(
+                mode="disaggregated",
+                status="chosen",
+                devices=10,
+                cost_per_hour=21.0,
+                ttft_s=0.33,
+                tpot_s=0.031,
+            ),
+            ServeModeAnswer(mode="attention_expert", status="none", told="no room"),
         ),
         unlaunchable=(ServeUnlaunchable(feature="experts apart", gain_ratio=0.1),),
         provenance=ServeProvenance(

@@ -1,0 +1,99 @@
+"""A deployment of the example, played again as it was planned and at other rates."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.report.latency_figures import goodput_figure, latency_figure
+from tuner.report.replay import SHARES, Replay, replayed
+from tuner.serve_api import deploy, site_of
+from tuner.serve_plan import Latency, ServePlan
+from tuner.spec.serving.goal import Percentiles
+from tuner.spec.serving.read import ServeSpec
+
+SPEC = """
+schema_version: 1
+model: {model}
+cluster:
+  pools: [{{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 4}}]
+goal:
+  kind: serve
+  engine: {{name: vllm}}
+  traffic: {traffic}
+  slo: {{ttft: {{p90: 2s}}, tpot: {{p90: 50ms}}}}
+  objective: devices
+  modes: [aggregated]
+emit: []
+"""
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def planned(folder: Path, traffic: str) -> tuple[ServePlan, ServeSpec]:
+    path = folder / "spec.yaml"
+    model = EXAMPLES / "models" / "qwen3-30b-a3b" / "config.json"
+    path.write_text(SPEC.format(model=model, traffic=traffic), encoding="utf-8")
+    made = deploy(path, time_limit_s=10.0)
+    return made.plan, made.spec
+
+
+def again(plan: ServePlan, spec: ServeSpec) -> Replay | None:
+    assert plan.decision is not None
+    sites = [site_of(pool, ()) for pool in spec.cluster.pools]
+    return replayed(spec, sites, plan.decision)
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        "{rate: 6/s, input_tokens: 1000, output_tokens: 200}",
+        "{concurrency: 32, input_tokens: 1000, output_tokens: 200}",
+    ],
+)
+def test_the_planned_traffic_gives_the_plans_own_figures(tmp_path: Path, traffic: str) -> None:
+    plan, spec = planned(tmp_path, traffic)
+    replay = again(plan, spec)
+    assert plan.predicted is not None
+    assert replay is not None
+    assert replay.is_open == ("rate" in traffic)
+    for own, stored in (
+        (replay.as_planned.ttft_s, plan.predicted.ttft_s),
+        (replay.as_planned.tpot_s, plan.predicted.tpot_s),
+    ):
+        assert own.model_dump() == pytest.approx(stored.model_dump())
+    assert replay.ttft_s[SHARES.index(0.9)] == pytest.approx(plan.predicted.ttft_s.p90, rel=0.05)
+    assert list(replay.ttft_s) == sorted(replay.ttft_s)
+    assert all(one.good_per_s <= one.requests_per_s + 1e-9 for one in replay.rates)
+
+
+def test_instances_that_are_not_found_again_are_not_played(tmp_path: Path) -> None:
+    plan, spec = planned(tmp_path, "{rate: 6/s, input_tokens: 1000, output_tokens: 200}")
+    assert plan.decision is not None
+    (group, *_) = plan.decision.instances
+    other = plan.decision.model_copy(
+        update={"instances": (group.model_copy(update={"kv_tokens": 12}),)}
+    )
+    assert replayed(spec, [site_of(pool, ()) for pool in spec.cluster.pools], other) is None
+
+
+def test_a_plan_without_replay_draws_its_quantiles_alone() -> None:
+    latency = Latency(mean=0.3, p50=0.1, p90=0.6, p99=4.0)
+    figure = latency_figure(
+        "ttft", latency, (0.2, 0.5), Percentiles(p90=1.0), key="predicted.ttft_s"
+    )
+    points, mean, target = figure.traces
+    assert (points["x"], points["y"]) == ([0.1, 0.6, 4.0], [0.5, 0.9, 0.99])
+    assert points["mode"] == "lines+markers"
+    assert (mean["x"], mean["error_x"]["array"]) == ([0.3], [pytest.approx(0.2)])
+    assert (target["x"], target["y"]) == ([1.0], [0.9])
+    assert figure.table.header == ("over requests", "predicted", "target")
+
+
+def test_goodput_is_drawn_over_what_was_asked(tmp_path: Path) -> None:
+    plan, spec = planned(tmp_path, "{rate: 6/s, input_tokens: 1000, output_tokens: 200}")
+    replay = again(plan, spec)
+    assert replay is not None
+    figure = goodput_figure(replay)
+    _, good = figure.traces
+    assert good["x"] == [one.asked for one in replay.rates]
+    assert good["y"] == [one.good_per_s for one in replay.rates]
+    assert figure.layout["shapes"][0]["x0"] == 6.0
