@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from tuner.emit.serving.registry import emit_serving
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving, shared_device
 from tuner.serve_plan import ServeDecision
+from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
 
@@ -242,3 +243,69 @@ def test_files_reach_the_pods_that_read_them(deepseek: ModelSpec) -> None:
             each for each in pod["containers"][0]["volumeMounts"] if each["name"] == volume["name"]
         )
         assert str(path.parent) == mount["mountPath"]
+
+
+EAGLE = {"speculative": {"method": "eagle", "draft_tokens": 2, "acceptance": 0.6}}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_pods_read_where_the_draft_layer_lies_from_a_variable(
+    engine: str, deepseek: ModelSpec
+) -> None:
+    verified = sample_serving(deepseek, aggregated(draft_tokens=2), engine=engine, goal=EAGLE)
+    option = "--spec-model" if engine == "vllm" else "--speculative-draft-model-path"
+    (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
+    assert "# Put the path or name of the weights into MODEL and DRAFT_MODEL" in text
+    (graph,) = yaml.safe_load_all(text)
+    assert {"name": "DRAFT_MODEL", "value": ""} in graph["spec"]["env"]
+    args = graph["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["args"]
+    assert args[args.index(option) + 1] == "$(DRAFT_MODEL)"
+    (pod, *_) = (
+        each["spec"]["template"]["spec"]["containers"][0]
+        for file in emit_serving("kubernetes", verified)
+        for each in yaml.safe_load_all(file.text)
+        if each["kind"] == "Deployment"
+    )
+    assert {"name": "DRAFT_MODEL", "value": ""} in pod["env"]
+    assert f'{option} "$DRAFT_MODEL"' in pod["command"][-1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [
+        ("sglang", "--kv-events-config"),
+        ("vllm", "--kv-events-config"),
+        ("trtllm", "--publish-kv-events"),
+    ],
+)
+def test_a_frontend_that_routes_by_caches_hears_of_them(
+    engine: str, option: str, deepseek: ModelSpec
+) -> None:
+    cached = {"concurrency": 8, "input_tokens": 900, "output_tokens": 90, "prefix_hit": 0.5}
+    for traffic in (cached, cached | {"prefix_hit": 0.0}):
+        verified = sample_serving(
+            deepseek, disaggregated(), engine=engine, goal={"traffic": traffic}
+        )
+        (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
+        (graph,) = (
+            each for each in yaml.safe_load_all(text) if each["kind"] == "DynamoGraphDeployment"
+        )
+        told = {
+            component["name"]: component["podTemplate"]["spec"]["containers"][0]["args"]
+            for component in graph["spec"]["components"]
+        }
+        by_cache = bool(traffic["prefix_hit"])
+        assert told["frontend"][-1] == ("kv" if by_cache else "round-robin")
+        assert (option in told["prefill"]) == by_cache
+        assert option not in told["decode"]
+
+
+def test_pods_that_share_devices_have_the_division() -> None:
+    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
+    for target in ("kubernetes", "dynamo"):
+        objects = _objects(target, "sglang", shared_device(), qwen)
+        (files,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
+        (text,) = files.values()
+        assert yaml.safe_load(text)["manual_divisions"] == [[56, 76, 1]]
+        (name,) = files
+        assert f"/{name}" in yaml.safe_dump(objects[1:])
