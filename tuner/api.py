@@ -9,8 +9,8 @@
     verify, verify_place           launches that let the measurement decide
     read_any_plan                  a plan from its folder, whatever its goal
 
-The commands call these same functions; each has an example in the README that a test executes.
-Functions that measure a machine are in `profilers.session`.
+The commands call these same functions. `examples/api.py` has an example of each that plans,
+explains or estimates, and a test executes it. What measures a machine is in `profilers.session`.
 """
 
 from tuner.backtest_api import backtest as backtest

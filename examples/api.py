@@ -1,0 +1,76 @@
+"""Every function of `tuner.api` once: python examples/api.py [FOLDER]. About a minute.
+
+A plan is a value; nothing is written until a `write_...` function is called.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tuner import api
+
+HERE = Path(__file__).parent
+
+
+def training(out: Path) -> None:
+    """A training run: plan it, write it, ask why and what if."""
+    made = api.plan(HERE / "worked" / "two-pools" / "spec.yaml", time_limit_s=10.0)
+    assert made.plan.decision is not None
+    assert made.plan.predicted is not None
+    print(made.plan.decision.pipeline_model_parallel_size, made.plan.predicted.step_time_s)
+    api.write_plan(out / "train", made.plan, spec=made.spec, profiles=made.profiles)
+
+    found = api.what_ifs(out / "train", api.parse_changes("memory=-20%"), time_limit_s=10.0)
+    for outcome in (found.base, *found.outcomes):
+        print(outcome.says, outcome.status, outcome.figures.get("step_time_s"))
+
+    explained = api.explain(out / "train", changes=())
+    for rival in explained.why.rivals:
+        print(rival.decision, rival.slower_s, rival.lost_by)
+
+
+def deployment(out: Path) -> None:
+    """A deployment: instances that serve the traffic within the targets."""
+    made = api.deploy(HERE / "serving" / "mixed-pool.yaml", time_limit_s=10.0)
+    assert made.plan.decision is not None
+    for group in made.plan.decision.instances:
+        print(group.role, group.pool, group.count, "x", group.devices)
+    written = api.write_serve_plan(out / "serve", made.plan, spec=made.spec)
+    print(*written.files)
+
+
+def placement(out: Path) -> None:
+    """A placement of experts: judged on passes that it was not made from."""
+    made = api.place(HERE / "placement" / "balance.yaml", time_limit_s=5.0)
+    assert made.plan.verdict is not None
+    print(made.plan.verdict.word, made.plan.verdict.gain_ratio)
+    api.write_place_plan(out / "place", made.plan, spec=made.spec, maps=made.maps)
+    print(api.read_any_plan(out / "place").certificate.objective)
+
+
+def launches_of_today() -> None:
+    """What a launch of today does, and the smallest change that beats it."""
+    folder = HERE / "worked" / "mixtral-8x7b-64-a100"
+    found = api.estimate(folder / "spec.yaml", launch=str(folder / "public.sh"))
+    print(found.step_time_s, found.fits)
+
+    served = api.estimate_serving(
+        HERE / "serving" / "mixed-pool.yaml",
+        launch="vllm serve M --tensor-parallel-size 4 --max-num-seqs 64",
+        pool="h100",
+    )
+    print(served.fits, served.kv_tokens)
+
+
+def main() -> None:
+    """Run every example, in the folder named or in one that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch)
+        training(out)
+        deployment(out)
+        placement(out)
+        launches_of_today()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Every command of the README is executed as it stands, in a copy of the checkout.
+
+A command is a line of an indented block, or of a fenced one of sh, bash or console, less its
+comment and the parts in brackets, which a reader may leave out; a line that ends in a backslash
+goes on. The lines of a block run in one folder, one after the other. What does not run here is
+named with its reason and with the test that does it instead; a line that is neither fails.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+README = CHECKOUT / "README.md"
+COPIED = ("examples", "tests", "tuner", "solvers", "profilers", "pyproject.toml", "README.md")
+NEW_ENVIRONMENT: Final = "tests/test_packaging.py"
+
+ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
+    "profile  →  plan": ("a picture of the chain", ""),
+    "Profile --costs--> CostTable": ("a picture of the chain", ""),
+    "pip install": ("makes an environment, over the network", NEW_ENVIRONMENT),
+    "bash examples/quickstart.sh": ("its commands are the block below it", "tests/test_readme.py"),
+    "bash tests/run.sh": ("runs this test", "tests/run.sh"),
+    "python tests/benchmarks/training_accuracy.py RUNS.csv": (
+        "takes the published runs, which do not ship",
+        "tests/benchmarks/test_training_accuracy.py",
+    ),
+    "moetune backtest RUNS.csv": (
+        "takes the published runs, which do not ship",
+        "tests/tuner/cli/test_backtest.py",
+    ),
+    "python tests/benchmarks/serving_accuracy.py RUNS.csv": (
+        "takes the published runs, which do not ship",
+        "tests/benchmarks/test_serving_accuracy.py",
+    ),
+    "python tests/benchmarks/placement_balance.py --routing ROUTING": (
+        "takes recordings of large models, which do not ship",
+        "tests/benchmarks/test_placement_balance.py",
+    ),
+}
+"""First words of a line: why it does not run here, and what covers it."""
+
+EXITS: Final[Mapping[str, tuple[int, str]]] = {
+    "moetune verify plan": (2, "that placement names no model, which the README says it needs"),
+    "moetune estimate examples/serving/deepseek-v3-32-h200.yaml": (
+        1,
+        "the launch of today falls behind the traffic, which is what the example is about",
+    ),
+}
+"""Commands that end otherwise than with 0, by the whole command or its first words."""
+
+LONG: Final = (
+    "moetune profile -o profile",
+    "python tests/benchmarks/",
+    "bash examples/worked/run.sh",
+    "bash examples/pictures/make.sh",
+)
+"""A block with such a line is `slow`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Lines that run after each other in one folder."""
+
+    line: int
+    commands: tuple[str, ...]
+
+    @property
+    def is_long(self) -> bool:
+        return any(command.startswith(LONG) for command in self.commands)
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Give the blocks that hold commands, in order."""
+    fence, started, lines = "", 0, list[str]()
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        if line.startswith("```"):
+            if lines:
+                yield Block(line=started, commands=tuple(commands(lines)))
+            fence, started, lines = "" if fence else line[3:].strip() or "text", number + 1, []
+        elif fence in ("sh", "bash", "console"):
+            lines.append(line.removeprefix("$ "))
+        elif not fence and line.startswith("    ") and not line.lstrip().startswith(("-", "*")):
+            started = started if lines else number
+            lines.append(line)
+        elif not fence and lines:
+            yield Block(line=started, commands=tuple(commands(lines)))
+            lines = []
+
+
+def commands(lines: list[str]) -> Iterator[str]:
+    """Give the commands of a block, without comments and optional parts."""
+    begun = ""
+    for line in lines:
+        bare = re.sub(r"(^|\s{2,})#\s.*$", "", line.strip()).strip()
+        if bare.endswith("\\"):
+            begun += bare.removesuffix("\\").rstrip() + " "
+            continue
+        whole = re.sub(r"\s*\[[^\]']*\]…?(?!')", "", begun + bare)
+        begun = ""
+        yield from (part.strip() for part in whole.split("; ") if part.strip())
+
+
+def elsewhere(command: str) -> str | None:
+    """Return the entry of the table that a command falls under."""
+    return next((words for words in ELSEWHERE if command.startswith(words)), None)
+
+
+def exit_code(command: str) -> int:
+    """Return what a command is expected to end with."""
+    if command in EXITS:
+        return EXITS[command][0]
+    long = [words for words in EXITS if len(words.split()) > 3 and command.startswith(words)]
+    return EXITS[long[0]][0] if long else 0
+
+
+BLOCKS = tuple(blocks(README.read_text(encoding="utf-8")))
+RUN_HERE = [
+    pytest.param(block, id=f"line-{block.line}", marks=[pytest.mark.slow] * block.is_long)
+    for block in BLOCKS
+    if not all(elsewhere(command) for command in block.commands)
+]
+
+
+def test_what_does_not_run_here_is_still_in_the_readme_and_covered() -> None:
+    listed = [command for block in BLOCKS for command in block.commands]
+    for words, (reason, cover) in ELSEWHERE.items():
+        assert reason
+        assert any(command.startswith(words) for command in listed), f"{words} is gone"
+        assert not cover or (CHECKOUT / cover).is_file(), cover
+
+
+def test_every_line_is_a_command_or_is_named() -> None:
+    known = ("moetune ", "bash ", "python ")
+    for block in BLOCKS:
+        for command in block.commands:
+            assert elsewhere(command) or command.startswith(known), f"line {block.line}: {command}"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("block", RUN_HERE)
+def test_the_commands_of_a_block_do_what_they_say(block: Block, tmp_path: Path) -> None:
+    for name in COPIED:
+        place = CHECKOUT / name
+        ignored = shutil.ignore_patterns("__pycache__", ".*")
+        if place.is_dir():
+            shutil.copytree(place, tmp_path / name, ignore=ignored)
+        else:
+            shutil.copy(place, tmp_path / name)
+    scripts = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    for command in block.commands:
+        if elsewhere(command):
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert done.returncode == exit_code(command), said
+
+
+def test_a_block_is_read_as_it_is_typed() -> None:
+    indented = "Words.\n\n    moetune a [--b C] \\\n      'd e'    # why\n\n"
+    first, second = blocks(f"{indented}```sh\n$ moetune f; bash g\n```\n")
+    assert first.commands == ("moetune a 'd e'",)
+    assert second.commands == ("moetune f", "bash g")
+
+
+def test_the_functions_of_the_api_do_what_their_examples_say() -> None:
+    done = subprocess.run(
+        [sys.executable, str(CHECKOUT / "examples" / "api.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "as planned" in done.stdout
