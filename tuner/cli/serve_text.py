@@ -3,16 +3,29 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuner.serve_plan import Instances, Latency, ServeDecision, ServePlan, ServePrediction
+from tuner.cli.text import columns
+from tuner.serve_plan import (
+    Band,
+    Instances,
+    Latency,
+    ServeDecision,
+    ServeModeAnswer,
+    ServePlan,
+    ServePrediction,
+)
 from tuner.units import format_bytes, format_s
+
+PLAIN_EXCHANGES = ("none", "allgather")
+SHOWN_RATIO = 0.005
+"""What a mode that cannot be launched must save to be worth a line of a plan."""
 
 
 def serve_text(plan: ServePlan, *, folder: Path) -> str:
     """What `moetune plan` prints of a deployment."""
     lines = [*_head(plan)]
     if plan.decision is not None and plan.predicted is not None:
-        lines += [*_prediction(plan.predicted), *_others(plan)]
-    lines += [*_ways_out(plan), *_unlaunchable(plan)]
+        lines += [*_prediction(plan.predicted)]
+    lines += [*_modes(plan), *_ways_out(plan), *_unlaunchable(plan, least_gain_ratio=SHOWN_RATIO)]
     lines += [f"note: {note}" for note in plan.provenance.notes]
     return "\n".join((*lines, f"written: {folder}; `moetune explain {folder}` tells more"))
 
@@ -21,8 +34,8 @@ def serve_explanation(plan: ServePlan) -> str:
     """What `moetune explain` prints of a deployment."""
     lines = [*_head(plan)]
     if plan.decision is not None and plan.predicted is not None:
-        lines += [*_prediction(plan.predicted), *_step(plan.predicted), *_others(plan)]
-    lines += [*_ways_out(plan), *_unlaunchable(plan)]
+        lines += [*_prediction(plan.predicted), *_step(plan.predicted)]
+    lines += [*_modes(plan), *_others(plan), *_ways_out(plan), *_unlaunchable(plan)]
     return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
 
 
@@ -52,29 +65,66 @@ def _head(plan: ServePlan) -> Iterator[str]:
 
 def _group(group: Instances) -> str:
     shape = [f"TP {group.attention_tp}", f"DP {group.attention_dp}"]
-    if group.ep > 1:
-        shape.append(f"EP {group.ep}")
+    for name, degree in (("EP", group.ep), ("slices", group.moe_tp), ("PP", group.pp)):
+        if degree > 1:
+            shape.append(f"{name} {degree}")
+    steps = [f"{group.max_batch} sequences", f"{group.max_batched_tokens} tokens a step and rank"]
+    if group.draft_tokens:
+        steps.append(f"{group.draft_tokens} drafts")
+    if group.two_batch_overlap:
+        steps.append("two half batches that overlap")
+    if group.a2a_backend not in PLAIN_EXCHANGES:
+        steps.append(group.a2a_backend.replace("_", " "))
+    if group.page_size is not None:
+        steps.append(f"pages of {group.page_size}")
+    if group.prefill_share_ratio is not None:
+        steps.append(f"{group.prefill_share_ratio:.0%} of multiprocessors for prompts")
     return (
-        f"{group.count} x {group.role} of {group.devices} on {group.pool}: {', '.join(shape)},"
-        f" {group.max_batch} sequences a rank"
+        f"{group.count} x {group.role} of {group.devices} on {group.pool}: {', '.join(shape)};"
+        f" {', '.join(steps)}"
     )
 
 
 def _prediction(predicted: ServePrediction) -> Iterator[str]:
-    yield f"  ttft  {_latency(predicted.ttft_s)}"
-    yield f"  tpot  {_latency(predicted.tpot_s)}"
+    yield f"  ttft  {_latency(predicted.ttft_s, predicted.ttft_s_band)}"
+    yield f"  tpot  {_latency(predicted.tpot_s, predicted.tpot_s_band)}"
     price = "" if predicted.cost_per_hour is None else f", {predicted.cost_per_hour:.4g} an hour"
     yield (
-        f"  {predicted.requests_per_s:.4g} requests/s, {predicted.output_tokens_per_s:.4g} output"
+        f"  {predicted.requests_per_s:.4g} requests/s, {predicted.output_tokens_per_s:.0f} output"
         f" tokens/s, {predicted.goodput_per_device:.4g} good requests/s a device{price}"
     )
     for name, ratio in predicted.utilisation_ratio.items():
         yield f"  {name}: {ratio:.0%} busy, {format_bytes(predicted.memory_bytes[name])} a device"
 
 
-def _latency(value: Latency) -> str:
-    parts = (f"{kind} {format_s(getattr(value, kind))}" for kind in ("mean", "p50", "p90", "p99"))
-    return ", ".join(parts)
+def _modes(plan: ServePlan) -> Iterator[str]:
+    """Every mode that was asked for, in one table, the chosen one first."""
+    if not plan.modes:
+        return
+    has_price = any(answer.cost_per_hour is not None for answer in plan.modes)
+    head = ("mode", "", "devices", *(["an hour"] * has_price), "ttft", "tpot", "")
+    order = sorted(plan.modes, key=lambda answer: answer.status != "chosen")
+    yield columns([_mode(answer, has_price=has_price) for answer in order], header=head)
+
+
+def _mode(answer: ServeModeAnswer, *, has_price: bool) -> tuple[str, ...]:
+    price = "-" if answer.cost_per_hour is None else f"{answer.cost_per_hour:.4g}"
+    return (
+        answer.mode,
+        answer.status,
+        "-" if answer.devices is None else str(answer.devices),
+        *([price] * has_price),
+        "-" if answer.ttft_s is None else format_s(answer.ttft_s),
+        "-" if answer.tpot_s is None else format_s(answer.tpot_s),
+        # What a release refuses takes lines of its own.
+        "" if answer.status == "unlaunchable" else answer.told,
+    )
+
+
+def _latency(value: Latency, band: Band) -> str:
+    parts = (f"{kind} {format_s(getattr(value, kind))}" for kind in ("p50", "p90", "p99"))
+    low, high = (format_s(one) for one in band)
+    return f"mean {format_s(value.mean)} ({low} to {high}), {', '.join(parts)}"
 
 
 def _step(predicted: ServePrediction) -> Iterator[str]:
@@ -98,8 +148,11 @@ def _ways_out(plan: ServePlan) -> Iterator[str]:
             yield f"with {way.change}: {_short(way.decision)}"
 
 
-def _unlaunchable(plan: ServePlan) -> Iterator[str]:
+def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator[str]:
+    """What no release launches, where it would save so much; of an infeasible plan all of it."""
     for one in plan.unlaunchable:
+        if plan.decision is not None and one.gain_ratio < least_gain_ratio:
+            continue
         yield f"cannot be launched: {one.feature} (would save {one.gain_ratio:.0%})"
 
 
