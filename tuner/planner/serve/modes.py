@@ -10,6 +10,7 @@ from typing import get_args
 
 from tuner.planner.serve.answering import MOST_SPARE, Found, Question, answer, least_spare
 from tuner.planner.serve.apart import Apart, apart_of, told_apart
+from tuner.planner.serve.offloading import cuts_of
 from tuner.planner.serve.telling import (
     gain_ratio,
     lost_by,
@@ -159,6 +160,8 @@ def why_none(mode: Mode, question: Question) -> str:
             return "there is no second pool to read long prompts"
         if not links:
             return "no link joins the pools, so that no cache gets from one to another"
+        if not cuts_of(question.spec.goal, question.demand):
+            return "all prompts are equally long, so that no length parts them"
     if question.options.slowest_tpot_s == float("inf"):
         return "memory: no way to split the model leaves room for one request"
     return "the pools lack the devices or links for it at this traffic within the targets"

@@ -184,16 +184,21 @@ def _burst_s(remote: Group, read_s_R: Floats, long_R: Flags, *, ranks: int) -> F
 
 
 def _wait_s(remote: Group, seconds_R: Floats, cut: Cut, demand: Demand) -> float:
-    """Mean wait for the remote side at the rate that the targets ask for."""
+    """Mean wait for the remote side at the rate that the targets ask for.
+
+    No longer than behind all long prompts of the loop at once.
+    """
     if not len(seconds_R):
         return 0.0
-    mean = float(seconds_R.mean())
-    return mean_wait_s(
+    mean_s = float(seconds_R.mean())
+    waits_s = mean_wait_s(
         rate_per_s=demand.rate_per_s * cut.long_share,
-        service_s=mean,
+        service_s=mean_s,
         servers=remote.ranks,
-        service_cv2=float(seconds_R.var()) / mean**2,
+        service_cv2=float(seconds_R.var()) / mean_s**2,
     )
+    under_way = (demand.concurrency or 0) * cut.long_share
+    return min(waits_s, under_way * mean_s / remote.ranks)
 
 
 def _of_one_rank(

@@ -56,6 +56,8 @@ LEAST_SLACK_S: Final = 1e-3
 """Between a prompt alone and the target of the first token."""
 LEAST_RUN_S: Final = 0.05
 """What a branch gets even where the time is up."""
+LEAST_LOAD_RATIO: Final = 1e-3
+"""Of the slowest instance: less traffic needs as many instances, and solvers take it for none."""
 LEAST_FLOW_RATIO: Final = 1e-6
 """Of all requests: a route that carries less is unused (the solver's tolerance)."""
 BOUND_TOLERANCE: Final = 1e-6
@@ -126,6 +128,7 @@ def program_of(
     ways = ways_of(chosen, hand_overs, sites, may_refuse=may_refuse)
     if Role.DECODE in roles and not ways.routes:
         return None
+    least_per_s = LEAST_LOAD_RATIO * min(option.rate_per_s for option in chosen)
     problem = InstancesProblem(
         pools=tuple(
             PoolOfDevices(name=site.pool.name, devices=site.pool.num_devices) for site in sites
@@ -140,7 +143,7 @@ def program_of(
         routes=ways.routes,
         links=ways.links,
         objective=(Objective.RATE if most_rate else OBJECTIVE[hand_overs.spec.goal.objective]),
-        demand_per_s=0.0 if most_rate else demand.rate_per_s,
+        demand_per_s=0.0 if most_rate else max(demand.rate_per_s, least_per_s),
         spare_ratio=spare.others_ratio,
         max_kinds=2,
     )

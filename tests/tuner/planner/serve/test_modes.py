@@ -1,0 +1,173 @@
+"""Every mode in one run, whatever the traffic, the pools and the model."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.serve_api import deploy
+from tuner.serve_plan import Role, ServeModeAnswer, ServePlan
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
+H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
+LINK = "[{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}]"
+SPREAD = "input_tokens: {kind: lognormal, mean: 4000, cv: 1.5, most: 30000}, output_tokens: 200"
+MODES = ["aggregated", "disaggregated", "attention_expert", "shared_device", "prefill_offload"]
+
+
+def planned(
+    folder: Path,
+    *,
+    engine: str = "vllm",
+    model: str = "mixtral-8x7b",
+    pools: str = f"{H100}, {H20}",
+    links: str = LINK,
+    traffic: str = f"{{rate: 6/s, {SPREAD}}}",
+    slo: str = "{ttft: {p90: 3s}, tpot: {p90: 50ms}}",
+    extra: str = "objective: devices",
+) -> ServePlan:
+    path = folder / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\n"
+        f"model: {MODELS / model}\n"
+        f"cluster: {{pools: [{pools}], links: {links}}}\n"
+        "goal:\n"
+        "  kind: serve\n"
+        f"  engine: {{name: {engine}}}\n"
+        f"  traffic: {traffic}\n"
+        f"  slo: {slo}\n"
+        f"  {extra}\n"
+    )
+    return deploy(path, time_limit_s=20.0).plan
+
+
+def by_mode(plan: ServePlan) -> dict[str, ServeModeAnswer]:
+    return {one.mode: one for one in plan.modes}
+
+
+def test_one_run_answers_every_mode(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert [one.mode for one in plan.modes] == MODES
+    answers = by_mode(plan)
+    assert sum(one.status == "chosen" for one in plan.modes) == 1
+    begins = {
+        "attention_expert": "attention and experts",
+        "shared_device": "shared_device",
+        "prefill_offload": "prefill_offload",
+    }
+    for mode, begin in begins.items():
+        one = answers[mode]
+        assert one.status == "unlaunchable"
+        assert one.devices is not None
+        assert one.ttft_s is not None
+        assert one.tpot_s is not None
+        (told,) = (line for line in plan.unlaunchable if line.feature.startswith(begin))
+        assert told.gain_ratio == pytest.approx(max(one.gain_ratio or 0.0, 0.0))
+    assert plan.decision is not None
+    assert plan.decision.num_devices == answers[plan.decision.mode].devices
+
+    # What a mode saves is what its devices are fewer.
+    for one in plan.modes:
+        if one.devices is not None:
+            assert one.gain_ratio == pytest.approx(1.0 - one.devices / plan.decision.num_devices)
+    # Ties and the bound are of modes that can be launched.
+    certificate = plan.certificate
+    assert certificate.bound is not None
+    assert certificate.objective is not None
+    assert certificate.bound <= certificate.objective
+    near = sum(other.within_band for other in plan.alternatives)
+    assert certificate.within_band >= near
+
+
+def test_shared_devices_are_a_plan_where_the_release_launches_them(tmp_path: Path) -> None:
+    plan = planned(
+        tmp_path,
+        engine="sglang",
+        model="qwen3-235b-a22b",
+        extra="modes: [shared_device]\n  quantization: fp8",
+        traffic="{rate: 2/s, input_tokens: 2000, output_tokens: 200}",
+    )
+    assert plan.decision is not None
+    (group,) = plan.decision.instances
+    assert group.role is Role.AGGREGATED
+    assert group.attention_dp == group.pp == 1
+    assert not group.chunked_prefill
+    assert group.prefill_share_ratio is not None
+    # In steps of eight multiprocessors.
+    units = {"h100": 132, "h20": 78}[group.pool]
+    steps = group.prefill_share_ratio * units / 8
+    assert steps == pytest.approx(round(steps))
+    assert plan.predicted is not None
+    assert plan.predicted.ttft_s.p90 <= 3.0
+    assert plan.predicted.tpot_s.p90 <= 0.05
+    assert plan.certificate.status == "optimal"
+
+
+FIXED = "{rate: 6/s, input_tokens: 4000, output_tokens: 200}"
+
+
+@pytest.mark.parametrize(
+    ("pools", "links", "traffic", "says"),
+    [
+        (H100, "[]", f"{{rate: 6/s, {SPREAD}}}", "no second pool"),
+        (f"{H100}, {H20}", "[]", f"{{rate: 6/s, {SPREAD}}}", "no link joins the pools"),
+        (f"{H100}, {H20}", LINK, FIXED, "equally long"),
+    ],
+)
+def test_what_keeps_prompts_from_being_offloaded_is_told(
+    tmp_path: Path, pools: str, links: str, traffic: str, says: str
+) -> None:
+    two = "modes: [aggregated, prefill_offload]"
+    plan = planned(tmp_path, pools=pools, links=links, traffic=traffic, extra=two)
+    one = by_mode(plan)["prefill_offload"]
+    assert one.status == "none"
+    assert says in one.told
+
+
+def trace(folder: Path) -> str:
+    path = folder / "trace.csv"
+    rows = [
+        f"2024-05-10 00:{i // 60:02}:{i % 60:02}.0000000,{200 + 13 * i},{20 + i % 90}"
+        for i in range(400)
+    ]
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    return f"{{trace: {path}}}"
+
+
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_no_mode_breaks_on_a_closed_loop(tmp_path: Path, engine: str) -> None:
+    plan = planned(tmp_path, engine=engine, traffic=f"{{concurrency: 24, {SPREAD}}}")
+    assert plan.decision is not None
+    assert [one.mode for one in plan.modes] == MODES
+
+
+def test_no_mode_breaks_on_a_trace(tmp_path: Path) -> None:
+    plan = planned(tmp_path, traffic=trace(tmp_path))
+    assert plan.decision is not None
+    assert by_mode(plan)["prefill_offload"].status == "unlaunchable"
+
+
+def test_no_mode_breaks_on_targets_that_nothing_keeps(tmp_path: Path) -> None:
+    plan = planned(tmp_path, slo="{tpot: {p90: 1ms}}")
+    assert plan.decision is None
+    assert [one.status for one in plan.modes] == ["none"] * 5
+    plan = planned(tmp_path, slo="{ttft: {p99: 200ms}}", traffic=f"{{rate: 6/s, {SPREAD}}}")
+    statuses = {one.mode: one.status for one in plan.modes}
+    # Attention and experts apart are not played.
+    del statuses["attention_expert"]
+    assert set(statuses.values()) <= {"none", "missed"}
+
+
+def test_no_mode_breaks_on_requests_without_targets(tmp_path: Path) -> None:
+    plan = planned(tmp_path, slo="{}")
+    assert plan.decision is not None
+    assert [one.mode for one in plan.modes] == MODES
+
+
+def test_no_mode_breaks_on_cached_prefixes(tmp_path: Path) -> None:
+    hit = f"{{rate: 6/s, prefix_hit: 0.6, {SPREAD}}}"
+    few = "modes: [aggregated, shared_device, prefill_offload]"
+    cached, plain = planned(tmp_path, traffic=hit, extra=few), planned(tmp_path, extra=few)
+    one, other = by_mode(cached), by_mode(plain)
+    for mode in ("shared_device", "prefill_offload"):
+        assert (one[mode].devices or 0) <= (other[mode].devices or 0)
