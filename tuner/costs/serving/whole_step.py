@@ -64,17 +64,19 @@ def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats
     With a pipeline from the first stage to the end of the last; the next step may begin after
     `iteration.slot_ratio` of it.
     """
-    after_Q = iteration.prompt_s(before_Q + m_Q)
-    known_Q = np.where(before_Q > 0.0, iteration.prompt_s(np.maximum(before_Q, 1.0)), 0.0)
-    total_Q = through_s(iteration, m_Q, after_Q - known_Q)
+    total_Q = through_s(iteration, m_Q, _part_s(iteration, m_Q, before_Q))
     total_Q = total_Q + iteration.passed_s(m_Q) + iteration.head_s(np.ones_like(m_Q))
     if iteration.drafter is not None:
         one = iteration.drafter
-        grown_Q = one.prompt_s(before_Q + m_Q)
-        grown_Q -= np.where(before_Q > 0.0, one.prompt_s(np.maximum(before_Q, 1.0)), 0.0)
-        total_Q = total_Q + one.linear_s(m_Q) + one.joined_s(m_Q) + grown_Q
+        total_Q = total_Q + one.linear_s(m_Q) + one.joined_s(m_Q) + _part_s(one, m_Q, before_Q)
     gap_s = iteration.scheduler_s * iteration.traits.prompt_scheduler_ratio
     return np.asarray(total_Q + gap_s)
+
+
+def _part_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats:
+    """Attention of m tokens of a prompt behind those read before."""
+    known_Q = np.where(before_Q > 0.0, iteration.prompt_s(np.maximum(before_Q, 1.0)), 0.0)
+    return np.asarray(iteration.prompt_s(before_Q + m_Q) - known_Q)
 
 
 def attention_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
