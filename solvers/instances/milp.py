@@ -32,7 +32,8 @@ RELATIVE_TOLERANCE = 1e-7
 """Of the objective's size, taken off every bound."""
 
 LEAST_UNIT_RATIO = 1e-5
-"""The unit of rates is no less of what the pools reach, which keeps coefficients below 1e5."""
+"""A free rate has a unit of no less of what the pools reach, which keeps coefficients below
+1e5."""
 
 SHORTEST_RUN_S = 0.05
 """What CBC gets even when writing the model has used up the time."""
@@ -49,7 +50,10 @@ def solve(
         return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
 
     def solve_linear(linear: Linear) -> Claim[InstancePlan]:
-        unit_per_s = max(linear.least_per_s, LEAST_UNIT_RATIO * reach_per_s)
+        is_fixed = not linear.reward and linear.least_per_s > 0.0
+        unit_per_s = linear.least_per_s
+        if not is_fixed:
+            unit_per_s = max(unit_per_s, LEAST_UNIT_RATIO * reach_per_s)
         model = _Model(problem, columns, linear, unit_per_s)
         left_s = max(SHORTEST_RUN_S, deadline_s - time.perf_counter())
         return model.run(time_limit_s=left_s, threads=threads)
@@ -132,8 +136,10 @@ class _Model:
             self.program += pulp.LpAffineExpression(occupied) <= 1
 
     def _capacity(self, groups: set[int]) -> pulp.LpAffineExpression:
+        # At a fixed rate no instance serves more than all of it, which keeps every number near 1.
+        most_per_s = math.inf if self.linear.reward else self.unit_per_s
         members = [
-            (count, self.problem.columns[j].rate_per_s / self.unit_per_s)
+            (count, min(self.problem.columns[j].rate_per_s, most_per_s) / self.unit_per_s)
             for j, count in self.count_J.items()
             if self.problem.columns[j].group in groups
         ]
