@@ -24,7 +24,7 @@ from tuner.regress.judging import Tolerance, judge
 from tuner.regress.observed import observed
 from tuner.regress.records import Effort, ScenarioResult, Verdict
 from tuner.regress.repricing import is_worth_repricing, repriced
-from tuner.regress.running import Answer, Job, Limits, Planner
+from tuner.regress.running import OWN_TREE, Answer, Job, Limits, Planner
 from tuner.regress.scenarios import Checks, Scenario
 from tuner.regress.versions import Other
 from tuner.spec.kind import goal_kind
@@ -49,6 +49,8 @@ class Manner:
     tolerance: Tolerance = field(default_factory=Tolerance)
     limits: Limits = field(default_factory=Limits)
     workers: int = 1
+    tree: Path = OWN_TREE
+    """Holds the packages of the moetune that plans; see tuner/regress/running.py."""
 
 
 Plan = Callable[[Job], Answer]
@@ -75,7 +77,9 @@ def check_all(
         pairs: SimpleQueue[tuple[Planner, Planner | None]] = SimpleQueue()
         planners: list[Planner] = []
         for _ in range(max(1, min(manner.workers, len(checks.scenarios)))):
-            own = open_planners.enter_context(Planner(scratch=scratch, limits=manner.limits))
+            own = open_planners.enter_context(
+                Planner(scratch=scratch, limits=manner.limits, tree=manner.tree)
+            )
             theirs = None
             if other is not None and other.plans is None:
                 theirs = open_planners.enter_context(

@@ -15,6 +15,7 @@ tell apart (tuner/planner/analytic/preferring.py); the same decision is only all
 Not covered: whether the model is right. That is what `moetune backtest` is for.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -36,6 +37,9 @@ BOUND_RATIO: Final = 1e-3
 """A bound above a known price by more than this share is broken: solvers stop within less."""
 BAND_RATIO: Final = 1.25
 """A band is told of once its width changed by this factor."""
+
+
+_NUMBERS: Final = re.compile(r"[+-]?\d[\d.,]*( ?[%kMGTm]?i?[Bs]?\b)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +121,7 @@ def _findings(
 ) -> Iterator[Finding]:
     yield from _status(accepted, found)
     if not (accepted.is_found and found.is_found):
+        yield from _binding(accepted, found)
         return
     same = same_decision(accepted.decision, found.decision)
     yield from _certificate(accepted, found, tolerance, price)
@@ -126,6 +131,7 @@ def _findings(
     if not same:
         yield _decision(accepted, found)
     yield from _all_figures(accepted, found, tolerance, same=same)
+    yield from _binding(accepted, found)
 
 
 def _another_question(accepted: Observed, found: Observed) -> Iterator[Finding]:
@@ -163,14 +169,6 @@ def _status(accepted: Observed, found: Observed) -> Iterator[Finding]:
             words=f"was {accepted.status}, now {found.status}: {found.binding}",
             changes=(change.model_copy(update={"weight": "worse" if worse else "neutral"}),),
         )
-    elif accepted.binding != found.binding:
-        yield Finding(
-            verdict=Verdict.DRIFT,
-            words=f"what binds was {accepted.binding!r}, now {found.binding!r}",
-            changes=(
-                Change(what="binding_constraint", accepted=accepted.binding, found=found.binding),
-            ),
-        )
     if accepted.verdict_word != found.verdict_word and accepted.is_found and found.is_found:
         worse = accepted.verdict_word == "worth it"
         yield Finding(
@@ -178,6 +176,19 @@ def _status(accepted: Observed, found: Observed) -> Iterator[Finding]:
             words=f"placement was {accepted.verdict_word!r}, now {found.verdict_word!r}",
             changes=(
                 Change(what="verdict", accepted=accepted.verdict_word, found=found.verdict_word),
+            ),
+        )
+
+
+def _binding(accepted: Observed, found: Observed) -> Iterator[Finding]:
+    """What stands in the way; other numbers in the same words are no other constraint."""
+    before, after = (_NUMBERS.sub("#", each.binding) for each in (accepted, found))
+    if before != after:
+        yield Finding(
+            verdict=Verdict.DRIFT,
+            words=f"what binds was {accepted.binding!r}, now {found.binding!r}",
+            changes=(
+                Change(what="binding_constraint", accepted=accepted.binding, found=found.binding),
             ),
         )
 

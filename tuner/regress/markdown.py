@@ -9,7 +9,9 @@ from typing import Final
 
 from tuner.regress.records import FAILING, Check, ScenarioResult, Verdict
 
-_MARKUP: Final = re.compile(r"([\\`*_{}\[\]()#+!|~@<>&-])")
+_MARKUP: Final = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
+_MENTION: Final = "@\u200b"
+"""A sign and a space of no width: GitHub looks for mentions after it has undone escapes."""
 LONGEST_CELL: Final = 600
 
 
@@ -42,4 +44,5 @@ def _row(result: ScenarioResult) -> str:
 def _escaped(text: str) -> str:
     flat = " ".join(text.split())
     short = flat if len(flat) <= LONGEST_CELL else f"{flat[: LONGEST_CELL - 3]}..."
-    return _MARKUP.sub(r"\\\1", short).replace("<", "&lt;").replace("\\&lt;", "&lt;")
+    entities = short.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKUP.sub(r"\\\1", entities).replace("@", _MENTION)

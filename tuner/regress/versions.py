@@ -68,7 +68,7 @@ def _revision(revision: str, *, checks: Path, scratch: Path) -> Other:
     commit = _git(checks, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     tree = scratch / "revision"
     tree.mkdir()
-    listed = _git(checks, "ls-tree", "--name-only", "--format=%(path)", f"{commit}:").split("\n")
+    listed = _git(top, "ls-tree", "--name-only", f"{commit}:").split("\n")
     name = f"git:{revision} ({commit[:12]})"
     if set(PACKAGES) <= set(listed):
         _extract(top, commit, PACKAGES, into=tree)

@@ -1,0 +1,117 @@
+"""Stored files of every released schema version stay readable; the fixtures are never renewed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profilers.store import read_profile
+from tuner.errors import PlanUnreadableError
+from tuner.regress.baseline import (
+    KINDS,
+    Baseline,
+    baseline_json,
+    plan_json,
+    pruned,
+    read_accepted,
+    read_baseline,
+)
+from tuner.regress.measurements import sum_up
+from tuner.regress.observed import observed
+from tuner.regress.records import Effort
+
+FIXTURES = Path(__file__).parent / "fixtures"
+VERSIONS = {"plan": (1,), "profile": (1,)}
+"""Every schema version that a release wrote."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("version", VERSIONS["plan"])
+def test_plans_of_every_released_schema_are_read(kind: str, version: int) -> None:
+    file = FIXTURES / f"plan-{version}-{kind}.json"
+    values = read_accepted(file)
+    assert values is not None
+    assert observed(values).kind == kind
+    assert max(VERSIONS["plan"]) == KINDS[kind][1], "keep a fixture of the new schema version"
+
+
+@pytest.mark.parametrize("version", VERSIONS["profile"])
+def test_profiles_of_every_released_schema_are_read(version: int) -> None:
+    profile = read_profile(FIXTURES / f"profile-{version}")
+    assert {row.case.operation for row in profile.measurements} == {"copy", "storage"}
+
+
+def test_a_newer_plan_is_refused_with_the_version_that_is_needed(tmp_path: Path) -> None:
+    values = json.loads((FIXTURES / "plan-1-train.json").read_text())
+    values["schema_version"] = 2
+    values["provenance"]["moetune_version"] = "0.7.0"
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(values))
+    with pytest.raises(PlanUnreadableError, match=r"schema_version 2, .* up to 1; needed is") as at:
+        read_accepted(file)
+    assert "moetune 0.7.0" in str(at.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"extra": 1}, "extra: Extra inputs are not permitted"),
+        ({"emit": None}, "emit: "),
+    ],
+)
+def test_a_schema_that_changed_without_a_version_is_noticed(
+    change: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    values = json.loads((FIXTURES / "plan-1-train.json").read_text())
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(values | change))
+    with pytest.raises(PlanUnreadableError, match=words) as at:
+        read_accepted(file)
+    assert "the schema of plans changed" in str(at.value)
+
+
+def test_a_plan_of_no_known_goal_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text('{"goal": {"kind": "fly"}}')
+    with pytest.raises(PlanUnreadableError, match=r"goal.kind 'fly' is not one of train, serve"):
+        read_accepted(file)
+
+
+def test_no_file_is_no_plan_and_no_baseline(tmp_path: Path) -> None:
+    assert read_accepted(tmp_path / "plan.json") is None
+    assert read_baseline(tmp_path / "baseline.json") is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pruned_plan_is_small_and_still_a_plan(kind: str, tmp_path: Path) -> None:
+    values = json.loads((FIXTURES / f"plan-1-{kind}.json").read_text())
+    file = tmp_path / "plan.json"
+    file.write_text(plan_json(values))
+    again = read_accepted(file)
+    assert again == json.loads(json.dumps(pruned(values)))
+    assert again["decision"] == values["decision"]
+    assert again["predicted"] == values["predicted"]
+    assert file.stat().st_size < 50_000
+
+
+def test_a_baseline_is_read_back(tmp_path: Path) -> None:
+    baseline = Baseline(
+        moetune_version="0.1.0",
+        effort=Effort(cpu_s=1.0, loop_s=0.002, peak_bytes=200, idle_bytes=100),
+        profiles={"profile": sum_up(FIXTURES / "profile-1")},
+    )
+    file = tmp_path / "baseline.json"
+    file.write_text(baseline_json(baseline))
+    assert read_baseline(file) == baseline
+    # One line for each kind of operation, so that a diff shows which one was measured anew.
+    assert sum("copy/" in line for line in file.read_text().splitlines()) == 1
+
+
+def test_a_damaged_or_newer_baseline_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "baseline.json"
+    file.write_text('{"schema_version": 1}')
+    with pytest.raises(PlanUnreadableError, match="moetune_version: Field required; write it anew"):
+        read_baseline(file)
+    file.write_text('{"schema_version": 2, "moetune_version": "0.9.0"}')
+    with pytest.raises(PlanUnreadableError, match=r"needed is moetune 0\.9\.0"):
+        read_baseline(file)

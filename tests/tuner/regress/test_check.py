@@ -1,0 +1,184 @@
+"""Whole checks, with a planner that acts."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.errors import TunerError
+from tuner.regress.check import check
+from tuner.regress.checking import Manner, cores
+from tuner.regress.records import Check, Verdict
+
+Run = Callable[..., Check]
+
+
+@pytest.fixture
+def run(acting: Path) -> Run:
+    """Check with the acting planner: run(folder, update=True) -> Check."""
+
+    def check_it(folder: Path, **options: Any) -> Check:
+        return check(folder, manner=Manner(tree=acting, workers=2), **options)
+
+    return check_it
+
+
+def verdicts(found: Check) -> dict[str, str]:
+    return {one.name: one.verdict.value for one in found.scenarios}
+
+
+def changed(folder: Path, old: str, new: str) -> None:
+    file = folder / "spec.yaml"
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def test_every_verdict_is_given_where_it_belongs(checks: Path, run: Run) -> None:
+    ratios = {"better": 0.9, "drifts": 1.005, "worse": 1.1}
+    for name, ratio in ratios.items():
+        shutil.copytree(checks / "quick", checks / name)
+        changed(checks / name, "step_ratio: 1.0", f"step_ratio: {ratio}")
+    shutil.copytree(checks / "quick", checks / "asks")
+    changed(checks / "asks", "size: 256", "size: 512")
+    shutil.copytree(checks / "quick", checks / "crashes")
+    changed(checks / "crashes", 'does: ""', "does: crash")
+    shutil.copytree(checks / "quick", checks / "new")
+    (checks / "new" / "plan.json").unlink()
+    found = run(checks)
+    assert verdicts(found) == {
+        "asks": "incomparable",
+        "better": "better",
+        "crashes": "error",
+        "drifts": "drift",
+        "new": "missing",
+        "quick": "pass",
+        "worse": "regression",
+    }
+    assert found.failed
+    reasons = {one.name: one.reason for one in found.scenarios}
+    assert "goal.global_batch_size 256 -> 512" in reasons["asks"]
+    assert "(+10.00 %)" in reasons["worse"]
+    assert reasons["crashes"] == "planning crashed: ValueError: a defect"
+
+
+def test_better_and_drift_do_not_fail(checks: Path, run: Run) -> None:
+    changed(checks / "quick", "step_ratio: 1.0", "step_ratio: 0.9")
+    assert not run(checks).failed
+
+
+def test_an_update_writes_what_changed_and_no_more(checks: Path, run: Run) -> None:
+    shutil.copytree(checks / "quick", checks / "larger")
+    changed(checks / "larger", "size: 256", "size: 512")
+    kept = (checks / "quick" / "plan.json").stat()
+    accepted = run(checks, update=True)
+    assert not accepted.failed
+    assert accepted.updated == ("larger/baseline.json", "larger/plan.json", "scenarios.json")
+    assert "accepted, was incomparable: " in accepted.scenarios[0].reason
+    assert (checks / "quick" / "plan.json").stat() == kept
+    assert verdicts(run(checks)) == {"larger": "pass", "quick": "pass"}
+    assert run(checks, update=True).updated == ()
+
+
+def test_a_removed_scenario_is_missing_until_it_is_dropped(checks: Path, run: Run) -> None:
+    shutil.copytree(checks / "quick", checks / "other")
+    run(checks, update=True)
+    shutil.rmtree(checks / "other")
+    found = run(checks)
+    assert found.failed
+    (gone,) = (one for one in found.scenarios if one.name == "other")
+    assert gone.verdict is Verdict.MISSING
+    assert "the scenario is gone, and scenarios.json lists it" in gone.reason
+    assert not run(checks, update=True).failed
+    assert verdicts(run(checks)) == {"quick": "pass"}
+
+
+def test_a_spec_that_cannot_be_read_is_an_error_of_its_own(checks: Path, run: Run) -> None:
+    for name, text in (("flies", "goal: {kind: fly}\n"), ("no-yaml", "{"), ("empty", "")):
+        (checks / name).mkdir()
+        (checks / name / "spec.yaml").write_text(text)
+    found = run(checks)
+    assert verdicts(found) == {
+        "empty": "error",
+        "flies": "error",
+        "no-yaml": "error",
+        "quick": "pass",
+    }
+    assert "goal.kind 'fly' is not one of train, serve, place" in found.scenarios[1].reason
+
+
+def test_an_unreadable_accepted_plan_can_be_accepted_anew(checks: Path, run: Run) -> None:
+    (checks / "quick" / "plan.json").write_text('{"goal": {"kind": "train"}}')
+    (found,) = run(checks).scenarios
+    assert found.verdict is Verdict.ERROR
+    assert "accept a new one with --update" in found.reason
+    run(checks, update=True)
+    assert verdicts(run(checks)) == {"quick": "pass"}
+
+
+def test_accepted_plans_of_another_folder_can_be_compared_with(
+    checks: Path, run: Run, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(checks, tmp_path / "other"))
+    shutil.copytree(checks / "quick", other / "former")
+    shutil.copytree(checks / "quick", checks / "new")
+    changed(checks / "quick", "step_ratio: 1.0", "step_ratio: 1.1")
+    found = run(checks, against=str(other))
+    assert found.against == str(other)
+    assert verdicts(found) == {"former": "missing", "new": "incomparable", "quick": "regression"}
+    reasons = [one.reason for one in found.scenarios]
+    assert f"the scenario is gone, and {other} has it" in reasons[0]
+    assert "has no such scenario" in reasons[1]
+
+
+def test_another_version_plans_the_same_scenarios(
+    checks: Path, run: Run, acting: Path, tmp_path: Path
+) -> None:
+    former = Path(shutil.copytree(acting, tmp_path / "former"))
+    api = former / "tuner" / "api.py"
+    api.write_text(api.read_text().replace("ratio = asked", "ratio = 0.5 * asked"))
+    (checks / "quick" / "plan.json").unlink()
+    (found,) = run(checks, against=str(former)).scenarios
+    assert found.verdict is Verdict.REGRESSION
+    assert "(+100.00 %)" in found.reason
+    (former / "tuner" / "api.py").write_text("")
+    (found,) = run(checks, against=str(former)).scenarios
+    assert found.verdict is Verdict.INCOMPARABLE
+    assert "cannot plan it" in found.reason
+
+
+def test_a_search_that_takes_many_times_as_long_is_told(checks: Path, run: Run) -> None:
+    changed(checks / "quick", 'does: ""', "does: work")
+    baseline = checks / "quick" / "baseline.json"
+    assert "loop_s" in baseline.read_text()
+    (found,) = run(checks).scenarios
+    # Thirty million additions are some 700 loops, where there was next to nothing.
+    assert found.effort is not None
+    assert found.effort.loops > 100.0
+    assert ("solve effort, in loops" in found.reason) == (found.effort.loops > 500.0)
+
+
+def test_a_single_scenario_needs_no_index(checks: Path, run: Run) -> None:
+    (checks / "quick" / "plan.json").unlink()
+    found = run(checks / "quick", update=True)
+    assert verdicts(found) == {"quick": "pass"}
+    assert found.updated == ("baseline.json", "plan.json")
+
+
+def test_only_the_named_scenario_is_planned_and_the_index_is_kept(checks: Path, run: Run) -> None:
+    shutil.copytree(checks / "quick", checks / "other")
+    (checks / "other" / "plan.json").unlink()
+    found = run(checks, only=("quick",), update=True)
+    assert verdicts(found) == {"quick": "pass"}
+    assert found.updated == ()
+    with pytest.raises(TunerError, match="--only 'x' is no scenario"):
+        run(checks, only=("x",))
+
+
+def test_results_are_told_as_they_come(checks: Path, run: Run) -> None:
+    told = []
+    run(checks, told=told.append)
+    assert [one.name for one in told] == ["quick"]
+    assert cores() >= 1

@@ -1,0 +1,172 @@
+"""Faults planted in a copy of moetune, or in what it is given: each is caught, in the right words.
+
+The copy is planned with by its own command line, as a pull request would be.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from profilers.store import read_profile, write_header, write_table
+from tuner.regress.check import check
+from tuner.regress.records import Check, Verdict
+
+CHECKOUT = Path(__file__).parents[3]
+PACKAGES = ("tuner", "solvers", "profilers")
+
+Faulty = Callable[..., Path]
+
+CHEAP_SPEC = """\
+schema_version: 1
+model: {examples}/models/mixtral-8x7b/config.json
+cluster:
+  pools: [{{name: h100, device: h100-sxm, nodes: 4, devices_per_node: 8, nic: 400Gbit/s}}]
+goal: {{kind: train, sequence_length: 4096, global_batch_size: 128, precision: bf16}}
+search:
+  tensor_model_parallel_size: [1, 2]
+  context_parallel_size: 1
+  expert_tensor_parallel_size: 1
+  micro_batch_size: 1
+  pipeline_model_parallel_size: [2, 4]
+  dispatcher: alltoall
+emit: [megatron-lm]
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Faulty:
+    """Copy moetune and change one line of it: faulty(file, old, new) -> its folder."""
+
+    def plant(file: str, old: str, new: str) -> Path:
+        tree = tmp_path / "faulty"
+        for package in PACKAGES:
+            shutil.copytree(CHECKOUT / package, tree / package)
+        text = (tree / file).read_text(encoding="utf-8")
+        assert text.count(old) == 1, "the line to break has moved"
+        (tree / file).write_text(text.replace(old, new), encoding="utf-8")
+        return tree
+
+    return plant
+
+
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scenario that the real planner plans within a second or two, accepted."""
+    folder = tmp_path_factory.mktemp("cheap")
+    (folder / "cheap").mkdir()
+    spec = CHEAP_SPEC.format(examples=CHECKOUT / "examples")
+    (folder / "cheap" / "spec.yaml").write_text(spec, encoding="utf-8")
+    assert not check(folder, update=True).failed
+    return folder
+
+
+@pytest.fixture
+def cheap(accepted: Path, tmp_path: Path) -> Path:
+    """A copy of it for one test."""
+    return Path(shutil.copytree(accepted, tmp_path / "checks"))
+
+
+def checked_by(tree: Path, checks: Path) -> Check:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tuner", "check", str(checks), "--json"],
+        env={"PYTHONPATH": str(tree), "PATH": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    found = Check.model_validate_json(done.stdout)
+    assert done.returncode == found.failed
+    return found
+
+
+def test_a_bug_in_the_cost_model_is_named_as_changed_costs(cheap: Path, faulty: Faulty) -> None:
+    tree = faulty(
+        "tuner/costs/analytic/experts.py",
+        "forward_s=pieces * found.forward_s",
+        "forward_s=1.2 * pieces * found.forward_s",
+    )
+    (found,) = checked_by(tree, cheap).scenarios
+    assert found.verdict is Verdict.REGRESSION
+    assert "fastest step" in found.reason
+    assert "the same decision is priced differently, on the same inputs" in found.reason
+    assert "most of it in computation" in found.reason
+
+
+def test_a_broken_bound_is_named_as_one(cheap: Path, faulty: Faulty) -> None:
+    # Devices that share no tensors are said to be a third slower than they are.
+    tree = faulty(
+        "tuner/planner/analytic/bounds.py",
+        "least = strategies.num_microbatches * peak_s + way_s",
+        "least = strategies.num_microbatches * peak_s * (1 + (strategies.tensor == 1) / 3) + way_s",
+    )
+    (found,) = checked_by(tree, cheap).scenarios
+    assert found.verdict is Verdict.REGRESSION
+    assert "the solver's bound is broken" in found.reason
+    assert "the search lost it" in found.reason
+
+
+def test_a_field_that_was_dropped_from_plans_is_named_as_a_changed_schema(
+    cheap: Path, faulty: Faulty
+) -> None:
+    tree = faulty("tuner/plan.py", "    decision_gap_ratio:", "    gap_of_decision_ratio:")
+    (found,) = checked_by(tree, cheap).scenarios
+    assert found.verdict is Verdict.ERROR
+    assert "decision_gap_ratio" in found.reason
+    assert "the schema of plans changed" in found.reason
+
+
+def test_a_slower_link_in_the_profile_is_named_with_its_operation(tmp_path: Path) -> None:
+    measured, checks = CHECKOUT / "examples/profiles/epyc-2-ranks/used/profile", tmp_path / "checks"
+    profile = checks / "measured" / "profile"
+    shutil.copytree(measured, profile)
+    text = (CHECKOUT / "examples/checks/train-measured/spec.yaml").read_text(encoding="utf-8")
+    text = text.replace("../../profiles/epyc-2-ranks/used/profile", "profile")
+    text = text.replace("../../", f"{CHECKOUT}/examples/")
+    (checks / "measured" / "spec.yaml").write_text(text, encoding="utf-8")
+    assert not check(checks, update=True).failed
+
+    stored = read_profile(profile)
+    slower = [
+        row.model_copy(update={"times_s": tuple(1.1 * time_s for time_s in row.times_s)})
+        if row.case.kind == "all_reduce"
+        else row
+        for row in stored.measurements
+        if row.case.operation == "collective"
+    ]
+    write_table(profile, slower, operation="collective")
+    write_header(profile, stored.header)
+
+    (found,) = check(checks).scenarios
+    assert found.verdict is Verdict.REGRESSION
+    assert "collective all_reduce: 10 % slower over its 27 cases, significantly" in found.reason
+
+
+@pytest.mark.slow
+def test_the_version_before_the_fault_is_held_against_it(cheap: Path, faulty: Faulty) -> None:
+    tree = faulty(
+        "tuner/costs/analytic/experts.py",
+        "forward_s=pieces * found.forward_s",
+        "forward_s=0.8 * pieces * found.forward_s",
+    )
+    (found,) = check(cheap, against=str(tree)).scenarios
+    assert found.verdict is Verdict.REGRESSION
+    assert "the same decision is priced differently" in found.reason
+
+
+def test_unchanged_inputs_pass_three_times_over(cheap: Path) -> None:
+    for name in ("b", "c"):
+        shutil.copytree(cheap / "cheap", cheap / name)
+    assert [one.verdict.value for one in check(cheap).scenarios] == ["pass"] * 3
+
+
+@pytest.mark.slow
+def test_fifty_runs_on_unchanged_inputs_give_fifty_passes(cheap: Path) -> None:
+    for number in range(49):
+        shutil.copytree(cheap / "cheap", cheap / f"again-{number}")
+    assert {one.verdict for one in check(cheap).scenarios} == {Verdict.PASS}

@@ -1,0 +1,99 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import SpecError
+from tuner.regress.running import OWN_TREE
+from tuner.regress.versions import other_of
+
+PACKAGES = ("tuner", "solvers", "profilers")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+def committed(folder: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    if not (folder / ".git").exists():
+        git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    """A repository of checks; its first commit has one spec more."""
+    folder = tmp_path / "users"
+    folder.mkdir()
+    committed(folder, {"checks/a/spec.yaml": "first\n", "models/config.json": "{}"})
+    committed(folder, {"checks/a/spec.yaml": "second\n"})
+    return folder
+
+
+def test_a_revision_of_the_user_s_repository_brings_its_scenarios(
+    users: Path, tmp_path: Path
+) -> None:
+    other = other_of("git:HEAD~1", checks=users / "checks", scratch=tmp_path)
+    assert other.checks is not None
+    assert (other.checks / "a" / "spec.yaml").read_text() == "first\n"
+    assert (other.checks.parent / "models" / "config.json").is_file()
+    assert other.tree == OWN_TREE
+    assert other.name.startswith("git:HEAD~1 (")
+    assert (users / "checks/a/spec.yaml").read_text() == "second\n"
+
+
+def test_a_revision_of_moetune_itself_plans_today_s_scenarios(tmp_path: Path) -> None:
+    repository = tmp_path / "moetune"
+    repository.mkdir()
+    files = {f"{package}/__init__.py": "old" for package in PACKAGES}
+    committed(repository, {**files, "checks/a/spec.yaml": "a", "big/file": "left out"})
+    other = other_of("git:HEAD", checks=repository / "checks", scratch=tmp_path)
+    assert other.checks is None
+    assert sorted(each.name for each in other.tree.iterdir()) == sorted(PACKAGES)
+    assert (other.tree / "tuner/__init__.py").read_text() == "old"
+
+
+@pytest.mark.parametrize("revision", ["nowhere", "--upload-pack=x", "HEAD:checks", ""])
+def test_what_is_no_revision_is_refused_in_one_line(
+    revision: str, users: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match="name a revision that this repository has"):
+        other_of(f"git:{revision}", checks=users / "checks", scratch=tmp_path)
+
+
+def test_checks_that_were_not_there_yet_are_said_to_be_so(users: Path, tmp_path: Path) -> None:
+    committed(users, {"later/a/spec.yaml": "a"})
+    with pytest.raises(SpecError, match="was not there yet"):
+        other_of("git:HEAD~1", checks=users / "later", scratch=tmp_path)
+
+
+def test_folders_are_a_version_or_accepted_plans(users: Path, tmp_path: Path) -> None:
+    other = other_of(str(users / "checks"), checks=users / "checks", scratch=tmp_path)
+    assert other.plans == users / "checks"
+    for package in PACKAGES:
+        (tmp_path / "v" / package).mkdir(parents=True)
+        (tmp_path / "v" / package / "__init__.py").write_text("")
+    version = other_of(str(tmp_path / "v"), checks=users / "checks", scratch=tmp_path)
+    assert (version.tree, version.plans) == (tmp_path / "v", None)
+    with pytest.raises(SpecError, match="neither a checkout of moetune"):
+        other_of(str(tmp_path / "v" / "tuner"), checks=users / "checks", scratch=tmp_path)
+
+
+def test_a_folder_without_a_repository_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    with pytest.raises(SpecError, match="not a git repository"):
+        other_of("git:HEAD", checks=tmp_path, scratch=tmp_path)
