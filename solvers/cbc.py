@@ -8,6 +8,9 @@ is run here, on a model that PuLP wrote:
 - the process is gone afterwards too; only a hard kill of the caller leaves it, to its time limit;
 - arguments go as a list and files by relative name, so no path needs quoting.
 
+Its preprocessing at times takes an infeasible model for a feasible one, and says so only in the log
+("Postprocessed model is infeasible"): such models are run again without it.
+
 CBC's printed objective ignores a constant term: models must not have one. Numbers are CBC's, within
 its tolerances (1e-7 on constraints, 1e-5 absolute on improvements of the objective): scale the
 model so that this is small, and check the values exactly.
@@ -19,6 +22,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +32,11 @@ from solvers.result import Status
 
 GRACE_S = 10.0
 """CBC looks at its clock between rounds; this long after the limit it is ended from outside."""
+
+BROKEN_BY_PREPROCESSING = "Postprocessed model is infeasible"
+WITHOUT_PREPROCESSING = ("-preprocess", "off")
+LEAST_RUN_S = 0.05
+"""What a second run gets even where the time is up."""
 
 STATUS_OF_FIRST_WORDS: Mapping[str, Status] = {
     "Optimal": Status.OPTIMAL,
@@ -65,20 +74,45 @@ def run_cbc(
     Raises:
         BackendFailedError: CBC cannot be started, or ends without a solution file.
     """
+    deadline_s = time.perf_counter() + time_limit_s
     with tempfile.TemporaryDirectory(prefix="moetune-cbc-") as name:
         directory = Path(name)
         write_model(directory / "model.mps")
-        ended = _run(executable, directory, time_limit_s, threads)
-        log = (directory / "log.txt").read_text(errors="replace")
-        if not ended:
-            return NOTHING_FOUND
-        solution = directory / "solution.txt"
-        if not solution.exists():
-            last_line = (log.strip() or "no output").splitlines()[-1]
-            raise BackendFailedError(
-                f"CBC wrote no solution ({last_line}); choose another method, e.g. 'exact'"
-            )
-        return read_answer(solution.read_text(), log)
+        read = _read_run(executable, directory, time_limit_s, threads, options=())
+        if BROKEN_BY_PREPROCESSING in read.log:
+            left_s = max(deadline_s - time.perf_counter(), LEAST_RUN_S)
+            read = _read_run(executable, directory, left_s, threads, options=WITHOUT_PREPROCESSING)
+        return NOTHING_FOUND if read.solution is None else read_answer(read.solution, read.log)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What a run has written."""
+
+    solution: str | None
+    """None: it did not end by itself."""
+    log: str
+
+
+def _read_run(
+    executable: str,
+    directory: Path,
+    time_limit_s: float,
+    threads: int,
+    *,
+    options: tuple[str, ...],
+) -> _Read:
+    ended = _run(executable, directory, time_limit_s, threads, options=options)
+    log = (directory / "log.txt").read_text(errors="replace")
+    if not ended:
+        return _Read(solution=None, log=log)
+    solution = directory / "solution.txt"
+    if not solution.exists():
+        last_line = (log.strip() or "no output").splitlines()[-1]
+        raise BackendFailedError(
+            f"CBC wrote no solution ({last_line}); choose another method, e.g. 'exact'"
+        )
+    return _Read(solution=solution.read_text(), log=log)
 
 
 def read_answer(solution: str, log: str) -> CbcAnswer:
@@ -100,11 +134,18 @@ def read_answer(solution: str, log: str) -> CbcAnswer:
     return CbcAnswer(status=status, bound=bound, value_of_column=values)
 
 
-def _run(executable: str, directory: Path, time_limit_s: float, threads: int) -> bool:
+def _run(
+    executable: str,
+    directory: Path,
+    time_limit_s: float,
+    threads: int,
+    *,
+    options: tuple[str, ...],
+) -> bool:
     """Whether CBC ended by itself."""
     arguments = ["model.mps", "-sec", f"{time_limit_s:.3f}", "-timeMode", "elapsed"]
     arguments += ["-threads", str(threads)] if threads > 1 else []
-    arguments += ["-solve", "-solution", "solution.txt"]
+    arguments += [*options, "-solve", "-solution", "solution.txt"]
     with (directory / "log.txt").open("wb") as log:
         # Ctrl-C is held back until the process is known, or one that has just begun would stay.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})

@@ -91,3 +91,17 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
             time_limit_s=5.0,
             threads=1,
         )
+
+
+def test_what_preprocessing_breaks_is_run_again_without_it(tmp_path: Path) -> None:
+    # Stands in for CBC: with preprocessing it calls an infeasible model optimal.
+    fake = program(
+        tmp_path / "cbc",
+        'case "$*" in\n'
+        '  *"-preprocess off"*) echo "Infeasible - objective value 3.0" > solution.txt;;\n'
+        '  *) echo "Optimal - objective value 3.0" > solution.txt\n'
+        '     echo "Cgl0013I Postprocessed model is infeasible - possible tolerance issue";;\n'
+        "esac\n",
+    )
+    answer = run_cbc(executable=fake, write_model=Path.touch, time_limit_s=5.0, threads=1)
+    assert answer.status is Status.INFEASIBLE
