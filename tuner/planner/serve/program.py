@@ -54,6 +54,8 @@ OBJECTIVE: Final = {
 
 LEAST_SLACK_S: Final = 1e-3
 """Between a prompt alone and the target of the first token."""
+MOST_TIMES: Final = 10.0
+"""The least spare that a slow instance is asked for at most."""
 LEAST_RUN_S: Final = 0.05
 """What a branch gets even where the time is up."""
 LEAST_LOAD_RATIO: Final = 1e-3
@@ -246,20 +248,23 @@ def serving_columns(solved: Solved) -> Iterator[tuple[Option, int]]:
 
 def _rates_per_s(options: tuple[Option, ...], spare: Spare, demand: Demand) -> tuple[float, ...]:
     """Rates with the spare of prefill taken off; the program's own spare is that of the others."""
-    ratios = {
-        option.ttft_s: option.ttft_s / max(demand.ttft_s - option.ttft_s, LEAST_SLACK_S)
-        for option in options
-        if option.role is Role.PREFILL
-    }
-    least = min(ratios.values(), default=1.0)
-    return tuple(
-        option.rate_per_s
-        if option.role is not Role.PREFILL
-        else option.rate_per_s
-        * (1.0 + spare.others_ratio)
-        / (1.0 + spare.prefill_ratio * (ratios[option.ttft_s] / least if least > 0.0 else 1.0))
-        for option in options
-    )
+    slow_J = [
+        option.ttft_s / max(demand.ttft_s - option.ttft_s, LEAST_SLACK_S) for option in options
+    ]
+    of_prefill = [
+        slow
+        for option, slow in zip(options, slow_J, strict=True)
+        if option.role is Role.PREFILL and slow > 0.0
+    ]
+    least = min(of_prefill, default=1.0)
+    rates = []
+    for option, slow in zip(options, slow_J, strict=True):
+        rate = option.rate_per_s
+        if option.role is Role.PREFILL:
+            times = min(max(slow / least, 1.0), MOST_TIMES)
+            rate *= (1.0 + spare.others_ratio) / (1.0 + spare.prefill_ratio * times)
+        rates.append(rate)
+    return tuple(rates)
 
 
 def _column(
