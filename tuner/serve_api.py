@@ -2,9 +2,10 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, machines_of
@@ -19,6 +20,9 @@ from tuner.spec.cluster import Pool
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.train_api import version
 from tuner.units import format_bytes
+
+PRODUCTS: Final = "gemm"
+"""The table that every engine's measurements hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,9 +65,23 @@ def deploy(
             moetune_version=version(),
             spec_sha256=hashlib.sha256(spec_path.read_bytes()).hexdigest(),
             profile_source={site.pool.name: site.source for site in sites},
+            notes=tuple(_kernel_notes(sites)),
         ),
     )
     return Deployed(plan=plan, spec=spec)
+
+
+def _kernel_notes(sites: Sequence[PoolSite]) -> Iterator[str]:
+    """Say where kernels of one engine stand for the fastest of several."""
+    for site in sites:
+        tables = site.machine.tables
+        names = set() if tables is None else set(tables.softwares(PRODUCTS)) - {""}
+        engines = sorted({name.partition("@")[0] for name in names})
+        if len(engines) == 1:
+            yield (
+                f"{site.pool.name}: kernels of {engines[0]} alone are known; error bands are of"
+                " the fastest of several engines' kernels, so give more profiles with --profile"
+            )
 
 
 def site_of(pool: Pool, profiles: Sequence[Path]) -> PoolSite:

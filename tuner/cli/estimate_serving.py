@@ -132,6 +132,7 @@ def _changes(found: ServingEstimate) -> Iterator[str]:
         yield f"smallest change that {beats}: {best.what}"
         yield f"    {_brief(best)}"
         yield from (f"    {line}" for line in best.lines)
+    yield "judged by missed targets, then good requests/s a device, then the length of requests"
     others = [change for change in found.changes if change is not best and change != best]
     if others:
         yield "other changes of one thing"

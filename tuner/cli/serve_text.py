@@ -44,7 +44,7 @@ def _head(plan: ServePlan) -> Iterator[str]:
     if plan.decision is None:
         yield f"nothing meets the targets: {plan.binding_constraint}"
         return
-    yield f"{plan.decision.mode}, {plan.decision.num_devices} devices"
+    yield f"{plan.decision.mode}, {_counted(plan.decision.num_devices, 'device')}"
     yield from (f"  {_group(group)}" for group in plan.decision.instances)
     for way in plan.decision.handovers:
         yield (
@@ -68,9 +68,12 @@ def _group(group: Instances) -> str:
     for name, degree in (("EP", group.ep), ("slices", group.moe_tp), ("PP", group.pp)):
         if degree > 1:
             shape.append(f"{name} {degree}")
-    steps = [f"{group.max_batch} sequences", f"{group.max_batched_tokens} tokens a step and rank"]
+    steps = [
+        _counted(group.max_batch, "sequence"),
+        f"{group.max_batched_tokens} tokens a step and rank",
+    ]
     if group.draft_tokens:
-        steps.append(f"{group.draft_tokens} drafts")
+        steps.append(_counted(group.draft_tokens, "draft"))
     if group.two_batch_overlap:
         steps.append("two half batches that overlap")
     if group.a2a_backend not in PLAIN_EXCHANGES:
@@ -160,4 +163,8 @@ def _short(decision: ServeDecision) -> str:
     groups = " + ".join(
         f"{group.count} x {group.devices} {group.role}" for group in decision.instances
     )
-    return f"{decision.mode} {groups} on {decision.num_devices} devices"
+    return f"{decision.mode} {groups} on {_counted(decision.num_devices, 'device')}"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"

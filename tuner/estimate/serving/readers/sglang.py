@@ -72,8 +72,10 @@ SERVER: Final = Server(
             "attn-dp-size",
             "chunked-prefill-size",
             "context-length",
+            "cuda-graph-max-bs-decode",
             "deepep-mode",
             "disaggregation-mode",
+            "disaggregation-transfer-backend",
             "dp-size",
             "disable-radix-cache",
             "enable-dp-attention",
@@ -293,6 +295,11 @@ def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) 
         notes.append(f"--moe-a2a-backend {backend[:40]} is priced as an exchange like DeepEP's")
     if backend != "deepep" and "deepep-mode" in flags.values:
         notes.append("--deepep-mode takes effect with --moe-a2a-backend deepep alone")
+    graphs = flags.number("cuda-graph-max-bs-decode")
+    if graphs is not None and running is not None and graphs < running:
+        notes.append(
+            f"decode steps of more than {graphs} sequences run without graphs, which has no price"
+        )
     if copies > 1:
         notes.append(
             f"--dp-size {copies} without --enable-dp-attention is {copies} separate instances"
