@@ -10,8 +10,6 @@
 - G/G/c: Allen and Cunneen (Allen, Probability, Statistics and Queueing Theory, 1990): the wait of
   M/M/c times (ca2 + cs2) / 2. Exact for M/M/c and M/G/1, an approximation otherwise: a few percent
   when busy, more where few wait.
-- Percentiles of G/G/c: those of M/M/c with the same share that waits and the scaled mean among
-  them. Exact for M/M/c.
 
 Prefill in one order and one prompt at a time is near M/D/1 for equal prompts; batches, chunks and
 bursts are what the simulation is for. At or above a utilisation of 1 the wait is infinite.
@@ -51,24 +49,6 @@ def mean_wait_s(
     """
     waits, among_s = _waiting(rate_per_s, service_s, servers, arrival_cv2, service_cv2)
     return 0.0 if waits == 0.0 else waits * among_s
-
-
-def wait_percentile_s(
-    *,
-    share: float,
-    rate_per_s: float,
-    service_s: float,
-    servers: int = 1,
-    arrival_cv2: float = 1.0,
-    service_cv2: float = 1.0,
-) -> float:
-    """The time in queue that this share of requests does not exceed, in seconds."""
-    if not 0.0 <= share < 1.0:
-        raise ValueError(f"share {share} must lie in [0, 1)")
-    waits, among_s = _waiting(rate_per_s, service_s, servers, arrival_cv2, service_cv2)
-    if share <= 1.0 - waits:
-        return 0.0
-    return among_s * math.log(waits / (1.0 - share))
 
 
 def _waiting(
