@@ -21,8 +21,8 @@ from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.train_api import version
 from tuner.units import format_bytes
 
-PRODUCTS: Final = "gemm"
-"""The table that every engine's measurements hold."""
+EXPERTS: Final = "moe"
+"""The table by which engines' measurements are told: each has its own kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +65,7 @@ def deploy(
             moetune_version=version(),
             spec_sha256=hashlib.sha256(spec_path.read_bytes()).hexdigest(),
             profile_source={site.pool.name: site.source for site in sites},
-            notes=tuple(_kernel_notes(sites)),
+            notes=() if spec.model.moe is None else tuple(_kernel_notes(sites)),
         ),
     )
     return Deployed(plan=plan, spec=spec)
@@ -75,7 +75,7 @@ def _kernel_notes(sites: Sequence[PoolSite]) -> Iterator[str]:
     """Say where kernels of one engine stand for the fastest of several."""
     for site in sites:
         tables = site.machine.tables
-        names = set() if tables is None else set(tables.softwares(PRODUCTS)) - {""}
+        names = set() if tables is None else set(tables.softwares(EXPERTS)) - {""}
         engines = sorted({name.partition("@")[0] for name in names})
         if len(engines) == 1:
             yield (
