@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tuner.cli.text import columns
+from tuner.explain.solving import IDLE
 from tuner.units import format_bytes, format_ratio, format_s
 from tuner.what_if import Outcome, Rival, WhatIf, Why
 
@@ -50,7 +51,8 @@ def _rival(rival: Rival) -> str:
     more = f" and {left} smaller" if left > 0 else ""
     tie = " (tie)" if rival.within_band else ""
     total = "" if rival.slower_s is None else f": {_signed_s(rival.slower_s)}"
-    return f"  {rival.decision}{tie}{total} = {shown}{more}"
+    lost = f"; {rival.lost_by}" if "num_devices" in rival.figures else ""
+    return f"  {rival.decision}{tie}{total} = {shown}{more}{lost}"
 
 
 def _signed_s(seconds: float) -> str:
@@ -110,12 +112,16 @@ def _number(name: str, value: float) -> str:
 
 
 def _details(one: Outcome) -> Iterator[str]:
-    """What was changed, and what is chosen otherwise or stands in the way."""
+    """What is chosen otherwise or stands in the way; nothing where the decision is the same."""
+    if one.figures and not one.decision_changes:
+        return
     if one.figures:
         changes = list(one.decision_changes[:SHOWN_CHANGES])
         left = len(one.decision_changes) - SHOWN_CHANGES
         changes += [f"{left} more"] if left > 0 else []
-        yield f"  {one.change}: {one.says}: {', '.join(changes) or 'the same decision'}"
+        yield f"  {one.change}: {one.says}: {', '.join(changes)}"
+        if IDLE in one.reason:
+            yield f"  {one.change}: {IDLE}"
         return
     said = f"{one.says}: " if one.says else ""
     yield f"  {one.change}: {said}{one.reason}"

@@ -90,13 +90,11 @@ def usual_changes(plan: StoredPlan) -> tuple[Change, ...]:
     pools = plan.cluster.pools
     names = [pool.name for pool in pools] if len(pools) > 1 else [None]
     asked = [Change(key="nodes", pool=name, value="+1") for name in names]
-    if isinstance(plan, Plan):
-        asked.append(Change(key="nodes", value="x2"))
     asked.append(Change(key="memory", value="-20%"))
     if not (isinstance(plan, Plan) and plan.provenance.device_kind):
         asked.append(Change(key="bandwidth", value="x2"))
     if isinstance(plan, Plan):
-        asked.append(Change(key="batch", value="x2"))
+        asked += [Change(key="nodes", value="x2"), Change(key="batch", value="x2")]
     else:
         asked += _more_traffic(plan)
     return tuple(asked)

@@ -25,6 +25,7 @@ from tuner.explain.changes import changed
 from tuner.explain.outcomes import outcome_of
 from tuner.explain.question import Question, StoredPlan, question_of, read_any_plan
 from tuner.place_api import place
+from tuner.plan import Plan
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.serve_api import deploy
 from tuner.spec.files import shown_path
@@ -32,6 +33,8 @@ from tuner.train_api import plan as plan_training
 from tuner.what_if import Change, Outcome, WhatIf
 
 AS_PLANNED: Final = "as planned"
+IDLE: Final = "a plan uses every device: leave the added machines aside and it stays as it is"
+"""Where more machines bring nothing."""
 LEAST_S: Final = 1.0
 """Of search for one question; with less its answer would say little."""
 
@@ -134,9 +137,20 @@ def _answered(
     except (TunerError, SolverError, ProfilerError) as error:
         reason = " ".join(str(error).split())
         return Outcome(change=str(change), says=says, status="refused", reason=reason)
-    return outcome_of(
+    found = outcome_of(
         plan, change=str(change), says=says, base=base, solve_s=max(0.0, clock() - started_s)
     )
+    if change.key == "nodes" and question.kind == "train" and _is_no_use(plan, base, found):
+        return found.model_copy(update={"reason": f"{found.reason}; {IDLE}"})
+    return found
+
+
+def _is_no_use(plan: StoredPlan, base: StoredPlan, found: Outcome) -> bool:
+    """Whether more machines than before cannot be used, or to no gain."""
+    if not isinstance(plan, Plan) or not isinstance(base, Plan):
+        return False
+    more = plan.cluster.num_devices > base.cluster.num_devices
+    return more and base.decision is not None and (found.gain_ratio or 0.0) <= 0.0
 
 
 def _planned(

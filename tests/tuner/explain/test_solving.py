@@ -143,5 +143,12 @@ def test_runners_up_are_explained_by_terms_that_add_up(datasheet_plan: Path) -> 
 
 def test_usual_questions_fit_the_plan(datasheet_plan: Path, planned: Path) -> None:
     asked = [str(one) for one in usual_changes(read_plan(datasheet_plan))]
-    assert asked == ["nodes=+1", "nodes=x2", "memory=-20%", "bandwidth=x2", "batch=x2"]
+    assert asked == ["nodes=+1", "memory=-20%", "bandwidth=x2", "nodes=x2", "batch=x2"]
     assert "bandwidth=x2" not in [str(one) for one in usual_changes(read_plan(planned))]
+
+
+def test_machines_that_cannot_be_used_are_to_be_left_aside(datasheet_plan: Path) -> None:
+    # 2 x 13 devices: 32 sequences have no divisor 13, four layers no 13 stages, 13 no tensor cut.
+    outcome = what_if(datasheet_plan, Change(key="nodes", value="13"))
+    assert outcome.status == "infeasible"
+    assert "leave the added machines aside" in outcome.reason
