@@ -47,6 +47,8 @@ LOADED: Final = (
 LOOP_ROUNDS: Final = 20_000
 LOOP_NUMBERS: Final = 50_000
 LOOP_REPEATS: Final = 4
+LONGEST_ERROR: Final = 400
+"""Characters of a defect's message that its last line repeats."""
 KIB: Final = 1 if sys.platform == "darwin" else 1024
 """Bytes that ru_maxrss counts in."""
 
@@ -146,7 +148,10 @@ def _answer_and_leave(job: Job) -> None:
         code = 0
     finally:
         if code:
-            sys.excepthook(*sys.exc_info())
+            kind, error, trace = sys.exc_info()
+            sys.excepthook(kind, error, trace)  # type: ignore[arg-type]  # inside an exception
+            words = " ".join(str(error).split())[:LONGEST_ERROR]
+            sys.stderr.write(f"{getattr(kind, '__name__', kind)}: {words}\n")
         sys.stderr.flush()
         os._exit(code)
 

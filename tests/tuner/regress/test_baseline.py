@@ -88,6 +88,7 @@ def test_a_pruned_plan_is_small_and_still_a_plan(kind: str, tmp_path: Path) -> N
     file = tmp_path / "plan.json"
     file.write_text(plan_json(values))
     again = read_accepted(file)
+    assert again is not None
     assert again == json.loads(json.dumps(pruned(values)))
     assert again["decision"] == values["decision"]
     assert again["predicted"] == values["predicted"]

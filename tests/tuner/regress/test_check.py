@@ -10,7 +10,7 @@ import pytest
 from tuner.errors import TunerError
 from tuner.regress.check import check
 from tuner.regress.checking import Manner, cores
-from tuner.regress.records import Check, Verdict
+from tuner.regress.records import Check, ScenarioResult, Verdict
 
 Run = Callable[..., Check]
 
@@ -178,7 +178,7 @@ def test_only_the_named_scenario_is_planned_and_the_index_is_kept(checks: Path, 
 
 
 def test_results_are_told_as_they_come(checks: Path, run: Run) -> None:
-    told = []
+    told: list[ScenarioResult] = []
     run(checks, told=told.append)
     assert [one.name for one in told] == ["quick"]
     assert cores() >= 1

@@ -3,6 +3,7 @@
 The copy is planned with by its own command line, as a pull request would be.
 """
 
+import json
 import shutil
 import subprocess
 import sys
@@ -111,14 +112,23 @@ def test_a_broken_bound_is_named_as_one(cheap: Path, faulty: Faulty) -> None:
     assert "the search lost it" in found.reason
 
 
-def test_a_field_that_was_dropped_from_plans_is_named_as_a_changed_schema(
-    cheap: Path, faulty: Faulty
-) -> None:
+def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(cheap: Path) -> None:
+    file = cheap / "cheap" / "plan.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    values["certificate"]["proof"] = "by a field that this version has dropped"
+    file.write_text(json.dumps(values), encoding="utf-8")
+    (found,) = check(cheap).scenarios
+    assert found.verdict is Verdict.ERROR
+    assert "certificate.proof: Extra inputs are not permitted" in found.reason
+    assert "the schema of plans changed" in found.reason
+
+
+def test_a_planner_that_no_longer_fits_its_schema_is_an_error(cheap: Path, faulty: Faulty) -> None:
     tree = faulty("tuner/plan.py", "    decision_gap_ratio:", "    gap_of_decision_ratio:")
     (found,) = checked_by(tree, cheap).scenarios
     assert found.verdict is Verdict.ERROR
+    assert "planning crashed: ValidationError" in found.reason
     assert "decision_gap_ratio" in found.reason
-    assert "the schema of plans changed" in found.reason
 
 
 def test_a_slower_link_in_the_profile_is_named_with_its_operation(tmp_path: Path) -> None:
