@@ -1,6 +1,6 @@
 (() => {
   "use strict";
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const figures = JSON.parse(document.getElementById("data-of-figures").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = window.matchMedia("(max-width: 34rem)");
   const touch = window.matchMedia("(pointer: coarse)");

@@ -74,11 +74,11 @@ def page_html(report: Report, assets: Assets) -> str:
         "body",
         element("a", "Skip to the report", href="#report", class_="skip"),
         _headline(report),
-        _navigation(report),
+        _navigation(report) if len(report.sections) > 1 else "",
         element("main", *(_section(section) for section in report.sections), id="report"),
         element("footer", element("p", "Written by moetune. This file needs no network.")),
         element("p", role="status", aria_live="polite", id="said", class_="skip"),
-        data_script([_drawn(figure) for figure in report.figures], name="figures"),
+        data_script([_drawn(figure) for figure in report.figures], name="data-of-figures"),
         element("script", Fragment(assets.plotly)),
         element("script", Fragment(assets.script)),
     )

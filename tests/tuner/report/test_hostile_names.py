@@ -94,12 +94,12 @@ def test_no_name_becomes_markup(hostile_report: Report, page_of: Page, parsed: P
     assert {link.attributes["href"][0] for link in page.all("a")} == {"#"}
     assert HOSTILE.split("\u202e")[0] in page.text
     assert "\u202e" not in html
-    assert "\u2028" not in page.all("script", id="figures")[0].text
+    assert "\u2028" not in page.all("script", id="data-of-figures")[0].text
 
 
 def test_plotly_is_given_no_markup(hostile_report: Report, page_of: Page, parsed: Parsed) -> None:
     page = parsed(page_of(hostile_report))
-    figures = json.loads(page.all("script", id="figures")[0].text)
+    figures = json.loads(page.all("script", id="data-of-figures")[0].text)
 
     def texts(value: Any) -> list[str]:
         if isinstance(value, str):

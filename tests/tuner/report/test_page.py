@@ -51,7 +51,7 @@ def test_drawn_numbers_of_stages_are_the_plans(
     train_folder: Path, page_of: Page, parsed: Parsed, stored_plan: Callable[[Path], Any]
 ) -> None:
     page = parsed(page_of(report_of(train_folder)))
-    (script,) = page.all("script", id="figures")
+    (script,) = page.all("script", id="data-of-figures")
     figures = {figure["name"]: figure for figure in json.loads(script.text)}
     predicted = stored_plan(train_folder)["predicted"]
     forward, backward = figures["stage-time"]["traces"]
@@ -150,7 +150,7 @@ def test_trials_are_shown_beside_what_was_predicted(
     verified = json.loads((verified_folder / "verified.json").read_text(encoding="utf-8"))
     (place,) = page.all("div", id="plot-trials")
     assert place
-    (script,) = page.all("script", id="figures")
+    (script,) = page.all("script", id="data-of-figures")
     (figure,) = [one for one in json.loads(script.text) if one["name"] == "trials"]
     predicted, corrected, measured = figure["traces"]
     assert predicted["y"] == [trial["predicted_step_s"] for trial in verified["trials"]]
