@@ -32,7 +32,7 @@ from tuner.emit.serving.pods import (
     yaml_text,
 )
 from tuner.emit.serving.router import ROUTER_PORT
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes
 from tuner.emit.serving.trtllm import options_name
 from tuner.serve_plan import Role, VerifiedServing
 from tuner.spec.serving.manifests.registry import manifest_of
@@ -93,6 +93,11 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     notes = (
         *pod_notes(verified),
         "Then: kubectl apply -f graph.yaml",
+        *(
+            ("The frontend weighs no unlike workers of one role: watch whether small ones wait.",)
+            if are_unlike(verified)
+            else ()
+        ),
         f"The engine is the one inside Dynamo {RELEASE}; the plan is for"
         f" {engine} {manifest_of(verified.plan.goal.engine).release}.",
     )
@@ -114,7 +119,9 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
 
 
 def _frontend(verified: VerifiedServing) -> Object:
-    mode = "kv" if _routes_by_cache(verified) else "round-robin"
+    mode = "least-loaded" if are_unlike(verified) else "round-robin"
+    if _routes_by_cache(verified):
+        mode = "kv"
     container = {
         "name": "main",
         "image": _image(verified),

@@ -34,8 +34,14 @@ from tuner.emit.serving.pods import (
     weights,
     yaml_text,
 )
-from tuner.emit.serving.router import ROUTER_PORT, discovering_words, needs_router, router_bash
-from tuner.emit.serving.shape import GroupShape, group_shapes, is_apart
+from tuner.emit.serving.router import (
+    ROUTER_PORT,
+    by_nginx,
+    discovering_words,
+    needs_router,
+    router_bash,
+)
+from tuner.emit.serving.shape import GroupShape, group_shapes
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, VerifiedServing
 from tuner.spec.serving.manifests.registry import manifest_of
@@ -282,13 +288,11 @@ def _router(verified: VerifiedServing, *, app: str) -> Iterator[Object]:
 
 def _router_image(verified: VerifiedServing) -> str:
     engine = verified.plan.goal.engine
-    if engine.name in _ANNOTATION or is_apart(verified):
-        return manifest_of(engine).image
-    return "nginx:1.29"
+    return "nginx:1.29" if by_nginx(verified) else manifest_of(engine).image
 
 
 def _router_script(verified: VerifiedServing, *, app: str, engine: str) -> str:
-    if engine not in _ANNOTATION:
+    if engine not in _ANNOTATION or by_nginx(verified):
         # A Service stands for all instances of a group.
         return router_bash(verified, counts=_services(verified))
     words = discovering_words(verified, app=app, port=FIRST_PORT)
@@ -304,7 +308,7 @@ def _services(verified: VerifiedServing) -> dict[str, int]:
 
 
 def _addresses(verified: VerifiedServing, *, app: str) -> dict[str, str | Object]:
-    if verified.plan.goal.engine.name in _ANNOTATION:
+    if verified.plan.goal.engine.name in _ANNOTATION and not by_nginx(verified):
         return {}
     found: dict[str, list[str]] = {}
     for shape in group_shapes(verified):

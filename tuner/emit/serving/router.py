@@ -4,16 +4,29 @@
     vllm     vllm-router, a fork of it                  both modes
     trtllm   trtllm-serve disaggregated                 prefill and decode
              nginx, least connections                   aggregated
+    any      nginx, least connections over places       aggregated, instances of several kinds
+
+The gateways of SGLang and vLLM send each instance of a role an equal share, so instances of several
+kinds stand behind nginx, whose `least_conn` divides requests under way by a server's weight: the
+requests that the instance may run at once. Prefill and decode of several kinds have no such router:
+there the less busy of two is taken (`power_of_two`), and the file says so.
 
 Sources: docs.sglang.io (SGLang Model Gateway), the option parsers of sglang-router 0.3.2 and
 vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated. One aggregated instance needs no router.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET
-from tuner.emit.serving.shape import group_shapes, is_apart, of_role, transfer
+from tuner.emit.serving.shape import (
+    GroupShape,
+    are_unlike,
+    group_shapes,
+    is_apart,
+    of_role,
+    transfer,
+)
 from tuner.serve_plan import Role, VerifiedServing
 
 ROUTER_PORT: Final = 8000
@@ -42,11 +55,19 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
         f"check {count} {name}\n"
         for name, count in lists.items()
     )
-    if engine == "trtllm":
-        body = _trtllm(disaggregated="PREFILL" in lists)
+    if engine == "trtllm" and is_apart(verified):
+        body = _TRTLLM_DISAGGREGATED
+    elif by_nginx(verified):
+        body = _nginx(group_shapes(verified), by_service=counts is not None)
     else:
         body = _gateway(verified, engine=engine, disaggregated="PREFILL" in lists)
     return f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n{_CHECK}{read}{body}'
+
+
+def by_nginx(verified: VerifiedServing) -> bool:
+    """Say whether nginx stands before the instances."""
+    is_theirs = verified.plan.goal.engine.name in _PROGRAM
+    return not is_apart(verified) and (are_unlike(verified) or not is_theirs)
 
 
 def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tuple[str, ...]:
@@ -98,6 +119,8 @@ def _lists(verified: VerifiedServing) -> dict[str, int]:
 
 
 def _policy(verified: VerifiedServing) -> str:
+    if are_unlike(verified):
+        return "power_of_two"
     return "cache_aware" if verified.plan.goal.traffic.prefix_hit else "round_robin"
 
 
@@ -133,10 +156,12 @@ def _asks_bootstrap(verified: VerifiedServing, engine: str) -> bool:
     return engine == "sglang" or (handover is not None and handover.connector == "mooncake")
 
 
-def _trtllm(*, disaggregated: bool) -> str:
-    if disaggregated:
-        return _TRTLLM_DISAGGREGATED
-    return _NGINX
+def _nginx(shapes: Iterable[GroupShape], *, by_service: bool) -> str:
+    weights = []
+    for shape in shapes:
+        places, count = shape.group.max_batch * shape.group.attention_dp, shape.group.count
+        weights += [places * count] if by_service else [places] * count
+    return f"WEIGHTS=({' '.join(map(str, weights))})\n{_NGINX}"
 
 
 _TRTLLM_DISAGGREGATED: Final = """\
@@ -157,7 +182,9 @@ CONFIG="$(mktemp)"
 {
   echo 'events {}'
   echo 'http { upstream workers { least_conn;'
-  printf '  server %s;\\n' "${WORKER[@]#http://}"
+  for index in "${!WORKER[@]}"; do
+    printf '  server %s weight=%s;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
+  done
   echo '} server {'
   printf '  listen %s;\\n' "$ROUTER_PORT"
   echo '  location / { proxy_pass http://workers; proxy_http_version 1.1;'

@@ -11,7 +11,7 @@ from tuner.emit.serving.bench import bench_files
 from tuner.emit.serving.command import PORTS_PER_INSTANCE
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.emit.serving.placement import ServedPlacement
-from tuner.emit.serving.router import needs_router, router_bash
+from tuner.emit.serving.router import by_nginx, needs_router, router_bash
 from tuner.emit.serving.shape import GroupShape, group_shapes, is_apart, needs_draft_model
 from tuner.emit.serving.statement import group_notes, statement
 from tuner.serve_plan import VerifiedServing
@@ -71,7 +71,9 @@ def _router(verified: VerifiedServing) -> EmittedFile:
                 *statement(verified),
                 "",
                 f"Usage: set {named} to addresses such as http://host:30000, with blanks between,"
-                " one per instance, and run ./router.sh [more flags of the router]",
+                " one per instance in the order above, and run ./router.sh [more flags of the"
+                " router]",
+                *(("It is nginx, which must be installed here.",) if by_nginx(verified) else ()),
             )
         )
         + "set -euo pipefail\n"

@@ -57,6 +57,14 @@ def is_apart(verified: VerifiedServing) -> bool:
     return any(group.role is Role.PREFILL for group in verified.decision.instances)
 
 
+def are_unlike(verified: VerifiedServing) -> bool:
+    """Say whether some role is played by instances of several kinds."""
+    kinds = {
+        (group.role, group.model_copy(update={"count": 1})) for group in verified.decision.instances
+    }
+    return len(kinds) > len({role for role, _ in kinds})
+
+
 def drafted(verified: VerifiedServing, group: Instances) -> int:
     """Return the tokens that an instance is told to draft.
 

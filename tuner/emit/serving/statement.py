@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes, is_apart
 from tuner.serve_plan import Instances, Latency, VerifiedServing
 from tuner.units import format_s
 
@@ -12,7 +12,7 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
     plan = verified.plan
     lines = [
         f"Written by moetune {plan.provenance.moetune_version} for the model {plan.model.name}.",
-        f"{verified.decision.num_devices} devices, mode {verified.decision.mode}.",
+        f"{_several(verified.decision.num_devices, 'device')}, mode {verified.decision.mode}.",
     ]
     if verified.waived:
         lines.append(f"NOT VERIFIED: {verified.waived}")
@@ -23,6 +23,11 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
             f"Expected where {speculative.acceptance:.0%} of the tokens drafted by"
             f" {speculative.method} are kept, which depends on the texts."
         )
+    if is_apart(verified) and are_unlike(verified):
+        lines.append(
+            "No router for prefill and decode weighs unlike instances of one role: the less busy of"
+            " two is taken, so watch whether small ones are asked too much."
+        )
     return (*lines, *expectation(verified))
 
 
@@ -32,8 +37,8 @@ def expectation(verified: VerifiedServing) -> tuple[str, ...]:
     return (
         _latency("TTFT", predicted.ttft_s, band=predicted.ttft_s_band),
         _latency("TPOT", predicted.tpot_s, band=predicted.tpot_s_band),
-        f"Expected: {predicted.requests_per_s:.4g} requests/s,"
-        f" {predicted.output_tokens_per_s:.4g} output tokens/s,"
+        f"Expected: {_rate(predicted.requests_per_s)} requests/s,"
+        f" {_rate(predicted.output_tokens_per_s)} output tokens/s,"
         f" goodput {predicted.goodput_per_device:.4g} requests/s per device.",
     )
 
@@ -52,12 +57,17 @@ def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]
 def _line(shape: GroupShape) -> str:
     group = shape.group
     machines = "a machine" if shape.nodes == 1 else f"{shape.nodes} machines"
+    devices = _several(group.devices, "device")
+    requests, tokens = (
+        _several(group.max_batch, "request"),
+        _several(group.max_batched_tokens, "token"),
+    )
+    extras = "".join(f"; {extra}" for extra in _extras(group))
     return (
-        f"{shape.name}: {group.count} x {group.devices} devices of {group.pool}, each on"
+        f"{shape.name}: {group.count} x {devices} of {group.pool}, each on"
         f" {machines}; attention TP {group.attention_tp} x DP {group.attention_dp}, experts"
         f" TP {group.moe_tp} x EP {group.ep}, PP {group.pp}, all-to-all {group.a2a_backend};"
-        f" {group.max_batch} requests and {group.max_batched_tokens} tokens a rank at"
-        f" most{''.join(f'; {extra}' for extra in _extras(group))}."
+        f" {requests} and {tokens} a rank at most{extras}."
     )
 
 
@@ -70,6 +80,14 @@ def _extras(group: Instances) -> Iterator[str]:
         yield "two-batch overlap"
     if group.prefill_share_ratio is not None:
         yield f"{group.prefill_share_ratio:.0%} of each device for prefill"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.4g}" if per_s < 1e4 else f"{per_s:.0f}"
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _latency(name: str, latency: Latency, *, band: tuple[float, float]) -> str:

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 
 from tuner.emit.serving.registry import emit_serving
 from tuner.emit.serving.sharing import division
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving, shared_device
+from tuner.emit.serving.testing import (
+    aggregated,
+    disaggregated,
+    sample_instances,
+    sample_serving,
+    shared_device,
+)
 from tuner.emit.testing import write_emitted
-from tuner.serve_plan import ServeDecision
+from tuner.serve_plan import Role, ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
@@ -246,6 +252,67 @@ def test_a_router_gets_every_instance_or_stops(
         if (name == "WORKER_URLS") == (decision.mode == "aggregated"):
             assert few.code == hostile.code == 2
             assert "names 1 instances, the plan has" in few.stderr
+
+
+UNLIKE = aggregated().model_copy(
+    update={
+        "instances": (
+            sample_instances(Role.AGGREGATED, count=2, attention_dp=8, max_batch=40),
+            sample_instances(
+                Role.AGGREGATED,
+                pool="h20",
+                count=1,
+                devices=1,
+                attention_dp=1,
+                ep=1,
+                max_batch=6,
+            ),
+        )
+    }
+)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_unlike_instances_get_requests_by_their_places(
+    engine: str, deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    # 8 ranks x 40 requests twice, and 6.
+    verified = sample_serving(deepseek, UNLIKE, engine=engine)
+    write_emitted(launch, emit_serving(engine, verified))
+    urls = "http://a:30000 http://b:30000 http://c:30000"
+    done = programs.run(str(launch / "router.sh"), cwd=launch, WORKER_URLS=urls)
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls("router.json")
+    assert call["argv"][0] == "nginx"
+    config = Path(call["argv"][call["argv"].index("-c") + 1]).read_text()
+    servers = re.findall(r"server (\S+:\d+) weight=(\d+);", config)
+    assert servers == [("a:30000", "320"), ("b:30000", "320"), ("c:30000", "6")]
+    assert "least_conn;" in config
+    # In Kubernetes a Service stands for all instances of a group.
+    (text,) = (
+        file.text
+        for file in emit_serving("kubernetes", verified)
+        if file.path.name == "deployment.yaml"
+    )
+    assert "WEIGHTS=(640 6)" in text
+    assert "image: nginx:1.29" in text
+    (graph,) = (
+        file.text for file in emit_serving("dynamo", verified) if file.path.name == "graph.yaml"
+    )
+    assert "least-loaded" in graph
+    assert "weighs no unlike workers" in graph
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_unlike_decode_instances_are_owned_up_to(engine: str, deepseek: ModelSpec) -> None:
+    one = disaggregated()
+    small = sample_instances(Role.DECODE, count=1, max_batch=8)
+    both = one.model_copy(update={"instances": (*one.instances, small)})
+    for decision, unlike in ((one, False), (both, True)):
+        verified = sample_serving(deepseek, decision, engine=engine)
+        files = {str(file.path): file.text for file in emit_serving(engine, verified)}
+        assert ("--policy power_of_two" in files["router.sh"]) == unlike
+        assert ("weighs unlike instances" in files["router.sh"]) == unlike
 
 
 def test_sglangs_router_is_told_where_prefill_hands_over(
