@@ -91,7 +91,7 @@ class Handover(Record):
     connector: Literal["nixl", "mooncake", "none"]
     path: Literal["device", "host"]
     request_bytes: Size
-    """KV bytes of a mean request."""
+    """That a mean request moves; where several ranks keep the same keys, all their copies."""
     seconds: Seconds
     """Not hidden behind prefill."""
 
@@ -156,6 +156,9 @@ class ServeCertificate(Record):
     objective: float | None
     bound: float | None
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    """To the least that any launchable mode could take if requests never waited."""
+    program_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Of the program whose instances are chosen, with the spare capacity that playing asked for."""
     space: ServeSpace
     within_band: Size
     """Other instances, of this mode or another, whose objective the model cannot tell apart."""

@@ -2,11 +2,16 @@
 
 A mode is one question, or where long prompts are offloaded one for each threshold, of which the one
 with the least objective that keeps the targets counts (offloading.py). The bound of several
-questions is the least of theirs: no threshold of the grid does better.
+questions is the least of theirs, at the goal's own spare capacity: no threshold of the grid and no
+instances do better, whatever waiting asks for besides.
+
+Routers of engines share requests out evenly, so that instances of a role are of one kind; two kinds
+are taken where no one kind serves the traffic, and the plan says so.
 
 Where waiting breaks a target the program is asked for more spare capacity until it holds: of
 prefill instances where only first tokens are late, of the others where tokens are; then for as
-little of both as bisection finds.
+little of both as bisection finds. Instances that come near the target by themselves are left out
+beside that, in case fast ones need less.
 """
 
 import time
@@ -14,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, get_args
 
-from solvers.result import Status
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.planner.serve.demand import Demand, demand_of
@@ -38,6 +42,7 @@ from tuner.planner.serve.recorded_loads import expert_loads
 from tuner.planner.serve.sharing import shared_options
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
+from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.read import ServeSpec
 
 PRICED: Final[Mapping[Mode, tuple[Role, ...]]] = {
@@ -51,6 +56,8 @@ PRICED: Final[Mapping[Mode, tuple[Role, ...]]] = {
 MOST_SPARE: Final = 4.0
 """Share of the traffic's rate that is tried as spare capacity at most."""
 FIRST_SPARE: Final = 0.25
+TIGHTER_RATIOS: Final = (0.7, 0.45)
+"""Of a target that waiting breaks: what instances may take by themselves."""
 MOST_PLAYED: Final = 3
 """Of the thresholds of a mode, the best by their programs."""
 SPARE_STEPS: Final = 4
@@ -76,6 +83,13 @@ class Found:
     missed: tuple[str, ...]
     cut: Cut | None = None
     """Where long prompts are prefilled on another pool."""
+    bound: float = 0.0
+    """Least objective of the mode's programs at the goal's own spare capacity, as proven."""
+
+    @property
+    def objective(self) -> float:
+        """Of the program."""
+        return self.solved.outcome.objective
 
     @property
     def mode(self) -> Mode:
@@ -197,7 +211,7 @@ def _of_cuts(question: Question) -> Iterator[Question]:
 
 
 def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found | None:
-    """Find the least spare capacity with which every target holds when the traffic is played.
+    """Find the cheapest instances with which every target holds when the traffic is played.
 
     Args:
         question: everything that counts.
@@ -210,26 +224,53 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
         for variant in variants_of(question, mode)
         if (solved := _solved(variant, mode, least, may_refuse=may_refuse)) is not None
     ]
+    if not first:
+        return None
     first.sort(key=lambda pair: pair[1].outcome.objective)
+    bound = min(solved.outcome.bound for _, solved in first)
     found: Found | None = None
     for variant, solved in first[:MOST_PLAYED]:
-        one = _least_spare(variant, mode, solved, may_refuse=may_refuse)
-        if found is None or (bool(one.missed), one.devices) < (bool(found.missed), found.devices):
-            found = one
-        if not one.missed:
+        base = _played(variant, solved, least)
+        one = _least_spare(variant, base, may_refuse=may_refuse)
+        found = _better(found, one)
+        for tighter in _tightened(variant, base, one):
+            again = _solved(tighter, mode, least, may_refuse=may_refuse)
+            if again is not None and (found.missed or again.outcome.objective < found.objective):
+                base_again = _played(tighter, again, least)
+                found = _better(found, _least_spare(tighter, base_again, may_refuse=may_refuse))
+        if not found.missed:
             break
-    if found is None or len(first) == 1:
-        return found
-    return replace(found, solved=_bounded(found.solved, [solved for _, solved in first]))
+    return None if found is None else replace(found, bound=bound)
 
 
-def _bounded(solved: Solved, others: Sequence[Solved]) -> Solved:
-    """Take the least bound of all questions."""
-    outcome = solved.outcome
-    bound = min(outcome.bound, *(other.outcome.bound for other in others))
-    is_proven = bound >= outcome.objective * (1.0 - BOUND_TOLERANCE)
-    status = outcome.status if is_proven else Status.FEASIBLE
-    return replace(solved, outcome=replace(outcome, bound=bound, status=status))
+def _better(one: Found | None, other: Found) -> Found:
+    """Return the one that keeps the targets, then the one with the lower objective."""
+    if one is None or (bool(other.missed), other.objective) < (bool(one.missed), one.objective):
+        return other
+    return one
+
+
+def _tightened(question: Question, base: Found, found: Found) -> Iterator[Question]:
+    """Leave out what comes near a missed target by itself, where spare capacity had to be bought.
+
+    A program sees no waiting, so that it takes slow instances whose requests then wait too long.
+    """
+    is_launched = base.mode in manifest_of(question.spec.goal.engine).modes
+    is_least = found.objective <= base.objective * (1.0 + BOUND_TOLERANCE)
+    if not base.missed or not is_launched or (is_least and not found.missed):
+        return
+    demand = question.demand
+    of_first = any(name.startswith("ttft") for name in base.missed)
+    of_token = any(name.startswith("tpot") for name in base.missed)
+    for ratio in TIGHTER_RATIOS:
+        kept = tuple(
+            option
+            for option in question.options.options
+            if not (of_first and option.ttft_s > ratio * demand.ttft_s)
+            and not (of_token and option.tpot_s > ratio * demand.tpot_s)
+        )
+        if len(kept) < len(question.options.options):
+            yield replace(question, options=replace(question.options, options=kept))
 
 
 def least_spare(question: Question) -> Spare:
@@ -238,13 +279,13 @@ def least_spare(question: Question) -> Spare:
     return Spare(prefill_ratio=ratio, others_ratio=ratio)
 
 
-def _least_spare(question: Question, mode: Mode, solved: Solved, *, may_refuse: bool) -> Found:
+def _least_spare(question: Question, base: Found, *, may_refuse: bool) -> Found:
     """Raise spare capacity until the targets hold, then lower it again."""
+    mode, found = base.mode, base
 
     def at(spare: Spare) -> Found | None:
         return tried(question, mode, spare, may_refuse=may_refuse)
 
-    found = _played(question, solved, least_spare(question))
     low = found.spare
     while found.missed:
         raised = _raised(found, has_prefill=Role.PREFILL in ROLES[mode])
@@ -292,19 +333,24 @@ def tried(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool = Tr
 
 
 def _solved(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool) -> Solved | None:
-    program = program_of(
-        mode,
-        question.options.options,
-        sites=question.sites,
-        hand_overs=question.hand_overs,
-        demand=question.demand,
-        spare=spare,
-        may_refuse=may_refuse,
-    )
-    if program is None:
-        return None
-    solved = solve(program, time_limit_s=question.settings.time_limit_s / 4.0)
-    return None if solved.outcome.solution is None else solved
+    """Take one kind of instance for each role, two where one does not serve the traffic."""
+    for kinds in (1, 2):
+        program = program_of(
+            mode,
+            question.options.options,
+            sites=question.sites,
+            hand_overs=question.hand_overs,
+            demand=question.demand,
+            spare=spare,
+            may_refuse=may_refuse,
+            most_kinds=kinds,
+        )
+        if program is None:
+            return None
+        solved = solve(program, time_limit_s=question.settings.time_limit_s / 4.0)
+        if solved.outcome.solution is not None:
+            return solved
+    return None
 
 
 def _played(question: Question, solved: Solved, spare: Spare) -> Found:

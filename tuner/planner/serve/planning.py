@@ -14,6 +14,7 @@ from tuner.planner.serve.telling import (
     decision_of,
     notes_of,
     prediction_of,
+    shares_of,
     space_of,
 )
 from tuner.planner.serve.ways_out import closest_of, ways_out, why_nothing
@@ -42,6 +43,7 @@ def make_serve_plan(
     if not answers.fitting:
         return _nothing(question, answers, solve_s=solve_s, provenance=provenance)
     best, *others = answers.fitting
+    provenance = provenance.model_copy(update={"notes": (*notes, *shares_of(best))})
     return ServePlan(
         model=spec.model,
         cluster=spec.cluster,

@@ -110,6 +110,7 @@ def program_of(
     spare: Spare,
     may_refuse: bool = True,
     most_rate: bool = False,
+    most_kinds: int = 1,
 ) -> Program | None:
     """State the program of one mode; None where a role has no option.
 
@@ -121,6 +122,7 @@ def program_of(
         demand: the traffic.
         spare: capacity beyond it.
         may_refuse: leave out the routes that the engine's release refuses.
+        most_kinds: of instances in one role.
         most_rate: ask for the most requests of all pools in place of the demand.
     """
     roles = ROLES[mode]
@@ -147,7 +149,7 @@ def program_of(
         objective=(Objective.RATE if most_rate else OBJECTIVE[hand_overs.spec.goal.objective]),
         demand_per_s=0.0 if most_rate else max(demand.rate_per_s, least_per_s),
         spare_ratio=spare.others_ratio,
-        max_kinds=2,
+        max_kinds=most_kinds,
     )
     return Program(mode=mode, problem=problem, options=chosen, sites=sites)
 

@@ -174,9 +174,12 @@ def certificate_of(
 ) -> ServeCertificate:
     """State what is proven about the instances.
 
-    The bound is the least of all modes that keep the targets and can be launched, each at the spare
-    capacity with which it does. Ties of the chosen mode are other counts whose objective lies
-    within the band; those of the others are the modes whose objective does. They are not played.
+    The bound is the least of all modes that keep the targets and can be launched, at the goal's own
+    spare capacity: what waiting costs besides is played, not proven, and shows as the gap. Modes
+    that miss a target whatever spare capacity they were given do not count.
+
+    Ties of the chosen mode are other counts whose objective lies within the band; those of the
+    others are the modes whose objective does. They are not played.
 
     Args:
         best: chosen.
@@ -192,13 +195,14 @@ def certificate_of(
         for other in fitting
         if other is not best and worth_of(other, question.spec.goal) <= limit
     ]
-    bound = min(outcome.bound, *(one.solved.outcome.bound for one in fitting))
+    bound = min(outcome.bound, *(one.bound for one in fitting))
     is_proven = bound >= outcome.objective * (1.0 - BOUND_TOLERANCE)
     return ServeCertificate(
         status="optimal" if outcome.status is Status.OPTIMAL and is_proven else "feasible",
         objective=outcome.objective,
         bound=bound,
         gap_ratio=min(max(1.0 - bound / outcome.objective, 0.0), 1.0),
+        program_gap_ratio=outcome.gap_ratio,
         space=space_of(question, fitting),
         within_band=len(modes) + ties,
         within_band_is_least=is_least,
@@ -252,6 +256,8 @@ def binding_constraint(best: Found, question: Question) -> str:
     if spare.most_ratio > asked:
         whose = "of prefill " if spare.prefill_ratio > max(spare.others_ratio, asked) else ""
         return f"waiting: {spare.most_ratio:.0%} of spare capacity {whose}keeps {max(tight)[1]}"
+    if tight and best.objective > best.bound * (1.0 + TIE_RATIO):
+        return f"waiting: slower instances that serve the rate miss {max(tight)[1]}"
     if tight and max(tight)[0] > 0.85:
         return max(tight)[1]
     return "throughput: the traffic's rate"
@@ -298,6 +304,23 @@ def told_of(found: Found) -> str:
             f" ({found.cut.long_share:.0%}) read remotely"
         )
     return words
+
+
+def shares_of(found: Found) -> Iterator[str]:
+    """Say where instances of unlike kinds must not get equal shares of the requests."""
+    for role in dict.fromkeys(group.option.role for group in found.groups):
+        own = [group for group in found.groups if group.option.role is role]
+        total = sum(group.rate_per_s for group in own)
+        if len(own) > 1:
+            told = ", ".join(
+                f"{group.option.rate_per_s / total:.1%} to each of {group.count} of"
+                f" {group.option.devices} {group.option.site.pool.name}"
+                for group in own
+            )
+            yield (
+                f"no one kind of {role.value} instances serves the traffic; the router must weigh"
+                f" them: {told}"
+            )
 
 
 def notes_of(question: Question) -> Iterator[str]:

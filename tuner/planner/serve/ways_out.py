@@ -11,6 +11,7 @@ the traffic fit, they are what binds.
 Not covered: two things given up at once; thresholds of offloaded prompts in the closest plan.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -71,7 +72,7 @@ def why_nothing(question: Question, answers: Answers, closest: Closest | None) -
     if closest is None:
         return binding
     return (
-        f"{binding}; the closest plan serves {closest.requests_per_s:.3g} requests/s on"
+        f"{binding}; the closest plan serves {floored(closest.requests_per_s)} requests/s on"
         f" {closest.decision.num_devices} devices"
     )
 
@@ -203,7 +204,15 @@ def _traffic_words(less: Question, question: Question) -> str:
             f"{less.demand.concurrency} requests at a time in place of"
             f" {question.demand.concurrency}"
         )
-    return f"{less.demand.rate_per_s:.3g} requests/s in place of {question.demand.rate_per_s:.3g}"
+    return (
+        f"{floored(less.demand.rate_per_s)} requests/s in place of {question.demand.rate_per_s:.3g}"
+    )
+
+
+def floored(rate_per_s: float) -> str:
+    """Print a rate in three digits, rounded down: what is printed is served."""
+    digits = 2 - math.floor(math.log10(rate_per_s))
+    return f"{math.floor(rate_per_s * 10.0**digits) / 10.0**digits:.{max(digits, 0)}f}"
 
 
 def ways_out(question: Question, closest: Closest | None) -> Iterator[ServeRelaxation]:
