@@ -6,6 +6,7 @@ from textwrap import wrap
 
 import typer
 
+from tuner.cli.serve_text import group_text
 from tuner.cli.text import columns
 from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingLoad
 from tuner.serve_plan import Latency
@@ -62,16 +63,9 @@ def serving_estimate_text(found: ServingEstimate) -> str:
 
 
 def _what(found: ServingEstimate) -> Iterator[str]:
-    own = found.instance
-    degrees = {"TP": own.attention_tp, "DP": own.attention_dp, "EP": own.ep}
-    if own.moe_tp > 1:
-        degrees["slices of experts"] = own.moe_tp
-    split = ", ".join(f"{name} {degree}" for name, degree in degrees.items())
     yield f"{found.source}: {found.model} with {found.engine} {found.release} on {found.device}"
-    yield (
-        f"{own.count} x {own.role} of {own.devices}: {split}, {own.max_batch} sequences a rank;"
-        f" {found.quantization} weights, {found.kv_cache_dtype} cache, {found.kernels} kernels"
-    )
+    yield group_text(found.instance)
+    yield (f"{found.quantization} weights, {found.kv_cache_dtype} cache, {found.kernels} kernels")
 
 
 def _load(found: ServingEstimate, load: ServingLoad) -> Iterator[str]:

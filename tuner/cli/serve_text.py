@@ -45,7 +45,7 @@ def _head(plan: ServePlan) -> Iterator[str]:
         yield f"nothing meets the targets: {plan.binding_constraint}"
         return
     yield f"{plan.decision.mode}, {_counted(plan.decision.num_devices, 'device')}"
-    yield from (f"  {_group(group)}" for group in plan.decision.instances)
+    yield from (f"  {group_text(group)}" for group in plan.decision.instances)
     for way in plan.decision.handovers:
         yield (
             f"  {way.from_pool} to {way.to_pool}: {format_bytes(way.request_bytes)} of KV cache a"
@@ -63,7 +63,8 @@ def _head(plan: ServePlan) -> Iterator[str]:
     yield f"binding: {plan.binding_constraint}"
 
 
-def _group(group: Instances) -> str:
+def group_text(group: Instances) -> str:
+    """Equal instances in a line: how they are split, and what a step holds."""
     shape = [f"TP {group.attention_tp}", f"DP {group.attention_dp}"]
     for name, degree in (("EP", group.ep), ("slices", group.moe_tp), ("PP", group.pp)):
         if degree > 1:

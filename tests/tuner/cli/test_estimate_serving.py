@@ -25,7 +25,7 @@ def test_a_person_reads_latency_memory_and_what_to_change(capsys: Captured) -> N
     shown = capsys.readouterr().out
     for part in (
         "the command: deepseek-v3 with sglang 0.5.23 on h200-sxm",
-        "4 x aggregated of 8: TP 8, DP 1, EP 8, 64 sequences a rank; fp8_block weights",
+        "4 x aggregated of 8 on h200: TP 8, DP 1, EP 8; 64 sequences, 16384 tokens a step and rank",
         "ttft           mean ",
         "tpot           mean ",
         "(mean between ",
