@@ -116,6 +116,7 @@ def elsewhere(command: str) -> str | None:
 
 
 BLOCKS = tuple(blocks(README.read_text(encoding="utf-8")))
+PYTHON = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.M)
 RUN_HERE = [
     pytest.param(block, id=f"line-{block.line}", marks=[pytest.mark.slow] * block.is_long)
     for block in BLOCKS
@@ -164,6 +165,20 @@ def test_the_commands_of_a_block_do_what_they_say(block: Block, tmp_path: Path) 
         )
         said = f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert done.returncode == EXITS.get(command, (0, ""))[0], said
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_the_python_of_the_readme_runs(code: str, tmp_path: Path) -> None:
+    shutil.copytree(CHECKOUT / "examples", tmp_path / "examples")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_block_is_read_as_it_is_typed() -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from profilers.errors import ProfilerError
+from tuner.errors import TunerError
 from tuner.explain.outcomes import figures_of
 from tuner.explain.question import StoredPlan, read_any_plan
 from tuner.explain.rivals import rivals_of
@@ -60,13 +62,14 @@ def explain(
 
     Raises:
         PlanUnreadableError: there is no plan, or it does not hold what it was made from.
-        SpecError: the plan's own question can no longer be asked; the message says what is gone.
+        SpecError: `changes` are named, and the plan's own question can no longer be asked.
     """
     plan = read_any_plan(folder)
     asked = usual_changes(plan) if changes is None else tuple(changes)
-    found = None
-    notes: tuple[str, ...] = ()
-    if asked:
+    rivals = rivals_of(plan)
+    if not asked:
+        return _explained(plan, Why(rivals=rivals))
+    try:
         found = what_ifs(
             folder,
             asked,
@@ -75,8 +78,14 @@ def explain(
             calibrated=calibrated,
             watch=watch,
         )
-        notes = _disagreement(plan, found.base)
-    return _explained(plan, Why(rivals=rivals_of(plan), what_if=found, notes=notes))
+    except (TunerError, ProfilerError) as error:
+        if changes is not None:
+            raise
+        # What the plan itself holds can be explained without what it was made from.
+        note = f"nothing could be solved anew: {' '.join(str(error).split())}"
+        return _explained(plan, Why(rivals=rivals, notes=(note,)))
+    notes = _disagreement(plan, found.base)
+    return _explained(plan, Why(rivals=rivals, what_if=found, notes=notes))
 
 
 def usual_changes(plan: StoredPlan) -> tuple[Change, ...]:

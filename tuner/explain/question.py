@@ -9,6 +9,7 @@ Not stored with a plan, so to be given again: the tables that a deployment or pl
 with by `--profile`, and `--uncalibrated`.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +62,15 @@ def question_of(folder: Path, plan: StoredPlan) -> Question:
     """Return the question that the plan of a folder answered.
 
     Raises:
-        PlanUnreadableError: the folder no longer holds its spec.
-        SpecError: the copy of the spec is damaged.
+        PlanUnreadableError: the folder no longer holds its spec as it was.
     """
     spec = folder / "used" / "spec.yaml"
     if not spec.is_file():
         raise PlanUnreadableError(
             f"{folder} holds no used/spec.yaml, so nothing can be solved again; plan anew"
         )
+    if hashlib.sha256(spec.read_bytes()).hexdigest() != plan.provenance.spec_sha256:
+        raise PlanUnreadableError(f"{spec} is not the spec that the plan was made from; plan anew")
     keys = parsed_spec(spec)
     used = spec.parent.absolute()
     if keys.get("model") is not None:

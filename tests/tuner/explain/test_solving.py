@@ -7,12 +7,14 @@ import pytest
 
 from profilers.errors import RecordingUnreadableError
 from tuner import api
-from tuner.errors import PlanUnreadableError
+from tuner.errors import PlanUnreadableError, SpecError
 from tuner.explain.explaining import explain, usual_changes
 from tuner.explain.solving import what_if, what_ifs
 from tuner.place_api import place
 from tuner.place_folder import write_place_plan
 from tuner.plan_folder import read_plan, write_plan
+from tuner.serve_api import deploy
+from tuner.serve_folder import write_serve_plan
 from tuner.what_if import Change, parse_changes
 
 ROOT = Path(__file__).parents[3]
@@ -110,6 +112,39 @@ def test_a_folder_without_its_spec_is_refused(planned: Path) -> None:
     (planned / "used" / "spec.yaml").unlink()
     with pytest.raises(PlanUnreadableError, match=r"holds no used/spec\.yaml"):
         what_ifs(planned, parse_changes("nodes=+1"))
+
+
+def test_a_spec_that_was_changed_since_is_refused(planned: Path) -> None:
+    (planned / "used" / "spec.yaml").write_text("goal: 3")
+    with pytest.raises(PlanUnreadableError, match="is not the spec that the plan was made from"):
+        what_ifs(planned, parse_changes("nodes=+1"))
+
+
+def test_a_plan_without_its_spec_is_explained_by_what_it_holds(planned: Path) -> None:
+    shutil.rmtree(planned / "used")
+    why = explain(planned).why
+    assert why.rivals
+    assert why.what_if is None
+    (note,) = why.notes
+    assert "nothing could be solved anew" in note
+
+
+def test_a_trace_that_is_gone_is_named(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{number * 0.25},200,50\n" for number in range(400))
+    trace.write_text(f"Timestamp,Request tokens,Response tokens\n{rows}")
+    model = ROOT / "examples" / "models" / "mixtral-8x7b"
+    (tmp_path / "spec.yaml").write_text(
+        f"schema_version: 1\nmodel: {model}\n"
+        "cluster: {pools: [{name: h, device: h100-sxm, devices_per_node: 8}]}\n"
+        "goal:\n  kind: serve\n  engine: {name: vllm}\n  traffic: {trace: trace.csv}\n"
+    )
+    made = deploy(tmp_path / "spec.yaml")
+    write_serve_plan(tmp_path / "plan", made.plan, spec=made.spec)
+    trace.unlink()
+    with pytest.raises(SpecError, match=r"trace\.csv"):
+        what_ifs(tmp_path / "plan", parse_changes("memory=-20%"))
+    assert "trace.csv" in explain(tmp_path / "plan").why.notes[0]
 
 
 def test_a_placement_is_placed_again_from_its_recordings(tmp_path: Path) -> None:
