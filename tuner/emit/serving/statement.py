@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from tuner.devices.catalogue import find_device
 from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes, is_apart
 from tuner.serve_plan import Instances, Latency, VerifiedServing
+from tuner.spec.serving.manifests.steps import lacks_units
 from tuner.units import format_s
 
 
@@ -51,6 +53,14 @@ def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]
         notes.append(f"Its KV cache should hold {shape.group.kv_tokens} tokens an instance.")
     if quantization != "bf16":
         notes.append(f"Planned for {quantization} weights.")
+    pools = verified.plan.cluster.pools
+    device = next(pool.device for pool in pools if pool.name == shape.group.pool)
+    known = None if device is None else find_device(device)
+    if known is not None and lacks_units(quantization, generation=known.generation):
+        notes.append(
+            f"{known.name} has no units for {quantization}: the engine unpacks weights as it reads"
+            " them (Marlin), so prompts are slower than where it multiplies them as they are."
+        )
     return tuple(notes)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from tuner.devices.datasheet import Generation
+
 LARGEST_DISPATCH_TOKENS: Final = 1024
 """Tokens that one rank may dispatch in one step of DeepEP's low-latency kernels, which end each
 message with a tag of that value (`FINISHED_SUM_TAG`, deepseek-ai/DeepEP csrc/kernels; SGLang
@@ -20,6 +22,15 @@ asserts it in srt/layers/moe/token_dispatcher/deepep.py)."""
 DEEPEP_HIDDEN_SIZES: Final = frozenset({2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192})
 """Widths that DeepEP's low-latency kernels are compiled for (vLLM 0.33.0,
 model_executor/layers/fused_moe/prepare_finalize/deepep_ll.py)."""
+
+_FP8: Final = frozenset({Generation.ADA, Generation.HOPPER, Generation.BLACKWELL})
+HAVE_UNITS: Final[Mapping[str, frozenset[Generation]]] = {
+    "fp8": _FP8,
+    "fp8_block": _FP8,
+    "nvfp4": frozenset({Generation.BLACKWELL}),
+}
+"""NVIDIA devices that multiply such weights as they are, by `goal.quantization` (NVIDIA Ada, Hopper
+and Blackwell architecture documents; hardware table of TensorRT-LLM's support matrix)."""
 
 DEEPEP: Final = frozenset({"deepep_normal", "deepep_low_latency"})
 
@@ -43,6 +54,8 @@ class ServingCapabilities:
     modes: frozenset[str] = frozenset({"aggregated", "disaggregated"})
     quantization: Mapping[str, str] = field(default_factory=dict)
     """Value of the option by `goal.quantization`; empty: the checkpoint says it alone."""
+    weight_only_fallback: bool = False
+    """Weights of a type that a device has no units for are unpacked as they are read (Marlin)."""
     kv_cache_dtype: Mapping[str, str] = field(default_factory=dict)
     """Value of the option by `goal.kv_cache_dtype`; empty: its default."""
     connectors: Mapping[str, str] = field(default_factory=dict)

@@ -10,9 +10,9 @@ from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_connectors import CacheKind
-from tuner.spec.serving.kv_pages import legal_pages
+from tuner.spec.serving.kv_pages import NVIDIA, legal_pages
 from tuner.spec.serving.manifests.asked import Group
-from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
+from tuner.spec.serving.manifests.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
 
 
 def step_refusals(
@@ -24,6 +24,7 @@ def step_refusals(
     generation: Generation | None,
 ) -> Iterator[str]:
     """Yield what keeps the release from steps like these."""
+    yield from _weights(engine, goal, generation=generation)
     yield from _tokens(engine, group, longest=goal.max_model_len or model.max_position)
     if group.draft_tokens:
         yield from _drafting(engine, group, model=model, goal=goal)
@@ -53,6 +54,21 @@ def dispatch_tokens(engine: ServingCapabilities, group: Group) -> int:
 def cache_kind(model: ModelSpec) -> CacheKind:
     """Return what the model's attention keeps."""
     return CacheKind.LATENT if model.attention.kind == "mla" else CacheKind.GROUPED
+
+
+def lacks_units(quantization: str, *, generation: Generation | None) -> bool:
+    """Say whether NVIDIA's device is known not to multiply such weights as they are."""
+    if generation not in NVIDIA or quantization not in HAVE_UNITS:
+        return False
+    return generation not in HAVE_UNITS[quantization]
+
+
+def _weights(
+    engine: ServingCapabilities, goal: ServeGoal, *, generation: Generation | None
+) -> Iterator[str]:
+    if lacks_units(goal.quantization, generation=generation) and not engine.weight_only_fallback:
+        known = ", ".join(sorted(HAVE_UNITS[goal.quantization]))
+        yield f"quantization {goal.quantization} needs {known}, not {generation}"
 
 
 def _tokens(engine: ServingCapabilities, group: Group, *, longest: int) -> Iterator[str]:

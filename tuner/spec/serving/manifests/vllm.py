@@ -16,6 +16,8 @@ docs/features/{nixl,mooncake}_connector_usage.md:
   (`uniform_decode_query_len`, vllm/config/vllm.py). NIXL compares the drafting of both sides
   (kv_connector/v1/nixl/metadata.py), so both draft or neither does. The draft layer runs on the
   last pipeline stage (v1/worker/gpu_model_runner.py).
+- FP8 and NVFP4 weights run by Marlin's kernels where a device lacks the units
+  (layers/quantization/{fp8,modelopt}.py, get_min_capability).
 - `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
 
 Not covered: context parallelism, elastic expert parallelism, external load balancing.
@@ -73,6 +75,7 @@ VLLM_0_33: Final = ServingCapabilities(
         }
     ),
     quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4"},
+    weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8"},
     connectors={"nixl": "NixlConnector", "mooncake": "MooncakeConnector"},
     host_path=True,

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.devices.datasheet import Generation
+from tuner.emit.serving.registry import emit_serving
 from tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
@@ -173,6 +174,35 @@ def test_fp8_latent_caches_need_the_pages_of_flashmla(deepseek: ModelSpec) -> No
     fp8 = {"kv_cache_dtype": "fp8"}
     assert "multiples of 64" in _refused("vllm", aggregated(page_size=16), deepseek, fp8)
     assert not _refused("vllm", aggregated(page_size=128), deepseek, fp8)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "generation", "has_units"),
+    [
+        ("nvfp4", Generation.HOPPER, False),
+        ("nvfp4", Generation.BLACKWELL, True),
+        ("fp8_block", Generation.AMPERE, False),
+        ("fp8", Generation.ADA, True),
+        ("bf16", Generation.AMPERE, True),
+    ],
+)
+def test_weights_without_units_are_refused_or_unpacked(
+    quantization: str, generation: Generation, has_units: bool, deepseek: ModelSpec
+) -> None:
+    goal = {"quantization": quantization}
+    for engine in ALL:
+        found = _refused(engine, aggregated(), deepseek, goal, generation=generation)
+        assert bool(found) == (engine == "trtllm" and not has_units)
+        assert not found or f"not {generation}" in found
+
+
+def test_scripts_say_where_weights_are_unpacked(deepseek: ModelSpec) -> None:
+    for device, said in (("h100", True), ("b200", False)):
+        verified = sample_serving(
+            deepseek, aggregated(), goal={"quantization": "nvfp4"}, devices={"h100": device}
+        )
+        files = {str(file.path): file.text for file in emit_serving("sglang", verified)}
+        assert ("has no units for nvfp4" in files["aggregated.sh"]) == said
 
 
 def test_shared_devices_are_sglangs_for_some_models(
