@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Formatting, lint, types, import contracts, tests: bash tests/run.sh [--slow] [pytest arguments]
+# Formatting, lint, types, import contracts, accuracy floors, stored scenarios, tests:
+# bash tests/run.sh [--slow] [pytest arguments]
 # Sets up .venv first where that is needed. Stops at the first failure with its exit code.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
@@ -43,4 +44,6 @@ step "ruff format" ruff format --check --quiet .
 step "ruff check" ruff check --quiet .
 step "mypy" mypy
 step "lint-imports" lint-imports
+step "accuracy floors" pytest -q tests/tuner/test_stored_runs.py
+step "moetune check" moetune check examples/checks
 step "pytest" pytest -q -m "$MARKS" ${ARGUMENTS[@]+"${ARGUMENTS[@]}"}
