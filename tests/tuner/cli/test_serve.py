@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tuner.cli.app import run
+from tuner.units import format_s
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "serving"
 
@@ -16,8 +17,15 @@ def test_examples_are_planned_explained_and_emitted(
 ) -> None:
     out = tmp_path / "out"
     assert run(["plan", str(EXAMPLES / f"{name}.yaml"), "-o", str(out)]) == 0
-    assert "binding:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "binding:" in shown
+    table = shown[shown.index("\nmode ") :].splitlines()[2:]
     plan = json.loads((out / "plan.json").read_text())
+    modes = [answer["mode"] for answer in plan["modes"]]
+    assert {line.split()[0] for line in table[: len(modes)]} == set(modes)
+    assert table[0].split()[:2] == [plan["decision"]["mode"], "chosen"]
+    low, high = plan["predicted"]["tpot_s_band"]
+    assert f"({format_s(low)} to {format_s(high)})" in shown
     assert all((out / file).is_file() for file in plan["files"])
     devices = sum(one["count"] * one["devices"] for one in plan["decision"]["instances"])
     expected = json.loads(next(out.glob("launch/*/expected.json")).read_text())
