@@ -45,6 +45,8 @@ Ints = npt.NDArray[np.int64]
 PER_RANK: Final = 200
 """Requests that a rank serves, at least; a closed loop plays ten rounds."""
 MOST_REQUESTS: Final = 20_000
+MOST_SPREAD: Final = 5000
+"""Requests whose lengths are spread over quantiles; more hold the tail by themselves."""
 SEED: Final = 20_251
 
 
@@ -118,7 +120,9 @@ def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Deman
     concurrency = 1
     if demand.concurrency is not None:
         concurrency = max(1, -(-int(demand.concurrency * share) // ranks))
-    count = PER_RANK if demand.concurrency is None else ROUNDS * concurrency
+    count = PER_RANK
+    if demand.concurrency is not None:
+        count = min(ROUNDS * concurrency, max(MOST_REQUESTS, concurrency))
     requests = thinned(
         goal,
         demand,
@@ -275,7 +279,7 @@ def _spread(
 
 
 def _quantiles(law: LengthLaw | None, drawn: Ints, *, rng: np.random.Generator) -> Ints:
-    if law is None or law.kind is LengthKind.EMPIRICAL:
+    if law is None or law.kind is LengthKind.EMPIRICAL or len(drawn) > MOST_SPREAD:
         return drawn
     count = len(drawn)
     values = [quantile_tokens(law, ratio=(place + 0.5) / count) for place in range(count)]
