@@ -13,7 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from profilers.errors import ProfileUnreadableError, ProfileUnwritableError
-from profilers.records import AXES, Measurement, Profile, ProfileHeader
+from profilers.records import AXES, SCHEMA_VERSION, Measurement, Profile, ProfileHeader
+from profilers.schema_version import refusal_of_newer
 
 HEADER_NAME = "profile.json"
 MAX_HEADER_BYTES = 2**20
@@ -55,8 +56,11 @@ def read_header(path: Path) -> ProfileHeader:
     from profilers.tables import first_problem
 
     file = path / HEADER_NAME
+    content = _bounded_bytes(path)
+    if refusal := refusal_of_newer(content, known=SCHEMA_VERSION):
+        raise ProfileUnreadableError(f"{file}: {refusal}")
     try:
-        header = ProfileHeader.model_validate_json(_bounded_bytes(path), strict=True)
+        header = ProfileHeader.model_validate_json(content, strict=True)
     except ValidationError as error:
         raise ProfileUnreadableError(
             f"{file}: {first_problem(error)}; it was edited, damaged or written by another release"

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from profilers.records import Profile, Record
+from profilers.schema_version import refusal_of_newer
 from profilers.store import read_profile
 from tuner.emit.registry import emit_all
 from tuner.errors import OutputError, PlanUnreadableError
@@ -150,6 +151,9 @@ def parsed_plan(folder: Path, kind: type[AnyPlan]) -> AnyPlan:
         PlanUnreadableError: it is missing or damaged.
     """
     content = _plan_bytes(folder)
+    known = kind.model_fields["schema_version"].default
+    if refusal := refusal_of_newer(content, known=known):
+        raise PlanUnreadableError(f"{folder / PLAN_NAME}: {refusal}")
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:

@@ -220,7 +220,7 @@ def _deeply_nested(_text: str) -> str:
     [
         (_truncated, "Invalid JSON"),
         (_unknown_key, "bogus: Extra inputs are not permitted"),
-        (_other_version, "schema_version: Input should be 1"),
+        (_other_version, "is not 1, the newest that this version reads"),
         (_no_decision, "disagrees with the decision"),
         (_broken_decision, "ETP"),
         (_deeply_nested, "Invalid JSON"),

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, ValidationError
 
 from profilers.records import Record
+from profilers.schema_version import refusal_of
 from tuner import place_plan, plan, serve_plan
 from tuner.errors import PlanUnreadableError
 from tuner.plan_folder import MAX_PLAN_BYTES
@@ -101,16 +102,8 @@ def refuse_newer(values: Mapping[str, Any], *, known: int, file: Path) -> None:
     Raises:
         PlanUnreadableError: with the version of moetune that is needed.
     """
-    version = values.get("schema_version")
-    if isinstance(version, int) and version > known:
-        provenance = values.get("provenance")
-        stated = provenance if isinstance(provenance, dict) else values
-        writer = stated.get("moetune_version")
-        needed = f"moetune {writer}, which wrote it, or newer" if writer else "a newer moetune"
-        raise PlanUnreadableError(
-            f"{shown_path(file)}: schema_version {version}, and this version reads up to {known};"
-            f" needed is {needed}"
-        )
+    if refusal := refusal_of(dict(values), known=known):
+        raise PlanUnreadableError(f"{shown_path(file)}: {refusal}")
 
 
 def pruned(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """Stored files of every released schema version stay readable; the fixtures are never renewed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from profilers.errors import ProfileUnreadableError
 from profilers.store import read_profile
 from tuner.errors import PlanUnreadableError
+from tuner.plan_folder import read_plan
 from tuner.regress.baseline import (
     KINDS,
     Baseline,
@@ -41,15 +44,28 @@ def test_profiles_of_every_released_schema_are_read(version: int) -> None:
     assert {row.case.operation for row in profile.measurements} == {"copy", "storage"}
 
 
+def test_a_newer_profile_is_refused_with_the_version_that_is_needed(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FIXTURES / "profile-1", tmp_path / "profile"))
+    header = json.loads((folder / "profile.json").read_text())
+    header |= {"schema_version": 2, "moetune_version": "0.8.0", "new": "field"}
+    (folder / "profile.json").write_text(json.dumps(header))
+    with pytest.raises(ProfileUnreadableError, match=r"needed is moetune 0\.8\.0, which wrote it"):
+        read_profile(folder)
+
+
 def test_a_newer_plan_is_refused_with_the_version_that_is_needed(tmp_path: Path) -> None:
     values = json.loads((FIXTURES / "plan-1-train.json").read_text())
     values["schema_version"] = 2
     values["provenance"]["moetune_version"] = "0.7.0"
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(values))
-    with pytest.raises(PlanUnreadableError, match=r"schema_version 2, .* up to 1; needed is") as at:
+    with pytest.raises(
+        PlanUnreadableError, match=r"schema_version 2 is not 1, .*; needed is"
+    ) as at:
         read_accepted(file)
     assert "moetune 0.7.0" in str(at.value)
+    with pytest.raises(PlanUnreadableError, match=r"needed is moetune 0\.7\.0"):
+        read_plan(tmp_path)
 
 
 @pytest.mark.parametrize(
