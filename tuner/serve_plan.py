@@ -146,7 +146,10 @@ class ServeSpace(Record):
 
     priced: Size
     bounded: Size
+    """Ways to run an instance that another beats in everything."""
     illegal: Size
+    illegal_by: Annotated[dict[str, Size], Field(default_factory=dict)]
+    """The same by what stands in the way, most first."""
 
 
 class ServeCertificate(Record):

@@ -35,6 +35,7 @@ def serve_explanation(plan: ServePlan) -> str:
     lines = [*_head(plan)]
     if plan.decision is not None and plan.predicted is not None:
         lines += [*_prediction(plan.predicted), *_step(plan.predicted)]
+    lines += [*_illegal(plan)]
     lines += [*_modes(plan), *_others(plan), *_ways_out(plan), *_unlaunchable(plan)]
     return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
 
@@ -136,6 +137,16 @@ def _step(predicted: ServePrediction) -> Iterator[str]:
     total = sum(predicted.breakdown_s.values())
     for name, seconds in sorted(predicted.breakdown_s.items(), key=lambda part: -part[1]):
         yield f"  {name:<12} {format_s(seconds):>10}  {seconds / total:.0%}"
+
+
+def _illegal(plan: ServePlan) -> Iterator[str]:
+    space = plan.certificate.space
+    if space.illegal_by:
+        yield (
+            f"{space.illegal} ways to run an instance cannot serve, {space.bounded} more are worse"
+            " than another in everything"
+        )
+        yield from (f"  {count:>5} {reason}" for reason, count in space.illegal_by.items())
 
 
 def _others(plan: ServePlan) -> Iterator[str]:

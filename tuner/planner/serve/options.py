@@ -183,7 +183,7 @@ def options_of(
     kept = sorted(undominated(found), key=lambda option: roles.index(option.role))
     return Options(
         options=tuple(kept),
-        illegal_by=dict(illegal),
+        illegal_by=dict(illegal.most_common()),
         refused={
             role: counts.most_common(1)[0][0]
             for role, counts in refused.items()

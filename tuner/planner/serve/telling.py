@@ -219,6 +219,7 @@ def space_of(question: Question, found: Sequence[Found]) -> ServeSpace:
         priced=len(question.options.options) + added,
         bounded=question.options.beaten,
         illegal=question.options.illegal,
+        illegal_by=dict(question.options.illegal_by),
     )
 
 
