@@ -148,7 +148,7 @@ class ServeSpace(Record):
     bounded: Size
     """Ways to run an instance that another beats in everything."""
     illegal: Size
-    illegal_by: Annotated[dict[str, Size], Field(default_factory=dict)]
+    illegal_by: dict[str, Size] = Field(default_factory=dict)
     """The same by what stands in the way, most first."""
 
 
