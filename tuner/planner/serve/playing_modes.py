@@ -132,7 +132,7 @@ def played_offloaded(
         delay_s_R = late_s_R if requests.delay_s_R is None else requests.delay_s_R + late_s_R
         own = replace(requests, delay_s_R=delay_s_R, read_R=long_R)
     else:
-        late_s_R[long_R] += _waits_s(requests.arrival_s_R[long_R], read_s_R[long_R], remote.ranks)
+        late_s_R[long_R] += waits_s(requests.arrival_s_R[long_R], read_s_R[long_R], remote.ranks)
         own, late_s_R = _of_one_rank(requests, late_s_R, long_R, ranks=ranks)
     option = local.option
     running = min(option.running, concurrency) if is_closed else option.running
@@ -166,7 +166,7 @@ def _remote_s(
     return read_s_U[place_R], sent_s_U[place_R]
 
 
-def _waits_s(arrival_s_R: Floats, seconds_R: Floats, servers: int) -> Floats:
+def waits_s(arrival_s_R: Floats, seconds_R: Floats, servers: int) -> Floats:
     """Wait of each request for one of equal servers, first come first served."""
     free_s = [0.0] * servers
     waits = []
@@ -180,7 +180,7 @@ def _waits_s(arrival_s_R: Floats, seconds_R: Floats, servers: int) -> Floats:
 def _burst_s(remote: Group, read_s_R: Floats, long_R: Flags, *, ranks: int) -> Floats:
     """Wait of one rank's first requests, where as many of every other rank come at once."""
     every_s = np.repeat(np.where(long_R, read_s_R, 0.0), ranks)
-    return _waits_s(np.zeros(len(every_s)), every_s, remote.ranks)[::ranks]
+    return waits_s(np.zeros(len(every_s)), every_s, remote.ranks)[::ranks]
 
 
 def _wait_s(remote: Group, seconds_R: Floats, cut: Cut, demand: Demand) -> float:

@@ -31,7 +31,7 @@ from tuner.planner.serve.answering import (
 )
 from tuner.planner.serve.modes import Answers, modes_of
 from tuner.planner.serve.program import program_of, solve
-from tuner.planner.serve.telling import decision_of, refusals_of
+from tuner.planner.serve.telling import decision_of, rank_of, refusals_of
 from tuner.serve_plan import ServeDecision, ServeRelaxation
 from tuner.spec.cluster import Link, Pool
 from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
@@ -45,6 +45,10 @@ LINK_LATENCY_S: Final = 10e-6
 """Of a link that is tried where pools have none: one 400 Gbit/s card on one switch."""
 RATE_STEPS: Final = 7
 """Halvings of the interval in which the closest plan's rate lies."""
+LADDER_RATIOS: Final = (0.05, 0.1, 0.2, 0.5)
+"""More time that each target is given, the least that helps."""
+WITHOUT_TARGET: Final = 1e3
+"""So much more is no target."""
 ROOM_RATIOS: Final = (1.5, 3.0, 6.0, 12.0)
 """Target over the time of a request alone, tried in turn where the target lies below that time:
 room for a batch and for waiting."""
@@ -79,7 +83,6 @@ def why_nothing(question: Question, answers: Answers, closest: Closest | None) -
 
 def _binding(question: Question, answers: Answers) -> str:
     options, demand = question.options, question.demand
-    engine = manifest_of(question.spec.goal.engine)
     if options.slowest_tpot_s == float("inf"):
         return (
             f"memory: no way to split {question.spec.model.name} leaves room for one request of"
@@ -90,24 +93,42 @@ def _binding(question: Question, answers: Answers) -> str:
     if options.slowest_ttft_s > demand.ttft_s:
         return f"ttft: one prompt alone takes {options.slowest_ttft_s * 1e3:.4g} ms"
     launched = launchable_modes(question)
-    if not launched:
-        asked = ", ".join(modes_of(question))
-        return (
-            f"release: {engine.name} {engine.release} launches none of the modes asked for"
-            f" ({asked}), but {', '.join(sorted(engine.modes))}"
-        )
     found = [one for one in answers.found if one.mode in launched]
     missed = [one for one in found if one.missed]
     if missed:
         return f"{missed[0].missed[0]}, with {MOST_SPARE:.0%} of spare capacity at most"
+    return _refused(question, answers, launched) or _exhausted(question)
+
+
+def _refused(question: Question, answers: Answers, launched: tuple[Mode, ...]) -> str:
+    """Say where the engine's release is what stands in the way; empty: it does not."""
+    if not launched:
+        engine = manifest_of(question.spec.goal.engine)
+        return (
+            f"release: {engine.name} {engine.release} launches none of the modes asked for"
+            f" ({', '.join(modes_of(question))}), but {', '.join(sorted(engine.modes))}"
+        )
+    found = [one for one in answers.found if one.mode in launched]
     if found:
         return f"release: {answers.refused[found[0].mode][0]}"
-    refused = [role for role in question.refused if any(role in PRICED[mode] for mode in launched)]
-    if refused and all(any(role in refused for role in PRICED[mode]) for mode in launched):
-        return f"release: {question.refused[refused[0]]}"
+    roles = {role for mode in launched for role in PRICED[mode]} & set(question.refused)
+    if roles and all(any(role in roles for role in PRICED[mode]) for mode in launched):
+        return f"release: {question.refused[min(roles)]}"
+    return ""
+
+
+def _exhausted(question: Question) -> str:
+    """Say what keeps the pools from serving the traffic: links, a target, or their devices."""
+    demand = question.demand
     if _joined_would_do(question):
         return "link: no link joins the pools, and no pool alone serves the traffic"
-    return f"devices: {demand.rate_per_s:.3g} requests/s are more than all pools serve"
+    told = f"{demand.rate_per_s:.3g} requests/s are more than all pools serve"
+    for name, target_s in (("tpot", demand.tpot_s), ("ttft", demand.ttft_s)):
+        if target_s < float("inf"):
+            free = _moved(question, name, WITHOUT_TARGET)
+            if free is not None:
+                return f"{name}: {told} within it; without it {free.num_devices} devices do"
+    return f"devices: {told}"
 
 
 def _joined_would_do(question: Question) -> bool:
@@ -219,6 +240,7 @@ def ways_out(question: Question, closest: Closest | None) -> Iterator[ServeRelax
     """Solve again with one thing given up, and keep what then fits."""
     if closest is not None:
         yield ServeRelaxation(limit="rate", change=closest.change, decision=closest.decision)
+    yield from _a_little_more(question)
     for limit, change, spec in _changes(question):
         decision = _solved(spec, question)
         if decision is not None:
@@ -228,6 +250,28 @@ def ways_out(question: Question, closest: Closest | None) -> Iterator[ServeRelax
         if decision is not None:
             yield ServeRelaxation(limit="slo", change=change, decision=decision)
             return
+
+
+def _a_little_more(question: Question) -> Iterator[ServeRelaxation]:
+    """Move each target by as little of the ladder as makes the traffic fit."""
+    demand, times = question.demand, {"ttft": "to the first token", "tpot": "per token"}
+    for name, words in times.items():
+        if {"ttft": demand.ttft_s, "tpot": demand.tpot_s}[name] == float("inf"):
+            continue
+        if _moved(question, name, LADDER_RATIOS[-1]) is None:
+            continue
+        for ratio in LADDER_RATIOS:
+            decision = _moved(question, name, ratio)
+            if decision is not None:
+                change = f"{ratio:.0%} more time {words}".replace("%", " %")
+                yield ServeRelaxation(limit=name, change=change, decision=decision)
+                break
+
+
+def _moved(question: Question, name: str, ratio: float) -> ServeDecision | None:
+    factor = {"ttft": 1.0, "tpot": 1.0, name: 1.0 + ratio}
+    spec = _with_slo(question.spec, ttft=factor["ttft"], tpot=factor["tpot"])
+    return _solved(spec, question)
 
 
 def _solved(spec: ServeSpec, question: Question) -> ServeDecision | None:
@@ -241,15 +285,13 @@ def _solved(spec: ServeSpec, question: Question) -> ServeDecision | None:
         for mode in launchable_modes(other)
         if (one := answer(other, mode)) and not one.missed and not refusals_of(one, other)
     ]
-    best = min(found, key=lambda one: one.devices, default=None)
+    best = min(found, key=lambda one: rank_of(one, other.spec.goal), default=None)
     return None if best is None else decision_of(best, other)
 
 
 def _changes(question: Question) -> Iterator[tuple[str, str, ServeSpec]]:
     """Say what is given up, one thing at a time, as limit, words and spec."""
     spec, goal = question.spec, question.spec.goal
-    if question.demand.ttft_s < float("inf"):
-        yield "ttft", "5 % more time to the first token", _with_slo(spec, ttft=1.05, tpot=1.0)
     for pool in spec.cluster.pools:
         more = pool.model_copy(update={"nodes": pool.nodes + 1})
         yield "nodes", f"one more node of {pool.name}", _with_pools(spec, {pool.name: more})
