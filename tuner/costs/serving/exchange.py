@@ -2,10 +2,13 @@
 
     gathered     every rank gathers all m d rows of h elements; results are summed and scattered
     dispatched   copies travel, in fp8 to the experts and in bf16 back: as measured for DeepEP, else
-                 2 a + m c h (1 + 2) / (0.6 W)     c = min(k, R - 1) copies of R ranks, W the link
+                 2 a + m c h (1 + 2) / (0.6 W)     c = min(k, R - 1) copies of R ranks, W the link;
+                 beyond a domain of N ranks c (1 - N / R) of them
+                 normal kernels beyond a domain: c = (D - 1) (1 - (1 - 1 / D)^k) of D domains, as
+                 copies to one share a message and are passed on inside it (DeepEP's README)
 
-Letters: Q questions. Not covered: ranks whose experts are asked for more than others'; copies to
-one machine that share a message.
+Letters: Q questions. Not covered: ranks whose experts are asked for more than others'; routing that
+is limited to few groups.
 """
 
 from dataclasses import dataclass
@@ -56,7 +59,8 @@ class ExpertTraffic:
             m_Q, hidden=self.hidden, top_k=self.top_k, ranks=self.ranks
         )
         if measured_Q is None:
-            measured_Q = self._sent_s(m_Q, half_s=EXCHANGE_S)
+            low_Q = self._sent_s(m_Q, half_s=EXCHANGE_S)
+            measured_Q = np.minimum(low_Q, self._normal_s(m_Q))
         return np.minimum(whole_Q, measured_Q)
 
     def _deepep_s(self, m_Q: Floats) -> Floats:
@@ -65,8 +69,7 @@ class ExpertTraffic:
             m_Q, hidden=self.hidden, top_k=self.top_k, ranks=self.ranks
         )
         if normal_Q is None:
-            half_s = NORMAL_EXCHANGE_S if self._is_inside else NORMAL_OUTSIDE_S
-            normal_Q = self._sent_s(m_Q, half_s=half_s)
+            normal_Q = self._normal_s(m_Q)
         if self.exchange is Exchange.NORMAL:
             return normal_Q
         if low_Q is None:
@@ -74,13 +77,26 @@ class ExpertTraffic:
             low_Q = np.where(m_Q > MOST_LOW_LATENCY, np.inf, low_Q)
         return np.where(np.isfinite(low_Q), low_Q, normal_Q)
 
+    def _normal_s(self, m_Q: Floats) -> Floats:
+        """Kernels for many tokens, by the links alone."""
+        if self._is_inside:
+            return self._sent_s(m_Q, half_s=NORMAL_EXCHANGE_S)
+        sheet = self.machine.sheet
+        domains = self.ranks / sheet.scale_up_domain
+        reached = (domains - 1.0) * (1.0 - (1.0 - 1.0 / domains) ** self.top_k)
+        moved_Q = m_Q * reached * self.hidden * (DISPATCH_BYTES + ELEMENT_BYTES)
+        return 2.0 * NORMAL_OUTSIDE_S + moved_Q / (EXCHANGE_RATIO * sheet.scale_out_bytes_per_s)
+
     @property
     def _is_inside(self) -> bool:
         return self.ranks <= self.machine.sheet.scale_up_domain
 
     def _sent_s(self, m_Q: Floats, *, half_s: float) -> Floats:
         """Both halves by the links alone."""
-        sheet, copies = self.machine.sheet, min(self.top_k, self.ranks - 1)
+        sheet, copies = self.machine.sheet, float(min(self.top_k, self.ranks - 1))
+        if not self._is_inside:
+            # Those to the own domain go beside and are faster.
+            copies *= 1.0 - sheet.scale_up_domain / self.ranks
         moved_Q = m_Q * copies * self.hidden * (DISPATCH_BYTES + ELEMENT_BYTES)
         rate = sheet.scale_up_bytes_per_s if self._is_inside else sheet.scale_out_bytes_per_s
         return 2.0 * half_s + moved_Q / (EXCHANGE_RATIO * rate)

@@ -215,9 +215,12 @@ class ServingMachine:
 
         Low latency is infinite beyond the most tokens that it was measured with: its buffers hold
         no more. Of several shares of the device that served the normal mode the fastest counts.
+        Ranks that were not measured take what the next larger number takes, or up to twice the
+        largest what that takes.
         """
         if self.tables is None:
             return None, None
+        ranks = self._exchange_ranks(hidden=hidden, top_k=top_k, ranks=ranks)
         halves: dict[tuple[str, str], Floats] = {}
         for key in self.tables.shapes("expert_all_to_all"):
             mode, _, half = str(key[1]).rpartition("_")
@@ -238,6 +241,19 @@ class ServingMachine:
             for mode in (NORMAL, LOW_LATENCY)
         )
         return normal, low
+
+    def _exchange_ranks(self, *, hidden: int, top_k: int, ranks: int) -> int:
+        """The number of ranks whose measurements stand for so many; itself where none do."""
+        if self.tables is None:
+            return ranks
+        measured = {
+            int(key[6])
+            for key in self.tables.shapes("expert_all_to_all")
+            if (key[3], key[4]) == (hidden, top_k)
+        }
+        if not measured or not min(measured) <= ranks <= 2 * max(measured):
+            return ranks
+        return min((each for each in measured if each >= ranks), default=max(measured))
 
     def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
         """One collective; `bytes` is the larger buffer of a rank."""

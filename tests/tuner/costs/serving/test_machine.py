@@ -101,7 +101,12 @@ def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Bui
     found = machine.exchange_s(at, hidden=64, top_k=2, ranks=16)
     assert found is not None
     assert found == pytest.approx([5e-5, 2e-3])
+    # A few more ranks than were measured are like those; fewer, or many more, are not.
+    near = machine.exchange_s(at, hidden=64, top_k=2, ranks=24)
+    assert near is not None
+    assert near == pytest.approx(found)
     assert machine.exchange_s(at, hidden=64, top_k=2, ranks=8) is None
+    assert machine.exchange_s(at, hidden=64, top_k=2, ranks=64) is None
 
 
 def test_dispatched_copies_have_kernels_of_their_own(build: Build) -> None:

@@ -154,10 +154,11 @@ def test_the_exchange_that_is_told_is_never_faster_than_the_fastest(tokens: floa
         if kind is not Exchange.LEAST
     }
     assert min(told.values()) >= least * (1.0 - 1e-9)
+    # Low latency for few tokens; beyond its buffers it is the other mode.
+    is_few = tokens <= 8.0
+    assert (told[Exchange.LOW_LATENCY] < told[Exchange.NORMAL]) is is_few
     if tokens > 1024.0:
         assert told[Exchange.LOW_LATENCY] == pytest.approx(told[Exchange.NORMAL])
-    else:
-        assert told[Exchange.LOW_LATENCY] < told[Exchange.NORMAL]
 
 
 def test_recorded_loads_price_a_whole_step() -> None:
