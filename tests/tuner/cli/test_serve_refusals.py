@@ -80,6 +80,14 @@ def mooncake(*rows: tuple[object, object, object]) -> str:
         (traced(AZURE + "2023-11-16 18:17:05,10,0\n" * 9), "a load has two or more"),
         (traced(AZURE), "no request"),
         (traced(""), "the first line is of no known trace"),
+        (traced(mooncake((0, 10, 10), (0, 10, 10))), "all requests come at once"),
+        ({"more": "routing: {path: nowhere.json}"}, "nowhere.json"),
+        ({"more": "placement: nowhere.json"}, "placement"),
+        (
+            {"more": "speculative: {draft_tokens: 2, acceptance: 0.5}"},
+            "no heads for further tokens",
+        ),
+        ({"more": "speculative: {draft_tokens: 0, acceptance: 0.5}"}, "draft_tokens: 0"),
         ({"pools": ""}, "an empty list"),
         ({"pools": f"{TWO_NODES}, {TWO_NODES}"}, "two pools are named 'a'"),
         ({"pools": "{name: a, device: h900, devices_per_node: 8}"}, "'h900'"),
@@ -124,6 +132,9 @@ def test_wrong_input_is_one_line_and_no_plan(
         ({"traffic": f"{{rate: 1e9/s, {LENGTHS}}}"}, "devices"),
         ({"traffic": f"{{concurrency: 1000000, {LENGTHS}}}"}, "devices"),
         ({"model": str(MODELS / "deepseek-v3")}, "memory"),
+        ({"more": "modes: [attention_expert]"}, "release"),
+        ({"more": "modes: [prefill_offload]"}, "release"),
+        ({"pools": APART, "more": "modes: [disaggregated]"}, "link"),
     ],
 )
 def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
@@ -146,6 +157,12 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
     "changes",
     [
         {"traffic": "{rate: 2/s, input_tokens: 1, output_tokens: 1}"},
+        {"traffic": f"{{rate: 1e-9/s, {LENGTHS}}}"},
+        {
+            "pools": APART,
+            "links": "{between: [a, b], bandwidth: 400Gbit/s, latency: 1us}",
+            "more": "modes: [disaggregated]",
+        },
         {"traffic": "{concurrency: 4, input_tokens: 1000, output_tokens: 1}"},
         {"traffic": f"{{rate: 2/s, {LENGTHS}, prefix_hit: 0.999}}"},
         {"traffic": f"{{rate: 2/s, arrival: {{kind: on_off, on: 1s, off: 1s}}, {LENGTHS}}}"},
@@ -160,6 +177,8 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
     ],
     ids=[
         "one token",
+        "seldom",
+        "link",
         "no decode",
         "cached",
         "on and off",
