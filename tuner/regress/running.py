@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,7 @@ class Planner:
         self._tree = tree
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
+        self._starting = threading.Lock()
 
     def __enter__(self) -> "Planner":
         return self
@@ -86,9 +88,10 @@ class Planner:
 
     def plan(self, job: Job) -> Answer:
         """Plan, in a process that may break."""
-        if self._stopped:
-            return Answer(error="stopped")
-        process = self._started()
+        with self._starting:
+            if self._stopped:
+                return Answer(error="stopped")
+            process = self._started()
         reply = self._scratch / "reply.json"
         reply.unlink(missing_ok=True)
         asked = {
@@ -109,8 +112,9 @@ class Planner:
 
     def stop(self) -> None:
         """Kill what runs, from whichever thread; the thread that waits for it hears of its end."""
-        self._stopped = True
-        self._kill(self._process)
+        with self._starting:
+            self._stopped = True
+            self._kill(self._process)
 
     def close(self) -> None:
         """End the process and everything that it started."""

@@ -1,0 +1,186 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from profilers.records import Case, Machine, Measurement, ProfileHeader, TableInfo
+from profilers.store import write_header, write_table
+from tuner.cli import app as frame
+from tuner.regress.records import Check
+
+Captured = pytest.CaptureFixture[str]
+
+CHECKOUT = Path(__file__).parents[3]
+BROKEN = "goal: {kind: fly}\n"
+
+
+def profile(folder: Path, factor: float) -> Path:
+    """Copies of ten sizes, five repeats each."""
+    cases = [Case(operation="copy", kind="device", axes={"bytes": 2**n}) for n in range(10, 20)]
+    rows = [
+        Measurement(
+            case=case,
+            times_s=tuple(factor * case.axes["bytes"] * 1e-9 * (1.0 + 0.01 * n) for n in range(5)),
+        )
+        for case in cases
+    ]
+    machine = Machine(
+        hostname="here",
+        device="a processor",
+        device_kind="cpu",
+        num_devices=2,
+        memory_bytes_per_device=2**33,
+        cores=2,
+        host_memory_bytes=2**34,
+        world=1,
+        threads_per_rank=1,
+        oversubscribed=False,
+        libraries={"torch": "2.13.0"},
+    )
+    write_table(folder, rows, operation="copy")
+    header = ProfileHeader(
+        moetune_version="0.1.0",
+        created="2026-01-01T00:00:00Z",
+        machine=machine,
+        tables={"copy": TableInfo(rows=len(rows), complete=True, seconds=1.0)},
+    )
+    write_header(folder, header)
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, str]:
+    """A profile, and one of the same machine that is a tenth slower."""
+    return str(profile(tmp_path / "old", 1.0)), str(profile(tmp_path / "new", 1.1))
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """Checks whose only scenario cannot be planned."""
+    (tmp_path / "checks" / "flies").mkdir(parents=True)
+    (tmp_path / "checks" / "flies" / "spec.yaml").write_text(BROKEN)
+    return tmp_path / "checks"
+
+
+def test_a_slower_profile_exits_1_and_says_which_operation(
+    pair: tuple[str, str], capsys: Captured
+) -> None:
+    old, new = pair
+    assert frame.run(["check", "--profile", new, "--baseline", old]) == 1
+    text = capsys.readouterr().out
+    assert "copy device: 10 % slower over its 10 cases, significantly" in text
+    assert text.endswith("FAILED: 1 regression\n")
+    assert frame.run(["check", "--profile", old, "--baseline", new]) == 0
+    assert "passed: 1 better" in capsys.readouterr().out
+
+
+def test_json_is_the_stored_type_with_the_contract_s_fields(
+    pair: tuple[str, str], capsys: Captured
+) -> None:
+    old, new = pair
+    assert frame.run(["check", "--profile", new, "--baseline", old, "--json"]) == 1
+    text = capsys.readouterr().out
+    (scenario,) = json.loads(text)["scenarios"]
+    assert {"name", "verdict", "reason"} <= scenario.keys()
+    assert scenario["verdict"] == "regression"
+    assert Check.model_validate_json(text).failed
+
+
+def test_a_scenario_that_cannot_be_read_exits_1(broken: Path, capsys: Captured) -> None:
+    assert frame.run(["check", str(broken)]) == 1
+    assert "goal.kind 'fly' is not one of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "CHECKS is missing"),
+        (["absent"], "no such folder"),
+        (["absent", "--profile", "x"], "--profile and --baseline belong together"),
+        (["absent", "--update", "--against", "git:HEAD"], "--update accepts plans of CHECKS"),
+        (["absent", "--time-limit", "5"], "--time-limit"),
+        (["absent", "--memory-limit", "much"], "--memory-limit"),
+        (["absent", "--tolerance", "-1"], "--tolerance"),
+    ],
+)
+def test_unusable_input_exits_2_in_one_line(
+    arguments: list[str], words: str, capsys: Captured
+) -> None:
+    assert frame.run(["check", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_files_for_ci_are_written(broken: Path, tmp_path: Path, capsys: Captured) -> None:
+    junit, summary = tmp_path / "out" / "j.xml", tmp_path / "m.md"
+    frame.run(["check", str(broken), "--junit", str(junit), "--markdown", str(summary)])
+    assert ElementTree.parse(junit).getroot().get("errors") == "1"
+    assert "| flies | **error** |" in summary.read_text()
+    assert capsys.readouterr().err == ""
+
+
+def test_github_is_told_on_stderr_and_in_its_summary(
+    broken: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert frame.run(["check", str(broken), "--json"]) == 1
+    said = capsys.readouterr()
+    json.loads(said.out)
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"::error file={broken}/flies/spec.yaml,title=moetune check%3A flies")
+    assert summary.read_text().startswith("before\n## moetune check: failed")
+
+
+def test_the_schema_is_published(capsys: Captured) -> None:
+    assert frame.run(["schema", "check"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    verdicts = schema["$defs"]["Verdict"]["enum"]
+    assert verdicts == [
+        "pass",
+        "better",
+        "drift",
+        "regression",
+        "incomparable",
+        "missing",
+        "error",
+    ]
+
+
+def test_ctrl_c_exits_130_and_leaves_no_process(tmp_path: Path) -> None:
+    scenario = tmp_path / "checks" / "long"
+    scenario.mkdir(parents=True)
+    text = (CHECKOUT / "examples/worked/mixtral-8x7b-64-a100/spec.yaml").read_text()
+    (scenario / "spec.yaml").write_text(text.replace("../../", f"{CHECKOUT}/examples/"))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tuner", "check", str(scenario.parent)],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    started = _awaited(lambda: psutil.Process(process.pid).children(recursive=True))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert not alive
+
+
+def _awaited(look: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
+    """Look until there is something to see."""
+    end_s = time.monotonic() + 60.0
+    while time.monotonic() < end_s:
+        found = look()
+        if found:
+            return found
+    raise AssertionError("no process was started")
