@@ -30,7 +30,7 @@ def seconds_axis(title: str, drawn_s: Sequence[float]) -> dict[str, Any]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps: tuple[float, ...] = (1.0, 2.0, 5.0) if high / low < NARROW_RATIO else (1.0,)
     if high / low < NARROWEST_RATIO:
-        steps = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+        steps = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
     ticks = [step * 10.0**decade for decade in decades for step in steps]
     ticks = [tick for tick in ticks if low <= tick <= high]
     return axis(
@@ -38,8 +38,15 @@ def seconds_axis(title: str, drawn_s: Sequence[float]) -> dict[str, Any]:
         type="log",
         range=[math.log10(low), math.log10(high)],
         tickvals=ticks,
-        ticktext=[format_s(tick).replace(".00 ", " ").replace(".0 ", " ") for tick in ticks],
+        ticktext=[_short(tick) for tick in ticks],
+        tickangle=0,
     )
+
+
+def _short(tick_s: float) -> str:
+    """Write a tick without zeros that say nothing, e.g. `1.5 s` and `200 ms`."""
+    value, _, unit = format_s(tick_s).partition(" ")
+    return f"{float(value):g} {unit}"
 
 
 def layout(*, x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -14,22 +14,22 @@ def decision_section(plan: Plan, decision: TrainDecision) -> Section:
     d = decision
     virtual = d.virtual_pipeline_model_parallel_size
     degrees: tuple[tuple[str, str, int], ...] = (
-        ("tensor parallel (TP)", "tensor_model_parallel_size", d.tensor_model_parallel_size),
-        ("context parallel (CP)", "context_parallel_size", d.context_parallel_size),
-        ("pipeline parallel (PP)", "pipeline_model_parallel_size", d.pipeline_model_parallel_size),
-        ("chunks on each rank (VPP)", "virtual_pipeline_model_parallel_size", virtual),
-        ("data parallel (DP)", "data_parallel_size", d.data_parallel_size),
-        ("expert parallel (EP)", "expert_model_parallel_size", d.expert_model_parallel_size),
-        ("expert tensor parallel", "expert_tensor_parallel_size", d.expert_tensor_parallel_size),
-        ("expert data parallel", "expert_data_parallel_size", d.expert_data_parallel_size),
+        ("TP", "tensor_model_parallel_size", d.tensor_model_parallel_size),
+        ("CP", "context_parallel_size", d.context_parallel_size),
+        ("PP", "pipeline_model_parallel_size", d.pipeline_model_parallel_size),
+        ("chunks a rank", "virtual_pipeline_model_parallel_size", virtual),
+        ("DP", "data_parallel_size", d.data_parallel_size),
+        ("EP", "expert_model_parallel_size", d.expert_model_parallel_size),
+        ("expert TP", "expert_tensor_parallel_size", d.expert_tensor_parallel_size),
+        ("expert DP", "expert_data_parallel_size", d.expert_data_parallel_size),
         ("ZeRO stage", "zero_stage", d.zero_stage),
         ("micro-batch", "micro_batch_size", d.micro_batch_size),
     )
     table = Table(
-        caption="Degrees",
-        header=("", "value"),
-        rows=tuple(
-            (word(name), number(value, key=f"decision.{key}")) for name, key, value in degrees
+        caption="Parallelism: tensor, context, pipeline, data and expert parallel degrees",
+        header=("", *(name for name, *_ in degrees)),
+        rows=(
+            (word("degree"), *(number(value, key=f"decision.{key}") for _, key, value in degrees)),
         ),
     )
     extras = train_extras(decision)
@@ -44,7 +44,7 @@ def decision_section(plan: Plan, decision: TrainDecision) -> Section:
     return Section(
         name="decision",
         heading="What to launch",
-        blocks=some(Facts(facts=facts), table, _where(plan)),
+        blocks=some(table, Facts(facts=facts), _where(plan)),
     )
 
 

@@ -76,7 +76,16 @@ def heat_map_figure(heat: HeatMap, *, name: str, title: str, reading: str, acros
                 "zmax": most_ratio,
                 "colorscale": [[0.0, DIVERGING[0]], [middle, DIVERGING[1]], [1.0, DIVERGING[2]]],
                 "showscale": place == count - 1,
-                "colorbar": {"title": {"text": "load / mean"}, "thickness": 12, "len": 0.9},
+                "colorbar": {
+                    "orientation": "h",
+                    "thickness": 10,
+                    "len": 0.5,
+                    "x": 0.0,
+                    "xanchor": "left",
+                    "y": 0.0,
+                    "yref": "container",
+                    "yanchor": "bottom",
+                },
                 "hovertemplate": HOVER.replace("ACROSS", across),
                 "xgap": 1 if columns <= 64 else 0,
                 "ygap": 1 if rows <= 64 else 0,
@@ -84,13 +93,14 @@ def heat_map_figure(heat: HeatMap, *, name: str, title: str, reading: str, acros
         )
         marks.append(
             {
-                "text": f"{said}: largest {panel.max():.3f}",
+                "text": f"{said}\nlargest {panel.max():.3f}",
                 "x": start,
                 "xref": "paper",
                 "y": 1.0,
                 "yref": "paper",
                 "xanchor": "left",
                 "yanchor": "bottom",
+                "align": "left",
                 "showarrow": False,
             }
         )
@@ -107,10 +117,10 @@ def heat_map_figure(heat: HeatMap, *, name: str, title: str, reading: str, acros
             **base,
             **shapes,
             "annotations": marks,
-            "margin": {"l": 12, "r": 12, "t": 30, "b": 12},
+            "margin": {"l": 12, "r": 12, "t": 42, "b": 92},
         },
         table=_loads(heat),
-        height=int(min(620, max(260, 130 + 20 * rows))),
+        height=int(min(620, max(330, 200 + 20 * rows))),
     )
 
 

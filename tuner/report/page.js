@@ -38,6 +38,7 @@
     }
     const traces = structuredClone(figure.traces);
     for (const trace of traces) {
+      if (small && trace.marker && trace.marker.size > 9) { trace.marker.size *= 0.65; }
       for (const part of [trace.marker, trace.line, trace.marker && trace.marker.line, trace.error_y, trace.error_x, trace.textfont]) {
         if (part && part.color === "ink") { part.color = ink; }
       }
@@ -47,21 +48,31 @@
 
   const config = { responsive: true, displayModeBar: false };
 
-  const draw = async (paper) => {
+  const drawOne = (figure, paper) => {
+    const place = document.getElementById("plot-" + figure.name);
+    const [traces, layout] = themed(figure, paper);
+    return Plotly.react(place, traces, layout, config).then(() => {
+      for (const node of place.querySelectorAll("svg")) { node.setAttribute("aria-hidden", "true"); }
+    });
+  };
+
+  const drawForScreen = async () => {
     let drawn = 0;
     for (const figure of figures) {
-      const place = document.getElementById("plot-" + figure.name);
-      const [traces, layout] = themed(figure, paper);
-      await Plotly.react(place, traces, layout, config);
-      for (const node of place.querySelectorAll("svg")) { node.setAttribute("aria-hidden", "true"); }
+      await drawOne(figure, false);
+      // The browser may show what is there before the next plot is computed.
+      await new Promise((next) => { window.setTimeout(next); });
       drawn += 1;
     }
     document.documentElement.dataset.drawn = String(drawn);
     document.documentElement.dataset.height = String(document.documentElement.scrollHeight);
   };
 
-  const repaint = () => { draw(false); };
-  window.addEventListener("beforeprint", () => { draw(true); });
+  // Printing waits for nothing, so every plot is asked for at once.
+  const drawForPaper = () => { figures.map((figure) => drawOne(figure, true)); };
+
+  const repaint = () => { drawForScreen(); };
+  window.addEventListener("beforeprint", drawForPaper);
   window.addEventListener("afterprint", repaint);
   dark.addEventListener("change", repaint);
   narrow.addEventListener("change", repaint);
@@ -91,5 +102,5 @@
       window.setTimeout(() => { button.textContent = "Copy"; }, 2000);
     });
   }
-  draw(false);
+  drawForScreen();
 })();

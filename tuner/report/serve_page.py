@@ -133,7 +133,9 @@ def _proof(certificate: ServeCertificate) -> str:
     ties = ""
     if certificate.within_band:
         least = "at least " if certificate.within_band_is_least else ""
-        ties = f" {least}{certificate.within_band} others cost about as much."
+        count = certificate.within_band
+        others = "other costs" if count == 1 else "others cost"
+        ties = f" {least.capitalize()}{count} {others} about as much."
     counted = f"{space.priced:,} ways to run an instance were priced, {space.illegal:,} are illegal"
     if certificate.status == "optimal":
         return f"Counts of instances proven optimal under the model: {counted}.{ties}"
@@ -283,7 +285,7 @@ def _modes(plan: ServePlan) -> Table | None:
             word(one.told),
         )
 
-    header = ("mode", "", "devices", "cost per hour", "first token", "per token", "why")
+    header = ("mode", "outcome", "devices", "cost per hour", "first token", "per token", "why")
     return Table(
         caption="Every mode that was asked for, means over requests",
         header=header,

@@ -1,0 +1,39 @@
+from pathlib import Path
+
+from tuner.plan_folder import read_plan
+from tuner.report.candidates import candidates_figure
+from tuner.report.decisions import train_words
+
+
+def test_every_stored_candidate_is_drawn_once_in_its_group(train_folder: Path) -> None:
+    plan = read_plan(train_folder)
+    assert plan.predicted is not None
+    assert plan.decision is not None
+    figure = candidates_figure(plan, plan.predicted)
+    points = {trace["name"]: len(trace["x"]) for trace in figure.traces}
+    ties = sum(one.within_band for one in plan.alternatives)
+    assert points["the plan"] == 1
+    assert points.get("tie: inside the error band", 0) == ties
+    assert points.get("runner-up", 0) == len(plan.alternatives) - ties
+    assert points["Pareto front"] == len(plan.pareto)
+    chosen = next(trace for trace in figure.traces if trace["name"] == "the plan")
+    assert chosen["y"] == [plan.predicted.step_time_s]
+    for part in train_words(plan.decision).split(", "):
+        assert part in chosen["hovertext"][0]
+
+
+def test_the_front_is_a_staircase_from_lean_to_fast(train_folder: Path) -> None:
+    plan = read_plan(train_folder)
+    assert plan.predicted is not None
+    figure = candidates_figure(plan, plan.predicted)
+    front = next(trace for trace in figure.traces if trace["name"] == "Pareto front")
+    assert list(front["x"]) == sorted(front["x"])
+    assert list(front["y"]) == sorted(front["y"], reverse=True)
+
+
+def test_what_is_not_stored_is_said(train_folder: Path) -> None:
+    plan = read_plan(train_folder)
+    assert plan.predicted is not None
+    reading = candidates_figure(plan, plan.predicted).reading
+    assert "were priced" in reading
+    assert "which are the points here" in reading

@@ -1,0 +1,50 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.errors import PlanUnreadableError
+from tuner.place_folder import read_place_plan
+from tuner.report.heat_map_figure import heat_map_figure
+from tuner.report.placement_maps import read_heat_maps
+
+
+def test_maps_are_read_back_in_the_order_of_the_workloads(place_folder: Path) -> None:
+    plan = read_place_plan(place_folder)
+    maps = read_heat_maps(place_folder, plan.files)
+    assert [heat.title for heat in maps] == [one.name for one in plan.goal.workloads]
+    stored = json.loads((place_folder / "report" / "heat_map_1.json").read_text(encoding="utf-8"))
+    for name, panel in maps[1].panels.items():
+        assert np.array_equal(panel, stored["panels"][name]["load_ratio"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{}", '{"title": "x", "layer_ids": [0], "panels": {"a": {"load_ratio": [["x"]]}}}'],
+)
+def test_a_damaged_map_is_named(
+    text: str, place_folder: Path, copied: Callable[[Path], Path]
+) -> None:
+    folder = copied(place_folder)
+    (folder / "report" / "heat_map_0.json").write_text(text, encoding="utf-8")
+    with pytest.raises(PlanUnreadableError, match=r"heat_map_0\.json: holds no heat map"):
+        read_heat_maps(folder, ("report/heat_map_0.json",))
+
+
+def test_names_that_are_no_maps_are_left_alone(place_folder: Path) -> None:
+    names = ("report/heat_map_x.json", "report/heat_map_0.svg", "launch/heat_map_0.json")
+    assert read_heat_maps(place_folder, names) == ()
+
+
+def test_panels_share_one_scale_whose_middle_is_one(place_folder: Path) -> None:
+    (heat, *_) = read_heat_maps(place_folder, read_place_plan(place_folder).files)
+    figure = heat_map_figure(heat, name="n", title="t", reading="r.", across="rank")
+    before, after = figure.traces
+    largest = max(float(panel.max()) for panel in heat.panels.values())
+    for trace in (before, after):
+        assert (trace["zmin"], trace["zmax"]) == (0.0, pytest.approx(largest))
+        assert trace["colorscale"][1][0] == pytest.approx(1.0 / largest)
+    assert np.allclose(before["z"], heat.panels["before"], rtol=1e-3)
+    assert [trace["showscale"] for trace in figure.traces] == [False, True]
