@@ -10,11 +10,11 @@ from tuner.planner.serve.refused import refused_handovers
 from tuner.planner.serve.telling import (
     alternatives_of,
     binding_constraint,
+    cautions_of,
     certificate_of,
     decision_of,
     notes_of,
     prediction_of,
-    shares_of,
     space_of,
 )
 from tuner.planner.serve.ways_out import closest_of, ways_out, why_nothing
@@ -43,7 +43,7 @@ def make_serve_plan(
     if not answers.fitting:
         return _nothing(question, answers, solve_s=solve_s, provenance=provenance)
     best, *others = answers.fitting
-    provenance = provenance.model_copy(update={"notes": (*notes, *shares_of(best))})
+    provenance = provenance.model_copy(update={"notes": (*notes, *cautions_of(best))})
     return ServePlan(
         model=spec.model,
         cluster=spec.cluster,

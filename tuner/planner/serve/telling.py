@@ -307,7 +307,18 @@ def told_of(found: Found) -> str:
     return words
 
 
-def shares_of(found: Found) -> Iterator[str]:
+def cautions_of(found: Found) -> Iterator[str]:
+    """Say what is to be watched with the chosen instances."""
+    yield from _weights(found)
+    if found.mode == "shared_device":
+        yield (
+            "shared devices are priced from published curves (semi-PD, Nexus), not from"
+            " measurements; the engine's loop for them does not hide the host's work between"
+            " steps, which is not priced"
+        )
+
+
+def _weights(found: Found) -> Iterator[str]:
     """Say where instances of unlike kinds must not get equal shares of the requests."""
     for role in dict.fromkeys(group.option.role for group in found.groups):
         own = [group for group in found.groups if group.option.role is role]
