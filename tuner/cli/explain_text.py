@@ -19,6 +19,7 @@ GROUPED: Final = 1000.0
 _FIGURES: Final = {
     "step_time_s": ("", " a step"),
     "tokens_per_s": ("", " tokens/s"),
+    "fastest_step_time_s": ("fastest found ", ""),
     "peak_memory_bytes": ("", ""),
     "num_devices": ("", " devices"),
     "cost_per_hour": ("", " an hour"),
@@ -63,7 +64,7 @@ def _what_if(found: WhatIf) -> Iterator[str]:
     asked = [one for one in found.outcomes if one.status != "out_of_time"]
     total_s = sum(one.solve_s for one in found.outcomes)
     yield (
-        f"what would change it: {len(asked)} questions solved anew in {format_s(total_s)} "
+        f"what would change it: {len(asked)} question{'s' * (len(asked) != 1)} solved anew in {format_s(total_s)} "
         f"(--time-limit {format_s(found.time_limit_s)} for their searches)"
     )
     rows = [_row(found.base, "as planned")]
@@ -97,8 +98,14 @@ def _figures(one: Outcome) -> str:
     return ", ".join(
         f"{before}{_number(name, one.figures[name])}{after}"
         for name, (before, after) in _FIGURES.items()
-        if name in one.figures
+        if name in one.figures and not _is_repeated(name, one)
     )
+
+
+def _is_repeated(name: str, one: Outcome) -> bool:
+    """Whether the fastest decision found is the plan's own."""
+    fastest_s = one.figures.get("fastest_step_time_s")
+    return name == "fastest_step_time_s" and fastest_s == one.figures["step_time_s"]
 
 
 def _number(name: str, value: float) -> str:

@@ -1,6 +1,7 @@
-"""Trials on stderr while they run: a table that grows, or one line each in a log."""
+"""Trials on stderr while they run: a table that grows, with the time left; in a log each result."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,10 +29,12 @@ def live_table(*, total: int) -> Iterator[Watcher]:
     from rich.live import Live
 
     rows: list[tuple[str, ...]] = []
+    begun_s = time.monotonic()
     with Live(console=Console(stderr=True), auto_refresh=False) as live:
 
         def started(decision: "TrainDecision", predicted_s: float) -> None:
-            running = (short_decision(decision), "", format_s(predicted_s), "", "running")
+            left = time_left(time.monotonic() - begun_s, ended=len(rows), total=total)
+            running = (short_decision(decision), "", format_s(predicted_s), "", f"running{left}")
             live.update(_table([*rows, (f"{len(rows) + 1}/{total}", *running)]), refresh=True)
 
         def ended(record: "TrialRecord") -> None:
@@ -39,6 +42,13 @@ def live_table(*, total: int) -> Iterator[Watcher]:
             live.update(_table(rows), refresh=True)
 
         yield Watcher(started=started, ended=ended)
+
+
+def time_left(elapsed_s: float, *, ended: int, total: int) -> str:
+    """Say how long the launches that are left take if they take as long as those before."""
+    if not ended:
+        return ""
+    return f", about {format_s(elapsed_s / ended * max(0, total - ended))} left"
 
 
 def _table(rows: list[tuple[str, ...]]) -> "Table":

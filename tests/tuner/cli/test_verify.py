@@ -11,7 +11,7 @@ import pytest
 
 from tuner import api
 from tuner.cli import app as frame
-from tuner.cli.trials import live_table
+from tuner.cli.trials import live_table, time_left
 from tuner.cli.verify_text import verified_text
 from tuner.explain.words import short_decision
 from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
@@ -165,3 +165,8 @@ def test_real_launches_measure_and_leave_a_verified_plan(planned: Path, capsys: 
     assert found.accuracy.activation_max_ape is not None
     assert found.accuracy.activation_max_ape < 0.05
     assert "NOT VERIFIED" not in (planned / "launch/reference/run.sh").read_text()
+
+
+def test_the_time_left_is_that_of_the_launches_before() -> None:
+    assert time_left(3.0, ended=0, total=8) == ""
+    assert time_left(30.0, ended=2, total=8) == ", about 1.50 min left"
