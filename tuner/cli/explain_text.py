@@ -64,8 +64,8 @@ def _what_if(found: WhatIf) -> Iterator[str]:
     asked = [one for one in found.outcomes if one.status != "out_of_time"]
     total_s = sum(one.solve_s for one in found.outcomes)
     yield (
-        f"what would change it: {len(asked)} question{'s' * (len(asked) != 1)} solved anew in {format_s(total_s)} "
-        f"(--time-limit {format_s(found.time_limit_s)} for their searches)"
+        f"what would change it: {len(asked)} question{'s' * (len(asked) != 1)} solved anew in "
+        f"{format_s(total_s)} (--time-limit {format_s(found.time_limit_s)} for their searches)"
     )
     rows = [_row(found.base, "as planned")]
     rows += [_row(one, one.change) for one in found.outcomes]
