@@ -174,3 +174,34 @@ def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, str], says: st
     with pytest.raises(SpecError, match=says) as caught:
         planned(tmp_path, **changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("slo", "values"),
+    [
+        ("{{ttft: {{p90: {}ms}}, tpot: {{p90: 50ms}}}}", (150, 250, 430, 1000)),
+        ("{{ttft: {{p90: 1s}}, tpot: {{p90: {}ms}}}}", (12, 15, 30, 60)),
+    ],
+)
+def test_a_looser_target_never_takes_more_devices(
+    tmp_path: Path, slo: str, values: tuple[int, ...]
+) -> None:
+    few = "objective: devices\n  modes: [aggregated, disaggregated]"
+    traffic = "{rate: 20/s, input_tokens: 2000, output_tokens: 300}"
+    plans = [planned(tmp_path, slo=slo.format(x), traffic=traffic, extra=few) for x in values]
+    devices = [plan.decision.num_devices if plan.decision else 99 for plan in plans]
+    assert devices == sorted(devices, reverse=True)
+    assert devices[-1] < devices[0]
+    for plan in plans:
+        if plan.decision is not None:
+            assert plan.certificate.bound is not None
+            assert plan.certificate.bound <= plan.decision.num_devices
+            assert plan.certificate.program_gap_ratio < 1e-6
+
+
+def test_instances_of_a_role_are_of_one_kind_where_one_serves(tmp_path: Path) -> None:
+    # Routers share requests out evenly.
+    plan = planned(tmp_path, pools=f"{H100}, {L40S}, {H20}", extra="objective: cost")
+    assert plan.decision is not None
+    roles = [group.role for group in plan.decision.instances]
+    assert len(roles) == len(set(roles))
