@@ -180,8 +180,9 @@ exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
 _NGINX: Final = """\
 CONFIG="$(mktemp)"
 {
-  echo 'events {}'
-  echo 'http { upstream workers { least_conn;'
+  # Two connections a request under way; prompts may be long.
+  echo 'worker_rlimit_nofile 65536; events { worker_connections 32768; }'
+  echo 'http { client_max_body_size 0; upstream workers { least_conn;'
   for index in "${!WORKER[@]}"; do
     printf '  server %s weight=%s;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
   done

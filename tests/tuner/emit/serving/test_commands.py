@@ -288,6 +288,9 @@ def test_unlike_instances_get_requests_by_their_places(
     servers = re.findall(r"server (\S+:\d+) weight=(\d+);", config)
     assert servers == [("a:30000", "320"), ("b:30000", "320"), ("c:30000", "6")]
     assert "least_conn;" in config
+    # nginx's own limits, 512 connections and bodies of 1 MiB, are too few and too short.
+    assert "worker_connections 32768;" in config
+    assert "client_max_body_size 0;" in config
     # In Kubernetes a Service stands for all instances of a group.
     (text,) = (
         file.text
