@@ -19,6 +19,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "estimate": "tuner.estimate.records:Estimate",
     "backtest": "tuner.backtest.records:Backtest",
     "check": "tuner.regress.records:Check",
+    "report": "tuner.report.written:Written",
     "residuals": "tuner.costs.analytic.calibration:Residuals",
     "place-spec": "tuner.spec.place_read:PlaceSpecFile",
     "place-plan": "tuner.place_plan:PlacePlan",
