@@ -10,6 +10,7 @@ Looks are in page.css, behaviour in page.js, beside this file.
 
 import base64
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -261,10 +262,14 @@ def _drawn(figure: Figure) -> dict[str, object]:
 def _as_text(value: object) -> object:
     """Return what Plotly is given, with every text escaped and its line breaks as Plotly's.
 
+    What is no finite number has no place in JSON and is not drawn.
+
     Plotly reads a little HTML in texts (links, line breaks); a name of a user is no such thing.
     """
     if isinstance(value, str):
         return escape(readable(value), quote=False).replace("\n", "<br>")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, Mapping):
         return {
             name: one if name == "hovertemplate" else _as_text(one) for name, one in value.items()

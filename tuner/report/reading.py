@@ -7,8 +7,10 @@ from pydantic import ValidationError
 
 from tuner.errors import PlanUnreadableError
 from tuner.place_folder import read_place_plan
+from tuner.plan import Plan
 from tuner.plan_folder import (
     MAX_PLAN_BYTES,
+    PLAN_NAME,
     TRIALS_NAME,
     VERIFIED_NAME,
     kind_of_plan,
@@ -52,6 +54,7 @@ def report_of(folder: Path, *, asked: Asked | None = None, replay: Replay | None
     kind = kind_of_plan(folder)
     if kind == "train":
         plan = read_plan(folder)
+        _check(folder, plan)
         evidence = TrainEvidence(
             verified=read_verified(folder),
             trials=read_trials(folder / TRIALS_NAME),
@@ -84,6 +87,28 @@ def report_of(folder: Path, *, asked: Asked | None = None, replay: Replay | None
     raise PlanUnreadableError(
         f"{folder}: a plan of kind {kind!r} has no report; known: train, serve, place"
     )
+
+
+def _check(folder: Path, plan: Plan) -> None:
+    """Refuse a plan whose decision and prediction speak of other numbers of stages.
+
+    Raises:
+        PlanUnreadableError: they do.
+    """
+    decision, predicted = plan.decision, plan.predicted
+    if decision is None or predicted is None:
+        return
+    by_rank = (
+        predicted.peak_memory_bytes,
+        predicted.peak_memory_bytes_band,
+        predicted.activation_bytes,
+    )
+    ranks = decision.pipeline_model_parallel_size
+    if len(predicted.stages) != decision.num_stages or any(len(own) != ranks for own in by_rank):
+        raise PlanUnreadableError(
+            f"{folder / PLAN_NAME}: predicted: not of the decision's {decision.num_stages} stages "
+            f"on {ranks} pipeline ranks; write it anew"
+        )
 
 
 def read_place_verified(folder: Path) -> PlaceVerified | None:

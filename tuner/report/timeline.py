@@ -12,6 +12,8 @@ What a device does not spend in passes is drawn as waiting. Sends between stages
 step time and not in the chart; what comes once a step (gradient sums, the optimizer) is drawn last,
 and is what the step time leaves after the passes.
 
+Letters: P pipeline ranks, S stages.
+
 Not drawn: a zero-bubble schedule, whose weight gradients a plan does not hold apart; the middle of
 a long step, pass by pass.
 """
@@ -19,6 +21,7 @@ a long step, pass by pass.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from tuner.plan import Plan, TrainDecision, TrainPrediction
@@ -83,7 +86,7 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
     count = decision.num_microbatches(plan.goal.global_batch_size)
     ranks = decision.pipeline_model_parallel_size
     is_uneven = decision.virtual_pipeline_model_parallel_size > 1 and count % ranks
-    if is_uneven or 2 * len(predicted.stages) * count > MOST_PLAYED:
+    if count < 1 or is_uneven or 2 * len(predicted.stages) * count > MOST_PLAYED:
         return None
     pipeline = Pipeline(
         forward_s_S=tuple(stage.forward_s for stage in predicted.stages),
@@ -91,13 +94,20 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
         num_devices=ranks,
         num_microbatches=count,
     )
-    played, every = play(pipeline), passes(pipeline)
-    end_s = max(predicted.step_time_s, played.step_s)
-    windows = _windows(every, num_ranks=ranks, end_s=end_s)
+    played = play(pipeline)
+    passes_P = [list(own) for _, own in groupby(passes(pipeline), lambda one: one.device)]
+    windows = _windows(passes_P, end_s=max(predicted.step_time_s, played.step_s))
     rest_s = predicted.step_time_s - played.step_s
+    shares = _shares(predicted, pipeline)
     bars = [
-        *(bar for one in every for bar in _parts(one, _shares(predicted, pipeline))),
-        *_waiting(every, until_s=played.step_s, num_ranks=ranks),
+        *(
+            bar
+            for own in passes_P
+            for one in own
+            if _is_seen(one, windows)
+            for bar in _parts(one, shares)
+        ),
+        *_waiting(passes_P, until_s=played.step_s),
     ]
     if rest_s > 0.0:
         said = f"once a step, and sends: {format_s(rest_s)}"
@@ -112,20 +122,26 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
             for trace in _traces(bars, window, place=place)
         ),
         layout=_layout(windows, num_ranks=ranks),
-        table=_table(every, played, rest_s=rest_s, num_ranks=ranks),
+        table=_table(passes_P, played, rest_s=rest_s),
         height=150 + max(130, min(34 * ranks, 900)),
     )
 
 
-def _windows(every: Sequence[TimedPass], *, num_ranks: int, end_s: float) -> tuple[_Window, ...]:
+def _windows(passes_P: Sequence[Sequence[TimedPass]], *, end_s: float) -> tuple[_Window, ...]:
     """Return the spans of time that are drawn: all of a short step, both ends of a long one."""
-    own = [[one for one in every if one.device == rank] for rank in range(num_ranks)]
-    if max(map(len, own)) <= MOST_OF_RANK and len(every) <= MOST_DRAWN:
+    most = max(map(len, passes_P))
+    each = min(WINDOW, max(1, MOST_DRAWN // (2 * len(passes_P))))
+    if most <= MOST_OF_RANK and most * len(passes_P) <= MOST_DRAWN:
         return (_Window(0.0, end_s),)
-    each = max(1, min(WINDOW, MOST_DRAWN // num_ranks))
-    first_s = min(passes_of[min(each, len(passes_of)) - 1].end_s for passes_of in own)
-    last_s = max(passes_of[-min(each, len(passes_of))].start_s for passes_of in own)
+    first_s = min(own[min(each, len(own)) - 1].end_s for own in passes_P)
+    last_s = max(own[-min(each, len(own))].start_s for own in passes_P)
+    if last_s <= first_s:
+        return (_Window(0.0, end_s),)
     return (_Window(0.0, first_s), _Window(last_s, end_s))
+
+
+def _is_seen(one: TimedPass, windows: Sequence[_Window]) -> bool:
+    return any(one.start_s < window.end_s and one.end_s > window.start_s for window in windows)
 
 
 def _layout(windows: Sequence[_Window], *, num_ranks: int) -> dict[str, object]:
@@ -172,9 +188,9 @@ def _shares(predicted: TrainPrediction, pipeline: Pipeline) -> _Shares:
     forward_s, backward_s = (count * part for part in max(works, key=sum))
     causes = predicted.breakdown_s
     exposed_s = sum(causes.get(name, 0.0) for name in (*_EXPOSED, *_EXPOSED_REFERENCE))
-    again_s = causes.get("recompute", 0.0)
+    work_s, again_s = forward_s + backward_s, causes.get("recompute", 0.0)
     return _Shares(
-        communication=min(1.0, exposed_s / (forward_s + backward_s)),
+        communication=min(1.0, exposed_s / work_s) if work_s else 0.0,
         recompute=min(1.0, again_s / backward_s) if backward_s else 0.0,
     )
 
@@ -197,12 +213,12 @@ def _parts(one: TimedPass, shares: _Shares) -> Iterator[_Bar]:
             now_s += part_s
 
 
-def _waiting(every: Sequence[TimedPass], *, until_s: float, num_ranks: int) -> Iterator[_Bar]:
+def _waiting(passes_P: Sequence[Sequence[TimedPass]], *, until_s: float) -> Iterator[_Bar]:
     """Yield the gaps of every rank."""
-    for rank in range(num_ranks):
+    for rank, own in enumerate(passes_P):
         now_s = 0.0
-        own = [(one.start_s, one.end_s) for one in every if one.device == rank]
-        for start_s, end_s in (*own, (until_s, until_s)):
+        spans = [(one.start_s, one.end_s) for one in own]
+        for start_s, end_s in (*spans, (until_s, until_s)):
             gap_s = start_s - now_s
             if gap_s > LEAST_GAP * until_s:
                 yield _Bar(rank, "waiting (bubble)", now_s, gap_s, f"waits {format_s(gap_s)}")
@@ -234,27 +250,23 @@ def _traces(bars: Sequence[_Bar], window: _Window, *, place: int) -> Iterator[di
         }
 
 
-def _table(every: Sequence[TimedPass], played: Played, *, rest_s: float, num_ranks: int) -> Table:
+def _table(passes_P: Sequence[Sequence[TimedPass]], played: Played, *, rest_s: float) -> Table:
     return Table(
         caption="Seconds of a step by pipeline rank",
         header=("pipeline rank", "passes", "forward", "backward", "waiting", "once a step, sends"),
         rows=tuple(
             (
                 word(f"rank {rank}"),
-                word(sum(one.device == rank for one in every)),
-                seconds(_spent_s(every, rank, is_forward=True)),
-                seconds(_spent_s(every, rank, is_forward=False)),
+                word(len(own)),
+                seconds(_spent_s(own, is_forward=True)),
+                seconds(_spent_s(own, is_forward=False)),
                 seconds(max(0.0, played.idle_s_P[rank])),
                 seconds(max(0.0, rest_s)),
             )
-            for rank in range(num_ranks)
+            for rank, own in enumerate(passes_P)
         ),
     )
 
 
-def _spent_s(every: Sequence[TimedPass], rank: int, *, is_forward: bool) -> float:
-    return sum(
-        one.end_s - one.start_s
-        for one in every
-        if one.device == rank and (one.kind == FORWARD) == is_forward
-    )
+def _spent_s(own: Sequence[TimedPass], *, is_forward: bool) -> float:
+    return sum(one.end_s - one.start_s for one in own if (one.kind == FORWARD) == is_forward)

@@ -178,3 +178,29 @@ def test_a_plan_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"goal": {"kind": "dance"}}', encoding="utf-8")
     with pytest.raises(PlanUnreadableError, match="'dance' has no report; known: train, serve"):
         report_of(tmp_path)
+
+
+def test_a_plan_that_disagrees_with_itself_is_refused(
+    train_folder: Path, copied: Callable[[Path], Path]
+) -> None:
+    folder = copied(train_folder)
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    plan["predicted"]["stages"].pop()
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    with pytest.raises(PlanUnreadableError, match=r"predicted: not of the decision's .* stages"):
+        report_of(folder)
+
+
+def test_a_number_that_json_lacks_is_not_drawn(
+    verified_folder: Path, page_of: Page, parsed: Parsed, copied: Callable[[Path], Path]
+) -> None:
+    folder = copied(verified_folder)
+    text = (folder / "plan.json").read_text(encoding="utf-8")
+    plan = json.loads(text)
+    plan["predicted"]["peak_memory_bytes_band"][0][1] = float("inf")
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    page = parsed(page_of(report_of(folder)))
+    figures = {
+        one["name"]: one for one in json.loads(page.all("script", type="application/json")[0].text)
+    }
+    assert figures["peak"]["traces"][0]["error_y"]["array"][0] is None

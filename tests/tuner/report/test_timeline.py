@@ -1,4 +1,5 @@
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,25 @@ def test_a_long_step_is_drawn_at_both_ends(train_folder: Path) -> None:
     assert bars < 8 * MOST_OF_RANK
     busy = {row[0].text: [cell.value for cell in row[2:4]] for row in figure.table.rows}
     assert busy["rank 1"] == pytest.approx([MOST_OF_RANK * 1.0, MOST_OF_RANK * 2.0])
+
+
+def test_windows_never_overlap(train_folder: Path) -> None:
+    # So many ranks that neither end may show more than a few passes.
+    plan = plan_of(train_folder, microbatches=20, step_s=900.0)
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    ranks = 64
+    wide = plan.decision.model_copy(
+        update={"pipeline_model_parallel_size": ranks, "pipeline_layout": (1,) * ranks}
+    )
+    predicted = plan.predicted.model_copy(update={"stages": (stage(1.0, 2.0),) * ranks})
+    figure = timeline_figure(
+        plan.model_copy(update={"decision": wide, "predicted": predicted}), predicted
+    )
+    assert figure is not None
+    ranges = [figure.layout[name]["range"] for name in ("xaxis", "xaxis2") if name in figure.layout]
+    assert all(low < high for low, high in ranges)
+    assert all(one[1] < other[0] for one, other in pairwise(ranges))
 
 
 @pytest.mark.parametrize(
