@@ -24,6 +24,11 @@ def training(out: Path) -> None:
     for outcome in (found.base, *found.outcomes):
         print(outcome.says, outcome.status, outcome.figures.get("step_time_s"))
 
+    page = api.report(out / "train", with_what_if=False)
+    text = api.rendered(page, kind="md")
+    assert isinstance(text, str)
+    print(text.splitlines()[0])
+
     explained = api.explain(out / "train", changes=())
     for rival in explained.why.rivals:
         print(rival.decision, rival.slower_s, rival.lost_by)
@@ -62,6 +67,13 @@ def launches_of_today() -> None:
     print(served.fits, served.kv_tokens)
 
 
+def checked() -> None:
+    """Accepted plans, planned again."""
+    found = api.check(HERE / "checks", only=("train-llama-dense",))
+    for one in found.scenarios:
+        print(one.name, one.verdict.value, one.reason)
+
+
 def main() -> None:
     """Run every example, in the folder named or in one that is gone afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -70,6 +82,7 @@ def main() -> None:
         deployment(out)
         placement(out)
         launches_of_today()
+        checked()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@
     estimate, estimate_serving     what the launch of today does
     backtest, backtest_serving     predictions beside measured runs
     verify, verify_place           launches that let the measurement decide
+    report, rendered               a page about a plan, and its text
+    check                          stored profiles and accepted plans, planned again
     read_any_plan                  a plan from its folder, whatever its goal
 
 The commands call these same functions. `examples/api.py` has an example of each that plans,
@@ -26,6 +28,9 @@ from tuner.place_api import place as place
 from tuner.place_api import verify_place as verify_place
 from tuner.place_folder import write_place_plan as write_place_plan
 from tuner.plan_folder import write_plan as write_plan
+from tuner.regress.check import check as check
+from tuner.report.written import rendered as rendered
+from tuner.report_api import report as report
 from tuner.serve_api import Deployed as Deployed
 from tuner.serve_api import deploy as deploy
 from tuner.serve_folder import write_serve_plan as write_serve_plan
