@@ -351,7 +351,8 @@ def _of_role(
         return (), SLOW_PROMPT
     if role is Role.PREFILL:
         first_s, rate = prompt.latency_s, data / prompt.busy_s
-        places = min(PREFILL_PLACES, int(way.running_N[-1]))
+        cache = _cache(way.iteration, way.site, way.budget, demand, running=PREFILL_PLACES)
+        places = int(np.clip(cache // demand.longest_input, 1.0, PREFILL_PLACES))
         alone = way.option(
             role, demand, running=places, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0
         )
