@@ -5,18 +5,20 @@ are drawn in blocks that show their largest load (tuner/report/heat_map.py).
 """
 
 from collections.abc import Iterator
-from typing import Final
-
-import numpy as np
+from typing import Any, Final
 
 from tuner.report.axes import axis, layout
 from tuner.report.content import Cell, Figure, Table, word
-from tuner.report.heat_map import HeatMap, blocks
+from tuner.report.heat_map import Floats, HeatMap, blocks
 from tuner.report.palette import DIVERGING
 
-MOST_CELLS: Final = 40_000
-"""Of one heat map's panel; the page shall stay small."""
+MOST_CELLS: Final = 16_000
+"""Of one panel; a dozen maps of two panels then take about 2 MB of a page."""
 MOST_ROWS: Final = 128
+MOST_GAPS: Final = 64
+"""Rows or columns that have thin lines between them."""
+GAP_RATIO: Final = 0.06
+"""Of the width, between two panels."""
 
 HOVER: Final = "layer %{y}, ACROSS %{x}<br>%{z:.3f} of the mean<extra></extra>"
 """Plotly's template; `extra` would repeat the panel's name."""
@@ -32,30 +34,92 @@ def heat_map_figure(heat: HeatMap, *, name: str, title: str, reading: str, acros
         reading: what its loads are.
         across: what a column is, e.g. `rank`.
     """
-    layers, ranks = next(iter(heat.panels.values())).shape
+    layers, wide = next(iter(heat.panels.values())).shape
     rows = min(layers, MOST_ROWS)
-    columns = min(ranks, max(1, MOST_CELLS // rows))
+    columns = min(wide, max(1, MOST_CELLS // rows))
+    is_blocked = (rows, columns) != (layers, wide)
+    panels = list(enumerate(heat.panels.items()))
     most_ratio = max(1.0 + 1e-6, *(float(panel.max()) for panel in heat.panels.values()))
-    middle = 1.0 / most_ratio
-    first_layer = (np.arange(rows) * layers // rows).tolist()
-    first_rank = (np.arange(columns) * ranks // columns).tolist()
-    traces = []
-    marks = []
-    count = len(heat.panels)
-    shapes: dict[str, object] = {}
-    for place, (said, panel) in enumerate(heat.panels.items()):
-        suffix = "" if place == 0 else str(place + 1)
-        width = (1.0 - 0.06 * (count - 1)) / count
-        start = place * (width + 0.06)
-        shapes[f"xaxis{suffix}"] = axis(
-            across,
-            domain=[start, start + width],
-            anchor=f"y{suffix}",
-            showgrid=False,
-            constrain="domain",
+    return Figure(
+        name=name,
+        title=title,
+        reading=reading
+        + " White is even, red is above the layer's mean, blue below."
+        + (" Blocks show their largest load." if is_blocked else ""),
+        traces=tuple(
+            {
+                **_panel(heat, panel, rows=rows, columns=columns, most_ratio=most_ratio),
+                "name": said,
+                "xaxis": f"x{_suffix(place)}",
+                "yaxis": f"y{_suffix(place)}",
+                "showscale": place == len(panels) - 1,
+                "hovertemplate": HOVER.replace("ACROSS", across),
+            }
+            for place, (said, panel) in panels
+        ),
+        layout={
+            **layout(x=axis(""), y=axis("")),
+            **_axes(len(panels), across=across),
+            "annotations": [
+                _heading(said, panel, start=_domain(place, len(panels))[0])
+                for place, (said, panel) in panels
+            ],
+            "margin": {"l": 12, "r": 12, "t": 42, "b": 92},
+        },
+        table=_loads(heat),
+        height=int(min(620, max(330, 200 + 20 * rows))),
+    )
+
+
+def _suffix(place: int) -> str:
+    """Return what Plotly appends to the names of a panel's axes."""
+    return "" if place == 0 else str(place + 1)
+
+
+def _domain(place: int, count: int) -> tuple[float, float]:
+    """Return where a panel starts and ends, in shares of the width."""
+    width = (1.0 - GAP_RATIO * (count - 1)) / count
+    start = place * (width + GAP_RATIO)
+    return start, start + width
+
+
+def _panel(
+    heat: HeatMap, panel: Floats, *, rows: int, columns: int, most_ratio: float
+) -> dict[str, Any]:
+    layers, wide = panel.shape
+    drawn = blocks(panel, rows, columns)
+    return {
+        "type": "heatmap",
+        "z": [[float(f"{one:.4g}") for one in row] for row in drawn.tolist()],
+        "x": [at * wide // columns for at in range(columns)],
+        "y": [str(heat.layer_ids[at * layers // rows]) for at in range(rows)],
+        "zmin": 0.0,
+        "zmax": most_ratio,
+        "colorscale": [[0.0, DIVERGING[0]], [1.0 / most_ratio, DIVERGING[1]], [1.0, DIVERGING[2]]],
+        "colorbar": {
+            "orientation": "h",
+            "thickness": 10,
+            "len": 0.5,
+            "x": 0.0,
+            "xanchor": "left",
+            "y": 0.0,
+            "yref": "container",
+            "yanchor": "bottom",
+        },
+        "xgap": int(columns <= MOST_GAPS),
+        "ygap": int(rows <= MOST_GAPS),
+    }
+
+
+def _axes(count: int, *, across: str) -> dict[str, Any]:
+    axes: dict[str, Any] = {}
+    for place in range(count):
+        suffix = _suffix(place)
+        axes[f"xaxis{suffix}"] = axis(
+            across, domain=list(_domain(place, count)), anchor=f"y{suffix}", showgrid=False
         )
-        shapes[f"yaxis{suffix}"] = axis(
-            "layer" if place == 0 else "",
+        axes[f"yaxis{suffix}"] = axis(
+            "" if place else "layer",
             autorange="reversed",
             anchor=f"x{suffix}",
             type="category",
@@ -63,65 +127,21 @@ def heat_map_figure(heat: HeatMap, *, name: str, title: str, reading: str, acros
             showticklabels=place == 0,
             **({"matches": "y"} if place else {}),
         )
-        traces.append(
-            {
-                "type": "heatmap",
-                "name": said,
-                "z": [[float(f"{one:.4g}") for one in row] for row in blocks(panel, rows, columns)],
-                "x": first_rank,
-                "y": [str(heat.layer_ids[at]) for at in first_layer],
-                "xaxis": f"x{suffix}",
-                "yaxis": f"y{suffix}",
-                "zmin": 0.0,
-                "zmax": most_ratio,
-                "colorscale": [[0.0, DIVERGING[0]], [middle, DIVERGING[1]], [1.0, DIVERGING[2]]],
-                "showscale": place == count - 1,
-                "colorbar": {
-                    "orientation": "h",
-                    "thickness": 10,
-                    "len": 0.5,
-                    "x": 0.0,
-                    "xanchor": "left",
-                    "y": 0.0,
-                    "yref": "container",
-                    "yanchor": "bottom",
-                },
-                "hovertemplate": HOVER.replace("ACROSS", across),
-                "xgap": 1 if columns <= 64 else 0,
-                "ygap": 1 if rows <= 64 else 0,
-            }
-        )
-        marks.append(
-            {
-                "text": f"{said}\nlargest {panel.max():.3f}",
-                "x": start,
-                "xref": "paper",
-                "y": 1.0,
-                "yref": "paper",
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "align": "left",
-                "showarrow": False,
-            }
-        )
-    base = layout(x=axis(""), y=axis(""))
-    is_blocked = (rows, columns) != (layers, ranks)
-    return Figure(
-        name=name,
-        title=title,
-        reading=reading
-        + " White is even, red is above the layer's mean, blue below."
-        + (" Blocks show their largest load." if is_blocked else ""),
-        traces=tuple(traces),
-        layout={
-            **base,
-            **shapes,
-            "annotations": marks,
-            "margin": {"l": 12, "r": 12, "t": 42, "b": 92},
-        },
-        table=_loads(heat),
-        height=int(min(620, max(330, 200 + 20 * rows))),
-    )
+    return axes
+
+
+def _heading(said: str, panel: Floats, *, start: float) -> dict[str, Any]:
+    return {
+        "text": f"{said}\nlargest {panel.max():.3f}",
+        "x": start,
+        "xref": "paper",
+        "y": 1.0,
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "align": "left",
+        "showarrow": False,
+    }
 
 
 def _loads(heat: HeatMap) -> Table:

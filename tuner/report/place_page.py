@@ -16,6 +16,7 @@ from tuner.report.content import (
     Facts,
     File,
     Notes,
+    Paragraph,
     Report,
     Section,
     Table,
@@ -78,7 +79,7 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
                     imbalance_figure(predicted), times_figure(predicted), _traffic(predicted)
                 ),
             ),
-            *_maps(evidence.maps),
+            *_maps(evidence.maps, workloads=len(predicted.outcomes)),
             *_unseen(predicted),
             *_measured(evidence.verified),
             Section(
@@ -166,23 +167,27 @@ def _traffic(predicted: PlacePrediction) -> Table | None:
     )
 
 
-def _maps(maps: tuple[HeatMap, ...]) -> Iterator[Section]:
-    if maps:
-        yield Section(
-            name="loads",
-            heading="Loads by layer and rank",
-            blocks=tuple(
-                heat_map_figure(
-                    heat,
-                    name=f"heat-map-{at}",
-                    title=f"Rank loads of {heat.title}",
-                    reading="Load of every rank in every layer over the layer's mean, on judged "
-                    "passes; both panels have one scale.",
-                    across="rank",
-                )
-                for at, heat in enumerate(maps)
-            ),
+def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Iterator[Section]:
+    if not maps:
+        return
+    figures = tuple(
+        heat_map_figure(
+            heat,
+            name=f"heat-map-{at}",
+            title=f"Rank loads of {heat.title}",
+            reading="Load of every rank in every layer over the layer's mean, on judged passes; "
+            "both panels have one scale.",
+            across="rank",
         )
+        for at, heat in enumerate(maps)
+    )
+    rest = workloads - len(maps)
+    more = Paragraph(text=f"Maps of {rest} more workloads lie in the plan's folder, in report/.")
+    yield Section(
+        name="loads",
+        heading="Loads by layer and rank",
+        blocks=some(*figures, more if rest > 0 else None),
+    )
 
 
 def _unseen(predicted: PlacePrediction) -> Iterator[Section]:

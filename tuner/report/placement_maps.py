@@ -19,7 +19,8 @@ from tuner.report.heat_map import HeatMap, heat_map_json, heat_map_svg
 from tuner.spec.files import read_json_object
 from tuner.spec.place_read import PlaceSpec
 
-MOST_MAPS: Final = 64
+MOST_MAPS: Final = 12
+"""That are read back; the rest stays in its files."""
 MOST_MAP_BYTES: Final = 64 * 2**20
 """Of one file."""
 

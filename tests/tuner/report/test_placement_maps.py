@@ -7,8 +7,11 @@ import pytest
 
 from tuner.errors import PlanUnreadableError
 from tuner.place_folder import read_place_plan
+from tuner.report.content import Report
+from tuner.report.heat_map import HeatMap
 from tuner.report.heat_map_figure import heat_map_figure
-from tuner.report.placement_maps import read_heat_maps
+from tuner.report.place_page import PlaceEvidence, place_report
+from tuner.report.placement_maps import MOST_MAPS, read_heat_maps
 
 
 def test_maps_are_read_back_in_the_order_of_the_workloads(place_folder: Path) -> None:
@@ -36,6 +39,23 @@ def test_a_damaged_map_is_named(
 def test_names_that_are_no_maps_are_left_alone(place_folder: Path) -> None:
     names = ("report/heat_map_x.json", "report/heat_map_0.svg", "launch/heat_map_0.json")
     assert read_heat_maps(place_folder, names) == ()
+
+
+def test_many_large_maps_keep_the_page_small(
+    place_folder: Path, page_of: Callable[[Report], str]
+) -> None:
+    plan = read_place_plan(place_folder)
+    load_LG = np.random.default_rng(1).lognormal(size=(128, 512))
+    heat = HeatMap(
+        title="chat", layer_ids=tuple(range(128)), panels={"before": load_LG, "after": load_LG}
+    )
+    page = page_of(
+        place_report(
+            plan,
+            PlaceEvidence(maps=(heat,) * MOST_MAPS, files=(), verified=None, what_if=None),
+        )
+    )
+    assert len(page.encode()) < 3_000_000
 
 
 def test_panels_share_one_scale_whose_middle_is_one(place_folder: Path) -> None:

@@ -1,0 +1,147 @@
+"""Why this deployment: the certificate, the runners-up, every mode, and what no release has."""
+
+from collections.abc import Iterator
+
+from tuner.report.axes import axis, layout, time_axis
+from tuner.report.content import (
+    Cell,
+    Facts,
+    Figure,
+    Notes,
+    Section,
+    Table,
+    number,
+    seconds,
+    some,
+    word,
+)
+from tuner.report.decisions import serve_words
+from tuner.report.palette import CYCLE, SYMBOLS, VERMILLION
+from tuner.report.serve_figures import alternatives_rows
+from tuner.serve_plan import ServeModeAnswer, ServePlan, ServePrediction
+from tuner.units import format_ratio, format_s
+
+
+def choice_section(plan: ServePlan) -> Section:
+    """Say what is proven and what came next."""
+    certificate = plan.certificate
+    facts: list[tuple[str, Cell]] = [("certificate", word(certificate.status))]
+    if certificate.objective is not None:
+        said = f"objective ({plan.goal.objective})"
+        facts.append((said, number(certificate.objective, key="certificate.objective")))
+    if certificate.bound is not None:
+        facts.append(("nothing is beyond", number(certificate.bound, key="certificate.bound")))
+    facts.append(("method", word(certificate.method)))
+    facts.append(("solved in", seconds(certificate.solve_s, key="certificate.solve_s")))
+    missing = tuple(
+        f"{one.feature} (would save {format_ratio(one.gain_ratio)})" for one in plan.unlaunchable
+    )
+    return Section(
+        name="choice",
+        heading="Why this one",
+        blocks=some(
+            Facts(facts=tuple(facts)),
+            _candidates(plan),
+            _modes(plan),
+            Notes(notes=tuple(f"Cannot be launched: {one}" for one in missing))
+            if missing
+            else None,
+        ),
+    )
+
+
+def _modes(plan: ServePlan) -> Table | None:
+    """Say what every mode that was asked for comes to."""
+    if not plan.modes:
+        return None
+    nothing = word("-")
+
+    def row(at: int, one: ServeModeAnswer) -> tuple[Cell, ...]:
+        path = f"modes.{at}"
+        return (
+            word(one.mode.replace("_", " ")),
+            word(one.status),
+            nothing if one.devices is None else number(one.devices, key=f"{path}.devices"),
+            nothing
+            if one.cost_per_hour is None
+            else number(one.cost_per_hour, key=f"{path}.cost_per_hour"),
+            nothing if one.ttft_s is None else seconds(one.ttft_s, key=f"{path}.ttft_s"),
+            nothing if one.tpot_s is None else seconds(one.tpot_s, key=f"{path}.tpot_s"),
+            word(one.told),
+        )
+
+    header = ("mode", "outcome", "devices", "cost per hour", "first token", "per token", "why")
+    return Table(
+        caption="Every mode that was asked for, means over requests",
+        header=header,
+        rows=tuple(row(at, one) for at, one in enumerate(plan.modes)),
+    )
+
+
+def _candidates(plan: ServePlan) -> Figure:
+    rows = list(alternatives_rows(plan))
+    lost = ["", *(one.lost_by for one in plan.alternatives)]
+    has_cost = all(one.cost_per_hour is not None for *_, one in rows)
+    return Figure(
+        name="candidates",
+        title="The candidates: latency against devices",
+        reading="The plan and the runners-up that it keeps, each the best of its kind; other "
+        "candidates were priced and are not stored. Point at one for its decision.",
+        traces=tuple(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "x": [decision.num_devices],
+                "y": [one.tpot_s.p90],
+                "marker": {
+                    "color": VERMILLION if at == 0 else CYCLE[(at - 1) % len(CYCLE)],
+                    "symbol": "star" if at == 0 else SYMBOLS[at % len(SYMBOLS)],
+                    "size": 18 if at == 0 else 12,
+                },
+                "hovertext": [
+                    f"{name}\n{serve_words(decision)}\nfirst token P90 "
+                    f"{format_s(one.ttft_s.p90)}, per token P90 {format_s(one.tpot_s.p90)}"
+                ],
+                "hoverinfo": "text",
+            }
+            for at, (name, _, decision, one) in enumerate(rows)
+        ),
+        layout=layout(
+            x=axis("devices", rangemode="tozero"),
+            y=time_axis("time per output token, P90", rangemode="tozero"),
+            hovermode="closest",
+        ),
+        table=Table(
+            caption="The plan and its runners-up",
+            header=(
+                "",
+                "devices",
+                "first token, P90",
+                "per token, P90",
+                "good requests/s a device",
+                *(("cost per hour",) if has_cost else ()),
+                "decision",
+                "why it lost",
+            ),
+            rows=tuple(
+                (
+                    word(name),
+                    number(decision.num_devices),
+                    seconds(one.ttft_s.p90, key=f"{key}.ttft_s.p90"),
+                    seconds(one.tpot_s.p90, key=f"{key}.tpot_s.p90"),
+                    number(one.goodput_per_device, key=f"{key}.goodput_per_device"),
+                    *_cost(one, key=key, is_shown=has_cost),
+                    word(serve_words(decision)),
+                    word(why),
+                )
+                for (name, key, decision, one), why in zip(rows, lost, strict=True)
+            ),
+        ),
+        height=380,
+    )
+
+
+def _cost(one: ServePrediction, *, key: str, is_shown: bool) -> Iterator[Cell]:
+    if is_shown and one.cost_per_hour is not None:
+        yield number(one.cost_per_hour, key=f"{key}.cost_per_hour")
