@@ -103,9 +103,10 @@ def _figures(one: Outcome) -> str:
 
 
 def _is_repeated(name: str, one: Outcome) -> bool:
-    """Whether the fastest decision found is the plan's own."""
-    fastest_s = one.figures.get("fastest_step_time_s")
-    return name == "fastest_step_time_s" and fastest_s == one.figures["step_time_s"]
+    """Whether the fastest decision found is the plan's own, as far as is printed."""
+    if name != "fastest_step_time_s":
+        return False
+    return format_s(one.figures[name]) == format_s(one.figures["step_time_s"])
 
 
 def _number(name: str, value: float) -> str:

@@ -103,7 +103,9 @@ def usual_changes(plan: StoredPlan) -> tuple[Change, ...]:
     if not (isinstance(plan, Plan) and plan.provenance.device_kind):
         asked.append(Change(key="bandwidth", value="x2"))
     if isinstance(plan, Plan):
-        asked += [Change(key="nodes", value="x2"), Change(key="batch", value="x2")]
+        if any(pool.nodes > 1 for pool in pools):
+            asked.append(Change(key="nodes", value="x2"))
+        asked.append(Change(key="batch", value="x2"))
     else:
         asked += _more_traffic(plan)
     return tuple(asked)

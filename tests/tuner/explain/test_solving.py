@@ -180,7 +180,7 @@ def test_runners_up_are_explained_by_terms_that_add_up(datasheet_plan: Path) -> 
 
 def test_usual_questions_fit_the_plan(datasheet_plan: Path, planned: Path) -> None:
     asked = [str(one) for one in usual_changes(read_plan(datasheet_plan))]
-    assert asked == ["nodes=+1", "memory=-20%", "bandwidth=x2", "nodes=x2", "batch=x2"]
+    assert asked == ["nodes=+1", "memory=-20%", "bandwidth=x2", "batch=x2"]
     assert "bandwidth=x2" not in [str(one) for one in usual_changes(read_plan(planned))]
 
 
