@@ -59,7 +59,7 @@ def _bands(**by_engine: tuple[float, float]) -> Bands:
     )
 
 
-TTFT: Final = _bands(vllm=(0.87, 1.52), sglang=(0.68, 2.18), trtllm=(0.83, 2.41))
+TTFT: Final = _bands(vllm=(0.88, 1.53), sglang=(0.68, 2.18), trtllm=(0.84, 2.41))
 TPOT: Final = _bands(vllm=(0.88, 1.15), sglang=(0.90, 1.31), trtllm=(0.87, 1.18))
 """Aggregated, from kernels: 764, 429 and 571 launches."""
 
@@ -67,11 +67,11 @@ APART_TTFT: Final = _bands(vllm=(0.71, 9.84), sglang=(0.59, 3.81), trtllm=(0.90,
 APART_TPOT: Final = _bands(vllm=(0.73, 1.22), sglang=(0.66, 1.17), trtllm=(0.79, 1.25))
 """Disaggregated, from kernels: all 178, of them 62 and 111 launches."""
 
-SHEET_TTFT: Final = _bands(vllm=(0.95, 2.33), sglang=(0.80, 3.10), trtllm=(0.94, 2.75))
+SHEET_TTFT: Final = _bands(vllm=(0.96, 2.34), sglang=(0.80, 3.10), trtllm=(0.94, 2.75))
 SHEET_TPOT: Final = _bands(vllm=(0.96, 1.41), sglang=(0.93, 1.64), trtllm=(0.90, 1.37))
 """Aggregated, from the datasheet."""
 
-SHEET_APART_TTFT: Final = _bands(vllm=(1.34, 15.2), sglang=(1.31, 11.6), trtllm=(1.37, 23.3))
+SHEET_APART_TTFT: Final = _bands(vllm=(1.34, 15.4), sglang=(1.31, 11.6), trtllm=(1.37, 23.3))
 SHEET_APART_TPOT: Final = _bands(vllm=(0.87, 1.45), sglang=(0.89, 1.42), trtllm=(0.86, 1.47))
 """Disaggregated, from the datasheet."""
 
