@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from tuner.plan_folder import kind_of_plan, parsed_plan
 from tuner.report.axes import axis, layout
-from tuner.report.content import Block, Cell, Figure, Paragraph, Section, Table, word
+from tuner.report.content import Block, Cell, Figure, Paragraph, Section, Table, number, word
 from tuner.report.palette import BLUE, GREY
 from tuner.serve_plan import ServePlan
 from tuner.spec.serving.goal import Percentiles
@@ -42,6 +42,7 @@ _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 _DRAWN: Final = {
     "tokens_per_s": "tokens/s, whole job",
+    "fastest_tokens_per_s": "tokens/s, fastest found",
     "tokens_per_s_per_device": "tokens/s per device",
     "num_devices": "devices",
     "cost_per_hour": "cost per hour",
@@ -247,12 +248,12 @@ def _reading(points: Sequence[_Point], drawn: str) -> str:
 def _hover(point: _Point, drawn: str, said: str) -> str:
     one = point.outcome
     decision = one.decision.replace(", ", "\n")
-    return f"{one.says or 'as planned'}\n{one.figures[drawn]:,.4g} {said}\n{decision}"
+    return f"{one.says or 'as planned'}\n{number(one.figures[drawn]).text} {said}\n{decision}"
 
 
 def _value(outcome: Outcome, drawn: str) -> Cell:
     value = outcome.figures.get(drawn)
-    return word(outcome.reason or "-") if value is None else Cell(text=f"{value:,.4g}", value=value)
+    return word(outcome.reason or "-") if value is None else number(value)
 
 
 def _table(found: WhatIf) -> Table:
@@ -277,4 +278,4 @@ def _table(found: WhatIf) -> Table:
 def _objective(name: str, value: float) -> str:
     said = _DRAWN.get(name, name.removesuffix("_s").replace("_", " "))
     is_time = name.endswith("_time_s")
-    return f"{format_s(value) if is_time else f'{value:,.4g}'} ({said})"
+    return f"{format_s(value) if is_time else number(value).text} ({said})"
