@@ -121,6 +121,9 @@ def _number(name: str, value: float) -> str:
 
 def _details(one: Outcome) -> Iterator[str]:
     """What is chosen otherwise or stands in the way; nothing where the decision is the same."""
+    if one.figures and one.gain_ratio is None:
+        yield f"  {one.change}: {one.says}: {one.decision}"
+        return
     if one.figures and not one.decision_changes:
         return
     if one.figures:

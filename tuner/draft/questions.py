@@ -143,6 +143,24 @@ def _quantity(key: str, parse: Callable[[str], float]) -> Callable[[str, Answers
     return check
 
 
+def _input(text: str, answers: Answers) -> None:
+    _whole("input-tokens")(text, answers)
+    _fits_in_model("input-tokens", int(text), answers)
+
+
+def _output(text: str, answers: Answers) -> None:
+    _whole("output-tokens")(text, answers)
+    _fits_in_model("output-tokens", int(answers["input-tokens"]) + int(text), answers)
+
+
+def _fits_in_model(key: str, tokens: int, answers: Answers) -> None:
+    longest = read_model(Path(answers["model"]).expanduser()).max_position
+    if tokens > longest:
+        raise SpecError(
+            f"--{key}: makes {tokens} tokens of a request, and the model takes {longest}"
+        )
+
+
 def _rate(text: str, answers: Answers) -> None:
     if answers.get("concurrency"):
         raise SpecError("--rate: --concurrency is a closed loop, --rate an open load; keep one")
@@ -229,13 +247,13 @@ _SERVE: Final = (
         key="input-tokens",
         asks="tokens of a prompt",
         default="4000",
-        check=_whole("input-tokens", most=2**21),
+        check=_input,
     ),
     Question(
         key="output-tokens",
         asks="tokens of an answer",
         default="1000",
-        check=_whole("output-tokens", most=2**21),
+        check=_output,
     ),
     Question(
         key="ttft",

@@ -11,6 +11,7 @@ from tuner.cli import app as frame
 from tuner.plan_folder import read_plan
 from tuner.spec.place_read import read_place_spec
 from tuner.spec.read import read_spec
+from tuner.spec.serving.read import read_serve_spec
 
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "examples" / "models" / "tiny-moe")
@@ -56,6 +57,22 @@ def test_questions_are_asked_again_until_the_answer_can_be(
     spec = read_spec(out)
     assert spec.cluster.pools[0].device == "l40s"
     assert spec.num_devices == 16
+
+
+def test_a_deployment_needs_a_rate_or_a_concurrency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "spec.yaml"
+    answers = ("serve", MODEL, "h100-sxm", "8", "vllm", "", "", "5", "5/s", "", "500", "600", "500")
+    shown = typed(monkeypatch, *answers, *[""] * 4, "vllm")
+    assert frame.run(["init", "-o", str(out)]) == 0, shown.getvalue()
+    assert "makes 4000 tokens of a request, and the model takes 1024" in shown.getvalue()
+    assert "makes 1100 tokens of a request" in shown.getvalue()
+    assert "--concurrency or --rate is missing" in shown.getvalue()
+    assert "'5' has no unit" in shown.getvalue()
+    goal = read_serve_spec(out).goal
+    assert goal.traffic.rate == 5.0
+    assert goal.slo.ttft.p90 == 2.0
 
 
 def test_answers_that_end_early_write_nothing(
