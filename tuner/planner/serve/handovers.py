@@ -22,10 +22,17 @@ that cannot reach device memory (consumer devices).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Final, Literal
+from typing import Literal
 
 from profilers.kv_transfer.shards import Degrees
-from tuner.costs.kv_hand_over import KvPath, RankBytes, rank_kv_bytes, whole_s
+from tuner.costs.kv_hand_over import (
+    CARD_RATIO,
+    HAND_OVER_S,
+    KvPath,
+    RankBytes,
+    rank_kv_bytes,
+    whole_s,
+)
 from tuner.planner.serve.options import Option, PoolSite
 from tuner.spec.cluster import Link
 from tuner.spec.serving.kv_connectors import CacheKind, Connector
@@ -33,10 +40,6 @@ from tuner.spec.serving.kv_pages import LAYOUT, NVIDIA, page_tokens
 from tuner.spec.serving.kv_refusals import HandOver, KvSide, refusals
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.read import ServeSpec
-
-HANDOVER_S: Final = 0.02
-"""Of a handover beside its bytes: router, page tables, first look of the decode engine's scheduler;
-what published disaggregated runs show."""
 
 Path = Literal["device", "host"]
 
@@ -88,7 +91,7 @@ class HandOvers:
         sheets = sender.site.machine.sheet, receiver.site.machine.sheet
         return KvPath(
             network_bytes_per_s=min(rates),
-            latency_s=HANDOVER_S + (link.latency if link is not None else 0.0),
+            latency_s=HAND_OVER_S + (link.latency if link is not None else 0.0),
             device_to_host_bytes_per_s=sheets[0].host_bytes_per_s * out if through_host else None,
             host_to_device_bytes_per_s=sheets[1].host_bytes_per_s * into if through_host else None,
         )
@@ -180,7 +183,7 @@ def kept_by(option: Option) -> Degrees:
 
 
 def card_bytes_per_s(site: PoolSite) -> float:
-    """What the cards of one device carry in each direction."""
+    """What hand-overs draw of the cards of one device in each direction."""
     pool = site.pool
-    card = pool.nic or site.machine.sheet.scale_out_bytes_per_s
+    card = CARD_RATIO * (pool.nic or site.machine.sheet.scale_out_bytes_per_s)
     return card * pool.nics / pool.devices_per_node / pool.oversubscription

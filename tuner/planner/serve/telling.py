@@ -32,7 +32,6 @@ from tuner.serve_plan import (
     ServeSpace,
 )
 from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.kv_pages import LAYOUT
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import refusals
 
@@ -343,9 +342,6 @@ def notes_of(question: Question) -> Iterator[str]:
             yield f"{site.pool.name}: from the datasheet: {named}"
     choices = choices_of(question.spec, question.sites, demand=question.demand)
     yield from assumptions_of(question.spec, question.demand, choices)
-    engine = question.spec.goal.engine.name
-    if "disaggregated" in question.spec.goal.modes and engine not in LAYOUT:
-        yield f"which KV caches {engine} hands over is not described: every pair was allowed"
     if question.demand.concurrency is not None:
         yield (
             f"a closed loop of {question.demand.concurrency} within its targets asks for"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tuner.costs.kv_hand_over import CARD_RATIO, HAND_OVER_S
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.planner.serve.answering import Question, Settings, question_of
-from tuner.planner.serve.handovers import HANDOVER_S
 from tuner.planner.serve.options import Option, PoolSite
 from tuner.planner.serve.routes import ways_of
 from tuner.serve_api import deploy
@@ -83,15 +83,16 @@ def test_bytes_and_seconds_are_those_of_the_pair(tmp_path: Path) -> None:
     sender = option(question, Role.PREFILL, "b200", tensor=1)
     receiver = option(question, Role.DECODE, "h20", tensor=1)
     assert own.moved(sender, receiver).whole == whole
-    cards = [one.site.machine.sheet.scale_out_bytes_per_s for one in (sender, receiver)]
+    pair = (sender, receiver)
+    cards = [CARD_RATIO * one.site.machine.sheet.scale_out_bytes_per_s for one in pair]
     slowest = min(*cards, 400e9 / 8)
-    assert own.seconds(sender, receiver) == pytest.approx(HANDOVER_S + 10e-6 + whole / slowest)
+    assert own.seconds(sender, receiver) == pytest.approx(HAND_OVER_S + 10e-6 + whole / slowest)
     # Split over two ranks at each end of one pool, each card carries half.
     roles = (Role.PREFILL, Role.DECODE)
     moving = []
     for tensor in (1, 2):
         ends = [option(question, role, "b200", tensor=tensor) for role in roles]
-        moving.append(own.seconds(*ends) - HANDOVER_S)
+        moving.append(own.seconds(*ends) - HAND_OVER_S)
     assert moving[0] == pytest.approx(whole / cards[0])
     assert moving[0] == pytest.approx(2.0 * moving[1])
 
