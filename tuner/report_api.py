@@ -6,6 +6,8 @@ from pathlib import Path
 
 import yaml
 
+from profilers.errors import ProfilerError
+from tuner.errors import TunerError
 from tuner.explain.question import question_of
 from tuner.explain.solving import what_ifs
 from tuner.plan_folder import kind_of_plan
@@ -47,18 +49,21 @@ def report(
         return report_of(folder)
     kind = kind_of_plan(folder)
     changes = parse_changes(",".join(questions_of(folder)))
-    found = what_ifs(
-        folder,
-        changes,
-        profiles=profiles,
-        time_limit_s=time_limit_s,
-        calibrated=calibrated,
-        watch=watch,
-    )
     replay: Replay | None = None
-    if kind == "serve":
-        watch(Told(stage="playing", text="the traffic, at the planned rate and at others"))
-        replay = replay_of(folder, profiles=profiles)
+    try:
+        found = what_ifs(
+            folder,
+            changes,
+            profiles=profiles,
+            time_limit_s=time_limit_s,
+            calibrated=calibrated,
+            watch=watch,
+        )
+        if kind == "serve":
+            watch(Told(stage="playing", text="the traffic, at the planned rate and at others"))
+            replay = replay_of(folder, profiles=profiles)
+    except (TunerError, ProfilerError) as error:
+        raise type(error)(f"{error}; --no-what-if reports on what is stored") from error
     return report_of(folder, asked=Asked(changes=changes, found=found), replay=replay)
 
 

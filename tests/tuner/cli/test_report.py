@@ -81,3 +81,12 @@ def test_a_plan_that_found_nothing_is_reported_as_a_negative_result(
     (planned / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     assert frame.run(["report", str(planned), "--no-what-if", "--json"]) == 1
     assert not Written.model_validate_json(capsys.readouterr().out).found
+
+
+def test_a_question_that_cannot_be_asked_again_names_the_way_without(
+    planned: Path, capsys: Captured
+) -> None:
+    (planned / "used" / "spec.yaml").unlink()
+    assert frame.run(["report", str(planned)]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("--no-what-if reports on what is stored")
+    assert frame.run(["report", str(planned), "--no-what-if"]) == 0
