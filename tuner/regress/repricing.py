@@ -56,7 +56,7 @@ def repriced(
     text = read_small_text(job.spec, what="spec")
     raw = parse_yaml(text, source=shown_path(job.spec))
     limits = {name: decision[name] for name in PINNED if decision.get(name) is not None}
-    pinned = _with_paths_from(job.spec.resolve().parent, raw)
+    pinned = _with_paths_from(job.spec.absolute().parent, raw)
     pinned["search"] = {**(raw.get("search") or {}), **limits}
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         file = Path(scratch) / "pinned.yaml"

@@ -96,8 +96,8 @@ class Planner:
         reply.unlink(missing_ok=True)
         asked = {
             "kind": job.kind,
-            "spec": str(job.spec.resolve()),
-            "profiles": [str(each.resolve()) for each in job.profiles],
+            "spec": str(job.spec.absolute()),
+            "profiles": [str(each.absolute()) for each in job.profiles],
             "time_limit_s": self._limits.solve_s,
             "memory_limit_bytes": self._limits.memory_bytes,
             "reply": str(reply),
