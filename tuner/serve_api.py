@@ -9,6 +9,7 @@ from typing import Final
 
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, machines_of
+from tuner.costs.kv_profile import kv_table
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
@@ -117,4 +118,5 @@ def site_of(pool: Pool, profiles: Sequence[Path]) -> PoolSite:
         machine=machine,
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
         source=origin,
+        conversions=kv_table((*own, *profiles), device=sheet.name),
     )

@@ -19,6 +19,8 @@ from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 
 DATASHEET = "datasheet"
+PRODUCT = "gemm"
+"""What every profile of kernels holds."""
 
 
 def machines_of(
@@ -41,7 +43,12 @@ def machines_of(
     machines, origins = {}, {}
     for system in systems:
         sheet = find_device(SYSTEMS[system])
-        own = [path for path, device in stored.items() if device == sheet.name]
+        # A profile of caches, links or storage alone leaves kernels to whoever has them.
+        own = [
+            path
+            for path, device in stored.items()
+            if device == sheet.name and PRODUCT in read_header(path).tables
+        ]
         read, origin = _reader(system, own, folders)
         tables = None if read is None else KernelTables(system=system, read=read)
         machines[system] = ServingMachine(sheet=sheet, tables=tables)

@@ -13,7 +13,9 @@ sends a chunk once it is read (srt/disaggregation/prefill.py, send_kv_chunk), wh
 read prompts in one.
 
 Caches go from device to device among one vendor's, else through the memory of both hosts, which
-adds a stage at each end.
+adds a stage at each end. Where pages or the cut of heads differ, or hosts lie between, the receiver
+makes pages of its own: a stage at the rate that a profile of its device measured (`moetune profile
+--suite kv`), and none where nobody did.
 
 Not covered: instances of one node that could use their scale-up links instead of the cards; cards
 that cannot reach device memory (consumer devices).
@@ -30,9 +32,11 @@ from tuner.costs.kv_hand_over import (
     HAND_OVER_S,
     KvPath,
     RankBytes,
+    conversion_bytes_per_s,
     rank_kv_bytes,
     whole_s,
 )
+from tuner.errors import OutsideProfileError
 from tuner.planner.serve.options import Option, PoolSite
 from tuner.spec.cluster import Link
 from tuner.spec.serving.kv_connectors import CacheKind, Connector
@@ -89,12 +93,43 @@ class HandOvers:
             rates.append(link.bandwidth * moved.busiest / moved.whole)
         through_host = self.path_kind(sender.site, receiver.site) == "host"
         sheets = sender.site.machine.sheet, receiver.site.machine.sheet
+        converted = self.converted_bytes_per_s(sender, receiver)
         return KvPath(
             network_bytes_per_s=min(rates),
             latency_s=HAND_OVER_S + (link.latency if link is not None else 0.0),
             device_to_host_bytes_per_s=sheets[0].host_bytes_per_s * out if through_host else None,
             host_to_device_bytes_per_s=sheets[1].host_bytes_per_s * into if through_host else None,
+            conversion_bytes_per_s=None if converted is None else converted * into,
         )
+
+    def converted_bytes_per_s(self, sender: Option, receiver: Option) -> float | None:
+        """How fast the receiver's device makes pages of its own, of what it receives.
+
+        None where the pages are alike, or where no profile of that device measured it: then it is
+        not priced.
+        """
+        one, other = self.side(sender), self.side(receiver)
+        table = receiver.site.conversions
+        if one is None or other is None or table is None:
+            return None
+        is_latent = self.cache is CacheKind.LATENT
+        is_cut_alike = is_latent or one.tensor == other.tensor
+        is_direct = self.path_kind(sender.site, receiver.site) == "device"
+        if one.page_tokens == other.page_tokens and is_cut_alike and is_direct:
+            return None
+        try:
+            return conversion_bytes_per_s(
+                table,
+                self.spec.model,
+                tokens=self.tokens,
+                kind="latent" if is_latent else f"{one.layout}_{other.layout}",
+                dtype=one.dtype,
+                bytes_per_element=1.0 if one.dtype == "fp8" else 2.0,
+                pages=(one.page_tokens, other.page_tokens),
+                tensors=(one.tensor, other.tensor),
+            )
+        except OutsideProfileError:
+            return None
 
     def seconds(self, sender: Option, receiver: Option) -> float:
         """Between the end of prefill and the arrival of a mean request's cache."""

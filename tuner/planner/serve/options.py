@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.costs.kernel_table import KernelTable
 from tuner.costs.serving.capacity import (
     cache_tokens,
     held_kv_bytes_per_token,
@@ -77,6 +78,8 @@ class PoolSite:
     """Of one device."""
     source: str
     """`measured`, `imported` or `datasheet`."""
+    conversions: KernelTable | None = None
+    """How fast a device turns KV caches into other pages, where that was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
