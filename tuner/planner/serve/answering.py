@@ -27,8 +27,8 @@ from tuner.planner.serve.instances import formats_of_goal
 from tuner.planner.serve.launchable import launchable_options, release_refuses
 from tuner.planner.serve.offloading import Cut, cut_options, cuts_of
 from tuner.planner.serve.options import Options, PoolSite
-from tuner.planner.serve.playing import Group, Played, played_apart, played_together
-from tuner.planner.serve.playing_modes import played_offloaded, played_shared
+from tuner.planner.serve.playing import Group, Played
+from tuner.planner.serve.playing_modes import played_in
 from tuner.planner.serve.program import (
     BOUND_TOLERANCE,
     ROLES,
@@ -384,22 +384,11 @@ def groups_of(solved: Solved) -> tuple[Group, ...]:
 
 def play(question: Question, mode: Mode, groups: Sequence[Group]) -> Played:
     """Play the question's traffic against instances."""
-    goal, demand, hand_overs = question.spec.goal, question.demand, question.hand_overs
-    if mode == "aggregated":
-        return played_together(groups, goal=goal, demand=demand)
-    if mode == "shared_device":
-        return played_shared(groups, goal=goal, demand=demand)
-    prefill = _fused([group for group in groups if group.option.role is Role.PREFILL])
-    others = _fused([group for group in groups if group.option.role is not Role.PREFILL])
-    if question.cut is not None:
-        return played_offloaded(
-            prefill, others, question.cut, hand_overs=hand_overs, goal=goal, demand=demand
-        )
-    return played_apart(prefill, others, hand_overs=hand_overs, goal=goal, demand=demand)
-
-
-def _fused(groups: Sequence[Group]) -> Group:
-    """Stand the slowest kind for all of a role, as many of them as serve what all do."""
-    slowest = min(groups, key=lambda group: group.option.rate_per_s / group.option.devices)
-    rate = sum(group.rate_per_s for group in groups)
-    return Group(option=slowest.option, count=max(1, int(rate / slowest.option.rate_per_s)))
+    return played_in(
+        mode,
+        groups,
+        cut=question.cut,
+        hand_overs=question.hand_overs,
+        goal=question.spec.goal,
+        demand=question.demand,
+    )

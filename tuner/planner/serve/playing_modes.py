@@ -31,19 +31,61 @@ from tuner.planner.serve.playing import (
     Group,
     Played,
     joined,
+    played_apart,
     played_of,
+    played_together,
     prompt_times,
     thinned,
     times_of,
 )
 from tuner.planner.serve.sharing import halves_of
+from tuner.serve_plan import Role
 from tuner.simulate.serving.batching import simulate
 from tuner.simulate.serving.client import ROUNDS, client_of, engine_rules, seen_ttft_s
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.shared import Halves, simulate_shared
-from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.goal import Mode, ServeGoal
 
 Flags = npt.NDArray[np.bool_]
+
+
+def played_in(
+    mode: Mode,
+    groups: Sequence[Group],
+    *,
+    cut: Cut | None,
+    hand_overs: HandOvers,
+    goal: ServeGoal,
+    demand: Demand,
+) -> Played:
+    """Play instances of any mode that a program answers.
+
+    Args:
+        mode: of them.
+        groups: equal instances each.
+        cut: where long prompts are read on another pool.
+        hand_overs: what moving a cache takes.
+        goal: with targets and traffic.
+        demand: the traffic in numbers.
+    """
+    if mode == "aggregated":
+        return played_together(groups, goal=goal, demand=demand)
+    if mode == "shared_device":
+        return played_shared(groups, goal=goal, demand=demand)
+    prefill = _fused([group for group in groups if group.option.role is Role.PREFILL])
+    others = _fused([group for group in groups if group.option.role is not Role.PREFILL])
+    if cut is not None:
+        return played_offloaded(
+            prefill, others, cut, hand_overs=hand_overs, goal=goal, demand=demand
+        )
+    return played_apart(prefill, others, hand_overs=hand_overs, goal=goal, demand=demand)
+
+
+def _fused(groups: Sequence[Group]) -> Group:
+    """Stand the slowest kind for all of a role, as many of them as serve what all do."""
+    slowest = min(groups, key=lambda group: group.option.rate_per_s / group.option.devices)
+    rate = sum(group.rate_per_s for group in groups)
+    return Group(option=slowest.option, count=max(1, int(rate / slowest.option.rate_per_s)))
 
 
 def played_shared(groups: Sequence[Group], *, goal: ServeGoal, demand: Demand) -> Played:

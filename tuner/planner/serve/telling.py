@@ -313,7 +313,8 @@ def cautions_of(found: Found) -> Iterator[str]:
         yield (
             "shared devices are priced from published curves (semi-PD, Nexus), not from"
             " measurements; the engine's loop for them does not hide the host's work between"
-            " steps, which is not priced"
+            " steps, which is not priced, and sglang 0.5.23 warns of slow steps with torch after"
+            " 2.6: measure before relying on it"
         )
 
 
