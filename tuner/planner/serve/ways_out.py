@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
+from types import MappingProxyType
 from typing import Final
 
 from tuner.planner.serve.answering import (
@@ -47,6 +48,8 @@ RATE_STEPS: Final = 7
 """Halvings of the interval in which the closest plan's rate lies."""
 LADDER_RATIOS: Final = (0.05, 0.1, 0.2, 0.5)
 """More time that each target is given, the least that helps."""
+MORE_TIME: Final = MappingProxyType({2.0: "twice", 4.0: "four times", 8.0: "eight times"})
+"""For all targets at once, the least that helps."""
 WITHOUT_TARGET: Final = 1e3
 """So much more is no target."""
 ROOM_RATIOS: Final = (1.5, 3.0, 6.0, 12.0)
@@ -250,6 +253,12 @@ def ways_out(question: Question, closest: Closest | None) -> Iterator[ServeRelax
         if decision is not None:
             yield ServeRelaxation(limit="slo", change=change, decision=decision)
             return
+    for ratio, words in MORE_TIME.items():
+        decision = _solved(_with_slo(question.spec, ttft=ratio, tpot=ratio), question)
+        if decision is not None:
+            change = f"{words} the time for every target"
+            yield ServeRelaxation(limit="slo", change=change, decision=decision)
+            return
 
 
 def _a_little_more(question: Question) -> Iterator[ServeRelaxation]:
@@ -305,7 +314,6 @@ def _changes(question: Question) -> Iterator[tuple[str, str, ServeSpec]]:
         yield "nodes", "twice the nodes of every pool", _with_pools(spec, twice)
     if goal.traffic.trace is None:
         yield "context", "prompts and answers half as long", replace(spec, goal=_halved(goal))
-    yield "slo", "twice the time for every target", _with_slo(spec, ttft=2.0, tpot=2.0)
 
 
 def _reachable(question: Question) -> Iterator[tuple[str, ServeSpec]]:
