@@ -8,6 +8,7 @@ TunerError
 ├── OutsideProfileError    a cost was asked for that no measurement supports
 ├── PlanUnreadableError    a stored plan or trial record is missing or damaged
 ├── OutputError            a directory or file cannot be written
+├── SchedulerError         a scheduler refuses a job, or does not answer
 └── EnvironmentMissingError   a program or library that is needed is absent
 """
 
@@ -45,6 +46,12 @@ class PlanUnreadableError(TunerError):
 
 class OutputError(TunerError):
     """The output cannot be written where the user asked for it."""
+
+    exit_code = 3
+
+
+class SchedulerError(TunerError):
+    """A scheduler refuses a job, does not answer, or lets it wait too long."""
 
     exit_code = 3
 

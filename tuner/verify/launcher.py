@@ -1,11 +1,13 @@
 """Start one trial on this machine and see to its end: report, failure or hang; nothing is left.
 
 Whatever ends a trial (its report, a crash, the deadline, Ctrl-C), all of its processes are gone
-before `launch_command` returns. torchrun gives every rank a session of its own, and ranks outlive a
+before `run_command` returns. torchrun gives every rank a session of its own, and ranks outlive a
 torchrun that was killed, so neither process groups nor descent find them all: every process of a
 trial carries the trial's folder in its environment, under `TRIAL_MARK`. Should this process itself
-be killed, ranks notice that and end (`--parent`), at the latest at their `--deadline`. Verification
-calls any function of type `Launcher`, so that tests and other schedulers bring their own.
+be killed, ranks notice that and end (`--parent`), at the latest at their `--deadline`.
+
+Verification calls any `TrialLauncher`, so that tests, schedulers and engines bring their own; a
+`Launcher` is the simple one that is given the reference step ready to run.
 
 Not covered: processes of a trial that clear their environment or belong to another user.
 """
@@ -18,8 +20,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,10 +30,15 @@ from pydantic import ValidationError
 
 from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
+from tuner.launch.step_config import step_config
+from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.verify.records import TrialStatus
 
 TRIAL_MARK: Final = "MOETUNE_TRIAL"
 """Environment variable by which a trial's processes are known."""
+
+WATCH_S: Final = 1.0
+"""Between two looks at a trial that tells its steps."""
 
 GRACE_S: Final = 3.0
 """Between asking processes to end and killing them."""
@@ -47,11 +54,26 @@ LOG_TAIL_BYTES: Final = 64 * 1024
 OUT_OF_MEMORY_MARK: Final = "is out of memory"
 """What profilers/steps prints before it exits for lack of memory."""
 
+ENGINES_OUT_OF_MEMORY: Final = ("CUDA out of memory", "torch.OutOfMemoryError")
+"""What PyTorch says of it in an engine's log."""
+
 OUT_OF_MEMORY_EXIT: Final = 77
 """How it exits then."""
 
 RANK_EXIT_CODE: Final = re.compile(r"exitcode\s*: (-?\d+)")
 """How torchrun reports a rank that failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMetrics:
+    """What could be read of an engine's run."""
+
+    steps_s: tuple[float, ...]
+    """Timed steps, warm-up excluded."""
+    activation_bytes: tuple[int, ...] = ()
+    """Per pipeline rank, the fullest device; empty where the engine does not tell."""
+    peak_bytes: int | None = None
+    """Largest use of a device's memory that was told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +83,60 @@ class LaunchResult:
     status: TrialStatus
     reason: str
     report: StepReport | None
+    """What the reference step told; absent where another engine ran or nothing was told."""
     wall_s: float
+    metrics: EngineMetrics | None = None
+    """What the log of another engine told."""
+
+
+def never_hopeless(_steps_s: Sequence[float]) -> str:
+    """Let a trial run to its end."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One trial to start."""
+
+    plan: Plan
+    decision: TrainDecision
+    predicted: TrainPrediction
+    steps: int
+    """Timed steps."""
+    warmup_steps: int
+    folder: Path
+    """Of this trial alone."""
+    deadline_s: float
+    hopeless: Callable[[Sequence[float]], str] = field(default=never_hopeless)
+    """Say why the trial need not go on, from its timed steps so far; empty while it should."""
+
+    def step_config(self) -> StepConfig:
+        """Return the decision as the reference step runs it."""
+        return step_config(
+            self.plan, self.decision, steps=self.steps, warmup_steps=self.warmup_steps
+        )
+
+
+class TrialLauncher(Protocol):
+    """Runs one trial to its end, whatever that is."""
+
+    def __call__(self, launch: Launch) -> LaunchResult: ...
 
 
 class Launcher(Protocol):
     """Runs a step configuration in a folder of its own, within a deadline in seconds."""
 
     def __call__(self, config: StepConfig, *, folder: Path, deadline_s: float) -> LaunchResult: ...
+
+
+def reference_trials(launcher: Launcher) -> TrialLauncher:
+    """Return what runs the reference step of every trial with a launcher."""
+
+    def launched(launch: Launch) -> LaunchResult:
+        config = launch.step_config()
+        return launcher(config, folder=launch.folder, deadline_s=launch.deadline_s)
+
+    return launched
 
 
 def launch_locally(config: StepConfig, *, folder: Path, deadline_s: float) -> LaunchResult:
@@ -103,32 +172,78 @@ def trial_command(config: StepConfig, *, folder: Path, deadline_s: float) -> tup
 
 def launch_command(command: Sequence[str], *, folder: Path, deadline_s: float) -> LaunchResult:
     """Run a command that leaves `report.json` in the folder, and judge how it ended."""
-    report_file, log_file = folder / REPORT_NAME, folder / LOG_NAME
+    report_file = folder / REPORT_NAME
     report_file.unlink(missing_ok=True)
+    ran = run_command(
+        command, folder=folder, deadline_s=deadline_s, environment=trial_environment(os.environ)
+    )
+    if ran.exit_code is None:
+        return timed_out(deadline_s, wall_s=ran.wall_s)
+    return judge(
+        ran.exit_code, tail=log_tail(folder / LOG_NAME), report_file=report_file, wall_s=ran.wall_s
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a command ended."""
+
+    exit_code: int | None
+    """None where it was ended before its time."""
+    stopped: str
+    """Why a watch ended it; empty where none did."""
+    wall_s: float
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    deadline_s: float,
+    environment: Mapping[str, str],
+    watch: Callable[[], str] | None = None,
+) -> Ran:
+    """Run a command with its output in the folder's log; none of its processes is left.
+
+    Args:
+        command: program and arguments; no shell reads them.
+        folder: of the trial.
+        deadline_s: after which it is ended.
+        environment: of the command.
+        watch: asked every second; it ends the command by saying why.
+    """
     mark = str(folder.resolve())
     process: subprocess.Popen[bytes] | None = None
-    exit_code: int | None = None
+    exit_code, stopped = None, ""
     start_s = time.monotonic()
-    with log_file.open("wb") as log, contextlib.suppress(subprocess.TimeoutExpired):
+    with (folder / LOG_NAME).open("wb") as log:
         try:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=trial_environment(os.environ) | {TRIAL_MARK: mark},
+                env={**environment, TRIAL_MARK: mark},
                 start_new_session=True,
             )
-            exit_code = process.wait(timeout=deadline_s)
+            while exit_code is None and not stopped:
+                left_s = start_s + deadline_s - time.monotonic()
+                if left_s <= 0.0:
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    exit_code = process.wait(timeout=min(left_s, WATCH_S) if watch else left_s)
+                stopped = watch() if watch and exit_code is None else ""
         finally:
             end_marked(mark)
             if process is not None:
                 process.wait()
-    wall_s = time.monotonic() - start_s
-    if exit_code is None:
-        reason = f"no report after {deadline_s:.0f} s; the trial was ended"
-        return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
-    return judge(exit_code, tail=_tail(log_file), report_file=report_file, wall_s=wall_s)
+    return Ran(exit_code=exit_code, stopped=stopped, wall_s=time.monotonic() - start_s)
+
+
+def timed_out(deadline_s: float, *, wall_s: float) -> LaunchResult:
+    """Return the result of a trial that was ended at its deadline."""
+    reason = f"no report after {deadline_s:.0f} s; the trial was ended"
+    return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
 
 
 def trial_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -152,6 +267,11 @@ def judge(exit_code: int, *, tail: str, report_file: Path, wall_s: float) -> Lau
             reason = "the trial ended without a readable report"
             return LaunchResult(status="crashed", reason=reason, report=None, wall_s=wall_s)
         return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
+    return failure(exit_code, tail=tail, wall_s=wall_s)
+
+
+def failure(exit_code: int, *, tail: str, wall_s: float) -> LaunchResult:
+    """Say of a trial that failed why, from the end of its log."""
     lack = _lack_of_memory(exit_code, tail)
     if lack:
         return LaunchResult(status="out_of_memory", reason=lack, report=None, wall_s=wall_s)
@@ -182,7 +302,10 @@ def _marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def _tail(file: Path) -> str:
+def log_tail(file: Path) -> str:
+    """Return the end of a log; nothing where there is none."""
+    if not file.is_file():
+        return ""
     with file.open("rb") as stream:
         stream.seek(max(0, file.stat().st_size - LOG_TAIL_BYTES))
         return stream.read().decode("utf-8", errors="replace")
@@ -190,7 +313,8 @@ def _tail(file: Path) -> str:
 
 def _lack_of_memory(exit_code: int, tail: str) -> str:
     """Say how memory ran out; empty when it did not."""
-    said = next((line for line in tail.splitlines() if OUT_OF_MEMORY_MARK in line), "")
+    marks = (OUT_OF_MEMORY_MARK, *ENGINES_OUT_OF_MEMORY)
+    said = next((line for line in tail.splitlines() if any(mark in line for mark in marks)), "")
     if said:
         return said.strip()[:300]
     codes = {exit_code, *(int(code) for code in RANK_EXIT_CODE.findall(tail))}

@@ -7,6 +7,7 @@ every target can launch is a neighbour.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from profilers.steps.config import Recompute
 from tuner.costs.workload import Degrees, Workload
@@ -28,6 +29,31 @@ class Point:
 
     degrees: str
     option: str
+
+
+class Around(Protocol):
+    """What a study needs to know of the decisions that may be launched."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def candidates(self) -> Mapping[str, TrainDecision]: ...
+
+    @property
+    def option_names(self) -> tuple[str, ...]: ...
+
+    def decision_at(self, point: Point) -> TrainDecision | None: ...
+
+    def point_of(self, decision: TrainDecision) -> Point | None: ...
+
+    def predicted_step_s(self, point: Point) -> float: ...
+
+    def predicted(self, decision: TrainDecision) -> TrainPrediction: ...
+
+    def excess_bytes(self, decision: TrainDecision) -> int: ...
+
+    def seeds(self) -> tuple[Point, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from profilers.steps.config import Size
 from tuner.costs.residuals import Residual
 from tuner.errors import PlanUnreadableError
 from tuner.plan import TrainDecision
+from tuner.verify.proposal import Origin
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.
@@ -29,8 +30,8 @@ class TrialRecord(Record):
     schema_version: Literal[1] = 1
     number: Size
     """Of the Optuna trial that asked for it."""
-    origin: Literal["plan", "neighbour", "alternative", "sampler"]
-    """Who proposed it."""
+    origin: Origin
+    """Who proposed it; a repeat launches a decision again that ran already."""
     decision: TrainDecision
     status: TrialStatus
     reason: str = ""
@@ -46,6 +47,8 @@ class TrialRecord(Record):
     """Their median."""
     measured_activation_bytes: tuple[Size, ...] = ()
     """Per pipeline rank, the fullest device."""
+    measured_peak_bytes: Size | None = None
+    """Largest use of a device's memory, where an engine tells it."""
     measured_loads: tuple[tuple[int, ...], ...] = ()
     """[MoE layers][experts]: token copies of the last step."""
     wall_s: Seconds

@@ -19,9 +19,7 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -30,7 +28,8 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuner.plan import TrainDecision
-from tuner.verify.neighbourhood import PLANNED, Neighbourhood, Point
+from tuner.verify.neighbourhood import PLANNED, Around, Point
+from tuner.verify.proposal import Origin, Proposal
 from tuner.verify.records import TrialRecord
 
 STUDY_NAME = "verify"
@@ -41,27 +40,17 @@ FAILED_S = 1e9
 MOST_REPEATS = 16
 """Proposals in a row that need no launch, after which the sampler is not asked any more."""
 
-Origin = Literal["plan", "neighbour", "alternative", "sampler"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A decision to launch, and where the study expects the answer."""
-
-    trial: Trial
-    decision: TrainDecision
-    origin: Origin
-
 
 class StudySearch:
     """Proposes decisions and takes results; a resource with the study's file behind it."""
 
     def __init__(
         self,
-        neighbourhood: Neighbourhood,
+        neighbourhood: Around,
         *,
         journal: Path,
         finished: Sequence[TrialRecord],
+        under_way: Sequence[Proposal] = (),
         seed: int = 0,
     ) -> None:
         """Open the study, and settle what a killed process left running.
@@ -70,11 +59,13 @@ class StudySearch:
             neighbourhood: where decisions may lie.
             journal: the study's file; made when absent.
             finished: trials that ended, by their own files; these are the truth.
+            under_way: trials of a killed process that go on without it and are awaited.
             seed: of the sampler.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._neighbourhood = neighbourhood
         self._known = {record.decision: record for record in finished}
+        self._open = {proposal.decision for proposal in under_way}
         self._space: dict[str, BaseDistribution] = {
             "degrees": CategoricalDistribution(tuple(neighbourhood.candidates)),
             "option": CategoricalDistribution(neighbourhood.option_names),
@@ -82,7 +73,7 @@ class StudySearch:
         self._seeds = neighbourhood.seeds()
         self._unasked = iter(self._seeds)
         self._study = _opened(journal, space=self._space, seed=seed)
-        self._settle(finished)
+        self._settle(finished, awaited=[proposal.number for proposal in under_way])
 
     def next(self) -> Proposal | None:
         """Propose a decision that was not launched yet; None when the neighbourhood is known."""
@@ -93,10 +84,20 @@ class StudySearch:
         fastest = self._fastest_left()
         return None if fastest is None else self._proposal(self._ask(fastest))
 
+    def repeat(self, decision: TrainDecision) -> Proposal | None:
+        """Propose a decision again that ran already; None where it lies outside the space."""
+        point = self._neighbourhood.point_of(decision)
+        if point is None:
+            return None
+        return Proposal(number=self._ask(point).number, decision=decision, origin="repeat")
+
     def tell(self, proposal: Proposal, record: TrialRecord) -> None:
         """Report what a launch measured."""
         self._known[record.decision] = record
-        self._study.tell(proposal.trial, _value(record))
+        self._open.discard(record.decision)
+        # An awaited trial whose journal was lost is closed in the new one already.
+        if not self._study.get_trials(deepcopy=False)[proposal.number].state.is_finished():
+            self._study.tell(proposal.number, _value(record))
 
     def _ask(self, point: Point | None) -> Trial:
         """Ask for this point, or for what the sampler likes best."""
@@ -114,15 +115,19 @@ class StudySearch:
         excess = self._neighbourhood.excess_bytes(decision)
         trial.set_constraint(EXCESS, excess)
         known = self._known.get(decision)
+        if decision in self._open:
+            self._study.tell(trial, state=TrialState.FAIL)
+            return None
         if known is None and excess <= 0:
-            return Proposal(trial=trial, decision=decision, origin=self._origin(point))
+            self._open.add(decision)
+            return Proposal(number=trial.number, decision=decision, origin=self._origin(point))
         self._study.tell(trial, FAILED_S if known is None else _value(known))
         return None
 
     def _is_new(self, point: Point) -> bool:
         """Whether the decision at the point can be launched, fits and was not launched yet."""
         decision = self._neighbourhood.decision_at(point)
-        if decision is None or decision in self._known:
+        if decision is None or decision in self._known or decision in self._open:
             return False
         return self._neighbourhood.excess_bytes(decision) <= 0
 
@@ -135,19 +140,21 @@ class StudySearch:
         ]
         return min(filter(self._is_new, points), key=around.predicted_step_s, default=None)
 
-    def _settle(self, finished: Sequence[TrialRecord]) -> None:
+    def _settle(self, finished: Sequence[TrialRecord], *, awaited: Sequence[int]) -> None:
         """Make the study say what the records say; what a killed process left open has failed."""
         by_number = {record.number: record for record in finished}
         while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             self._study.ask()
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             record = by_number.get(trial.number)
+            if trial.number in awaited:
+                continue
             if record is None:
                 self._study.tell(trial.number, state=TrialState.FAIL)
             else:
                 self._study.tell(trial.number, _value(record))
         told = len(self._study.get_trials(deepcopy=False))
-        for number in range(told, 1 + max(by_number, default=-1)):
+        for number in range(told, 1 + max((*by_number, *awaited), default=-1)):
             self._study.add_trial(self._as_told(by_number.get(number)))
 
     def _as_told(self, record: TrialRecord | None) -> FrozenTrial:

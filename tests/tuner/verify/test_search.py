@@ -41,7 +41,7 @@ def _run(
         proposal = study.next()
         if proposal is None:
             return
-        number = proposal.trial.number
+        number = proposal.number
         answer = record(number, measured_s=1.0 + number, decision=proposal.decision)
         study.tell(proposal, answer)
         yield proposal, answer
@@ -97,7 +97,7 @@ def test_a_killed_trial_of_the_plan_itself_is_the_first_to_be_launched_again(
     assert lost is not None
     assert again is not None
     assert again.decision == lost.decision == one.plan.decision
-    assert again.trial.number > lost.trial.number
+    assert again.number > lost.number
 
 
 def test_many_kills_do_not_use_the_seeds_up(planned: Path, around: Around) -> None:
@@ -114,11 +114,11 @@ def test_a_record_that_was_not_told_any_more_counts(
     one = around(planned)
     proposal = _study(one, planned).next()
     assert proposal is not None
-    written = record(proposal.trial.number, decision=proposal.decision)
+    written = record(proposal.number, decision=proposal.decision)
     again = _study(one, planned, [written]).next()
     assert again is not None
     assert again.decision != proposal.decision
-    assert again.trial.number != written.number
+    assert again.number != written.number
 
 
 def _journal(planned: Path) -> Path:
@@ -182,7 +182,7 @@ def test_a_damaged_journal_is_rebuilt_from_the_records(
     launched = [answer.decision for answer in finished]
     assert len({*launched, *(proposal.decision for proposal, _ in more)}) == 8
     numbers = {answer.number for answer in finished}
-    assert not numbers & {proposal.trial.number for proposal, _ in more}
+    assert not numbers & {proposal.number for proposal, _ in more}
     # Optuna reads these two without complaint; only what they lack is told again.
     if damage not in (_nothing, _no_beginning):
         assert journal.with_name(f"{JOURNAL_NAME}.damaged").read_bytes() == before
@@ -203,7 +203,7 @@ def test_a_journal_cut_at_any_byte_is_survived(
         proposal = _study(one, planned, finished).next()
         assert proposal is not None
         assert proposal.decision not in {answer.decision for answer in finished}
-        assert proposal.trial.number not in {answer.number for answer in finished}
+        assert proposal.number not in {answer.number for answer in finished}
 
 
 def test_records_with_gaps_keep_their_numbers(
@@ -214,7 +214,7 @@ def test_records_with_gaps_keep_their_numbers(
     finished = [record(3, decision=decisions[0]), record(9, decision=decisions[4])]
     proposal = _study(one, planned, finished).next()
     assert proposal is not None
-    assert proposal.trial.number == 10
+    assert proposal.number == 10
     assert proposal.decision == decisions[1]
 
 
@@ -226,7 +226,7 @@ def test_a_record_of_no_known_point_keeps_its_number_and_is_not_repeated(
     strange = one.plan.decision.model_copy(update={"fp8_recipe": "of another release"})
     proposal = _study(one, planned, [record(0, decision=strange)]).next()
     assert proposal is not None
-    assert proposal.trial.number == 1
+    assert proposal.number == 1
 
 
 def test_a_study_of_other_choices_is_begun_anew(

@@ -14,6 +14,7 @@ import pytest
 from tuner.errors import PlanUnreadableError
 from tuner.plan import TrainDecision
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, VERIFIED_NAME, read_plan, write_trial
+from tuner.verify.launcher import reference_trials
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.search import StudySearch
@@ -168,7 +169,7 @@ def test_death_after_the_record_and_before_the_study_is_told_repeats_nothing(
             StudySearch(neighbourhood, journal=planned / TRIALS_NAME / JOURNAL_NAME, finished=()),
             finished=(),
             effort=Effort(trials=5, steps=5),
-            launch=killed,
+            launch=reference_trials(killed),
             scratch=tmp_path,
             write=write_and_die,
             watcher=Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None),

@@ -1,0 +1,1 @@
+"""How the steps of each engine are read off a line of its log."""

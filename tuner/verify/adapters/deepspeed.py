@@ -1,0 +1,39 @@
+"""DeepSpeed: the throughput line of its engine, or the step line of its pipeline engine.
+
+    epoch=0/micro_step=12/global_step=12, RunningAvgSamplesPerSec=..., CurrSamplesPerSec=3.2, ...,
+        MaxMemAllocated=41.2GB
+    steps: 12 loss: 5.1 iter time (s): 1.250 samples/sec: 25.600
+
+    step_s = samples_per_step / CurrSamplesPerSec
+
+The first is the rate of the last step, printed every `steps_per_print` steps; the second the mean
+of the steps since the last such line. DeepSpeed's GB are 2**30 bytes. Source: `ThroughputTimer` of
+deepspeed/utils/timer.py and `PipelineEngine.train_batch` of deepspeed/runtime/pipe/engine.py,
+deepspeed 0.19.8.
+"""
+
+import re
+from typing import Final
+
+from tuner.units import parse_bytes
+from tuner.verify.adapters.reading import Job, Reading, number
+
+_RATE: Final = re.compile(
+    r"global_step=(\d{1,12}),.*CurrSamplesPerSec=([\d.e+-]{1,24}),.*MaxMemAllocated=([\d.]{1,16})GB"
+)
+_PIPELINE: Final = re.compile(r"steps: (\d{1,12}) loss: .*iter time \(s\): ([\d.]{1,24})")
+_GB_BYTES: Final = parse_bytes("1GiB")
+
+
+def read(line: str, job: Job) -> Reading | None:
+    """Read a line of the log."""
+    if found := _PIPELINE.search(line):
+        return Reading(step=int(found.group(1)), step_s=number(found.group(2)))
+    found = _RATE.search(line)
+    if not found or not (rate := number(found.group(2))):
+        return None
+    return Reading(
+        step=int(found.group(1)),
+        step_s=job.samples_per_step / rate,
+        peak_bytes=int(number(found.group(3)) * _GB_BYTES) or None,
+    )

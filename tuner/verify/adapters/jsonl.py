@@ -1,0 +1,42 @@
+"""A line of JSON per step, written by the user's own program.
+
+    {"step_s": 0.81}
+    {"step": 3, "step_s": 0.80, "activation_bytes": [1200, 900], "peak_bytes": 7340032}
+
+`step_s` is a step's wall time in seconds; `activation_bytes` the largest live sum of what is saved
+for backward, on the fullest device of each pipeline rank; `peak_bytes` the largest use of a
+device's memory. Other fields and other lines are left alone.
+"""
+
+import json
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tuner.verify.adapters.reading import Job, Reading
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    step: int | None = Field(default=None, ge=0, lt=10**12)
+    step_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    activation_bytes: int | list[int] = []
+    peak_bytes: int | None = Field(default=None, gt=0)
+
+
+def read(line: str, job: Job) -> Reading | None:
+    """Read a line of the file."""
+    del job  # A time needs no rate to be one.
+    if not line.lstrip().startswith("{"):
+        return None
+    try:
+        told = _Line.model_validate(json.loads(line))
+    except (ValueError, RecursionError, ValidationError):
+        return None
+    activations = told.activation_bytes
+    return Reading(
+        step=told.step,
+        step_s=told.step_s,
+        peak_bytes=told.peak_bytes,
+        activation_bytes=tuple(activations) if isinstance(activations, list) else (activations,),
+    )

@@ -1,0 +1,33 @@
+"""Megatron-LM: `elapsed time per iteration (ms)` and its memory line.
+
+    ... iteration 12/ 20 | consumed samples: 96 | elapsed time per iteration (ms): 812.4 | ...
+    [Rank 0] (after 2 iterations) memory (MB) | allocated: ... | max allocated: 912.5 | ...
+
+The time is the mean of the iterations since the last such line (`--log-interval`); 1 gives every
+step. Megabytes are 2**20 bytes. Source: `training_log` of megatron/training/training.py and
+`report_memory` of megatron/training/utils.py, core_v0.16.1, github.com/NVIDIA/Megatron-LM.
+"""
+
+import re
+from typing import Final
+
+from tuner.units import parse_bytes
+from tuner.verify.adapters.reading import Job, Reading, number
+
+_STEP: Final = re.compile(
+    r"iteration +(\d{1,12})/ *\d+ \|.*elapsed time per iteration \(ms\): *([\d.]{1,24})"
+)
+_MEMORY: Final = re.compile(r"memory \(MB\) \|.*\bmax allocated: *([\d.]{1,24})")
+_MEGABYTE_BYTES: Final = parse_bytes("1MiB")
+_MILLISECONDS_PER_S: Final = 1000.0
+
+
+def read(line: str, job: Job) -> Reading | None:
+    """Read a line of the log."""
+    del job  # A time needs no rate to be one.
+    if found := _STEP.search(line):
+        step_s = number(found.group(2)) / _MILLISECONDS_PER_S
+        return Reading(step=int(found.group(1)), step_s=step_s)
+    if found := _MEMORY.search(line):
+        return Reading(peak_bytes=int(number(found.group(1)) * _MEGABYTE_BYTES))
+    return None

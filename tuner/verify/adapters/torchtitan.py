@@ -1,0 +1,33 @@
+"""torchtitan: the line of metrics, whose `tps` is tokens per second and device.
+
+    ... step: 12  loss:  5.1  grad_norm:  0.9  memory: 41.20GiB(51.9%)  tps: 7,251  tflops: ...
+
+    step_s = tokens_per_step / (tps * devices)
+
+The throughput is that since the last such line (`log_freq`); 1 gives every step. Lines of
+validation are left out. Source: `MetricsProcessor.log` of torchtitan/components/metrics.py,
+torchtitan 0.3.0.
+"""
+
+import re
+from typing import Final
+
+from tuner.units import parse_bytes
+from tuner.verify.adapters.reading import Job, Reading, number
+
+_STEP: Final = re.compile(
+    r"(?<!validate )step: +(\d{1,12}) .*memory: *([\d.]{1,16})GiB.*\btps: *([\d,]{1,24})"
+)
+_GIB_BYTES: Final = parse_bytes("1GiB")
+
+
+def read(line: str, job: Job) -> Reading | None:
+    """Read a line of the log."""
+    found = _STEP.search(line)
+    if not found or not (rate := number(found.group(3))):
+        return None
+    return Reading(
+        step=int(found.group(1)),
+        step_s=job.tokens_per_step / (rate * job.num_devices),
+        peak_bytes=int(number(found.group(2)) * _GIB_BYTES),
+    )

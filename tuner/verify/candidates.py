@@ -1,0 +1,66 @@
+"""What may be launched of a plan whose prices cannot be asked for again: what it names itself.
+
+Plans on datasheets or on imported profiles are made for an engine of the user's, and launched by
+the user's own command. Their choice and its alternatives carry their predictions in `plan.json`, so
+no model is run here; options that the plan does not name are not tried.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.verify.neighbourhood import PLANNED, Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """The decisions that a plan names, with the predictions it names them with."""
+
+    plan: Plan
+
+    @property
+    def candidates(self) -> Mapping[str, TrainDecision]:
+        """The plan's choice and its alternatives, best first, by their place in the plan."""
+        return {f"choice {place}": one for place, one in enumerate(self._predicted())}
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """The plan's own, and no other."""
+        return (PLANNED,)
+
+    def decision_at(self, point: Point) -> TrainDecision | None:
+        """Return the decision at a point."""
+        return self.candidates[point.degrees]
+
+    def point_of(self, decision: TrainDecision) -> Point | None:
+        """Return the point of a decision; None when the plan does not name it."""
+        places = (name for name, one in self.candidates.items() if one == decision)
+        return next((Point(degrees=name, option=PLANNED) for name in places), None)
+
+    def predicted_step_s(self, point: Point) -> float:
+        """Return the predicted step time at a point."""
+        return self.predicted(self.candidates[point.degrees]).step_time_s
+
+    def predicted(self, decision: TrainDecision) -> TrainPrediction:
+        """Return what the plan says of a decision."""
+        return self._predicted()[decision]
+
+    def excess_bytes(self, decision: TrainDecision) -> int:
+        """How far the decision is over the memory limit; negative when it fits."""
+        predicted = self.predicted(decision)
+        # Where devices are unlike, the plan has held each to its own limit already.
+        limit_bytes = predicted.memory_limit_bytes or max(predicted.peak_memory_bytes)
+        return max(predicted.peak_memory_bytes) - limit_bytes
+
+    def seeds(self) -> tuple[Point, ...]:
+        """All of them, in the plan's order."""
+        return tuple(Point(degrees=name, option=PLANNED) for name in self.candidates)
+
+    def _predicted(self) -> dict[TrainDecision, TrainPrediction]:
+        plan = self.plan
+        found: dict[TrainDecision, TrainPrediction] = {}
+        if plan.decision is not None and plan.predicted is not None:
+            found[plan.decision] = plan.predicted
+        for other in plan.alternatives:
+            found.setdefault(other.decision, other.predicted)
+        return found

@@ -1,0 +1,308 @@
+"""Runs trials by the user's own command: a template, filled in for each decision.
+
+    torchrun --nproc-per-node {world} pretrain_gpt.py {megatron_args} --train-iters {steps}
+    bash {launch}/run.sh --training.steps {steps}
+    ./train.sh --deepspeed_config {deepspeed_config} --out {metrics}
+
+The template is split into arguments once, as a shell would (shlex), and then filled in argument by
+argument; no shell ever reads it. `{{` and `}}` are braces. Placeholders:
+
+    launch             folder with the emitted files of the plan's program, made for this trial
+    megatron_args      every argument of Megatron-LM, each an argument of its own
+    torchtitan_args    `--module moetune_plan --config plan`; PYTHONPATH leads there
+    deepspeed_config   the file deepspeed.json
+    world, nodes, devices_per_node, steps (warm-up included), folder, port
+    metrics            a file that the command may write its steps to, else its output is read
+
+The trial ends when enough steps were read, when it is hopeless, at its deadline or by itself; all
+of its processes on this machine are gone then. What the command starts elsewhere ends with the
+command that started it, as srun and mpirun do.
+
+Not covered: serving engines, and several trials at a time, whose ports and devices are the user's.
+"""
+
+import shlex
+import socket
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.launch.shape import launch_shape
+from tuner.spec.capabilities import programs
+from tuner.verify.adapters.reading import Adapter, Job
+from tuner.verify.launcher import (
+    LOG_NAME,
+    EngineMetrics,
+    Launch,
+    LaunchResult,
+    failure,
+    log_tail,
+    run_command,
+    timed_out,
+)
+from tuner.verify.metrics import LogReader
+
+METRICS_NAME: Final = "metrics.jsonl"
+ENOUGH: Final = "enough steps were read"
+PLACEHOLDERS: Final = (
+    "launch",
+    "megatron_args",
+    "torchtitan_args",
+    "deepspeed_config",
+    "world",
+    "nodes",
+    "devices_per_node",
+    "steps",
+    "folder",
+    "port",
+    "metrics",
+)
+FILES: Final = {
+    "megatron_args": "megatron_args.txt",
+    "torchtitan_args": "moetune_plan.py",
+    "deepspeed_config": "deepspeed.json",
+}
+"""Placeholders that need a file of one engine."""
+
+LISTS: Final = frozenset({"megatron_args", "torchtitan_args"})
+"""Placeholders that stand for several arguments, or none."""
+
+SHORTEST_DEADLINE_S: Final = 600.0
+"""Engines load libraries, build data sets and compile before their first step."""
+
+LAUNCHER_VARIABLES: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What a surrounding launcher may have left for its own ranks."""
+
+MAX_TEMPLATE: Final = 65536
+
+Part = tuple[str, str]
+"""Text, and the placeholder behind it; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A command by its arguments, each a row of parts."""
+
+    arguments: tuple[tuple[Part, ...], ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every placeholder in use."""
+        return frozenset(name for parts in self.arguments for _, name in parts if name)
+
+
+def parsed_template(text: str) -> Template:
+    """Take a template apart.
+
+    Raises:
+        SpecError: a quote is open, a placeholder does not exist, or nothing is left to run.
+    """
+    if len(text) > MAX_TEMPLATE:
+        raise SpecError(f"--command: longer than {MAX_TEMPLATE} characters")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise SpecError(f"--command: {error}") from error
+    if not words:
+        raise SpecError("--command is needed, e.g. --command 'bash {launch}/run.sh'")
+    return Template(arguments=tuple(_parts(word) for word in words))
+
+
+def _parts(word: str) -> tuple[Part, ...]:
+    try:
+        parsed = list(string.Formatter().parse(word))
+    except ValueError as error:
+        raise SpecError(f"--command: {word!r}: {error}; write {{{{ and }}}} for braces") from error
+    parts = []
+    for text, name, form, conversion in parsed:
+        if name is not None and (name not in PLACEHOLDERS or form or conversion):
+            known = ", ".join(PLACEHOLDERS)
+            raise SpecError(f"--command: {word!r}: {{{name}}} is none of the placeholders {known}")
+        if name in LISTS and len(parsed) > 1:
+            raise SpecError(f"--command: {{{name}}} is several arguments; leave {word!r} to it")
+        parts.append((text, name or ""))
+    return tuple(parts)
+
+
+def filled(template: Template, values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the arguments of a trial."""
+    found: list[str] = []
+    for parts in template.arguments:
+        if len(parts) == 1 and parts[0][1] in LISTS:
+            found += [parts[0][0] + value for value in values[parts[0][1]]]
+        else:
+            found.append("".join(text + "".join(values.get(name, ())) for text, name in parts))
+    return tuple(found)
+
+
+class CommandLauncher:
+    """A `TrialLauncher` of the user's own command."""
+
+    def __init__(
+        self,
+        *,
+        template: Template,
+        adapter: Adapter,
+        environment: Mapping[str, str],
+        prepare: Callable[[Launch], None],
+    ) -> None:
+        """Say what is run.
+
+        Args:
+            template: of the command.
+            adapter: reads its steps.
+            environment: of the command.
+            prepare: writes the emitted files of a trial into `launch/` of its folder.
+        """
+        self._template = template
+        self._adapter = adapter
+        self._environment = environment
+        self._prepare = prepare
+
+    def __call__(self, launch: Launch) -> LaunchResult:
+        """Run one trial.
+
+        Raises:
+            SpecError: the template asks for files of an engine that the plan is not for.
+            EnvironmentMissingError: the command's program does not exist.
+        """
+        launch.folder.mkdir(parents=True, exist_ok=True)
+        self._prepare(launch)
+        values = trial_values(launch, names=self._template.names)
+        command = filled(self._template, values)
+        told = "metrics" in self._template.names
+        log = launch.folder / (METRICS_NAME if told else LOG_NAME)
+        reader = LogReader(log, adapter=self._adapter, job=_job(launch))
+
+        def metrics() -> EngineMetrics:
+            return reader.metrics(warmup_steps=launch.warmup_steps, most_steps=launch.steps)
+
+        def watch() -> str:
+            reader.read_on()
+            steps_s = metrics().steps_s
+            return ENOUGH if len(steps_s) >= launch.steps else launch.hopeless(steps_s)
+
+        deadline_s = max(launch.deadline_s, SHORTEST_DEADLINE_S)
+        try:
+            ran = run_command(
+                command,
+                folder=launch.folder,
+                deadline_s=deadline_s,
+                environment=_environment(self._environment, values["launch"][0]),
+                watch=watch,
+            )
+        except OSError as error:
+            raise EnvironmentMissingError(f"--command: {command[0]}: {error.strerror}") from error
+        reader.read_on(to_end=True)
+        tail = log_tail(launch.folder / LOG_NAME)
+        if ran.exit_code is None and not ran.stopped:
+            return timed_out(deadline_s, wall_s=ran.wall_s)
+        if ran.exit_code:
+            return failure(ran.exit_code, tail=tail, wall_s=ran.wall_s)
+        found = metrics()
+        if not found.steps_s:
+            reason = (
+                f"the command ended well and told no step after the first {launch.warmup_steps};"
+                " does --metrics fit its output?"
+            )
+            return LaunchResult(status="crashed", reason=reason, report=None, wall_s=ran.wall_s)
+        reason = "" if ran.stopped == ENOUGH else ran.stopped
+        return LaunchResult(
+            status="ok",
+            reason=reason,
+            report=None,
+            wall_s=ran.wall_s,
+            metrics=_fitting(found, launch),
+        )
+
+    def stop(self) -> None:
+        """Nothing runs beside the trial that is awaited."""
+
+
+def trial_values(launch: Launch, *, names: frozenset[str]) -> dict[str, tuple[str, ...]]:
+    """Return what each placeholder stands for in one trial.
+
+    Raises:
+        SpecError: a file that a placeholder in use needs was not emitted.
+    """
+    shape = launch_shape(launch.plan, launch.decision)
+    folder = launch.folder.resolve()
+    emitted = [folder / "launch" / program for program in programs(launch.plan.emit)]
+    needed = {
+        placeholder: next((one / name for one in emitted if (one / name).is_file()), None)
+        for placeholder, name in FILES.items()
+    }
+    for name in sorted(names & needed.keys()):
+        if needed[name] is None:
+            raise SpecError(
+                f"--command: {{{name}}} has no file in a plan for {emitted[0].name}; name that"
+                " engine under emit in the spec"
+            )
+    values = {
+        "launch": str(_program_folder(emitted, needed, names=names)),
+        "deepspeed_config": str(needed["deepspeed_config"]),
+        "world": str(shape.num_devices),
+        "nodes": str(shape.nodes),
+        "devices_per_node": str(shape.devices_per_node),
+        "steps": str(launch.warmup_steps + launch.steps),
+        "folder": str(folder),
+        "port": str(_free_port()),
+        "metrics": str(folder / METRICS_NAME),
+    }
+    return {name: (value,) for name, value in values.items()} | {
+        "megatron_args": _megatron_args(needed["megatron_args"]),
+        "torchtitan_args": ("--module", "moetune_plan", "--config", "plan"),
+    }
+
+
+def _program_folder(
+    emitted: Sequence[Path], needed: Mapping[str, Path | None], *, names: frozenset[str]
+) -> Path:
+    """Return the folder of the engine that the template speaks of, else that of the first one."""
+    spoken_of = (needed[name] for name in needed if name in names)
+    return next((file.parent for file in spoken_of if file is not None), emitted[0])
+
+
+def _megatron_args(file: Path | None) -> tuple[str, ...]:
+    """Return the words of the argument file, as its own run.sh does."""
+    if file is None:
+        return ()
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return tuple(word for line in lines if not line.startswith("#") for word in line.split())
+
+
+def _free_port() -> int:
+    """Return a port that nobody listens on now; the command takes it a moment later."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def _environment(environment: Mapping[str, str], emitted: str) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in LAUNCHER_VARIABLES and not name.startswith("TORCHELASTIC_")
+    }
+    paths = [emitted, *filter(None, [environment.get("PYTHONPATH")])]
+    return kept | {"PYTHONPATH": ":".join(paths)}
+
+
+def _job(launch: Launch) -> Job:
+    goal = launch.plan.goal
+    return Job(
+        num_devices=launch.decision.num_devices,
+        samples_per_step=goal.global_batch_size,
+        tokens_per_step=goal.global_batch_size * goal.sequence_length,
+    )
+
+
+def _fitting(found: EngineMetrics, launch: Launch) -> EngineMetrics:
+    """Leave activations out that are not one number for each pipeline rank."""
+    if len(found.activation_bytes) == launch.decision.pipeline_model_parallel_size:
+        return found
+    return EngineMetrics(steps_s=found.steps_s, peak_bytes=found.peak_bytes)

@@ -1,0 +1,108 @@
+"""What the steps of trials allow to say: noise, ties, and that a trial need not go on.
+
+    e(x) = 1.2533 * IQR(x) / 1.349 / sqrt(n)      standard error of the median of n steps x
+
+1.2533 = sqrt(pi / 2) is the median's asymptotic standard error over that of the mean, and 1.349 the
+interquartile range over the standard deviation, both of the normal distribution. Two trials tie
+when their medians differ by at most 2 (e_1 + e_2).
+
+A trial is hopeless when its median so far, less twice its error, is still above the best so far
+plus twice that one's error, by a margin: launches of one decision differ by more than their steps.
+
+Not covered: drifts within a launch, which the interquartile range does not tell from noise.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tuner.units import format_ratio
+from tuner.verify.records import TrialRecord
+
+HOPELESS_MARGIN_RATIO: Final = 0.10
+"""Twice the 5 % within which a step of one decision repeats from launch to launch
+(tuner/verify/recalibration.py)."""
+
+HOPELESS_STEPS: Final = 3
+"""Fewer have no interquartile range to speak of."""
+
+
+def median_error_s(steps_s: Sequence[float]) -> float:
+    """Return the standard error of the median, in seconds; 0 where one step says nothing."""
+    if len(steps_s) < 2:
+        return 0.0
+    low_s, _, high_s = statistics.quantiles(steps_s, n=4)
+    return 1.2533 * (high_s - low_s) / 1.349 / math.sqrt(len(steps_s))
+
+
+def is_tie(first: TrialRecord, second: TrialRecord) -> bool:
+    """Whether two trials differ by less than the standard errors of both, twice over."""
+    noise_s = median_error_s(first.measured_steps_s) + median_error_s(second.measured_steps_s)
+    return abs(measured_s(first) - measured_s(second)) <= 2.0 * noise_s
+
+
+def contenders(records: Sequence[TrialRecord]) -> tuple[TrialRecord, TrialRecord] | None:
+    """Return the two fastest trials where only their noise keeps the order open."""
+    ran = sorted((one for one in pooled(records) if one.status == "ok"), key=measured_s)
+    if len(ran) < 2:
+        return None
+    best, second = ran[:2]
+    # Without noise a difference of nothing is final, whatever is launched again.
+    has_noise = median_error_s(best.measured_steps_s) + median_error_s(second.measured_steps_s) > 0
+    return (best, second) if has_noise and is_tie(best, second) else None
+
+
+def pooled(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Join repeats that ran with the first launch of their decision that ran.
+
+    A repeat that failed stays a trial of its own, as does one whose first launch failed.
+    """
+    found: list[TrialRecord] = []
+    for record in records:
+        place = next(
+            (
+                index
+                for index, one in enumerate(found)
+                if one.decision == record.decision and one.status == record.status == "ok"
+            ),
+            None,
+        )
+        if record.origin != "repeat" or place is None:
+            found.append(record)
+            continue
+        steps_s = (*found[place].measured_steps_s, *record.measured_steps_s)
+        found[place] = found[place].model_copy(
+            update={
+                "measured_steps_s": steps_s,
+                "measured_step_s": statistics.median(steps_s),
+                "wall_s": found[place].wall_s + record.wall_s,
+            }
+        )
+    return tuple(found)
+
+
+def slower_than(records: Sequence[TrialRecord]) -> Callable[[Sequence[float]], str]:
+    """Return the test that ends a trial which cannot become the fastest any more."""
+    ran = [one for one in pooled(records) if one.status == "ok"]
+    best = min(ran, key=measured_s, default=None)
+
+    def hopeless(steps_s: Sequence[float]) -> str:
+        if best is None or len(steps_s) < HOPELESS_STEPS:
+            return ""
+        so_far_s = statistics.median(steps_s)
+        least_s = so_far_s - 2.0 * median_error_s(steps_s)
+        most_s = measured_s(best) + 2.0 * median_error_s(best.measured_steps_s)
+        if least_s <= most_s * (1.0 + HOPELESS_MARGIN_RATIO):
+            return ""
+        slower = format_ratio(so_far_s / measured_s(best) - 1.0)
+        return f"ended after {len(steps_s)} steps, {slower} slower than the best so far"
+
+    return hopeless
+
+
+def measured_s(record: TrialRecord) -> float:
+    """Return the measured step time of a trial that ran."""
+    if record.measured_step_s is None:
+        raise ValueError(f"trial {record.number} was not measured")
+    return record.measured_step_s

@@ -1,0 +1,99 @@
+"""How the steps of an engine are read, by the name users type.
+
+An adapter reads one line of a log at a time: `read(line, job) -> Reading | None`. Lines are cut at
+MAX_LINE characters and logs at MAX_LOG_BYTES, so nothing that a command prints takes long to read.
+"""
+
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Final, cast
+
+from tuner.errors import SpecError
+from tuner.verify.adapters.reading import Adapter, Job
+from tuner.verify.adapters.regex import adapter as regex_adapter
+from tuner.verify.launcher import EngineMetrics
+
+ADAPTERS: Final[Mapping[str, str]] = {
+    "megatron": "tuner.verify.adapters.megatron:read",
+    "torchtitan": "tuner.verify.adapters.torchtitan:read",
+    "deepspeed": "tuner.verify.adapters.deepspeed:read",
+    "jsonl": "tuner.verify.adapters.jsonl:read",
+}
+
+REGEX_PREFIX: Final = "regex:"
+MAX_LINE: Final = 4096
+MAX_LOG_BYTES: Final = 256 * 2**20
+CHUNK_BYTES: Final = 2**20
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+
+
+def adapter_named(name: str) -> Adapter:
+    """Return the adapter of a name, or of a regular expression after `regex:`.
+
+    Raises:
+        SpecError: neither.
+    """
+    if name.startswith(REGEX_PREFIX):
+        return regex_adapter(name.removeprefix(REGEX_PREFIX))
+    if name not in ADAPTERS:
+        known = ", ".join(ADAPTERS)
+        raise SpecError(f"--metrics {name!r} is not one of {known}, {REGEX_PREFIX}EXPRESSION")
+    module, attribute = ADAPTERS[name].split(":")
+    return cast(Adapter, getattr(import_module(module), attribute))
+
+
+class LogReader:
+    """Reads what a log has grown by; a resource with a place in the file."""
+
+    def __init__(self, file: Path, *, adapter: Adapter, job: Job) -> None:
+        """Begin at the start of a file that need not exist yet."""
+        self._file = file
+        self._adapter = adapter
+        self._job = job
+        self._offset = 0
+        self._begun = b""
+        self._steps_s: dict[int, float] = {}
+        self._peak_bytes: int | None = None
+        self._activation_bytes: tuple[int, ...] = ()
+
+    def metrics(self, *, warmup_steps: int, most_steps: int) -> EngineMetrics:
+        """Return what was read so far, without the first steps."""
+        timed = [self._steps_s[step] for step in sorted(self._steps_s)][warmup_steps:]
+        return EngineMetrics(
+            steps_s=tuple(timed[:most_steps]),
+            activation_bytes=self._activation_bytes,
+            peak_bytes=self._peak_bytes,
+        )
+
+    def read_on(self, *, to_end: bool = False) -> None:
+        """Read every line that is complete by now; at the end also the last one."""
+        if not self._file.is_file():
+            return
+        with self._file.open("rb") as stream:
+            stream.seek(self._offset)
+            while self._offset < MAX_LOG_BYTES and (chunk := stream.read(CHUNK_BYTES)):
+                self._offset += len(chunk)
+                *whole, begun = (self._begun + chunk).split(b"\n")
+                # The rest of a line that is too long to be looked at is let go.
+                self._begun = begun[: MAX_LINE * 4]
+                for line in whole:
+                    self._take(line)
+        if to_end:
+            self._take(self._begun)
+            self._begun = b""
+
+    def _take(self, line: bytes) -> None:
+        text = line[: MAX_LINE * 4].decode("utf-8", errors="replace")
+        reading = self._adapter(_COLOUR.sub("", text)[:MAX_LINE], self._job)
+        if reading is None:
+            return
+        if reading.step_s is not None and reading.step_s > 0.0:
+            step = len(self._steps_s) if reading.step is None else reading.step
+            # Several ranks may print one step; what was said first stands.
+            self._steps_s.setdefault(step, reading.step_s)
+        if reading.peak_bytes is not None:
+            self._peak_bytes = max(self._peak_bytes or 0, reading.peak_bytes)
+        self._activation_bytes = reading.activation_bytes or self._activation_bytes

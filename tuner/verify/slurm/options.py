@@ -1,0 +1,69 @@
+"""What a user may tell Slurm about trials: options of sbatch, passed through as `#SBATCH` lines.
+
+Names are checked for their form only, because every site has its own; those that the launcher
+decides itself are refused. Values hold nothing that could end a line or open another.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from tuner.errors import SpecError
+
+Options = tuple[tuple[str, str], ...]
+"""Long options of sbatch without their dashes, and their values."""
+
+OWN: Final = frozenset(
+    {
+        "array",
+        "chdir",
+        "error",
+        "get-user-env",
+        "job-name",
+        "nodes",
+        "no-requeue",
+        "ntasks",
+        "ntasks-per-node",
+        "open-mode",
+        "output",
+        "parsable",
+        "requeue",
+        "test-only",
+        "wait",
+        "wrap",
+    }
+)
+"""What the launcher decides: a trial is one job of a given shape, found again by its name."""
+
+MOST_OPTIONS: Final = 64
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
+_VALUE: Final = re.compile(r"[A-Za-z0-9_.,:;/@%+=&|!*()\[\]-]{1,1024}")
+
+
+def parsed_options(written: Iterable[str]) -> Options:
+    """Read `name=value` pairs.
+
+    Raises:
+        SpecError: a pair is none, its name is the launcher's own, or its value could be misread.
+    """
+    found = tuple(_parsed(pair) for pair in written)
+    if len(found) > MOST_OPTIONS:
+        raise SpecError(f"--slurm is given {len(found)} times; {MOST_OPTIONS} are enough")
+    return found
+
+
+def _parsed(pair: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    name = name.removeprefix("--")
+    if not equals or not _NAME.fullmatch(name):
+        raise SpecError(
+            f"--slurm {pair!r} is not name=value of an option of sbatch, e.g. partition=gpu"
+        )
+    if name in OWN:
+        raise SpecError(f"--slurm {name}: moetune sets it for every trial; leave it out")
+    if not _VALUE.fullmatch(value):
+        raise SpecError(
+            f"--slurm {name}: {value!r} holds a space, quote or other sign that a line of a batch"
+            " script may not"
+        )
+    return name, value

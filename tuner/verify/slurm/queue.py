@@ -1,0 +1,209 @@
+"""Asks Slurm and tells it: sbatch, scontrol or sacct, squeue and scancel, each with a time limit.
+
+The state of a job comes from `scontrol show job --oneliner` or, where that does not know the job
+any more or no controller answers, from `sacct`; whichever answers counts. Formats are those of
+scontrol(1) and sacct(1). A program that cannot reach its daemon raises `SlurmAwayError`: nothing is
+known then, and it is worth asking again.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tuner.errors import EnvironmentMissingError, SchedulerError
+
+PROGRAMS: Final = ("sbatch", "scontrol", "squeue", "scancel")
+ANSWER_S: Final = 60.0
+"""For one answer; Slurm's own programs give up on a silent controller after about as long."""
+
+WAITING: Final = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+)
+GOING: Final = frozenset(
+    {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}
+)
+LOST_NODE: Final = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
+"""Ends that say nothing of the trial itself, after which Slurm may start the job again."""
+
+_FIELD: Final = re.compile(r"(?<!\S)([A-Za-z]+)=(\S*)")
+_ELAPSED: Final = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
+_JOB_ID: Final = re.compile(r"\d{1,12}")
+_REFUSALS: Final = re.compile(
+    r"batch job submission failed: (?!unable to contact|socket timed out|zero bytes|unexpected"
+    r"|communication|connection|slurm temporarily|resource temporarily|unspecified)"
+    r"|unrecognized option|invalid (?!job id)|requested .* not available",
+    re.IGNORECASE,
+)
+
+
+class SlurmAwayError(Exception):
+    """Slurm does not answer at the moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """What Slurm says of a job."""
+
+    state: str
+    reason: str = ""
+    """Why it waits."""
+    run_s: float = 0.0
+    """How long its present run has taken."""
+    restarts: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs or may run."""
+        return self.state in WAITING or self.state in GOING
+
+
+def check_programs() -> None:
+    """Refuse where Slurm is not installed.
+
+    Raises:
+        EnvironmentMissingError: a program is not on the path.
+    """
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        raise EnvironmentMissingError(
+            f"--launcher slurm needs {missing[0]}, which is not on the path: start moetune on a"
+            " machine from which jobs are submitted"
+        )
+
+
+def submit(script: Path, *, output: Path, environment: Mapping[str, str]) -> str:
+    """Submit a batch script and return the job's id.
+
+    Raises:
+        SlurmAwayError: no controller answers; the job may have been taken nevertheless.
+        SchedulerError: Slurm refuses the job.
+    """
+    # The log's name is a pattern to sbatch.
+    log = str(output).replace("%", "%%")
+    done = _run(
+        ["sbatch", "--parsable", f"--output={log}", f"--chdir={script.parent}", str(script)],
+        environment=environment,
+    )
+    # With several clusters the answer is ID;CLUSTER.
+    found = _JOB_ID.match(done.stdout.strip())
+    if done.returncode == 0 and found:
+        return found.group()
+    if _REFUSALS.search(done.stderr):
+        raise SchedulerError(f"sbatch refuses the trial: {_said(done)}")
+    raise SlurmAwayError(_said(done))
+
+
+def state_of(job: str) -> JobState | None:
+    """Return the state of a job; None where Slurm does not know it (any more).
+
+    Raises:
+        SlurmAwayError: neither program answers.
+    """
+    shown = _run(["scontrol", "show", "job", "--oneliner", job])
+    if shown.returncode == 0:
+        return parsed_scontrol(shown.stdout)
+    listed = _sacct(job)
+    if listed is not None:
+        return listed
+    if "invalid job id" in f"{shown.stdout}{shown.stderr}".lower():
+        return None
+    raise SlurmAwayError(_said(shown))
+
+
+def job_named(name: str) -> str | None:
+    """Return the id of the job with a name; None where none has it.
+
+    Raises:
+        SlurmAwayError: no controller answers.
+    """
+    done = _run(["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i"])
+    if done.returncode != 0:
+        raise SlurmAwayError(_said(done))
+    found = [line.strip() for line in done.stdout.splitlines() if _JOB_ID.fullmatch(line.strip())]
+    return found[-1] if found else None
+
+
+def cancel(job: str) -> None:
+    """Ask Slurm to end a job; one that has ended already is no concern.
+
+    Raises:
+        SlurmAwayError: no controller answers.
+    """
+    done = _run(["scancel", job])
+    if done.returncode != 0 and "invalid job id" not in done.stderr.lower():
+        raise SlurmAwayError(_said(done))
+
+
+def parsed_scontrol(text: str) -> JobState | None:
+    """Read the line of `scontrol show job --oneliner`."""
+    line = next((one for one in text.splitlines() if "JobState=" in one), "")
+    fields = dict(reversed(_FIELD.findall(line)))
+    if "JobState" not in fields:
+        return None
+    restarts = fields.get("Restarts", "0")
+    return JobState(
+        state=fields["JobState"],
+        reason=fields.get("Reason", ""),
+        run_s=_elapsed_s(fields.get("RunTime", "")),
+        restarts=int(restarts) if restarts.isdigit() else 0,
+    )
+
+
+def parsed_sacct(text: str) -> JobState | None:
+    """Read the last line of `sacct` with State and ElapsedRaw between bars."""
+    lines = [line.split("|") for line in text.splitlines() if line.strip()]
+    if not lines or len(lines[-1]) < 2 or not lines[-1][0]:
+        return None
+    state, elapsed = lines[-1][:2]
+    # E.g. `CANCELLED by 1000`.
+    return JobState(state=state.split()[0], run_s=float(elapsed) if elapsed.isdigit() else 0.0)
+
+
+def _sacct(job: str) -> JobState | None:
+    if shutil.which("sacct") is None:
+        return None
+    done = _run(
+        ["sacct", "-X", "--noheader", "--parsable2", f"--jobs={job}", "--format=State,ElapsedRaw"]
+    )
+    return parsed_sacct(done.stdout) if done.returncode == 0 else None
+
+
+def _elapsed_s(text: str) -> float:
+    found = _ELAPSED.fullmatch(text)
+    if not found:
+        return 0.0
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _run(
+    command: Sequence[str], *, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=ANSWER_S,
+            check=False,
+            env=environment,
+            # Ctrl-C is for this process; what it has asked Slurm for goes through.
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SlurmAwayError(f"{command[0]} did not answer within {ANSWER_S:.0f} s") from error
+    except FileNotFoundError as error:
+        raise EnvironmentMissingError(f"{command[0]} is not on the path any more") from error
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    """The first line of what a program complained about, without its name."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    line = next((one for one in lines if "error" in one.lower()), lines[0] if lines else "")
+    return re.sub(r"^\w+: (error: )?", "", line)[:300] or f"exit code {done.returncode}"

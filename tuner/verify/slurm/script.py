@@ -1,0 +1,153 @@
+"""The two scripts of a trial's job: `job.sh` for the batch node, `node.sh` for every node.
+
+`node.sh` starts torchrun and ends it in three cases: the lease in the trial's folder has not
+changed for a while (nobody waits for the trial any more), the trial's own time is over, or the job
+was requeued and this is its former run on a node that only seemed dead. Ranks end with `node.sh`
+(`--parent`), whatever ended it. The lease is compared with what it was, not with a clock, so nodes
+need not agree on the time.
+
+`job.sh` runs on the first node of the allocation (sbatch(1)), which is where ranks meet. It leaves
+the exit code of the run in `exit`.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Final
+
+from tuner.launch.shape import LaunchShape
+from tuner.verify.launcher import CONFIG_NAME, GRACE_S, REPORT_NAME, TRIAL_MARK
+from tuner.verify.slurm.options import Options
+
+JOB_NAME: Final = "job.sh"
+NODE_NAME: Final = "node.sh"
+LEASE_NAME: Final = "lease"
+RUN_NAME: Final = "run"
+EXIT_NAME: Final = "exit"
+
+ABANDONED_EXIT: Final = 75
+"""Of a node that ended its ranks because nobody waited for them (EX_TEMPFAIL of sysexits.h)."""
+
+
+def job_script(
+    *, name: str, folder: Path, shape: LaunchShape, options: Options, limit_s: float, requeue: bool
+) -> str:
+    """Return the batch script.
+
+    Args:
+        name: of the job, by which it is found again.
+        folder: of the trial, on a file system that all nodes share.
+        shape: nodes and devices on each.
+        options: the user's, of sbatch.
+        limit_s: what the trial may take; the job's time limit unless the user names one.
+        requeue: whether Slurm starts the job again after a node failed or it was preempted.
+    """
+    given = dict(options)
+    own = {
+        "job-name": name,
+        "nodes": str(shape.nodes),
+        "ntasks-per-node": "1",
+        "open-mode": "append",
+    }
+    if shape.device_kind == "cuda" and not {"gpus-per-node", "gres", "gpus"} & given.keys():
+        own["gpus-per-node"] = str(shape.devices_per_node)
+    if shape.device_kind == "cpu" and "cpus-per-task" not in given:
+        own["cpus-per-task"] = str(shape.devices_per_node)
+    if "time" not in given:
+        own["time"] = str(2 + int(limit_s // 60))
+    lines = [f"#SBATCH --{option}={value}" for option, value in (*own.items(), *options)]
+    lines.append("#SBATCH --requeue" if requeue else "#SBATCH --no-requeue")
+    return "\n".join(("#!/usr/bin/env bash", *lines, _JOB.format(folder=shlex.quote(str(folder)))))
+
+
+def node_script(*, shape: LaunchShape, deadline_s: float, lease_s: float) -> str:
+    """Return what runs on every node.
+
+    Args:
+        shape: nodes and devices on each.
+        deadline_s: what the trial may take.
+        lease_s: how long it goes on after the lease was renewed for the last time.
+    """
+    step = (
+        f"-P -m profilers.steps {CONFIG_NAME} --report={REPORT_NAME}"
+        f' --deadline={deadline_s + GRACE_S:.0f} --parent="$$"'
+    )
+    python = shlex.quote(sys.executable)
+    if shape.num_devices == 1:
+        start = f"{python} {step}"
+    else:
+        start = (
+            f"{python} -P -m torch.distributed.run {_RENDEZVOUS if shape.nodes > 1 else _ALONE}"
+            f" --nnodes={shape.nodes} --nproc-per-node={shape.devices_per_node}"
+            f" --no-python {python} {step}"
+        )
+    return _NODE.format(
+        start=start,
+        lease_s=round(lease_s),
+        limit_s=round(deadline_s + 10 * GRACE_S),
+        abandoned=ABANDONED_EXIT,
+    )
+
+
+_RENDEZVOUS: Final = (
+    '--node-rank="$SLURM_NODEID" --rdzv-backend=static'
+    ' --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"'
+)
+_ALONE: Final = "--standalone"
+
+_JOB: Final = f"""
+set -u
+cd -- {{folder}} || exit 1
+own="$SLURM_JOB_ID.${{{{SLURM_RESTART_COUNT:-0}}}}"
+rm -f {REPORT_NAME} {EXIT_NAME}
+printf '%s\\n' "$own" > .{RUN_NAME}.partial && mv .{RUN_NAME}.partial {RUN_NAME}
+unset RANK WORLD_SIZE LOCAL_RANK
+export {TRIAL_MARK}="$PWD"
+export OMP_NUM_THREADS=1
+# Where the nodes' names are no host names, set MASTER_ADDR before moetune.
+export MASTER_ADDR="${{{{MASTER_ADDR:-$(hostname)}}}}"
+# Jobs that share a node, and runs of one job, need different ports.
+export MASTER_PORT="$((20000 + (SLURM_JOB_ID * 7 + ${{{{SLURM_RESTART_COUNT:-0}}}}) % 10000))"
+srun --ntasks-per-node=1 --cpus-per-task="${{{{SLURM_CPUS_PER_TASK:-1}}}}" --kill-on-bad-exit=1 \\
+  bash {NODE_NAME}
+code=$?
+if [[ "$(cat {RUN_NAME} 2> /dev/null)" == "$own" ]]; then
+  printf '%s\\n' "$code" > .{EXIT_NAME}.partial && mv .{EXIT_NAME}.partial {EXIT_NAME}
+fi
+exit "$code"
+"""
+
+_NODE: Final = f"""\
+#!/usr/bin/env bash
+set -u
+own="$SLURM_JOB_ID.${{{{SLURM_RESTART_COUNT:-0}}}}"
+{{start}} &
+ranks=$!
+finish() {{{{
+  kill -TERM "$ranks" 2> /dev/null
+  sleep 3 &
+  wait -n
+  kill -KILL "$ranks" 2> /dev/null
+  exit "$1"
+}}}}
+trap 'finish 143' TERM INT
+lease='' quiet_s=0 before_s=$SECONDS
+while kill -0 "$ranks" 2> /dev/null; do
+  sleep 2 &
+  pause=$!
+  wait -n
+  found="$(cat {LEASE_NAME} 2> /dev/null)"
+  quiet_s=$((quiet_s + SECONDS - before_s)) before_s=$SECONDS
+  [[ "$found" == "$lease" ]] || quiet_s=0
+  lease="$found"
+  if ((quiet_s > {{lease_s}})); then
+    echo "nobody waits for this trial any more: it is ended" >&2
+    finish {{abandoned}}
+  elif ((SECONDS > {{limit_s}})) || [[ "$(cat {RUN_NAME} 2> /dev/null)" != "$own" ]]; then
+    finish {{abandoned}}
+  fi
+done
+kill "$pause" 2> /dev/null
+wait "$ranks"
+exit $?
+"""
