@@ -265,7 +265,7 @@ def formats_of(
             inner = outer = ffn = experts = block
         case "fp4" | "mxfp4" if decoder.name.startswith("gpt-oss"):
             inner = outer = ffn = "bf16"
-            experts = "w4a8_mxfp4_mxfp8" if is_blackwell else "w4a16_mxfp4"
+            experts = "mxfp4"
         case "fp4" if is_moe:
             # NVFP4 checkpoints keep attention in bf16, but for DeepSeek's output projection, and
             # Qwen3.5's shared experts.

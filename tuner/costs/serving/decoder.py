@@ -108,8 +108,7 @@ BYTES: Final[Mapping[str, float]] = {
     "fp8_block": 1.0,
     "nvfp4": 0.5625,
     "int4_wo": 0.5625,
-    "w4a16_mxfp4": 0.53125,
-    "w4a8_mxfp4_mxfp8": 0.53125,
+    "mxfp4": 0.53125,
 }
 """Of one weight. nvfp4: half a byte and an fp8 scale per 16 (Pretraining LLMs with NVFP4,
 arXiv:2509.25149); int4_wo: half a byte and a bf16 scale per 32 (compressed-tensors);

@@ -31,7 +31,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.machine import BALANCED, LOAD, MoeShape, ServingMachine
+from tuner.costs.serving.machine import (
+    BALANCED,
+    LOAD,
+    MoeShape,
+    ServingMachine,
+    even_activated,
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -147,11 +153,3 @@ def loaded_experts_s(
     alike_Q = even_activated(crowd_Q, shape)
     rated_Q = machine.moe_rated_s(crowd_Q, even, reached_Q=read_Q)
     return np.asarray(kernel_Q * rated_Q / machine.moe_rated_s(crowd_Q, even, reached_Q=alike_Q))
-
-
-def even_activated(tokens_Q: Floats, shape: MoeShape) -> Floats:
-    """Distinct experts that a rank reads on average where all are chosen alike."""
-    left_alone = 1.0 - shape.top_k / shape.experts
-    return np.asarray(
-        shape.experts / shape.expert * (1.0 - left_alone ** np.maximum(tokens_Q, 1.0))
-    )

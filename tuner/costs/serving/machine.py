@@ -11,7 +11,7 @@ prediction can be marked.
 Letters: Q questions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from tuner.costs.serving.curves import Curve, Floats
 from tuner.costs.serving.decoder import BYTES
-from tuner.costs.serving.tables import KernelTables, Key
+from tuner.costs.serving.tables import Exchanges, KernelTables, Key
 from tuner.devices.datasheet import Datasheet, Generation
 
 PEAK_RATIO: Final = 0.7
@@ -46,11 +46,13 @@ PEAK_OF: Final = {
     "bf16": ("bf16",),
     "fp8": ("fp8", "bf16"),
     "fp8_block": ("fp8", "bf16"),
-    "nvfp4": ("fp4", "fp8", "bf16"),
+    "nvfp4": ("fp4", "bf16"),
     "int4_wo": ("bf16",),
-    "w4a16_mxfp4": ("bf16",),
-    "w4a8_mxfp4_mxfp8": ("fp8", "bf16"),
+    "mxfp4": ("bf16",),
 }
+"""Units that multiply a format, the first that a device has. Without units for fp4 engines unpack
+such weights to bf16 as they read them (Marlin); mxfp4 meets fp8 activations on some engines only,
+which their tables know."""
 SIMILAR: Final = {
     "fp8": ("fp8_block",),
     "fp8_block": ("fp8",),
@@ -58,6 +60,12 @@ SIMILAR: Final = {
     "int4_wo": ("nvfp4", "bf16"),
 }
 """Formats that stand in where a format was not measured."""
+UNPACKED: Final = {"nvfp4": ("int4_wo",)}
+"""The same on devices without units for fp4, where other unpacked weights are alike."""
+WRITTEN: Final = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4")}
+"""What tables call a format together with its activations. An engine's table holds those that it
+runs; where it holds both, fp8 activations are what it runs by default (TensorRT-LLM's deployment
+guide for gpt-oss, MoE backends; SGLang, `--flashinfer-mxfp4-moe-precision`)."""
 STAND_IN: Final = {("trtllm", "fp8_block", Generation.BLACKWELL): "sglang"}
 """Whose table holds other expert kernels that an engine chooses from: TensorRT-LLM's block-scaled
 experts were timed with DeepGEMM there, which its recipes take for many tokens; for few they take
@@ -98,16 +106,18 @@ class ServingMachine:
             if curve is not None:
                 return curve.seconds(m_Q)
         self.estimated.add(f"gemm {dtype}")
-        moved = BYTES[dtype] * n * k + 2.0 * m_Q * (n + k)
-        return self.roofline_s(2.0 * m_Q * n * k, moved, dtype=dtype)
+        return self.roofline_s(*product_work(m_Q, n=n, k=k, dtype=dtype), dtype=dtype)
 
     def roofline_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
         """The datasheet's answer."""
-        names = PEAK_OF[dtype]
-        peak = next(rate for name in names if (rate := self.sheet.flop_per_s.get(name)))
-        compute_s = flop_Q / (PEAK_RATIO * peak)
-        memory_s = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
+        compute_s, memory_s = self.bounds_s(flop_Q, bytes_Q, dtype=dtype)
         return np.asarray(np.maximum(compute_s, memory_s) + LAUNCH_S)
+
+    def bounds_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> tuple[Floats, Floats]:
+        """Seconds of the operations alone and of the bytes alone, at what is attained."""
+        peak = next(rate for name in PEAK_OF[dtype] if (rate := self.sheet.flop_per_s.get(name)))
+        memory_s = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
+        return flop_Q / (PEAK_RATIO * peak), memory_s
 
     def curve(self, operation: str, keys: Sequence[Key]) -> Curve | None:
         """The first of these shapes that was measured, as a curve."""
@@ -117,16 +127,23 @@ class ServingMachine:
 
     def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
         """Routed experts on the busiest rank, for `tokens` over all ranks that share them."""
-        for dtype in (shape.dtype, *SIMILAR.get(shape.dtype, ())):
+        for dtype in (shape.dtype, *self._similar(shape.dtype)):
             for names in self._moe_choices(shape, dtype, software):
                 found = [self._moe_measured_s(tokens_Q, shape, name, dtype) for name in names]
                 known = [seconds_Q for seconds_Q in found if seconds_Q is not None]
                 if known:
                     return np.asarray(np.min(known, axis=0))
         if shape.dispatched:
-            return self.moe_s(tokens_Q, replace(shape, dispatched=""), software=ANY)
+            whole = replace(shape, dispatched="")
+            # Not through `self`, whose own method may price only its share on top.
+            return ServingMachine.moe_s(self, tokens_Q, whole, software=ANY)
         self.estimated.add(f"moe {shape.dtype}")
         return self._moe_estimate_s(tokens_Q, shape)
+
+    def _similar(self, dtype: str) -> tuple[str, ...]:
+        if "fp4" not in self.sheet.flop_per_s and dtype in UNPACKED:
+            return UNPACKED[dtype]
+        return SIMILAR.get(dtype, ())
 
     def _moe_choices(
         self, shape: MoeShape, dtype: str, software: str
@@ -168,32 +185,28 @@ class ServingMachine:
         kind = shape.load
         if shape.dispatched:
             kind = f"wideep_{shape.dispatched}/{DISPATCHED_LOAD.get(kind, kind)}"
-        degrees = self.tables.ends("moe", (software, kind, dtype, *wanted))
-        low = [degree for degree in degrees if degree <= shape.expert]
-        high = [degree for degree in degrees if degree >= shape.expert]
-        chosen = sorted({*low[-1:], *high[:1]})
-        found = []
-        for degree in chosen:
-            curve = self.curve("moe", [(software, kind, dtype, *wanted, degree)])
-            if curve is not None:
-                found.append((degree, curve))
-        return found
+        for written in WRITTEN.get(dtype, (dtype,)):
+            beginning: Key = (software, kind, written, *wanted)
+            degrees = self.tables.ends("moe", beginning)
+            low = [degree for degree in degrees if degree <= shape.expert]
+            high = [degree for degree in degrees if degree >= shape.expert]
+            found = [
+                (degree, curve)
+                for degree in sorted({*low[-1:], *high[:1]})
+                if (curve := self.tables.curve("moe", (*beginning, degree))) is not None
+            ]
+            if found:
+                return found
+        return []
 
     def _moe_estimate_s(self, tokens_Q: Floats, shape: MoeShape) -> Floats:
         """Weights of the experts that are reached, and the products of the rank's share."""
-        local = shape.experts / shape.expert
-        copies_Q = tokens_Q * shape.top_k / shape.expert
-        reached_Q = local * (1.0 - (1.0 - 1.0 / local) ** copies_Q) if local > 1 else local
-        return self.moe_rated_s(tokens_Q, shape, reached_Q=np.asarray(reached_Q))
+        return self.moe_rated_s(tokens_Q, shape, reached_Q=even_activated(tokens_Q, shape))
 
     def moe_rated_s(self, tokens_Q: Floats, shape: MoeShape, *, reached_Q: Floats) -> Floats:
         """The datasheet's answer where a rank reads so many distinct experts."""
-        copies_Q = tokens_Q * shape.top_k / shape.expert
-        weights = 3.0 * shape.hidden * shape.ffn / shape.tensor
-        moved_Q = BYTES[shape.dtype] * weights * reached_Q
-        activations_Q = 4.0 * copies_Q * (shape.hidden + shape.ffn / shape.tensor)
-        flop_Q = 2.0 * weights * copies_Q
-        return self.roofline_s(flop_Q, moved_Q + activations_Q, dtype=shape.dtype) + LAUNCH_S
+        flop_Q, bytes_Q = moe_work(tokens_Q, shape, reached_Q=reached_Q)
+        return self.roofline_s(flop_Q, bytes_Q, dtype=shape.dtype) + LAUNCH_S
 
     def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
         """A small kernel that reads and writes so many bytes."""
@@ -218,22 +231,16 @@ class ServingMachine:
         Ranks that were not measured take what the next larger number takes, or up to twice the
         largest what that takes.
         """
-        if self.tables is None:
-            return None, None
-        ranks = self._exchange_ranks(hidden=hidden, top_k=top_k, ranks=ranks)
+        measured = self._exchanges(hidden=hidden, top_k=top_k, ranks=ranks)
         halves: dict[tuple[str, str], Floats] = {}
-        for key in self.tables.shapes("expert_all_to_all"):
-            mode, _, half = str(key[1]).rpartition("_")
-            if (key[3], key[4], key[6]) != (hidden, top_k, ranks):
-                continue
-            curve = self.tables.curve("expert_all_to_all", key)
-            if curve is None:
-                continue
-            seconds_Q = curve.seconds(tokens_Q)
+        for (mode, half), curves in measured.items():
+            found = [curve.seconds(tokens_Q) for curve in curves]
             if mode == LOW_LATENCY:
-                seconds_Q = np.where(tokens_Q > curve.largest * (1.0 + 1e-9), np.inf, seconds_Q)
-            known_Q = halves.get((mode, half), np.full_like(tokens_Q, np.inf))
-            halves[mode, half] = np.minimum(known_Q, seconds_Q)
+                found = [
+                    np.where(tokens_Q > curve.largest * (1.0 + 1e-9), np.inf, seconds_Q)
+                    for curve, seconds_Q in zip(curves, found, strict=True)
+                ]
+            halves[mode, half] = np.min(found, axis=0)
         normal, low = (
             halves[mode, "dispatch"] + halves[mode, "combine"]
             if {(mode, "dispatch"), (mode, "combine")} <= set(halves)
@@ -242,18 +249,16 @@ class ServingMachine:
         )
         return normal, low
 
-    def _exchange_ranks(self, *, hidden: int, top_k: int, ranks: int) -> int:
-        """The number of ranks whose measurements stand for so many; itself where none do."""
+    def _exchanges(
+        self, *, hidden: int, top_k: int, ranks: int
+    ) -> Mapping[tuple[str, str], tuple[Curve, ...]]:
+        """What was measured of the number of ranks that stands for so many."""
         if self.tables is None:
-            return ranks
-        measured = {
-            int(key[6])
-            for key in self.tables.shapes("expert_all_to_all")
-            if (key[3], key[4]) == (hidden, top_k)
-        }
+            return {}
+        measured: Exchanges = self.tables.exchanges(hidden=hidden, top_k=top_k)
         if not measured or not min(measured) <= ranks <= 2 * max(measured):
-            return ranks
-        return min((each for each in measured if each >= ranks), default=max(measured))
+            return {}
+        return measured[min((each for each in measured if each >= ranks), default=max(measured))]
 
     def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
         """One collective; `bytes` is the larger buffer of a rank."""
@@ -308,3 +313,28 @@ class ServingMachine:
             ]
         found = [self.tables.curve("collective", name) for name in names]
         return [curve for curve in found if curve is not None]
+
+
+def product_work(m_Q: Floats, *, n: float, k: float, dtype: str) -> tuple[Floats, Floats]:
+    """Operations and bytes of a product; rows are bf16."""
+    return 2.0 * m_Q * n * k, BYTES[dtype] * n * k + 2.0 * m_Q * (n + k)
+
+
+def moe_work(tokens_Q: Floats, shape: MoeShape, *, reached_Q: Floats) -> tuple[Floats, Floats]:
+    """Operations and bytes of the routed experts of one rank that reads so many of them."""
+    copies_Q = tokens_Q * shape.top_k / shape.expert
+    weights = 3.0 * shape.hidden * shape.ffn / shape.tensor
+    activations_Q = 4.0 * copies_Q * (shape.hidden + shape.ffn / shape.tensor)
+    return 2.0 * weights * copies_Q, activations_Q + BYTES[shape.dtype] * weights * reached_Q
+
+
+def even_activated(tokens_Q: Floats, shape: MoeShape) -> Floats:
+    """Distinct experts that a rank reads on average where all are chosen alike.
+
+    Model:   E / R (1 - (1 - k / E)^m)
+    Source:  Janus (arXiv:2512.13525)
+    """
+    left_alone = 1.0 - shape.top_k / shape.experts
+    return np.asarray(
+        shape.experts / shape.expert * (1.0 - left_alone ** np.maximum(tokens_Q, 1.0))
+    )

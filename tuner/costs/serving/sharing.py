@@ -42,14 +42,14 @@ import numpy as np
 
 from tuner.costs.serving.attention import AttentionLayer
 from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.decoder import BYTES, AttentionKind
+from tuner.costs.serving.decoder import AttentionKind
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import (
-    PEAK_OF,
-    PEAK_RATIO,
-    STREAM_RATIO,
     MoeShape,
     ServingMachine,
+    even_activated,
+    moe_work,
+    product_work,
 )
 
 PORT_BYTES_PER_S: Final = 67e9
@@ -78,9 +78,7 @@ class SharedMachine(ServingMachine):
 
     def stretch(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
         """Seconds on the share over seconds on the whole device."""
-        peak = next(rate for name in PEAK_OF[dtype] if (rate := self.sheet.flop_per_s.get(name)))
-        compute_s_Q = flop_Q / (PEAK_RATIO * peak)
-        memory_s_Q = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
+        compute_s_Q, memory_s_Q = self.bounds_s(flop_Q, bytes_Q, dtype=dtype)
         whole_s_Q = np.maximum(np.maximum(compute_s_Q, memory_s_Q), 1e-15)
         drawn = self.share.memory_ratio * min(1.0, self.share.compute_ratio / self.saturating_ratio)
         on_share_s_Q = np.maximum(compute_s_Q / self.share.compute_ratio, memory_s_Q / drawn)
@@ -100,27 +98,12 @@ class SharedMachine(ServingMachine):
     def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
         """Routed experts on the busiest rank."""
         whole_Q = super().moe_s(tokens_Q, shape, software=software)
-        return whole_Q * self.stretch(*moe_work(tokens_Q, shape), dtype=shape.dtype)
+        return whole_Q * self.stretch(*_even_work(tokens_Q, shape), dtype=shape.dtype)
 
     def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
         """A small kernel that reads and writes so many bytes."""
         whole_Q = super().stream_s(bytes_Q, launch_s=0.0, ratio=ratio)
         return launch_s + whole_Q * self.stretch(0.0 * bytes_Q, bytes_Q, dtype="bf16")
-
-
-def product_work(m_Q: Floats, *, n: float, k: float, dtype: str) -> tuple[Floats, Floats]:
-    """Operations and bytes of a product."""
-    return 2.0 * m_Q * n * k, BYTES[dtype] * n * k + 2.0 * m_Q * (n + k)
-
-
-def moe_work(tokens_Q: Floats, shape: MoeShape) -> tuple[Floats, Floats]:
-    """Operations and bytes of the routed experts of one rank, evenly routed."""
-    local = shape.experts / shape.expert
-    copies_Q = tokens_Q * shape.top_k / shape.expert
-    reached_Q = local * -np.expm1(copies_Q * np.log1p(-1.0 / local)) if local > 1 else local
-    weights = 3.0 * shape.hidden * shape.ffn / shape.tensor
-    activations_Q = 4.0 * copies_Q * (shape.hidden + shape.ffn / shape.tensor)
-    return 2.0 * weights * copies_Q, activations_Q + BYTES[shape.dtype] * weights * reached_Q
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,6 +127,10 @@ class SharedIteration(Iteration):
     def prompt_s(self, s_Q: Floats) -> Floats:
         """Attention of all layers for one prompt of s tokens, which compute binds."""
         return super().prompt_s(s_Q) / self.machine.share.compute_ratio
+
+
+def _even_work(tokens_Q: Floats, shape: MoeShape) -> tuple[Floats, Floats]:
+    return moe_work(tokens_Q, shape, reached_Q=even_activated(tokens_Q, shape))
 
 
 def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> tuple[Floats, Floats]:
@@ -195,14 +182,11 @@ class _Traffic(ServingMachine):
         return bytes_Q / self.sheet.memory_bytes_per_s
 
     def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
-        _, bytes_Q = moe_work(tokens_Q, shape)
+        _, bytes_Q = _even_work(tokens_Q, shape)
         return bytes_Q / self.sheet.memory_bytes_per_s
 
     def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
         return bytes_Q / self.sheet.memory_bytes_per_s
-
-    def exchange_s(self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int) -> Floats:
-        return np.zeros_like(tokens_Q)
 
     def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
         return np.zeros_like(bytes_Q)

@@ -48,6 +48,8 @@ FASTEST: Final = ""
 """Stands for all engines together."""
 
 Key = tuple[str | int, ...]
+Exchanges = Mapping[int, Mapping[tuple[str, str], tuple[Curve, ...]]]
+"""Curves over tokens by ranks, then by mode and half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,6 +76,7 @@ class KernelTables:
     planes: dict[Key, Plane | None] = field(default_factory=dict)
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)
     ended: dict[str, Mapping[Key, tuple[int, ...]]] = field(default_factory=dict)
+    exchanged: dict[tuple[int, int], Exchanges] = field(default_factory=dict)
 
     def softwares(self, operation: str) -> tuple[str, ...]:
         """Engines whose kernels of an operation were measured."""
@@ -119,6 +122,20 @@ class KernelTables:
                 x_N, y_N = group.free
                 self.planes[full] = plane_of(x_N, y_N, group.time_s_N)
         return self.planes[full]
+
+    def exchanges(self, *, hidden: int, top_k: int) -> Exchanges:
+        """Every measured exchange of copies so wide, whatever experts and share of the device."""
+        wanted = (hidden, top_k)
+        if wanted not in self.exchanged:
+            found: dict[int, dict[tuple[str, str], tuple[Curve, ...]]] = {}
+            for key, group in self._rows("expert_all_to_all").items():
+                if (key[3], key[4]) == wanted:
+                    mode, _, half = str(key[1]).rpartition("_")
+                    of_ranks = found.setdefault(int(key[6]), {})
+                    curve = curve_of(group.free[0], group.time_s_N)
+                    of_ranks[mode, half] = (*of_ranks.get((mode, half), ()), curve)
+            self.exchanged[wanted] = found
+        return self.exchanged[wanted]
 
     def shapes(self, operation: str) -> Iterable[Key]:
         """Every measured shape."""

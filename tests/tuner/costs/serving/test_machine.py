@@ -8,6 +8,7 @@ import pytest
 
 from profilers.arrays import Arrays
 from tuner.costs.serving.machine import BALANCED, LAUNCH_S, LOAD, MoeShape, ServingMachine
+from tuner.costs.serving.sharing import Share, SharedMachine
 from tuner.costs.serving.tables import kernel_tables
 from tuner.devices.catalogue import find_device
 
@@ -135,3 +136,78 @@ def test_dispatched_copies_have_kernels_of_their_own(build: Build) -> None:
     assert seconds(dispatched="context", load=BALANCED) == pytest.approx(200e-6)
     # Nobody measured the other half: the fastest of those that hold more than copies.
     assert seconds(dispatched="generation") == pytest.approx(500e-6)
+
+
+def mxfp4(build: Build, software: str, written: str, time_s: float) -> Arrays:
+    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
+    row = ({"tokens": 16, **axes}, time_s)
+    return build("moe", [row], software=software, kind=LOAD, dtype=written)
+
+
+def test_mxfp4_is_what_the_engines_own_table_calls_it(build: Build) -> None:
+    tables = kernel_tables(
+        "x",
+        [
+            mxfp4(build, "sglang", "w4a8_mxfp4_mxfp8", 1e-6),
+            mxfp4(build, "sglang", "w4a16_mxfp4", 2e-6),
+            mxfp4(build, "vllm", "w4a16_mxfp4", 3e-6),
+        ],
+    )
+    machine = ServingMachine(sheet=find_device("b200-sxm"), tables=tables)
+    asked = replace(shape(expert=4), dtype="mxfp4")
+    found = {name: float(machine.moe_s(AT, asked, software=name)[0]) for name in ("sglang", "vllm")}
+    assert found == pytest.approx({"sglang": 1e-6, "vllm": 3e-6})
+    assert not machine.estimated
+
+
+def test_fp4_weights_are_multiplied_in_bf16_where_a_device_has_no_units_for_them() -> None:
+    # 65,536 rows are bound by products: 2 x 65536 x 8192^2 at 0.7 of the bf16 peak of Hopper.
+    at = np.array([65_536.0])
+    found = {
+        name: float(
+            ServingMachine(sheet=find_device(name), tables=None).product_s(
+                at, n=8192, k=8192, dtype="nvfp4", software="vllm"
+            )[0]
+        )
+        for name in ("h200-sxm", "b200-sxm")
+    }
+    flop = 2.0 * 65_536 * 8192**2
+    assert found["h200-sxm"] == pytest.approx(flop / (0.7 * 989.5e12) + LAUNCH_S, rel=1e-2)
+    assert found["b200-sxm"] == pytest.approx(flop / (0.7 * 9000e12) + LAUNCH_S, rel=1e-2)
+
+
+def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) -> None:
+    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
+    rows = {"fp8": 1e-6, "int4_wo": 4e-6}
+    tables = kernel_tables(
+        "x",
+        [
+            build("moe", [({"tokens": 16, **axes}, time_s)], kind=LOAD, dtype=dtype)
+            for dtype, time_s in rows.items()
+        ],
+    )
+    asked = replace(shape(expert=4), dtype="nvfp4")
+    found = {
+        name: float(
+            ServingMachine(sheet=find_device(name), tables=tables).moe_s(
+                AT, asked, software="vllm"
+            )[0]
+        )
+        for name in ("h200-sxm", "b200-sxm")
+    }
+    assert found == pytest.approx({"h200-sxm": 4e-6, "b200-sxm": 1e-6})
+
+
+def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> None:
+    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
+    row = ({"tokens": 16, **axes}, 1e-6)
+    tables = kernel_tables("x", [build("moe", [row], kind=LOAD, dtype="fp8_block")])
+    half = SharedMachine(
+        sheet=H200, tables=tables, share=Share(compute_ratio=0.5, memory_ratio=0.5)
+    )
+    one = shape(expert=4)
+    plain = float(half.moe_s(AT, one, software="vllm")[0])
+    dispatched = float(half.moe_s(AT, replace(one, dispatched="context"), software="vllm")[0])
+    # Nobody measured copies alone, so that both are the one kernel of the table.
+    assert dispatched == pytest.approx(plain)
+    assert plain > 1.5e-6
