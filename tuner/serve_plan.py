@@ -24,6 +24,11 @@ Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Band = tuple[float, float]
 
 
+PUBLISHED_MODES: frozenset[Mode] = frozenset({"aggregated", "disaggregated"})
+"""Modes whose error bands are deciles of published runs; those of others are guesses
+(tuner/costs/serving/bands.py)."""
+
+
 class Role(StrEnum):
     """What an instance does."""
 
@@ -153,13 +158,21 @@ class ServeSpace(Record):
 
 
 class ServeCertificate(Record):
-    """What is proven about the instance counts, under the model."""
+    """What is proven about the instance counts, under the model.
+
+    `infeasible` says that nothing was found which keeps the targets; `binding_constraint` says how
+    far was looked.
+    """
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     objective: float | None
     bound: float | None
+    """The least that any mode which can be launched could take if requests never waited, those
+    included that miss a target once their traffic is played."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
-    """To the least that any launchable mode could take if requests never waited."""
+    """To the bound."""
+    covers: str = ""
+    """What the bound holds for, in words."""
     program_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Of the program whose instances are chosen, with the spare capacity that playing asked for."""
     space: ServeSpace

@@ -52,15 +52,20 @@ def _head(plan: ServePlan) -> Iterator[str]:
             f"  {way.from_pool} to {way.to_pool}: {format_bytes(way.request_bytes)} of KV cache a"
             f" request, {format_s(way.seconds)}"
         )
+    goal = plan.goal.objective
+    goal_text = "goodput, most on the fewest devices" if goal == "goodput" else goal
     yield (
-        f"objective {plan.goal.objective}: {certificate.objective:.6g}, nothing below"
+        f"objective {goal_text}: {certificate.objective:.6g}, nothing below"
         f" {certificate.bound:.6g} (gap {certificate.gap_ratio:.2%}, {certificate.status},"
         f" {certificate.method}, {certificate.solve_s:.1f} s;"
         f" {certificate.space.priced} ways priced, {certificate.space.illegal} illegal)"
     )
+    if certificate.covers:
+        yield f"  the bound holds for {certificate.covers}"
     if certificate.within_band:
         least = "at least " if certificate.within_band_is_least else ""
-        yield f"ties: {least}{certificate.within_band} others cost about as much"
+        others = "other costs" if certificate.within_band == 1 else "others cost"
+        yield f"ties: {least}{certificate.within_band} {others} about as much"
     yield f"binding: {plan.binding_constraint}"
 
 
@@ -168,7 +173,8 @@ def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator
     for one in plan.unlaunchable:
         if plan.decision is not None and one.gain_ratio < least_gain_ratio:
             continue
-        yield f"cannot be launched: {one.feature} (would save {one.gain_ratio:.0%})"
+        saved = f" (would save {one.gain_ratio:.0%})" * (one.gain_ratio >= SHOWN_RATIO)
+        yield f"cannot be launched: {one.feature}{saved}"
 
 
 def _short(decision: ServeDecision) -> str:

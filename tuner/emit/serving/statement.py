@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tuner.devices.catalogue import find_device
 from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes, is_apart
-from tuner.serve_plan import Instances, Latency, VerifiedServing
+from tuner.serve_plan import PUBLISHED_MODES, Instances, Latency, VerifiedServing
 from tuner.spec.serving.manifests.steps import lacks_units
 from tuner.units import format_s
 
@@ -35,13 +35,15 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
 
 def expectation(verified: VerifiedServing) -> tuple[str, ...]:
     """Return what the plan predicts, for people."""
-    predicted = verified.predicted
+    predicted, mode = verified.predicted, verified.decision.mode
+    guessed = (f"No published run stands behind the bands of {mode}: they are a guess.",)
     return (
         _latency("TTFT", predicted.ttft_s, band=predicted.ttft_s_band),
         _latency("TPOT", predicted.tpot_s, band=predicted.tpot_s_band),
         f"Expected: {_rate(predicted.requests_per_s)} requests/s,"
         f" {_rate(predicted.output_tokens_per_s)} output tokens/s,"
         f" goodput {predicted.goodput_per_device:.4g} requests/s per device.",
+        *(() if mode in PUBLISHED_MODES else guessed),
     )
 
 

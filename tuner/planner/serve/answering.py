@@ -85,6 +85,8 @@ class Found:
     """Where long prompts are prefilled on another pool."""
     bound: float = 0.0
     """Least objective of the mode's programs at the goal's own spare capacity, as proven."""
+    eased: tuple[str, ...] = ()
+    """Targets that are missed at the goal's own spare capacity, for which more was bought."""
 
     @property
     def objective(self) -> float:
@@ -222,7 +224,7 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
     first = [
         (variant, solved)
         for variant in variants_of(question, mode)
-        if (solved := _solved(variant, mode, least, may_refuse=may_refuse)) is not None
+        if (solved := solved_with(variant, mode, least, may_refuse=may_refuse)) is not None
     ]
     if not first:
         return None
@@ -231,16 +233,22 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
     found: Found | None = None
     for variant, solved in first[:MOST_PLAYED]:
         base = _played(variant, solved, least)
-        one = _least_spare(variant, base, may_refuse=may_refuse)
+        one = _eased(base, _least_spare(variant, base, may_refuse=may_refuse))
         found = _better(found, one)
         for tighter in _tightened(variant, base, one):
-            again = _solved(tighter, mode, least, may_refuse=may_refuse)
+            again = solved_with(tighter, mode, least, may_refuse=may_refuse)
             if again is not None and (found.missed or again.outcome.objective < found.objective):
                 base_again = _played(tighter, again, least)
-                found = _better(found, _least_spare(tighter, base_again, may_refuse=may_refuse))
+                other = _least_spare(tighter, base_again, may_refuse=may_refuse)
+                found = _better(found, _eased(base, other))
         if not found.missed:
             break
     return None if found is None else replace(found, bound=bound)
+
+
+def _eased(base: Found, found: Found) -> Found:
+    """Keep which targets the cheapest instances missed."""
+    return replace(found, eased=base.missed)
 
 
 def _better(one: Found | None, other: Found) -> Found:
@@ -328,11 +336,11 @@ def _lowered(found: Found, low: float, side: str, at: Callable[[Spare], Found | 
 
 def tried(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool = True) -> Found | None:
     """Answer one question with that spare capacity, and play it; None where nothing serves it."""
-    solved = _solved(question, mode, spare, may_refuse=may_refuse)
+    solved = solved_with(question, mode, spare, may_refuse=may_refuse)
     return None if solved is None else _played(question, solved, spare)
 
 
-def _solved(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool) -> Solved | None:
+def solved_with(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool) -> Solved | None:
     """Take one kind of instance for each role, two where one does not serve the traffic."""
     for kinds in (1, 2):
         program = program_of(

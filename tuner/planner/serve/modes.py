@@ -11,14 +11,15 @@ from typing import get_args
 from tuner.planner.serve.answering import MOST_SPARE, Found, Question, answer, least_spare
 from tuner.planner.serve.apart import Apart, apart_of, told_apart
 from tuner.planner.serve.offloading import cuts_of
-from tuner.planner.serve.telling import (
+from tuner.planner.serve.ranking import (
+    counted,
     gain_ratio,
+    held_back_by,
     lost_by,
-    rank_of,
-    refusals_of,
-    told_of,
+    ranked,
     worth_of,
 )
+from tuner.planner.serve.telling import refusals_of, told_of
 from tuner.serve_plan import ServeModeAnswer, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
 
@@ -36,6 +37,11 @@ class Answers:
     apart: Apart | str | None
     """Attention and experts apart, or why not; None: not asked for."""
 
+    @property
+    def launched(self) -> tuple[Found, ...]:
+        """Those that can be launched, whether they keep the targets or not."""
+        return tuple(one for one in self.found if not self.refused[one.mode])
+
     def of(self, mode: Mode) -> Found | None:
         """Return a mode's answer."""
         return next((one for one in self.found if one.mode == mode), None)
@@ -50,13 +56,12 @@ def answers_of(question: Question) -> Answers:
     """Answer every mode."""
     found = tuple(one for mode in modes_of(question) if (one := answer(question, mode)))
     refused = {one.mode: refusals_of(one, question) for one in found}
-    fitting = [one for one in found if not one.missed and not refused[one.mode]]
-    fitting.sort(key=lambda one: rank_of(one, question.spec.goal))
+    fitting = ranked([one for one in found if not one.missed and not refused[one.mode]], question)
     apart = None
     if "attention_expert" in question.spec.goal.modes:
         spare = fitting[0].spare if fitting else least_spare(question)
         apart = apart_of(question, spare_ratio=spare.most_ratio)
-    return Answers(found=found, refused=refused, fitting=tuple(fitting), apart=apart)
+    return Answers(found=found, refused=refused, fitting=fitting, apart=apart)
 
 
 def table_of(answers: Answers, question: Question) -> tuple[ServeModeAnswer, ...]:
@@ -81,6 +86,8 @@ def _line(mode: Mode, answers: Answers, question: Question) -> ServeModeAnswer:
         status, told = "unlaunchable", f"{told_of(found)}; {broken[0]}"
     elif found is best:
         status, told = "chosen", ""
+    elif best is not None:
+        told += held_back_by(found, best, question.spec.goal)
     gained = None if best is None else gain_ratio(_worth(found, question), best, question.spec.goal)
     return ServeModeAnswer.model_validate(
         {
@@ -142,7 +149,7 @@ def unlaunchable_of(answers: Answers, question: Question) -> tuple[ServeUnlaunch
         broken = answers.refused[one.mode]
         if not broken or one.missed:
             continue
-        beside = f"{one.devices} devices" if best is None else lost_by(one, best, goal)
+        beside = counted(one.devices) if best is None else lost_by(one, best, goal)
         gained = 0.0 if best is None else gain_ratio(_worth(one, question), best, goal)
         lines.append(
             ServeUnlaunchable(

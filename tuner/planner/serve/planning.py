@@ -4,6 +4,7 @@ The best mode by the goal's objective is the plan, the others are its alternativ
 """
 
 from tuner.planner.serve.answering import Question, Settings, question_of
+from tuner.planner.serve.certifying import certificate_of, space_of
 from tuner.planner.serve.modes import Answers, answers_of, table_of, unlaunchable_of
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.refused import refused_handovers
@@ -11,11 +12,9 @@ from tuner.planner.serve.telling import (
     alternatives_of,
     binding_constraint,
     cautions_of,
-    certificate_of,
     decision_of,
     notes_of,
     prediction_of,
-    space_of,
 )
 from tuner.planner.serve.ways_out import closest_of, ways_out, why_nothing
 from tuner.serve_plan import ServeCertificate, ServePlan, ServeProvenance
@@ -51,7 +50,7 @@ def make_serve_plan(
         emit=spec.emit,
         decision=decision_of(best, question),
         predicted=prediction_of(best, question),
-        certificate=certificate_of(best, question, answers.fitting, solve_s=solve_s),
+        certificate=certificate_of(best, question, answers, solve_s=solve_s),
         binding_constraint=binding_constraint(best, question),
         alternatives=tuple(alternatives_of(best, others, question)),
         unlaunchable=(

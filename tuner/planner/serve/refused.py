@@ -6,7 +6,7 @@ from typing import Final
 
 from tuner.planner.serve.answering import Found, Question, answer
 from tuner.planner.serve.handovers import kept_by
-from tuner.planner.serve.telling import gain_ratio, worth_of
+from tuner.planner.serve.ranking import gain_ratio, worth_of
 from tuner.serve_plan import Role, ServeUnlaunchable
 
 LEAST_GAIN_RATIO: Final = 1e-6

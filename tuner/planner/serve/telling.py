@@ -1,14 +1,10 @@
-"""A mode's answer in the words of the plan: decision, prediction, certificate, what binds."""
+"""A mode's answer in the words of the plan: decision, prediction, what binds, what to watch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
-from solvers.instances.problem import InstancePlan
-from solvers.result import Outcome, Status
-from tuner.costs.serving.bands import bands_of
-from tuner.costs.serving.engine import Engine
 from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.assumptions import assumptions_of
 from tuner.planner.serve.demand import Demand
@@ -21,47 +17,28 @@ from tuner.planner.serve.options import (
     step_seconds,
 )
 from tuner.planner.serve.playing import Group, latency_of
-from tuner.planner.serve.program import BOUND_TOLERANCE, unpaired
+from tuner.planner.serve.ranking import (
+    bands_around,
+    gain_ratio,
+    held_back_by,
+    lost_by,
+    worth_of,
+)
 from tuner.serve_plan import (
+    PUBLISHED_MODES,
     Handover,
     Role,
     ServeAlternative,
-    ServeCertificate,
     ServeDecision,
     ServePrediction,
-    ServeSpace,
 )
-from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import refusals
+from tuner.spec.serving.manifests.steps import lacks_units
 
 TIE_RATIO: Final = 0.05
 """Of the objective that the model cannot tell apart: half of the median error of the time per
 token."""
-MOST_TIES: Final = 10
-TIES_S: Final = 2.0
-"""For finding them."""
-
-
-def rank_of(found: Found, goal: ServeGoal) -> tuple[float, float]:
-    """Order answers by the goal's objective; the least is best."""
-    price = found.price_per_hour or 0.0
-    if goal.objective == "cost":
-        return price, float(found.devices)
-    if goal.objective == "devices":
-        return float(found.devices), price
-    goodput = found.played.requests_per_s * found.played.met_ratio
-    return -goodput / found.devices, price
-
-
-def worth_of(found: Found, goal: ServeGoal) -> float:
-    """Return what the goal wants least of: money an hour, or devices."""
-    return (found.price_per_hour or 0.0) if goal.objective == "cost" else float(found.devices)
-
-
-def gain_ratio(worth: float, best: Found, goal: ServeGoal) -> float:
-    """Return what is saved against the chosen answer; negative where it takes more."""
-    return 1.0 - worth / max(worth_of(best, goal), 1e-9)
 
 
 def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
@@ -118,11 +95,7 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
     """Return what the played requests met."""
     played, demand = found.played, question.demand
     ttft, tpot = latency_of(played.ttft_s_R), latency_of(played.tpot_s_R)
-    ttft_band, tpot_band = bands_of(
-        Engine(question.spec.goal.engine.name),
-        mode=found.mode,
-        has_kernels=not any(group.option.site.machine.estimated for group in found.groups),
-    )
+    ttft_band, tpot_band = bands_around(found, question)
     busiest = max(
         (group for group in found.groups if group.option.role is not Role.PREFILL),
         key=lambda group: group.option.tpot_s,
@@ -168,77 +141,6 @@ def _breakdown(option: Option, demand: Demand) -> dict[str, float]:
     return {name: seconds for name, seconds in parts.items() if abs(seconds) > 1e-12}
 
 
-def certificate_of(
-    best: Found, question: Question, fitting: Sequence[Found], *, solve_s: float
-) -> ServeCertificate:
-    """State what is proven about the instances.
-
-    The bound is the least of all modes that keep the targets and can be launched, at the goal's own
-    spare capacity: what waiting costs besides is played, not proven, and shows as the gap. Modes
-    that miss a target whatever spare capacity they were given do not count.
-
-    Ties of the chosen mode are other counts whose objective lies within the band; those of the
-    others are the modes whose objective does. They are not played.
-
-    Args:
-        best: chosen.
-        question: that was answered.
-        fitting: answers that keep the targets and can be launched, the chosen one among them.
-        solve_s: taken in all.
-    """
-    outcome: Outcome[InstancePlan] = best.solved.outcome
-    ties, is_least = _ties(best)
-    limit = (1.0 + TIE_RATIO) * worth_of(best, question.spec.goal)
-    modes = [
-        other
-        for other in fitting
-        if other is not best and worth_of(other, question.spec.goal) <= limit
-    ]
-    bound = min(outcome.bound, *(one.bound for one in fitting))
-    is_proven = bound >= outcome.objective * (1.0 - BOUND_TOLERANCE)
-    return ServeCertificate(
-        status="optimal" if outcome.status is Status.OPTIMAL and is_proven else "feasible",
-        objective=outcome.objective,
-        bound=bound,
-        gap_ratio=min(max(1.0 - bound / outcome.objective, 0.0), 1.0),
-        program_gap_ratio=outcome.gap_ratio,
-        space=space_of(question, fitting),
-        within_band=len(modes) + ties,
-        within_band_is_least=is_least,
-        solve_s=solve_s,
-        method=outcome.method,
-    )
-
-
-def space_of(question: Question, found: Sequence[Found]) -> ServeSpace:
-    """Count what was priced: ways to run an instance, and those that modes of their own add."""
-    own = [one for one in found if one.mode in ("shared_device", "prefill_offload")]
-    added = sum(len(one.solved.program.options) for one in own)
-    return ServeSpace(
-        priced=len(question.options.options) + added,
-        bounded=question.options.beaten,
-        illegal=question.options.illegal,
-        illegal_by=dict(question.options.illegal_by),
-    )
-
-
-def _ties(best: Found) -> tuple[int, bool]:
-    """Count other instances of the same mode that cost about as much, and whether there are more.
-
-    Those with a pair that may not meet are none.
-    """
-    from solvers.instances.alternatives import alternatives
-
-    chosen, problem = best.solved.outcome.solution, best.solved.program.problem
-    if chosen is None:
-        return 0, False
-    near = alternatives(
-        problem, chosen, band_ratio=TIE_RATIO, most=MOST_TIES + 1, time_limit_s=TIES_S
-    )
-    others = [one for one in near.plans if one.count_J != chosen.count_J]
-    return sum(unpaired(problem, one) is None for one in others), not near.is_complete
-
-
 def binding_constraint(best: Found, question: Question) -> str:
     """Name what keeps the deployment from being smaller."""
     slo, played = question.spec.goal.slo, best.played
@@ -252,12 +154,13 @@ def binding_constraint(best: Found, question: Question) -> str:
         if (limit := getattr(targets, kind)) is not None and len(values)
         for value in [getattr(latency_of(values), kind)]
     ]
+    kept = " and ".join(best.eased) or max(tight, default=(0.0, ""))[1]
     spare, asked = best.spare, question.spec.goal.spare_ratio
     if spare.most_ratio > asked:
         whose = "of prefill " if spare.prefill_ratio > max(spare.others_ratio, asked) else ""
-        return f"waiting: {spare.most_ratio:.0%} of spare capacity {whose}keeps {max(tight)[1]}"
+        return f"waiting: {spare.most_ratio:.0%} of spare capacity {whose}keeps {kept}"
     if tight and best.objective > best.bound * (1.0 + TIE_RATIO):
-        return f"waiting: slower instances that serve the rate miss {max(tight)[1]}"
+        return f"waiting: cheaper instances that serve the rate miss {kept}"
     if tight and max(tight)[0] > 0.85:
         return max(tight)[1]
     return "throughput: the traffic's rate"
@@ -273,18 +176,8 @@ def alternatives_of(
             decision=decision_of(other, question),
             predicted=prediction_of(other, question),
             within_band=gain_ratio(worth_of(other, goal), best, goal) >= -TIE_RATIO,
-            lost_by=lost_by(other, best, goal),
+            lost_by=lost_by(other, best, goal) + held_back_by(other, best, goal),
         )
-
-
-def lost_by(other: Found, best: Found, goal: ServeGoal) -> str:
-    """Say what an answer takes beside the chosen one."""
-    told = f"{other.devices} devices, the chosen one takes {best.devices}"
-    if goal.objective == "cost":
-        told += (
-            f"; {other.price_per_hour or 0.0:.4g} an hour against {best.price_per_hour or 0.0:.4g}"
-        )
-    return told
 
 
 def told_of(found: Found) -> str:
@@ -309,6 +202,8 @@ def told_of(found: Found) -> str:
 def cautions_of(found: Found) -> Iterator[str]:
     """Say what is to be watched with the chosen instances."""
     yield from _weights(found)
+    if found.mode not in PUBLISHED_MODES:
+        yield f"no published run stands behind the bands of {found.mode}: they are a guess"
     if found.mode == "shared_device":
         yield (
             "shared devices are priced from published curves (semi-PD, Nexus), not from"
@@ -341,6 +236,7 @@ def notes_of(question: Question) -> Iterator[str]:
         if site.machine.estimated:
             named = ", ".join(sorted(site.machine.estimated))
             yield f"{site.pool.name}: from the datasheet: {named}"
+    yield from _unpacked(question)
     choices = choices_of(question.spec, question.sites, demand=question.demand)
     yield from assumptions_of(question.spec, question.demand, choices)
     if question.demand.concurrency is not None:
@@ -348,3 +244,15 @@ def notes_of(question: Question) -> Iterator[str]:
             f"a closed loop of {question.demand.concurrency} within its targets asks for"
             f" {question.demand.rate_per_s:.3g} requests/s"
         )
+
+
+def _unpacked(question: Question) -> Iterator[str]:
+    """Say which devices do not multiply the weights' type."""
+    wanted = question.spec.goal.quantization
+    for site in question.sites:
+        sheet = site.machine.sheet
+        if lacks_units(wanted, generation=sheet.generation):
+            yield (
+                f"{site.pool.name}: {sheet.name} has no units for {wanted}; an engine that"
+                " serves it there unpacks weights as it reads them, which makes prompts slower"
+            )

@@ -32,7 +32,8 @@ from tuner.planner.serve.answering import (
 )
 from tuner.planner.serve.modes import Answers, modes_of
 from tuner.planner.serve.program import program_of, solve
-from tuner.planner.serve.telling import decision_of, rank_of, refusals_of
+from tuner.planner.serve.ranking import ranked
+from tuner.planner.serve.telling import decision_of, refusals_of
 from tuner.serve_plan import ServeDecision, ServeRelaxation
 from tuner.spec.cluster import Link, Pool
 from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
@@ -294,8 +295,8 @@ def _solved(spec: ServeSpec, question: Question) -> ServeDecision | None:
         for mode in launchable_modes(other)
         if (one := answer(other, mode)) and not one.missed and not refusals_of(one, other)
     ]
-    best = min(found, key=lambda one: rank_of(one, other.spec.goal), default=None)
-    return None if best is None else decision_of(best, other)
+    best = ranked(found, other)
+    return decision_of(best[0], other) if best else None
 
 
 def _changes(question: Question) -> Iterator[tuple[str, str, ServeSpec]]:
