@@ -15,7 +15,7 @@ from tuner.backtest.serving.records import JudgedLaunch, ServingBacktest
 from tuner.backtest.serving.residuals import calibrated, read_serving_residuals
 from tuner.backtest.serving.scoring import Pair, metric_of, tpot, ttft
 from tuner.backtest.serving.tables import machines_of
-from tuner.costs.serving import bands
+from tuner.costs.serving.bands import bands_of
 
 UNCALIBRATED = "uncalibrated"
 DIGITS = 6
@@ -165,8 +165,12 @@ def _judged(
     is_read = isinstance(launch, Launch)
     ttft_band = tpot_band = None
     if latency is not None and isinstance(launch, Launch):
-        ttft_band = bands.TTFT[launch.engine].around(latency.ttft_s)
-        tpot_band = bands.TPOT[launch.engine].around(latency.tpot_s)
+        of_ttft, of_tpot = bands_of(
+            launch.engine,
+            mode="disaggregated" if launch.is_disaggregated else "aggregated",
+            has_kernels=not latency.estimated,
+        )
+        ttft_band, tpot_band = of_ttft.around(latency.ttft_s), of_tpot.around(latency.tpot_s)
     return JudgedLaunch(
         id=_id(cells, number),
         source=launch.source if isinstance(launch, Launch) else _source(cells),

@@ -3,11 +3,12 @@
 The columns state what a recipe asked for, and some recipes write them in ways that no engine runs.
 What is read otherwise than it is written:
 
-    TP or DP 16 or 64 with experts split 4 x 4 or 8 x 8   the product of both: 4 or 8 devices, EP 4
-    or 8 vLLM TP = DP = t, EP = t^2                             t devices, EP t
-    vLLM MiniMax; TensorRT-LLM R1 on H200                  every rank has whole experts
-    attention data parallelism                             every rank has whole experts
-    blank degrees of experts                               as a dense model runs them
+    TP or DP 16 or 64 with experts split 4 x 4 or 8 x 8   4 or 8 devices, EP 4 or 8 (the product of
+                                                          both is written)
+    vLLM TP = DP = t, EP = t^2                            t devices, EP t
+    vLLM MiniMax; TensorRT-LLM R1 on H200                 every rank has whole experts
+    attention data parallelism                            every rank has whole experts
+    blank degrees of experts                              sliced over all tensor ranks
 
 The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
 and of the database follow the InferenceX harness (github.com/SemiAnalysisAI/InferenceX); others

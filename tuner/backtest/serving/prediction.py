@@ -1,16 +1,12 @@
 """TTFT and TPOT of a launch: its steps priced, its load played.
 
-    TPOT    mean over requests of (end - first token) / (answer - 1)
-    TTFT    mean of queue and prefill, plus (1.5 + k) TPOT + 15 ms
-
-A request that comes waits on average half of the step under way; the engine hands out its first
-token one step after it was computed; k further steps where recipes poll for requests or stream
-tokens at intervals; 15 ms pass in the HTTP server, the tokeniser and the client.
+Both are means over requests as clients see them (tuner/simulate/serving/client.py), with what a
+launch's recipe says of polling and streaming (recipes.py beside this).
 
 Disaggregated launches: prompts wait for a prefill rank, are handed over and join the decode ranks.
 
-Load: C requests at once, then one for each that ends. InferenceX sends 10 C in all, of lengths even
-in 0.8 to 1 of the nominal. The driver of the other rows is taken to do the same.
+Load: a closed loop of C requests, 10 C in all, of lengths even between a share of the nominal and
+the nominal. Attention-data ranks are taken to share requests evenly, so that one stands for all.
 """
 
 from dataclasses import dataclass, field, replace

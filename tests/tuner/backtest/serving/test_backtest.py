@@ -8,7 +8,10 @@ import pytest
 from tuner.backtest.serving import tables
 from tuner.backtest.serving.backtest import backtest_serving, pairs_of
 from tuner.backtest.serving.tables import DATASHEET, machines_of
+from tuner.costs.serving.bands import bands_of
+from tuner.costs.serving.engine import Engine
 from tuner.errors import SpecError
+from tuner.spec.serving.goal import Mode
 
 Row = Callable[..., dict[str, str]]
 
@@ -117,3 +120,21 @@ def test_stated_drafts_and_prefix_hits_are_priced(row: Row, mode: str) -> None:
     # 2.44 tokens a step, of which checks and drafts take a part back.
     assert 1.5 < plain.predicted_tpot_s / drafted.predicted_tpot_s < 2.44
     assert cached.predicted_ttft_s < plain.predicted_ttft_s
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("agg", "aggregated"), ("disagg", "disaggregated")])
+def test_a_row_lies_in_the_band_of_its_mode_and_of_where_its_kernels_come_from(
+    row: Row, mode: str, kind: Mode
+) -> None:
+    sides = {
+        f"{role}_{name}": cell
+        for role in ("prefill", "decode")
+        for name, cell in (("tp_size", "4"), ("num_workers", "1"))
+    }
+    (only,) = backtest_serving([row(mode=mode, **sides)]).rows
+    assert only.estimated
+    assert only.predicted_ttft_s is not None
+    assert only.predicted_tpot_s is not None
+    ttft, tpot = bands_of(Engine.VLLM, mode=kind, has_kernels=False)
+    assert only.ttft_band == ttft.around(only.predicted_ttft_s)
+    assert only.tpot_band == tpot.around(only.predicted_tpot_s)
