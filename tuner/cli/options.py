@@ -64,7 +64,7 @@ InputFlag = Annotated[str | None, _flag("serve: tokens of a prompt. Default: 400
 OutputFlag = Annotated[str | None, _flag("serve: tokens of an answer. Default: 1000.")]
 TtftFlag = Annotated[str | None, _flag("serve: target of P90. Default: 2s.")]
 TpotFlag = Annotated[str | None, _flag("serve: target of P90. Default: 50ms.")]
-QuantizationFlag = Annotated[str | None, _flag("serve: bf16, fp8, fp8_block, nvfp4.")]
+QuantizationFlag = Annotated[str | None, _flag("serve: bf16, fp8, fp8_block, nvfp4, mxfp4.")]
 ObjectiveFlag = Annotated[
     str | None,
     _flag("serve: goodput, cost, devices; place: balance, co_activation, layer_chain."),

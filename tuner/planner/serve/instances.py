@@ -51,9 +51,10 @@ def _exchange_of(
 
 
 def formats_of_goal(goal: ServeGoal) -> Formats:
-    """Return storage formats: everything quantised alike, but nvfp4 leaves attention in bf16."""
+    """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 all but experts."""
     own = goal.quantization
-    attention = "bf16" if own == "nvfp4" else own
+    attention = "bf16" if own in ("nvfp4", "mxfp4") else own
+    ffn = "bf16" if own == "mxfp4" else own
     return Formats(
-        attention=attention, output=attention, ffn=own, experts=own, kv=goal.kv_cache_dtype
+        attention=attention, output=attention, ffn=ffn, experts=own, kv=goal.kv_cache_dtype
     )

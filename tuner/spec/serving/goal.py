@@ -63,8 +63,8 @@ class ServeGoal(Record):
     engine: Engine
     traffic: Traffic
     slo: Slo = Slo()
-    quantization: Literal["bf16", "fp8", "fp8_block", "nvfp4"] = "bf16"
-    """Of the weights."""
+    quantization: Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4"] = "bf16"
+    """Of the weights. mxfp4: experts alone, the rest in bf16, as gpt-oss is published."""
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
     max_model_len: Count | None = None
     """Tokens of one request at most; absent: what the model allows."""

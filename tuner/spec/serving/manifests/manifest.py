@@ -30,7 +30,8 @@ HAVE_UNITS: Final[Mapping[str, frozenset[Generation]]] = {
     "nvfp4": frozenset({Generation.BLACKWELL}),
 }
 """NVIDIA devices that multiply such weights as they are, by `goal.quantization` (NVIDIA Ada, Hopper
-and Blackwell architecture documents; hardware table of TensorRT-LLM's support matrix)."""
+and Blackwell architecture documents; hardware table of TensorRT-LLM's support matrix). MXFP4 is
+absent: releases have kernels that unpack it for what they serve it on."""
 
 DEEPEP: Final = frozenset({"deepep_normal", "deepep_low_latency"})
 

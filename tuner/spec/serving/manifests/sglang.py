@@ -26,6 +26,8 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
 - `--chunked-prefill-size` is a whole number of pages (validation_hook.py).
 - FP8 and NVFP4 weights run by Marlin's kernels where a device lacks the units
   (layers/quantization/{fp8,modelopt_quant}.py, get_min_capability).
+- gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
+  (layers/quantization/mxfp4.py).
 
 Not covered: prefill context parallelism, pipeline micro-batches, draft trees wider than one token,
 drafting or two-batch overlap under `--enable-pdmux`, which nothing there takes account of.
@@ -81,7 +83,7 @@ SGLANG_0_5_23: Final = ServingCapabilities(
         }
     ),
     environment=frozenset({"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}),
-    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4"},
+    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4", "mxfp4": ""},
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8_e4m3"},
     connectors={"nixl": "nixl", "mooncake": "mooncake"},

@@ -8,7 +8,8 @@ tensorrt_llm/_torch/modules/fused_moe/communication of github.com/NVIDIA/TensorR
   one of them a data-parallel rank of attention, so nothing lies between.
 - An all-to-all needs attention data parallelism and whole experts; TRTLLM_FORCE_COMM_METHOD names
   one, TRTLLM_DEEP_EP_TOKEN_LIMIT bounds its low-latency buffers, and batches above it fall back.
-- Weights are quantised beforehand, so the checkpoint says how.
+- Weights are quantised beforehand, so the checkpoint says how. MXFP4 experts run beside MXFP8
+  activations on Blackwell, BF16 on Hopper (deployment-guide-for-gpt-oss-on-trtllm).
 - A prefill instance cannot overlap its scheduler.
 - `speculative_config` of type MTP drafts `max_draft_len` tokens with the model's own heads; another
   draft's path would have to stand in the options file, and a plan has none.
@@ -52,7 +53,7 @@ TRTLLM_1_3: Final = ServingCapabilities(
     environment=frozenset(
         {"TRTLLM_CAN_USE_DEEP_EP", "TRTLLM_DEEP_EP_TOKEN_LIMIT", "TRTLLM_FORCE_COMM_METHOD"}
     ),
-    quantization={"bf16": "", "fp8": "", "fp8_block": "", "nvfp4": ""},
+    quantization={"bf16": "", "fp8": "", "fp8_block": "", "nvfp4": "", "mxfp4": ""},
     kv_cache_dtype={"bf16": "auto", "fp8": "fp8"},
     connectors={"nixl": "NIXL", "mooncake": "MOONCAKE"},
     deepep_needs_attention_dp=True,

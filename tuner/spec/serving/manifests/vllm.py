@@ -18,6 +18,8 @@ docs/features/{nixl,mooncake}_connector_usage.md:
   last pipeline stage (v1/worker/gpu_model_runner.py).
 - FP8 and NVFP4 weights run by Marlin's kernels where a device lacks the units
   (layers/quantization/{fp8,modelopt}.py, get_min_capability).
+- gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
+  (layers/quantization/mxfp4.py).
 - `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
 
 Not covered: context parallelism, elastic expert parallelism, external load balancing.
@@ -74,7 +76,7 @@ VLLM_0_33: Final = ServingCapabilities(
             "VLLM_NIXL_SIDE_CHANNEL_PORT",
         }
     ),
-    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4"},
+    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4", "mxfp4": ""},
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8"},
     connectors={"nixl": "NixlConnector", "mooncake": "MooncakeConnector"},
