@@ -30,13 +30,16 @@ def forced_copies(load_ratio_row: Sequence[float], *, tokens: int, top_k: int) -
     shares = [float(share) for share in load_ratio_row]
     wanted = tokens * top_k
     full: set[int] = set()
-    while True:
-        open_experts = [expert for expert in range(len(shares)) if expert not in full]
+    open_experts = list(range(len(shares)))
+    quota: dict[int, float] = {}
+    # All experts are full where each takes every token.
+    while open_experts:
         quota = _quotas(shares, open_experts, wanted - tokens * len(full))
         over = {expert for expert in open_experts if quota[expert] > tokens}
         if not over:
             break
         full |= over
+        open_experts = [expert for expert in open_experts if expert not in over]
     copies = [
         tokens if expert in full else math.floor(quota[expert]) for expert in range(len(shares))
     ]

@@ -63,3 +63,9 @@ def test_the_assignment_depends_on_the_seed_alone() -> None:
 def test_impossible_loads_are_refused(row: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         forced_copies(row, tokens=4, top_k=2)
+
+
+def test_every_expert_takes_every_token_where_a_token_takes_every_expert() -> None:
+    # The last quota comes to 24 and a rounding error, which is no reason to look for more room.
+    ratio = [weight / 34 for weight in (1, 1, 1, 2, 2, 9, 9, 9)]
+    assert forced_copies(ratio, tokens=24, top_k=8) == (24,) * 8
