@@ -16,7 +16,6 @@ Not covered: kernels that our operations cannot hold (aiconfigurator_tables.py);
 """
 
 import importlib.metadata
-import importlib.util
 import itertools
 import re
 from collections import Counter
@@ -29,6 +28,7 @@ import yaml
 from pydantic import ValidationError
 
 from profilers.errors import MissingLibraryError, ProfileUnreadableError, UnknownNameError
+from profilers.imports.aiconfigurator_arrays import installed_systems
 from profilers.imports.aiconfigurator_tables import TABLES, Entry
 from profilers.imports.columns import Row, read_rows, table_name
 from profilers.imports.result import Imported
@@ -44,7 +44,6 @@ from profilers.records import (
 )
 from profilers.tables import MAX_ROWS, first_problem
 
-PACKAGE: Final = "aiconfigurator_core"
 COLLECTIVE_LIBRARY: Final = "nccl"
 """Framework of the collectives; they belong to every other framework's profile."""
 MAX_SYSTEM_BYTES: Final = 2**20
@@ -113,14 +112,13 @@ def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Impo
 
 def _installed() -> Path:
     """The systems folder of the installed package, found without importing it."""
-    found = importlib.util.find_spec(PACKAGE)
-    places = found.submodule_search_locations if found is not None else None
-    if not places:
+    folder = installed_systems()
+    if folder is None:
         raise MissingLibraryError(
             "aiconfigurator-core is not installed: pip install 'moetune[nvidia]', or name the "
             "folder of its tables"
         )
-    return Path(places[0]) / "systems"
+    return folder
 
 
 def _system(root: Path, name: str | None) -> tuple[str, Path, Mapping[str, Any]]:

@@ -5,8 +5,8 @@ them, more than a million rows, so that they are read column by column here and 
 records. Names, kinds, axes and units are those that aiconfigurator_tables.py gives to the same
 rows: a table that was imported and stored says what is said here.
 
-Letters: N rows. Not covered: the wide expert-parallel tables, whose rows are few; they are imported
-as records.
+Letters: N rows. Not covered: TensorRT-LLM's table of wide expert parallelism, the one of all-to-all
+kernels beside DeepEP's, and attention with a window, which only the importer reads.
 """
 
 import importlib.util
@@ -21,20 +21,30 @@ import numpy.typing as npt
 
 from profilers.arrays import Arrays, Counts, Texts
 from profilers.errors import ProfileUnreadableError
+from profilers.imports.aiconfigurator_columns import (
+    Columns,
+    counts,
+    dtypes,
+    every_row,
+    holds_part,
+    joined,
+    numbers,
+    optional_counts,
+    read_columns,
+    renamed,
+    same,
+    stored_types,
+)
 from profilers.imports.aiconfigurator_tables import (
     COLLECTIVES,
     DEVICES_PER_NODE,
-    DTYPES,
     ELEMENT_BYTES,
     TABLES,
 )
 from profilers.imports.columns import table_name
 from profilers.records import AXES, Source
-from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES
 
 PACKAGE: Final = "aiconfigurator_core"
-
-Columns = Mapping[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,13 +106,13 @@ def _files(root: Path, system: str) -> Iterator[tuple[Path, str]]:
 
 
 def _arrays(file: Path, name: str, *, framework: str, version: str) -> Iterator[Arrays]:
-    columns = _columns(file)
+    columns = read_columns(file)
     for reader in _READERS[name]:
         try:
             read = reader(columns)
             time_s_N = read.time_s_N
             if time_s_N is None:
-                time_s_N = _numbers(columns, "latency") * 1e-3
+                time_s_N = numbers(columns, "latency") * 1e-3
         except (KeyError, ValueError) as error:
             raise ProfileUnreadableError(f"{file}: column {error} is missing or odd") from error
         yield from _kept(read, time_s_N, framework=framework, version=version)
@@ -128,168 +138,71 @@ def _kept(
     )
 
 
-def _columns(file: Path) -> Columns:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        if not file.is_file() or file.stat().st_size > MAX_FILE_BYTES:
-            raise ProfileUnreadableError(
-                f"{file}: a regular file of at most {MAX_FILE_BYTES} bytes"
-            )
-        schema = pq.read_schema(file)
-        texts = [one.name for one in schema if _is_text(one.type)]
-        # Texts repeat: as numbers of words they take a tenth of the memory.
-        with pq.ParquetFile(file, read_dictionary=texts) as opened:
-            meta = opened.metadata
-            unpacked = sum(meta.row_group(at).total_byte_size for at in range(meta.num_row_groups))
-            if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
-                raise ProfileUnreadableError(
-                    f"{file}: {meta.num_rows} rows of {unpacked} bytes, at most {MAX_ROWS} rows"
-                    f" of {MAX_UNPACKED_BYTES} bytes are read"
-                )
-            table = opened.read(use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ProfileUnreadableError(f"{file}: {reason}") from error
-    found: dict[str, npt.NDArray[np.generic]] = {}
-    for name in table.column_names:
-        column = table.column(name).combine_chunks()
-        if pa.types.is_dictionary(column.type):
-            words = np.array([*column.dictionary.to_pylist(), ""], dtype=object)
-            codes = column.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)
-            found[name] = words[codes]
-        elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-            found[name] = column.fill_null(0).to_numpy(zero_copy_only=False)
-    return found
-
-
-def _is_text(kind: object) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _rows(columns: Columns) -> int:
-    return len(next(iter(columns.values()), ()))
-
-
-def _numbers(columns: Columns, name: str) -> npt.NDArray[np.float64]:
-    return np.asarray(columns[name], dtype=np.float64)
-
-
-def _count(columns: Columns, name: str) -> Counts:
-    values = _numbers(columns, name)
-    if not (np.isfinite(values).all() and (values == np.floor(values)).all()):
-        raise ValueError(repr(name))
-    return values.astype(np.int64)
-
-
-def _optional(columns: Columns, name: str) -> Counts:
-    if name in columns:
-        return _count(columns, name)
-    return np.zeros(_rows(columns), dtype=np.int64)
-
-
-def _dtype(columns: Columns, name: str) -> Texts:
-    return _renamed(columns[name], lambda text: DTYPES.get(text, text))
-
-
-def _renamed(texts: npt.NDArray[np.generic], name: Callable[[str], str]) -> Texts:
-    words = texts.tolist()
-    name_of = {word: name(str(word)) for word in set(words)}
-    return np.array([name_of[word] for word in words], dtype=object)
-
-
-def _joined(*parts: Texts) -> Texts:
-    """Words with strokes between, empty ones left out."""
-    rows = list(zip(*(part.tolist() for part in parts), strict=True))
-    name_of = {row: "/".join(word for word in row if word) for row in set(rows)}
-    return np.array([name_of[row] for row in rows], dtype=object)
-
-
-def _holds(texts: npt.NDArray[np.generic], part: str) -> npt.NDArray[np.bool_]:
-    words = texts.tolist()
-    holds = {word: part in str(word) for word in set(words)}
-    return np.array([holds[word] for word in words], dtype=np.bool_)
-
-
-def _all(columns: Columns) -> npt.NDArray[np.bool_]:
-    return np.ones(_rows(columns), dtype=np.bool_)
-
-
-def _same(columns: Columns, text: str) -> Texts:
-    return np.full(_rows(columns), text, dtype=object)
-
-
-def _stored(columns: Columns, dtype_N: Texts) -> Texts:
-    stored_N = _dtype(columns, "kv_cache_dtype")
-    return np.where(stored_N == dtype_N, "", "kv_" + stored_N).astype(object)
-
-
 def _gemm(columns: Columns) -> _Read:
-    axes = {name: _count(columns, name) for name in ("m", "n", "k")}
-    dtype_N = _dtype(columns, "gemm_dtype")
+    axes = {name: counts(columns, name) for name in ("m", "n", "k")}
+    dtype_N = dtypes(columns, "gemm_dtype")
     return _Read(
         operation="gemm",
-        kind_N=_same(columns, ""),
+        kind_N=same(columns, ""),
         dtype_N=dtype_N,
         axes_N=axes,
-        keep_N=_all(columns),
+        keep_N=every_row(columns),
     )
 
 
 def _heads(columns: Columns) -> dict[str, Counts]:
     return {
-        "heads": _count(columns, "num_heads"),
-        "kv_heads": _count(columns, "num_key_value_heads"),
-        "head_dim": _count(columns, "head_dim"),
+        "heads": counts(columns, "num_heads"),
+        "kv_heads": counts(columns, "num_key_value_heads"),
+        "head_dim": counts(columns, "head_dim"),
     }
 
 
 def _prefill(columns: Columns) -> _Read:
-    dtype_N = _dtype(columns, "attn_dtype")
-    axes = {"batch": _count(columns, "batch_size"), "sequence": _count(columns, "isl")}
-    is_whole = (_optional(columns, "step") == 0) & (_optional(columns, "window_size") == 0)
+    dtype_N = dtypes(columns, "attn_dtype")
+    axes = {"batch": counts(columns, "batch_size"), "sequence": counts(columns, "isl")}
+    is_whole = (optional_counts(columns, "step") == 0) & (
+        optional_counts(columns, "window_size") == 0
+    )
     return _Read(
         operation="attention",
-        kind_N=_stored(columns, dtype_N),
+        kind_N=stored_types(columns, dtype_N),
         dtype_N=dtype_N,
         axes_N={**axes, **_heads(columns)},
-        keep_N=is_whole & (_optional(columns, "beam_width") <= 1),
+        keep_N=is_whole & (optional_counts(columns, "beam_width") <= 1),
     )
 
 
 def _decode(columns: Columns) -> _Read:
-    dtype_N = _dtype(columns, "attn_dtype")
+    dtype_N = dtypes(columns, "attn_dtype")
     return _Read(
         operation="decode_attention",
-        kind_N=_stored(columns, dtype_N),
+        kind_N=stored_types(columns, dtype_N),
         dtype_N=dtype_N,
         axes_N={
-            "batch": _count(columns, "batch_size"),
-            "past": _optional(columns, "step"),
+            "batch": counts(columns, "batch_size"),
+            "past": optional_counts(columns, "step"),
             **_heads(columns),
-            "window": _optional(columns, "window_size"),
+            "window": optional_counts(columns, "window_size"),
         },
-        keep_N=_optional(columns, "beam_width") <= 1,
+        keep_N=optional_counts(columns, "beam_width") <= 1,
     )
 
 
 def _latent(columns: Columns, *, part: str, is_decode: bool) -> _Read:
-    dtype_N = _dtype(columns, "mla_dtype")
-    gemm_N = _same(columns, "")
+    dtype_N = dtypes(columns, "mla_dtype")
+    gemm_N = same(columns, "")
     if "gemm_type" in columns:
-        gemm_N = _renamed(_dtype(columns, "gemm_type"), lambda text: f"gemm_{text}" if text else "")
-    axes = {"batch": _count(columns, "batch_size")}
-    step_N = _optional(columns, "step")
-    axes |= {"past": step_N} if is_decode else {"sequence": _count(columns, "isl")}
+        gemm_N = renamed(dtypes(columns, "gemm_type"), lambda text: f"gemm_{text}" if text else "")
+    axes = {"batch": counts(columns, "batch_size")}
+    step_N = optional_counts(columns, "step")
+    axes |= {"past": step_N} if is_decode else {"sequence": counts(columns, "isl")}
     return _Read(
         operation="latent_decode" if is_decode else "latent_attention",
-        kind_N=_joined(_same(columns, part), _stored(columns, dtype_N), gemm_N),
+        kind_N=joined(same(columns, part), stored_types(columns, dtype_N), gemm_N),
         dtype_N=dtype_N,
-        axes_N={**axes, "heads": _count(columns, "num_heads")},
-        keep_N=_all(columns) if is_decode else step_N == 0,
+        axes_N={**axes, "heads": counts(columns, "num_heads")},
+        keep_N=every_row(columns) if is_decode else step_N == 0,
     )
 
 
@@ -297,26 +210,28 @@ def _latent_product(columns: Columns) -> _Read:
     names = {"mla_gen_pre": "pre", "mla_gen_post": "post"}
     return _Read(
         operation="latent_product",
-        kind_N=_renamed(columns["op_name"], lambda text: names.get(text, text)),
-        dtype_N=_dtype(columns, "bmm_dtype"),
-        axes_N={"tokens": _count(columns, "num_tokens"), "heads": _count(columns, "num_heads")},
-        keep_N=_all(columns),
+        kind_N=renamed(columns["op_name"], lambda text: names.get(text, text)),
+        dtype_N=dtypes(columns, "bmm_dtype"),
+        axes_N={"tokens": counts(columns, "num_tokens"), "heads": counts(columns, "num_heads")},
+        keep_N=every_row(columns),
     )
 
 
 def _sparse_latent(columns: Columns, *, is_decode: bool) -> _Read:
     """DeepSeek's sparse attention as a module; those that skip the indexer are other ones."""
-    dtype_N = _dtype(columns, "mla_dtype")
-    gemm_N = _renamed(_dtype(columns, "gemm_type"), lambda text: f"gemm_{text}")
-    skips = _holds(columns["op_name"], "skip_indexer")
-    axes = {"batch": _count(columns, "batch_size"), "past": _optional(columns, "step")}
+    dtype_N = dtypes(columns, "mla_dtype")
+    gemm_N = renamed(dtypes(columns, "gemm_type"), lambda text: f"gemm_{text}")
+    skips = holds_part(columns["op_name"], "skip_indexer")
+    axes = {"batch": counts(columns, "batch_size"), "past": optional_counts(columns, "step")}
     if not is_decode:
-        axes["sequence"] = _count(columns, "isl")
+        axes["sequence"] = counts(columns, "isl")
     operation = "sparse_latent_decode" if is_decode else "sparse_latent_attention"
-    axes["heads"] = _count(columns, "num_heads")
+    axes["heads"] = counts(columns, "num_heads")
     return _Read(
         operation=operation,
-        kind_N=_joined(_renamed(columns["architecture"], str), _stored(columns, dtype_N), gemm_N),
+        kind_N=joined(
+            renamed(columns["architecture"], str), stored_types(columns, dtype_N), gemm_N
+        ),
         dtype_N=dtype_N,
         axes_N=axes,
         keep_N=~skips,
@@ -326,32 +241,32 @@ def _sparse_latent(columns: Columns, *, is_decode: bool) -> _Read:
 def _gated_delta(columns: Columns) -> _Read:
     return _Read(
         operation="gated_delta",
-        kind_N=_joined(_renamed(columns["phase"], str), _renamed(columns["kernel_source"], str)),
-        dtype_N=_same(columns, "bf16"),
+        kind_N=joined(renamed(columns["phase"], str), renamed(columns["kernel_source"], str)),
+        dtype_N=same(columns, "bf16"),
         axes_N={
-            "batch": _count(columns, "batch_size"),
-            "sequence": np.maximum(_optional(columns, "seq_len"), 1),
-            "key_heads": _count(columns, "num_k_heads"),
-            "value_heads": _count(columns, "num_v_heads"),
+            "batch": counts(columns, "batch_size"),
+            "sequence": np.maximum(optional_counts(columns, "seq_len"), 1),
+            "key_heads": counts(columns, "num_k_heads"),
+            "value_heads": counts(columns, "num_v_heads"),
         },
-        keep_N=(_count(columns, "head_k_dim") == 128) & (_count(columns, "head_v_dim") == 128),
+        keep_N=(counts(columns, "head_k_dim") == 128) & (counts(columns, "head_v_dim") == 128),
     )
 
 
 def _moe(columns: Columns, *, prefix: str = "") -> _Read:
-    is_plain = ~_holds(columns["kernel_source"], "nongated")
+    is_plain = ~holds_part(columns["kernel_source"], "nongated")
     return _Read(
         operation="moe",
-        kind_N=_renamed(columns["distribution"], lambda load: prefix + load),
-        dtype_N=_dtype(columns, "moe_dtype"),
+        kind_N=renamed(columns["distribution"], lambda load: prefix + load),
+        dtype_N=dtypes(columns, "moe_dtype"),
         axes_N={
-            "tokens": _count(columns, "num_tokens"),
-            "hidden": _count(columns, "hidden_size"),
-            "ffn": _count(columns, "inter_size"),
-            "top_k": _count(columns, "topk"),
-            "experts": _count(columns, "num_experts"),
-            "tensor": _count(columns, "moe_tp_size"),
-            "expert": _count(columns, "moe_ep_size"),
+            "tokens": counts(columns, "num_tokens"),
+            "hidden": counts(columns, "hidden_size"),
+            "ffn": counts(columns, "inter_size"),
+            "top_k": counts(columns, "topk"),
+            "experts": counts(columns, "num_experts"),
+            "tensor": counts(columns, "moe_tp_size"),
+            "expert": counts(columns, "moe_ep_size"),
         },
         keep_N=is_plain,
     )
@@ -359,13 +274,13 @@ def _moe(columns: Columns, *, prefix: str = "") -> _Read:
 
 def _collective(columns: Columns, *, kind_N: Texts, dtype_N: Texts) -> _Read:
     element_N = np.array([ELEMENT_BYTES.get(str(name), 0) for name in dtype_N], dtype=np.int64)
-    ranks_N = _count(columns, "num_gpus")
+    ranks_N = counts(columns, "num_gpus")
     return _Read(
         operation="collective",
         kind_N=kind_N,
         dtype_N=np.where(element_N == 2, "", dtype_N).astype(object),
         axes_N={
-            "bytes": _count(columns, "message_size") * element_N,
+            "bytes": counts(columns, "message_size") * element_N,
             "ranks": ranks_N,
             "stride": np.ones_like(ranks_N),
             "world": ranks_N,
@@ -375,34 +290,34 @@ def _collective(columns: Columns, *, kind_N: Texts, dtype_N: Texts) -> _Read:
 
 
 def _nccl(columns: Columns) -> _Read:
-    kind_N = _renamed(columns["op_name"], lambda text: COLLECTIVES.get(text, text))
-    return _collective(columns, kind_N=kind_N, dtype_N=_dtype(columns, "nccl_dtype"))
+    kind_N = renamed(columns["op_name"], lambda text: COLLECTIVES.get(text, text))
+    return _collective(columns, kind_N=kind_N, dtype_N=dtypes(columns, "nccl_dtype"))
 
 
 def _custom_all_reduce(columns: Columns) -> _Read:
     place = next((n for n in ("backend", "implementation") if n in columns), "kernel_source")
-    kind_N = _renamed(columns[place], lambda text: f"all_reduce/{text.lower()}")
-    return _collective(columns, kind_N=kind_N, dtype_N=_dtype(columns, "allreduce_dtype"))
+    kind_N = renamed(columns[place], lambda text: f"all_reduce/{text.lower()}")
+    return _collective(columns, kind_N=kind_N, dtype_N=dtypes(columns, "allreduce_dtype"))
 
 
 def _deepep(columns: Columns, *, kind: str, times: tuple[str, ...], units: str = "") -> _Read:
-    nodes_N = _count(columns, "node_num")
-    units_N = _count(columns, units) if units else np.zeros_like(nodes_N)
+    nodes_N = counts(columns, "node_num")
+    units_N = counts(columns, units) if units else np.zeros_like(nodes_N)
     return _Read(
         operation="expert_all_to_all",
-        kind_N=_same(columns, kind),
-        dtype_N=_same(columns, ""),
+        kind_N=same(columns, kind),
+        dtype_N=same(columns, ""),
         axes_N={
-            "tokens": _count(columns, "num_token"),
-            "hidden": _count(columns, "hidden_size"),
-            "top_k": _count(columns, "num_topk"),
-            "experts": _count(columns, "num_experts"),
+            "tokens": counts(columns, "num_token"),
+            "hidden": counts(columns, "hidden_size"),
+            "top_k": counts(columns, "num_topk"),
+            "experts": counts(columns, "num_experts"),
             "ranks": nodes_N * DEVICES_PER_NODE,
             "nodes": nodes_N,
             "units": units_N,
         },
-        keep_N=_all(columns),
-        time_s_N=np.sum([_numbers(columns, name) for name in times], axis=0) * 1e-6,
+        keep_N=every_row(columns),
+        time_s_N=np.sum([numbers(columns, name) for name in times], axis=0) * 1e-6,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from profilers.errors import MissingLibraryError, ProfileUnreadableError, UnknownNameError
-from profilers.imports import aiconfigurator
+from profilers.imports import aiconfigurator, aiconfigurator_arrays
 from profilers.imports.registry import import_measurements
 from profilers.imports.result import Imported
 from profilers.records import Measurement, Source
@@ -312,7 +312,7 @@ def test_a_description_without_the_machine_is_refused(systems: Path, write: Writ
 
 
 def test_without_a_path_the_installed_package_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aiconfigurator, "PACKAGE", "no_such_package_is_installed")
+    monkeypatch.setattr(aiconfigurator_arrays, "PACKAGE", "no_such_package_is_installed")
     with pytest.raises(MissingLibraryError, match=r"pip install 'moetune\[nvidia\]'"):
         import_measurements("aiconfigurator", None, options={}, created="now")
 
@@ -326,7 +326,7 @@ def test_an_installed_package_is_found_without_being_imported(
     (package / "__init__.py").write_text("raise RuntimeError('engines are loaded')\n")
     systems.rename(package / "systems")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setattr(aiconfigurator, "PACKAGE", "fake_configurator")
+    monkeypatch.setattr(aiconfigurator_arrays, "PACKAGE", "fake_configurator")
     found = import_measurements("aiconfigurator", None, options={}, created="now")
     assert only(found).case.operation == "gemm"
 
