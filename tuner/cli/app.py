@@ -149,7 +149,10 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"moetune: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if not line.isprintable():  # what a file holds must not steer a terminal
+        line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+    print(f"moetune: {line}", file=sys.stderr)
     return code
 
 

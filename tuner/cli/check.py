@@ -56,7 +56,7 @@ def command(
     Exits with 1 on any of the last four. A scenario is a folder of CHECKS with spec.yaml, the
     accepted plan.json and, where it is not planned from datasheets, a stored profile in profile/.
     """
-    from tuner.cli.check_text import check_text, tell_ci
+    from tuner.cli.check_text import print_table, tell_ci
     from tuner.output import write_files
     from tuner.regress.junit import junit_xml
     from tuner.regress.markdown import markdown as as_markdown
@@ -76,11 +76,14 @@ def command(
         only=tuple(only or ()),
         profiles=None if profile is None or baseline is None else (profile, baseline),
     )
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        print_table(found)
+    tell_ci(found)
     for file, text in ((junit, junit_xml), (markdown, as_markdown)):
         if file is not None:
             write_files(file.parent, {file.name: text(found)})
-    print(found.model_dump_json(indent=2) if as_json else check_text(found))
-    tell_ci(found)
     if found.failed:
         raise typer.Exit(1)
 

@@ -1,6 +1,7 @@
 """What `moetune check` says: the table, and what CI systems read beside it."""
 
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 
 def check_text(found: "Check") -> str:
     """Return a table of the scenarios and how many have which verdict."""
-    rows = [(one.name, one.verdict.value, one.reason) for one in found.scenarios]
+    rows = [
+        (printable(one.name), one.verdict.value, printable(one.reason)) for one in found.scenarios
+    ]
     counts = ", ".join(f"{count} {name}" for name, count in found.counts().items())
     lines = [columns(rows, header=("scenario", "verdict", "reason")), ""]
     if found.against:
@@ -23,22 +26,48 @@ def check_text(found: "Check") -> str:
     return "\n".join(lines)
 
 
+def print_table(found: "Check") -> None:
+    """Print the table; where GitHub runs it, so that nothing in it is taken for a command.
+
+    Names and reasons may hold what a pull request brings. `::stop-commands::WORD` until `::WORD::`
+    is GitHub's own way (docs.github.com, "Workflow commands"), with a word that nobody can know.
+    """
+    if not _is_github():
+        print(check_text(found))
+        return
+    word = secrets.token_hex(16)
+    print(f"::stop-commands::{word}", check_text(found), f"::{word}::", sep="\n", flush=True)
+
+
 def tell_ci(found: "Check") -> None:
     """Annotate the run and add to its summary where GitHub runs it."""
     from tuner.regress.annotations import annotations
     from tuner.regress.markdown import markdown
 
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    if _is_github():
         # Both streams are read for commands; stdout may be JSON.
         for line in annotations(found):
             print(line, file=sys.stderr)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(markdown(found) + "\n")
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(markdown(found) + "\n")
+        except OSError as error:  # the verdicts matter more than their summary
+            print(f"moetune: GITHUB_STEP_SUMMARY: {error.strerror}", file=sys.stderr)
 
 
 def tell(result: "ScenarioResult") -> None:
     """Tell a verdict on stderr as it is there, where a person watches."""
     if sys.stderr is not None and sys.stderr.isatty():
-        print(f"{result.verdict.value:<12} {result.name}", file=sys.stderr, flush=True)
+        line = f"{result.verdict.value:<12} {printable(result.name)}"
+        print(line, file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Return text without what steers a terminal or ends a line."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def _is_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"

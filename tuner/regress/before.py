@@ -36,7 +36,7 @@ def before_of(
     Raises:
         PlanUnreadableError: an accepted plan is damaged or of a newer schema.
     """
-    then = _scenario_then(scenario, other)
+    then = scenario_then(scenario, other)
     if then is None:
         return Before(name=_name(other), error=f"{_name(other)} has no such scenario")
     if plan is None or other is None:
@@ -47,13 +47,16 @@ def before_of(
     return Before(name=other.name, plan=answer.plan, effort=answer.effort)
 
 
-def _scenario_then(scenario: Scenario, other: Other | None) -> Scenario | None:
+def scenario_then(scenario: Scenario, other: Other | None) -> Scenario | None:
+    """Return a scenario as the other state has it; None where it does not."""
     folder = None if other is None else (other.plans or other.checks)
     if folder is None:
         return scenario
-    if not (folder / scenario.name / SPEC_NAME).is_file():
+    is_single = (folder / SPEC_NAME).is_file()
+    at = folder if is_single else folder / scenario.name
+    if not (at / SPEC_NAME).is_file():
         return None
-    (then,) = read_checks(folder / scenario.name).scenarios
+    (then,) = read_checks(at).scenarios
     return then
 
 

@@ -122,12 +122,9 @@ def cores() -> int:
 def gone(checks: Checks, other: Other | None) -> tuple[ScenarioResult, ...]:
     """Tell of scenarios that ought to be there and are not."""
     there = {one.name for one in checks.scenarios}
-    before = other.checks or other.plans if other is not None else None
     listed = dict.fromkeys(checks.gone, "scenarios.json lists it")
-    if before is not None:
-        names = {file.parent.name for file in before.glob("*/spec.yaml")}
-        assert other is not None
-        listed |= dict.fromkeys(sorted(names - there), f"{other.name} has it")
+    if other is not None and not checks.is_single:
+        listed |= dict.fromkeys(sorted(other.names - there), f"{other.name} has it")
     return tuple(
         ScenarioResult(
             name=name,

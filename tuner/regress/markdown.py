@@ -9,9 +9,10 @@ from typing import Final
 
 from tuner.regress.records import FAILING, Check, ScenarioResult, Verdict
 
-_MARKUP: Final = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
-_MENTION: Final = "@\u200b"
-"""A sign and a space of no width: GitHub looks for mentions after it has undone escapes."""
+_MARKUP: Final = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
+_LINKED: Final = re.compile(r"(@|:(?=//)|www(?=\.))", re.IGNORECASE)
+"""What GitHub makes a mention or a link of without any mark around it, once escapes are undone; a
+space of no width behind it prevents that."""
 LONGEST_CELL: Final = 600
 
 
@@ -45,4 +46,4 @@ def _escaped(text: str) -> str:
     flat = " ".join(text.split())
     short = flat if len(flat) <= LONGEST_CELL else f"{flat[: LONGEST_CELL - 3]}..."
     entities = short.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _MARKUP.sub(r"\\\1", entities).replace("@", _MENTION)
+    return _LINKED.sub("\\1\u200b", _MARKUP.sub(r"\\\1", entities))

@@ -9,7 +9,8 @@
     CHECKS/NAME/baseline.json   beside plan.json: effort and profile at acceptance, by --update
 
 So `moetune plan NAME/spec.yaml -o NAME/plan` makes a scenario of a spec. A folder that has a spec
-itself is a single scenario. Names that begin with a dot are left alone.
+itself is a single scenario. Names that begin with a dot are left alone, and such as hold line ends
+or control characters are refused.
 """
 
 import json
@@ -100,7 +101,8 @@ def read_checks(folder: Path) -> Checks:
     """List the scenarios of a folder by name.
 
     Raises:
-        SpecError: it does not exist, has no scenario, or its index is damaged.
+        SpecError: it does not exist, has no scenario or one with a name that cannot be printed, or
+            its index is damaged.
     """
     if not folder.is_dir():
         raise SpecError(
@@ -113,6 +115,7 @@ def read_checks(folder: Path) -> Checks:
         each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")
     )
     found = tuple(_scenario(each, name=each.name) for each in below if (each / SPEC_NAME).is_file())
+    _refuse_unprintable(folder, (one.name for one in found))
     gone = tuple(sorted(set(_indexed(folder)) - {one.name for one in found}))
     if not found and not gone:
         raise SpecError(
@@ -162,6 +165,16 @@ def _indexed(folder: Path) -> tuple[str, ...]:
         raise SpecError(
             f"{shown_path(file)}: {field}: {first['msg']}; write it anew with --update"
         ) from error
+
+
+def _refuse_unprintable(folder: Path, names: Iterable[str]) -> None:
+    """Names stand in tables, logs, XML and commands of CI systems, one to a line."""
+    for name in names:
+        if not name.isprintable():
+            raise SpecError(
+                f"{shown_path(folder)}: the folder {name!a} has characters in its name that"
+                " cannot be printed; rename it"
+            )
 
 
 def _scenario(folder: Path, *, name: str) -> Scenario:

@@ -10,17 +10,23 @@ A revision is read by `git archive` into a temporary folder: no worktree, no che
 the repository changes. REV may be anything that `git rev-parse` understands, e.g. origin/main, or
 the merge base: git:$(git merge-base HEAD origin/main).
 
-Not covered: submodules and files that git LFS keeps elsewhere.
+Scenarios that were there and are not today are named in all three (`Other.names`), so a change that
+drops one together with its line in scenarios.json is noticed.
+
+Not covered: submodules, files that git LFS keeps elsewhere, and links that leave the repository.
 """
 
+import contextlib
 import subprocess
 import tarfile
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.regress.running import OWN_TREE
+from tuner.regress.scenarios import SPEC_NAME
 from tuner.spec.files import shown_path
 
 GIT_PREFIX: Final = "git:"
@@ -28,6 +34,7 @@ PACKAGES: Final = ("tuner", "solvers", "profilers")
 LARGEST_TREE_BYTES: Final = 2 * 2**30
 MOST_FILES: Final = 200_000
 GIT_LIMIT_S: Final = 300.0
+LONGEST_TALK_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,8 @@ class Other:
     """Its scenarios are planned; None: today's."""
     plans: Path | None = None
     """Its accepted plans are taken as they are, and nothing else is planned."""
+    names: frozenset[str] = frozenset()
+    """Of the scenarios that it has."""
 
 
 def other_of(text: str, *, checks: Path, scratch: Path) -> Other:
@@ -55,8 +64,8 @@ def other_of(text: str, *, checks: Path, scratch: Path) -> Other:
     folder = Path(text)
     if _is_moetune(folder):
         return Other(name=text, tree=folder.resolve(), checks=None)
-    if folder.is_dir() and any(folder.glob("*/spec.yaml")):
-        return Other(name=text, tree=OWN_TREE, checks=None, plans=folder)
+    if folder.is_dir() and (names := _names(folder)):
+        return Other(name=text, tree=OWN_TREE, checks=None, plans=folder, names=names)
     raise SpecError(
         f"--against {text!r}: neither a checkout of moetune (with {', '.join(PACKAGES)}) nor a"
         " folder of scenarios; name one, or git:REV"
@@ -64,27 +73,59 @@ def other_of(text: str, *, checks: Path, scratch: Path) -> Other:
 
 
 def _revision(revision: str, *, checks: Path, scratch: Path) -> Other:
-    top = Path(_git(checks, "rev-parse", "--show-toplevel"))
-    commit = _git(checks, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    top = Path(
+        _git(checks, "rev-parse", "--show-toplevel", otherwise="keep CHECKS in a git repository")
+    )
+    commit = _commit(revision, checks=checks)
     tree = scratch / "revision"
     tree.mkdir()
     listed = _git(top, "ls-tree", "--name-only", f"{commit}:").split("\n")
     name = f"git:{revision} ({commit[:12]})"
+    below = checks.resolve().relative_to(top.resolve())
     if set(PACKAGES) <= set(listed):
         _extract(top, commit, PACKAGES, into=tree)
-        return Other(name=name, tree=tree, checks=None)
+        names = _names_then(top, commit, below=below)
+        return Other(name=name, tree=tree, checks=None, names=names)
     _extract(top, commit, (), into=tree)
-    below = tree / checks.resolve().relative_to(top.resolve())
-    if not below.is_dir():
+    if not (tree / below).is_dir():
         raise SpecError(f"--against git:{revision}: {shown_path(checks)} was not there yet")
-    return Other(name=name, tree=OWN_TREE, checks=below)
+    return Other(name=name, tree=OWN_TREE, checks=tree / below, names=_names(tree / below))
+
+
+def _commit(revision: str, *, checks: Path) -> str:
+    is_shallow = _git(checks, "rev-parse", "--is-shallow-repository") == "true"
+    otherwise = f"{revision!r} is no revision of this repository"
+    if is_shallow:
+        otherwise += (
+            ", whose history was cut off: fetch it with `git fetch --unshallow`, or have CI do so"
+            " (fetch-depth: 0 on GitHub, GIT_DEPTH: 0 on GitLab)"
+        )
+    wanted = f"{revision}^{{commit}}"
+    return _git(checks, "rev-parse", "--verify", "--end-of-options", wanted, otherwise=otherwise)
+
+
+def _names(folder: Path) -> frozenset[str]:
+    return frozenset(file.parent.name for file in folder.glob(f"*/{SPEC_NAME}"))
+
+
+def _names_then(top: Path, commit: str, *, below: Path) -> frozenset[str]:
+    """List the scenarios of a folder in a commit."""
+    listed = _git(top, "ls-tree", "-r", "-z", "--name-only", commit, "--", f"{below}/")
+    files = (Path(name) for name in listed.split("\0"))
+    return frozenset(
+        file.parent.name
+        for file in files
+        if file.name == SPEC_NAME and file.parent.parent == below and file.parent != below
+    )
 
 
 def _is_moetune(folder: Path) -> bool:
     return all((folder / package / "__init__.py").is_file() for package in PACKAGES)
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def _git(
+    folder: Path, *arguments: str, otherwise: str = "name a revision that this repository has"
+) -> str:
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
@@ -99,32 +140,54 @@ def _git(folder: Path, *arguments: str) -> str:
         ) from error
     if done.returncode != 0:
         said = done.stderr.strip().split("\n")[0] or f"git {arguments[0]} failed"
-        raise SpecError(f"--against git: {said}; name a revision that this repository has")
+        raise SpecError(f"--against git: {said}; {otherwise}")
     return done.stdout.strip()
 
 
 def _extract(top: Path, commit: str, paths: tuple[str, ...], *, into: Path) -> None:
-    """Unpack a commit as git streams it, up to a size, nothing outside `into`."""
-    with subprocess.Popen(
-        ["git", "-C", str(top), "archive", "--format=tar", commit, "--", *paths],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
+    """Unpack a commit as git streams it, up to a size, nothing outside `into`.
+
+    Raises:
+        SpecError: git stops early, as it does where a partial clone lacks files, or it is too much.
+    """
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(
+            ["git", "-C", str(top), "archive", "--format=tar", commit, "--", *paths],
+            stdout=subprocess.PIPE,
+            stderr=said,
+        ) as process,
+    ):
         assert process.stdout is not None
         try:
-            _unpack(process.stdout, into=into)
+            is_whole = _unpack(process.stdout, into=into) and process.wait(GIT_LIMIT_S) == 0
         finally:
             process.kill()
+        if not is_whole:
+            said.seek(0)
+            lines = said.read(LONGEST_TALK_BYTES).decode(errors="replace").strip().split("\n")
+            raise SpecError(
+                f"--against git: {lines[0] or 'git archive ended early'}; the files of"
+                f" {commit[:12]} are not all there: fetch them first"
+            )
 
 
-def _unpack(stream: IO[bytes], *, into: Path) -> None:
+def _unpack(stream: IO[bytes], *, into: Path) -> bool:
+    """Return whether the stream was whole; a link that leaves the tree is left out."""
     total, files = 0, 0
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
-        for member in archive:
-            total, files = total + member.size, files + 1
-            if total > LARGEST_TREE_BYTES or files > MOST_FILES:
-                raise SpecError(
-                    f"--against git: the revision holds more than {LARGEST_TREE_BYTES} bytes or"
-                    f" {MOST_FILES} files; keep checks in a smaller repository"
-                )
-            archive.extract(member, into, filter="data")
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                total, files = total + member.size, files + 1
+                if total > LARGEST_TREE_BYTES or files > MOST_FILES:
+                    raise SpecError(
+                        f"--against git: the revision holds more than {LARGEST_TREE_BYTES} bytes or"
+                        f" {MOST_FILES} files; keep checks in a smaller repository"
+                    )
+                with contextlib.suppress(tarfile.FilterError):  # what needs the link tells
+                    archive.extract(member, into, filter="data")
+    except tarfile.ReadError:
+        return False
+    while stream.read(LONGEST_TALK_BYTES):
+        pass  # padding, without which git would not end well
+    return True

@@ -142,6 +142,45 @@ def test_github_is_told_on_stderr_and_in_its_summary(
     assert summary.read_text().startswith("before\n## moetune check: failed")
 
 
+def test_nothing_in_the_table_is_a_command_to_github(
+    broken: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = 'goal: {kind: "\\u001b[31m\\n::add-mask::x ##[error]y"}\n'
+    (broken / "::error::z").mkdir()
+    (broken / "::error::z" / "spec.yaml").write_text(spec)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    assert frame.run(["check", str(broken)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    word = lines[0].removeprefix("::stop-commands::")
+    assert len(word) == 32
+    assert lines[-1] == f"::{word}::"
+    assert sum(line.startswith("::error::z") for line in lines) == 1
+    assert not any("\x1b" in line or line.startswith("::add-mask") for line in lines)
+
+
+def test_a_summary_that_cannot_be_written_changes_no_verdict(
+    broken: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "absent" / "summary.md"))
+    assert frame.run(["check", str(broken)]) == 1
+    said = capsys.readouterr()
+    assert said.out.endswith("FAILED: 1 error\n")
+    assert said.err == "moetune: GITHUB_STEP_SUMMARY: No such file or directory\n"
+
+
+def test_verdicts_are_told_before_a_file_fails_to_be_written(
+    broken: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert frame.run(["check", str(broken), "--junit", str(tmp_path / "file" / "j.xml")]) == 3
+    said = capsys.readouterr()
+    assert said.out.endswith("FAILED: 1 error\n")
+    (line,) = said.err.splitlines()
+    assert "cannot write" in line
+
+
 def test_the_schema_is_published(capsys: Captured) -> None:
     assert frame.run(["schema", "check"]) == 0
     schema = json.loads(capsys.readouterr().out)

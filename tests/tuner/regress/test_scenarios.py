@@ -75,3 +75,13 @@ def test_profiles_that_the_spec_names_are_measured_on(tmp_path: Path) -> None:
     assert measured_on(none) == ()
     (own,) = read_checks(scenario(tmp_path / "c", "profile/profile.json", spec=spec)).scenarios
     assert measured_on(own) == (tmp_path / "c" / "profile",)
+
+
+@pytest.mark.parametrize("name", ["x\n::error::y", "a\x1b[31m", "byte\udcff", "turned\u202eround"])
+def test_a_name_that_cannot_be_printed_is_refused_in_words_that_can(
+    name: str, tmp_path: Path
+) -> None:
+    scenario(tmp_path / name)
+    with pytest.raises(SpecError, match="cannot be printed; rename it") as refused:
+        read_checks(tmp_path)
+    assert str(refused.value).isprintable()

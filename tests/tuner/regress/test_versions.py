@@ -1,10 +1,13 @@
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tuner.errors import SpecError
+from tuner.regress.before import scenario_then
 from tuner.regress.running import OWN_TREE
+from tuner.regress.scenarios import read_checks
 from tuner.regress.versions import other_of
 
 PACKAGES = ("tuner", "solvers", "profilers")
@@ -63,13 +66,14 @@ def test_a_revision_of_moetune_itself_plans_today_s_scenarios(tmp_path: Path) ->
     assert other.checks is None
     assert sorted(each.name for each in other.tree.iterdir()) == sorted(PACKAGES)
     assert (other.tree / "tuner/__init__.py").read_text() == "old"
+    assert other.names == {"a"}
 
 
 @pytest.mark.parametrize("revision", ["nowhere", "--upload-pack=x", "HEAD:checks", ""])
 def test_what_is_no_revision_is_refused_in_one_line(
     revision: str, users: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(SpecError, match="name a revision that this repository has"):
+    with pytest.raises(SpecError, match=f"{re.escape(repr(revision))} is no revision of this"):
         other_of(f"git:{revision}", checks=users / "checks", scratch=tmp_path)
 
 
@@ -97,3 +101,39 @@ def test_a_folder_without_a_repository_is_refused(
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     with pytest.raises(SpecError, match="not a git repository"):
         other_of("git:HEAD", checks=tmp_path, scratch=tmp_path)
+
+
+def test_a_link_that_leaves_the_repository_is_left_out(users: Path, tmp_path: Path) -> None:
+    (users / "out").symlink_to("/etc/hostname")
+    (users / "up").symlink_to("../..")
+    (users / "inside").symlink_to("checks")
+    committed(users, {"x": "y"})
+    other = other_of("git:HEAD", checks=users / "checks", scratch=tmp_path)
+    assert other.checks is not None
+    top = other.checks.parent
+    assert sorted(each.name for each in top.iterdir()) == ["checks", "inside", "models", "x"]
+
+
+def test_a_history_that_was_cut_off_is_said_to_be_so(users: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", "--depth", "1", users.as_uri(), "clone")
+    with pytest.raises(SpecError, match=r"cut off: fetch it with .*fetch-depth: 0 on GitHub"):
+        other_of("git:HEAD~1", checks=tmp_path / "clone" / "checks", scratch=tmp_path)
+
+
+def test_files_that_a_partial_clone_lacks_are_said_to_be_missing(
+    users: Path, tmp_path: Path
+) -> None:
+    git(users, "config", "uploadpack.allowFilter", "true")
+    git(tmp_path, "clone", "-q", "--filter=blob:none", users.as_uri(), "clone")
+    users.rename(tmp_path / "away")
+    with pytest.raises(SpecError, match="are not all there: fetch them first"):
+        other_of("git:HEAD~1", checks=tmp_path / "clone" / "checks", scratch=tmp_path)
+
+
+def test_a_single_scenario_is_found_in_a_revision(users: Path, tmp_path: Path) -> None:
+    single = users / "checks" / "a"
+    other = other_of("git:HEAD~1", checks=single, scratch=tmp_path)
+    (scenario,) = read_checks(single).scenarios
+    then = scenario_then(scenario, other)
+    assert then is not None
+    assert then.spec.read_text() == "first\n"
