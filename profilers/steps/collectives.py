@@ -6,6 +6,8 @@ communicates nothing.
 Letters: B sequences, S tokens of a sequence, P ranks of the group, M rows, H columns.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +17,16 @@ from torch import Tensor
 # PyTorch renamed these two and warns on the old names; older releases have only those.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """A group that exchanges rows, and which of its ranks are on other nodes."""
+
+    group: dist.ProcessGroup
+    is_far_P: tuple[bool, ...]
+    note_far_bytes: Callable[[int], None]
+    """Told what this rank sends to other nodes, each time that it does."""
 
 
 def gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -27,13 +39,11 @@ def scatter_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return x if group.size() == 1 else _Scatter.apply(x, group)  # type: ignore[no-untyped-call]  # torch
 
 
-def all_to_all_rows(
-    x: Tensor, group: dist.ProcessGroup, *, send: list[int], receive: list[int]
-) -> Tensor:
+def all_to_all_rows(x: Tensor, peers: Peers, *, send: list[int], receive: list[int]) -> Tensor:
     """Send `send[p]` consecutive rows to rank p: [sum(send), H] -> [sum(receive), H]."""
-    if group.size() == 1:
+    if peers.group.size() == 1:
         return x
-    return _AllToAll.apply(x, group, send, receive)  # type: ignore[no-any-return, no-untyped-call]  # torch
+    return _AllToAll.apply(x, peers, send, receive)  # type: ignore[no-any-return, no-untyped-call]  # torch
 
 
 def exchange_counts(counts_PN: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -61,14 +71,16 @@ def _scattered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return own
 
 
-def _exchanged(x: Tensor, group: dist.ProcessGroup, send: list[int], receive: list[int]) -> Tensor:
+def _exchanged(x: Tensor, peers: Peers, send: list[int], receive: list[int]) -> Tensor:
+    far = sum(rows for rows, is_far in zip(send, peers.is_far_P, strict=True) if is_far)
+    peers.note_far_bytes(far * x.shape[1] * x.element_size())
     received = x.new_empty(sum(receive), x.shape[1])
     dist.all_to_all_single(
         received,
         x.contiguous(),
         output_split_sizes=receive,
         input_split_sizes=send,
-        group=group,
+        group=peers.group,
     )
     return received
 
@@ -97,12 +109,10 @@ class _Scatter(torch.autograd.Function):
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, group: dist.ProcessGroup, send: list[int], receive: list[int]
-    ) -> Tensor:
-        ctx.group, ctx.send, ctx.receive = group, send, receive
-        return _exchanged(x, group, send, receive)
+    def forward(ctx: Any, x: Tensor, peers: Peers, send: list[int], receive: list[int]) -> Tensor:
+        ctx.peers, ctx.send, ctx.receive = peers, send, receive
+        return _exchanged(x, peers, send, receive)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchanged(grad, ctx.group, ctx.receive, ctx.send), None, None, None
+        return _exchanged(grad, ctx.peers, ctx.receive, ctx.send), None, None, None

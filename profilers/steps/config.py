@@ -12,9 +12,9 @@ experts. Expert tensor parallelism is 1.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from profilers.records import Record, Seconds
 
@@ -43,6 +43,15 @@ class Recompute(StrEnum):
     """Dispatch, experts and combine, chunk by chunk (MemFine)."""
     FULL = "full"
     """The whole layer; inside it the experts chunk by chunk when there is more than one chunk."""
+
+
+class Dispatcher(StrEnum):
+    """How token copies reach the ranks of their experts, and come back."""
+
+    FLAT = "flat"
+    """One all-to-all over the expert group, one row for every copy."""
+    HIERARCHICAL = "hierarchical"
+    """One row for every node that a token needs; it is copied inside the node (HierMoE)."""
 
 
 class ModelShape(Record):
@@ -93,6 +102,9 @@ class Parallelism(Record):
     zero_stage: Literal[0, 1, 3] = 0
     """0: gradients all-reduced. 1: gradients reduce-scattered once a step, optimizer sharded,
     parameters gathered once a step. 3: parameters sharded too, gathered layer by layer."""
+    dispatcher: Dispatcher = Dispatcher.FLAT
+    ranks_per_node: Count | None = None
+    """Consecutive ranks that share a node; absent means as torchrun started them."""
 
     @property
     def world(self) -> int:
@@ -108,7 +120,30 @@ class Parallelism(Record):
             raise ValueError("virtual_pipeline above 1 needs pipeline above 1")
         if self.zero_stage == 3 and self.pipeline > 1:
             raise ValueError("zero_stage 3 needs pipeline 1")
+        if self.ranks_per_node is not None and not self.spans_nodes_evenly(self.ranks_per_node):
+            raise ValueError(
+                f"dispatcher hierarchical needs ranks_per_node {self.ranks_per_node} to divide"
+                f" expert {self.expert}, or to be a multiple of it"
+            )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the younger fields out where they say nothing: older releases refuse them."""
+        fields: dict[str, Any] = write(self)
+        if self.dispatcher is Dispatcher.FLAT:
+            del fields["dispatcher"]
+        if self.ranks_per_node is None:
+            del fields["ranks_per_node"]
+        return fields
+
+    def spans_nodes_evenly(self, ranks_per_node: int) -> bool:
+        """Whether expert groups are cut by nodes as the dispatcher needs it."""
+        return (
+            self.dispatcher is Dispatcher.FLAT
+            or self.expert % ranks_per_node == 0
+            or ranks_per_node % self.expert == 0
+        )
 
 
 class Stage(Record):
@@ -233,3 +268,7 @@ class StepReport(Record):
     """[timed steps][MoE layers][experts]: token copies of the global batch."""
     chunks_used: tuple[tuple[int, ...], ...]
     """[timed steps][MoE layers]: largest chunk count used in the step."""
+    inter_node_bytes: tuple[Size, ...] = ()
+    """[timed steps]: bytes that dispatch and combine, forward and backward, sent from one node to
+    another, all ranks together: rows, gates and expert ids, but not the counts that announce them.
+    Empty in reports of older releases."""

@@ -1,4 +1,4 @@
-"""What a rank writes down while it runs a step: loads, chunk counts, activation bytes."""
+"""What a rank writes down while it runs a step: loads, chunk counts, activation bytes, traffic."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,11 +24,14 @@ class Instruments:
         """Token copies that this rank's tokens sent to each expert, in this step."""
         self.chunks_L = torch.zeros(moe_layers, dtype=torch.int64, device=device)
         """Largest chunk count of each MoE layer of this rank, in this step."""
+        self.far_bytes = 0
+        """What this rank's dispatch and combine sent to other nodes, in this step."""
 
     def begin_step(self) -> None:
         """Forget the last step."""
         self.load_LE.zero_()
         self.chunks_L.zero_()
+        self.far_bytes = 0
 
     def note_load(self, moe_layer: int, copies_E: Tensor) -> None:
         """Add one micro-batch's token copies per expert."""
@@ -37,6 +40,10 @@ class Instruments:
     def note_chunks(self, moe_layer: int, chunks: int) -> None:
         """Remember the largest chunk count."""
         self.chunks_L[moe_layer].clamp_(min=chunks)
+
+    def note_far_bytes(self, num_bytes: int) -> None:
+        """Add what was sent to other nodes."""
+        self.far_bytes += num_bytes
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -6,8 +6,16 @@ of D data and T tensor ranks with expert degree X:
     stage     D * T ranks       what tensor parallelism replicates: norms, router, embedding, head
     data      D ranks           what tensor parallelism splits: attention, dense and shared FFN
     replica   D * T / X ranks   experts, among the ranks that hold the same ones
+
+Where the hierarchical dispatcher crosses nodes of N ranks, two more groups cut the expert group:
+
+    across    X / N ranks       one of every node, those at the same place
+    inside    N ranks           of one node
+
+Not covered: nodes with different numbers of ranks.
 """
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from profilers.steps.config import Parallelism
+from profilers.errors import RankError
+from profilers.steps.config import Dispatcher, Parallelism
 
 Ranks = list[list[int]]
 
@@ -26,10 +35,14 @@ class Layout:
 
     degrees: Parallelism
     rank: int
+    ranks_per_node: int
     device: torch.device
     tensor_group: dist.ProcessGroup
     pipeline_group: dist.ProcessGroup
     expert_group: dist.ProcessGroup
+    across_group: dist.ProcessGroup | None
+    """Absent, as `inside_group`, where dispatch is flat or stays inside a node."""
+    inside_group: dist.ProcessGroup | None
     stage_mesh: DeviceMesh
     data_mesh: DeviceMesh
     replica_mesh: DeviceMesh
@@ -53,6 +66,12 @@ class Layout:
     def expert_rank(self) -> int:
         """Which block of the experts."""
         return self.rank % (self.degrees.tensor * self.degrees.data) % self.degrees.expert
+
+    def is_far(self, group: dist.ProcessGroup) -> tuple[bool, ...]:
+        """Which ranks of a group are on other nodes than this one."""
+        node = self.rank // self.ranks_per_node
+        ranks = dist.get_process_group_ranks(group)
+        return tuple(rank // self.ranks_per_node != node for rank in ranks)
 
 
 def groups_of(degrees: Parallelism) -> dict[str, Ranks]:
@@ -79,11 +98,41 @@ def groups_of(degrees: Parallelism) -> dict[str, Ranks]:
     }
 
 
+def node_groups_of(degrees: Parallelism, *, ranks_per_node: int) -> dict[str, Ranks]:
+    """List the groups of the hierarchical dispatcher; none where it has no nodes to cross."""
+    expert = degrees.expert
+    if degrees.dispatcher is Dispatcher.FLAT or expert <= ranks_per_node:
+        return {}
+    return {
+        "across": [
+            list(range(first + place, first + expert, ranks_per_node))
+            for first in range(0, degrees.world, expert)
+            for place in range(ranks_per_node)
+        ],
+        "inside": [
+            list(range(first, first + ranks_per_node))
+            for first in range(0, degrees.world, ranks_per_node)
+        ],
+    }
+
+
 def join(degrees: Parallelism, *, device: torch.device, timeout: timedelta) -> Layout:
-    """Create the groups of this rank; every rank of the job must call it, in the same order."""
+    """Create the groups of this rank; every rank of the job must call it, in the same order.
+
+    Raises:
+        RankError: the dispatcher cannot work on nodes of so many ranks.
+    """
+    started = int(os.environ.get("LOCAL_WORLD_SIZE", degrees.world))
+    ranks_per_node = degrees.ranks_per_node or started
+    if not degrees.spans_nodes_evenly(ranks_per_node):
+        raise RankError(
+            f"{ranks_per_node} ranks on a node neither divide the {degrees.expert} expert ranks"
+            " nor are a multiple of them: use dispatcher flat"
+        )
     created: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
     groups: dict[str, dist.ProcessGroup] = {}
-    for kind, ranks in groups_of(degrees).items():
+    wanted = groups_of(degrees) | node_groups_of(degrees, ranks_per_node=ranks_per_node)
+    for kind, ranks in wanted.items():
         key = tuple(tuple(group) for group in ranks)
         if key not in created:
             created[key], _ = dist.new_subgroups_by_enumeration(ranks, timeout=timeout)  # type: ignore[no-untyped-call]  # torch
@@ -104,10 +153,13 @@ def join(degrees: Parallelism, *, device: torch.device, timeout: timedelta) -> L
     return Layout(
         degrees=degrees,
         rank=dist.get_rank(),
+        ranks_per_node=ranks_per_node,
         device=device,
         tensor_group=groups["tensor"],
         pipeline_group=groups["pipeline"],
         expert_group=groups["expert"],
+        across_group=groups.get("across"),
+        inside_group=groups.get("inside"),
         stage_mesh=mesh("stage"),
         data_mesh=mesh("data"),
         replica_mesh=mesh("replica"),

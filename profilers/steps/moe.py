@@ -8,28 +8,23 @@ The paper leaves open how ranks agree; here they take the largest count of the g
 that exchanges fewer chunks than its peers would leave them waiting for ever.
 
 Letters: T tokens of this rank, H hidden size, K experts per token, E experts, P expert ranks,
-M copies sent, R copies received.
+R copies received.
 
 Not covered: capacity limits and dropped tokens; expert tensor parallelism.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from profilers.steps.collectives import all_to_all_rows, exchange_counts
+from profilers.steps.collectives import Peers, exchange_counts
 from profilers.steps.config import Recompute, Stage, StepConfig
+from profilers.steps.dispatch import dispatch_flat, dispatch_hierarchical
 from profilers.steps.experts import expert_ffn
 from profilers.steps.feed_forward import FeedForward
-from profilers.steps.functional import (
-    expert_order,
-    inverse_order,
-    permute,
-    reorder,
-    unpermute,
-)
 from profilers.steps.instruments import Instruments
 from profilers.steps.layout import Layout
 from profilers.steps.recompute import recomputed
@@ -98,7 +93,12 @@ class RoutedExperts(nn.Module):
         self.gate_up = parameter(torch.stack(gate_up), layout.device)
         self.down = parameter(torch.stack(down), layout.device)
         self._num_experts = model.num_experts
-        self._group = layout.expert_group
+        self._peers = _peers(layout.expert_group, layout, instruments)
+        self._hops = tuple(
+            _peers(group, layout, instruments)
+            for group in (layout.across_group, layout.inside_group)
+            if group is not None
+        )
         self._instruments = instruments
         self._stage = stage
         self._moe_layer = moe_layer
@@ -129,38 +129,36 @@ class RoutedExperts(nn.Module):
         )
 
     def _exchange_and_compute(self, x_TH: Tensor, experts_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        order_M = expert_order(experts_TK)
-        rows = permute(x_TH, order_M, top_k=experts_TK.shape[1])
-        sent_PE = self._copies(experts_TK)
-        received_PE = exchange_counts(sent_PE, self._group)
-        # Copied to the host at once: on a device each copy waits for all work before it.
-        sent, received = torch.stack((sent_PE, received_PE)).tolist()
-        send, receive = [sum(row) for row in sent], [sum(row) for row in received]
-        counts = [sum(column) for column in zip(*received, strict=True)]
-        rows = all_to_all_rows(rows, self._group, send=send, receive=receive)
-        if min(received_PE.shape) == 1:
-            # One source or one expert: the rows already lie by expert.
-            rows = expert_ffn(rows, counts, self.gate_up, self.down)
-        else:
-            by_expert_R = _expert_of_row(received_PE).argsort(stable=True)
-            by_source_R = inverse_order(by_expert_R)
-            rows = reorder(rows, by_expert_R, by_source_R)
-            rows = expert_ffn(rows, counts, self.gate_up, self.down)
-            rows = reorder(rows, by_source_R, by_expert_R)
-        rows = all_to_all_rows(rows, self._group, send=receive, receive=send)
-        return unpermute(rows, order_M, weight_TK)
+        if not self._hops:
+            copies_PE = self._copies(experts_TK)
+            return dispatch_flat(
+                x_TH, experts_TK, weight_TK, copies_PE=copies_PE, peers=self._peers, ffn=self._ffn
+            )
+        across, inside = self._hops
+        return dispatch_hierarchical(
+            x_TH,
+            experts_TK,
+            weight_TK,
+            num_experts=self._num_experts,
+            across=across,
+            inside=inside,
+            ffn=self._ffn,
+        )
+
+    def _ffn(self, rows_RH: Tensor, counts_E: Sequence[int]) -> Tensor:
+        return expert_ffn(rows_RH, counts_E, self.gate_up, self.down)
 
     def _copies(self, experts_TK: Tensor) -> Tensor:
         copies_E = experts_TK.flatten().bincount(minlength=self._num_experts)
-        return copies_E.view(self._group.size(), -1)
+        return copies_E.view(self._peers.group.size(), -1)
 
     def _num_chunks(self, experts_TK: Tensor) -> int:
         limit = self._stage.max_chunk_tokens
         if limit is None:
             return self._stage.chunks
-        received = exchange_counts(self._copies(experts_TK), self._group).sum()
-        if self._group.size() > 1:
-            dist.all_reduce(received, op=dist.ReduceOp.MAX, group=self._group)
+        received = exchange_counts(self._copies(experts_TK), self._peers.group).sum()
+        if self._peers.group.size() > 1:
+            dist.all_reduce(received, op=dist.ReduceOp.MAX, group=self._peers.group)
         return chunks_needed(int(received), limit=limit, most=self._stage.max_chunks)
 
 
@@ -175,7 +173,7 @@ def even_parts(total: int, *, parts: int) -> list[int]:
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
-def _expert_of_row(received_PE: Tensor) -> Tensor:
-    sources, experts = received_PE.shape
-    expert = torch.arange(experts, device=received_PE.device).repeat(sources)
-    return expert.repeat_interleave(received_PE.flatten())
+def _peers(group: dist.ProcessGroup, layout: Layout, instruments: Instruments) -> Peers:
+    return Peers(
+        group=group, is_far_P=layout.is_far(group), note_far_bytes=instruments.note_far_bytes
+    )

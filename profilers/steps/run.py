@@ -38,14 +38,16 @@ def run(config: StepConfig, layout: Layout) -> StepReport:
     losses: list[Tensor] = []
     loads: list[Tensor] = []
     chunks: list[Tensor] = []
+    crossed: list[Tensor] = []
     gc.collect()
     gc.disable()
     for step in range(config.warmup_steps + 1, config.warmup_steps + 1 + config.steps):
-        second, loss, load_LE, chunks_L = _timed_step(training, layout, step)
+        second, loss, load_LE, chunks_L, far_bytes = _timed_step(training, layout, step)
         seconds.append(second)
         losses.append(loss)
         loads.append(load_LE)
         chunks.append(chunks_L)
+        crossed.append(far_bytes)
     gc.enable()
     slowest_s = torch.stack(seconds)
     dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
@@ -60,6 +62,7 @@ def run(config: StepConfig, layout: Layout) -> StepReport:
         memory=memory,
         loads=tuple(tuple(tuple(row) for row in load.tolist()) for load in loads),
         chunks_used=tuple(tuple(used.tolist()) for used in chunks),
+        inter_node_bytes=tuple(int(far_bytes) for far_bytes in crossed),
     )
 
 
@@ -67,7 +70,8 @@ def start(config: StepConfig, *, device: torch.device) -> Layout:
     """Join the job that torchrun started, or make one of this single process.
 
     Raises:
-        RankError: the job has another number of ranks than the configuration.
+        RankError: the job has another number of ranks than the configuration, or the dispatcher
+            cannot work on its nodes.
     """
     degrees = config.parallelism
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -105,7 +109,7 @@ def device_name(device: torch.device) -> str:
 
 def _timed_step(
     training: Training, layout: Layout, step: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     training.prepare(step)
     dist.barrier()
     _synchronize(layout.device)

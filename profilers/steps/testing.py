@@ -30,9 +30,9 @@ Piece = tuple[str, int, int, Tensor]
 
 
 def observe(config: StepConfig, layout: Layout) -> dict[str, Any]:
-    """Train `config.steps` steps: losses, loads and chunks of each, gradients of the first."""
+    """Train `config.steps` steps: what each of them saw, and the gradients of the first."""
     training = Training(config, layout)
-    losses, loads, chunks = [], [], []
+    losses, loads, chunks, crossed = [], [], [], []
     gradients: dict[str, Tensor] = {}
     for step in range(config.steps):
         training.prepare(step)
@@ -40,11 +40,12 @@ def observe(config: StepConfig, layout: Layout) -> dict[str, Any]:
         if step == 0:
             gradients = whole_gradients(config, layout, training)
         training.update()
-        load_LE, chunks_L = training.settle()
+        load_LE, chunks_L, far_bytes = training.settle()
         dist.all_reduce(loss)
         losses.append(loss.item())
         loads.append(load_LE.tolist())
         chunks.append(chunks_L.tolist())
+        crossed.append(far_bytes.item())
     meter = training.metered(config.steps)
     peaks: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(peaks, meter.peak_bytes)
@@ -54,6 +55,7 @@ def observe(config: StepConfig, layout: Layout) -> dict[str, Any]:
         "loads": loads,
         "chunks": chunks,
         "activation_bytes": peaks,
+        "inter_node_bytes": crossed,
     }
 
 

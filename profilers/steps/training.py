@@ -90,17 +90,23 @@ class Training:
         for shard, weight in zip(self._shards, self.modules.parameters(), strict=True):
             shard.grad = weight.grad = None
 
-    def settle(self) -> tuple[Tensor, Tensor]:
-        """Share what the step saw, move the loss-free bias; ([L, E] loads, [L] chunk counts)."""
+    def settle(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Share what the step saw, move the loss-free bias.
+
+        Returns:
+            [L, E] loads, [L] chunk counts, and the bytes that crossed nodes.
+        """
         load_LE = self.instruments.load_LE.clone()
         chunks_L = self.instruments.chunks_L.clone()
+        far_bytes = torch.tensor(self.instruments.far_bytes, device=load_LE.device)
         dist.all_reduce(load_LE)
+        dist.all_reduce(far_bytes)
         dist.all_reduce(chunks_L, op=dist.ReduceOp.MAX)
         if self._config.routing.balancing == "loss_free":
             for part in self.modules.modules():
                 if isinstance(part, Moe):
                     part.router.move_bias(load_LE[part.router.moe_layer])
-        return load_LE, chunks_L
+        return load_LE, chunks_L, far_bytes
 
     def metered(self, step: int) -> ActivationMeter:
         """Run one whole step with the meter on; far slower than a plain one."""

@@ -23,10 +23,14 @@ def tiny(
     data: int = 1,
     expert: int = 1,
     zero: int = 1,
+    nodes_of: int | None = None,
     stage: Mapping[str, Any] | None = None,
     **changed: Any,
 ) -> Fields:
-    """One dense and three MoE layers; any top-level field can be changed."""
+    """One dense and three MoE layers; any top-level field can be changed.
+
+    With `nodes_of` ranks on a node, dispatch is hierarchical.
+    """
     chunks = pipeline * virtual
     fields: Fields = {
         "model": {
@@ -59,6 +63,8 @@ def tiny(
         "warmup_steps": 1,
         "device": "cpu",
     }
+    if nodes_of:
+        fields["parallelism"] |= {"dispatcher": "hierarchical", "ranks_per_node": nodes_of}
     return fields | changed
 
 

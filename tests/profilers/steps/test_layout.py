@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.steps.config import Parallelism
-from profilers.steps.layout import groups_of
+from profilers.steps.config import Dispatcher, Parallelism
+from profilers.steps.layout import groups_of, node_groups_of
 
 
 def test_groups_of_a_folded_layout() -> None:
@@ -43,3 +43,15 @@ def test_every_kind_of_group_covers_every_rank_once(
     for kind, ranks in groups_of(degrees).items():
         assert sorted(rank for group in ranks for rank in group) == list(range(degrees.world))
         assert {len(group) for group in ranks} == {sizes[kind]}
+
+
+def test_expert_groups_that_cross_nodes_are_cut_across_and_inside() -> None:
+    # 2 expert groups of 4 ranks on nodes of 2.
+    degrees = Parallelism(data=8, expert=4, dispatcher=Dispatcher.HIERARCHICAL)
+    assert node_groups_of(degrees, ranks_per_node=2) == {
+        "across": [[0, 2], [1, 3], [4, 6], [5, 7]],
+        "inside": [[0, 1], [2, 3], [4, 5], [6, 7]],
+    }
+    # 4 ranks on a node, or flat dispatch: nothing to cross.
+    assert node_groups_of(degrees, ranks_per_node=4) == {}
+    assert node_groups_of(Parallelism(data=8, expert=4), ranks_per_node=2) == {}

@@ -51,6 +51,29 @@ CASES: Mapping[str, tuple[int, Fields, str]] = {
         {"tensor": 2, "data": 2, "expert": 4, "stage": {"recompute": "full", "chunks": 2}},
         "forced",
     ),
+    "2 nodes of 2, forced": (4, {"data": 4, "expert": 4, "nodes_of": 2}, "forced"),
+    "2 nodes of 2, chunks at run time": (
+        4,
+        {"data": 4, "expert": 4, "nodes_of": 2, "stage": LIMITED},
+        "learned",
+    ),
+    "2 nodes of 2, tensor 2, full": (
+        4,
+        {
+            "tensor": 2,
+            "data": 2,
+            "expert": 4,
+            "nodes_of": 2,
+            "stage": {"recompute": "full", "chunks": 2},
+        },
+        "learned",
+    ),
+    "4 nodes of 1": (4, {"data": 4, "expert": 4, "nodes_of": 1}, "loss-free"),
+    "2 nodes of 2, expert 2 inside them": (
+        4,
+        {"data": 4, "expert": 2, "nodes_of": 2},
+        "learned",
+    ),
     "tensor 2, pipeline 2, zero 0": (4, {"tensor": 2, "pipeline": 2, "zero": 0}, "learned"),
 }
 # Every kind of parallelism and recomputation once or twice; the others are slow.
@@ -68,6 +91,9 @@ ESSENTIAL = frozenset(
         "pipeline 2, virtual 2, full",
         "data 2, pipeline 2, expert 2",
         "tensor 2, data 2, expert 4",
+        "2 nodes of 2, forced",
+        "2 nodes of 2, tensor 2, full",
+        "4 nodes of 1",
     }
 )
 NAMES = [
