@@ -5,19 +5,15 @@ sliding window left out. Of ranks the busiest counts: the one that sends most an
 receives most (profilers/kv_transfer/shards.py says who sends what).
 
 Time: a path is a chain of stages, each a rate: device to host, conversion, network, host to device;
-a path from device to device has the network alone. Layers leave one by one while prefill goes on,
-so that with t_k the seconds of one layer in stage k, L layers, and a layer of prefill every T / L,
+a path from device to device has the network alone. With t_k the seconds of all bytes in stage k
 
-    whole     alpha + L sum_k t_k                               nothing overlaps
-    exposed   alpha + sum_k t_k + (L - 1) max(0, max_k t_k - T / L)    after the end of prefill
+    whole     alpha + sum_k t_k           nothing overlaps
 
-The second is exact for a permutation flow shop of equal jobs released at even times: the last layer
-waits either for its own release or for the slowest stage to have passed the L - 1 before it.
-
-Source: the stages are those of arXiv 2509.17542; sending layer by layer is Splitwise's (Patel et
-al., arXiv 2311.18677). The closed form is ours, and tests/tuner/costs/test_kv_hand_over.py holds it
-against the flow shop played job by job.
-Valid: one request at a time on each link; queueing for a link is the simulation's business.
+Source: the stages are those of arXiv 2509.17542; latency and bandwidth of each are Hockney's
+(Parallel Computing 20(3), 1994).
+Valid: one request at a time on each link; queueing for a link is the simulation's business. Not
+covered: layers that leave one by one while prefill goes on (Splitwise, arXiv 2311.18677), which no
+described connector does.
 """
 
 from collections.abc import Sequence
@@ -126,13 +122,6 @@ def rank_kv_bytes(
 def whole_s(rank_bytes: float, *, path: KvPath) -> float:
     """Predict the seconds of a hand-over that begins when prefill has ended."""
     return path.latency_s + sum(rank_bytes / rate for rate in path.rates)
-
-
-def exposed_s(rank_bytes: float, *, path: KvPath, num_layers: int, prefill_s: float) -> float:
-    """Predict the seconds between the end of prefill and the arrival of the last layer."""
-    layer_s = [rank_bytes / num_layers / rate for rate in path.rates]
-    behind_s = max(0.0, max(layer_s) - prefill_s / num_layers)
-    return path.latency_s + sum(layer_s) + (num_layers - 1) * behind_s
 
 
 def conversion_bytes_per_s(

@@ -1,10 +1,8 @@
-"""Bytes and seconds of a KV hand-over: by hand, and against a flow shop played job by job."""
+"""Bytes and seconds of a KV hand-over: by hand."""
 
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from profilers.kv_transfer.shards import Degrees
 from profilers.records import Case, Measurement
@@ -14,7 +12,6 @@ from tuner.costs.kv_hand_over import (
     KvPath,
     cache_shape,
     conversion_bytes_per_s,
-    exposed_s,
     rank_kv_bytes,
     request_kv_bytes,
     whole_s,
@@ -113,46 +110,6 @@ def test_seconds_by_hand() -> None:
         conversion_bytes_per_s=1e9,
     )
     assert whole_s(2e9, path=host) == pytest.approx(0.001 + 2 + 1 + 2 + 0.5)
-    # 10 layers of 0.2 s in the slowest stage; prefill makes one every 0.5 s: one layer is exposed
-    last = 0.1 + 0.2 + 0.2 + 0.05
-    found = exposed_s(2e9, path=host, num_layers=10, prefill_s=5.0)
-    assert found == pytest.approx(0.001 + last)
-    # prefill makes one every 0.05 s: nine layers queue 0.15 s each
-    found = exposed_s(2e9, path=host, num_layers=10, prefill_s=0.5)
-    assert found == pytest.approx(0.001 + last + 9 * 0.15)
-
-
-def played_s(layer_s: list[float], *, layers: int, prefill_s: float) -> float:
-    """Completion of the last layer after prefill's end, one layer and stage at a time."""
-    free_s = [0.0] * len(layer_s)
-    ready_s = 0.0
-    for layer in range(layers):
-        ready_s = prefill_s * (layer + 1) / layers
-        for stage, seconds in enumerate(layer_s):
-            ready_s = free_s[stage] = max(ready_s, free_s[stage]) + seconds
-    return ready_s - prefill_s
-
-
-@given(
-    rates=st.lists(st.floats(1.0, 1e3), min_size=4, max_size=4),
-    layers=st.integers(1, 40),
-    prefill_s=st.floats(0.0, 50.0),
-)
-@settings(max_examples=150, deadline=None)
-def test_what_is_exposed_is_what_a_flow_shop_shows(
-    rates: list[float], layers: int, prefill_s: float
-) -> None:
-    path = KvPath(
-        network_bytes_per_s=rates[0],
-        latency_s=0.0,
-        device_to_host_bytes_per_s=rates[1],
-        host_to_device_bytes_per_s=rates[2],
-        conversion_bytes_per_s=rates[3],
-    )
-    layer_s = [1000.0 / layers / rate for rate in path.rates]
-    found = exposed_s(1000.0, path=path, num_layers=layers, prefill_s=prefill_s)
-    assert found == pytest.approx(played_s(layer_s, layers=layers, prefill_s=prefill_s), rel=1e-6)
-    assert found <= whole_s(1000.0, path=path) * (1.0 + 1e-9)
 
 
 @pytest.mark.parametrize(

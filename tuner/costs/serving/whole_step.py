@@ -53,11 +53,6 @@ def step_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
     return round_s(iteration, layers_Q, last_Q, busy_Q) + iteration.passed_s(tokens_Q)
 
 
-def token_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
-    """Seconds per token of a running sequence."""
-    return np.asarray(step_s(iteration, n_Q, past_Q) / iteration.tokens_per_step)
-
-
 def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats:
     """Seconds of a step that reads m tokens of one prompt, behind so many read before.
 

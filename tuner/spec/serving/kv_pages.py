@@ -36,8 +36,6 @@ NVIDIA: Final = frozenset(
 )
 LAYOUT: Final = {"vllm": "hnd", "sglang": "nhd", "trtllm": "hnd"}
 """By engine; of no meaning for a latent cache."""
-_USUAL: Final = (1, 16, 32, 64, 128)
-"""Tokens that attention kernels are built for."""
 _VLLM_LEAST: Final = 16
 """Tokens: no attention kernel for NVIDIA devices takes smaller blocks."""
 
@@ -102,11 +100,3 @@ def legal_pages(
     if generation is not Generation.BLACKWELL:
         return LegalPages()
     return LegalPages(among=(32, 64) if cache is CacheKind.LATENT else (16, 32, 64, 128))
-
-
-def allowed_page_tokens(
-    *, engine: str, cache: CacheKind, generation: Generation, dtype: str
-) -> tuple[int, ...]:
-    """Return the usual page sizes that are legal, in tokens, ascending; empty: not described."""
-    legal = legal_pages(engine=engine, cache=cache, generation=generation, dtype=dtype)
-    return () if legal is None else tuple(page for page in _USUAL if legal.holds(page))

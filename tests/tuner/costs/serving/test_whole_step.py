@@ -12,7 +12,7 @@ from tuner.costs.serving.engine import Degrees, Engine, Exchange
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.whole_step import draft_s, halves_s, prompt_step_s, step_s, token_s
+from tuner.costs.serving.whole_step import draft_s, halves_s, prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
 
 FP8 = Formats(
@@ -41,7 +41,7 @@ def test_a_plain_step_is_the_sum_of_its_parts() -> None:
     for one in (TENSOR, DATA):
         parts = one.linear_s(N) + one.head_s(N) + one.decode_s(N, PAST) + one.scheduler_s
         assert step_s(one, N, PAST) == pytest.approx(parts)
-        assert token_s(one, N, PAST) == pytest.approx(parts)
+        assert one.tokens_per_step == 1.0
 
 
 @pytest.mark.parametrize("method", list(Method))
@@ -50,10 +50,12 @@ def test_drafts_pay_for_few_sequences_and_not_where_none_is_kept(method: Method)
         replace(DATA, drafting=Drafting(draft_tokens=2, acceptance=acceptance, method=method))
         for acceptance in (0.8, 0.0)
     )
-    assert float(token_s(good, N, PAST)[0]) < float(token_s(DATA, N, PAST)[0])
-    assert (token_s(useless, N, PAST) > token_s(DATA, N, PAST)).all()
+    plain = step_s(DATA, N, PAST)
+    assert float(step_s(good, N, PAST)[0]) / good.tokens_per_step < float(plain[0])
     # A step itself always takes longer: it checks three tokens for one.
-    assert (step_s(good, N, PAST) > step_s(DATA, N, PAST)).all()
+    assert useless.tokens_per_step == 1.0
+    assert (step_s(useless, N, PAST) > plain).all()
+    assert (step_s(good, N, PAST) > plain).all()
 
 
 def test_every_further_draft_takes_one_pass_more() -> None:
