@@ -169,6 +169,8 @@ def _listed(found: ServingEstimate) -> Iterator[str]:
         yield from _wrapped("manifest       ", refusal)
     if found.flags_unpriced:
         yield from _wrapped("without price  ", ", ".join(found.flags_unpriced))
+    if found.flags_timeless:
+        yield from _wrapped("no effect      ", ", ".join(found.flags_timeless))
     if found.flags_ignored:
         yield from _wrapped("ignored        ", ", ".join(found.flags_ignored))
     for note in found.notes:

@@ -37,7 +37,7 @@ def test_a_person_reads_latency_memory_and_what_to_change(capsys: Captured) -> N
         "    --",
         "other changes of one thing",
         "without price  --disable-cuda-graph",
-        "ignored        --model-path m, --trust-remote-code",
+        "no effect      --model-path m, --trust-remote-code",
         "note           from the datasheet: ",
     ):
         assert part in shown, part

@@ -89,9 +89,10 @@ def estimate_serving(
         changes=changes,
         least_gain_ratio=LEAST_GAIN_RATIO,
         num_tried=len(changes),
-        flags_understood=launch.understood,
-        flags_ignored=launch.ignored,
-        flags_unpriced=launch.unpriced,
+        flags_understood=launch.flags.understood,
+        flags_ignored=launch.flags.ignored,
+        flags_unpriced=launch.flags.unpriced,
+        flags_timeless=launch.flags.timeless,
         refused_by=refused(asked, option, launch.setting),
         notes=(*launch.notes, *_notes(asked, option, load, spec=spec)),
     )

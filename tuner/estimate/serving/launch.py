@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from tuner.costs.serving.drafting import Method
 from tuner.costs.serving.engine import Degrees, Engine
+from tuner.estimate.serving.words import SortedFlags
 from tuner.serve_plan import Role
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec
@@ -57,10 +58,6 @@ class ServingLaunch:
     quantization: str = ""
     """Of the weights, in the words of a spec; empty: what the checkpoint has."""
     kv_cache_dtype: str = "bf16"
-    understood: tuple[str, ...] = ()
-    """Flags that the prediction rests on."""
-    ignored: tuple[str, ...] = ()
-    """Flags that change nothing in it."""
-    unpriced: tuple[str, ...] = ()
-    """Flags that change the launch's speed, and are not part of the prediction."""
+    flags: SortedFlags = field(default=SortedFlags())
+    """By what they are to the prediction."""
     notes: tuple[str, ...] = field(default=())

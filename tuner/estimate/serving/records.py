@@ -107,6 +107,8 @@ class ServingEstimate(Record):
     """Change nothing in the prediction."""
     flags_unpriced: tuple[str, ...]
     """Change the launch's speed, and are not part of the prediction."""
+    flags_timeless: tuple[str, ...] = ()
+    """Say what is served, where and by which machines: without effect on times."""
     refused_by: tuple[str, ...]
     """What the release's manifest says against the launch as it stands."""
     notes: tuple[str, ...]

@@ -42,6 +42,22 @@ class Server:
     """Flags that the prediction rests on."""
     unpriced: frozenset[str]
     """Flags that change the launch's speed, and are not part of the prediction."""
+    timeless: frozenset[str]
+    """Flags that say what is served, where and by which machines, whatever its times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortedFlags:
+    """Flags as typed, by what they are to the prediction."""
+
+    understood: tuple[str, ...] = ()
+    """It rests on them."""
+    ignored: tuple[str, ...] = ()
+    """Not known here; they change nothing in it."""
+    unpriced: tuple[str, ...] = ()
+    """They change the launch's speed, and are not part of it."""
+    timeless: tuple[str, ...] = ()
+    """Without effect on times: what is served, where, by which machines."""
 
 
 def flags_of_server(text: str, *, source: str, server: Server) -> Flags | None:
@@ -129,20 +145,25 @@ def tokens(flags: Flags, name: str) -> int | None:
     return number
 
 
-def sorted_flags(
-    flags: Flags, server: Server
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Split flags as typed into understood, ignored, and those that matter and have no price."""
-    understood, ignored, left = [], [], []
+def sorted_flags(flags: Flags, server: Server) -> SortedFlags:
+    """Split flags as typed by what they are to the prediction."""
+    understood, ignored, left, timeless = [], [], [], []
     for name in sorted(flags.values):
         said = _said(flags, name)
         if name in server.read:
             understood.append(said)
+        elif name in server.timeless:
+            timeless.append(said)
         elif name in server.unpriced or name.startswith("speculative"):
             left.append(said)
         else:
             ignored.append(said)
-    return tuple(understood), tuple(ignored), tuple(left)
+    return SortedFlags(
+        understood=tuple(understood),
+        ignored=tuple(ignored),
+        unpriced=tuple(left),
+        timeless=tuple(timeless),
+    )
 
 
 def _said(flags: Flags, name: str) -> str:

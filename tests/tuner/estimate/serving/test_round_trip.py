@@ -7,7 +7,7 @@ import pytest
 
 from tuner.emit.serving.scripts import emit
 from tuner.emit.serving.shape import group_shapes
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving, shared_device
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text
@@ -77,6 +77,7 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
     assert not found.load.missed
 
 
+DRAFTS = {"draft_tokens": 2, "acceptance": 0.7}
 DECISIONS = {
     "one device": aggregated(devices=1, attention_dp=1, ep=1),
     "tensor": aggregated(attention_tp=8, attention_dp=1, moe_tp=8, ep=1),
@@ -84,6 +85,10 @@ DECISIONS = {
     "data": aggregated(a2a_backend="allgather"),
     "both": aggregated(attention_tp=2, attention_dp=4, a2a_backend="allgather"),
     "deepep": aggregated(a2a_backend="deepep_normal"),
+    "several machines": aggregated(
+        devices=16, attention_tp=2, attention_dp=8, ep=16, a2a_backend="allgather"
+    ),
+    "one rank on several machines": aggregated(devices=16, attention_tp=16, attention_dp=1, ep=16),
     "apart": disaggregated(
         prefill={"a2a_backend": "deepep_normal"}, decode={"a2a_backend": "deepep_low_latency"}
     ),
@@ -109,6 +114,8 @@ def test_every_split_is_read_back_as_it_was_emitted(engine: str, decision: Serve
         assert degrees.attention_data == group.attention_dp
         assert (degrees.expert, degrees.moe_tensor) == (group.ep, group.moe_tp)
         assert launch.setting.running == group.max_batch
+        assert not launch.flags.ignored
+        assert not [note for note in launch.notes if "without graphs" in note]
         assert launch.max_model_len == 8192
         assert launch.kv_cache_dtype == "bf16"
         if group.a2a_backend != "none":
@@ -116,3 +123,50 @@ def test_every_split_is_read_back_as_it_was_emitted(engine: str, decision: Serve
         if group.role is not Role.DECODE:
             assert launch.setting.step_tokens == group.max_batched_tokens
             assert launch.setting.is_chunked == group.chunked_prefill
+
+
+VARIED = {
+    "drafts": (aggregated(draft_tokens=2), {"speculative": {**DRAFTS, "method": "mtp"}}),
+    "a drafting model": (
+        aggregated(draft_tokens=2),
+        {"speculative": {**DRAFTS, "method": "eagle"}},
+    ),
+    "halves": (aggregated(a2a_backend="deepep_normal", two_batch_overlap=True), {}),
+    "pages": (aggregated(page_size=64), {}),
+    "a small cache": (aggregated(), {"kv_cache_dtype": "fp8", "quantization": "fp8_block"}),
+}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(("decision", "goal"), VARIED.values(), ids=VARIED)
+def test_no_flag_of_an_emitted_script_is_unknown(
+    engine: str, decision: ServeDecision, goal: dict[str, object]
+) -> None:
+    model = read_model(EXAMPLES / "models" / "deepseek-v3")
+    verified = sample_serving(model, decision, engine=engine, goal=goal)
+    texts = scripts(verified)
+    for shape in group_shapes(verified):
+        launch = read_serving_text(
+            texts[f"{shape.name}.sh"],
+            Surroundings(model=model, pool=verified.plan.cluster.pools[0]),
+            engine=engine,
+            source=shape.name,
+        )
+        assert not launch.flags.ignored
+        assert any(flag.startswith("--port") for flag in launch.flags.timeless)
+
+
+def test_shared_devices_are_said_to_have_no_price() -> None:
+    model = read_model(EXAMPLES / "models" / "qwen3-235b-a22b")
+    shared = shared_device()
+    verified = sample_serving(model, shared, engine="sglang", goal={"modes": ["shared_device"]})
+    (shape,) = group_shapes(verified)
+    launch = read_serving_text(
+        scripts(verified)[f"{shape.name}.sh"],
+        Surroundings(model=model, pool=verified.plan.cluster.pools[0]),
+        engine="sglang",
+        source=shape.name,
+    )
+    assert not launch.flags.ignored
+    assert "--enable-pdmux" in launch.flags.unpriced
+    assert any("did not share the devices" in note for note in launch.notes)

@@ -63,6 +63,7 @@ SERVER: Final = Server(
             "enable-eplb",
             "enable-metrics",
             "enable-mixed-chunk",
+            "enable-pdmux",
             "enable-two-batch-overlap",
             "trust-remote-code",
         }
@@ -103,7 +104,32 @@ SERVER: Final = Server(
             "enable-ep-moe",
             "enable-eplb",
             "enable-mixed-chunk",
+            "enable-pdmux",
+            "ep-dispatch-algorithm",
+            "ep-num-redundant-experts",
+            "init-expert-location",
             "max-total-tokens",
+            "pdmux-config-path",
+            "sm-group-num",
+        }
+    ),
+    timeless=frozenset(
+        {
+            "api-key",
+            "dist-init-addr",
+            "disaggregation-bootstrap-port",
+            "enable-metrics",
+            "host",
+            "model-path",
+            "nnodes",
+            "node-rank",
+            "port",
+            "reasoning-parser",
+            "served-model-name",
+            "speculative-draft-model-path",
+            "tokenizer-path",
+            "tool-call-parser",
+            "trust-remote-code",
         }
     ),
 )
@@ -145,7 +171,6 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     running = _running(flags, data=data)
     role = _ROLES[flags.choice("disaggregation-mode", tuple(_ROLES), "null")]
     step_tokens, is_chunked = _prompts(flags, data=data)
-    understood, ignored, unpriced = sorted_flags(flags, SERVER)
     return ServingLaunch(
         source=flags.source,
         engine=Engine.SGLANG,
@@ -170,9 +195,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         max_model_len=length,
         quantization=format_named(flags, "quantization", _WEIGHTS, ""),
         kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
-        understood=understood,
-        ignored=ignored,
-        unpriced=unpriced,
+        flags=sorted_flags(flags, SERVER),
         notes=(*flags.notes, *_notes(flags, degrees, running=running, copies=copies)),
     )
 
@@ -295,6 +318,8 @@ def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) 
         notes.append(f"--moe-a2a-backend {backend[:40]} is priced as an exchange like DeepEP's")
     if backend != "deepep" and "deepep-mode" in flags.values:
         notes.append("--deepep-mode takes effect with --moe-a2a-backend deepep alone")
+    if flags.is_on("enable-pdmux"):
+        notes.append("--enable-pdmux: priced as if prefill and decode did not share the devices")
     graphs = flags.number("cuda-graph-max-bs-decode")
     if graphs is not None and running is not None and graphs < running:
         notes.append(

@@ -72,6 +72,7 @@ SERVER: Final = Server(
             "gpu-memory-utilization",
             "kv-cache-dtype",
             "kv-transfer-config",
+            "max-cudagraph-capture-size",
             "max-model-len",
             "max-num-batched-tokens",
             "max-num-seqs",
@@ -88,9 +89,37 @@ SERVER: Final = Server(
         {
             "cpu-offload-gb",
             "decode-context-parallel-size",
+            "dbo-decode-token-threshold",
+            "dbo-prefill-token-threshold",
             "enable-eplb",
             "enforce-eager",
+            "eplb-config",
             "kv-cache-memory-bytes",
+        }
+    ),
+    timeless=frozenset(
+        {
+            "api-key",
+            "data-parallel-address",
+            "data-parallel-rpc-port",
+            "data-parallel-size-local",
+            "data-parallel-start-rank",
+            "disable-log-requests",
+            "enable-auto-tool-choice",
+            "headless",
+            "host",
+            "master-addr",
+            "master-port",
+            "model",
+            "nnodes",
+            "node-rank",
+            "port",
+            "reasoning-parser",
+            "served-model-name",
+            "spec-model",
+            "tokenizer",
+            "tool-call-parser",
+            "trust-remote-code",
         }
     ),
 )
@@ -157,7 +186,6 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     check_length(flags, "max-model-len", length, around)
     running, step_tokens = _batches(flags, longest=length or around.model.max_position)
     draft_tokens, draft_method = _drafting(flags)
-    understood, ignored, unpriced = sorted_flags(flags, SERVER)
     return ServingLaunch(
         source=flags.source,
         engine=Engine.VLLM,
@@ -179,9 +207,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         max_model_len=length,
         quantization=format_named(flags, "quantization", _WEIGHTS, ""),
         kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
-        understood=understood,
-        ignored=ignored,
-        unpriced=unpriced,
+        flags=sorted_flags(flags, SERVER),
         notes=(*flags.notes, *_notes(flags, running=running, has_experts=has_experts, data=data)),
     )
 
@@ -280,6 +306,11 @@ def _notes(flags: Flags, *, running: int | None, has_experts: bool, data: int) -
         )
     if flags.word("all2all-backend") and not flags.is_on("enable-expert-parallel"):
         notes.append("--all2all-backend takes effect under --enable-expert-parallel alone")
+    graphs = flags.number("max-cudagraph-capture-size", least=0)
+    if graphs is not None and running is not None and graphs < running * (_drafting(flags)[0] + 1):
+        notes.append(
+            f"decode steps of more than {graphs} tokens run without graphs, which has no price"
+        )
     backend = flags.word("all2all-backend")
     if backend and backend not in _ALL2ALL:
         notes.append(f"--all2all-backend {backend[:40]} is priced as an exchange like DeepEP's")

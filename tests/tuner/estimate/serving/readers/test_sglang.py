@@ -52,8 +52,9 @@ def test_sizes_of_an_instance_are_divided_by_its_ranks(deployment: Made) -> None
     assert launch.max_model_len == 16384
     assert launch.kv_cache_dtype == "fp8"
     assert launch.role is Role.PREFILL
-    assert launch.unpriced == ("--disable-cuda-graph",)
-    assert launch.ignored == ("--model-path m", "--watchdog-timeout 9")
+    assert launch.flags.unpriced == ("--disable-cuda-graph",)
+    assert launch.flags.ignored == ("--watchdog-timeout 9",)
+    assert launch.flags.timeless == ("--model-path m",)
 
 
 def test_data_parallelism_without_attention_is_separate_instances(deployment: Made) -> None:

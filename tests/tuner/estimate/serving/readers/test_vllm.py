@@ -58,10 +58,10 @@ def test_everything_else_that_counts_is_read(deployment: Made) -> None:
     assert (launch.quantization, launch.kv_cache_dtype) == ("fp8", "fp8")
     assert not launch.setting.is_chunked
     assert launch.role is Role.DECODE
-    assert launch.ignored == ("--seed 3",)
-    assert launch.unpriced == ("--enforce-eager",)
+    assert launch.flags.ignored == ("--seed 3",)
+    assert launch.flags.unpriced == ("--enforce-eager",)
     assert any("--speculative-config has no price" in note for note in launch.notes)
-    assert "--tensor-parallel-size 2" in launch.understood
+    assert "--tensor-parallel-size 2" in launch.flags.understood
 
 
 def test_a_batch_that_is_not_stated_is_said_to_be_the_most(deployment: Made) -> None:
