@@ -12,8 +12,9 @@ from tuner.plan import TrainDecision
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME
 from tuner.spec.search import Search
 from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
-from tuner.verify.search import Proposal, StudySearch
+from tuner.verify.search import StudySearch
 
 Around = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]

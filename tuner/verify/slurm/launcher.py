@@ -52,6 +52,8 @@ from tuner.verify.slurm.script import (
     EXIT_NAME,
     JOB_NAME,
     LEASE_NAME,
+    LOST_NODE_EXIT,
+    MOST_RESTARTS,
     NODE_NAME,
     job_script,
     node_script,
@@ -61,8 +63,6 @@ Answer = TypeVar("Answer")
 
 TICKET_NAME: Final = "ticket.json"
 WITHDRAWN_NAME: Final = "withdrawn"
-MOST_RESTARTS: Final = 3
-"""Of one trial after failed nodes; a trial that takes a node down each time must end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class SlurmLauncher:
         if state is not None and (state.is_alive or state.state in LOST_NODE):
             return state.is_alive
         # A trial that failed by itself would fail again.
-        return _exit_code(folder) not in (None, 0, ABANDONED_EXIT)
+        return _exit_code(folder) not in (None, 0, ABANDONED_EXIT, LOST_NODE_EXIT)
 
     def forget(self, folder: Path) -> None:
         """Cancel the job in a folder, and wait a while for its end."""
@@ -301,6 +301,8 @@ def _ended(state: JobState | None, folder: Path, launch: Launch, *, wall_s: floa
         return timed_out(launch.deadline_s, wall_s=wall_s)
     if code == ABANDONED_EXIT:
         return _crash("the job ended itself: nobody renewed its lease", wall_s=wall_s)
+    if code == LOST_NODE_EXIT:
+        return _crash("a node of the job could not be reached any more", wall_s=wall_s)
     if code is not None:
         return judge(code, tail=tail, report_file=folder / REPORT_NAME, wall_s=wall_s)
     if state is None:

@@ -7,7 +7,9 @@ was requeued and this is its former run on a node that only seemed dead. Ranks e
 need not agree on the time.
 
 `job.sh` runs on the first node of the allocation (sbatch(1)), which is where ranks meet. It leaves
-the exit code of the run in `exit`.
+the exit code of the run in `exit`. Ranks that fail because a node died do so before Slurm misses
+the node, so a run that failed is followed by a task that does nothing on every node: where that
+cannot be started, the node is to blame, and the job is queued again.
 """
 
 import shlex
@@ -57,7 +59,15 @@ def job_script(
         own["time"] = str(2 + int(limit_s // 60))
     lines = [f"#SBATCH --{option}={value}" for option, value in (*own.items(), *options)]
     lines.append("#SBATCH --requeue" if requeue else "#SBATCH --no-requeue")
-    return "\n".join(("#!/usr/bin/env bash", *lines, _JOB.format(folder=shlex.quote(str(folder)))))
+    return "\n".join(
+        (
+            "#!/usr/bin/env bash",
+            *lines,
+            _JOB.format(
+                folder=shlex.quote(str(folder)), most_restarts=MOST_RESTARTS if requeue else 0
+            ),
+        )
+    )
 
 
 def node_script(*, shape: LaunchShape, deadline_s: float, lease_s: float) -> str:
@@ -89,6 +99,15 @@ def node_script(*, shape: LaunchShape, deadline_s: float, lease_s: float) -> str
     )
 
 
+LOST_NODE_EXIT: Final = 69
+"""Of a job whose node was lost and that is not queued again (EX_UNAVAILABLE of sysexits.h)."""
+
+MOST_RESTARTS: Final = 3
+"""Of one trial after lost nodes; a trial that takes a node down each time must end."""
+
+PROBE_S: Final = 60
+"""For a task that does nothing; a step that ends is given about as long by Slurm."""
+
 _RENDEZVOUS: Final = (
     '--node-rank="$SLURM_NODEID" --rdzv-backend=static'
     ' --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"'
@@ -111,6 +130,14 @@ export MASTER_PORT="$((20000 + (SLURM_JOB_ID * 7 + ${{{{SLURM_RESTART_COUNT:-0}}
 srun --ntasks-per-node=1 --cpus-per-task="${{{{SLURM_CPUS_PER_TASK:-1}}}}" --kill-on-bad-exit=1 \\
   bash {NODE_NAME}
 code=$?
+if ((code)) && ! timeout {PROBE_S} srun --ntasks-per-node=1 true; then
+  echo "a node of the job cannot be reached any more" >&2
+  if ((${{{{SLURM_RESTART_COUNT:-0}}}} < {{most_restarts}})) \
+    && scontrol requeue "$SLURM_JOB_ID"; then
+    sleep {PROBE_S}  # Slurm ends this run.
+  fi
+  code={LOST_NODE_EXIT}
+fi
 if [[ "$(cat {RUN_NAME} 2> /dev/null)" == "$own" ]]; then
   printf '%s\\n' "$code" > .{EXIT_NAME}.partial && mv .{EXIT_NAME}.partial {EXIT_NAME}
 fi

@@ -1,0 +1,169 @@
+"""A real Slurm of two nodes on this machine, on loopback, with ports and keys of its own."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CONFIGURATION = """\
+ClusterName=moetunetest
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=1,sched_min_interval=100000
+MpiDefault=none
+ReturnToService=2
+SwitchType=switch/none
+MailProg=/bin/true
+SlurmdTimeout=60
+KillWait=3
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=2 RealMemory=1000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=2 RealMemory=1000
+PartitionName=lab Nodes=n[1-2] Default=YES MaxTime=60 State=UP
+"""
+
+
+class Cluster:
+    """Daemons that a test may kill and start again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = os.environ | {
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start_controller(self, *, clean: bool = False) -> None:
+        self._run("/usr/sbin/slurmctld", *(["-c"] if clean else []))
+
+    def start_node(self, name: str) -> None:
+        self._run("/usr/sbin/slurmd", "-N", name)
+
+    def kill(self, daemon: str) -> None:
+        """Kill a daemon (`slurmctld`, `slurmd.n1`) outright; what it had started goes on."""
+        pid = int((self.folder / f"{daemon}.pid").read_text())
+        os.kill(pid, signal.SIGKILL)
+        Cluster.wait_for(lambda: not Path(f"/proc/{pid}").exists(), what=f"{daemon} to be gone")
+
+    def ask(self, *command: str) -> str:
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        return done.stdout
+
+    @staticmethod
+    def wait_for(holds: Callable[[], object], *, what: str, limit_s: float = 90.0) -> None:
+        """Wait until something holds."""
+        until_s = time.monotonic() + limit_s
+        while not holds():
+            if time.monotonic() > until_s:
+                pytest.fail(f"waited {limit_s:.0f} s in vain for {what}")
+            time.sleep(0.1)
+
+    def jobs(self) -> list[str]:
+        """Ids of the jobs that run or may run."""
+        return self.ask("squeue", "--noheader", "--format=%i").split()
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(command, env=self.environment, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Two nodes of two cores; whatever the test leaves of them is ended."""
+    programs = ("/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/munged", "sbatch")
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"needs root and {missing or 'nothing more'}: apt-get install slurm-wlm munge")
+    # Not below pytest's own folder, which is closed to the user that munge runs as.
+    folder = Path(tempfile.mkdtemp(prefix="moetune-slurm-"))
+    folder.chmod(0o755)
+    one = Cluster(folder)
+    munge: subprocess.Popen[bytes] | None = None
+    try:
+        munge = _start_munge(folder)
+        for name in ("state", "spool.n1", "spool.n2"):
+            (folder / name).mkdir()
+        controller, first, second = _free_ports(3)
+        text = CONFIGURATION.format(
+            folder=folder,
+            host=socket.gethostname().split(".")[0],
+            controller=controller,
+            first=first,
+            second=second,
+        )
+        (folder / "slurm.conf").write_text(text)
+        one.start_controller(clean=True)
+        for name in ("n1", "n2"):
+            one.start_node(name)
+        idle = ("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N")
+        Cluster.wait_for(lambda: len(one.ask(*idle).split()) == 2, what="both nodes to be idle")
+        yield one
+    finally:
+        subprocess.run(
+            ["scancel", "--user=root"], env=one.environment, check=False, capture_output=True
+        )
+        for daemon in ("slurmd.n1", "slurmd.n2", "slurmctld"):
+            if (folder / f"{daemon}.pid").exists():
+                one.kill(daemon)
+        if munge is not None:
+            munge.kill()
+            munge.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_munge(folder: Path) -> subprocess.Popen[bytes]:
+    own = folder / "munge"
+    own.mkdir()
+    own.chmod(0o755)
+    key = own / "key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    for path in (own, key):
+        shutil.chown(path, "munge")
+    files = [f"--{name}-file={own / name}" for name in ("key", "log", "pid", "seed")]
+    process = subprocess.Popen(
+        ["/usr/sbin/munged", "--foreground", f"--socket={own / 'socket'}", *files],
+        user="munge",
+        group="munge",
+        extra_groups=[],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    Cluster.wait_for((own / "socket").exists, what="munge")
+    return process
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports

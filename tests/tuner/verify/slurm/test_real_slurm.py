@@ -1,0 +1,157 @@
+"""Trials on a real Slurm while its daemons and moetune itself are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
+from tuner.verify.launcher import TRIAL_MARK
+from tuner.verify.records import Verified, read_trials
+from tuner.verify.slurm.launcher import TICKET_NAME
+from tuner.verify_api import UNDER_WAY_NAME
+
+if TYPE_CHECKING:
+    from tests.tuner.verify.slurm.conftest import Cluster
+else:
+    Cluster = Any
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Verifying:
+    """`moetune verify` as a process."""
+
+    def __init__(self, folder: Path, cluster: Cluster, *options: str) -> None:
+        self._said = folder.parent / "said.txt"
+        with self._said.open("ab") as said:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "tuner", "verify", str(folder)),
+                    *("--launcher", "slurm", "--trials", "8", "--steps", "3", *options),
+                ],
+                env=cluster.environment,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        return self._said.read_text(errors="replace")
+
+
+@pytest.fixture
+def two_nodes(planned: Path) -> Path:
+    """The plan of two devices, spread over two nodes of one."""
+    file = planned / "plan.json"
+    plan = json.loads(file.read_text())
+    plan["cluster"]["pools"][0] |= {"nodes": 2, "devices_per_node": 1}
+    file.write_text(json.dumps(plan))
+    return planned
+
+
+def _finished(folder: Path) -> int:
+    return len(list((folder / TRIALS_NAME).glob("[0-9]*.json")))
+
+
+def _marked() -> list[int]:
+    """Processes of any trial."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if UNDER_WAY_NAME in process.environ().get(TRIAL_MARK, ""):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _queued_again(cluster: Cluster) -> bool:
+    return any(
+        " PENDING" in line for line in cluster.ask("squeue", "-h", "-o", "%i %T").splitlines()
+    )
+
+
+def _jobs_under_way(folder: Path) -> list[str]:
+    tickets = (folder / TRIALS_NAME / UNDER_WAY_NAME).glob(f"*/{TICKET_NAME}")
+    return [job for ticket in tickets if (job := json.loads(ticket.read_text())["job"])]
+
+
+def test_eight_trials_survive_the_death_of_a_node_of_the_controller_and_of_moetune(
+    two_nodes: Path, cluster: Cluster
+) -> None:
+    wait_for = cluster.wait_for
+    verifying = Verifying(two_nodes, cluster)
+    try:
+        wait_for(lambda: _finished(two_nodes) >= 1, what="a first trial", limit_s=180.0)
+
+        # A node's daemon dies under a job, which ends well all the same or is queued again.
+        wait_for(_marked, what="ranks of another trial")
+        before = _finished(two_nodes)
+        cluster.kill("slurmd.n2")
+        wait_for(
+            lambda: _finished(two_nodes) > before or _queued_again(cluster),
+            what="the trial to end or to be queued again",
+            limit_s=180.0,
+        )
+        cluster.start_node("n2")
+        wait_for(lambda: _finished(two_nodes) > before, what="it to end", limit_s=300.0)
+
+        wait_for(_marked, what="ranks of another trial")
+        cluster.kill("slurmctld")
+        wait_for(lambda: "does not answer" in verifying.said(), what="it to be noticed")
+        cluster.start_controller()
+        before = _finished(two_nodes)
+        wait_for(lambda: _finished(two_nodes) > before, what="a trial after it", limit_s=180.0)
+
+        # moetune dies while a job runs: the job goes on, and is awaited instead of repeated.
+        wait_for(lambda: _jobs_under_way(two_nodes) and _marked(), what="ranks of another trial")
+        (adopted,) = _jobs_under_way(two_nodes)
+        os.kill(verifying.process.pid, signal.SIGKILL)
+        verifying.process.wait()
+        before = len(read_trials(two_nodes / TRIALS_NAME))
+        said = len(verifying.said())
+        verifying = Verifying(two_nodes, cluster, "--resume")
+        assert verifying.process.wait(timeout=600) == 0, verifying.said()
+        assert "submitted" not in verifying.said()[said:].split(f"job {adopted}")[0]
+    finally:
+        if verifying.process.poll() is None:
+            verifying.process.terminate()
+        verifying.process.wait(timeout=60)
+        sys.stderr.write(verifying.said())
+
+    records = read_trials(two_nodes / TRIALS_NAME)
+    assert len(records) == 8
+    assert len({record.decision for record in records}) == 8
+    assert [record.status for record in records] == ["ok"] * 8, verifying.said()
+    found = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
+    assert len(found.trials) == 8
+    assert found.winner is not None
+    # Every job that was ever submitted is one of the records': nothing ran twice.
+    assert verifying.said().count("submitted") == 8
+    wait_for(lambda: not cluster.jobs(), what="the queue to be empty")
+    wait_for(lambda: not _marked(), what="no process to be left")
+    assert not list((two_nodes / TRIALS_NAME / UNDER_WAY_NAME).glob("*"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_verification_cancels_its_jobs(
+    two_nodes: Path, cluster: Cluster, how: signal.Signals
+) -> None:
+    verifying = Verifying(two_nodes, cluster, "--parallel", "2")
+    try:
+        cluster.wait_for(lambda: len(cluster.jobs()) == 2, what="two jobs")
+        verifying.process.send_signal(how)
+        assert verifying.process.wait(timeout=60) == (130 if how == signal.SIGINT else 143)
+    finally:
+        verifying.process.kill()
+        verifying.process.wait()
+        sys.stderr.write(verifying.said())
+    cluster.wait_for(lambda: not cluster.jobs(), what="the queue to be empty")
+    cluster.wait_for(lambda: not _marked(), what="no process to be left")
