@@ -129,7 +129,7 @@ class SlurmLauncher:
             ticket = _ticket(folder) or self._prepared(launch, folder)
             if ticket.job is None:
                 ticket = self._submitted(ticket, folder)
-            result = self._awaited(launch, folder, job=ticket.job or "")
+            result = self._awaited(launch, folder, ticket=ticket, job=ticket.job or "")
             has_ended = True
         finally:
             if not has_ended:
@@ -153,7 +153,7 @@ class SlurmLauncher:
             return False
         if ticket.job is None:
             _write_ticket(folder, ticket.model_copy(update={"job": job}))
-        state = self._asked(lambda: queue.state_of(job))
+        state = self._asked(lambda: queue.state_of(job, name=ticket.name))
         if state is not None and (state.is_alive or state.state in LOST_NODE):
             return state.is_alive
         # A trial that failed by itself would fail again.
@@ -170,10 +170,10 @@ class SlurmLauncher:
         while time.monotonic() < until_s:
             try:
                 job = job or queue.job_named(ticket.name)
-                state = queue.state_of(job) if job else None
+                state = queue.state_of(job, name=ticket.name) if job else None
                 if job is None or state is None or not state.is_alive:
                     return
-                queue.cancel(job)
+                queue.cancel(job, name=ticket.name)
             except SlurmAwayError:
                 pass
             time.sleep(min(1.0, self._pace.poll_s))
@@ -220,20 +220,23 @@ class SlurmLauncher:
         self._told(f"job {job} submitted")
         return named
 
-    def _awaited(self, launch: Launch, folder: Path, *, job: str) -> LaunchResult:
+    def _awaited(self, launch: Launch, folder: Path, *, ticket: Ticket, job: str) -> LaunchResult:
         began_s = time.monotonic()
-        waited_s, asked_s, lost_s, said = 0.0, began_s, began_s, ""
+        waited_s, asked_s, lost_s, said, released = 0.0, began_s, began_s, "", 0
         while True:
             _renew(folder)
             report = _report(folder)
             if report is not None:
                 wall_s = time.monotonic() - began_s
                 return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
-            state = self._asked(lambda: queue.state_of(job), meanwhile=folder)
+            state = self._asked(lambda: queue.state_of(job, name=ticket.name), meanwhile=folder)
             now_s = time.monotonic()
             if state is not None and state.state in WAITING:
                 waited_s += now_s - asked_s
                 self._check_wait(job, state, waited_s=waited_s)
+                if state.reason == queue.HELD_AFTER_LAUNCH and released < MOST_RESTARTS:
+                    self._asked(lambda: queue.release(job), meanwhile=folder)
+                    released += 1
             asked_s = now_s
             line = _line(job, state)
             if line != said:

@@ -4,6 +4,8 @@ The state of a job comes from `scontrol show job --oneliner` or, where that does
 any more or no controller answers, from `sacct`; whichever answers counts. Formats are those of
 scontrol(1) and sacct(1). A program that cannot reach its daemon raises `SlurmAwayError`: nothing is
 known then, and it is worth asking again.
+
+A controller that lost its state gives ids out again, so a job is always asked for by id and name.
 """
 
 import re
@@ -28,6 +30,9 @@ GOING: Final = frozenset(
 )
 LOST_NODE: Final = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
 """Ends that say nothing of the trial itself, after which Slurm may start the job again."""
+
+HELD_AFTER_LAUNCH: Final = "launch_failed_requeued_held"
+"""Reason of a job that a node could not start; Slurm holds it until somebody releases it."""
 
 _FIELD: Final = re.compile(r"(?<!\S)([A-Za-z]+)=(\S*)")
 _ELAPSED: Final = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
@@ -97,16 +102,16 @@ def submit(script: Path, *, output: Path, environment: Mapping[str, str]) -> str
     raise SlurmAwayError(_said(done))
 
 
-def state_of(job: str) -> JobState | None:
-    """Return the state of a job; None where Slurm does not know it (any more).
+def state_of(job: str, *, name: str) -> JobState | None:
+    """Return the state of the job with an id and a name; None where Slurm knows none (any more).
 
     Raises:
         SlurmAwayError: neither program answers.
     """
     shown = _run(["scontrol", "show", "job", "--oneliner", job])
     if shown.returncode == 0:
-        return parsed_scontrol(shown.stdout)
-    listed = _sacct(job)
+        return parsed_scontrol(shown.stdout, name=name)
+    listed = _sacct(job, name=name)
     if listed is not None:
         return listed
     if "invalid job id" in f"{shown.stdout}{shown.stderr}".lower():
@@ -127,22 +132,33 @@ def job_named(name: str) -> str | None:
     return found[-1] if found else None
 
 
-def cancel(job: str) -> None:
-    """Ask Slurm to end a job; one that has ended already is no concern.
+def release(job: str) -> None:
+    """Ask Slurm to let a held job go; where it may not, the job waits on.
 
     Raises:
         SlurmAwayError: no controller answers.
     """
-    done = _run(["scancel", job])
+    done = _run(["scontrol", "release", job])
+    if done.returncode != 0 and "unable to contact" in done.stderr.lower():
+        raise SlurmAwayError(_said(done))
+
+
+def cancel(job: str, *, name: str) -> None:
+    """Ask Slurm to end the job with an id and a name; one that has ended already is no concern.
+
+    Raises:
+        SlurmAwayError: no controller answers.
+    """
+    done = _run(["scancel", f"--name={name}", job])
     if done.returncode != 0 and "invalid job id" not in done.stderr.lower():
         raise SlurmAwayError(_said(done))
 
 
-def parsed_scontrol(text: str) -> JobState | None:
-    """Read the line of `scontrol show job --oneliner`."""
+def parsed_scontrol(text: str, *, name: str) -> JobState | None:
+    """Read the line of `scontrol show job --oneliner`; None where it is of another job."""
     line = next((one for one in text.splitlines() if "JobState=" in one), "")
     fields = dict(reversed(_FIELD.findall(line)))
-    if "JobState" not in fields:
+    if "JobState" not in fields or fields.get("JobName") != name:
         return None
     restarts = fields.get("Restarts", "0")
     return JobState(
@@ -153,23 +169,30 @@ def parsed_scontrol(text: str) -> JobState | None:
     )
 
 
-def parsed_sacct(text: str) -> JobState | None:
-    """Read the last line of `sacct` with State and ElapsedRaw between bars."""
+def parsed_sacct(text: str, *, name: str) -> JobState | None:
+    """Read the last line of `sacct` with JobName, State and ElapsedRaw between bars."""
     lines = [line.split("|") for line in text.splitlines() if line.strip()]
-    if not lines or len(lines[-1]) < 2 or not lines[-1][0]:
+    if not lines or len(lines[-1]) < 3 or lines[-1][0] != name or not lines[-1][1].strip():
         return None
-    state, elapsed = lines[-1][:2]
+    state, elapsed = lines[-1][1:3]
     # E.g. `CANCELLED by 1000`.
     return JobState(state=state.split()[0], run_s=float(elapsed) if elapsed.isdigit() else 0.0)
 
 
-def _sacct(job: str) -> JobState | None:
+def _sacct(job: str, *, name: str) -> JobState | None:
     if shutil.which("sacct") is None:
         return None
     done = _run(
-        ["sacct", "-X", "--noheader", "--parsable2", f"--jobs={job}", "--format=State,ElapsedRaw"]
+        [
+            "sacct",
+            "-X",
+            "--noheader",
+            "--parsable2",
+            f"--jobs={job}",
+            "--format=JobName%64,State,ElapsedRaw",
+        ]
     )
-    return parsed_sacct(done.stdout) if done.returncode == 0 else None
+    return parsed_sacct(done.stdout, name=name) if done.returncode == 0 else None
 
 
 def _elapsed_s(text: str) -> float:

@@ -56,6 +56,8 @@ elif name == "squeue":
         print("41")
 elif name == "scancel":
     (lab / "states").write_text("CANCELLED")
+elif name == "scontrol" and words[0] == "release":
+    (lab / "states").write_text("RUNNING")
 elif name == "scontrol":
     state = states()
     if state == "UNKNOWN":
@@ -64,7 +66,8 @@ elif name == "scontrol":
     if told.startswith("run:"):
         exec(told[4:].replace("~", " "))
         told = "COMPLETED"
-    print("JobId=41 JobState=" + told, "Reason=Resources", *rest)
+    job = (lab / "name").read_text().strip() if (lab / "name").exists() else "moetune-1"
+    print("JobId=41 JobName=" + job, "JobState=" + told, *rest, "Reason=Resources")
 else:
     sys.exit(1)
 """
@@ -219,7 +222,7 @@ def test_a_run_past_its_deadline_is_cancelled_and_waiting_does_not_count(lab: La
     result = lab.launcher()(lab.launch)
     assert result.status == "timeout"
     assert result.reason == "no report after 60 s; the trial was ended"
-    assert lab.asked("scancel") == ["scancel 41"]
+    assert lab.asked("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]
 
 
 def test_a_queue_that_is_too_long_ends_the_verification_and_the_job(lab: Lab) -> None:
@@ -229,7 +232,7 @@ def test_a_queue_that_is_too_long_ends_the_verification_and_the_job(lab: Lab) ->
         SchedulerError, match=r"job 41 has waited .* \(Resources\); allow more with"
     ):
         lab.launcher(short)(lab.launch)
-    assert lab.asked("scancel") == ["scancel 41"]
+    assert lab.asked("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]
     assert (lab.trial / WITHDRAWN_NAME).exists()
 
 
@@ -275,6 +278,18 @@ def test_every_end_without_a_report_has_a_status_and_a_reason(
     assert reason in result.reason
 
 
+def test_a_job_that_a_node_could_not_start_is_let_go_again(lab: Lab) -> None:
+    lab.says(*["PENDING Reason=launch_failed_requeued_held"] * 2)
+
+    def end(line: str) -> None:
+        if line == "job 41: RUNNING":
+            lab.leaves(0, REPORT.model_dump_json())
+
+    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, told=end)
+    assert launcher(lab.launch).status == "ok"
+    assert "scontrol release 41" in lab.asked("scontrol")
+
+
 def test_the_lease_changes_while_a_trial_is_awaited(
     lab: Lab, finishing: Callable[[int], str]
 ) -> None:
@@ -295,4 +310,4 @@ def test_stopping_cancels_what_is_under_way(lab: Lab) -> None:
     launcher.stop()
     with pytest.raises(SchedulerError, match="cancelled"):
         launcher(lab.launch)
-    assert lab.asked("scancel") == ["scancel 41"]
+    assert lab.asked("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]

@@ -33,33 +33,40 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_scontrol_tells_state_restarts_and_run_time() -> None:
     # 1 day, 2 h, 3 min and 4 s.
     expected = JobState(state="RUNNING", reason="None", run_s=93784.0, restarts=2)
-    assert parsed_scontrol(LINE) == expected
+    assert parsed_scontrol(LINE, name="moetune-1") == expected
     assert expected.is_alive
 
 
 def test_what_a_job_calls_itself_cannot_change_its_state() -> None:
-    found = parsed_scontrol(LINE + " Comment=x JobState=COMPLETED")
+    found = parsed_scontrol(LINE + " Comment=x JobState=COMPLETED", name="moetune-1")
     assert found is not None
     assert found.state == "RUNNING"
 
 
 @pytest.mark.parametrize("text", ["", "No jobs in the system", "slurm_load_jobs error"])
 def test_another_answer_of_scontrol_is_none(text: str) -> None:
-    assert parsed_scontrol(text) is None
+    assert parsed_scontrol(text, name="moetune-1") is None
 
 
 def test_sacct_tells_the_last_run_and_who_cancelled() -> None:
-    assert parsed_sacct("CANCELLED by 1000|65\n") == JobState(state="CANCELLED", run_s=65.0)
-    assert parsed_sacct("NODE_FAIL|9\nCOMPLETED|70\n") == JobState(state="COMPLETED", run_s=70.0)
-    assert parsed_sacct("\n") is None
-    assert parsed_sacct("garbage") is None
+    cancelled = JobState(state="CANCELLED", run_s=65.0)
+    assert parsed_sacct("a|CANCELLED by 1000|65\n", name="a") == cancelled
+    again = JobState(state="COMPLETED", run_s=70.0)
+    assert parsed_sacct("a|NODE_FAIL|9\na|COMPLETED|70\n", name="a") == again
+    assert parsed_sacct("\n", name="a") is None
+    assert parsed_sacct("garbage", name="a") is None
+
+
+def test_an_id_that_was_given_to_another_job_is_not_ours() -> None:
+    assert parsed_scontrol(LINE, name="moetune-2") is None
+    assert parsed_sacct("moetune-1|RUNNING|9", name="moetune-2") is None
 
 
 def test_sacct_is_asked_where_scontrol_has_forgotten_the_job(path: Path) -> None:
     program(path, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert queue.state_of("7") is None
-    program(path, "sacct", "echo 'FAILED|12'")
-    assert queue.state_of("7") == JobState(state="FAILED", run_s=12.0)
+    assert queue.state_of("7", name="a") is None
+    program(path, "sacct", "echo 'a|FAILED|12'")
+    assert queue.state_of("7", name="a") == JobState(state="FAILED", run_s=12.0)
 
 
 def test_a_silent_controller_is_not_an_end_of_the_job(path: Path) -> None:
@@ -69,7 +76,7 @@ def test_a_silent_controller_is_not_an_end_of_the_job(path: Path) -> None:
         "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
     )
     with pytest.raises(SlurmAwayError, match="Unable to contact"):
-        queue.state_of("7")
+        queue.state_of("7", name="a")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +111,7 @@ def test_the_log_of_a_folder_with_a_percent_sign_is_no_pattern(path: Path, tmp_p
 
 def test_cancelling_what_has_ended_is_no_error(path: Path) -> None:
     program(path, "scancel", "echo 'scancel: error: Kill job error: Invalid job id' >&2; exit 1")
-    queue.cancel("7")
+    queue.cancel("7", name="a")
 
 
 def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
