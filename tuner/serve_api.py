@@ -16,6 +16,7 @@ from tuner.errors import SpecError
 from tuner.planner.serve.answering import Settings
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.planning import make_serve_plan
+from tuner.serve_kernels import kernel_hashes
 from tuner.serve_plan import ServePlan, ServeProvenance
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
@@ -66,6 +67,7 @@ def deploy(
             moetune_version=version(),
             spec_sha256=hashlib.sha256(spec_path.read_bytes()).hexdigest(),
             profile_source={site.pool.name: site.source for site in sites},
+            kernels_sha256=kernel_hashes(spec.cluster, profiles),
             notes=() if spec.model.moe is None else tuple(_kernel_notes(sites)),
         ),
     )

@@ -231,7 +231,9 @@ class ServeProvenance(Record):
     moetune_version: str
     spec_sha256: str
     profile_source: dict[str, str]
-    """By pool: `measured`, `imported` or `datasheet`."""
+    """By pool: `profile`, `tables`, `aiconfigurator-core` or `datasheet`."""
+    kernels_sha256: dict[str, str] = Field(default_factory=dict)
+    """By pool, of the files that its kernels were read from and of its datasheet."""
     notes: tuple[str, ...] = ()
 
 

@@ -13,6 +13,7 @@ from tuner.explain.solving import what_ifs
 from tuner.place_plan import PlacePlan
 from tuner.plan import Plan
 from tuner.planner.progress import Watch, unwatched
+from tuner.serve_kernels import kernels_changed
 from tuner.serve_plan import ServePlan
 from tuner.what_if import Change, Outcome, Why
 
@@ -84,7 +85,7 @@ def explain(
         # What the plan itself holds can be explained without what it was made from.
         note = f"nothing could be solved anew: {' '.join(str(error).split())}"
         return _explained(plan, Why(rivals=rivals, notes=(note,)))
-    notes = _disagreement(plan, found.base)
+    notes = (*_other_kernels(plan, profiles), *_disagreement(plan, found.base))
     return _explained(plan, Why(rivals=rivals, what_if=found, notes=notes))
 
 
@@ -125,6 +126,12 @@ def _explained(plan: StoredPlan, why: Why) -> Explained:
     if isinstance(plan, ServePlan):
         return ExplainedServePlan(**fields, why=why)
     return ExplainedPlacePlan(**fields, why=why)
+
+
+def _other_kernels(plan: StoredPlan, profiles: Sequence[Path]) -> tuple[str, ...]:
+    if not isinstance(plan, ServePlan):
+        return ()
+    return kernels_changed(plan.provenance.kernels_sha256, plan.cluster, profiles)
 
 
 def _disagreement(plan: StoredPlan, again: Outcome) -> tuple[str, ...]:
