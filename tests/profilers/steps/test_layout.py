@@ -1,11 +1,15 @@
 """Which ranks work together."""
 
+from datetime import timedelta
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profilers.errors import RankError
 from profilers.steps.config import Dispatcher, Parallelism
-from profilers.steps.layout import groups_of, node_groups_of
+from profilers.steps.layout import groups_of, join, node_groups_of
 
 
 def test_groups_of_a_folded_layout() -> None:
@@ -55,3 +59,12 @@ def test_expert_groups_that_cross_nodes_are_cut_across_and_inside() -> None:
     # 4 ranks on a node, or flat dispatch: nothing to cross.
     assert node_groups_of(degrees, ranks_per_node=4) == {}
     assert node_groups_of(Parallelism(data=8, expert=4), ranks_per_node=2) == {}
+
+
+def test_nodes_that_torchrun_made_too_uneven_are_refused_before_any_group_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    degrees = Parallelism(data=6, expert=2, dispatcher=Dispatcher.HIERARCHICAL)
+    with pytest.raises(RankError, match="3 ranks on a node neither divide the 2 expert ranks"):
+        join(degrees, device=torch.device("cpu"), timeout=timedelta(seconds=1))
