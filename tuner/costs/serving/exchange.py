@@ -19,6 +19,7 @@ import numpy as np
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.engine import Exchange
 from tuner.costs.serving.machine import ServingMachine
+from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
 
 ELEMENT_BYTES: Final = 2.0
 DISPATCH_BYTES: Final = 1.0
@@ -30,9 +31,6 @@ NORMAL_EXCHANGE_S: Final = 37e-6
 NORMAL_OUTSIDE_S: Final = 71e-6
 """The same of normal kernels inside a domain and beyond it: mean of dispatch and combine of one
 token on 8 and 16 H200 in aiconfigurator's tables."""
-MOST_LOW_LATENCY: Final = 1024.0
-"""Tokens of a rank that low-latency kernels can address (SGLang refuses a greater
-`SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +72,7 @@ class ExpertTraffic:
             return normal_Q
         if low_Q is None:
             low_Q = self._sent_s(m_Q, half_s=EXCHANGE_S)
-            low_Q = np.where(m_Q > MOST_LOW_LATENCY, np.inf, low_Q)
+            low_Q = np.where(m_Q > LARGEST_DISPATCH_TOKENS, np.inf, low_Q)
         return np.where(np.isfinite(low_Q), low_Q, normal_Q)
 
     def _normal_s(self, m_Q: Floats) -> Floats:

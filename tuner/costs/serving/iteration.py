@@ -30,7 +30,7 @@ from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serving.engine import TRAITS, Degrees, Engine, EngineTraits, Exchange
-from tuner.costs.serving.exchange import ELEMENT_BYTES, MOST_LOW_LATENCY, ExpertTraffic
+from tuner.costs.serving.exchange import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serving.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serving.machine import (
     LAUNCH_S,
@@ -40,6 +40,7 @@ from tuner.costs.serving.machine import (
     ServingMachine,
 )
 from tuner.costs.serving.memory import stage_ratio
+from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
 
 SMALL_S: Final = 1.5e-6
 SMALL_RATIO: Final = 0.7
@@ -228,7 +229,7 @@ class Iteration:
         if self.exchange is Exchange.NORMAL:
             return many_Q
         few_Q = self._kernel_s(m_Q, replace(shape, dispatched="generation"))
-        return np.where(m_Q <= MOST_LOW_LATENCY, few_Q, many_Q)
+        return np.where(m_Q <= LARGEST_DISPATCH_TOKENS, few_Q, many_Q)
 
     def _kernel_s(self, m_Q: Floats, shape: MoeShape) -> Floats:
         software = self.experts_table or self.engine.value

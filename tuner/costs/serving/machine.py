@@ -21,6 +21,7 @@ from tuner.costs.serving.curves import Curve, Floats
 from tuner.costs.serving.decoder import BYTES
 from tuner.costs.serving.tables import Exchanges, KernelTables, Key
 from tuner.devices.datasheet import Datasheet, Generation
+from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
 
 PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8
@@ -226,21 +227,19 @@ class ServingMachine:
     ) -> tuple[Floats | None, Floats | None]:
         """Dispatch and combine by DeepEP's normal and low-latency kernels; None if not measured.
 
-        Low latency is infinite beyond the most tokens that it was measured with: its buffers hold
-        no more. Of several shares of the device that served the normal mode the fastest counts.
+        Low latency is infinite beyond what its buffers may hold; where it was measured with fewer
+        tokens, it goes on in proportion. Of several shares of the device that served the normal
+        mode the fastest counts, and of several numbers of experts, which differ by a few per cent.
         Ranks that were not measured take what the next larger number takes, or up to twice the
         largest what that takes.
         """
         measured = self._exchanges(hidden=hidden, top_k=top_k, ranks=ranks)
         halves: dict[tuple[str, str], Floats] = {}
         for (mode, half), curves in measured.items():
-            found = [curve.seconds(tokens_Q) for curve in curves]
+            fastest_Q = np.min([curve.seconds(tokens_Q) for curve in curves], axis=0)
             if mode == LOW_LATENCY:
-                found = [
-                    np.where(tokens_Q > curve.largest * (1.0 + 1e-9), np.inf, seconds_Q)
-                    for curve, seconds_Q in zip(curves, found, strict=True)
-                ]
-            halves[mode, half] = np.min(found, axis=0)
+                fastest_Q = np.where(tokens_Q > LARGEST_DISPATCH_TOKENS, np.inf, fastest_Q)
+            halves[mode, half] = fastest_Q
         normal, low = (
             halves[mode, "dispatch"] + halves[mode, "combine"]
             if {(mode, "dispatch"), (mode, "combine")} <= set(halves)

@@ -32,11 +32,10 @@ import numpy as np
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.engine import Exchange
 from tuner.costs.serving.iteration import Iteration
+from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
 
 HELD_UNITS: Final = 20
 """Multiprocessors of normal DeepEP kernels, by default."""
-LOW_LATENCY_TOKENS: Final = 128
-"""Of a rank and step up to which low-latency kernels exchange, by the engines' default caps."""
 
 
 def step_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
@@ -124,7 +123,7 @@ def halves_s(iteration: Iteration, m_Q: Floats) -> dict[str, Floats]:
     hidden_Q = 2.0 * half.exchange_Q - first_Q
     held_Q = hidden_Q * HELD_UNITS / iteration.machine.sheet.compute_units
     if iteration.exchange is not Exchange.NORMAL:
-        held_Q = np.where(m_Q > 2.0 * LOW_LATENCY_TOKENS, held_Q, 0.0)
+        held_Q = np.where(m_Q > 2.0 * LARGEST_DISPATCH_TOKENS, held_Q, 0.0)
     can_halve_Q = (m_Q >= 2.0) & (iteration.degrees.attention_data > 1)
     plain_Q = whole.alone_Q + whole.compute_Q + whole.exchange_Q
     split_Q = whole.alone_Q + 2.0 * half.compute_Q + first_Q

@@ -102,6 +102,10 @@ def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Bui
     found = machine.exchange_s(at, hidden=64, top_k=2, ranks=16)
     assert found is not None
     assert found == pytest.approx([5e-5, 2e-3])
+    # Buffers are made for up to 1,024 tokens, whatever was measured; and for no more.
+    at_last = machine.deepep_s(np.array([1024.0, 1025.0]), hidden=64, top_k=2, ranks=16)[1]
+    assert at_last is not None
+    assert at_last == pytest.approx([8 * 5e-5, np.inf])
     # A few more ranks than were measured are like those; fewer, or many more, are not.
     near = machine.exchange_s(at, hidden=64, top_k=2, ranks=24)
     assert near is not None
