@@ -17,7 +17,6 @@ Not covered: kernels that our operations cannot hold (aiconfigurator_tables.py);
 
 import importlib.metadata
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from profilers.errors import MissingLibraryError, ProfileUnreadableError, Unknow
 from profilers.imports.aiconfigurator_arrays import installed_systems
 from profilers.imports.aiconfigurator_tables import TABLES, Entry
 from profilers.imports.columns import Row, read_rows, table_name
+from profilers.imports.releases import release_order
 from profilers.imports.result import Imported
 from profilers.records import (
     AXES,
@@ -48,7 +48,6 @@ COLLECTIVE_LIBRARY: Final = "nccl"
 """Framework of the collectives; they belong to every other framework's profile."""
 MAX_SYSTEM_BYTES: Final = 2**20
 MAX_FILES: Final = 10_000
-_BEFORE_RELEASE: Final = ("a", "alpha", "b", "beta", "rc", "dev")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,7 @@ def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Impo
     device = _device(contents.values())
     rows = _Rows(operations=operations)
     left_out = [f"{name}: no operation of a profile holds it" for name in _unknown(wanted)]
-    for table in sorted(known, key=lambda table: _order(table.version), reverse=True):
+    for table in sorted(known, key=lambda table: release_order(table.version), reverse=True):
         strangers = _take(rows, table, contents.pop(table.path), device=device)
         if strangers:
             left_out.append(f"{table.path.name} {table.version}: {strangers} rows not of {device}")
@@ -201,17 +200,6 @@ def _unknown(tables: Sequence[_Table]) -> list[str]:
     return sorted({table.name for table in tables} - set(TABLES))
 
 
-def _order(version: str) -> list[tuple[int, int]]:
-    """Sort 1.3.0rc10 before 1.3.0rc20 before 1.3.0 before 1.3.0.post1."""
-    key = []
-    for word in re.findall(r"\d+|[a-z]+", version.lower()):
-        if word.isdigit():
-            key.append((2, int(word)))
-        else:
-            key.append((0, _BEFORE_RELEASE.index(word)) if word in _BEFORE_RELEASE else (3, 0))
-    return [*key, (1, 0)]
-
-
 def _device(contents: Iterable[Sequence[Row]]) -> str:
     """What most rows name as their device."""
     named = Counter(
@@ -282,7 +270,7 @@ def _machine(
             f"{system}.yaml: node.num_gpus_per_node and gpu.mem_capacity must be numbers"
         ) from error
     newest: dict[str, str] = {}
-    for table in sorted(tables, key=lambda table: _order(table.version)):
+    for table in sorted(tables, key=lambda table: release_order(table.version)):
         newest[table.framework] = table.version
     return Machine(
         hostname=f"aiconfigurator {system}",

@@ -192,14 +192,6 @@ def test_of_two_versions_the_newer_measurement_counts(systems: Path, write: Writ
     )
 
 
-@pytest.mark.parametrize(
-    ("older", "newer"),
-    [("1.3.0rc20", "1.3.0"), ("0.5.6", "0.5.6.post2"), ("0.5.9", "0.5.10"), ("1.2", "1.2.1")],
-)
-def test_versions_are_ordered_as_people_read_them(older: str, newer: str) -> None:
-    assert aiconfigurator._order(older) < aiconfigurator._order(newer)
-
-
 def test_rows_of_another_device_are_left_out_and_named(systems: Path, write: Write) -> None:
     rows = [GEMM, GEMM | {"m": 8}, GEMM | {"m": 16, "device": "NVIDIA T2"}]
     write("gemm/trtllm/1.0/gemm_perf.parquet", rows)

@@ -306,9 +306,10 @@ class ServingMachine:
         tail = ("", ranks, 1, ranks)
         names: list[Key] = [("", kind, *tail)]
         if kind == "all_reduce":
-            own = {f"all_reduce/{software}_graph", f"all_reduce/{software}"}
             names += [
-                key for key in self.tables.shapes("collective") if key[1] in own and key[2:] == tail
+                (library, f"all_reduce/{software}{graph}", *tail)
+                for library in self.tables.softwares("collective")
+                for graph in ("_graph", "")
             ]
         found = [self.tables.curve("collective", name) for name in names]
         return [curve for curve in found if curve is not None]

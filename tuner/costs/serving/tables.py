@@ -14,7 +14,6 @@ of which one model meets a few operations.
 A shape that no table holds gives None; the caller falls back to the datasheet and says so.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.arrays import Arrays
+from profilers.imports.releases import release_order
 from tuner.costs.serving.curves import Curve, Floats, Grid, Plane, curve_of, plane_of
 
 FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -196,11 +196,7 @@ def _grids(products: Sequence[Arrays]) -> dict[tuple[str, str], Grid]:
 
 
 def _by_version(tables: Sequence[Arrays]) -> list[Arrays]:
-    return sorted(tables, key=lambda table: _order(table.version))
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in re.findall(r"\d+", version))
+    return sorted(tables, key=lambda table: release_order(table.version))
 
 
 def _grouped(table: Arrays) -> dict[Key, _Group]:

@@ -36,11 +36,9 @@ def test_products_timed_with_more_than_the_kernel_give_way_to_the_fastest(build:
     assert product_s(both, software="vllm", dtype="fp8_block") == pytest.approx(8e-6)
 
 
-def test_the_newest_version_counts(build: Build) -> None:
-    both = [
-        gemm(build, 1e-6, version="0.9.2"),
-        gemm(build, 3e-6, version="0.10.0"),
-    ]
+@pytest.mark.parametrize(("older", "newer"), [("0.9.2", "0.10.0"), ("1.3.0rc20", "1.3.0")])
+def test_the_newest_version_counts(build: Build, older: str, newer: str) -> None:
+    both = [gemm(build, 3e-6, version=newer), gemm(build, 1e-6, version=older)]
     assert product_s(both, software="vllm", dtype="bf16") == pytest.approx(3e-6)
 
 
