@@ -62,7 +62,11 @@ def setting(formula_machine: Callable[..., Machine]) -> Callable[..., Setting]:
         config = StepConfig(
             model=model_shape(work.model),
             parallelism=Parallelism.model_validate(
-                {name: getattr(degrees, name) for name in Parallelism.model_fields}
+                {
+                    name: getattr(degrees, name)
+                    for name in Parallelism.model_fields
+                    if name not in ("dispatcher", "ranks_per_node")
+                }
             ),
             stages=tuple(
                 Stage(num_layers=count, recompute=option.recompute, chunks=option.chunks)
