@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from profilers.errors import MissingLibraryError, ProfileUnreadableError, UnknownNameError
-from profilers.imports import aiconfigurator, aiconfigurator_arrays
+from profilers.imports import aiconfigurator_arrays
 from profilers.imports.registry import import_measurements
 from profilers.imports.result import Imported
 from profilers.records import Measurement, Source

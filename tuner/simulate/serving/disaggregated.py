@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.steps import StepTimes
 
@@ -178,7 +176,7 @@ def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrenc
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
         read_elsewhere=requests.read_elsewhere,
-        delays_s=[0.0] * count if requests.delay_s_R is None else requests.delay_s_R.tolist(),
+        delays_s=requests.delays_s,
         free_s=[0.0] * stations.prefill_workers,
     )
     if requests.arrival_s_R is not None:
@@ -193,10 +191,6 @@ def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrenc
             play.jump()
         else:
             play.now_s = max(play.now_s, play.next_s())
-    in_order = range(count)
-    return Served(
-        arrival_s_R=np.array([play.arrived_s[request] for request in in_order]),
-        first_token_s_R=np.array([play.first_s[request] for request in in_order]),
-        end_s_R=np.array([play.end_s[request] for request in in_order]),
-        output_R=requests.output_R,
+    return Served.in_order(
+        requests, arrived_s=play.arrived_s, first_s=play.first_s, end_s=play.end_s
     )

@@ -6,7 +6,9 @@ next. Open arrivals come at stated times, whatever has become of those before.
 Letters: R requests.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,6 @@ class Requests:
     """In a closed loop: from the end of the answer before (or the start) until it is sent."""
     read_R: npt.NDArray[np.bool_] | None = None
     """Whose prompts were read elsewhere: they arrive with their caches; None: nobody's."""
-
     cached_R: npt.NDArray[np.int64] | None = None
     """Tokens of the prompt that are in the prefix cache and need not be computed; None: none."""
 
@@ -34,6 +35,11 @@ class Requests:
     def cached(self) -> list[int]:
         """By request; a list, because single entries of arrays are slow to read."""
         return [0] * len(self.input_R) if self.cached_R is None else self.cached_R.tolist()
+
+    @property
+    def delays_s(self) -> list[float]:
+        """By request; a list, because single entries of arrays are slow to read."""
+        return [0.0] * len(self.input_R) if self.delay_s_R is None else self.delay_s_R.tolist()
 
     @property
     def read_elsewhere(self) -> list[bool]:
@@ -89,6 +95,24 @@ class Served:
     first_token_s_R: npt.NDArray[np.float64]
     end_s_R: npt.NDArray[np.float64]
     output_R: npt.NDArray[np.int64]
+
+    @classmethod
+    def in_order(
+        cls,
+        requests: Requests,
+        *,
+        arrived_s: Mapping[int, float],
+        first_s: Mapping[int, float],
+        end_s: Mapping[int, float],
+    ) -> Self:
+        """Put what a play noted of each request in order."""
+        numbers = range(len(requests.input_R))
+        return cls(
+            arrival_s_R=np.array([arrived_s[request] for request in numbers]),
+            first_token_s_R=np.array([first_s[request] for request in numbers]),
+            end_s_R=np.array([end_s[request] for request in numbers]),
+            output_R=requests.output_R,
+        )
 
     @property
     def ttft_s_R(self) -> npt.NDArray[np.float64]:

@@ -22,8 +22,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.steps import StepTimes
 
@@ -169,7 +167,7 @@ def simulate_shared(requests: Requests, *, halves: Halves, concurrency: int = 1)
         concurrency: requests under way in a closed loop.
     """
     count = len(requests.input_R)
-    delays_s = [0.0] * count if requests.delay_s_R is None else requests.delay_s_R.tolist()
+    delays_s = requests.delays_s
     if requests.arrival_s_R is None:
         first = min(concurrency, count)
         coming = [(delays_s[request], request) for request in range(first)]
@@ -197,10 +195,6 @@ def simulate_shared(requests: Requests, *, halves: Halves, concurrency: int = 1)
             play.read()
         else:
             play.now_s = max(play.now_s, play.coming[0][0])
-    in_order = range(count)
-    return Served(
-        arrival_s_R=np.array([play.arrived_s[request] for request in in_order]),
-        first_token_s_R=np.array([play.first_s[request] for request in in_order]),
-        end_s_R=np.array([play.end_s[request] for request in in_order]),
-        output_R=requests.output_R,
+    return Served.in_order(
+        requests, arrived_s=play.arrived_s, first_s=play.first_s, end_s=play.end_s
     )
