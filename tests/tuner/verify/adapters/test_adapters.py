@@ -1,0 +1,152 @@
+"""Lines in the form of each engine, written by hand."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import SpecError
+from tuner.verify.adapters.reading import Job, Reading
+from tuner.verify.metrics import ADAPTERS, MAX_LINE, LogReader, adapter_named
+
+JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "expected"),
+    [
+        (
+            "megatron",
+            " [2026-01-02 03:04:05] iteration       12/      20 | consumed samples:       96 |"
+            " elapsed time per iteration (ms): 812.5 | learning rate: 1.0E-04 | lm loss: 7.1 |",
+            Reading(step=12, step_s=0.8125),
+        ),
+        (
+            "megatron",
+            "[Rank 0] (after 2 iterations) memory (MB) | allocated: 7.0 | max allocated: 512.5 |"
+            " reserved: 600.0 | max reserved: 600.0",
+            # 512.5 * 2**20.
+            Reading(peak_bytes=537_395_200),
+        ),
+        (
+            "torchtitan",
+            "[titan] 2026 - root - INFO - step: 12  loss:  5.10000  grad_norm:  0.9000"
+            "  memory: 41.50GiB(51.90%)  tps: 8,192  tflops: 12.00  mfu: 4.00%",
+            # 131072 tokens at 8192 per second on each of 8 devices; 41.5 * 2**30.
+            Reading(step=12, step_s=2.0, peak_bytes=44_560_285_696),
+        ),
+        (
+            "deepspeed",
+            "[INFO] epoch=0/micro_step=12/global_step=6, RunningAvgSamplesPerSec=3.1,"
+            " CurrSamplesPerSec=3.2, MemAllocated=1.0GB, MaxMemAllocated=2.5GB",
+            # 32 samples at 3.2 per second; 2.5 * 2**30.
+            Reading(step=6, step_s=10.0, peak_bytes=2_684_354_560),
+        ),
+        (
+            "deepspeed",
+            "steps: 12 loss: 5.1000 iter time (s): 1.250 samples/sec: 25.600",
+            Reading(step=12, step_s=1.25),
+        ),
+        ("jsonl", '{"step_s": 0.5}', Reading(step_s=0.5)),
+        (
+            "jsonl",
+            '{"step": 3, "step_s": 0.5, "activation_bytes": [3, 2], "peak_bytes": 9, "x": 1}',
+            Reading(step=3, step_s=0.5, activation_bytes=(3, 2), peak_bytes=9),
+        ),
+        ("regex:took (?P<step_s>[0-9.]+) s", "it took 0.25 s", Reading(step_s=0.25)),
+        (
+            r"regex:(?P<step>\d+): (?P<step_s>\S+)",
+            "7: 1e-1",
+            Reading(step=7, step_s=0.1),
+        ),
+    ],
+)
+def test_a_line_is_read(name: str, line: str, expected: Reading) -> None:
+    assert adapter_named(name)(line, JOB) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("torchtitan", "validate step: 12  loss:  5.1  memory: 41.2GiB(51.9%)  tps: 7,251"),
+        ("torchtitan", "step: 12  loss:  5.1  grad_norm: 1  memory: 41.2GiB(51.9%)  tps: 0  x"),
+        ("jsonl", '{"step_s": -1}'),
+        ("jsonl", '{"step_s": NaN}'),
+        ("jsonl", '{"step_s": "1"}'),
+        ("jsonl", "{" * 2000),
+        ("jsonl", "[" * 2000),
+        ("regex:(?P<step_s>.*)", "soon"),
+        ("regex:(?P<step_s>.*)", "inf"),
+    ],
+)
+def test_what_is_no_step_is_left_alone(name: str, line: str) -> None:
+    assert adapter_named(name)(line, JOB) is None
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+@given(line=st.text(max_size=200))
+@settings(max_examples=40, deadline=None)
+def test_no_line_upsets_an_adapter(name: str, line: str) -> None:
+    found = adapter_named(name)(line, JOB)
+    assert found is None or found.step_s is None or found.step_s >= 0.0
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_long_line_is_read_in_linear_time(name: str) -> None:
+    read = adapter_named(name)
+    begin_s = time.process_time()
+    for text in (
+        "iteration 1/ 1 | ",
+        "step:  1 memory: ",
+        "steps: 1 loss: ",
+        '{"a":',
+        "global_step=1,",
+    ):
+        read((text * MAX_LINE)[:MAX_LINE], JOB)
+    # Milliseconds where the time is linear or quadratic in 4096 characters, hours otherwise.
+    assert time.process_time() - begin_s < 20.0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tensorboard", "is not one of megatron, torchtitan, deepspeed, jsonl, regex:EXPRESSION"),
+        ("regex:(?P<seconds>.*)", "has no group"),
+        ("regex:(", "missing )"),
+        ("regex:(?P<step_s>(a+)+b)", "can take for ever"),
+        ("regex:(?P<step_s>x)" + "y" * 512, "longer than 512"),
+    ],
+)
+def test_an_unusable_way_to_read_is_refused(name: str, said: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        adapter_named(name)
+    assert said in str(raised.value)
+
+
+def test_a_growing_log_is_read_once_and_warm_up_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    reader = LogReader(file, adapter=adapter_named("jsonl"), job=JOB)
+    reader.read_on()
+    lines = [f'{{"step_s": {step}.5}}\n' for step in range(6)]
+    text = "".join(lines)
+    for end in (5, 20, 47, len(text) - 3):
+        file.write_text(text[:end])
+        reader.read_on()
+    # The last line has no end yet.
+    assert reader.metrics(warmup_steps=2, most_steps=9).steps_s == (2.5, 3.5, 4.5)
+    file.write_text(text[:-1])
+    reader.read_on(to_end=True)
+    assert reader.metrics(warmup_steps=2, most_steps=9).steps_s == (2.5, 3.5, 4.5, 5.5)
+    assert reader.metrics(warmup_steps=2, most_steps=3).steps_s == (2.5, 3.5, 4.5)
+
+
+def test_ranks_that_say_the_same_step_count_once_and_colours_do_not_matter(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    line = "iteration {step}/ 9 | \x1b[31melapsed time per iteration (ms): {time}\x1b[0m |\n"
+    told = [line.format(step=step, time=time) for step in (1, 2) for time in (500, 700)]
+    file.write_text("".join(told) + "\x00\xff" + "x" * 100_000 + "\n")
+    reader = LogReader(file, adapter=adapter_named("megatron"), job=JOB)
+    reader.read_on(to_end=True)
+    assert reader.metrics(warmup_steps=0, most_steps=9).steps_s == (0.5, 0.5)

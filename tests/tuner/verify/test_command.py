@@ -1,0 +1,276 @@
+"""The user's own command: a small program that prints what an engine prints."""
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tuner import api
+from tuner.cli import app as frame
+from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
+from tuner.verify.command import CommandLauncher, filled, parsed_template
+from tuner.verify.launcher import TRIAL_MARK, Launch
+from tuner.verify.metrics import adapter_named
+from tuner.verify.records import Verified, read_trials
+from tuner.verify.verification import Effort, Watcher
+from tuner.verify_api import command_trials
+
+Spec = Callable[..., Path]
+
+SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
+SEARCH = {"micro_batch_size": [1, 2], "tensor_model_parallel_size": [1]}
+
+ENGINE = """
+import sys
+words = sys.argv[1:]
+size = int(words[words.index("--micro-batch-size") + 1])
+steps = int(words[words.index("--train-iters") + 1])
+for step in range(1, steps + 1):
+    time_ms = (900.0 if step < 3 else 100.0 / size) + step * 0.01
+    print(f" iteration {step}/ {steps} | elapsed time per iteration (ms): {time_ms} |")
+print("[Rank 0] memory (MB) | allocated: 1.0 | max allocated: 2.0 |")
+"""
+"""A pretrain_gpt.py whose larger micro-batches are faster, after two slow steps."""
+
+
+@pytest.fixture
+def datasheet_plan(tiny_spec: Spec, tmp_path: Path) -> Path:
+    """The folder of a plan for Megatron-LM that no profile stands behind."""
+    pool = {"profile": None, "device": "H200", "memory_per_device": None}
+    made = api.plan(tiny_spec(pool=pool, search=SEARCH, emit=("megatron-lm",)))
+    folder = tmp_path / "plan"
+    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
+    return folder
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    file = tmp_path / "pretrain gpt.py"
+    file.write_text(ENGINE)
+    return file
+
+
+def _verify(folder: Path, command: str, *, metrics: str = "megatron", **effort: Any) -> Verified:
+    return api.verify(
+        folder,
+        effort=Effort(**({"trials": 3, "steps": 4} | effort)),
+        resume=False,
+        watcher=SILENT,
+        by=command_trials(command=command, metrics=metrics),
+    )
+
+
+def _command(engine: Path, rest: str = "{megatron_args} --train-iters {steps}") -> str:
+    return f"{sys.executable} -S '{engine}' {rest}"
+
+
+def test_a_plan_on_datasheets_is_verified_by_its_own_engine(
+    datasheet_plan: Path, engine: Path
+) -> None:
+    found = _verify(datasheet_plan, _command(engine))
+    plan = read_plan(datasheet_plan)
+    assert [trial.status for trial in found.trials] == ["ok"] * 3
+    assert found.trials[0].decision == plan.decision
+    for trial in found.trials:
+        # 100 ms over the micro-batch; steps 3 to 6 are timed, median of .03 .04 .05 .06 ms more.
+        size = trial.decision.micro_batch_size
+        assert trial.measured_step_s == pytest.approx((100.0 / size + 0.045) / 1000.0)
+        assert trial.measured_activation_bytes == ()
+        assert trial.predicted_step_s > 0.0
+    assert found.winner is not None
+    assert found.winner.micro_batch_size == max(
+        trial.decision.micro_batch_size for trial in found.trials
+    )
+    assert found.accuracy.activation_max_ape is None
+    assert found.accuracy.predicted_median_ape is not None
+    assert found.residual is not None
+    assert found.residual.engine == "megatron-lm"
+    records = read_trials(datasheet_plan / TRIALS_NAME)
+    assert {record.measured_peak_bytes for record in records} == {2 * 2**20}
+    text = (datasheet_plan / "launch/megatron-lm/megatron_args.txt").read_text()
+    assert f"--micro-batch-size {found.winner.micro_batch_size}\n" in text
+    assert "NOT VERIFIED" not in text
+
+
+def test_nothing_but_what_the_plan_names_is_launched(datasheet_plan: Path, engine: Path) -> None:
+    found = _verify(datasheet_plan, _command(engine), trials=60)
+    plan = read_plan(datasheet_plan)
+    named = {plan.decision, *(other.decision for other in plan.alternatives)}
+    assert {trial.decision for trial in found.trials} == named
+    assert len(found.trials) == len(named)
+
+
+def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
+    datasheet_plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert frame.run(["verify", str(datasheet_plan)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "launch its engine with --launcher command" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--launcher", "command"], "--command is needed"),
+        (["--launcher", "command", "--command", "a {b}"], "{b} is none of the placeholders"),
+        (["--launcher", "command", "--command", "a", "--metrics", "b"], "'b' is not one of"),
+        (["--command", "a"], "--command is for --launcher command"),
+        (["--slurm", "a=b"], "--slurm is for --launcher slurm"),
+        (["--parallel", "2"], "only jobs of Slurm run side by side"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_line(
+    datasheet_plan: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert frame.run(["verify", str(datasheet_plan), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_templates_are_split_like_a_shell_and_filled_argument_by_argument() -> None:
+    template = parsed_template("run 'two words' --out={folder}/x {megatron_args} '{{}}' {port}")
+    values = {
+        "folder": ("/tmp/a b; rm -rf $HOME",),
+        "megatron_args": ("--bf16", "--seq-length", "64"),
+        "port": ("1",),
+    }
+    assert filled(template, values) == (
+        "run",
+        "two words",
+        "--out=/tmp/a b; rm -rf $HOME/x",
+        "--bf16",
+        "--seq-length",
+        "64",
+        "{}",
+        "1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is needed"),
+        ("run 'open", "No closing quotation"),
+        ("run {", "write {{ and }} for braces"),
+        ("run {folder!r}", "none of the placeholders"),
+        ("run {folder:>9}", "none of the placeholders"),
+        ("run {folder.parent}", "none of the placeholders"),
+        ("run x{megatron_args}{port}", "is several arguments"),
+        ("run " + "x" * 70_000, "longer than 65536"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_is_refused(text: str, said: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        parsed_template(text)
+    assert said in str(raised.value)
+
+
+@pytest.fixture
+def launch(planned: Path, tmp_path: Path) -> Launch:
+    plan = read_plan(planned)
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    return Launch(
+        plan=plan,
+        decision=plan.decision,
+        predicted=plan.predicted,
+        steps=3,
+        warmup_steps=2,
+        folder=tmp_path / "trial",
+        deadline_s=60.0,
+    )
+
+
+def _launcher(text: str, metrics: str = "jsonl") -> CommandLauncher:
+    code = shlex.quote(text.replace("{", "{{").replace("}", "}}"))
+    return CommandLauncher(
+        template=parsed_template(f"{sys.executable} -S -u -c {code} " + "{metrics}"),
+        adapter=adapter_named(metrics),
+        environment=os.environ | {"RANK": "3", "WORLD_SIZE": "9"},
+        prepare=lambda _launch: None,
+    )
+
+
+FOREVER = """
+import os, sys, time
+with open(sys.argv[1], "w", buffering=1) as told:
+    for step in range(99):
+        print('{"step_s": %s, "activation_bytes": [5]}' % (9 if step < 2 else 2 + step / 1000),
+              file=told)
+        time.sleep(0.02)
+time.sleep(600)
+"""
+
+
+def _left(folder: Path) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TRIAL_MARK) == str(folder.resolve()):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_command_that_goes_on_is_ended_when_enough_steps_are_known(launch: Launch) -> None:
+    result = _launcher(FOREVER)(launch)
+    assert (result.status, result.reason) == ("ok", "")
+    assert result.metrics is not None
+    assert result.metrics.steps_s == (2.002, 2.003, 2.004)
+    assert result.metrics.activation_bytes == (5,)
+    assert not _left(launch.folder)
+
+
+def test_a_hopeless_trial_is_ended_and_keeps_what_it_has_measured(launch: Launch) -> None:
+    patient = dataclasses.replace(
+        launch, steps=100, hopeless=lambda steps: f"{len(steps) > 3}" if len(steps) > 3 else ""
+    )
+    result = _launcher(FOREVER)(patient)
+    assert (result.status, result.reason) == ("ok", "True")
+    assert result.metrics is not None
+    assert 3 < len(result.metrics.steps_s) <= 97
+
+
+def test_ends_without_steps_have_a_reason(launch: Launch) -> None:
+    silent = _launcher("print('nothing')")(launch)
+    assert silent.status == "crashed"
+    assert "does --metrics fit its output?" in silent.reason
+    failed = _launcher("raise RuntimeError('no data set')")(launch)
+    assert (failed.status, failed.reason) == ("crashed", "RuntimeError: no data set")
+    full = _launcher("raise MemoryError('torch.OutOfMemoryError: CUDA out of memory.')")(launch)
+    assert full.status == "out_of_memory"
+
+
+def test_ranks_of_a_surrounding_launcher_are_not_handed_on(launch: Launch) -> None:
+    result = _launcher("import os; assert 'RANK' not in os.environ, 'Error: has a rank'")(launch)
+    assert "told no step" in result.reason
+
+
+def test_a_program_that_does_not_exist_is_named(launch: Launch) -> None:
+    launcher = CommandLauncher(
+        template=parsed_template("no-such-program"),
+        adapter=adapter_named("jsonl"),
+        environment=os.environ,
+        prepare=lambda _launch: None,
+    )
+    with pytest.raises(EnvironmentMissingError, match="no-such-program: No such file"):
+        launcher(launch)
+
+
+def test_an_engine_that_the_plan_is_not_for_is_said(launch: Launch) -> None:
+    launcher = CommandLauncher(
+        template=parsed_template("run {deepspeed_config}"),
+        adapter=adapter_named("jsonl"),
+        environment=os.environ,
+        prepare=lambda _launch: None,
+    )
+    with pytest.raises(SpecError, match=r"\{deepspeed_config\} has no file in a plan for"):
+        launcher(launch)
