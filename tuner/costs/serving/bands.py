@@ -15,9 +15,9 @@ Predictions from datasheets are too short in the median (TTFT by a quarter, disa
 they are not corrected, so that their bands reach far above and are widened to hold the prediction
 itself.
 
-Nothing published covers other modes. Offloaded prompts pass prefill and decode instances, so that
-the band of disaggregated launches is the nearest; shared devices have that of aggregated ones,
-twice as wide in ratio on both sides, which is a guess.
+Nothing published covers other modes. Offloaded prompts pass prefill and decode instances, and so do
+requests whose experts stand apart in decode: the band of disaggregated launches is the nearest.
+Shared devices have that of aggregated ones, twice as wide in ratio on both sides. Both are guesses.
 """
 
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ two events all steps are taken in one jump, as in batching.py.
 Requests whose prompts were read elsewhere join as they arrive.
 
 Not covered: steps that several prompts of one rank make longer, routing by load, transfers that
-wait for each other.
+wait for each other, memory that runs out as answers grow (a request joins where its prompt fits).
 """
 
 import heapq
