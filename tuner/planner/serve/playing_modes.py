@@ -43,7 +43,7 @@ from tuner.serve_plan import Role
 from tuner.simulate.serving.batching import simulate
 from tuner.simulate.serving.client import ROUNDS, client_of, engine_rules, seen_ttft_s
 from tuner.simulate.serving.load import Requests, Served
-from tuner.simulate.serving.shared import Halves, simulate_shared
+from tuner.simulate.serving.shared import Phases, simulate_shared
 from tuner.spec.serving.goal import Mode, ServeGoal
 
 Flags = npt.NDArray[np.bool_]
@@ -126,7 +126,7 @@ def _one_shared(group: Group, *, share: float, goal: ServeGoal, demand: Demand) 
     )
     served = simulate_shared(
         requests,
-        halves=Halves(
+        phases=Phases(
             prompts_alone=alone,
             prompts_beside=times_of(
                 replace(option, iteration=reading), requests, most_tokens=most, most_running=2

@@ -30,7 +30,7 @@ LEAST_LEFT_RATIO: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Halves:
+class Phases:
     """Seconds of both phases, alone and beside the other."""
 
     prompts_alone: StepTimes
@@ -45,7 +45,7 @@ class Halves:
 
 @dataclass(slots=True)
 class _Play:
-    halves: Halves
+    phases: Phases
     inputs: list[int]
     outputs: list[int]
     cached: list[int]
@@ -87,11 +87,11 @@ class _Play:
             need = self.inputs[request] + self.outputs[request]
             under_way = len(self.running) + len(self.batch)
             is_full = (
-                under_way >= self.halves.most_running
-                or self.reserved + need > self.halves.kv_tokens
+                under_way >= self.phases.most_running
+                or self.reserved + need > self.phases.kv_tokens
             )
             computed = self.inputs[request] - self.cached[request]
-            is_over = self.batch and tokens + computed > self.halves.step_tokens
+            is_over = self.batch and tokens + computed > self.phases.step_tokens
             if is_over or (is_full and under_way):
                 break
             self.batch.append(self.waiting.popleft())
@@ -112,13 +112,13 @@ class _Play:
     def steps(self) -> None:
         """Steps until a sequence ends, the prompts end, or a request comes to an idle prefill."""
         num = len(self.running)
-        times = self.halves.steps_beside if self.batch else self.halves.steps_alone
+        times = self.phases.steps_beside if self.batch else self.phases.steps_alone
         steps = self.running[0][0] - self.step
         each = min(num, times.most_sequences)
         step_s = times.decode_step_s(each, self.past / num + 0.5 * (steps - 1))
         until_s = math.inf
         if self.batch:
-            prompts_s = self.batch_s(self.halves.prompts_beside)
+            prompts_s = self.batch_s(self.phases.prompts_beside)
             until_s = self.left_ratio * prompts_s
         elif self.coming:
             until_s = max(self.coming[0][0] - self.now_s, 0.0)
@@ -158,12 +158,12 @@ class _Play:
             self.next_closed += 1
 
 
-def simulate_shared(requests: Requests, *, halves: Halves, concurrency: int = 1) -> Served:
+def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1) -> Served:
     """Serve all requests on one instance.
 
     Args:
         requests: with arrivals, or without for a closed loop.
-        halves: seconds of both phases.
+        phases: seconds of both phases.
         concurrency: requests under way in a closed loop.
     """
     count = len(requests.input_R)
@@ -176,7 +176,7 @@ def simulate_shared(requests: Requests, *, halves: Halves, concurrency: int = 1)
         coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
     heapq.heapify(coming)
     play = _Play(
-        halves=halves,
+        phases=phases,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
         cached=requests.cached,
@@ -191,7 +191,7 @@ def simulate_shared(requests: Requests, *, halves: Halves, concurrency: int = 1)
         if play.running:
             play.steps()
         elif play.batch:
-            play.now_s += play.left_ratio * play.batch_s(halves.prompts_alone)
+            play.now_s += play.left_ratio * play.batch_s(phases.prompts_alone)
             play.read()
         else:
             play.now_s = max(play.now_s, play.coming[0][0])

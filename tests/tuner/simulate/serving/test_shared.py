@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tuner.simulate.serving.load import Requests
-from tuner.simulate.serving.shared import Halves, simulate_shared
+from tuner.simulate.serving.shared import Phases, simulate_shared
 from tuner.simulate.serving.steps import StepTimes
 
 STEP_S = 0.01
@@ -25,8 +25,8 @@ def times(step_s: float, prompt_s: float) -> StepTimes:
     )
 
 
-def halves(*, slower: float = 2.0, kv_tokens: float = 1e9) -> Halves:
-    return Halves(
+def phases(*, slower: float = 2.0, kv_tokens: float = 1e9) -> Phases:
+    return Phases(
         prompts_alone=times(0.0, PROMPT_S),
         prompts_beside=times(0.0, slower * PROMPT_S),
         steps_alone=times(STEP_S, 0.0),
@@ -38,7 +38,7 @@ def halves(*, slower: float = 2.0, kv_tokens: float = 1e9) -> Halves:
 
 def test_each_phase_alone_has_the_whole_device() -> None:
     one = Requests(input_R=np.array([1000]), output_R=np.array([11]), arrival_s_R=np.array([0.0]))
-    served = simulate_shared(one, halves=halves())
+    served = simulate_shared(one, phases=phases())
     assert served.ttft_s_R[0] == pytest.approx(PROMPT_S)
     assert served.tpot_s_R[0] == pytest.approx(STEP_S)
 
@@ -50,7 +50,7 @@ def test_both_are_slower_while_they_share_it() -> None:
         output_R=np.array([101, 2]),
         arrival_s_R=np.array([0.0, 0.1]),
     )
-    served = simulate_shared(two, halves=halves())
+    served = simulate_shared(two, phases=phases())
     assert served.ttft_s_R[1] == pytest.approx(2.0 * PROMPT_S)
     assert served.end_s_R[0] == pytest.approx(PROMPT_S + 10 * 2.0 * STEP_S + 90 * STEP_S)
 
@@ -61,7 +61,7 @@ def test_a_prompt_waits_for_memory() -> None:
         output_R=np.array([11, 11]),
         arrival_s_R=np.array([0.0, 0.0]),
     )
-    served = simulate_shared(two, halves=halves(kv_tokens=1500.0))
+    served = simulate_shared(two, phases=phases(kv_tokens=1500.0))
     assert served.first_token_s_R[1] == pytest.approx(served.end_s_R[0] + PROMPT_S)
 
 
@@ -71,7 +71,7 @@ def test_a_batch_holds_what_its_budget_takes() -> None:
         output_R=np.array([1, 1, 1]),
         arrival_s_R=np.zeros(3),
     )
-    served = simulate_shared(short, halves=halves())
+    served = simulate_shared(short, phases=phases())
     assert served.first_token_s_R[0] == served.first_token_s_R[1] < served.first_token_s_R[2]
 
 
@@ -84,7 +84,7 @@ def test_prompts_alone_wait_as_in_m_d_1() -> None:
         output_R=np.ones(count, dtype=np.int64),
         arrival_s_R=np.cumsum(rng.exponential(PROMPT_S / load, count)),
     )
-    served = simulate_shared(alone, halves=halves())
+    served = simulate_shared(alone, phases=phases())
     wait_s = load * PROMPT_S / (2.0 * (1.0 - load))
     assert float(served.ttft_s_R.mean()) == pytest.approx(PROMPT_S + wait_s, rel=0.02)
 
@@ -92,7 +92,7 @@ def test_prompts_alone_wait_as_in_m_d_1() -> None:
 def test_a_closed_loop_keeps_so_many_under_way() -> None:
     count = 300
     loop = Requests(input_R=np.full(count, 1000), output_R=np.full(count, 101))
-    served = simulate_shared(loop, halves=halves(), concurrency=3)
+    served = simulate_shared(loop, phases=phases(), concurrency=3)
     open_at = (served.arrival_s_R[:, None] <= served.arrival_s_R) & (
         served.arrival_s_R < served.end_s_R[:, None]
     )

@@ -181,6 +181,7 @@ def test_fp8_latent_caches_need_the_pages_of_flashmla(deepseek: ModelSpec) -> No
     [
         ("nvfp4", Generation.HOPPER, False),
         ("nvfp4", Generation.BLACKWELL, True),
+        ("mxfp4", Generation.HOPPER, True),
         ("fp8_block", Generation.AMPERE, False),
         ("fp8", Generation.ADA, True),
         ("bf16", Generation.AMPERE, True),
