@@ -78,7 +78,7 @@ def _load(found: ServingEstimate, load: ServingLoad) -> Iterator[str]:
                 f"{name:<15}{_latency(value)} (mean between {format_s(band[0])} and"
                 f" {format_s(band[1])})"
             )
-    answers = f" {load.output_tokens_per_s:.4g} output tokens/s," * (load.tpot_s is not None)
+    answers = f" {load.output_tokens_per_s:.0f} output tokens/s," * (load.tpot_s is not None)
     yield (
         f"load           {load.requests_per_s:.4g} requests/s of {load.capacity_per_s:.4g} at most,"
         f"{answers} {load.goodput_per_device:.4g} good requests/s a device"

@@ -1,6 +1,7 @@
 """A deployment's plan in words: what to launch first, then what it will do and why."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tuner.cli.text import columns
@@ -151,7 +152,17 @@ def _illegal(plan: ServePlan) -> Iterator[str]:
             f"{space.illegal} ways to run an instance cannot serve, {space.bounded} more are worse"
             " than another in everything"
         )
-        yield from (f"  {count:>5} {reason}" for reason, count in space.illegal_by.items())
+        yield from (f"  {count:>5} {reason}" for reason, count in _merged(space.illegal_by))
+
+
+def _merged(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Join reasons that differ in their numbers alone."""
+    alike: dict[str, list[str]] = {}
+    for reason in counts:
+        alike.setdefault(re.sub(r"\d+", "0", reason), []).append(reason)
+    for first, *others in alike.values():
+        more = f" ({_counted(len(others), 'more such reason')})" if others else ""
+        yield f"{first}{more}", sum(counts[reason] for reason in (first, *others))
 
 
 def _others(plan: ServePlan) -> Iterator[str]:

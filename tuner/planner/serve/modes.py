@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from tuner.planner.serve.answering import MOST_SPARE, Found, Question, answer, least_spare
+from tuner.planner.serve.answering import Found, Question, answer, least_spare
 from tuner.planner.serve.apart import Apart, apart_of, told_apart
 from tuner.planner.serve.offloading import cuts_of
 from tuner.planner.serve.ranking import (
@@ -19,7 +19,7 @@ from tuner.planner.serve.ranking import (
     ranked,
     worth_of,
 )
-from tuner.planner.serve.telling import refusals_of, told_of
+from tuner.planner.serve.telling import missed_with, refusals_of, told_of
 from tuner.serve_plan import ServeModeAnswer, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
 
@@ -81,7 +81,7 @@ def _line(mode: Mode, answers: Answers, question: Question) -> ServeModeAnswer:
     broken = answers.refused[mode]
     status, told = "alternative", "" if best is None else lost_by(found, best, question.spec.goal)
     if found.missed:
-        status, told = "missed", f"{found.missed[0]}, with {MOST_SPARE:.0%} of spare capacity"
+        status, told = "missed", missed_with(found)
     elif broken:
         status, told = "unlaunchable", f"{told_of(found)}; {broken[0]}"
     elif found is best:
@@ -142,9 +142,6 @@ def unlaunchable_of(answers: Answers, question: Question) -> tuple[ServeUnlaunch
                 gain_ratio=max(_apart_gain(answers.apart, answers, question) or 0.0, 0.0),
             )
         )
-    elif answers.apart is not None:
-        feature = told_apart(answers.apart, question, against="")
-        lines.append(ServeUnlaunchable(feature=feature, gain_ratio=0.0))
     for one in answers.found:
         broken = answers.refused[one.mode]
         if not broken or one.missed:

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.planner.serve.answering import Found, Question
+from tuner.planner.serve.answering import FIRST_SPARE, MOST_SPARE, Found, Question
 from tuner.planner.serve.assumptions import assumptions_of
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.handovers import HandOvers, handovers_of
@@ -120,7 +120,8 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
 
 def _named(group: Group) -> str:
     degrees = group.option.degrees
-    shape = f"tp{degrees.attention_tensor}dp{degrees.attention_data}"
+    stages = f"pp{degrees.pipeline}" * (degrees.pipeline > 1)
+    shape = f"tp{degrees.attention_tensor}dp{degrees.attention_data}{stages}"
     return f"{group.option.role.value}@{group.option.site.pool.name}/{shape}"
 
 
@@ -178,6 +179,14 @@ def alternatives_of(
             within_band=gain_ratio(worth_of(other, goal), best, goal) >= -TIE_RATIO,
             lost_by=lost_by(other, best, goal) + held_back_by(other, best, goal),
         )
+
+
+def missed_with(found: Found) -> str:
+    """Name the target that an answer misses, and how much spare capacity it was given at most."""
+    most = found.spare.most_ratio
+    told = f"{found.missed[0]}, with {most:.0%} of spare capacity"
+    # The next step is twice as much, a quarter at least.
+    return told if max(FIRST_SPARE, 2.0 * most) > MOST_SPARE else f"{told}; the pools hold no more"
 
 
 def told_of(found: Found) -> str:

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Final
 
 from tuner.planner.serve.answering import (
-    MOST_SPARE,
     PRICED,
     Found,
     Question,
@@ -33,7 +32,7 @@ from tuner.planner.serve.answering import (
 from tuner.planner.serve.modes import Answers, modes_of
 from tuner.planner.serve.program import program_of, solve
 from tuner.planner.serve.ranking import ranked
-from tuner.planner.serve.telling import decision_of, refusals_of
+from tuner.planner.serve.telling import decision_of, missed_with, refusals_of
 from tuner.serve_plan import ServeDecision, ServeRelaxation
 from tuner.spec.cluster import Link, Pool
 from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
@@ -100,7 +99,7 @@ def _binding(question: Question, answers: Answers) -> str:
     found = [one for one in answers.found if one.mode in launched]
     missed = [one for one in found if one.missed]
     if missed:
-        return f"{missed[0].missed[0]}, with {MOST_SPARE:.0%} of spare capacity at most"
+        return missed_with(missed[0])
     return _refused(question, answers, launched) or _exhausted(question)
 
 
