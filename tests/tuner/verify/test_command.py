@@ -99,6 +99,35 @@ def test_a_plan_on_datasheets_is_verified_by_its_own_engine(
     assert "NOT VERIFIED" not in text
 
 
+@pytest.mark.parametrize(
+    ("target", "placeholder", "given"),
+    [
+        ("deepspeed", "{deepspeed_config}", "deepspeed.json"),
+        ("torchtitan", "{launch}/torchtitan.toml {torchtitan_args}", "torchtitan.toml"),
+        ("megatron-lm", "{launch}/run.sh {nodes} {world} {devices_per_node}", "run.sh"),
+    ],
+)
+def test_each_engine_finds_its_files(
+    tiny_spec: Spec, tmp_path: Path, target: str, placeholder: str, given: str
+) -> None:
+    pool = {"profile": None, "device": "H200", "memory_per_device": None}
+    made = api.plan(tiny_spec(pool=pool, search=SEARCH, emit=(target,)))
+    folder = tmp_path / "plan"
+    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pathlib, sys\n"
+        "file = pathlib.Path(sys.argv[1])\n"
+        f"assert file.name == {given!r} and file.is_file(), 'Error: no file'\n"
+        "assert str(file.parent) in os.environ['PYTHONPATH'].split(':'), 'Error: no path'\n"
+        "print('{\"step_s\": 1.0}\\n' * 6)\n"
+    )
+    found = _verify(
+        folder, f"{sys.executable} -S {program} {placeholder}", metrics="jsonl", trials=1
+    )
+    assert [(trial.status, trial.reason) for trial in found.trials] == [("ok", "")]
+
+
 def test_nothing_but_what_the_plan_names_is_launched(datasheet_plan: Path, engine: Path) -> None:
     found = _verify(datasheet_plan, _command(engine), trials=60)
     plan = read_plan(datasheet_plan)

@@ -229,7 +229,9 @@ class SlurmLauncher:
             if report is not None:
                 wall_s = time.monotonic() - began_s
                 return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
-            state = self._asked(lambda: queue.state_of(job, name=ticket.name), meanwhile=folder)
+            state = self._asked(lambda: _state(ticket, folder, job=job), meanwhile=folder)
+            if state is None and _report(folder) is not None:
+                continue
             now_s = time.monotonic()
             if state is not None and state.state in WAITING:
                 waited_s += now_s - asked_s
@@ -244,12 +246,10 @@ class SlurmLauncher:
                 said = line
             if state is not None and state.is_alive:
                 lost_s = now_s
-                if state.restarts > MOST_RESTARTS:
+                overrun = _overrun(state, launch, wall_s=now_s - began_s)
+                if overrun is not None:
                     self.forget(folder)
-                    return _crash(f"{state.restarts} of its nodes failed", wall_s=now_s - began_s)
-                if state.state not in WAITING and state.run_s > launch.deadline_s:
-                    self.forget(folder)
-                    return timed_out(launch.deadline_s, wall_s=state.run_s)
+                    return overrun
             elif now_s - lost_s >= self._grace_s(state, folder):
                 return _ended(state, folder, launch, wall_s=now_s - began_s)
             self._pause()
@@ -292,6 +292,29 @@ class SlurmLauncher:
     def _pause(self) -> None:
         if self._stopping.wait(self._pace.poll_s):
             raise SchedulerError("the trial was cancelled because another one could not go on")
+
+
+def _state(ticket: Ticket, folder: Path, *, job: str) -> JobState | None:
+    """Ask for the state of a job, unless its report has come while nobody answers.
+
+    Raises:
+        SlurmAwayError: nobody answers, and there is no report.
+    """
+    try:
+        return queue.state_of(job, name=ticket.name)
+    except SlurmAwayError:
+        if _report(folder) is None:
+            raise
+        return None
+
+
+def _overrun(state: JobState, launch: Launch, *, wall_s: float) -> LaunchResult | None:
+    """Say what a job that is alive has had too much of; None while it may go on."""
+    if state.restarts > MOST_RESTARTS:
+        return _crash(f"{state.restarts} of its nodes failed", wall_s=wall_s)
+    if state.state not in WAITING and state.run_s > launch.deadline_s:
+        return timed_out(launch.deadline_s, wall_s=state.run_s)
+    return None
 
 
 def _ended(state: JobState | None, folder: Path, launch: Launch, *, wall_s: float) -> LaunchResult:

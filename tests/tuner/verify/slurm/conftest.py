@@ -77,7 +77,7 @@ class Cluster:
         return done.stdout
 
     @staticmethod
-    def wait_for(holds: Callable[[], object], *, what: str, limit_s: float = 90.0) -> None:
+    def wait_for(holds: Callable[[], object], *, what: str, limit_s: float = 300.0) -> None:
         """Wait until something holds."""
         until_s = time.monotonic() + limit_s
         while not holds():

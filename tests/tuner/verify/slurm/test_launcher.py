@@ -217,6 +217,20 @@ def test_a_report_counts_while_no_controller_answers(lab: Lab) -> None:
     assert not launcher.holds(lab.trial)
 
 
+def test_a_report_that_comes_while_the_controller_is_away_is_read_at_once(lab: Lab) -> None:
+    lab.says("RUNNING")
+
+    def away(line: str) -> None:
+        if line == "job 41: RUNNING":
+            (lab.folder / "away").touch()
+        elif "does not answer" in line:
+            lab.leaves(0, REPORT.model_dump_json())
+
+    patient = Pace(poll_s=0.01, lease_s=60.0, patience_s=60.0, queue_s=5.0, settle_s=0.1)
+    launcher = SlurmLauncher(pace=patient, environment=os.environ, told=away)
+    assert launcher(lab.launch).report == REPORT
+
+
 def test_a_run_past_its_deadline_is_cancelled_and_waiting_does_not_count(lab: Lab) -> None:
     lab.says(*["PENDING"] * 3, "RUNNING RunTime=00:01:00", "RUNNING RunTime=00:01:01")
     result = lab.launcher()(lab.launch)

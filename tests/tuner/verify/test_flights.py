@@ -1,0 +1,88 @@
+"""Several launches at a time, and what becomes of them when one cannot go on."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from profilers.steps.config import StepConfig
+from tuner import api
+from tuner.plan import TrainDecision
+from tuner.plan_folder import read_plan
+from tuner.verify.flights import in_flight
+from tuner.verify.launcher import LaunchResult
+from tuner.verify.proposal import Proposal
+from tuner.verify.testing import FakeLauncher, decision_of
+from tuner.verify.verification import Effort, Watcher
+
+Launcher = Callable[..., FakeLauncher]
+
+CRASHED = LaunchResult(status="crashed", reason="", report=None, wall_s=0.0)
+
+
+def test_two_launches_meet_and_no_decision_is_launched_twice(planned: Path) -> None:
+    meeting = threading.Barrier(2, timeout=60.0)
+    launched: list[TrainDecision] = []
+
+    def launch(config: StepConfig, *, folder: Path, deadline_s: float) -> LaunchResult:
+        del folder, deadline_s
+        launched.append(decision_of(config))
+        meeting.wait()
+        return CRASHED
+
+    found = api.verify(
+        planned,
+        effort=Effort(trials=6, steps=3, parallel=2),
+        resume=False,
+        watcher=Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None),
+        launch=launch,
+    )
+    assert len(found.trials) == 6
+    assert max(Counter(launched).values()) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_what_flies_is_told_to_stop_when_the_loop_is_left(
+    planned: Path, error: type[BaseException]
+) -> None:
+    stopped = threading.Event()
+    ended: list[bool] = []
+
+    def run() -> LaunchResult:
+        ended.append(stopped.wait(60.0))
+        return CRASHED
+
+    decision = read_plan(planned).decision
+    assert decision is not None
+    proposal = Proposal(number=0, decision=decision, origin="plan")
+
+    def loop() -> None:
+        with in_flight(2, stop=stopped.set) as flights:
+            flights.start(proposal, run)
+            raise error
+
+    with pytest.raises(error):
+        loop()
+    assert ended == [True]
+
+
+def test_an_error_of_one_launch_is_raised_where_its_end_is_awaited(planned: Path) -> None:
+    decision = read_plan(planned).decision
+    assert decision is not None
+
+    def run() -> LaunchResult:
+        raise ValueError("refused")
+
+    proposal = Proposal(number=0, decision=decision, origin="plan")
+
+    def loop(parallel: int) -> None:
+        with in_flight(parallel, stop=lambda: None) as flights:
+            flights.start(proposal, run)
+            assert len(flights) == 1
+            flights.first_ended()
+
+    for parallel in (1, 2):
+        with pytest.raises(ValueError, match="refused"):
+            loop(parallel)
