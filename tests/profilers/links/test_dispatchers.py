@@ -15,7 +15,8 @@ from profilers.steps.crossing import inter_node_bytes
 NODES, RANKS_PER_NODE = 2, 2
 STEPS, WARMUP_STEPS = 3, 1
 EVEN = (1 / 16,) * 16
-SLOPE = tuple((16 - expert) / 136 for expert in range(16))
+SLOPE = tuple((16 - expert) ** 2 / 1496 for expert in range(16))
+"""Only every second token needs the second node."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -82,7 +83,6 @@ def _sent_bytes(cluster: Any) -> int:
 def test_the_slow_link_carries_less_by_as_much_as_predicted(
     emulated_cluster: Callable[..., Any],
     tmp_path: Path,
-    record_property: Callable[[str, object], None],
     load_ratio: Sequence[float],
 ) -> None:
     cluster = emulated_cluster(nodes=NODES, rate="200mbit", delay_s=1e-3)
@@ -93,8 +93,8 @@ def test_the_slow_link_carries_less_by_as_much_as_predicted(
         predicted[dispatcher] = inter_node_bytes(config, ranks_per_node=RANKS_PER_NODE)
         counted[dispatcher] = report.inter_node_bytes
         step_s[dispatcher] = report.step_s
-    record_property("step_s", step_s)
-    record_property("sent_bytes", sent)
+    # Shown with -s: the gain in time is the machine's as much as the dispatcher's.
+    sys.stdout.write(f"\nstep_s {step_s}\nsent bytes {sent}\npredicted a step {predicted}\n")
     for dispatcher, steps in counted.items():
         assert steps == pytest.approx([predicted[dispatcher]] * STEPS, rel=0.05)
     # Everything else that the nodes say to each other is the same in both runs; besides the timed
