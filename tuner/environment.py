@@ -21,6 +21,9 @@ from typing import Any, Final, Literal
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LOWEST: Final = re.compile(r">=\s*([0-9.]+)")
 
+BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+"""Any of these draws the page of `moetune report`."""
+
 _EXTRA_COSTS: Final[Mapping[str, str]] = {
     "torch": "moetune profile and moetune verify cannot measure; plans need a stored profile",
     "dev": "the tests cannot run",
@@ -30,6 +33,10 @@ _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
     "transformers": (
         "moetune profile --suite routing cannot record a model; the tests cannot hold parameter"
         " counts against the real models",
+        "pip install {requirement}",
+    ),
+    "plotly": (
+        "moetune report writes Markdown (--format md) only: pages and pictures need it",
         "pip install {requirement}",
     ),
     "aiconfigurator-core": (
@@ -94,6 +101,8 @@ def examine(
         *_torch(listed, installed),
         _torchrun(which),
         _slurm(which),
+        _program(which, "git", costs="moetune check --against git:REV cannot read a revision"),
+        _chromium(which),
         *_optional(listed, installed),
     )
 
@@ -209,6 +218,26 @@ def _slurm(which: Callable[[str], str | None]) -> Finding:
         status="missing",
         costs="emitted job.sbatch files cannot be submitted from this machine",
         remedy="log in to a node of the cluster, or apt-get install slurm-client",
+    )
+
+
+def _program(which: Callable[[str], str | None], name: str, *, costs: str) -> Finding:
+    """Look for a program whose Debian package has its name."""
+    found = which(name)
+    if found:
+        return Finding(name=name, status="ok", found=found)
+    return Finding(name=name, status="missing", costs=costs, remedy=f"apt-get install {name}")
+
+
+def _chromium(which: Callable[[str], str | None]) -> Finding:
+    found = next(filter(None, map(which, BROWSERS)), None)
+    if found:
+        return Finding(name="chromium", status="ok", found=found)
+    return Finding(
+        name="chromium",
+        status="missing",
+        costs="moetune report --format png cannot draw the page; html and md need no browser",
+        remedy="apt-get install chromium",
     )
 
 

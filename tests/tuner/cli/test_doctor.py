@@ -53,6 +53,27 @@ def test_torch_is_no_core_package_and_says_what_its_absence_costs() -> None:
     assert torch.remedy == "pip install 'torch>=2.7'"
 
 
+def test_what_draws_reports_and_reads_revisions_says_what_its_absence_costs() -> None:
+    found = _installed(**INSTALLED)
+    assert (found["plotly"].status, found["plotly"].remedy) == ("missing", "pip install plotly")
+    assert "moetune report" in found["plotly"].costs
+    assert "--format png" in found["chromium"].costs
+    assert found["chromium"].remedy == "apt-get install chromium"
+    assert "--against git:REV" in found["git"].costs
+    assert not any(found[name].core for name in ("plotly", "chromium", "git"))
+
+
+def test_any_browser_of_its_kind_will_do() -> None:
+    found = examine(
+        requirements=("plotly>=6.0; extra == 'report'",),
+        installed=_none,
+        which=lambda name: "/opt/chrome" if name == "google-chrome" else None,
+    )
+    named = {finding.name: finding for finding in found}
+    assert (named["chromium"].status, named["chromium"].found) == ("ok", "/opt/chrome")
+    assert named["plotly"].remedy == "pip install 'plotly>=6.0'"
+
+
 def test_engines_are_added_without_what_their_metadata_asks_for() -> None:
     found = {finding.name: finding for finding in examine(requirements=ENGINES, installed=_none)}
     core = found["megatron-core"]
