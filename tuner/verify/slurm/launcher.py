@@ -330,6 +330,8 @@ def _ended(state: JobState | None, folder: Path, launch: Launch, *, wall_s: floa
     if code == LOST_NODE_EXIT:
         return _crash("a node of the job could not be reached any more", wall_s=wall_s)
     if code is not None:
+        # A shell says 128 + n of what signal n has ended.
+        code = 128 - code if code > 128 else code
         return judge(code, tail=tail, report_file=folder / REPORT_NAME, wall_s=wall_s)
     if state is None:
         return _crash("Slurm does not know the job any more, and it left no report", wall_s=wall_s)

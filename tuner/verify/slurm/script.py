@@ -130,9 +130,14 @@ export MASTER_PORT="$((20000 + (SLURM_JOB_ID * 7 + ${{{{SLURM_RESTART_COUNT:-0}}
 srun --ntasks-per-node=1 --cpus-per-task="${{{{SLURM_CPUS_PER_TASK:-1}}}}" --kill-on-bad-exit=1 \\
   bash {NODE_NAME}
 code=$?
-if ((code)) && ! timeout {PROBE_S} srun --ntasks-per-node=1 true; then
+restarts="${{{{SLURM_RESTART_COUNT:-0}}}}"
+# A node that comes back ends every step of a job that it had before, the new ones too (137).
+if ((code)) && {{{{ ((code == 137 && restarts)) \\
+  || ! timeout {PROBE_S} srun --ntasks-per-node=1 true; }}}}; then
   echo "a node of the job cannot be reached any more" >&2
-  if ((${{{{SLURM_RESTART_COUNT:-0}}}} < {{most_restarts}})) \
+  # A controller that lost its state may have given the id to another job.
+  if ((restarts < {{most_restarts}})) \\
+    && [[ "$(squeue -h -j "$SLURM_JOB_ID" -o %j)" == "$SLURM_JOB_NAME" ]] \\
     && scontrol requeue "$SLURM_JOB_ID"; then
     sleep {PROBE_S}  # Slurm ends this run.
   fi
@@ -158,7 +163,7 @@ finish() {{{{
   exit "$1"
 }}}}
 trap 'finish 143' TERM INT
-lease='' quiet_s=0 before_s=$SECONDS
+lease='' pause='' quiet_s=0 before_s=$SECONDS
 while kill -0 "$ranks" 2> /dev/null; do
   sleep 2 &
   pause=$!
@@ -174,7 +179,7 @@ while kill -0 "$ranks" 2> /dev/null; do
     finish {{abandoned}}
   fi
 done
-kill "$pause" 2> /dev/null
+[[ -z "$pause" ]] || kill "$pause" 2> /dev/null
 wait "$ranks"
 exit $?
 """

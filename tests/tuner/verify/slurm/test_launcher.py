@@ -269,6 +269,7 @@ def test_a_job_that_takes_node_after_node_down_is_given_up(lab: Lab) -> None:
     [
         ("OUT_OF_MEMORY", None, "", "out_of_memory", "Slurm ended the job for lack of memory"),
         ("FAILED", 77, "", "out_of_memory", "a rank ran out of memory"),
+        ("FAILED", 137, "", "out_of_memory", "a rank was killed by the system"),
         ("FAILED", 1, "ValueError: shapes differ", "crashed", "ValueError: shapes differ"),
         ("FAILED", ABANDONED_EXIT, "", "crashed", "the job ended itself"),
         ("FAILED", LOST_NODE_EXIT, "", "crashed", "a node of the job could not be reached"),
