@@ -233,22 +233,17 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
     found: Found | None = None
     for variant, solved in first[:MOST_PLAYED]:
         base = _played(variant, solved, least)
-        one = _eased(base, _least_spare(variant, base, may_refuse=may_refuse))
+        one = _least_spare(variant, base, may_refuse=may_refuse)
         found = _better(found, one)
         for tighter in _tightened(variant, base, one):
             again = solved_with(tighter, mode, least, may_refuse=may_refuse)
             if again is not None and (found.missed or again.outcome.objective < found.objective):
                 base_again = _played(tighter, again, least)
-                other = _least_spare(tighter, base_again, may_refuse=may_refuse)
-                found = _better(found, _eased(base, other))
+                found = _better(found, _least_spare(tighter, base_again, may_refuse=may_refuse))
+        found = replace(found, eased=base.missed)
         if not found.missed:
             break
     return None if found is None else replace(found, bound=bound)
-
-
-def _eased(base: Found, found: Found) -> Found:
-    """Keep which targets the cheapest instances missed."""
-    return replace(found, eased=base.missed)
 
 
 def _better(one: Found | None, other: Found) -> Found:

@@ -20,7 +20,7 @@ from tuner.planner.serve.ranking import (
     worth_of,
 )
 from tuner.planner.serve.telling import missed_with, refusals_of, told_of
-from tuner.serve_plan import ServeModeAnswer, ServeUnlaunchable
+from tuner.serve_plan import PUBLISHED_MODES, ServeModeAnswer, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
 
 
@@ -148,9 +148,10 @@ def unlaunchable_of(answers: Answers, question: Question) -> tuple[ServeUnlaunch
             continue
         beside = counted(one.devices) if best is None else lost_by(one, best, goal)
         gained = 0.0 if best is None else gain_ratio(_worth(one, question), best, goal)
+        guess = "" if one.mode in PUBLISHED_MODES else "; no published run stands behind this mode"
         lines.append(
             ServeUnlaunchable(
-                feature=f"{told_of(one)}: {beside}; {broken[0]}", gain_ratio=max(gained, 0.0)
+                feature=f"{told_of(one)}: {beside}; {broken[0]}{guess}", gain_ratio=max(gained, 0.0)
             )
         )
     return tuple(lines)

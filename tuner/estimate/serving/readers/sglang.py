@@ -50,6 +50,7 @@ SERVER: Final = Server(
         "ep": "ep-size",
         "expert-parallel-size": "ep-size",
         "model": "model-path",
+        "cuda-graph-max-bs": "cuda-graph-max-bs-decode",
     },
     switches=frozenset(
         {
@@ -64,6 +65,7 @@ SERVER: Final = Server(
             "enable-metrics",
             "enable-mixed-chunk",
             "enable-pdmux",
+            "enable-torch-compile",
             "enable-two-batch-overlap",
             "trust-remote-code",
         }
@@ -97,6 +99,7 @@ SERVER: Final = Server(
     ),
     unpriced=frozenset(
         {
+            "attention-backend",
             "cpu-offload-gb",
             "disable-cuda-graph",
             "disable-overlap-schedule",
@@ -105,12 +108,18 @@ SERVER: Final = Server(
             "enable-eplb",
             "enable-mixed-chunk",
             "enable-pdmux",
+            "enable-torch-compile",
             "ep-dispatch-algorithm",
             "ep-num-redundant-experts",
             "init-expert-location",
             "max-total-tokens",
+            "moe-runner-backend",
+            "num-continuous-decode-steps",
             "pdmux-config-path",
+            "schedule-conservativeness",
+            "schedule-policy",
             "sm-group-num",
+            "stream-interval",
         }
     ),
     timeless=frozenset(

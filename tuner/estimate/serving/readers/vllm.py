@@ -87,6 +87,9 @@ SERVER: Final = Server(
     ),
     unpriced=frozenset(
         {
+            "api-server-count",
+            "async-scheduling",
+            "compilation-config",
             "cpu-offload-gb",
             "decode-context-parallel-size",
             "dbo-decode-token-threshold",
