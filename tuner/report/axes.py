@@ -9,6 +9,9 @@ from typing import Any, Final
 
 from tuner.units import format_s
 
+SHORTEST_S: Final = 1e-9
+LONGEST_S: Final = 1e9
+"""Ends of what an axis of seconds shows."""
 NARROW_RATIO: Final = 300.0
 NARROWEST_RATIO: Final = 6.0
 """Of an axis's ends; between fewer decades more steps of each are named."""
@@ -25,8 +28,12 @@ def time_axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def seconds_axis(title: str, drawn_s: Sequence[float]) -> dict[str, Any]:
-    """Return an axis for positive seconds: logarithmic, 1, 2 and 5 of every decade named."""
-    low, high = min(drawn_s) / 1.15, max(drawn_s) * 1.15
+    """Return an axis for positive seconds: logarithmic, 1, 2 and 5 of every decade named.
+
+    What no logarithm or no plot can show (a band that begins at nothing) sets no end of it.
+    """
+    shown_s = [each for each in drawn_s if SHORTEST_S <= each <= LONGEST_S] or [1.0]
+    low, high = min(shown_s) / 1.15, max(shown_s) * 1.15
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps: tuple[float, ...] = (1.0, 2.0, 5.0) if high / low < NARROW_RATIO else (1.0,)
     if high / low < NARROWEST_RATIO:
