@@ -1,10 +1,15 @@
 """Modes without published runs, and what the bound of the chosen one holds for."""
 
+import math
 from pathlib import Path
 
+import pytest
+
 from tuner.cli.serve_text import serve_explanation, serve_text
-from tuner.serve_api import deploy
+from tuner.planner.serve.answering import Settings, question_of
+from tuner.serve_api import deploy, site_of
 from tuner.serve_plan import ServePlan
+from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -63,6 +68,20 @@ def test_a_mode_that_misses_a_target_once_played_still_counts_for_the_bound(
     assert plan.decision is not None
     assert missed
     assert all(one.mode in plan.certificate.covers for one in missed)
+
+
+def test_the_bound_is_the_least_of_all_instances_when_they_are_counted_one_by_one(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, modes="aggregated")
+    spec = read_serve_spec(tmp_path / "spec.yaml")
+    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
+    asked = question_of(spec, sites, Settings(time_limit_s=20.0))
+    rate = asked.demand.rate_per_s
+    least = min(
+        math.ceil(rate / option.rate_per_s) * option.devices for option in asked.options.options
+    )
+    assert plan.certificate.bound == pytest.approx(least, rel=1e-6)
 
 
 def test_the_text_names_what_is_proven_and_no_saving_of_nothing(tmp_path: Path) -> None:
