@@ -2,6 +2,10 @@
 
 Each folder there is a verified plan: the profile it used and the trials that were launched. The
 profile and the trials never change, so what is tested is the model, whatever this machine does.
+
+These floors stand in for a `moetune backtest` of own runs: that command reads tables of runs on
+accelerators, whose device it knows from a datasheet, and cannot read trials of the reference step
+on processors. Tables of other people's runs are not part of this repository.
 """
 
 import statistics

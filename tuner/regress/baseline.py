@@ -64,7 +64,14 @@ def read_accepted(file: Path) -> Mapping[str, Any] | None:
     stored_type, known = KINDS[kind]
     refuse_newer(values, known=known, file=file)
     try:
-        stored_type.model_validate_json(json.dumps(values))
+        text = json.dumps(values, allow_nan=False)
+    except ValueError as error:
+        raise PlanUnreadableError(
+            f"{shown_path(file)}: holds NaN or Infinity, which nothing can be compared with; accept"
+            " a new one with --update"
+        ) from error
+    try:
+        stored_type.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "file"

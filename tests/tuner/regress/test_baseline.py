@@ -86,6 +86,18 @@ def test_a_schema_that_changed_without_a_version_is_noticed(
     assert "the schema of plans changed" in str(at.value)
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_number_is_refused_as_nothing_compares_with_it(
+    number: str, tmp_path: Path
+) -> None:
+    values = json.loads((FIXTURES / "plan-1-train.json").read_text())
+    values["predicted"]["step_time_s"] = float(number)
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(values))
+    with pytest.raises(PlanUnreadableError, match="NaN or Infinity"):
+        read_accepted(file)
+
+
 def test_a_plan_of_no_known_goal_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text('{"goal": {"kind": "fly"}}')
