@@ -85,6 +85,14 @@ class Cluster:
                 pytest.fail(f"waited {limit_s:.0f} s in vain for {what}")
             time.sleep(0.1)
 
+    def wait_for_saved_state(self) -> None:
+        """Wait until the controller has written what is known now."""
+        now_s = time.time()
+        file = self.folder / "state" / "job_state"
+        self.wait_for(
+            lambda: file.exists() and file.stat().st_mtime > now_s, what="the state to be saved"
+        )
+
     def jobs(self) -> list[str]:
         """Ids of the jobs that run or may run."""
         return self.ask("squeue", "--noheader", "--format=%i").split()

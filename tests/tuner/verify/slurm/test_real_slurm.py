@@ -28,13 +28,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 class Verifying:
     """`moetune verify` as a process."""
 
-    def __init__(self, folder: Path, cluster: Cluster, *options: str) -> None:
+    def __init__(self, folder: Path, cluster: Cluster, *options: str, trials: int = 8) -> None:
         self._said = folder.parent / "said.txt"
         with self._said.open("ab") as said:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tuner", "verify", str(folder)),
-                    *("--launcher", "slurm", "--trials", "8", "--steps", "3", *options),
+                    *("--launcher", "slurm", "--trials", str(trials), "--steps", "3", *options),
                 ],
                 env=cluster.environment,
                 stdout=said,
@@ -83,7 +83,7 @@ def _jobs_under_way(folder: Path) -> list[str]:
     return [job for ticket in tickets if (job := json.loads(ticket.read_text())["job"])]
 
 
-def test_eight_trials_survive_the_death_of_a_node_of_the_controller_and_of_moetune(
+def test_eight_trials_survive_the_death_of_the_controller_and_of_moetune(
     two_nodes: Path, cluster: Cluster
 ) -> None:
     wait_for = cluster.wait_for
@@ -91,18 +91,9 @@ def test_eight_trials_survive_the_death_of_a_node_of_the_controller_and_of_moetu
     try:
         wait_for(lambda: _finished(two_nodes) >= 1, what="a first trial")
 
-        # A node's daemon dies under a job, which ends well all the same or is queued again.
+        # The controller dies once it has written down that the job exists.
         wait_for(_marked, what="ranks of another trial")
-        before = _finished(two_nodes)
-        cluster.kill("slurmd.n2")
-        wait_for(
-            lambda: _finished(two_nodes) > before or _queued_again(cluster),
-            what="the trial to end or to be queued again",
-        )
-        cluster.start_node("n2")
-        wait_for(lambda: _finished(two_nodes) > before, what="it to end")
-
-        wait_for(_marked, what="ranks of another trial")
+        cluster.wait_for_saved_state()
         cluster.kill("slurmctld")
         wait_for(lambda: "does not answer" in verifying.said(), what="it to be noticed")
         cluster.start_controller()
@@ -118,6 +109,7 @@ def test_eight_trials_survive_the_death_of_a_node_of_the_controller_and_of_moetu
         said = len(verifying.said())
         verifying = Verifying(two_nodes, cluster, "--resume")
         assert verifying.process.wait(timeout=600) == 0, verifying.said()
+        # The first line that the new process says is of the job that it took up.
         assert "submitted" not in verifying.said()[said:].split(f"job {adopted}")[0]
     finally:
         if verifying.process.poll() is None:
@@ -137,6 +129,31 @@ def test_eight_trials_survive_the_death_of_a_node_of_the_controller_and_of_moetu
     wait_for(lambda: not cluster.jobs(), what="the queue to be empty")
     wait_for(lambda: not _marked(), what="no process to be left")
     assert not list((two_nodes / TRIALS_NAME / UNDER_WAY_NAME).glob("*"))
+
+
+def test_a_trial_whose_node_dies_ends_well_all_the_same_or_is_queued_again(
+    two_nodes: Path, cluster: Cluster
+) -> None:
+    verifying = Verifying(two_nodes, cluster, trials=2)
+    try:
+        cluster.wait_for(_marked, what="ranks of a trial")
+        cluster.kill("slurmd.n2")
+        cluster.wait_for(
+            lambda: _finished(two_nodes) or _queued_again(cluster),
+            what="the trial to end or to be queued again",
+        )
+        cluster.start_node("n2")
+        assert verifying.process.wait(timeout=600) == 0, verifying.said()
+    finally:
+        if verifying.process.poll() is None:
+            verifying.process.terminate()
+        verifying.process.wait(timeout=60)
+        sys.stderr.write(verifying.said())
+    records = read_trials(two_nodes / TRIALS_NAME)
+    assert [record.status for record in records] == ["ok", "ok"]
+    assert verifying.said().count("submitted") == 2
+    cluster.wait_for(lambda: not cluster.jobs(), what="the queue to be empty")
+    cluster.wait_for(lambda: not _marked(), what="no process to be left")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
