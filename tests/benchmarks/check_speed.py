@@ -1,9 +1,10 @@
 """How long `moetune check` takes over many scenarios: `python tests/benchmarks/check_speed.py`.
 
 The scenarios are what a team keeps that runs a few models on its cluster: five models with the
-degrees that are run, over batch sizes, and every tenth a deployment. They are planned and accepted
-first, then checked; the second is timed, on the clock and in processor time with all that it
-started. All of them must pass. A machine that is busy takes longer on the clock.
+degrees that are run, over batch sizes, and every tenth a deployment; about a second of planning
+each. A search without limits takes longer: `cpu_s` in examples/checks/*/baseline.json. They are
+planned and accepted first, then checked; the second is timed, on the clock and in processor time
+with all that it started. All of them must pass. A machine that is busy takes longer on the clock.
 """
 
 import argparse
