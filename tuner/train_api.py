@@ -70,6 +70,7 @@ def plan(
     time_limit_s: float = 60.0,
     method: str = "milp",
     calibrated: bool = True,
+    with_unlaunchable: bool = True,
     clock: Callable[[], float] = time.perf_counter,
     watch: Watch = unwatched,
 ) -> Planned:
@@ -87,6 +88,8 @@ def plan(
         time_limit_s: for the search and each further question that is asked as one.
         method: layout solver, see solvers/registry.py.
         calibrated: whether datasheets are corrected by the residuals that ship.
+        with_unlaunchable: whether to search once more for each feature that the targets lack; about
+            half of the time on the analytic model, and nothing else of the plan depends on it.
         clock: for the time limit and the reported solve time.
         watch: told about every stage of a search on the analytic model.
 
@@ -106,6 +109,7 @@ def plan(
             top=top,
             time_limit_s=time_limit_s,
             calibrated=calibrated,
+            with_unlaunchable=with_unlaunchable,
             clock=clock,
             watch=watch,
         )
@@ -200,6 +204,7 @@ def _plan_on_the_model(
     top: int,
     time_limit_s: float,
     calibrated: bool,
+    with_unlaunchable: bool,
     clock: Callable[[], float],
     watch: Watch,
 ) -> Planned:
@@ -252,6 +257,7 @@ def _plan_on_the_model(
             site_of(pool, residuals=residuals, measured=measured.get(pool.name)),
             settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock, watch=watch),
             provenance=provenance,
+            with_unlaunchable=with_unlaunchable,
         )
     if links:
         watch(Told(stage="nodes", text=f"order of the nodes of {', '.join(links)}"))

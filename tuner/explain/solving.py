@@ -177,7 +177,11 @@ def _planned(
                     path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
                 ).plan
             return plan_training(
-                path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
+                path,
+                profiles=profiles,
+                time_limit_s=time_limit_s,
+                calibrated=calibrated,
+                with_unlaunchable=False,  # of a plan nobody launches
             ).plan
         except TunerError as error:
             shown = str(error).replace(f"{shown_path(path)}: ", "").replace(f"{path}: ", "")

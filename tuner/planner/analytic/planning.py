@@ -48,9 +48,16 @@ NUM_FINALISTS = 3
 
 
 def make_analytic_plan(
-    spec: Spec, site: Site, *, settings: Settings, provenance: Provenance
+    spec: Spec,
+    site: Site,
+    *,
+    settings: Settings,
+    provenance: Provenance,
+    with_unlaunchable: bool = True,
 ) -> Plan:
     """Plan a training run from device descriptions.
+
+    What the targets lack is searched for, feature by feature, unless `with_unlaunchable` is False.
 
     Raises:
         SpecError: the spec asks for what no device or target can do.
@@ -115,7 +122,9 @@ def make_analytic_plan(
     )
     played = ranked(unlimited, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock)
     unlimited_s = min(played.objective_s, default=None)
-    watch(Told(stage="targets", text="searching with each feature that they lack"))
+    if with_unlaunchable:
+        watch(Told(stage="targets", text="searching with each feature that they lack"))
+    lacking = unlaunchable(found, replace(settings, watch=watch)) if with_unlaunchable else ()
     return Plan.model_validate(
         common
         | {
@@ -129,7 +138,7 @@ def make_analytic_plan(
             ),
             "alternatives": teller.alternatives(choice, top=settings.top),
             "pareto": teller.pareto(),
-            "unlaunchable": unlaunchable(found, replace(settings, watch=watch)),
+            "unlaunchable": lacking,
         }
     )
 
