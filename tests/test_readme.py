@@ -41,6 +41,18 @@ ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
         "takes the published runs, which do not ship",
         "tests/benchmarks/test_serving_accuracy.py",
     ),
+    "python tests/benchmarks/serving_agreement.py RUNS.csv": (
+        "takes the published runs, which do not ship",
+        "tests/benchmarks/test_serving_agreement.py",
+    ),
+    "srun moetune profile": (
+        "needs a Slurm cluster; the same ranks are started on emulated nodes",
+        "tests/profilers/links/test_emulated_nodes.py",
+    ),
+    "pytest -m slow tests/profilers/links": (
+        "is a test of its own, of minutes",
+        "tests/profilers/links/test_emulated_nodes.py",
+    ),
     "python tests/benchmarks/placement_balance.py --routing ROUTING": (
         "takes recordings of large models, which do not ship",
         "tests/benchmarks/test_placement_balance.py",
@@ -49,7 +61,6 @@ ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
 """First words of a line: why it does not run here, and what covers it."""
 
 EXITS: Final[Mapping[str, tuple[int, str]]] = {
-    "moetune verify plan": (2, "that placement names no model, which the README says it needs"),
     "moetune estimate examples/serving/deepseek-v3-32-h200.yaml --instances 4 --launch"
     " 'python -m sglang.launch_server --model-path M --tp 8 --ep 8 --max-running-requests 64'": (
         1,

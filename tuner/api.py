@@ -40,7 +40,9 @@ from tuner.train_api import plan as plan
 from tuner.train_api import refuse_unpriced as refuse_unpriced
 from tuner.train_api import version as version
 from tuner.train_api import wanted_cases as wanted_cases
+from tuner.verify_api import command_trials as command_trials
 from tuner.verify_api import machine_of as machine_of
+from tuner.verify_api import slurm_trials as slurm_trials
 from tuner.verify_api import verify as verify
 from tuner.verify_api import work_of as work_of
 from tuner.what_if import parse_changes as parse_changes

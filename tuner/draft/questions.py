@@ -271,7 +271,7 @@ _SERVE: Final = (
         key="quantization",
         asks="weights",
         default="bf16",
-        check=_one_of("quantization", ("bf16", "fp8", "fp8_block", "nvfp4")),
+        check=_one_of("quantization", ("bf16", "fp8", "fp8_block", "nvfp4", "mxfp4")),
     ),
     Question(
         key="objective",

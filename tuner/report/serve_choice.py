@@ -34,7 +34,10 @@ def choice_section(plan: ServePlan) -> Section:
     facts.append(("method", word(certificate.method)))
     facts.append(("solved in", seconds(certificate.solve_s, key="certificate.solve_s")))
     missing = tuple(
-        f"{one.feature} (would save {format_ratio(one.gain_ratio)})" for one in plan.unlaunchable
+        f"{one.feature} (would save {format_ratio(one.gain_ratio)})"
+        if one.gain_ratio > 0.0
+        else one.feature
+        for one in plan.unlaunchable
     )
     return Section(
         name="choice",

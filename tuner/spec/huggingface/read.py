@@ -1,6 +1,7 @@
 """From the path of a Hugging Face `config.json` to a `ModelSpec`."""
 
 import difflib
+import re
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -39,7 +40,9 @@ def _architecture(fields: ConfigFields) -> str:
         raise fields.refusal("architectures", f"missing; {known}")
     if names[0] not in ARCHITECTURES:
         near = difflib.get_close_matches(names[0], ARCHITECTURES, n=1, cutoff=0.9)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        # Another number is another architecture, not a slip of the pen.
+        is_slip = bool(near) and re.sub(r"\D", "", near[0]) == re.sub(r"\D", "", names[0])
+        hint = f"did you mean {near[0]!r}? " if is_slip else ""
         raise fields.refusal(
             "architectures", f"{shown_value(names[0])} is not supported; {hint}{known}"
         )
