@@ -16,12 +16,13 @@ drops one together with its line in scenarios.json is noticed.
 Not covered: submodules, files that git LFS keeps elsewhere, and links that leave the repository.
 """
 
-import contextlib
+import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from tuner.errors import EnvironmentMissingError, SpecError
@@ -173,8 +174,13 @@ def _extract(top: Path, commit: str, paths: tuple[str, ...], *, into: Path) -> N
 
 
 def _unpack(stream: IO[bytes], *, into: Path) -> bool:
-    """Return whether the stream was whole; a link that leaves the tree is left out."""
+    """Return whether the stream was whole; what leaves the tree is left out.
+
+    Files first, then links, so that nothing is written through a link. The filters of `tarfile`
+    would do this too, but the first releases of Python 3.11 lack them.
+    """
     total, files = 0, 0
+    links: list[tuple[Path, str]] = []
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
@@ -184,10 +190,34 @@ def _unpack(stream: IO[bytes], *, into: Path) -> bool:
                         f"--against git: the revision holds more than {LARGEST_TREE_BYTES} bytes or"
                         f" {MOST_FILES} files; keep checks in a smaller repository"
                     )
-                with contextlib.suppress(tarfile.FilterError):  # what needs the link tells
-                    archive.extract(member, into, filter="data")
+                name = PurePosixPath(member.name)
+                if name.is_absolute() or ".." in name.parts:
+                    continue
+                place = into / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is not None:
+                    with place.open("wb") as file:
+                        shutil.copyfileobj(content, file)
+                elif member.issym():
+                    links.append((place, member.linkname))
     except tarfile.ReadError:
         return False
+    _link(links, into=into)
     while stream.read(LONGEST_TALK_BYTES):
         pass  # padding, without which git would not end well
     return True
+
+
+def _link(links: Sequence[tuple[Path, str]], *, into: Path) -> None:
+    """Make links, and take those back that lead out or round in circles: what needs one tells."""
+    for place, target in links:
+        place.symlink_to(target)
+    home = into.resolve()
+    for place, _ in links:
+        try:
+            leaves = not place.resolve().is_relative_to(home)
+        except (OSError, RuntimeError):
+            leaves = True
+        if leaves:
+            place.unlink()
