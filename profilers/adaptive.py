@@ -1,123 +1,176 @@
 """Where one more measured point helps most.
 
-Points that differ in one axis only form a line. On a line, leaving an inner point out and
-predicting it from its two neighbours, linearly in log space, shows how wrong interpolation is
-there. The next point goes to the middle (in log space) of the wider of the two gaps beside the
-point that is predicted worst. Points gather where the curve bends, e.g. where operands leave a
-cache or a collective changes its protocol, and a straight stretch keeps its few points.
+A line (profilers/drawing.py) whose points are badly predicted by its other points, and which has
+few of them, comes first: by error over the root of their number. On it, of `CANDIDATES` sizes drawn
+at random, the one is taken that lies far, in octaves, from all measured points and near badly
+predicted ones: by error times the root of the distance. Under the covariance of
+profilers/interpolation.py the standard deviation of what is not known grows with that root; to
+weigh it by the errors of points left out: Le Gratiet and Cannamela, Technometrics 57, 2015. So
+points gather where operands leave a cache or a collective changes its protocol, and a stretch that
+is known well keeps its few.
 
-A gap narrower than `MIN_GAP_RATIO` is never split: there, repeats differ as much as sizes do.
+Every `CHECK_EVERY`-th size is drawn blindly instead and left out of all fits until the end, when it
+tells how well sizes in between are known (profilers/held_out.py).
+
+Letters: N points of a line, A axes.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
+import numpy as np
+from numpy.typing import NDArray
+
+from profilers.drawing import SIZES, Line, drawn, line_of, lines, listed
+from profilers.interpolation import BY_GROUP, KernelCurve, fit_rows
 from profilers.records import AXES, Case, Measurement, Status
 
-TARGET_ERROR = 0.05
-MIN_GAP_RATIO = 1.4
+Floats = NDArray[np.float64]
+
+CANDIDATES = 32
+CHECK_EVERY = 6
+BATCH = 12
+"""Cases chosen from one fit, at least, as fitting takes as long as measuring a few..."""
+BATCH_RATIO = 0.25
+"""...and as many more as make this share of those known, as fits grow with them."""
+MAX_LINE_POINTS = 350
+"""Points of a line: more cost more to fit than they tell."""
+UNKNOWN_RATIO = 0.2
+"""Stands for the error of a line with too few points to leave one out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """Time at one size of a line."""
+@dataclass(slots=True, kw_only=True)
+class Infill:
+    """Sizes to add to one table; it learns from the rows of the table as they come."""
 
-    size: int
-    seconds: float
+    rows: list[Measurement]
+    """Everything measured so far; grows as the table is measured."""
+    rng: np.random.Generator
+    error_ratio: float = UNKNOWN_RATIO
+    """Mean error of points predicted from the others of their line, when last looked at."""
+    checks: set[str] = field(default_factory=set)
+    """Ids of the cases that were drawn blindly and are left out of fits."""
+    _proposed: int = field(init=False, default=0)
+    _queue: list[Case] = field(init=False, default_factory=list)
+
+    def next(self) -> Case | None:
+        """Choose the next size to measure; None where there is nothing between the sizes."""
+        if not self._queue:
+            self._queue = self._chosen()
+        return self._queue.pop(0) if self._queue else None
+
+    def _chosen(self) -> list[Case]:
+        fitted = [row for row in self.rows if listed(row.case).id not in self.checks]
+        known = {line: cases for line, cases in lines(fitted).items() if _is_open(cases)}
+        if not known:
+            return []
+        errors = _errors(fitted, known)
+        mean_ratio = {line: float(np.mean(errors_N)) for line, errors_N in errors.items()}
+        self.error_ratio = float(np.mean(list(mean_ratio.values())))
+        taken = {line: list(cases) for line, cases in known.items()}
+        # Drawn again, a size that the fits have seen would be no check of them.
+        seen = {listed(row.case).id for row in self.rows}
+        names = sorted(known)
+        chosen: list[Case] = []
+        for _ in range(max(BATCH, round(BATCH_RATIO * sum(map(len, known.values()))))):
+            self._proposed += 1
+            if self._proposed % CHECK_EVERY == 0:
+                case = drawn(known[names[int(self.rng.integers(len(names)))]], rng=self.rng)
+                if case.id in seen:
+                    continue
+                self.checks.add(case.id)
+            else:
+                line = max(names, key=lambda one: mean_ratio[one] / math.sqrt(len(taken[one])))
+                case = _farthest(
+                    known[line], taken=taken[line], errors_N=errors[line], rng=self.rng
+                )
+                taken[line].append(case)
+                if case.id in seen:
+                    continue
+            seen.add(case.id)
+            chosen.append(case)
+        return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A size to measure next, and the relative error that makes it worth it."""
-
-    size: int
-    error: float
-
-
-def propose(
-    points: Sequence[Point],
-    *,
-    target_error: float = TARGET_ERROR,
-    min_gap_ratio: float = MIN_GAP_RATIO,
-) -> Proposal | None:
-    """Propose the next size on a line; nothing when every inner point is predicted well."""
-    line = sorted(points, key=lambda point: point.size)
-    best: Proposal | None = None
-    for left, middle, right in zip(line, line[1:], line[2:], strict=False):
-        error = left_out_error(left, middle, right)
-        if error <= target_error or (best and error <= best.error):
-            continue
-        size = _midpoint(left, middle, right, min_gap_ratio=min_gap_ratio)
-        if size is not None:
-            best = Proposal(size=size, error=error)
+def _farthest(
+    line: Sequence[Case], *, taken: Sequence[Case], errors_N: Floats, rng: np.random.Generator
+) -> Case:
+    """Take the best of the candidates; `taken` begins with the points of the line."""
+    taken_NA = _octaves(taken)
+    usual = float(errors_N.mean())
+    best_score, best = -1.0, line[0]
+    for _ in range(CANDIDATES):
+        case = drawn(line, rng=rng)
+        apart_N = np.linalg.norm(taken_NA - _octaves([case]), axis=1)
+        nearest = int(np.argmin(apart_N))
+        local = float(errors_N[nearest]) if nearest < len(errors_N) else usual
+        score = (usual + local) * math.sqrt(float(apart_N[nearest]))
+        if score > best_score:
+            best_score, best = score, case
     return best
 
 
-def left_out_error(left: Point, middle: Point, right: Point) -> float:
-    """Relative error of predicting `middle` from its neighbours, in log space."""
-    share = math.log(middle.size / left.size) / math.log(right.size / left.size)
-    predicted_s = left.seconds ** (1.0 - share) * right.seconds**share
-    return abs(math.log(predicted_s / middle.seconds))
+def _errors(
+    rows: Sequence[Measurement], known: Mapping[Line, Sequence[Case]]
+) -> Mapping[Line, Floats]:
+    """|ln| of measured over predicted for the cases of every line, the directions' mean."""
+    found: dict[str, list[float]] = {}
+    if rows[0].case.operation in BY_GROUP:
+        found = _errors_in_groups(rows)
+    else:
+        for series, curve in fit_rows(rows).items():
+            if isinstance(curve, KernelCurve):
+                sizes_NA = np.exp2(curve.octaves_NA).round().astype(np.int64)
+                for place, error in zip(sizes_NA.tolist(), curve.left_out_N.tolist(), strict=True):
+                    name = _name(series.kind, series.dtype, place)
+                    found.setdefault(name, []).append(abs(error))
+    errors = {}
+    for line, cases in known.items():
+        names = [_name(case.kind, case.dtype, _place(case)) for case in cases]
+        told = [float(np.mean(found[name])) for name in names if name in found]
+        usual = float(np.mean(told)) if told else UNKNOWN_RATIO
+        errors[line] = np.array([float(np.mean(found.get(name, [usual]))) for name in names])
+    return errors
 
 
-def propose_case(rows: Sequence[Measurement], *, refined_axes: Sequence[str]) -> Case | None:
-    """Propose the next case over all lines of a table; the slowest rank's medians count."""
-    best: tuple[float, Case] | None = None
-    for case, axis, points in _lines(rows, refined_axes=refined_axes):
-        proposal = propose(points)
-        if proposal is not None and (best is None or proposal.error > best[0]):
-            best = proposal.error, _resized(case, axis=axis, size=proposal.size)
-    return None if best is None else best[1]
+def _errors_in_groups(rows: Sequence[Measurement]) -> dict[str, list[float]]:
+    """Inner points of each line, predicted from their two neighbours, linearly in log space."""
+    found: dict[str, list[float]] = {}
+    timed = sorted(
+        (row for row in rows if row.status is Status.OK and row.expected_s > 0.0),
+        key=lambda row: (line_of(row.case), _place(row.case)[0]),
+    )
+    for _, on_line in groupby(timed, key=lambda row: line_of(row.case)):
+        points = list(on_line)
+        for left, middle, right in zip(points, points[1:], points[2:], strict=False):
+            low, size, high = (math.log(_place(row.case)[0]) for row in (left, middle, right))
+            share = (size - low) / (high - low) if high > low else 0.5
+            wanted = (1.0 - share) * math.log(left.expected_s) + share * math.log(right.expected_s)
+            error = abs(wanted - math.log(middle.expected_s))
+            case = middle.case
+            found.setdefault(_name(case.kind, case.dtype, _place(case)), []).append(error)
+    return found
 
 
-def _midpoint(left: Point, middle: Point, right: Point, *, min_gap_ratio: float) -> int | None:
-    gaps = ((left, middle), (middle, right))
-    low, high = max(gaps, key=lambda gap: gap[1].size / gap[0].size)
-    size = round(math.sqrt(low.size * high.size))
-    wide = high.size / low.size >= min_gap_ratio**2
-    return size if wide and low.size < size < high.size else None
+def _is_open(line: Sequence[Case]) -> bool:
+    """Whether there are sizes in between, and not too many known ones."""
+    return len(line) < MAX_LINE_POINTS and any(
+        len({case.axes[name] for case in line}) > 1 for name in SIZES[line[0].operation]
+    )
 
 
-def _lines(
-    rows: Sequence[Measurement], *, refined_axes: Sequence[str]
-) -> Iterator[tuple[Case, str, list[Point]]]:
-    """Lines of both directions; each with one of its cases, in its listed direction."""
-    seconds: dict[str, float] = {}
-    cases: dict[str, Case] = {}
-    for row in rows:
-        if row.status is Status.OK and row.median_s > 0.0:
-            cases[row.case.id] = row.case
-            seconds[row.case.id] = max(seconds.get(row.case.id, 0.0), row.median_s)
-    for axis in refined_axes:
-        lines: dict[tuple[object, ...], dict[int, str]] = {}
-        for name, case in cases.items():
-            if case.axes[axis] > 0:
-                lines.setdefault(_line_of(case, axis), {})[case.axes[axis]] = name
-        for line in lines.values():
-            points = [Point(size=size, seconds=seconds[name]) for size, name in line.items()]
-            case = cases[next(iter(line.values()))]
-            listed = case.model_copy(update={"direction": "forward" if case.direction else ""})
-            yield listed, axis, points
+def _octaves(cases: Sequence[Case]) -> Floats:
+    names = SIZES[cases[0].operation]
+    sizes_NA = np.array([[max(case.axes[name], 1) for name in names] for case in cases])
+    octaves: Floats = np.log2(sizes_NA)
+    return octaves
 
 
-def _resized(case: Case, *, axis: str, size: int) -> Case:
-    axes = case.axes | {axis: size}
-    if case.operation == "grouped_gemm":
-        # Skew is kept: the fullest expert grows with the rows, which stay evenly divisible.
-        axes["tokens"] = max(1, round(size / axes["experts"])) * axes["experts"]
-        axes["largest"] = math.ceil(case.axes["largest"] * axes["tokens"] / case.axes["tokens"])
-    return case.model_copy(update={"axes": axes})
+def _place(case: Case) -> list[int]:
+    return [max(case.axes[axis], 1) for axis in AXES[case.operation]]
 
 
-def _line_of(case: Case, axis: str) -> tuple[object, ...]:
-    fixed: Mapping[str, int] = {name: size for name, size in case.axes.items() if name != axis}
-    key: list[object] = [case.kind, case.dtype, case.direction]
-    for name in AXES[case.operation]:
-        if name == axis:
-            continue
-        if case.operation == "grouped_gemm" and name == "largest":
-            key.append(round(case.axes["largest"] / max(case.axes["tokens"], 1), 2))
-        else:
-            key.append(fixed[name])
-    return tuple(key)
+def _name(kind: str, dtype: str, place: Sequence[int]) -> str:
+    return f"{kind}/{dtype}/{'-'.join(map(str, place))}"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from profilers.records import Case, Measurement
 from profilers.team import Team
-from profilers.timing import Clock
+from profilers.timing import TURNS_S, Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,13 @@ class Setting:
     clock: Clock
     directory: Path
     """Where storage is measured."""
+    takes_turns: bool = False
+    """A host has more ranks than cores, so that they run in turns."""
+
+    @property
+    def repeat_s(self) -> float:
+        """How long a repeat has to last at least."""
+        return TURNS_S if self.takes_turns else 0.0
 
 
 class Bench(Protocol):

@@ -10,7 +10,8 @@ that the two runs differ, not why.
 Sources: Welch, Biometrika 34, 1947; Holm, Scandinavian Journal of Statistics 6, 1979; the
 incomplete beta function by Lentz's continued fraction, Applied Optics 15, 1976.
 
-Not covered: profiles of different machines; they are refused, not compared.
+Profiles of different machines are refused, and every fact that differs is named; whoever wants to
+see the effect of just that (a new driver, another kind of node) compares them anyway.
 """
 
 import math
@@ -22,7 +23,7 @@ from typing import Annotated
 from pydantic import Field
 
 from profilers.errors import MachineMismatchError
-from profilers.records import Case, Profile, Record, Seconds, Source, Status
+from profilers.records import Case, Machine, Profile, Record, Seconds, Source, Status
 
 MIN_EFFECT_RATIO = 0.05
 SIGNIFICANCE = 0.05
@@ -87,13 +88,23 @@ class LogTimes(Record):
         return incomplete_beta(freedom / (freedom + t_squared), a=freedom / 2.0, b=0.5)
 
 
-def compare(first: Profile, second: Profile) -> tuple[Difference, ...]:
+def compare(first: Profile, second: Profile, *, anyway: bool = False) -> tuple[Difference, ...]:
     """Compare every case of two profiles, in the order of their ids.
 
+    Args:
+        first: the profile to compare with.
+        second: the newer one.
+        anyway: compare profiles of different machines too.
+
     Raises:
-        MachineMismatchError: the profiles are of different machines, or of different rank counts.
+        MachineMismatchError: the machines differ, or the ranks are laid out otherwise.
     """
-    _require_comparable(first, second)
+    differing = incomparable(first.header.machine, second.header.machine)
+    if differing and not anyway:
+        raise MachineMismatchError(
+            f"the profiles are not comparable: {'; '.join(differing)}; measure both on one machine,"
+            " or add --anyway to see what the difference makes"
+        )
     times_before, times_after = slowest_rank(first), slowest_rank(second)
     shared = sorted(times_before.keys() & times_after.keys())
     raw = [welch_p(times_before[name][1], times_after[name][1]) for name in shared]
@@ -150,15 +161,24 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     return tuple(corrected)
 
 
-def _require_comparable(first: Profile, second: Profile) -> None:
-    here, there = first.header.machine, second.header.machine
-    differences = list(here.differences(there))
-    if here.world != there.world:
-        differences.append(f"ranks: {here.world} here, {there.world} there")
-    if differences:
-        raise MachineMismatchError(
-            f"the profiles are not comparable, {differences[0]}; measure both on one machine"
+def incomparable(first: Machine, second: Machine) -> tuple[str, ...]:
+    """Name every fact of two machines that makes their times another matter; empty where none does.
+
+    Facts that one profile does not hold, as those of earlier releases, are no difference.
+    """
+    found = list(first.differences(second))
+    if first.world != second.world:
+        found.append(f"ranks: {first.world} here, {second.world} there")
+    per_node = first.ranks_per_node, second.ranks_per_node
+    if first.world == second.world and all(per_node) and per_node[0] != per_node[1]:
+        found.append(f"ranks per node: {per_node[0]} here, {per_node[1]} there")
+    if first.oversubscribed != second.oversubscribed:
+        here, there = (
+            "shared by ranks" if each.oversubscribed else "one rank each"
+            for each in (first, second)
         )
+        found.append(f"cores or accelerators: {here} here, {there} there")
+    return tuple(found)
 
 
 def slowest_rank(profile: Profile) -> Mapping[str, tuple[Case, tuple[float, ...]]]:

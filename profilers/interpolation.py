@@ -2,17 +2,21 @@
 
 Kernels, per (operation, kind, dtype, direction):
 
-    base  t0(x) = c0 + c1 flop(x) + c2 bytes(x),  c >= 0, least squares of t0 / t - 1
+    base  t0(x) = c0 + c1 flop(x) + c2 bytes(x) [+ ...],  c >= 0, least squares of t0 / t - 1
     time  t(x) = t0(x) * exp(r(x))
 
-r is the Kriging interpolant, with covariance exp(-d / L), of the log residuals ln(t / t0) at the
-measured points; d is the distance in octaves over all axes and L = 4. It is exact at measured
-points, between two of them nearly linear in log space, and fades to the base alone far away.
-A rising base keeps growing as the physics does, where a fitted polynomial would turn. Beyond
+Where there are `POINTS_PER_COLUMN` points for each, the base has the columns that
+profilers/features.py tells apart. r is the Kriging interpolant, with covariance exp(-d / L), of the
+log residuals ln(t / t0) at the measured points; d is the distance in octaves over all axes. With
+few points L = 4 and r is exact at measured points, between two of them nearly linear in log space,
+and fades to the base alone far away. From `JUDGED_POINTS` points on, L and the share of the
+residuals that is noise (a nugget on the diagonal) are those of a short list that predict every
+point best from all others; leaving one out has a closed form (Dubrule, Mathematical Geology 15,
+1983). A rising base keeps growing as the physics does, where a fitted polynomial would turn. Beyond
 `MAX_POINTS` points, as imported tables have them, each prediction takes the `NEIGHBOURS` nearest
 alone (ordinary practice in geostatistics: Chiles and Delfiner, Geostatistics, 2012, section 3.6).
 Source: the covariance is Ornstein and Uhlenbeck's; Matheron, Economic Geology 58, 1963. The choice
-of base and L is ours.
+of bases and of what L may be is ours.
 
 Collectives, per kind and inside one group of (ranks, stride, world): piecewise linear in
 ln(t) over ln(bytes), since protocols switch with the size. Below the smallest message the latency
@@ -25,7 +29,6 @@ than 5 %. The caller decides what that is worth.
 Letters: N points, A axes in the order of `records.AXES`.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -33,8 +36,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from profilers.features import detailed, plain
+from profilers.non_negative import relative_fit
 from profilers.records import AXES, Measurement, Profile, Status
-from profilers.work import work
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -45,6 +49,13 @@ BY_RANK = ("link", "every_rank")
 """Tables whose axes name ranks, between which nothing can be interpolated."""
 
 LENGTH_OCTAVES = 4.0
+LENGTHS_OCTAVES = (4.0, 2.0, 8.0, 16.0)
+NOISE_RATIOS = (0.0, 0.02, 0.1, 0.3, 1.0)
+"""Variance of the noise over that of the residuals."""
+POINTS_PER_COLUMN = 2
+JUDGED_POINTS = 16
+MAX_JUDGED_POINTS = 400
+"""Beyond, judging takes seconds; imported tables are means over many runs and stay exact."""
 MAX_POINTS = 1500
 """Points whose mutual covariance is held and solved at once: 18 MB, a fraction of a second."""
 NEIGHBOURS = 32
@@ -115,10 +126,13 @@ class KernelCurve:
 
     series: Series
     coefficients: Floats
-    """Seconds per call, per flop, per byte."""
+    """Seconds per call, per flop, per byte; or per column of `features.detailed`."""
     octaves_NA: Floats
     pull_N: Floats
     """Kriging weights of the log residuals."""
+    length_octaves: float
+    left_out_N: Floats
+    """ln of measured over predicted, each point predicted from all others."""
 
     @property
     def num_points(self) -> int:
@@ -126,12 +140,13 @@ class KernelCurve:
 
     def base_s(self, axes_NA: Floats) -> Floats:
         """The physical part alone."""
-        seconds: Floats = _features(self.series, axes_NA) @ self.coefficients
+        seconds: Floats = _columns(self.series, axes_NA, self.coefficients) @ self.coefficients
         return seconds
 
     def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
         octaves_NA = _octaves(axes_NA)
-        residual_N = _covariance(octaves_NA, self.octaves_NA) @ self.pull_N
+        near_NM = _covariance(octaves_NA, self.octaves_NA, length_octaves=self.length_octaves)
+        residual_N = near_NM @ self.pull_N
         seconds = self.base_s(axes_NA) * np.exp(residual_N)
         return seconds, _outside(octaves_NA, self.octaves_NA)
 
@@ -157,7 +172,7 @@ class NeighbourCurve:
             self._residual(octaves_NA[start : start + CHUNK])
             for start in range(0, len(octaves_NA), CHUNK)
         ]
-        base_N = _features(self.series, axes_NA) @ self.coefficients
+        base_N = _plain(self.series, axes_NA) @ self.coefficients
         seconds: Floats = base_N * np.exp(np.concatenate(parts))
         return seconds, _outside(octaves_NA, self.octaves_NA)
 
@@ -193,7 +208,7 @@ class CollectiveCurve:
         return sum(len(log_bytes) for log_bytes, _ in self.log_times.values())
 
     def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
-        seconds: Floats = _features(self.series, axes_NA) @ self.coefficients
+        seconds: Floats = _plain(self.series, axes_NA) @ self.coefficients
         extrapolated = np.ones(len(axes_NA), dtype=bool)
         for group, (log_bytes, log_s) in self.log_times.items():
             here = np.all(axes_NA[:, 1:] == np.array(group), axis=1)
@@ -206,10 +221,14 @@ class CollectiveCurve:
 
 
 def _fit_kernel(series: Series, axes_NA: Floats, seconds_N: Floats) -> Curve:
-    coefficients = _non_negative_fit(_features(series, axes_NA), seconds_N)
-    base_N = _features(series, axes_NA) @ coefficients
+    columns_NF = _plain(series, axes_NA)
+    if len(seconds_N) <= MAX_POINTS:
+        finer_NF = detailed(series.operation, dtype=series.dtype, axes_NA=axes_NA)
+        if finer_NF is not None and len(seconds_N) >= POINTS_PER_COLUMN * finer_NF.shape[1]:
+            columns_NF = finer_NF
+    coefficients = relative_fit(columns_NF, seconds_N)
     octaves_NA = _octaves(axes_NA)
-    residual_N: Floats = np.log(seconds_N / base_N)
+    residual_N: Floats = np.log(seconds_N / (columns_NF @ coefficients))
     if len(seconds_N) > MAX_POINTS:
         for array in (coefficients, octaves_NA, residual_N):
             array.setflags(write=False)
@@ -219,13 +238,34 @@ def _fit_kernel(series: Series, axes_NA: Floats, seconds_N: Floats) -> Curve:
             octaves_NA=octaves_NA,
             residual_N=residual_N,
         )
-    covariance_NN = _covariance(octaves_NA, octaves_NA)
-    pull_N = np.linalg.solve(covariance_NN, residual_N).astype(np.float64)
-    for array in (coefficients, octaves_NA, pull_N):
+    length_octaves, pull_N, left_out_N = _kriged(octaves_NA, residual_N)
+    for array in (coefficients, octaves_NA, pull_N, left_out_N):
         array.setflags(write=False)
     return KernelCurve(
-        series=series, coefficients=coefficients, octaves_NA=octaves_NA, pull_N=pull_N
+        series=series,
+        coefficients=coefficients,
+        octaves_NA=octaves_NA,
+        pull_N=pull_N,
+        length_octaves=length_octaves,
+        left_out_N=left_out_N,
     )
+
+
+def _kriged(octaves_NA: Floats, residual_N: Floats) -> tuple[float, Floats, Floats]:
+    """Choose a length and a share of noise; that length, the weights, and errors left out."""
+    count = len(residual_N)
+    is_judged = JUDGED_POINTS <= count <= MAX_JUDGED_POINTS
+    best_error, chosen = np.inf, (LENGTH_OCTAVES, residual_N, residual_N)
+    for length_octaves in LENGTHS_OCTAVES if is_judged else (LENGTH_OCTAVES,):
+        covariance_NN = _covariance(octaves_NA, octaves_NA, length_octaves=length_octaves)
+        for noise_ratio in NOISE_RATIOS if is_judged else (0.0,):
+            inverse_NN = np.linalg.inv(covariance_NN + noise_ratio * np.eye(count))
+            pull_N = inverse_NN @ residual_N
+            left_out_N = pull_N / np.diag(inverse_NN)
+            error = float(np.mean(np.abs(left_out_N)))
+            if error < best_error - 1e-12:
+                best_error, chosen = error, (length_octaves, pull_N, left_out_N)
+    return chosen
 
 
 def _fit_collective(series: Series, axes_NA: Floats, seconds_N: Floats) -> CollectiveCurve:
@@ -238,49 +278,33 @@ def _fit_collective(series: Series, axes_NA: Floats, seconds_N: Floats) -> Colle
         )
     return CollectiveCurve(
         series=series,
-        coefficients=_non_negative_fit(_features(series, axes_NA), seconds_N),
+        coefficients=relative_fit(_plain(series, axes_NA), seconds_N),
         log_times=log_times,
     )
 
 
-def _features(series: Series, axes_NA: Floats) -> Floats:
-    names = AXES[series.operation]
-    axes = {name: axes_NA[:, index] for index, name in enumerate(names)}
-    needed = work(
+def _columns(series: Series, axes_NA: Floats, coefficients: Floats) -> Floats:
+    """The columns that these coefficients were fitted to; both kinds differ in their number."""
+    columns_NF = _plain(series, axes_NA)
+    if columns_NF.shape[1] == len(coefficients):
+        return columns_NF
+    finer_NF = detailed(series.operation, dtype=series.dtype, axes_NA=axes_NA)
+    return columns_NF if finer_NF is None else finer_NF
+
+
+def _plain(series: Series, axes_NA: Floats) -> Floats:
+    calls_N = np.ones(len(axes_NA))
+    if series.operation in BY_GROUP:
+        ranks = axes_NA[:, AXES[series.operation].index("ranks")]
+        calls_N = np.maximum(ranks - 1.0, 1.0)
+    return plain(
         series.operation,
         kind=series.kind,
         dtype=series.dtype,
         direction=series.direction,
-        axes=axes,
+        axes_NA=axes_NA,
+        calls_N=calls_N,
     )
-    calls = np.ones(len(axes_NA))
-    if series.operation in BY_GROUP:
-        calls = np.maximum(axes["ranks"] - 1.0, 1.0)
-    return np.stack([calls, needed.flop, needed.bytes], axis=1)
-
-
-def _non_negative_fit(features_NF: Floats, seconds_N: Floats) -> Floats:
-    """Least squares in relative error over every set of features; the best that is >= 0.
-
-    Three features have seven sets, so all are tried; one feature alone always has a solution >= 0.
-    """
-    scaled_NF = features_NF / seconds_N[:, None]
-    size_F = np.maximum(np.linalg.norm(scaled_NF, axis=0), 1e-300)
-    unit_NF = scaled_NF / size_F
-    num_features = features_NF.shape[1]
-    best, best_error = np.zeros(num_features), np.inf
-    usable = [index for index in range(num_features) if np.any(features_NF[:, index] > 0.0)]
-    for count in range(1, len(usable) + 1):
-        for chosen in itertools.combinations(usable, count):
-            columns = list(chosen)
-            found, *_ = np.linalg.lstsq(unit_NF[:, columns], np.ones(len(seconds_N)), rcond=None)
-            error = float(np.sum((unit_NF[:, columns] @ found - 1.0) ** 2))
-            everywhere = np.all(features_NF[:, columns] @ (found / size_F[columns]) > 0.0)
-            if np.all(found >= 0.0) and everywhere and error < best_error - 1e-12:
-                best = np.zeros(num_features)
-                best[columns] = found / size_F[columns]
-                best_error = error
-    return best
 
 
 def _octaves(axes_NA: Floats) -> Floats:
@@ -288,9 +312,9 @@ def _octaves(axes_NA: Floats) -> Floats:
     return octaves
 
 
-def _covariance(left_NA: Floats, right_MA: Floats) -> Floats:
+def _covariance(left_NA: Floats, right_MA: Floats, *, length_octaves: float) -> Floats:
     distance_NM = np.linalg.norm(left_NA[:, None, :] - right_MA[None, :, :], axis=2)
-    covariance: Floats = np.exp(-distance_NM / LENGTH_OCTAVES)
+    covariance: Floats = np.exp(-distance_NM / length_octaves)
     return covariance
 
 

@@ -12,7 +12,9 @@ class Job(Record):
     """Directory of the profile."""
     suites: tuple[str, ...]
     budget_s: Seconds
-    """Time to measure, counted from when all ranks are ready; only rank 0 looks at it."""
+    """Time for the whole job; only rank 0 looks at it."""
+    begun_s: float | None = None
+    """When the job began, by the monotonic clock of rank 0's host; None: when ranks are ready."""
     resume: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtypes: tuple[str, ...] = ()

@@ -48,7 +48,11 @@ def fingerprint(*, device_kind: str, world: int, local_world: int) -> Machine:
         driver=_query("--query-gpu=driver_version") if device_kind == "cuda" else "",
         libraries=libraries | versions,
         clocks=_clocks(device_kind),
-        topology=node_topology(accelerators=_topology() if device_kind == "cuda" else ""),
+        topology=node_topology(
+            accelerators=_topology() if device_kind == "cuda" else "",
+            kernel=platform.release(),
+            environment=os.environ,
+        ),
     )
 
 

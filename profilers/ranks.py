@@ -4,14 +4,21 @@ A pure function of the environment. In order of precedence:
 
     torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     mpirun     OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE (Open MPI)
-    srun       SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, inside a step (SLURM_STEP_ID)
     mpirun     PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS (MPICH, Intel MPI)
+    srun       SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, inside a step (SLURM_STEP_ID)
+    mpirun     PMI_RANK, PMI_SIZE alone (other process managers)
 
-A batch script that is not yet inside a step is one process.
+MPICH's mpirun starts its own helpers with srun where it finds Slurm, so that ranks inherit the
+helper's SLURM_ variables: theirs come first. A batch script that is not yet inside a step is one
+process.
 
-Under srun rank 0 runs on the first node of the list, where the others meet it; under mpirun on
-several nodes MASTER_ADDR must be given. Where no port is given it is derived from the job's number,
-so that jobs on one node do not meet each other.
+Under srun and torchrun nodes are those that the launcher counts, even where several are one host;
+mpirun does not say, and hosts are counted.
+
+Under srun rank 0 runs on the first node of the list, where the others meet it; so it does under
+mpirun inside an allocation of Slurm. Elsewhere mpirun on several nodes needs MASTER_ADDR. Where no
+port is given it is derived from the number of job and step, so that jobs on one node do not meet
+each other.
 """
 
 import re
@@ -33,8 +40,10 @@ class RankInfo:
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
-    node: int = 0
-    """Which node this is, as the launcher counts them."""
+    node: int | None = 0
+    """Which node this is, as the launcher counts them; None where it does not say."""
+    node_name: str = ""
+    """What Slurm calls this node; empty under other launchers."""
     master_address: str = LOOPBACK
     master_port: int = FIRST_PORT
     store_is_served: bool = False
@@ -58,6 +67,8 @@ def from_environment(environment: Mapping[str, str]) -> RankInfo:
         return _torchrun(environment)
     if "OMPI_COMM_WORLD_RANK" in environment:
         return _mpirun(environment, _OPEN_MPI)
+    if "PMI_RANK" in environment and _HYDRA.local_rank in environment:
+        return _mpirun(environment, _HYDRA)
     if "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment:
         return _srun(environment)
     if "PMI_RANK" in environment:
@@ -94,17 +105,21 @@ def _mpirun(environment: Mapping[str, str], names: "_MpiNames") -> RankInfo:
     world = _count(environment, names.world)
     rank = _count(environment, names.rank)
     local_world = _count(environment, names.local_world, default=world)
+    address = environment.get("MASTER_ADDR", LOOPBACK)
     if local_world < world and "MASTER_ADDR" not in environment:
-        raise RankError(
-            "mpirun on several nodes does not say where rank 0 runs; pass -x MASTER_ADDR=<host>"
-        )
+        if not environment.get("SLURM_JOB_NODELIST"):
+            raise RankError(
+                "mpirun on several nodes does not say where rank 0 runs; export MASTER_ADDR=<its"
+                " host> to all ranks (Open MPI: -x MASTER_ADDR=<host>)"
+            )
+        address = first_host(environment["SLURM_JOB_NODELIST"])
     return RankInfo(
         rank=rank,
         world=world,
         local_rank=_count(environment, names.local_rank, default=rank % max(local_world, 1)),
         local_world=local_world,
-        node=rank // max(local_world, 1),
-        master_address=environment.get("MASTER_ADDR", LOOPBACK),
+        node=None,
+        master_address=address,
         master_port=_port(environment, job=environment.get("PMIX_NAMESPACE", "")),
     )
 
@@ -135,7 +150,9 @@ _HYDRA = _MpiNames(
 
 
 def _srun(environment: Mapping[str, str]) -> RankInfo:
-    world = _count(environment, "SLURM_NTASKS")
+    # A shell that salloc opened is a step of one task inside a job of many.
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+    world = _count(environment, size)
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     several = _count(environment, "SLURM_STEP_NUM_NODES", default=1) > 1
     address = first_host(nodes) if several else LOOPBACK
@@ -149,8 +166,12 @@ def _srun(environment: Mapping[str, str]) -> RankInfo:
         local_rank=local_rank,
         local_world=local_world,
         node=node,
+        node_name=environment.get("SLURMD_NODENAME", ""),
         master_address=environment.get("MASTER_ADDR", address),
-        master_port=_port(environment, job=environment.get("SLURM_JOB_ID", "")),
+        master_port=_port(
+            environment,
+            job=environment.get("SLURM_JOB_ID", "") + environment["SLURM_STEP_ID"],
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 SCHEMA_VERSION = 1
 # 1: first release. Tables were added since, from windowed_attention on, for imports: a profile
 #    without them reads as before, and an older release names the table that it does not know.
+#    `TableInfo.checked` was added likewise.
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -241,6 +242,17 @@ class Machine(Record):
         return tuple(found)
 
 
+class Checked(Record):
+    """How far off sizes are that were measured but left out of the fit."""
+
+    sizes: int
+    """How many, drawn at random between the measured ones; directions count by themselves below."""
+    median_ratio: float
+    """Median of |predicted / measured - 1|."""
+    p90_ratio: float
+    """What nine in ten stay below."""
+
+
 class TableInfo(Record):
     """How one table of the profile was measured."""
 
@@ -251,6 +263,8 @@ class TableInfo(Record):
     """Wall time spent on it."""
     note: str = ""
     """What a reader must know, e.g. that the time budget cut it short."""
+    checked: Checked | None = None
+    """Error of interpolating in it, where that was checked; absent in earlier releases."""
 
 
 class ProfileHeader(Record):

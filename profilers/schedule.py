@@ -1,10 +1,11 @@
 """What to measure next within a table, and for how long; pure, so that rank 0 can decide for all.
 
-Order: the cases somebody asked for, then the default grid from cheap to dear, then refinement. What
-the queue needs at least (a few runs of everything) is set aside; what is left beyond that is shared
-evenly as time for more repeats. A case that is expected to outlast all that is left is skipped and
-counted in the table's note. Expectations come from the case of the same series that is nearest in
-price, scaled up by the price: too much rather than too little, as fixed costs do not grow.
+Order: the cases somebody asked for, then the default grid from cheap to dear. What the queue needs
+at least (a few runs of everything) is set aside; what is left beyond that is shared evenly as time
+for more repeats, up to a limit where other sizes would tell more (profilers/filling.py). A case
+that is expected to outlast all that is left is skipped and counted in the table's note.
+Expectations come from the case of the same series that is nearest in price, scaled up by the price:
+too much rather than too little, as fixed costs do not grow.
 """
 
 import math
@@ -14,17 +15,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from profilers.adaptive import propose_case
 from profilers.records import Case, Measurement, Status
 from profilers.work import work
 
 MAX_CASE_S = 1.0
 """Time for repeats of one case; a slow case takes its few repeats however long they are."""
-RUNS_PER_CASE = 8.0
+RUNS_PER_CASE = 11.0
 """Warm-ups and the fewest repeats."""
 FLOP_PER_BYTE = 16.0
 """Only to order cases by price: how many operations take as long as moving one byte."""
-MAX_REFINED = 200
 
 Key = tuple[str, tuple[tuple[str, int], ...], str, str]
 
@@ -43,12 +42,13 @@ class Plan:
 
     asked: Sequence[Case]
     grid: Sequence[Case]
-    refined_axes: Sequence[str]
     rows: list[Measurement]
     """What is known already; grows as the table is measured."""
+    grid_case_s: float = MAX_CASE_S
+    """Time for repeats of one case of the grid, at most."""
     skipped: int = 0
-    refined: int = 0
     _queue: list[Case] = field(init=False)
+    _asked: set[Key] = field(init=False)
     _begun: bool = field(init=False, default=False)
     _seen: int = field(init=False, default=0)
     _run_s: dict[tuple[str, str], dict[float, float]] = field(init=False, default_factory=dict)
@@ -59,18 +59,18 @@ class Plan:
     def __post_init__(self) -> None:
         known = {key(row.case) for row in self.rows}
         asked = [case for case in distinct(self.asked) if key(case) not in known]
-        known |= {key(case) for case in asked}
+        self._asked = {key(case) for case in asked}
+        known |= self._asked
         grid = [case for case in distinct(self.grid) if key(case) not in known]
         self._queue = sorted(asked, key=price) + sorted(grid, key=price)
 
     @property
     def left(self) -> int:
-        """Cases in the queue, refinement not counted."""
+        """Cases in the queue."""
         return len(self._queue)
 
     def next(self, *, left_s: float) -> Step | None:
         """Choose the next step with `left_s` seconds to go; None ends the table."""
-        self._learn()
         while self._queue:
             case = self._queue.pop(0)
             needed_s = self.expected_s(case)
@@ -80,28 +80,19 @@ class Plan:
             self._begun = True
             set_aside_s = needed_s + sum(map(self.expected_s, self._queue))
             share_s = max(0.0, left_s - set_aside_s) / (len(self._queue) + 1)
-            return Step(case=case, budget_s=min(MAX_CASE_S, share_s))
-        return self._refinement(left_s=left_s)
+            most_s = MAX_CASE_S if key(case) in self._asked else self.grid_case_s
+            return Step(case=case, budget_s=min(most_s, share_s))
+        return None
 
     def expected_s(self, case: Case) -> float:
         """Seconds for the fewest runs of a case; 0 while nothing of its series is known."""
+        self._learn()
         known = self._run_s.get((case.kind, case.dtype))
         if not known:
             return 0.0
         wanted = max(price(case), 1.0)
         near = min(known, key=lambda other: abs(math.log(max(other, 1.0) / wanted)))
         return RUNS_PER_CASE * known[near] * max(1.0, wanted / max(near, 1.0))
-
-    def _refinement(self, *, left_s: float) -> Step | None:
-        if left_s <= 0.0 or not self.refined_axes or self.refined >= MAX_REFINED:
-            return None
-        case = propose_case(self.rows, refined_axes=self.refined_axes)
-        if case is None or self.expected_s(case) > left_s:
-            return None
-        if key(case) in {key(row.case) for row in self.rows}:
-            return None
-        self.refined += 1
-        return Step(case=case, budget_s=min(MAX_CASE_S, left_s / 4.0))
 
     def _learn(self) -> None:
         """Take note of the rows that arrived since; of a case's ranks the first one counts."""

@@ -18,7 +18,7 @@ from profilers.bench import Setting
 from profilers.records import Case, Measurement, Status
 from profilers.timing import HostClock, measure
 
-SIZES = tuple(2**power for power in (20, 23, 26, 28))
+SIZES = tuple(2**power for power in (20, 23, 25, 27))
 BLOCK_BYTES = 2**23
 SPARE_RATIO = 1.1
 """Room that must be left beyond what is written."""

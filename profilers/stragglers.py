@@ -10,6 +10,9 @@ differs (a busy processor) names nobody by chance.
 A node is named instead of its links where more than half of the links that it sends over, or of
 those that it receives over, lag; two peers can only be told apart by direction.
 
+Where ranks share cores or accelerators each one's speed is its neighbours' doing, so devices are
+not judged there.
+
 Not covered: what is slow everywhere (`moetune profile diff` with an earlier profile shows that).
 """
 
@@ -48,8 +51,9 @@ class Straggler(Record):
 
 def stragglers(profile: Profile) -> tuple[Straggler, ...]:
     """Name who lags, worst first; nobody where there are no peers."""
-    names = _names(profile)
-    found = [*_devices(profile, names), *_links(links_of(profile), names)]
+    names = rank_names(profile)
+    devices = () if profile.header.machine.oversubscribed else _devices(profile, names)
+    found = [*devices, *_links(links_of(profile), names)]
     return tuple(sorted(found, key=lambda one: -one.ratio))
 
 
@@ -164,7 +168,7 @@ def _slow_nodes(
                 )
 
 
-def _names(profile: Profile) -> dict[int, str]:
+def rank_names(profile: Profile) -> dict[int, str]:
     """What to call each rank's host; hosts of one name are told apart by their number."""
     machine = profile.header.machine
     hosts = machine.hosts or (machine.hostname,) * machine.world

@@ -1,6 +1,7 @@
 """Stand-ins for tests: a clock that is told how long things take, machines, rows and profiles."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from profilers.records import (
     Case,
@@ -61,6 +62,25 @@ def gemm_case(m: int, *, n: int = 256, k: int = 256, dtype: str = "fp32") -> Cas
 def gemm_row(m: int, *times_s: float, rank: int = 0) -> Measurement:
     """A dense product that took these times."""
     return Measurement(case=gemm_case(m), rank=rank, times_s=times_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeBench:
+    """Products that take a microsecond for each row."""
+
+    listed: tuple[Case, ...]
+    operation: str = "gemm"
+    weight: float = 1.0
+    refined_axes: tuple[str, ...] = ("m",)
+
+    def note(self) -> str:
+        return ""
+
+    def cases(self) -> Sequence[Case]:
+        return self.listed
+
+    def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
+        return (Measurement(case=case, times_s=(1e-6 * case.axes["m"],) * (1 + (budget_s > 0.0))),)
 
 
 def fake_profile(rows: Sequence[Measurement], *, machine: Machine | None = None) -> Profile:

@@ -4,6 +4,10 @@ A repeat is the stretch between two marks of a `Clock`. The clock is passed in: 
 are readings of a monotonic counter, an accelerator's are events in its stream, read only once the
 whole batch of repeats is queued, so that waiting for the device never enters a repeat.
 
+Where ranks take turns on too few cores, a repeat has to last many turns (`repeat_s`): a short run
+is either not interrupted at all or waits for a whole turn of somebody else, and a median would see
+the former alone.
+
 The median's relative standard error is judged from the interquartile range: for normal noise the
 standard deviation is IQR / 1.349 and the median's standard error 1.2533 standard deviations over
 the root of the number of repeats.
@@ -17,8 +21,11 @@ from typing import Protocol
 
 SHORT_S = 50e-6
 """Below this a run is looped inside one repeat: the marks themselves would be seen."""
-LOOPED_S = 200e-6
-"""How long a looped repeat lasts at least."""
+LOOPED_S = 1e-3
+"""How long a looped repeat lasts at least: long beside what an interrupt costs."""
+TURNS_S = 0.05
+"""How long a repeat lasts where ranks take turns: a dozen of Linux's turns, which end at a tick of
+4 ms or less (CONFIG_HZ of 250 and above)."""
 MAX_WARMUPS = 3
 MAX_LOOPS = 1000
 
@@ -54,18 +61,21 @@ def measure(
     *,
     clock: Clock,
     budget_s: float,
+    repeat_s: float = 0.0,
     min_repeats: int = 5,
     max_repeats: int = 50,
     target_spread: float = 0.02,
 ) -> tuple[float, ...]:
-    """Time `run`; one entry per repeat, in seconds.
+    """Time `run`; one entry per repeat, in seconds of one run.
 
-    At least `min_repeats` are taken whatever the budget, warm-ups come on top.
+    At least `min_repeats` are taken whatever the budget, warm-ups come on top; they last `repeat_s`
+    as far as the budget allows.
     """
     return measure_fresh(
         lambda: run,
         clock=clock,
         budget_s=budget_s,
+        repeat_s=repeat_s,
         min_repeats=min_repeats,
         max_repeats=max_repeats,
         target_spread=target_spread,
@@ -77,17 +87,24 @@ def measure_fresh(
     *,
     clock: Clock,
     budget_s: float,
+    repeat_s: float = 0.0,
+    max_loops: int = MAX_LOOPS,
     min_repeats: int = 5,
     max_repeats: int = 50,
     target_spread: float = 0.02,
 ) -> tuple[float, ...]:
     """Time what `fresh` returns; `fresh` itself, called before every run, is not timed.
 
+    What `fresh` returns for all runs of a repeat, at most `max_loops`, is alive at once.
+
     A backward pass is such a thing: each one consumes the graph of a forward of its own.
     """
     start_s = clock.now_s()
-    warm_s = _warm_up(fresh, clock=clock)
-    loops = loops_per_repeat(warm_s)
+    warm_s, whole_s = _warm_up(fresh, clock=clock)
+    loops = min(max_loops, loops_per_repeat(warm_s, repeat_s=repeat_s))
+    if repeat_s > 0.0:
+        # Preparing a run can take far longer than the run.
+        loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
     times_s: list[float] = []
     while len(times_s) < max_repeats:
         batch = min(min_repeats, max_repeats - len(times_s))
@@ -98,11 +115,12 @@ def measure_fresh(
     return tuple(times_s)
 
 
-def loops_per_repeat(run_s: float) -> int:
-    """How many runs one repeat holds, so that its marks do not count."""
-    if run_s >= SHORT_S:
+def loops_per_repeat(run_s: float, *, repeat_s: float = 0.0) -> int:
+    """How many runs one repeat holds, so that its marks do not count and it lasts `repeat_s`."""
+    if run_s >= max(SHORT_S, repeat_s):
         return 1
-    return min(MAX_LOOPS, math.ceil(LOOPED_S / max(run_s, LOOPED_S / MAX_LOOPS)))
+    wanted_s = max(LOOPED_S, repeat_s)
+    return min(MAX_LOOPS, math.ceil(wanted_s / max(run_s, wanted_s / MAX_LOOPS)))
 
 
 def spread_of_median(times_s: Sequence[float]) -> float:
@@ -117,16 +135,22 @@ def spread_of_median(times_s: Sequence[float]) -> float:
     return 1.2533 * deviation_s / math.sqrt(len(times_s)) / median_s
 
 
-def _warm_up(fresh: Callable[[], Callable[[], object]], *, clock: Clock) -> float:
-    """Run until two runs in a row are within a factor 2; the last one's seconds."""
+def _warm_up(fresh: Callable[[], Callable[[], object]], *, clock: Clock) -> tuple[float, float]:
+    """Run until two runs in a row are within a factor 2; the last one's seconds.
+
+    Then also what it lasted with what prepared it.
+    """
     (last_s,) = _repeats(fresh, clock=clock, count=1, loops=1)
+    whole_s = last_s
     for _ in range(MAX_WARMUPS - 1):
+        start_s = clock.now_s()
         (now_s,) = _repeats(fresh, clock=clock, count=1, loops=1)
+        whole_s = clock.now_s() - start_s
         alike = last_s <= 2.0 * now_s and now_s <= 2.0 * last_s
         last_s = now_s
         if alike:
             break
-    return last_s
+    return last_s, whole_s
 
 
 def _repeats(

@@ -1,26 +1,40 @@
 """What connects the parts of this node: accelerators, network cards, memory nodes, as Linux tells.
 
-Read from sysfs and, where there are accelerators, from `nvidia-smi topo -m`. A fact that cannot be
-read is left out. Interfaces without a device behind them (loopback, bridges, containers' ends of a
+Read from sysfs and, where there are accelerators, from `nvidia-smi topo -m`; whether network cards
+reach accelerators' memory is told by profilers/gpu_direct.py. Another fact that cannot be read is
+left out. Interfaces without a device behind them (loopback, bridges, containers' ends of a
 pair) are listed too, as a profile over them is worth knowing about.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from profilers.gpu_direct import gpu_direct_facts
+
 SYSFS: Final = Path("/sys")
+PROC: Final = Path("/proc")
 MOST_ENTRIES: Final = 64
 """Of one kind; more say nothing new."""
 
 
-def node_topology(*, accelerators: str = "", sysfs: Path = SYSFS) -> str:
+def node_topology(
+    *,
+    accelerators: str = "",
+    sysfs: Path = SYSFS,
+    proc: Path = PROC,
+    kernel: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Describe the node, a line a fact.
 
     Args:
         accelerators: what `nvidia-smi topo -m` printed, or nothing.
         sysfs: where the kernel shows its devices.
+        proc: where it shows its drivers.
+        kernel: its release.
+        environment: of the ranks, for what they tell NCCL.
     """
     return "\n".join(
         [
@@ -28,6 +42,7 @@ def node_topology(*, accelerators: str = "", sysfs: Path = SYSFS) -> str:
             *_memory_nodes(sysfs),
             *_cards(sysfs),
             *_remote_memory_cards(sysfs),
+            *gpu_direct_facts(sysfs=sysfs, proc=proc, kernel=kernel, environment=environment or {}),
         ]
     )
 
@@ -52,8 +67,7 @@ def _cards(sysfs: Path) -> Iterator[str]:
 
 
 def _remote_memory_cards(sysfs: Path) -> Iterator[str]:
-    """InfiniBand and RoCE ports; `gpu direct` where the kernel lets accelerators use them."""
-    peers = any((sysfs / "module" / name).exists() for name in ("nvidia_peermem", "nv_peer_mem"))
+    """InfiniBand and RoCE ports."""
     for folder in _entries(sysfs / "class/infiniband"):
         for port in _entries(folder / "ports"):
             facts = [
@@ -61,7 +75,6 @@ def _remote_memory_cards(sysfs: Path) -> Iterator[str]:
                 _text(port / "link_layer"),
                 _text(port / "state"),
                 _place(folder / "device"),
-                "gpu direct" if peers else "no gpu direct",
             ]
             yield f"rdma {folder.name}/{port.name}: " + ", ".join(filter(None, facts))
 

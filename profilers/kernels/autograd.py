@@ -6,6 +6,11 @@ never pays for adding into the gradients of the one before. Operands are random,
 power and may be cheaper to multiply; several sets of small operands take turns, so that none is
 found in a core's own cache merely because it was just used. Parameters and their gradients, which a
 step meets once a micro-batch, are gone from the last cache as well.
+
+On a processor the sets also lie at different places within a page. A load that agrees with an
+earlier store in its low twelve address bits waits for it, so the same kernel differs by tens of
+percent with where its operands happen to lie (Intel, Optimization Reference Manual, "4K aliasing";
+Mytkowicz et al., Producing Wrong Data, ASPLOS 2009). A step meets all places; so does a repeat.
 """
 
 import itertools
@@ -18,6 +23,14 @@ from torch import Tensor
 from profilers.devices import cache_bytes
 
 MAX_SETS = 8
+PLACED_SETS = 4
+"""Sets at different places, at least, on a processor..."""
+PLACED_BYTES = 64 * 2**20
+"""...as long as they fit in here together."""
+PAGE_BYTES = 4096
+LINE_BYTES = 64
+GOLDEN_RATIO = 0.6180339887498949
+"""Its multiples modulo 1 spread evenly, however many there are (Weyl's sequence)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,9 +81,25 @@ def in_turns(
     """Make sets of operands until they fill a cache twice over, and hand them out in turn."""
     sets = [operands()]
     one_set_bytes = sum(tensor.nbytes for tensor in sets[0])
-    while len(sets) < MAX_SETS and len(sets) * one_set_bytes < 2 * cold_bytes:
-        sets.append(operands())
+    on_host = all(tensor.device.type == "cpu" for tensor in sets[0])
+    placed = min(PLACED_SETS, PLACED_BYTES // max(one_set_bytes, 1)) if on_host else 1
+    while len(sets) < MAX_SETS and (
+        len(sets) < placed or len(sets) * one_set_bytes < 2 * cold_bytes
+    ):
+        sets.append(_moved(sets[0], number=len(sets)) if on_host else operands())
     return itertools.cycle(sets)
+
+
+def _moved(operands: tuple[Tensor, ...], *, number: int) -> tuple[Tensor, ...]:
+    """Copy a set of operands to other places within their pages, by whole cache lines."""
+    copies = []
+    for index, tensor in enumerate(operands):
+        share = GOLDEN_RATIO * (number + index * MAX_SETS) % 1.0
+        ahead = int(share * PAGE_BYTES) // LINE_BYTES * LINE_BYTES // tensor.itemsize
+        room = torch.empty(ahead + tensor.numel(), dtype=tensor.dtype)
+        copy = room[ahead:].view(tensor.shape).copy_(tensor.detach())
+        copies.append(copy.requires_grad_(tensor.requires_grad))
+    return tuple(copies)
 
 
 def random(*shape: int, dtype: torch.dtype, device: torch.device, grad: bool = True) -> Tensor:

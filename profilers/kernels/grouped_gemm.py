@@ -15,8 +15,8 @@ from profilers.records import Case
 from profilers.steps.experts import expert_ffn
 
 CPU_SHAPES = ((64, 64), (128, 256), (256, 512))
-CPU_EXPERTS = (2, 4, 8)
-CPU_TOKENS = (128, 1024, 4096)
+CPU_EXPERTS = (2, 8)
+CPU_TOKENS = (128, 512, 2048)
 CUDA_SHAPES = ((2048, 1024), (4096, 2048), (4096, 14336))
 CUDA_EXPERTS = (2, 8, 32)
 CUDA_TOKENS = (512, 4096, 32768)

@@ -41,7 +41,8 @@ DTYPES: Final = {
 }
 """Types of a KV cache; fp8 is e4m3."""
 LATENT: Final = "latent"
-TOKENS: Final = (256, 2048, 16384)
+CPU_TOKENS: Final = (256, 1024, 4096)
+CUDA_TOKENS: Final = (256, 2048, 16384)
 GROUPED: Final = {"heads": 8, "width": 128}
 SHARED: Final = {"heads": 1, "width": 576}
 PLAIN: Final = {"page_from": 64, "page_to": 64, "tensor_from": 1, "tensor_to": 1}
@@ -78,13 +79,14 @@ class ConversionBench:
 
     setting: Setting
     operation: str = "kv_conversion"
-    weight: float = 1.0
+    weight: float = 1.5
     refined_axes: tuple[str, ...] = ("tokens",)
 
     def note(self) -> str:
         return ""
 
     def cases(self) -> Sequence[Case]:
+        on_cuda = self.setting.device.startswith("cuda")
         varied = [
             *({"page_from": one, "page_to": other} for one, other in PAGES),
             *({"tensor_from": one, "tensor_to": other} for one, other in DEGREES),
@@ -101,7 +103,7 @@ class ConversionBench:
                 axes={"tokens": tokens, **_widths(kind), **PLAIN, **change},
             )
             for kind, dtype, change in lines
-            for tokens in TOKENS
+            for tokens in (CUDA_TOKENS if on_cuda else CPU_TOKENS)
         )
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
@@ -129,18 +131,23 @@ def prepare(case: Case, device: torch.device) -> Prepared:
         num_layers=1, num_heads=axes["heads"], width=axes["width"], is_latent=is_latent
     )
 
-    def instance(side: str, layout: str, dtype: str) -> Caches:
+    def instance(side: str, layout: str, dtype: str, *, is_filled: bool = True) -> Caches:
         page_format = PageFormat(
             page_tokens=axes[f"page_{side}"], layout=PageLayout(layout), dtype=DTYPES[dtype]
         )
         degrees = Degrees(tensor=axes[f"tensor_{side}"])
         return _random_instance(
-            shape, degrees=degrees, page_format=page_format, tokens=axes["tokens"], device=device
+            shape,
+            degrees=degrees,
+            page_format=page_format,
+            tokens=axes["tokens"],
+            device=device,
+            is_filled=is_filled,
         )
 
     def request() -> Callable[[], None]:
         senders = instance("from", one, case.dtype)
-        receivers = instance("to", other, wanted or case.dtype)
+        receivers = instance("to", other, wanted or case.dtype, is_filled=False)
         return lambda: convert(
             shape, senders=senders, receivers=receivers, num_tokens=axes["tokens"]
         )
@@ -163,8 +170,12 @@ def _random_instance(
     page_format: PageFormat,
     tokens: int,
     device: torch.device,
+    is_filled: bool,
 ) -> Caches:
-    """Every rank's pages in an order of its own, as an allocator leaves them after a while."""
+    """Every rank's pages in an order of its own, as an allocator leaves them after a while.
+
+    Filled with random bits, or touched with zeros where they will be written.
+    """
     count = pages_needed(tokens, page_tokens=page_format.page_tokens)
     bits = BITS[page_format.dtype.itemsize]
     limits = torch.iinfo(bits)
@@ -180,7 +191,10 @@ def _random_instance(
             num_pages=count,
             scale=scale,
         )
-        cache.pages.view(bits).random_(limits.min, limits.max)
+        if is_filled:
+            cache.pages.view(bits).random_(limits.min, limits.max)
+        else:
+            cache.pages.view(bits).zero_()
         caches[rank] = cache
     return caches
 

@@ -9,6 +9,7 @@ Bytes are counted as NCCL's tests count them, per rank:
     all_to_all        the buffer that is sent, all ranks' parts, one's own among them
     all_to_all_uneven likewise; the group's first rank receives 2.5 times the mean share (at most
                       four fifths of everything), the others the rest evenly
+    all_to_all_hierarchical  likewise, in two stages: profilers/links/hierarchical.py
 
 Elements are fp32. A message is cut down to whole elements per rank; the case keeps the size asked.
 """
@@ -38,8 +39,17 @@ def prepare(kind: str, *, size: int, group: dist.ProcessGroup, device: torch.dev
     """
     if kind not in BUILDERS:
         raise ValueError(f"collective {kind!r} is not one of {', '.join(BUILDERS)}")
-    per_rank = max(1, size // ELEMENT_BYTES // group.size())
-    return BUILDERS[kind](per_rank, group, device)
+    return BUILDERS[kind](elements_per_rank(size, ranks=group.size()), group, device)
+
+
+def elements_per_rank(size: int, *, ranks: int) -> int:
+    """Elements of a message for each rank: whole ones, and one at least."""
+    return max(1, size // ELEMENT_BYTES // ranks)
+
+
+def filled(elements: int, device: torch.device) -> torch.Tensor:
+    """A buffer of noise."""
+    return torch.randn(elements, device=device)
 
 
 def uneven_shares(total: int, *, ranks: int) -> tuple[int, ...]:
@@ -51,8 +61,8 @@ def uneven_shares(total: int, *, ranks: int) -> tuple[int, ...]:
 
 def _send_recv(per_rank: int, group: dist.ProcessGroup, device: torch.device) -> Run:
     sent, received = (
-        _filled(per_rank * group.size(), device),
-        _filled(per_rank * group.size(), device),
+        filled(per_rank * group.size(), device),
+        filled(per_rank * group.size(), device),
     )
     here = group.rank()
     after = dist.get_global_rank(group, (here + 1) % group.size())
@@ -78,18 +88,18 @@ def _all_reduce(per_rank: int, group: dist.ProcessGroup, device: torch.device) -
 
 
 def _all_gather_run(per_rank: int, group: dist.ProcessGroup, device: torch.device) -> Run:
-    part, whole = _filled(per_rank, device), _filled(per_rank * group.size(), device)
+    part, whole = filled(per_rank, device), filled(per_rank * group.size(), device)
     return lambda: _all_gather(whole, part, group=group)
 
 
 def _reduce_scatter_run(per_rank: int, group: dist.ProcessGroup, device: torch.device) -> Run:
-    part, whole = _filled(per_rank, device), _filled(per_rank * group.size(), device)
+    part, whole = filled(per_rank, device), filled(per_rank * group.size(), device)
     return lambda: _reduce_scatter(part, whole, group=group)
 
 
 def _all_to_all(per_rank: int, group: dist.ProcessGroup, device: torch.device) -> Run:
     total = per_rank * group.size()
-    sent, received = _filled(total, device), _filled(total, device)
+    sent, received = filled(total, device), filled(total, device)
     return lambda: dist.all_to_all_single(received, sent, group=group)
 
 
@@ -97,14 +107,10 @@ def _all_to_all_uneven(per_rank: int, group: dist.ProcessGroup, device: torch.de
     ranks = group.size()
     shares = list(uneven_shares(per_rank * ranks, ranks=ranks))
     mine = [shares[group.rank()]] * ranks
-    sent, received = _filled(sum(shares), device), _filled(sum(mine), device)
+    sent, received = filled(sum(shares), device), filled(sum(mine), device)
     return lambda: dist.all_to_all_single(
         received, sent, output_split_sizes=mine, input_split_sizes=shares, group=group
     )
-
-
-def _filled(elements: int, device: torch.device) -> torch.Tensor:
-    return torch.randn(elements, device=device)
 
 
 BUILDERS: Final[Mapping[str, Callable[[int, dist.ProcessGroup, torch.device], Run]]] = {

@@ -6,7 +6,8 @@ Fitted in relative error (weights 1/t), since sizes span decades and every size 
 min over a >= 0, 1/b > 0 of  sum ((a + m/b) / t - 1)^2. Where one line leaves more than
 `KINK_RATIO` somewhere and there are four sizes, two lines over smaller and larger sizes (protocols
 change with size: eager and rendezvous, LL and Simple) are tried, and kept where they halve the
-largest residual. Outside the measured sizes a fit says nothing; `within` tells.
+largest residual. Outside the measured sizes a fit says nothing; it carries the smallest and the
+largest of them.
 
 Source: Hockney, Parallel Computing 20, 1994.
 Letters: P points.
@@ -53,10 +54,6 @@ class LinkFit:
     def bytes_per_s(self) -> float:
         """Of the largest messages."""
         return self.lines[-1].bytes_per_s
-
-    def within(self, size_bytes: float) -> bool:
-        """Whether the size lies between two measured ones."""
-        return self.lines[0].smallest_bytes <= size_bytes <= self.largest_bytes
 
     def seconds(self, size_bytes: float) -> float:
         """Seconds of a message; beyond the measured sizes the last line goes on."""

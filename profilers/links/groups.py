@@ -7,6 +7,11 @@ communicate at the same time, as the groups of one kind of parallelism do.
 """
 
 from dataclasses import dataclass
+from typing import Final
+
+FLAT: Final = "all_to_all"
+HIERARCHICAL: Final = "all_to_all_hierarchical"
+"""The two ways of a group to exchange everything, as profiles name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

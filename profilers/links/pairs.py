@@ -2,7 +2,9 @@
 
 A round holds disjoint pairs that send at the same time, so that N nodes cost N - 1 rounds
 (profilers/links/rounds.py). Of every pair both directions are timed apart, since a bad cable, port
-or limit often slows one:
+or limit often slows one, and in turn, so that a neighbour who is busy for a moment slows both. The
+first message after a turn is not timed: who receives has not said yet that it is ready, and gloo
+sends nothing before it has, which costs a latency more each way:
 
     one_way     the sender sends `bytes`, the receiver answers with one element once it has all:
                 t = latency both ways + bytes / bandwidth
@@ -15,6 +17,7 @@ Not covered: pairs of several nodes through one switch on purpose (rounds load a
 of its nodes at once, which is what an all-to-all does).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +38,8 @@ CUDA_BYTES: Final = (2**16, 2**20, 2**24, 2**28)
 LEAST_REPEATS: Final = 5
 MOST_REPEATS: Final = 25
 WARM_UPS: Final = 2
+TURN_MESSAGES: Final = 2
+"""Timed messages of one direction before the other has its turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,7 @@ class PairBench:
         return "one rank has no links" if self.setting.team.world == 1 else ""
 
     def cases(self) -> Sequence[Case]:
-        """One case a round and direction, named after its first pair; measuring it fills all."""
+        """One case a round, named after its first pair; measuring it fills all, both ways."""
         return tuple(
             _case(kind, size, meeting.pairs[0], lanes=meeting.lanes, world=self.setting.team.world)
             for meeting in self._meetings()
@@ -95,8 +100,7 @@ class PairBench:
 
     def _meetings(self) -> tuple[Meeting, ...]:
         team = self.setting.team
-        listed = meetings(nodes=team.world // team.local_world, ranks_per_node=team.local_world)
-        return tuple(each for one in listed for each in (one, one.reversed()))
+        return meetings(nodes=team.world // team.local_world, ranks_per_node=team.local_world)
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         team, axes = self.setting.team, case.axes
@@ -104,7 +108,8 @@ class PairBench:
         meeting = next(
             (
                 each
-                for each in self._meetings()
+                for one in self._meetings()
+                for each in (one, one.reversed())
                 if pair in each.pairs and each.lanes == axes["lanes"]
             ),
             None,
@@ -113,18 +118,25 @@ class PairBench:
             row = Measurement(case=case, status=Status.FAILED, error="no such pair of ranks here")
             return (row,) if team.rank == 0 else ()
         mine = next((each for each in meeting.pairs if team.rank in each), None)
-        message = _Message(
-            pair=mine,
-            rank=team.rank,
-            elements=max(1, axes["bytes"] // ELEMENT_BYTES),
+        back = mine[::-1] if mine is not None else None
+        there_s, back_s = _timed(
+            self._message(case, mine), self._message(case, back), team, budget_s=budget_s
+        )
+        if mine is None:
+            return ()
+        # Whoever sends has the time of it.
+        sent, times_s = (mine, there_s) if team.rank == mine[0] else (mine[::-1], back_s)
+        own = _case(case.kind, axes["bytes"], sent, lanes=axes["lanes"], world=team.world)
+        return (Measurement(case=own, rank=team.rank, times_s=times_s),)
+
+    def _message(self, case: Case, pair: Pair | None) -> "_Message":
+        return _Message(
+            pair=pair,
+            rank=self.setting.team.rank,
+            elements=max(1, case.axes["bytes"] // ELEMENT_BYTES),
             answers_in_full=case.kind == "round_trip",
             setting=self.setting,
         )
-        times_s = _timed(message, team, budget_s=budget_s)
-        if mine is None or team.rank != mine[0]:
-            return ()
-        own = _case(case.kind, axes["bytes"], mine, lanes=axes["lanes"], world=team.world)
-        return (Measurement(case=own, rank=team.rank, times_s=times_s),)
 
 
 class _Message:
@@ -165,15 +177,22 @@ class _Message:
             torch.cuda.synchronize(self._sent.device)
 
 
-def _timed(message: _Message, team: ConnectedTeam, *, budget_s: float) -> tuple[float, ...]:
-    """Repeat as often as the slowest pair of the round can within the budget."""
+def _timed(
+    there: _Message, back: _Message, team: ConnectedTeam, *, budget_s: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Send there and back in turn, as often as the slowest pair of the round can in the budget."""
     clock = HostClock()
-    warm_s = [_once(message, clock) for _ in range(WARM_UPS)]
+    warm_s = [_once(there, clock) + _once(back, clock) for _ in range(WARM_UPS)]
     (slowest_s,) = team.slowest_s([warm_s[-1]])
-    affordable = int(budget_s / max(slowest_s, 1e-6))
+    affordable = int(budget_s / max(slowest_s, 1e-6)) * TURN_MESSAGES // (TURN_MESSAGES + 1)
     repeats = min(MOST_REPEATS, max(LEAST_REPEATS, affordable))
+    there_s, back_s = list[float](), list[float]()
     team.barrier()
-    return tuple(_once(message, clock) for _ in range(repeats))
+    for _ in range(math.ceil(repeats / TURN_MESSAGES)):
+        for message, times_s in ((there, there_s), (back, back_s)):
+            message.run()
+            times_s += [_once(message, clock) for _ in range(TURN_MESSAGES)]
+    return tuple(there_s), tuple(back_s)
 
 
 def _once(message: _Message, clock: HostClock) -> float:

@@ -6,6 +6,10 @@ wait for the last. Per repeat, with w_r the seconds of rank r's work and T the t
 
     lost = max_r T_r - mean_r w_r - t0        t0: the same tiny collective alone, median
 
+Where ranks take turns on too few cores, w_r is what the rounds last in a long run of all ranks, as
+kernels are timed there: a rank that is done early leaves its core to others, and what they gain is
+no loss.
+
 All ranks do the same number of rounds of a product and a norm, as many as last `work_us` on the
 first rank. One stored repeat is the mean over a block, since the loss is rare and large rather than
 steady. Model and name are ours; the effect is known as load imbalance or operating-system jitter
@@ -32,6 +36,8 @@ from profilers.steps.functional import rms_norm
 WORK_US = (250, 1000, 4000, 16000, 64000)
 BLOCK = 8
 """Meetings behind one stored repeat."""
+TURNS = 5
+"""Times as long as a repeat of a kernel, for the round that stands in for work."""
 MIN_BLOCKS = 3
 MAX_BLOCKS = 16
 ALONE = 40
@@ -81,10 +87,14 @@ class RendezvousBench:
         device = torch.device(self.setting.device)
         group = team.group(Shape(ranks=axes["ranks"], stride=axes["stride"]))
         one_round = _round(device)
-        rounds = team.decided(_rounds_in(axes["work_us"] * 1e-6, one_round, device))
+        team.barrier()
+        round_s = _round_s(one_round, device, at_least_s=TURNS * self.setting.repeat_s)
+        rounds = team.decided(max(1, round(axes["work_us"] * 1e-6 / round_s)))
         meetings = BLOCK * num_blocks(budget_s, meeting_s=axes["work_us"] * 1e-6)
         alone_s = statistics.median(_meet(ALONE, 0, one_round, group, device)[1])
         work_s, total_s = _meet(meetings, rounds, one_round, group, device)
+        if self.setting.takes_turns:
+            work_s = [rounds * round_s] * meetings
         seen = team.gathered((alone_s, work_s, total_s))
         if team.rank != 0:
             return ()
@@ -134,16 +144,19 @@ def _meet(
     return work_s, total_s
 
 
-def _rounds_in(seconds: float, one_round: Round, device: torch.device) -> int:
+def _round_s(one_round: Round, device: torch.device, *, at_least_s: float) -> float:
+    """Seconds of a round in a run of at least 50 and of so many seconds."""
     tries = 50
     for _ in range(tries):
         one_round()
     _synchronize(device)
-    start = time.perf_counter()
-    for _ in range(tries):
-        one_round()
-    _synchronize(device)
-    return max(1, round(seconds / ((time.perf_counter() - start) / tries)))
+    done, lasted_s, start = 0, 0.0, time.perf_counter()
+    while done == 0 or lasted_s < at_least_s:
+        for _ in range(tries):
+            one_round()
+        _synchronize(device)
+        done, lasted_s = done + tries, time.perf_counter() - start
+    return lasted_s / done
 
 
 def _round(device: torch.device) -> Round:

@@ -1,15 +1,23 @@
-"""The bench of collectives: every kind over every group shape, timed by its slowest rank."""
+"""The bench of collectives: every kind over every group shape, timed by its slowest rank.
+
+Groups with several ranks on each of several nodes exchange everything twice, flat and in two stages
+(profilers/links/hierarchical.py), so that a profile says which is faster at which size.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from profilers.bench import Bench, Setting
 from profilers.devices import is_out_of_memory
-from profilers.links.collectives import BUILDERS, Run, prepare
+from profilers.links import hierarchical
+from profilers.links.collectives import BUILDERS, Run, elements_per_rank, filled, prepare
 from profilers.links.every_rank import EveryRankBench
-from profilers.links.groups import Shape, shapes
+from profilers.links.groups import HIERARCHICAL, Shape, shapes
+from profilers.links.hierarchical import stages
 from profilers.links.pairs import PairBench
 from profilers.links.rendezvous import RendezvousBench
 from profilers.links.team import ConnectedTeam
@@ -58,7 +66,7 @@ class LinkBench:
                 },
             )
             for shape in shapes(world)
-            for kind in kinds_of(shape, world=world)
+            for kind in kinds_of(shape, world=world, local_world=self.setting.team.local_world)
             for size in sizes
         )
 
@@ -80,14 +88,27 @@ class LinkBench:
             status = Status.FAILED if status is Status.OK else status
             return _once(team, _ended(case, status=status, error=error or "a peer failed"))
         clock = TeamClock(team=team, clock=self.setting.clock)
-        times_s = measure(run, clock=clock, budget_s=budget_s)
+        times_s = measure(run, clock=clock, budget_s=budget_s, repeat_s=self.setting.repeat_s)
         return _once(team, Measurement(case=case, times_s=times_s))
 
     def _prepared(self, case: Case, team: ConnectedTeam) -> Run:
         shape = Shape(ranks=case.axes["ranks"], stride=case.axes["stride"])
-        group = team.group(shape)
-        device = torch.device(self.setting.device)
-        return prepare(case.kind, size=case.axes["bytes"], group=group, device=device)
+        device, size = torch.device(self.setting.device), case.axes["bytes"]
+        if case.kind != HIERARCHICAL:
+            return prepare(case.kind, size=size, group=team.group(shape), device=device)
+        two = stages(shape, local_world=team.local_world)
+        if two is None:
+            raise ValueError(f"{shape.ranks} ranks {shape.stride} apart have no two stages here")
+        across, inside = (team.group(each) for each in two)
+        elements = elements_per_rank(size, ranks=shape.ranks) * shape.ranks
+        return hierarchical.prepare(
+            nodes=across.size(),
+            neighbours=inside.size(),
+            across=partial(dist.all_to_all_single, group=across),
+            inside=partial(dist.all_to_all_single, group=inside),
+            sent=filled(elements, device),
+            received=filled(elements, device),
+        )
 
 
 class TeamClock:
@@ -114,10 +135,12 @@ class TeamClock:
         return slowest_s
 
 
-def kinds_of(shape: Shape, *, world: int) -> tuple[str, ...]:
+def kinds_of(shape: Shape, *, world: int, local_world: int) -> tuple[str, ...]:
     """Kinds worth measuring: sending is the same over any ring, so only over the smallest."""
     smallest = min(other.ranks for other in shapes(world))
-    return tuple(kind for kind in BUILDERS if kind != "send_recv" or shape.ranks == smallest)
+    kinds = tuple(kind for kind in BUILDERS if kind != "send_recv" or shape.ranks == smallest)
+    has_two = stages(shape, local_world=local_world) is not None
+    return (*kinds, HIERARCHICAL) if has_two else kinds
 
 
 def _once(team: Team, row: Measurement) -> tuple[Measurement, ...]:

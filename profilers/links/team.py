@@ -4,9 +4,11 @@ What the ranks tell each other besides the timed messages (decisions, rows, time
 gloo group of its own, so that it never queues behind a collective on the device.
 """
 
+import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +19,7 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 
 from profilers.errors import RankError
 from profilers.links.groups import Shape, members
+from profilers.links.meeting import met
 from profilers.ranks import RankInfo
 
 T = TypeVar("T")
@@ -25,8 +28,51 @@ PATIENCE_S = 180.0
 """How long a rank waits for its peers; longer than its parent waits for a word of it."""
 
 
-def require_blocks(places: Sequence[tuple[str, int]]) -> None:
-    """Refuse ranks that are not laid out node by node, as many on each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a rank runs."""
+
+    name: str
+    """Slurm's name of the node, else the host's."""
+    node: int | None
+    """Which node that is, where the launcher counts nodes."""
+    host: str
+    cores: frozenset[int]
+    """Of the host, that the rank may use; a launcher may bind each rank to a few."""
+
+    @classmethod
+    def own(cls, info: RankInfo) -> "Seat":
+        """This process's."""
+        host = socket.gethostname()
+        return cls(
+            name=info.node_name or host,
+            node=info.node,
+            host=host,
+            cores=frozenset(os.sched_getaffinity(0)),
+        )
+
+
+def cores_of(seats: Sequence[Seat]) -> int:
+    """Cores that the ranks of the first rank's host may use together."""
+    return len(frozenset().union(*(seat.cores for seat in seats if seat.host == seats[0].host)))
+
+
+def share_cores(seats: Sequence[Seat]) -> bool:
+    """Whether some host has more ranks than cores for them, whatever nodes they count as."""
+    cores: dict[str, frozenset[int]] = {}
+    for seat in seats:
+        cores[seat.host] = cores.get(seat.host, frozenset()) | seat.cores
+    ranks = Counter(seat.host for seat in seats)
+    return any(ranks[host] > len(its) for host, its in cores.items())
+
+
+Place = tuple[str, int | None]
+"""What a rank's node is called (Slurm's name, else the host's), and its number where the launcher
+counts nodes."""
+
+
+def ranks_per_node(places: Sequence[Place]) -> int:
+    """Count the ranks of a node; they lie node by node, as many on each.
 
     Raises:
         RankError: they are not; groups of ranks would not lie where their shape says.
@@ -45,6 +91,7 @@ def require_blocks(places: Sequence[tuple[str, int]]) -> None:
                 f"rank {rank} runs on {place[0]} and rank {first} on {places[first][0]}; ranks of a"
                 " node must follow each other (srun --distribution=block, mpirun --map-by slot)"
             )
+    return per_node
 
 
 STORE_PATIENCE_S = 10.0
@@ -57,16 +104,13 @@ class ConnectedTeam:
     def __init__(self, info: RankInfo, *, device: torch.device, rendezvous: Path | None) -> None:
         self.rank = info.rank
         self.world = info.world
-        self.local_world = info.local_world
+        self._address = ""
         store: TCPStore | FileStore
         if rendezvous is None:
-            store = TCPStore(
-                info.master_address,
-                info.master_port,
-                world_size=info.world,
-                is_master=info.rank == 0 and not info.store_is_served,
-                timeout=timedelta(seconds=PATIENCE_S),
-            )
+            ranks = met(info, patience_s=PATIENCE_S)
+            store, self._address = ranks.store, ranks.address
+            if ranks.card:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", ranks.card)
         else:
             store = FileStore(str(rendezvous), info.world)
         dist.init_process_group(
@@ -79,16 +123,17 @@ class ConnectedTeam:
         )
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
         self._groups: dict[Shape, dist.ProcessGroup] = {}
-        places: list[tuple[str, int] | None] = [None] * info.world
-        dist.all_gather_object(places, (socket.gethostname(), info.node), group=self._control)
-        self.places = tuple(place for place in places if place is not None)
-        """Host and node of every rank."""
-        require_blocks(self.places)
+        seats: list[Seat | None] = [None] * info.world
+        dist.all_gather_object(seats, Seat.own(info), group=self._control)
+        self.seats = tuple(seat for seat in seats if seat is not None)
+        """Of every rank."""
+        self.places: tuple[Place, ...] = tuple((seat.name, seat.node) for seat in self.seats)
+        self.local_world = ranks_per_node(self.places)
 
     def own_store(self, info: RankInfo) -> PrefixStore:
         """Another connection to the job's store, for a thread of its own."""
         store = TCPStore(
-            info.master_address,
+            self._address,
             info.master_port,
             is_master=False,
             timeout=timedelta(seconds=STORE_PATIENCE_S),

@@ -2,32 +2,42 @@
 
 Works without torchrun for one rank. Exit codes: 0 done, 2 unusable configuration or number of
 ranks, 77 out of memory, 1 any other error (with its traceback); a run past its deadline is killed
-by SIGALRM.
+by SIGALRM. `--memory-limit 2GiB` holds every rank to that much for model and step, as a smaller
+device would (profilers/steps/limit.py); `--progress FILE` tells every timed step as it is done.
 """
 
 import argparse
+import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import psutil
-import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from profilers.devices import pick_device
+from profilers.devices import is_out_of_memory, pick_device
 from profilers.errors import RankError
+from profilers.heap import map_blocks
 from profilers.steps.config import StepConfig
 from profilers.steps.run import refusal, run, start
 
 OUT_OF_MEMORY_EXIT = 77
 PARENT_POLL_S = 1.0
 
-CPU_OUT_OF_MEMORY = "can't allocate memory"
-"""What PyTorch's CPU allocator says; it raises a plain RuntimeError."""
+SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB|TiB)")
+UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+class _UnwritableError(Exception):
+    """A file that this rank was told to write cannot be opened."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,28 +59,55 @@ def main(arguments: list[str] | None = None) -> int:
     reason = refusal(config)
     if reason is not None:
         return _refuse(f"{options.config}: {reason}")
+    if options.memory_limit is not None:
+        config = config.model_copy(update={"memory_limit_bytes": options.memory_limit})
     try:
-        _run_and_report(config, options.report)
-    except RankError as error:
+        _run_and_report(config, options.report, options.progress)
+    except (RankError, _UnwritableError) as error:
         return _refuse(str(error))
-    except torch.OutOfMemoryError as error:
-        return _out_of_memory(error)
-    except RuntimeError as error:
-        if CPU_OUT_OF_MEMORY not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        lack = _lack_of_memory(error)
+        if lack is None:
             raise
-        return _out_of_memory(error)
+        return _out_of_memory(lack)
     return 0
 
 
-def _run_and_report(config: StepConfig, report: Path) -> None:
+def _run_and_report(config: StepConfig, report: Path, progress: Path | None) -> None:
     device = pick_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    if config.memory_limit_bytes is not None and device.type == "cpu":
+        map_blocks()
     layout = start(config, device=device)
-    result = run(config, layout)
+    with _progress_of(progress if layout.rank == 0 else None) as told:
+        result = run(config, layout, told=told)
     if layout.rank == 0:
         partial = report.with_name(f".{report.name}.partial")
         partial.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
         partial.replace(report)
     dist.destroy_process_group()
+
+
+@contextmanager
+def _progress_of(file: Path | None) -> Iterator[Callable[[float], None]]:
+    """Give what writes a line for every timed step, or nothing where nobody reads."""
+    if file is None:
+        yield lambda _seconds: None
+        return
+    try:
+        lines = file.open("w", encoding="utf-8", buffering=1)
+    except OSError as error:
+        raise _UnwritableError(f"{file}: {error.strerror}") from error
+
+    def tell(seconds: float) -> None:
+        # A disk that is full loses the line, not the step.
+        with suppress(OSError):
+            print(json.dumps({"step_s": seconds}), file=lines)
+
+    try:
+        yield tell
+    finally:
+        with suppress(OSError):
+            lines.close()
 
 
 def _end_without(parent: int) -> None:
@@ -90,9 +127,18 @@ def _refuse(reason: str) -> int:
     return 2
 
 
-def _out_of_memory(error: RuntimeError) -> int:
+def _lack_of_memory(error: BaseException | None) -> Exception | None:
+    """Find what the device or the host had no room for; a pipeline wraps it in its own error."""
+    while isinstance(error, Exception):
+        if is_out_of_memory(error):
+            return error
+        error = error.__cause__
+    return None
+
+
+def _out_of_memory(error: Exception) -> int:
     rank = os.environ.get("RANK", "0")
-    line = str(error).splitlines()[0]
+    line = (str(error) or type(error).__name__).splitlines()[0]
     print(f"profilers.steps: rank {rank} is out of memory: {line}", file=sys.stderr)  # noqa: T201
     return OUT_OF_MEMORY_EXIT
 
@@ -103,7 +149,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--report", type=Path, required=True, help="where rank 0 writes")
     parser.add_argument("--deadline", type=float, help="seconds after which the rank is killed")
     parser.add_argument("--parent", type=int, help="process id without which the rank ends")
+    parser.add_argument("--memory-limit", type=_size, help="of each rank, e.g. 2GiB")
+    parser.add_argument("--progress", type=Path, help="where rank 0 tells each step, JSON lines")
     return parser.parse_args(arguments)
+
+
+def _size(text: str) -> int:
+    found = SIZE.fullmatch(text)
+    size = round(float(found[1]) * UNITS[found[2]]) if found else 0
+    if not size:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 2GiB; units: {[*UNITS]}")
+    return size
 
 
 if __name__ == "__main__":

@@ -132,9 +132,9 @@ class Parallelism(Record):
         """Leave the younger fields out where they say nothing: older releases refuse them."""
         fields: dict[str, Any] = write(self)
         if self.dispatcher is Dispatcher.FLAT:
-            del fields["dispatcher"]
+            fields.pop("dispatcher", None)
         if self.ranks_per_node is None:
-            del fields["ranks_per_node"]
+            fields.pop("ranks_per_node", None)
         return fields
 
     def spans_nodes_evenly(self, ranks_per_node: int) -> bool:
@@ -200,6 +200,8 @@ class StepConfig(Record):
     warmup_steps: Size = 2
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    memory_limit_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Of each rank, for model and step (profilers/steps/limit.py); absent: no limit."""
 
     @property
     def num_microbatches(self) -> int:
@@ -234,6 +236,14 @@ class StepConfig(Record):
             raise ValueError(f"load_ratio must be [{moe_layers}][{self.model.num_experts}]")
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave a younger field out where it says nothing: older releases refuse it."""
+        fields: dict[str, Any] = write(self)
+        if self.memory_limit_bytes is None:
+            fields.pop("memory_limit_bytes", None)
+        return fields
+
 
 class RankMemory(Record):
     """Bytes held by one rank."""
@@ -248,7 +258,7 @@ class RankMemory(Record):
     activations: Size
     """Largest live sum of distinct storages saved for backward; parameters are not counted."""
     allocator_peak: Size | None = None
-    """Peak of the device allocator; absent on a CPU."""
+    """Peak of the device allocator; on a CPU only where memory was limited, absent otherwise."""
 
 
 class StepReport(Record):

@@ -27,6 +27,7 @@ from profilers.steps.functional import (
     inverse_order,
     permute,
     reorder,
+    sum_rows,
     unpermute,
 )
 
@@ -99,10 +100,10 @@ def dispatch_hierarchical(
     copies_PE = copies_E.view(inside.group.size(), -1)
     y_MH = _through_experts(x_RH.index_select(0, row_M), copies_PE, peers=inside, ffn=ffn)
     y_MH = y_MH * weight_RK.flatten().index_select(0, order_M).unsqueeze(1)
-    y_RH = torch.zeros_like(x_RH).index_add(0, row_M, y_MH)
+    y_RH = sum_rows(y_MH, row_M, num_rows=len(x_RH))
 
     y_CH = all_to_all_rows(y_RH, across, send=receive, receive=send)
-    return torch.zeros_like(x_TH).index_add(0, token_C, y_CH)
+    return sum_rows(y_CH, token_C, num_rows=len(x_TH))
 
 
 def _through_experts(rows: Tensor, sent_PE: Tensor, *, peers: Peers, ffn: ExpertFfn) -> Tensor:

@@ -90,6 +90,14 @@ def unpermute(y_MH: Tensor, order_M: Tensor, weight_TK: Tensor) -> Tensor:
     return (y_TKH * weight_TK.to(y_MH.dtype).unsqueeze(-1)).sum(dim=1)
 
 
+def sum_rows(rows_MH: Tensor, place_M: Tensor, *, num_rows: int) -> Tensor:
+    """Add every row to the one at its place: [M, H] -> [num_rows, H].
+
+    Keeps M indices of 8 bytes; `Tensor.index_add` would keep the rows too.
+    """
+    return _SumRows.apply(rows_MH, place_M, num_rows)  # type: ignore[no-any-return, no-untyped-call]  # torch
+
+
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -161,3 +169,15 @@ class _Permute(torch.autograd.Function):
         (order,) = ctx.saved_tensors
         copies = grad.index_select(0, inverse_order(order))
         return copies.view(-1, ctx.top_k, grad.shape[-1]).sum(dim=1), None, None
+
+
+class _SumRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, place: Tensor, num_rows: int) -> Tensor:
+        ctx.save_for_backward(place)
+        return rows.new_zeros(num_rows, rows.shape[1]).index_add_(0, place, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        return grad.index_select(0, place), None, None

@@ -2,11 +2,14 @@
 
 Warm-up steps, one metered step, then the timed steps. A step's time is that of the slowest rank,
 from a barrier to the end of its optimizer update; text and forced routes are laid out before it.
+Where memory is limited on a processor, the metered step comes first, under the limit, and warm-up
+after it (profilers/steps/limit.py).
 """
 
 import gc
 import platform
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -14,9 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from profilers.errors import RankError
+from profilers.heap import keep_heap
 from profilers.machine import processor_name
 from profilers.steps.config import RankMemory, StepConfig, StepReport
 from profilers.steps.layout import Layout, join
+from profilers.steps.limit import HostLimit, limit_device
 from profilers.steps.memory import ActivationMeter, allocator_peak
 from profilers.steps.training import Training
 
@@ -24,16 +29,13 @@ GROUP_TIMEOUT = timedelta(seconds=60)
 """A collective that takes longer has lost a peer; the job then ends instead of hanging."""
 
 
-def run(config: StepConfig, layout: Layout) -> StepReport:
+Told = Callable[[float], None]
+"""Told the seconds of each timed step on this rank, as soon as it is done."""
+
+
+def run(config: StepConfig, layout: Layout, *, told: Told = lambda _seconds: None) -> StepReport:
     """Train for the configured steps; every rank returns the same report."""
-    training = Training(config, layout)
-    for step in range(config.warmup_steps):
-        _timed_step(training, layout, step)
-    if layout.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(layout.device)
-    # Metered after the first update, so that gradients and moments exist as in any later step.
-    meter = training.metered(config.warmup_steps)
-    memory = _memory(training, layout, meter)
+    training, memory, first = _prepared(config, layout)
     seconds: list[Tensor] = []
     losses: list[Tensor] = []
     loads: list[Tensor] = []
@@ -41,8 +43,9 @@ def run(config: StepConfig, layout: Layout) -> StepReport:
     crossed: list[Tensor] = []
     gc.collect()
     gc.disable()
-    for step in range(config.warmup_steps + 1, config.warmup_steps + 1 + config.steps):
+    for step in range(first, first + config.steps):
         second, loss, load_LE, chunks_L, far_bytes = _timed_step(training, layout, step)
+        told(second.item())
         seconds.append(second)
         losses.append(loss)
         loads.append(load_LE)
@@ -107,6 +110,39 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
+def _prepared(config: StepConfig, layout: Layout) -> tuple[Training, tuple[RankMemory, ...], int]:
+    """Build the model, warm it up, meter a step: with the memory of ranks, and the next step."""
+    limit_bytes, device = config.memory_limit_bytes, layout.device
+    host = HostLimit(limit_bytes) if limit_bytes and device.type == "cpu" else None
+    if limit_bytes and host is None:
+        limit_device(limit_bytes, device=device)
+    training = Training(config, layout)
+    # Metered after the first update, so that gradients and moments exist as in any later step.
+    if host is not None:
+        memory = _limited(training, layout, host)
+        keep_heap()
+        first = 1 + config.warmup_steps
+        for step in range(1, first):
+            _timed_step(training, layout, step)
+        return training, memory, first
+    for step in range(config.warmup_steps):
+        _timed_step(training, layout, step)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    meter = training.metered(config.warmup_steps)
+    memory = _memory(training, layout, meter, allocator_peak(device))
+    return training, memory, config.warmup_steps + 1
+
+
+def _limited(training: Training, layout: Layout, host: HostLimit) -> tuple[RankMemory, ...]:
+    """Run the first step, and meter it again under the limit."""
+    _timed_step(training, layout, 0)
+    host.exempt_code()
+    with host.enforced():
+        meter = training.metered(0)
+    return _memory(training, layout, meter, host.peak_bytes())
+
+
 def _timed_step(
     training: Training, layout: Layout, step: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -126,8 +162,9 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _memory(training: Training, layout: Layout, meter: ActivationMeter) -> tuple[RankMemory, ...]:
-    peak = allocator_peak(layout.device)
+def _memory(
+    training: Training, layout: Layout, meter: ActivationMeter, peak: int | None
+) -> tuple[RankMemory, ...]:
     own = (
         training.parameter_bytes(),
         meter.peak_gradient_bytes,

@@ -1,115 +1,133 @@
 import math
-from itertools import pairwise
+from collections.abc import Callable
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import numpy as np
 
-from profilers.adaptive import Point, left_out_error, propose, propose_case
-from profilers.records import Case, Measurement
+from profilers.adaptive import BATCH, CHECK_EVERY, Infill
+from profilers.held_out import checked
+from profilers.interpolation import fit_rows
+from profilers.records import AXES, Case, Measurement, Status
 from profilers.testing import gemm_row
 
 KNEE_BYTES = 2**20
 
+Law = Callable[[Case], float]
 
-def knee_s(size: float) -> float:
+
+def sent(size: int) -> Case:
+    axes = {"bytes": size, "ranks": 2, "stride": 1, "world": 2}
+    return Case(operation="collective", kind="all_reduce", axes=axes)
+
+
+def knee_s(case: Case) -> float:
     """A latency floor up to 1 MiB, then a bandwidth."""
-    return 1e-4 * max(1.0, size / KNEE_BYTES)
+    return 1e-4 * max(1.0, case.axes["bytes"] / KNEE_BYTES)
 
 
-def worst_error(sizes: list[int]) -> float:
-    """Largest relative error of interpolating the knee from these sizes, in log space."""
-    worst = 0.0
-    for low, high in pairwise(sorted(sizes)):
-        for step in range(1, 20):
-            share = step / 20
-            size = low ** (1 - share) * high**share
-            guess_s = knee_s(low) ** (1 - share) * knee_s(high) ** share
-            worst = max(worst, abs(math.log(guess_s / knee_s(size))))
-    return worst
+def row(case: Case, law: Law) -> Measurement:
+    return Measurement(case=case, times_s=(law(case),))
 
 
-def refined(sizes: list[int], *, count: int) -> list[int]:
-    sizes = list(sizes)
+def filled(rows: list[Measurement], law: Law, *, count: int, seed: int = 0) -> Infill:
+    infill = Infill(rows=rows, rng=np.random.default_rng(seed))
     for _ in range(count):
-        proposal = propose([Point(size=size, seconds=knee_s(size)) for size in sizes])
-        if proposal is None:
+        case = infill.next()
+        if case is None:
             break
-        sizes.append(proposal.size)
-    return sizes
+        rows.append(row(case, law))
+    return infill
 
 
-def test_added_points_gather_at_the_knee_and_beat_a_uniform_grid() -> None:
-    coarse = [2**power for power in (10, 15, 22, 26)]
-    sizes = refined(coarse, count=6)
-    added = sizes[len(coarse) :]
-    near = [size for size in added if KNEE_BYTES / 32 <= size <= KNEE_BYTES * 32]
-    assert len(near) >= 5
-    steps = len(sizes) - 1
-    uniform = [round(2 ** (10 + 16 * index / steps)) for index in range(steps + 1)]
-    assert worst_error(sizes) < 0.6 * worst_error(uniform)
+def worst_error(rows: list[Measurement], law: Law) -> float:
+    (series, curve), *_ = fit_rows(rows).items()
+    sizes = np.exp2(np.linspace(10, 26, 300)).round().astype(int)
+    cases = [sent(int(size)) for size in sizes]
+    places = [[float(case.axes[axis]) for axis in AXES[series.operation]] for case in cases]
+    seconds, _ = curve.predict(np.array(places))
+    return float(np.max(np.abs(np.log(seconds / np.array([law(case) for case in cases])))))
 
 
-def test_a_straight_stretch_needs_no_point() -> None:
-    assert propose([Point(size=2**power, seconds=2.0**power) for power in range(10)]) is None
+def test_added_messages_gather_at_the_knee_and_beat_a_uniform_grid() -> None:
+    coarse = [row(sent(2**power), knee_s) for power in (10, 15, 22, 26)]
+    rows = list(coarse)
+    filled(rows, knee_s, count=4 * BATCH)
+    added = rows[len(coarse) :]
+    near = [r for r in added if KNEE_BYTES / 32 <= r.case.axes["bytes"] <= KNEE_BYTES * 32]
+    # The knee's surroundings are 10 of 16 octaves.
+    assert len(near) > 0.65 * len(added)
+    uniform = [row(sent(round(2 ** (10 + 16 * i / 10))), knee_s) for i in range(11)]
+    assert worst_error(rows, knee_s) < worst_error(uniform, knee_s)
 
 
-def test_two_points_say_nothing() -> None:
-    assert propose([Point(size=1, seconds=1.0), Point(size=100, seconds=9.0)]) is None
+def test_a_badly_known_series_gets_more_points_than_a_well_known_one() -> None:
+    def law(case: Case) -> float:
+        axes = case.axes
+        base = 1e-6 + 2.0 * axes["m"] * axes["n"] * axes["k"] / 1e11
+        is_rough = case.dtype == "bf16"
+        return base * (1.0 + 0.5 * is_rough * math.sin(3.0 * math.log2(axes["m"])))
 
-
-def test_the_wider_gap_beside_the_worst_point_is_split() -> None:
-    # left out, 64 is predicted 1.0 but took 4.0; the gap to 1024 is the wider one: sqrt(64 * 1024)
-    points = [Point(size=16, seconds=1.0), Point(size=64, seconds=4.0), Point(size=1024, seconds=1)]
-    proposal = propose(points)
-    assert proposal is not None
-    assert proposal.size == 256
-    assert proposal.error == pytest.approx(math.log(4.0))
-
-
-def test_a_point_left_out_half_way_is_predicted_by_the_geometric_mean() -> None:
-    left, middle, right = (Point(size=s, seconds=t) for s, t in ((1, 1.0), (4, 2.0), (16, 16.0)))
-    assert left_out_error(left, middle, right) == pytest.approx(math.log(2.0))
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    points=st.dictionaries(st.integers(1, 2**30), st.floats(1e-6, 10.0), max_size=8).map(
-        lambda found: [Point(size=size, seconds=seconds) for size, seconds in found.items()]
-    )
-)
-def test_a_proposal_is_new_and_inside(points: list[Point]) -> None:
-    proposal = propose(points)
-    if proposal is not None:
-        sizes = [point.size for point in points]
-        assert proposal.size not in sizes
-        assert min(sizes) < proposal.size < max(sizes)
-
-
-def test_a_table_is_refined_on_its_worst_line() -> None:
-    straight = [gemm_row(m, float(m)) for m in (16, 64, 256)]
-    bent = [
-        Measurement(
-            case=row.case.model_copy(update={"dtype": "bf16"}),
-            times_s=(math.log(row.case.axes["m"]),),
-        )
-        for row in (gemm_row(m, 1.0) for m in (16, 64, 4096))
+    grid = [gemm_row(m, 1.0).case for m in (16, 64, 256, 1024, 4096)]
+    rows = [
+        row(case.model_copy(update={"dtype": dtype}), law)
+        for case in grid
+        for dtype in ("fp32", "bf16")
     ]
-    case = propose_case([*straight, *bent], refined_axes=("m",))
-    assert case is not None
-    assert case.dtype == "bf16"
-    assert case.axes["m"] == 512
-    assert case.direction == "forward"
-    assert propose_case(straight, refined_axes=("m",)) is None
+    infill = filled(rows, law, count=4 * BATCH)
+    added = rows[10:]
+    rough = sum(r.case.dtype == "bf16" for r in added)
+    assert rough > 0.6 * len(added)
+    assert infill.error_ratio > 0.0
 
 
-def test_refined_expert_loads_stay_possible() -> None:
-    def row(tokens: int, seconds: float) -> Measurement:
-        axes = {"experts": 3, "tokens": tokens, "largest": tokens // 3 * 2, "hidden": 8, "ffn": 8}
-        case = Case(operation="grouped_gemm", direction="backward", dtype="fp32", axes=axes)
-        return Measurement(case=case, times_s=(seconds,))
+def test_every_sixth_size_is_drawn_blindly_and_left_out() -> None:
+    rows = [row(sent(2**power), knee_s) for power in (10, 15, 22, 26)]
+    infill = filled(rows, knee_s, count=2 * BATCH)
+    assert len(infill.checks) == 2 * BATCH // CHECK_EVERY
+    assert infill.checks <= {r.case.id for r in rows}
 
-    case = propose_case([row(30, 1.0), row(300, 1.0), row(3000, 9.0)], refined_axes=("tokens",))
-    assert case is not None
-    assert case.axes["tokens"] % 3 == 0
-    assert case.axes["largest"] == case.axes["tokens"] // 3 * 2
+
+def test_sizes_that_fits_have_seen_are_no_checks_of_them() -> None:
+    # Between 64 and 128 bytes lie few whole messages, so that sizes are drawn again and again.
+    rows = [row(sent(size), knee_s) for size in (64, 80, 96, 112, 128)]
+    begun = {r.case.id for r in rows}
+    infill = filled(rows, knee_s, count=4 * BATCH)
+    assert not infill.checks & begun
+    ids = [r.case.id for r in rows]
+    assert len(ids) == len(set(ids))
+
+
+def test_nothing_lies_between_sizes_that_are_all_alike() -> None:
+    assert Infill(rows=[gemm_row(64, 1.0)], rng=np.random.default_rng(0)).next() is None
+    failed = Measurement(case=sent(64), status=Status.FAILED, error="no")
+    assert Infill(rows=[failed], rng=np.random.default_rng(0)).next() is None
+    assert Infill(rows=[], rng=np.random.default_rng(0)).next() is None
+
+
+def test_the_same_rows_lead_to_the_same_sizes() -> None:
+    def proposed() -> list[str]:
+        rows = [gemm_row(m, m * 1e-6) for m in (16, 64, 256)]
+        filled(rows, lambda case: 1e-6 * case.axes["m"] ** 0.9, count=BATCH)
+        return [r.case.id for r in rows]
+
+    assert proposed() == proposed()
+
+
+def test_left_out_sizes_are_compared_with_the_curve_of_the_others() -> None:
+    rows = [row(sent(2**power), knee_s) for power in (21, 23, 25)]
+    # Between 2 and 8 MiB time is proportional: 4e-4 s are predicted, and 5e-4 s were measured.
+    rows.append(Measurement(case=sent(2**22), times_s=(5e-4,)))
+    found = checked(rows, left_out={sent(2**22).id})
+    assert found is not None
+    assert found.sizes == 1
+    assert abs(found.median_ratio - 0.2) < 1e-6
+    assert checked(rows, left_out=set()) is None
+
+
+def test_the_slowest_rank_counts_among_left_out_sizes_and_failures_do_not() -> None:
+    rows = [row(sent(2**power), knee_s) for power in (21, 23)]
+    for rank, seconds in enumerate((2e-4, 4e-4)):
+        rows.append(Measurement(case=sent(2**22), times_s=(seconds,), rank=rank))
+    rows.append(Measurement(case=sent(3 * 2**20), status=Status.FAILED, error="no"))
+    found = checked(rows, left_out={sent(2**22).id, sent(3 * 2**20).id})
+    assert found is not None
+    assert (found.sizes, round(found.p90_ratio, 6)) == (1, 0.0)

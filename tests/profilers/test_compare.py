@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.compare import Verdict, compare, holm, incomplete_beta, welch_p
+from profilers.compare import Verdict, compare, holm, incomparable, incomplete_beta, welch_p
 from profilers.errors import MachineMismatchError
 from profilers.records import Measurement, Status
 from profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
@@ -75,6 +75,41 @@ def test_other_machines_are_refused() -> None:
     wider = fake_profile([gemm_row(4, 1.0)], machine=fake_machine(world=2))
     with pytest.raises(MachineMismatchError, match="ranks: 1 here, 2 there"):
         compare(here, wider)
+
+
+def test_every_fact_that_differs_is_named_in_one_line() -> None:
+    here = fake_profile([gemm_row(4, 1.0)])
+    machine = fake_machine(device="Other 1", world=2).model_copy(update={"driver": "570.1"})
+    with pytest.raises(MachineMismatchError) as caught:
+        compare(here, fake_profile([gemm_row(4, 1.0)], machine=machine))
+    said = str(caught.value)
+    assert "\n" not in said
+    for fact in ("'Other 1' there", "driver: '' here, '570.1' there", "ranks: 1 here", "--anyway"):
+        assert fact in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ranks_per_node": 4}, "ranks per node: 2 here, 4 there"),
+        ({"oversubscribed": True}, "cores or accelerators: one rank each here, shared by ranks"),
+        ({"ranks_per_node": 0}, ""),
+        ({"hostname": "another", "hosts": ("a", "b")}, ""),
+    ],
+)
+def test_the_layout_of_ranks_is_part_of_the_machine_and_its_name_is_not(
+    changes: dict[str, object], said: str
+) -> None:
+    here = fake_machine(world=4).model_copy(update={"ranks_per_node": 2})
+    found = incomparable(here, here.model_copy(update=changes))
+    assert "; ".join(found).startswith(said)
+    assert bool(found) == bool(said)
+
+
+def test_unlike_machines_are_compared_when_somebody_asks_for_it() -> None:
+    before = fake_profile([noisy(8, scale=1.0, seed=1)])
+    after = fake_profile([noisy(8, scale=0.5, seed=2)], machine=fake_machine(device="Other 1"))
+    assert [one.verdict for one in compare(before, after, anyway=True)] == [Verdict.FASTER]
 
 
 def test_holm_by_hand() -> None:

@@ -57,6 +57,13 @@ def test_srun_on_one_node_meets_on_loopback() -> None:
     assert (info.master_address, info.local_world) == ("127.0.0.1", 6)
 
 
+def test_a_shell_of_salloc_is_one_process_of_a_job_of_many() -> None:
+    shell = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    shell |= {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
+    shell["SLURM_STEP_TASKS_PER_NODE"] = "1"
+    assert from_environment(shell).world == 1
+
+
 def test_a_batch_script_is_one_process() -> None:
     batch = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
     assert from_environment(batch) == RankInfo()
@@ -77,6 +84,29 @@ def test_mpi_on_several_nodes_needs_an_address() -> None:
     with pytest.raises(RankError, match="MASTER_ADDR"):
         from_environment(several)
     assert from_environment({**several, "MASTER_ADDR": "head"}).master_address == "head"
+
+
+def test_mpi_inside_an_allocation_of_slurm_meets_on_its_first_node() -> None:
+    several = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "SLURM_JOB_NODELIST": "gpu[07-09]"}
+    assert from_environment(several).master_address == "gpu07"
+
+
+def test_mpi_does_not_say_which_node_this_is_and_slurm_does() -> None:
+    assert from_environment(OPEN_MPI).node is None
+    found = from_environment({**SRUN, "SLURMD_NODENAME": "gpu09"})
+    assert (found.node, found.node_name) == (2, "gpu09")
+
+
+def test_ranks_of_mpich_inherit_their_helpers_slurm_variables() -> None:
+    hydra = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+    assert from_environment({**SRUN, **hydra}).world == 4
+    # With srun --mpi=pmi2 both name the same ranks.
+    assert from_environment({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "6"}).local_world == 2
+
+
+def test_steps_of_one_job_do_not_meet_each_other() -> None:
+    other = from_environment({**SRUN, "SLURM_STEP_ID": "1"})
+    assert other.master_port != from_environment(SRUN).master_port
 
 
 def test_mpich_without_local_names_is_one_node() -> None:

@@ -1,10 +1,10 @@
 from profilers.records import Case, Measurement
-from profilers.schedule import Plan, distinct, key
+from profilers.schedule import MAX_CASE_S, Plan, distinct, key
 from profilers.testing import gemm_case, gemm_row
 
 
 def plan(*, asked: list[Case], grid: list[Case], rows: list[Measurement] | None = None) -> Plan:
-    return Plan(asked=asked, grid=grid, refined_axes=("m",), rows=rows or [])
+    return Plan(asked=asked, grid=grid, rows=rows or [])
 
 
 def order_of(course: Plan, *, left_s: float) -> list[int]:
@@ -31,7 +31,7 @@ def test_after_the_time_is_spent_only_the_first_case_is_measured() -> None:
 
 
 def test_a_case_that_would_outlast_the_table_is_skipped() -> None:
-    # 1 s for m = 64 means 8 runs = 8 s for m = 65 and about 512 s for m = 4096
+    # 1 s for m = 64 means 11 runs = 11 s for m = 65 and about 704 s for m = 4096
     course = plan(asked=[], grid=[gemm_case(65), gemm_case(4096)], rows=[gemm_row(64, 1.0)])
     assert order_of(course, left_s=300.0) == [65]
     assert course.skipped == 1
@@ -39,9 +39,9 @@ def test_a_case_that_would_outlast_the_table_is_skipped() -> None:
 
 def test_time_for_the_rest_of_the_queue_is_set_aside() -> None:
     course = plan(asked=[], grid=[gemm_case(65), gemm_case(66)], rows=[gemm_row(64, 0.1)])
-    step = course.next(left_s=2.0)
+    step = course.next(left_s=2.6)
     assert step is not None
-    # both need about 0.82 s at least; what is left of 2 s is shared evenly
+    # both need about 1.13 s at least; what is left of 2.6 s is shared evenly
     assert 0.15 <= step.budget_s <= 0.2
 
 
@@ -52,11 +52,10 @@ def test_directions_are_one_case() -> None:
     assert key(backward) == key(gemm_case(8))
 
 
-def test_a_bent_line_is_refined_until_its_gaps_are_narrow() -> None:
-    course = plan(asked=[], grid=[gemm_case(m) for m in (16, 64, 4096)])
-    while step := course.next(left_s=1e9):
-        m = step.case.axes["m"]
-        course.rows.append(gemm_row(m, 1e-4 * max(1.0, m / 100)))
-    sizes = sorted(row.case.axes["m"] for row in course.rows)
-    assert course.refined >= 2
-    assert any(64 < size < 200 for size in sizes)
+def test_repeats_of_a_grid_are_limited_where_other_sizes_tell_more_and_asked_ones_are_not() -> None:
+    course = Plan(asked=[gemm_case(2)], grid=[gemm_case(1)], rows=[], grid_case_s=0.05)
+    asked, listed = course.next(left_s=100.0), course.next(left_s=100.0)
+    assert asked is not None
+    assert listed is not None
+    assert (asked.case.axes["m"], asked.budget_s) == (2, MAX_CASE_S)
+    assert (listed.case.axes["m"], listed.budget_s) == (1, 0.05)

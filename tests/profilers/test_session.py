@@ -119,6 +119,7 @@ def test_a_rank_that_dies_is_named_and_complete_tables_stay(tmp_path: Path) -> N
     assert profile.header.tables["collective"].complete
     assert not profile.header.tables["storage"].complete
     assert profile.table("collective")
+    assert read_profile(tmp_path, with_incomplete=True).table("storage")
 
 
 def test_a_rank_that_hangs_ends_the_run(tmp_path: Path) -> None:
@@ -153,8 +154,10 @@ def test_an_interrupt_leaves_no_process_and_no_half_table(tmp_path: Path) -> Non
             environment=ALONE,
         )
     assert children() == []
-    assert [file.name for file in tmp_path.iterdir()] == ["profile.json"]
+    # What was measured of the table in progress is kept, where there was time to.
+    assert {file.name for file in tmp_path.iterdir()} <= {"profile.json", "every_rank.parquet"}
     assert not read_header(tmp_path).tables["every_rank"].complete
+    assert read_profile(tmp_path, with_incomplete=True).header == read_header(tmp_path)
 
 
 def test_ranks_leave_when_their_parent_is_killed(tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ def test_a_device_that_is_a_quarter_slower_is_named_with_its_host() -> None:
     assert 1.15 < found.ratio < 1.35
 
 
+def test_ranks_that_share_cores_are_not_judged() -> None:
+    rows = [_product(rank, 0.02 if rank == 1 else 0.01, world=4) for rank in range(4)]
+    shared = fake_machine(world=4).model_copy(update={"oversubscribed": True})
+    assert stragglers(fake_profile(rows, machine=fake_machine(world=4)))
+    assert stragglers(fake_profile(rows, machine=shared)) == ()
+
+
 def test_noise_names_nobody() -> None:
     for world in (2, 4, 8, 64):
         assert (

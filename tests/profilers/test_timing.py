@@ -51,8 +51,59 @@ def test_a_short_run_is_looped_inside_a_repeat() -> None:
 
     times_s = measure(run, clock=clock, budget_s=1.0)
     assert times_s == pytest.approx((2**-19,) * 5)
-    # 2 warm-ups, then 5 repeats of 200 us / 1.907 us = 104.9, so 105 runs
-    assert next(count) == 2 + 5 * 105
+    # 2 warm-ups, then 5 repeats of 1 ms / 1.907 us = 524.3, so 525 runs
+    assert next(count) == 2 + 5 * 525
+
+
+def test_a_repeat_lasts_as_long_as_it_is_asked_to() -> None:
+    clock = FakeClock()
+    count = itertools.count()
+
+    def run() -> None:
+        next(count)
+        clock.advance(2**-10)
+
+    times_s = measure(run, clock=clock, budget_s=1.0, repeat_s=2**-4)
+    assert times_s == pytest.approx((2**-10,) * 5)
+    assert next(count) == 2 + 5 * 64
+
+
+def test_rare_pauses_count_where_runs_take_turns() -> None:
+    # Every tenth run waits for somebody else's turn of ten runs: the average is 1.9 times a run.
+    durations_s = [0.001] * 9 + [0.01]
+    alone, in_turns = (
+        sorted(measure(task(clock, *durations_s), clock=clock, budget_s=1.0, repeat_s=repeat_s))
+        for clock, repeat_s in ((FakeClock(), 0.0), (FakeClock(), 0.1))
+    )
+    assert alone[len(alone) // 2] == pytest.approx(0.001)
+    assert in_turns[len(in_turns) // 2] == pytest.approx(0.0019, rel=0.1)
+
+
+def test_only_so_many_prepared_runs_are_alive_at_once() -> None:
+    clock = FakeClock()
+    held: list[int] = []
+
+    def fresh() -> Callable[[], None]:
+        held.append(1)
+        return lambda: clock.advance(0.001)
+
+    measure_fresh(fresh, clock=clock, budget_s=1.0, repeat_s=0.1, max_loops=7)
+    assert len(held) == 2 + 5 * 7
+
+
+def test_long_preparations_leave_room_for_fewer_runs_in_a_repeat() -> None:
+    clock = FakeClock()
+    held: list[int] = []
+
+    def fresh() -> Callable[[], None]:
+        held.append(1)
+        clock.advance(0.009)
+        return lambda: clock.advance(0.001)
+
+    times_s = measure_fresh(fresh, clock=clock, budget_s=1.0, repeat_s=0.1)
+    assert times_s == pytest.approx((0.001,) * 5)
+    # A second for five repeats of runs that last 10 ms with what prepares them: 20 of each.
+    assert len(held) == pytest.approx(2 + 5 * 20, abs=5)
 
 
 def test_what_prepares_a_run_is_not_timed() -> None:
@@ -72,7 +123,7 @@ def test_a_run_that_takes_no_time_ends() -> None:
 
 def test_loops_fill_a_repeat() -> None:
     assert loops_per_repeat(50e-6) == 1
-    assert loops_per_repeat(40e-6) == 5
+    assert loops_per_repeat(40e-6) == 25
     assert loops_per_repeat(0.0) == 1000
 
 

@@ -25,7 +25,6 @@ def test_cards_memory_nodes_and_rdma_ports_are_listed(tmp_path: Path) -> None:
             "class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
             "class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand\n",
             "class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
-            "module/nvidia_peermem/version": "1\n",
         },
     )
     (tmp_path / "class/net/eth0/device").symlink_to(tmp_path / "devices/pci/0000:3b:00.0")
@@ -34,7 +33,7 @@ def test_cards_memory_nodes_and_rdma_ports_are_listed(tmp_path: Path) -> None:
         "NV18",
         "numa node0: cores 0-31, distance 10 21",
         "card eth0: 100000 Mbit/s, mtu 9000, up, 0000:3b:00.0 at numa 0",
-        "rdma mlx5_0/1: 400 Gb/sec (4X NDR), InfiniBand, 4: ACTIVE, gpu direct",
+        "rdma mlx5_0/1: 400 Gb/sec (4X NDR), InfiniBand, 4: ACTIVE",
     ]
 
 

@@ -1,6 +1,7 @@
 """Every kernel of the registry on a tiny case, and what becomes of kernels that fail."""
 
 import math
+import resource
 from importlib import import_module
 from pathlib import Path
 
@@ -9,12 +10,19 @@ import torch
 
 from profilers.bench import Setting
 from profilers.devices import DTYPES, clock_of, count_accelerators, pick_device
+from profilers.drawing import SIZES, lines
+from profilers.heap import keep_heap
 from profilers.kernels import optimizer
-from profilers.kernels.autograd import MAX_SETS, Prepared, in_turns
+from profilers.kernels.autograd import (
+    MAX_SETS,
+    PLACED_BYTES,
+    PLACED_SETS,
+    Prepared,
+    in_turns,
+)
 from profilers.kernels.memory_bound import BUILDERS
 from profilers.kernels.suite import (
     KERNELS,
-    REFINED_AXES,
     WEIGHTS,
     benches,
     live_bytes,
@@ -78,9 +86,9 @@ def measured(case: Case, *, device: torch.device = CPU) -> tuple[Measurement, ..
 
 
 def test_the_tables_of_the_suite_agree() -> None:
-    assert KERNELS.keys() == WEIGHTS.keys() == REFINED_AXES.keys() == TINY.keys()
-    for operation, axes in REFINED_AXES.items():
-        assert set(axes) <= set(AXES[operation])
+    assert KERNELS.keys() == WEIGHTS.keys() == TINY.keys()
+    for operation in KERNELS:
+        assert set(SIZES[operation]) <= set(AXES[operation])
 
 
 @pytest.mark.parametrize("case", tiny_cases(), ids=lambda case: case.id)
@@ -105,14 +113,14 @@ def test_every_kernel_runs_on_an_accelerator(case: Case) -> None:
 
 @pytest.mark.parametrize("device", [CPU, torch.device("cuda")], ids=str)
 @pytest.mark.parametrize("operation", KERNELS)
-def test_default_grids_are_distinct_and_lie_on_refinable_lines(
+def test_default_grids_are_distinct_and_have_sizes_in_between(
     operation: str, device: torch.device
 ) -> None:
     cases = import_module(KERNELS[operation]).cases(device, ("fp32", "bf16"))
     assert all(case.operation == operation for case in cases)
     assert len(distinct(cases)) == len(cases) > 2
-    for axis in REFINED_AXES[operation]:
-        assert len({case.axes[axis] for case in cases}) >= 3
+    for line in lines([Measurement(case=case, times_s=(1.0,)) for case in cases]).values():
+        assert any(len({case.axes[axis] for case in line}) >= 3 for axis in SIZES[operation])
 
 
 def test_the_default_grids_are_moderate_on_a_processor() -> None:
@@ -120,6 +128,19 @@ def test_the_default_grids_are_moderate_on_a_processor() -> None:
         device="cpu", dtypes=("fp32", "bf16"), team=Alone(), clock=HostClock(), directory=Path()
     )
     assert sum(len(bench.cases()) for bench in benches(setting)) < 500
+
+
+def test_the_heap_has_its_pages_before_anything_is_timed() -> None:
+    if not keep_heap():
+        pytest.skip("this C library has no heap to keep")
+    setting = Setting(
+        device="cpu", dtypes=("fp32",), team=Alone(), clock=HostClock(), directory=Path()
+    )
+    benches(setting)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(2**26, dtype=torch.uint8).fill_(1)
+    # 16,384 pages of 4 KiB that would have to be mapped.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 2000
 
 
 def test_a_kernel_that_raises_is_recorded_in_one_line() -> None:
@@ -205,19 +226,24 @@ def test_parameters_are_converted_to_the_type_asked_for(dtype: str) -> None:
 
 
 def test_operands_take_turns_until_they_fill_a_cache_twice() -> None:
-    made: list[torch.Tensor] = []
-
-    def operands() -> tuple[torch.Tensor]:
-        made.append(torch.zeros(25))
-        return (made[-1],)
-
+    first = torch.arange(25, dtype=torch.float32).requires_grad_()
     # 100 bytes each: 2 * 250 bytes of cache take five.
-    turns = in_turns(operands, cold_bytes=250)
-    assert len(made) == 5
+    turns = in_turns(lambda: (first,), cold_bytes=250)
     handed_out = [next(turns)[0] for _ in range(10)]
-    assert all(one is other for one, other in zip(handed_out, made * 2, strict=True))
+    assert len({tensor.data_ptr() for tensor in handed_out}) == 5
+    assert all(one is other for one, other in zip(handed_out[:5], handed_out[5:], strict=True))
+    assert all(tensor.requires_grad and torch.equal(tensor, first) for tensor in handed_out)
 
 
-def test_one_set_of_operands_does_where_no_cache_is_to_be_cold() -> None:
-    turns = in_turns(lambda: (torch.zeros(1),), cold_bytes=0)
+def test_sets_lie_at_different_places_within_a_page_in_whole_cache_lines() -> None:
+    turns = in_turns(lambda: (torch.zeros(2**16), torch.zeros(2**16)), cold_bytes=0)
+    places = [tuple(tensor.data_ptr() % 4096 for tensor in next(turns)) for _ in range(PLACED_SETS)]
+    assert len(set(places)) == PLACED_SETS
+    assert all(place % 64 == 0 for pair in places for place in pair)
+    # How the operands of a set lie to one another changes too.
+    assert len({(one - other) % 4096 for one, other in places}) > 1
+
+
+def test_one_set_of_large_operands_does_where_no_cache_is_to_be_cold() -> None:
+    turns = in_turns(lambda: (torch.empty(PLACED_BYTES),), cold_bytes=0)
     assert next(turns) is next(turns)

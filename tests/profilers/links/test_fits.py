@@ -28,9 +28,7 @@ def test_a_change_of_protocol_is_two_lines() -> None:
 
 def test_it_says_where_it_holds() -> None:
     fit = fit_link([1e3, 1e6], [1e-5, 1e-3])
-    assert fit.within(5e5)
-    assert not fit.within(10.0)
-    assert not fit.within(1e9)
+    assert (fit.lines[0].smallest_bytes, fit.largest_bytes) == (1e3, 1e6)
 
 
 def test_times_that_shrink_with_size_do_not_give_a_negative_bandwidth() -> None:

@@ -110,3 +110,31 @@ def test_a_run_past_its_deadline_is_killed(
     done = run_config(tiny_config(steps=100_000), "--deadline", "4")
     assert done.returncode == -14
     assert not (tmp_path / "report.json").exists()
+
+
+def test_steps_are_told_one_by_one_as_they_are_timed(
+    tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
+) -> None:
+    progress = tmp_path / "progress.jsonl"
+    done = run_config(tiny_config(steps=3), "--progress", str(progress))
+    assert done.returncode == 0, done.stderr
+    report = StepReport.model_validate_json((tmp_path / "report.json").read_text("utf-8"))
+    told = [json.loads(line)["step_s"] for line in progress.read_text("utf-8").splitlines()]
+    assert told == list(report.step_s)
+
+
+def test_progress_that_cannot_be_written_is_one_line(
+    tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
+) -> None:
+    done = run_config(tiny_config(steps=1), "--progress", str(tmp_path / "absent" / "progress"))
+    assert done.returncode == 2
+    assert done.stderr.endswith("absent/progress: No such file or directory\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_step_that_needs_more_than_its_limit_runs_out_of_memory(
+    tiny_config: Callable[..., Fields], run_config: Start
+) -> None:
+    done = run_config(tiny_config(steps=1), "--memory-limit", "64KiB")
+    assert done.returncode == 77
+    assert "is out of memory" in done.stderr

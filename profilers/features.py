@@ -1,0 +1,126 @@
+"""What a kernel's time is made of: the columns of the base that is fitted to measured points.
+
+Every kernel has calls, floating-point operations and bytes (profilers/work.py). Where points
+abound, the work is told apart further, by what a processor or an accelerator really meets:
+
+    gemm, grouped_gemm  each operand and the result by itself (packing differs from writing),
+                        products padded to whole vectors, the ends of rows that fill no vector, and
+                        products whose rows begin off a multiple of 16 bytes, which neither vector
+                        loads nor tensor cores like (NVIDIA, Matrix Multiplication Background)
+    attention           softmax over the scores beside their products, sequences padded to tiles,
+                        sizes that do not fill whole vectors, and lengths for which PyTorch takes
+                        smaller blocks
+    memory_bound        rows beside bytes (every row begins anew), the end of a row that fills no
+                        vector, which goes element by element, and the first vector of a row
+    kv_conversion       pieces of each rank, tokens, pages, and tokens that do not fill a page,
+                        which are copied once more (profilers/kv_transfer/pages.py)
+
+A vector is a line of `LINE_BYTES`: one AVX-512 register or a cache line; an accelerator's loads are
+coalesced by the same 64 or 128 bytes. PyTorch's loops over elements on processors take two vectors
+at a time and go on by single elements (vectorized_loop in aten/src/ATen/native/cpu/Loops.h), so
+the rest of two vectors has a column of its own. Columns that explain nothing get no weight, as
+weights are never negative (profilers/non_negative.py).
+
+Letters: N points, A axes in the order of `records.AXES`, F columns; others as in profilers/work.py.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profilers.records import AXES
+from profilers.work import ELEMENT_BYTES, work
+
+Floats = NDArray[np.float64]
+
+LINE_BYTES: Final = 64
+_LANES_RATIO: Final = 16 / LINE_BYTES
+TILE: Final = 32
+"""Queries that PyTorch's attention on processors takes together, at least
+(aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)."""
+
+BLOCKED: Final = ((0, 192), (192, 768))
+"""Sequences for which it takes blocks of 32 and of 64 queries instead of 256 (the same file)."""
+
+
+def plain(
+    operation: str, *, kind: str, dtype: str, direction: str, axes_NA: Floats, calls_N: Floats
+) -> Floats:
+    """Calls, operations and bytes of every point."""
+    needed = work(
+        operation, kind=kind, dtype=dtype, direction=direction, axes=_named(operation, axes_NA)
+    )
+    return np.stack([calls_N, needed.flop, needed.bytes], axis=1)
+
+
+def detailed(operation: str, *, dtype: str, axes_NA: Floats) -> Floats | None:
+    """The columns told apart further; None for operations that have no more to tell.
+
+    Directions share their columns: a backward does the forward's kinds of work more often.
+    """
+    if operation not in _DETAILED:
+        return None
+    vector = LINE_BYTES / ELEMENT_BYTES.get(dtype, 2)
+    return np.stack(_DETAILED[operation](_named(operation, axes_NA), vector), axis=1)
+
+
+def _gemm(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
+    m, n, k = axes["m"], axes["n"], axes["k"]
+    padded = _up(m, vector) * _up(n, vector) * _up(k, vector)
+    ends = [m * k * (n % vector), m * n * (k % vector), n * k * (m % vector)]
+    lanes = _LANES_RATIO * vector
+    askew = [m * n * k * (size % lanes != 0.0) for size in (n, k)]
+    return [np.ones_like(m), m * n * k, padded, m * n, m * k, n * k, *ends, *askew]
+
+
+def _grouped_gemm(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
+    T, H, F, E = axes["tokens"], axes["hidden"], axes["ffn"], axes["experts"]
+    padded = T * _up(H, vector) * _up(F, vector)
+    ends = [T * F * (H % vector), T * H * (F % vector)]
+    askew = [T * H * F * (size % (_LANES_RATIO * vector) != 0.0) for size in (H, F)]
+    return [np.ones_like(T), E, T * H * F, padded, E * H * F, T * H, T * F, *ends, *askew]
+
+
+def _attention(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
+    B, S, D, A = axes["batch"], axes["sequence"], axes["head_dim"], axes["heads"]
+    padded = _up(S, TILE)
+    scores = B * A * S * S
+    blocks = [scores * D * ((low <= S) & (high > S)) for low, high in BLOCKED]
+    columns = [np.ones_like(B), B * A, scores * D, scores, B * A * S * D]
+    askew = scores * D * ((S % vector != 0.0) | (D % vector != 0.0))
+    return [*columns, B * A * padded * padded * D, askew, *blocks]
+
+
+def _memory_bound(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
+    rows, width = axes["rows"], axes["width"]
+    ends = [rows * (width % vector), rows * (width % (2.0 * vector))]
+    return [np.ones_like(rows), rows * width, rows, *ends, rows * np.minimum(width, vector)]
+
+
+def _kv_conversion(axes: Mapping[str, Floats], _vector: float) -> list[Floats]:
+    T, senders, receivers = axes["tokens"], axes["tensor_from"], axes["tensor_to"]
+    # A latent, which has one head, is written once for every rank that holds it.
+    held = T * np.maximum(1.0, receivers / axes["heads"])
+    ends = [held * (T % axes[page] != 0.0) for page in ("page_from", "page_to")]
+    pages = [np.ceil(held / axes[page]) for page in ("page_from", "page_to")]
+    return [np.ones_like(T), np.maximum(senders, receivers), held, *pages, *ends]
+
+
+_DETAILED: Final[Mapping[str, Callable[[Mapping[str, Floats], float], list[Floats]]]] = {
+    "gemm": _gemm,
+    "grouped_gemm": _grouped_gemm,
+    "attention": _attention,
+    "memory_bound": _memory_bound,
+    "kv_conversion": _kv_conversion,
+}
+
+
+def _named(operation: str, axes_NA: Floats) -> Mapping[str, Floats]:
+    return {name: axes_NA[:, index] for index, name in enumerate(AXES[operation])}
+
+
+def _up(size: Floats, multiple: float) -> Floats:
+    padded: Floats = np.ceil(size / multiple) * multiple
+    return padded

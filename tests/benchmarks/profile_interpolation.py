@@ -1,0 +1,241 @@
+"""What a profile knows between its sizes: `python tests/benchmarks/profile_interpolation.py`.
+
+A full profile is measured, with the budget given. Then so many sizes are drawn at random inside the
+measured ranges, log-uniformly, by the seed: odd ones, none that the profile holds, as many of every
+family as of the others, its kinds and types taken evenly (profilers/drawing.py says what a size
+must be for the operation to stay the same). Each is predicted from the profile and measured right
+after, twice, all sizes once before any of them comes again. Printed are, per family and over all:
+
+    n               times compared: directions count by themselves
+    median, p90     of |predicted / measured - 1|, measured being the first time alone
+    noise           the same between the first time and the second: what no prediction can undercut
+    of the mean     of |predicted / the mean of both times - 1|
+
+The slowest rank's time counts. Left out are meetings and links, whose sizes are ranks, and storage,
+whose repeats differ severalfold on a shared disk. A number means something only where the machine
+has nothing else to do. Exit code 1: a bar below is missed, or a time is missing.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from profilers.drawing import SIZES, drawn, lines
+from profilers.interpolation import Series, fit_curves
+from profilers.records import AXES, Case, Profile, Status
+from profilers.session import measure_profile
+from profilers.store import read_profile
+
+MOST_PROFILE_S = 60.0
+MOST_MEDIAN_RATIO = 0.05
+MOST_P90_RATIO = 0.15
+
+SUITES = ("kernels", "links", "storage", "kv")
+
+Key = tuple[Series, tuple[int, ...]]
+
+
+def sizes(profile: Profile, *, count: int, rng: np.random.Generator) -> tuple[Case, ...]:
+    """Draw unmeasured cases, evenly over the families and over the lines of each."""
+    by_family = {
+        operation: tuple(lines(profile.table(operation)).values())
+        for operation in SIZES
+        if profile.table(operation)
+    }
+    known = {row.case.id for row in profile.measurements}
+    chosen: dict[str, Case] = {}
+    families = list(by_family)
+    for number in range(100 * count):
+        if len(chosen) == count:
+            break
+        operation = families[number % len(families)]
+        of_family = by_family[operation]
+        case = drawn(of_family[int(rng.integers(len(of_family)))], rng=rng)
+        if case.id not in known:
+            chosen[case.id] = case
+    return tuple(chosen.values())
+
+
+def measured_again(
+    profile: Path, cases: Sequence[Case], *, budget_s: float, ranks: int | None
+) -> Mapping[Key, float]:
+    """Measure the cases on a copy of the profile; seconds of the slowest rank."""
+    wanted = {_key(turned) for case in cases for turned in _directions(case)}
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+        copy = Path(scratch) / "profile"
+        shutil.copytree(profile, copy)
+        measure_profile(
+            copy,
+            suites=SUITES,
+            budget_s=budget_s,
+            ranks=ranks,
+            resume=True,
+            device="cpu",
+            extra_cases=cases,
+        )
+        found: dict[Key, float] = {}
+        for row in read_profile(copy).measurements:
+            if row.status is Status.OK and _key(row.case) in wanted:
+                found[_key(row.case)] = max(found.get(_key(row.case), 0.0), row.expected_s)
+    return found
+
+
+def compared(
+    profile: Profile, first: Mapping[Key, float], second: Mapping[Key, float]
+) -> list[dict[str, Any]]:
+    """A row for each time: predicted, and measured twice."""
+    curves = fit_curves(profile)
+    rows = []
+    for (series, place), first_s in first.items():
+        if (series, place) in second:
+            seconds, outside = curves[series].predict(np.array([place], dtype=np.float64))
+            rows.append(
+                {
+                    "series": "/".join(part for part in series if part),
+                    "family": series.operation,
+                    "sizes": place,
+                    "predicted_s": float(seconds[0]),
+                    "measured_s": [first_s, second[series, place]],
+                    "is_extrapolated": bool(outside[0]),
+                }
+            )
+    return rows
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Errors per family and over all."""
+    families = {family: [r for r in rows if r["family"] == family] for family in SIZES}
+    groups = {name: found for name, found in families.items() if found}
+    return {name: _errors(found) for name, found in [*groups.items(), ("all", list(rows))]}
+
+
+def _errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    predicted_N = np.array([row["predicted_s"] for row in rows])
+    first_N, second_N = np.array([row["measured_s"] for row in rows]).T
+    told: dict[str, float] = {"n": len(rows)}
+    for name, error_N in (
+        ("", np.abs(predicted_N / first_N - 1.0)),
+        ("noise_", np.abs(second_N / first_N - 1.0)),
+        ("of_mean_", np.abs(predicted_N / (0.5 * (first_N + second_N)) - 1.0)),
+    ):
+        told[f"{name}median_ratio"] = float(np.median(error_N))
+        told[f"{name}p90_ratio"] = float(np.quantile(error_N, 0.9))
+    return told
+
+
+def _directions(case: Case) -> tuple[Case, ...]:
+    if not case.direction:
+        return (case,)
+    return (case, case.model_copy(update={"direction": "backward"}))
+
+
+def _key(case: Case) -> Key:
+    series = Series(case.operation, case.kind, case.dtype, case.direction)
+    return series, tuple(case.axes[axis] for axis in AXES[case.operation])
+
+
+def _text(report: Mapping[str, Any]) -> str:
+    checked: Mapping[str, Any] = report["stated"]
+    titles = "".join(f"{title:>9}{'p90':>8}" for title in ("median", "noise", "of mean", "stated"))
+    lines_out = [
+        f"profile: {report['profile_s']:.1f} s of wall time, {report['ranks']} ranks, "
+        f"{report['rows']} rows; seed {report['seed']}, {report['sizes']} sizes, "
+        f"{report['missing']} times missing",
+        f"{'family':14}{'n':>5}{titles}",
+    ]
+    for name, found in report["families"].items():
+        cells = [
+            found[f"{prefix}{which}_ratio"]
+            for prefix in ("", "noise_", "of_mean_")
+            for which in ("median", "p90")
+        ]
+        if told := checked.get(name):
+            cells += [told["median_ratio"], told["p90_ratio"]]
+        widths = (8, 7) * (len(cells) // 2)
+        pairs = zip(cells, widths, strict=True)
+        text = "".join(f"{100.0 * cell:{width}.1f}%" for cell, width in pairs)
+        lines_out.append(f"{name:14}{found['n']:5d}{text}")
+    bars = (
+        f"at most {MOST_PROFILE_S:.0f} s, median {MOST_MEDIAN_RATIO:.0%}, P90 {MOST_P90_RATIO:.0%}"
+    )
+    lines_out.append(f"asked: {bars}: {'reached' if report['reached'] else 'missed'}")
+    return "\n".join(lines_out)
+
+
+def main() -> int:
+    """Measure, draw, predict, measure again."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sizes", type=int, default=200)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of the profile")
+    parser.add_argument("--again", type=float, default=45.0, help="seconds of each second look")
+    parser.add_argument("--json", type=Path, help="also write every time there")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+        path = Path(scratch) / "profile"
+        begun_s = time.perf_counter()
+        measure_profile(
+            path, suites=SUITES, budget_s=options.budget, ranks=options.ranks, device="cpu"
+        )
+        profile_s = time.perf_counter() - begun_s
+        profile = read_profile(path)
+        cases = sizes(profile, count=options.sizes, rng=np.random.default_rng(options.seed))
+        first, second = (
+            measured_again(path, cases, budget_s=options.again, ranks=options.ranks)
+            for _ in range(2)
+        )
+    rows = compared(profile, first, second)
+    if not rows:
+        sys.exit("no size could be measured again; give more time with --again")
+    report: dict[str, Any] = {
+        "seed": options.seed,
+        "ranks": options.ranks,
+        "profile_s": profile_s,
+        "rows": len(profile.measurements),
+        "sizes": len(cases),
+        "missing": _missing(cases, rows),
+        "families": summary(rows),
+        "tables": {name: info.model_dump() for name, info in profile.header.tables.items()},
+        "stated": {
+            name: info.checked.model_dump()
+            for name, info in profile.header.tables.items()
+            if info.checked
+        },
+    }
+    report["reached"] = reached(report)
+    sys.stdout.write(_text(report) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(report | {"times": rows}, indent=1), encoding="utf-8")
+    return 0 if report["reached"] else 1
+
+
+def reached(report: Mapping[str, Any]) -> bool:
+    """Whether nothing is missing and every bar is kept."""
+    found = report["families"]["all"]
+    return (
+        not report["missing"]
+        and report["profile_s"] <= MOST_PROFILE_S
+        and found["median_ratio"] <= MOST_MEDIAN_RATIO
+        and found["p90_ratio"] <= MOST_P90_RATIO
+    )
+
+
+def _missing(cases: Sequence[Case], rows: Sequence[Mapping[str, Any]]) -> int:
+    """Times that were to be taken and are not there, which is to say that they failed."""
+    return sum(len(_directions(case)) for case in cases) - len(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from profilers.book import CLOSING_S, Book, Desk, deadline_s
+from profilers.errors import MachineMismatchError
+from profilers.job import Job
+from profilers.records import Measurement
+from profilers.store import read_header, read_profile
+from profilers.testing import FakeBench, fake_machine, gemm_case, gemm_row
+
+
+def job(out: Path = Path("out"), *, budget_s: float = 60.0, begun_s: float | None = None) -> Job:
+    return Job(out=str(out), suites=("kernels",), budget_s=budget_s, begun_s=begun_s)
+
+
+def test_starting_the_ranks_and_writing_are_part_of_the_budget() -> None:
+    assert deadline_s(job(begun_s=100.0), now_s=104.0) == 160.0 - CLOSING_S
+    assert deadline_s(job(), now_s=104.0) == 164.0 - CLOSING_S
+
+
+def test_half_of_the_budget_is_for_measuring_however_long_the_start_took() -> None:
+    assert deadline_s(job(begun_s=0.0), now_s=500.0) == 530.0
+
+
+def test_a_short_budget_keeps_most_of_itself() -> None:
+    assert deadline_s(job(budget_s=1.0, begun_s=0.0), now_s=0.0) == pytest.approx(0.9)
+
+
+def test_what_the_second_round_measured_is_kept_and_tables_stay_complete(tmp_path: Path) -> None:
+    desk = Desk(book=Book.opened(job(tmp_path), machine=fake_machine(), weight=1.0))
+    bench = FakeBench(listed=(gemm_case(16), gemm_case(64), gemm_case(4096)))
+    table = desk.begin(bench, later=())
+    assert table is not None
+    while step := table.next_step():
+        desk.add(table, bench.measure(step.case, budget_s=step.budget_s))
+    desk.end()
+    assert read_header(tmp_path).tables["gemm"].complete
+    for _ in range(12):
+        chosen = desk.next_fill()
+        assert chosen is not None
+        place, step = chosen
+        desk.filled(place, bench.measure(step.case, budget_s=step.budget_s), seconds=0.0)
+    desk.keep()
+    kept = read_profile(tmp_path)
+    assert kept.header.tables["gemm"].complete
+    assert len(kept.measurements) == 3 + 12
+    header = desk.close()
+    assert header is not None
+    assert header == read_header(tmp_path)
+    checked = header.tables["gemm"].checked
+    assert checked is not None
+    assert checked.sizes == 2
+    # The bench's law is the base itself.
+    assert checked.p90_ratio < 1e-3
+    assert len(read_profile(tmp_path).measurements) == 3 + 12
+
+
+def test_what_earlier_tables_left_over_is_not_all_for_the_last_one(tmp_path: Path) -> None:
+    book = Book.opened(job(tmp_path), machine=fake_machine(), weight=20.0)
+    table = book.table(FakeBench(listed=()), later=())
+    # Twice a twentieth of 60 s, although everything is left.
+    assert table.end_s - table.started_s == pytest.approx(6.0)
+    alone = Book.opened(job(tmp_path), machine=fake_machine(), weight=1.0)
+    table = alone.table(FakeBench(listed=()), later=())
+    assert table.end_s - table.started_s == pytest.approx(60.0 - CLOSING_S, abs=1.0)
+
+
+def test_an_empty_desk_has_nothing_to_decide_or_to_write() -> None:
+    desk = Desk()
+    assert desk.begin(FakeBench(listed=()), later=()) is None
+    desk.end()
+    assert desk.next_fill() is None
+    desk.keep()
+    assert desk.close() is None
+
+
+def test_a_profile_of_another_machine_is_not_opened(tmp_path: Path) -> None:
+    Book.opened(job(tmp_path), machine=fake_machine(), weight=1.0)
+    other = fake_machine(device="Other 1")
+    with pytest.raises(MachineMismatchError, match="measure into a new directory"):
+        Book.opened(job(tmp_path).model_copy(update={"resume": True}), machine=other, weight=1.0)
+
+
+def test_headers_of_earlier_releases_say_nothing_of_checks(tmp_path: Path) -> None:
+    desk = Desk(book=Book.opened(job(tmp_path), machine=fake_machine(), weight=1.0))
+    rows: list[Measurement] = [gemm_row(16, 1.0)]
+    table = desk.begin(FakeBench(listed=()), later=())
+    assert table is not None
+    desk.add(table, rows)
+    desk.end()
+    stored = json.loads((tmp_path / "profile.json").read_text())
+    assert stored["tables"]["gemm"].pop("checked") is None
+    (tmp_path / "profile.json").write_text(json.dumps(stored))
+    assert read_header(tmp_path).tables["gemm"].checked is None

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+
+from profilers.features import LINE_BYTES, detailed, plain
+from profilers.records import AXES
+
+
+def test_the_plain_columns_are_calls_operations_and_bytes() -> None:
+    axes_NA = np.array([[3.0, 5.0, 7.0]])
+    columns = plain(
+        "gemm", kind="", dtype="fp32", direction="forward", axes_NA=axes_NA, calls_N=np.ones(1)
+    )
+    # 2 m n k and 4 bytes of m k, n k and m n elements
+    assert columns.tolist() == [[1.0, 210.0, 4.0 * (21.0 + 35.0 + 15.0)]]
+
+
+def test_rows_that_fill_whole_vectors_have_no_ends() -> None:
+    vector = LINE_BYTES // 2
+    whole, odd = (
+        detailed("memory_bound", dtype="bf16", axes_NA=np.array([[10.0, width]]))
+        for width in (2.0 * vector, 2.0 * vector + 5.0)
+    )
+    assert whole is not None
+    assert odd is not None
+    # calls, elements, rows, elements beyond whole vectors, beyond pairs of them, of the first one
+    assert whole.tolist() == [[1.0, 640.0, 10.0, 0.0, 0.0, 320.0]]
+    assert odd.tolist() == [[1.0, 690.0, 10.0, 50.0, 50.0, 320.0]]
+
+
+@pytest.mark.parametrize(
+    "operation", ["gemm", "grouped_gemm", "attention", "memory_bound", "kv_conversion"]
+)
+def test_no_column_is_negative_and_calls_come_first(operation: str) -> None:
+    rng = np.random.default_rng(0)
+    axes_NA = rng.integers(1, 5000, (50, len(AXES[operation]))).astype(np.float64)
+    columns = detailed(operation, dtype="fp32", axes_NA=axes_NA)
+    assert columns is not None
+    assert np.all(columns >= 0.0)
+    assert np.all(columns[:, 0] == 1.0)
+
+
+def test_tables_that_tell_no_more_have_the_plain_columns_alone() -> None:
+    assert detailed("copy", dtype="", axes_NA=np.ones((1, 1))) is None
+
+
+def test_blocks_of_queries_change_with_the_sequence() -> None:
+    columns = detailed(
+        "attention",
+        dtype="bf16",
+        axes_NA=np.array([[1.0, sequence, 1.0, 1.0, 8.0] for sequence in (191, 192, 767, 768)]),
+    )
+    assert columns is not None
+    assert (columns[:, -2] > 0.0).tolist() == [True, False, False, False]
+    assert (columns[:, -1] > 0.0).tolist() == [False, True, True, False]
+
+
+def test_tokens_that_fill_their_pages_are_not_copied_again() -> None:
+    columns = detailed(
+        "kv_conversion",
+        dtype="bf16",
+        axes_NA=np.array([[tokens, 8.0, 128.0, 16.0, 64.0, 1.0, 4.0] for tokens in (128.0, 48.0)]),
+    )
+    assert columns is not None
+    # 48 tokens are three pages of 16 and do not fill one of 64.
+    assert columns[:, -2:].tolist() == [[0.0, 0.0], [0.0, 48.0]]
+
+
+def test_a_latent_counts_once_for_every_rank_that_holds_it() -> None:
+    columns = detailed(
+        "kv_conversion",
+        dtype="bf16",
+        axes_NA=np.array([[100.0, 1.0, 576.0, 64.0, 64.0, 1.0, receivers] for receivers in (1, 4)]),
+    )
+    assert columns is not None
+    # Tokens held, and those whose pages are not filled.
+    assert columns[:, [2, -1]].tolist() == [[100.0, 100.0], [400.0, 400.0]]
