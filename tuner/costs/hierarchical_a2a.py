@@ -18,7 +18,8 @@ With balanced routing reached(g) is `distinct_places` of tuner/costs/analytic/li
 Which engines launch it: depth 2 with de-duplication is what the DeepEP and HybridEP dispatchers of
 Megatron-Core do (they also overlap the two hops, which the analytic model prices); depths above 2,
 and depth 2 over plain NCCL, no release of Megatron-LM, Megatron-Bridge, torchtitan or DeepSpeed
-offers, so a plan can name their gain but not choose them.
+offers, so a plan can name their gain but not choose them. The reference step runs depth 2, which
+tuner/costs/hierarchical_dispatch.py prices from measured collectives.
 
 Letters: D depths, C columns. Not covered: swapping experts between groups (a placement's
 business), overlap of a hop with the next or with the experts.

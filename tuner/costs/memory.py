@@ -22,7 +22,8 @@ token copies sent, R copies received, per layer and micro-batch:
 H hidden, A query heads, G key-value heads, d head size, E experts, k per token, F width, V
 vocabulary. `selective` keeps all but `experts`, and the 4 n k scaled weights that chunks read, and
 adds `experts` for one chunk at a time; `full` keeps the layer's input and ids, and adds the rest as
-`selective` does, or at once where there is one chunk.
+`selective` does, or at once where there is one chunk. Hierarchical dispatch keeps what
+tuner/costs/hierarchical_dispatch.py counts in place of `experts`, and no weights of the router's.
 
 Not covered: temporaries, the allocator's waste, graphs' private pools; that a chunk's share of R
 varies when chunks are not whole sequences.
@@ -32,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profilers.steps.config import LayerKind, Recompute
+from tuner.costs.hierarchical_dispatch import kept_bytes
 from tuner.costs.update import GRADIENT_BYTES, Unit
 from tuner.costs.workload import Degrees, Workload
 
@@ -53,7 +55,7 @@ class State:
     optimizer: int
     """Two fp32 moments of what the rank owns."""
     gathered: int
-    """Copies in the compute type, where they are not the parameters themselves."""
+    """Copies in the compute type; FSDP makes them even where they could be the parameters."""
 
     @property
     def total(self) -> int:
@@ -65,13 +67,12 @@ def state_of(units: Sequence[Unit], work: Workload, degrees: Degrees) -> State:
     """Add up the state of some units; zero_stage 3 gathers one unit at a time, not counted here."""
     owned = sum(unit.sharded(degrees) for unit in units)
     whole = sum(unit.parameters for unit in units)
-    copied = whole if work.element_bytes != GRADIENT_BYTES or degrees.zero_stage else 0
     sharded_throughout = degrees.zero_stage == 3
     return State(
         parameters=GRADIENT_BYTES * owned,
         gradients=GRADIENT_BYTES * (owned if sharded_throughout else whole),
         optimizer=2 * GRADIENT_BYTES * owned,
-        gathered=0 if sharded_throughout else work.element_bytes * copied,
+        gathered=0 if sharded_throughout else work.element_bytes * whole,
     )
 
 
@@ -106,7 +107,8 @@ def layer_activations(
     outside = before + _router(work, degrees) + shared
     inside = chunk_bytes(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
     weights = _weights(work, degrees)
-    own_weights = weights if work.element_bytes == SCALE_BYTES else 0
+    is_flat = degrees.ranks_per_node is None
+    own_weights = weights if is_flat and work.element_bytes == SCALE_BYTES else 0
     if recompute is Recompute.NONE:
         return LayerActivations(saved=outside + inside + own_weights, transient=0)
     if recompute is Recompute.SELECTIVE:
@@ -125,6 +127,12 @@ def chunk_bytes(
     moe, index = work.model.moe, work.moe_index[layer]
     assert moe is not None
     assert index is not None
+    if degrees.ranks_per_node is not None:
+        ranks = range(degrees.expert) if expert_rank is None else (expert_rank,)
+        return max(
+            kept_bytes(work, degrees, moe_layer=index, chunks=chunks, expert_rank=rank)
+            for rank in ranks
+        )
     sent = -(-work.tokens(degrees) // chunks) * moe.top_k
     by_rank = [sum(counts) for counts in work.received(degrees, index)]
     received = -(-(max(by_rank) if expert_rank is None else by_rank[expert_rank]) // chunks)

@@ -14,6 +14,7 @@ from typing import Final
 
 from profilers.records import Case
 from profilers.steps.config import LayerKind
+from tuner.costs.hierarchical_dispatch import EXPERT_ID_BYTES, ID_BYTES, rows_by_node
 from tuner.costs.workload import Degrees, Workload
 
 FP32_KINDS = frozenset({"router", "cross_entropy"})
@@ -161,7 +162,12 @@ def expert_calls(
         ),
         _memory_bound(work, part, "unpermute", rows=copies, width=hidden),
     ]
-    if degrees.expert > 1:
+    if degrees.ranks_per_node is not None:
+        calls = [
+            calls[1],
+            *_hop_calls(work, degrees, moe_layer=moe_layer, chunks=chunks, rows=rows),
+        ]
+    elif degrees.expert > 1:
         calls += _dispatch_calls(work, degrees, copies=copies, rows=rows)
     if chunks > 1:
         weights = 3 * len(busiest) * moe.expert_ffn_size * hidden
@@ -280,6 +286,61 @@ def _dispatch_calls(work: Workload, degrees: Degrees, *, copies: int, rows: int)
         Call(part=part, forward=(counts, payload, payload), backward=(payload, payload)),
         reorder,
         reorder,
+    ]
+
+
+def _hop_calls(
+    work: Workload, degrees: Degrees, *, moe_layer: int, chunks: int, rows: int
+) -> list[Call]:
+    """List hierarchical dispatch and combine on the fullest node (profilers/steps/dispatch.py)."""
+    moe, inside, world = work.model.moe, degrees.ranks_per_node, degrees.world
+    assert moe is not None
+    assert inside is not None
+    nodes, hidden = degrees.expert // inside, work.model.hidden_size
+    fullest = max(
+        rows_by_node(work, degrees, moe_layer=moe_layer, chunks=chunks),
+        key=lambda node: node.copies,
+    )
+
+    def across(num_bytes: int) -> Case:
+        return collective(
+            "all_to_all", num_bytes=num_bytes, ranks=nodes, stride=inside, world=world
+        )
+
+    def within(num_bytes: int) -> tuple[Case, ...]:
+        if inside == 1:
+            return ()
+        one = collective("all_to_all", num_bytes=num_bytes, ranks=inside, stride=1, world=world)
+        return (one,)
+
+    crossing = max(fullest.sent, fullest.received)
+    announced = across(ID_BYTES * nodes)
+    wanted = across(crossing * moe.top_k * EXPERT_ID_BYTES)
+    gated = across(crossing * (hidden + moe.top_k) * work.element_bytes)
+    summed = across(crossing * hidden * work.element_bytes)
+    spread = within(max(fullest.copies, rows) * hidden * work.element_bytes)
+    counts = within(ID_BYTES * moe.num_experts // nodes)
+    tokens = work.tokens(degrees) // chunks
+    part = Part.EXPERTS
+    reorder = _memory_bound(work, part, "permute", rows=rows, width=hidden)
+    is_sorted_again = min(inside, moe.num_experts // degrees.expert) > 1
+    return [
+        Call(
+            part=Part.EXPERT_COMMUNICATION,
+            forward=(announced, wanted, gated, *counts, *spread, *spread, summed),
+            backward=(summed, *spread, *spread, gated),
+        ),
+        # Gates are laid beside the tokens, rows picked for nodes, copies for experts; on the way
+        # back copies are weighted and summed, and rows of nodes summed.
+        Call(
+            part=part,
+            forward=(device_copy(tokens * (hidden + moe.top_k) * work.element_bytes),),
+        ),
+        _memory_bound(work, part, "permute", rows=fullest.sent, width=hidden),
+        _memory_bound(work, part, "permute", rows=fullest.copies, width=hidden),
+        *((reorder, reorder) if is_sorted_again else ()),
+        _memory_bound(work, part, "unpermute", rows=fullest.copies, width=hidden),
+        _memory_bound(work, part, "permute", rows=fullest.sent, width=hidden),
     ]
 
 

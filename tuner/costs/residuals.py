@@ -5,7 +5,7 @@ for all sizes and layouts; nothing is ever fitted per configuration. The band is
 within which nine of ten predictions of unseen configurations fell.
 
 The factors that ship are in `SHIPPED`, each with the runs it comes from. An engine and device that
-nobody compared gets factors of one and a wide band, and says so.
+nobody compared, or not on several nodes, gets factors of one and a wide band, and says so.
 """
 
 from collections.abc import Mapping
@@ -61,16 +61,24 @@ SHIPPED: Final[Mapping[tuple[str, str], Residual]] = {
 """By engine and device; the release that it was compared on is in the residual."""
 
 
-def residual_for(engine: str, *, device: str, device_kind: Literal["cpu", "cuda"]) -> Residual:
-    """Look the shipped residual up; factors of one and a wide band when there is none."""
+def residual_for(
+    engine: str, *, device: str, device_kind: Literal["cpu", "cuda"], nodes: int = 1
+) -> Residual:
+    """Look the shipped residual up; factors of one and a wide band when there is none.
+
+    The runs behind those that ship stayed inside one node, and say nothing about links between
+    several.
+    """
     known = SHIPPED.get((engine, device))
-    if known is not None:
+    if known is not None and nodes == 1:
         return known
     return Residual(
         engine=engine,
         release="",
         device_kind=device_kind,
         band_ratio=UNKNOWN_BAND,
-        origin="no run of this engine on this device was compared yet",
+        origin="no run of this engine on this device was compared yet"
+        if known is None
+        else "no run of this engine on several nodes of this device was compared yet",
         num_runs=0,
     )

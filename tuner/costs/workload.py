@@ -28,6 +28,9 @@ class Degrees:
     expert: int
     micro_batch_size: int
     zero_stage: ZeroStage
+    ranks_per_node: int | None = None
+    """Consecutive ranks of a node, to which hierarchical dispatch sends a token once; None: flat
+    dispatch."""
 
     @property
     def ranks_per_stage(self) -> int:

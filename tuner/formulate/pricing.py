@@ -28,9 +28,20 @@ from tuner.costs.memory import (
     state_of,
     token_ids_bytes,
 )
-from tuner.costs.operations import boundary_calls, embedding_calls, head_calls
+from tuner.costs.operations import COMMUNICATION, boundary_calls, embedding_calls, head_calls
 from tuner.costs.residuals import Residual
+from tuner.costs.temporaries import (
+    UNCOUNTED_RATIO,
+    boundary_bytes,
+    gathered_in_turn,
+    head_gradients,
+    head_working,
+    layer_working,
+    optimizer_working,
+    reduction_working,
+)
 from tuner.costs.update import (
+    GRADIENT_BYTES,
     Unit,
     UpdateTime,
     embedding_units,
@@ -53,6 +64,10 @@ class Machine:
     """Usable bytes of one device."""
     table: KernelTable
     residual: Residual
+    ranks_per_node: int | None = None
+    """Consecutive devices that share a node; None: all of them."""
+    cores_per_rank: float = 1.0
+    """Below 1 where processes that stand for devices take turns on too few cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +126,50 @@ class CandidateCosts:
         """Bytes of a layer's parameters and what belongs to them."""
         return state_of(layer_units(self.work, self.degrees, layer=layer), self.work, self.degrees)
 
+    def working(self, layer: int, option: Option) -> int:
+        """Bytes that a layer's backward adds to what is saved, on its fullest rank."""
+        index = self.work.moe_index[layer]
+        loads = (
+            [0] if index is None else [sum(row) for row in self.work.received(self.degrees, index)]
+        )
+        return layer_working(
+            self.work,
+            self.degrees,
+            layer=layer,
+            recompute=option.recompute,
+            chunks=option.chunks,
+            expert_rank=loads.index(max(loads)),
+        )
+
+    def static_bytes(self, layer: int, *, saved: int) -> int:
+        """Bytes of a layer's state, which beside the least that it ever has saved hold an update.
+
+        The optimizer runs when nothing is saved any more.
+        """
+        units = layer_units(self.work, self.degrees, layer=layer)
+        return max(self.state(layer).total, self._updated_bytes(units) - saved)
+
+    def fixed_bytes(self, stage: int, *, in_flight: int, least: int) -> int:
+        """Bytes of a stage besides its layers.
+
+        The loss, the layers and the sums of gradients take turns; `least` is what a layer's turn
+        takes in any case.
+        """
+        work, degrees, ends = self.work, self.degrees, self.ends_units(stage)
+        layers = range(work.model.num_layers)
+        fixed = max(state_of(ends, work, degrees).total, self._updated_bytes(ends))
+        fixed += self.ends_held_bytes(stage) + gathered_in_turn(work, degrees, layers=layers)
+        fixed += boundary_bytes(work, degrees, stage=stage, in_flight=in_flight)
+        if degrees.zero_stage == 3:
+            fixed += (work.element_bytes + GRADIENT_BYTES) * sum(unit.parameters for unit in ends)
+        units = [*ends, *(one for at in layers for one in layer_units(work, degrees, layer=at))]
+        largest = max(units, key=lambda unit: unit.parameters)
+        turns = [reduction_working(largest, work, degrees, has_gradients=True) - least, 0]
+        if stage == degrees.num_stages - 1:
+            loss = self.ends_transient_bytes(stage) + head_working(work, degrees)
+            turns += [head_gradients(work), loss - least]
+        return fixed + max(turns)
+
     def ends_time(self, stage: int) -> PassTime:
         """Seconds per micro-batch of a stage besides its layers."""
         calls = list(boundary_calls(self.work, self.degrees))
@@ -163,6 +222,20 @@ class CandidateCosts:
         """Micro-batches per pipeline and step."""
         return self.work.num_microbatches(self.degrees)
 
+    @cached_property
+    def turns_ratio(self) -> float:
+        """What computing takes of the time that kernels took while every rank computed.
+
+        1 unless ranks take turns on cores. Of the ranks of a pipeline m v / (m v + P - 1) compute
+        at a time (Narayanan et al., SC 2021, section 2.2), the others wait and leave their cores to
+        them; nobody is faster than alone.
+        """
+        if self.machine.cores_per_rank >= 1.0:
+            return 1.0
+        passes = self.num_microbatches * self.degrees.virtual_pipeline
+        working = passes / (passes + self.degrees.pipeline - 1)
+        return max(working, self.machine.cores_per_rank)
+
     def per_microbatch(self, time: PassTime, update: UpdateTime) -> PartSeconds:
         """Everything that one micro-batch costs, its share of the step's once-only costs too."""
         once = scaled(update.once_s, 1.0 / self.num_microbatches)
@@ -182,17 +255,31 @@ class CandidateCosts:
             for kind in sorted(set(layers))
         }
 
+    def _updated_bytes(self, units: tuple[Unit, ...]) -> int:
+        """Bytes of some units' state while the optimizer steps."""
+        state = state_of(units, self.work, self.degrees)
+        # Gradients are summed by then, and as large as the square roots beside them.
+        return state.parameters + state.optimizer + 2 * optimizer_working(units, self.degrees)
+
     def _signature(self, layer: int) -> object:
         index = self.work.moe_index[layer]
         return None if index is None else self.work.copies_LE[index]
 
     def _corrected(self, time: PassTime) -> PassTime:
-        residual = self.machine.residual
         return PassTime(
-            forward_s=residual.applied(time.forward_s),
-            backward_s=residual.applied(time.backward_s),
-            recompute_s=residual.applied(time.recompute_s),
+            forward_s=self._in_turns(time.forward_s),
+            backward_s=self._in_turns(time.backward_s),
+            recompute_s=self._in_turns(time.recompute_s),
         )
+
+    def _in_turns(self, seconds: PartSeconds) -> PartSeconds:
+        corrected = self.machine.residual.applied(seconds)
+        if self.turns_ratio == 1.0:
+            return corrected
+        return {
+            part: value if part in COMMUNICATION else value * self.turns_ratio
+            for part, value in corrected.items()
+        }
 
     def _corrected_update(self, units: tuple[Unit, ...]) -> UpdateTime:
         residual = self.machine.residual
@@ -220,7 +307,7 @@ def layout_problem(
             bytes, exact then; otherwise bound them, safe for any layout.
 
     Memory is that of the fullest rank of every layer; where different layers have different
-    fullest ranks that is more than any rank holds, never less.
+    fullest ranks that is more than any rank holds, never less. So it is where moments differ.
     """
     degrees = costs.degrees
     stages = range(degrees.num_stages)
@@ -235,6 +322,9 @@ def layout_problem(
 
     firsts = [first for first, _ in costs.runs]
     activations = [[costs.activations(first, option) for option in options] for first in firsts]
+    working = [[costs.working(first, option) for option in options] for first in firsts]
+    least = min(min(row) for row in working)
+    limit_bytes = int(costs.machine.memory_limit_bytes / (1.0 + UNCOUNTED_RATIO))
     return LayoutProblem(
         run_lengths=tuple(length for _, length in costs.runs),
         device_of_stage=tuple(stage % degrees.pipeline for stage in stages),
@@ -258,20 +348,20 @@ def layout_problem(
                 for stage in stages
             ]
         ),
-        static_bytes_R=capped([costs.state(first).total for first in firsts]),
-        fixed_bytes_S=capped(
+        static_bytes_R=capped(
             [
-                state_of(costs.ends_units(stage), costs.work, degrees).total
-                + costs.ends_held_bytes(stage)
-                + costs.ends_transient_bytes(stage)
-                for stage in stages
+                costs.static_bytes(first, saved=min(flying) * min(one.saved for one in row))
+                for first, row in zip(firsts, activations, strict=True)
             ]
+        ),
+        fixed_bytes_S=capped(
+            [costs.fixed_bytes(stage, in_flight=flying[stage], least=least) for stage in stages]
         ),
         saved_bytes_RO=capped([[one.saved for one in row] for row in activations]),
         fixed_saved_bytes_S=np.zeros(len(stages), dtype=np.int64),
-        transient_bytes_RO=capped([[one.transient for one in row] for row in activations]),
+        transient_bytes_RO=capped(working),
         in_flight_S=flying,
-        memory_limit_bytes_D=np.full(degrees.pipeline, costs.machine.memory_limit_bytes),
+        memory_limit_bytes_D=np.full(degrees.pipeline, limit_bytes),
         num_microbatches=costs.num_microbatches,
         uniform_option=not (capabilities.recompute_per_stage and capabilities.chunks_per_stage),
         fixed_layout=None,

@@ -1,9 +1,10 @@
 """Every combination of degrees that could be launched, and why the others cannot.
 
 The space is the product of all divisors of the device count for the tensor, pipeline and expert
-degrees (the data degree follows), of power-of-two micro-batches, ZeRO stages and model-chunk counts
-(1, and with a pipeline all that leave every chunk a layer). Each combination is either legal or
-breaks one rule, which is counted; nothing is dropped in silence.
+degrees (the data degree follows), of power-of-two micro-batches, ZeRO stages, model-chunk counts
+(1, and with a pipeline all that leave every chunk a layer) and, where an expert group exceeds a
+node, of flat and hierarchical dispatch. Each combination is either legal or breaks one rule, which
+is counted; nothing is dropped in silence.
 
 Not covered: context parallelism and expert tensor parallelism above 1, pools of unlike devices.
 """
@@ -40,13 +41,21 @@ class Enumeration:
 
 
 def enumerate_degrees(
-    work: Workload, *, num_devices: int, capabilities: Capabilities, search: Search
+    work: Workload,
+    *,
+    num_devices: int,
+    capabilities: Capabilities,
+    search: Search,
+    ranks_per_node: int | None = None,
 ) -> Enumeration:
-    """Sort the whole space into legal combinations and counted refusals."""
+    """Sort the whole space into legal combinations and counted refusals.
+
+    Without `ranks_per_node` all devices share a node.
+    """
     legal: list[Degrees] = []
     illegal: Counter[str] = Counter()
     nearly: list[tuple[str, Degrees]] = []
-    for degrees in _all_degrees(work, num_devices):
+    for degrees in _all_degrees(work, num_devices, ranks_per_node or num_devices):
         rules = tuple(_broken_rules(work, degrees, capabilities, search))
         if not rules:
             legal.append(degrees)
@@ -59,7 +68,7 @@ def enumerate_degrees(
     )
 
 
-def _all_degrees(work: Workload, num_devices: int) -> Iterator[Degrees]:
+def _all_degrees(work: Workload, num_devices: int, ranks_per_node: int) -> Iterator[Degrees]:
     sizes = _divisors(num_devices)
     micro_batches = _powers_of_two(work.global_batch_size)
     chunks = range(1, work.model.num_layers + 1)
@@ -68,8 +77,8 @@ def _all_degrees(work: Workload, num_devices: int) -> Iterator[Degrees]:
         if num_devices % (tensor * pipeline):
             continue
         data = num_devices // (tensor * pipeline)
-        for expert, virtual, micro_batch, zero in product(
-            _divisors(tensor * data),
+        for (expert, hops), virtual, micro_batch, zero in product(
+            _expert_groups(tensor * data, ranks_per_node),
             [v for v in chunks if v == 1 or 1 < pipeline <= work.model.num_layers // v],
             micro_batches,
             zero_stages,
@@ -82,7 +91,16 @@ def _all_degrees(work: Workload, num_devices: int) -> Iterator[Degrees]:
                 expert=expert,
                 micro_batch_size=micro_batch,
                 zero_stage=zero,
+                ranks_per_node=hops,
             )
+
+
+def _expert_groups(ranks: int, ranks_per_node: int) -> Iterator[tuple[int, int | None]]:
+    """Expert degrees with flat dispatch, and with hierarchical where a group exceeds a node."""
+    for expert in _divisors(ranks):
+        yield expert, None
+        if expert > ranks_per_node:
+            yield expert, ranks_per_node
 
 
 def _broken_rules(
@@ -90,6 +108,7 @@ def _broken_rules(
 ) -> Iterator[str]:
     yield from _broken_by_model(work, degrees)
     yield from _broken_by_batch(work, degrees)
+    yield from _broken_by_nodes(degrees)
     yield from _broken_by_target(degrees, capabilities)
     yield from _broken_by_search(degrees, search)
 
@@ -121,7 +140,14 @@ def _broken_by_batch(work: Workload, degrees: Degrees) -> Iterator[str]:
         yield "interleaving needs micro-batches divisible by pipeline_model_parallel_size"
 
 
+def _broken_by_nodes(degrees: Degrees) -> Iterator[str]:
+    if degrees.ranks_per_node is not None and degrees.expert % degrees.ranks_per_node:
+        yield "hierarchical dispatch needs expert groups that fill their nodes"
+
+
 def _broken_by_target(degrees: Degrees, capabilities: Capabilities) -> Iterator[str]:
+    if _dispatcher(degrees) not in capabilities.dispatchers:
+        yield f"the target has no dispatcher {_dispatcher(degrees)}"
     if degrees.zero_stage not in capabilities.zero_stages:
         yield "the target has no such zero_stage"
     if degrees.pipeline > 1 and degrees.zero_stage not in capabilities.zero_stages_with_pipeline:
@@ -135,7 +161,7 @@ def _broken_by_target(degrees: Degrees, capabilities: Capabilities) -> Iterator[
 
 
 def _broken_by_search(degrees: Degrees, search: Search) -> Iterator[str]:
-    chosen: Mapping[str, int] = {
+    chosen: Mapping[str, object] = {
         "tensor_model_parallel_size": degrees.tensor,
         "pipeline_model_parallel_size": degrees.pipeline,
         "virtual_pipeline_model_parallel_size": degrees.virtual_pipeline,
@@ -145,11 +171,16 @@ def _broken_by_search(degrees: Degrees, search: Search) -> Iterator[str]:
         "expert_tensor_parallel_size": 1,
         "micro_batch_size": degrees.micro_batch_size,
         "zero_stage": degrees.zero_stage,
+        "dispatcher": _dispatcher(degrees),
     }
     for name, value in chosen.items():
-        allowed: Sequence[int] | None = getattr(search, name)
+        allowed: Sequence[object] | None = getattr(search, name)
         if allowed is not None and value not in allowed:
             yield f"search.{name} leaves it out"
+
+
+def _dispatcher(degrees: Degrees) -> str:
+    return "alltoall" if degrees.ranks_per_node is None else "hierarchical"
 
 
 def _divisors(number: int) -> list[int]:

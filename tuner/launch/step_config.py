@@ -4,7 +4,10 @@ Verification launches what this function returns, and the reference emitter writ
 measured is what is handed over. Routing is forced to the loads that the plan was priced with.
 """
 
+from typing import Any
+
 from profilers.steps.config import (
+    Dispatcher,
     ModelShape,
     Parallelism,
     Recompute,
@@ -36,6 +39,7 @@ def step_config(
             data=decision.data_parallel_size,
             expert=decision.expert_model_parallel_size,
             zero_stage=decision.zero_stage,
+            **_dispatch(plan, decision),
         ),
         stages=tuple(
             Stage(
@@ -57,6 +61,13 @@ def step_config(
         warmup_steps=warmup_steps,
         device=launch_shape(plan, decision).device_kind,
     )
+
+
+def _dispatch(plan: Plan, decision: TrainDecision) -> dict[str, Any]:
+    if decision.dispatcher != "hierarchical":
+        return {}
+    (pool,) = plan.cluster.pools
+    return {"dispatcher": Dispatcher.HIERARCHICAL, "ranks_per_node": pool.devices_per_node}
 
 
 def training_config(verified: VerifiedPlan, *, steps: int, warmup_steps: int) -> StepConfig:

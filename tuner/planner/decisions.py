@@ -39,6 +39,7 @@ def decision(
         sequence_parallel=degrees.tensor > 1,
         micro_batch_size=degrees.micro_batch_size,
         zero_stage=degrees.zero_stage,
+        dispatcher="alltoall" if degrees.ranks_per_node is None else "hierarchical",
         recompute=strongest,
         recompute_modules=("moe",) if strongest is Recompute.SELECTIVE else (),
         stage_recompute=levels,
@@ -47,8 +48,15 @@ def decision(
     )
 
 
-def degrees_of(decision: TrainDecision) -> Degrees:
-    """Read the degrees back."""
+def degrees_of(decision: TrainDecision, *, ranks_per_node: int | None = None) -> Degrees:
+    """Read the degrees back; hierarchical dispatch is over nodes of `ranks_per_node`.
+
+    Raises:
+        ValueError: dispatch is hierarchical and the nodes are not known.
+    """
+    is_hierarchical = decision.dispatcher == "hierarchical"
+    if is_hierarchical and ranks_per_node is None:
+        raise ValueError("dispatcher hierarchical needs the number of ranks on a node")
     return Degrees(
         tensor=decision.tensor_model_parallel_size,
         pipeline=decision.pipeline_model_parallel_size,
@@ -57,6 +65,7 @@ def degrees_of(decision: TrainDecision) -> Degrees:
         expert=decision.expert_model_parallel_size,
         micro_batch_size=decision.micro_batch_size,
         zero_stage=decision.zero_stage,
+        ranks_per_node=ranks_per_node if is_hierarchical else None,
     )
 
 

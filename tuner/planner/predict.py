@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from profilers.steps.config import Recompute
+from tuner.costs.hierarchical_dispatch import far_rows, row_bytes
 from tuner.costs.layer_time import PartSeconds, added, scaled
 from tuner.costs.memory import (
     State,
@@ -26,6 +27,7 @@ from tuner.formulate.pricing import CandidateCosts
 from tuner.formulate.schedule import moments
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.planner.decisions import layers_of, options_of
+from tuner.planner.peak import peak_bytes
 
 MEMORY_BAND_RATIO = 0.05
 """Activations and state are counted, not fitted; the band covers what is not counted."""
@@ -45,7 +47,7 @@ def predict(costs: CandidateCosts, decision: TrainDecision) -> TrainPrediction:
     rate = tokens / step_s / decision.num_devices
     band = costs.machine.residual.band_ratio
     stages = tuple(_stage(costs, decision, stage) for stage in range(decision.num_stages))
-    peaks = _peak_bytes(costs, decision, stages)
+    peaks = tuple(peak_bytes(costs, decision, rank=rank) for rank in range(ranks))
     stages = tuple(
         stage.model_copy(
             update={
@@ -68,6 +70,7 @@ def predict(costs: CandidateCosts, decision: TrainDecision) -> TrainPrediction:
             for rank in range(ranks)
         ),
         breakdown_s=_breakdown(busy, waiting=waiting, recompute_s=recompute_s),
+        inter_node_bytes=_inter_node_bytes(costs, decision),
         communication_s=_communication(seconds_D, costs, waiting_share=waiting),
         stages=stages,
     )
@@ -122,6 +125,31 @@ def _communication(
     return inside + waiting * waiting_share
 
 
+def _inter_node_bytes(costs: CandidateCosts, decision: TrainDecision) -> float | None:
+    """What dispatch and combine send from node to node in a step, all devices together."""
+    work, degrees, ranks_per_node = costs.work, costs.degrees, costs.machine.ranks_per_node
+    if ranks_per_node is None:
+        return None
+    total = 0.0
+    for stage, (option, layers) in enumerate(
+        zip(options_of(decision), layers_of(decision), strict=True)
+    ):
+        forwards = 1 if option.recompute is Recompute.NONE else 2
+        for layer in layers:
+            index = work.moe_index[layer]
+            if index is None:
+                continue
+            rows = far_rows(
+                work,
+                degrees,
+                moe_layer=index,
+                stage_rank=stage % degrees.pipeline,
+                ranks_per_node=ranks_per_node,
+            )
+            total += rows * row_bytes(work, degrees, forwards=forwards)
+    return total * costs.num_microbatches
+
+
 def _communicating(seconds: PartSeconds) -> float:
     return sum(value for part, value in seconds.items() if part in COMMUNICATION)
 
@@ -151,18 +179,6 @@ def _state(costs: CandidateCosts, decision: TrainDecision, stage: int) -> State:
     for layer in layers_of(decision)[stage]:
         units += layer_units(costs.work, costs.degrees, layer=layer)
     return state_of(units, costs.work, costs.degrees)
-
-
-def _peak_bytes(
-    costs: CandidateCosts, decision: TrainDecision, stages: tuple[StagePrediction, ...]
-) -> tuple[int, ...]:
-    ranks = decision.pipeline_model_parallel_size
-    peaks = []
-    for rank in range(ranks):
-        mine = range(rank, decision.num_stages, ranks)
-        state = sum(stages[stage].total_bytes - stages[stage].activation_bytes for stage in mine)
-        peaks.append(state + _activation_bytes(costs, decision, mine))
-    return tuple(peaks)
 
 
 def _activation_bytes(

@@ -1,9 +1,11 @@
 """Why this plan: what binds it, why the others lost, how far an impossible one is from possible."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 
 from solvers.layout.relax import nearest_relaxation
+from tuner.costs.temporaries import UNCOUNTED_RATIO
 from tuner.formulate.space import BATCH_RULE, Enumeration
 from tuner.plan import Relaxation, TrainPrediction
 from tuner.planner.search import Candidate
@@ -55,12 +57,13 @@ def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
 def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float) -> int | None:
     """Find the least usable memory per device with which some candidate would fit, in bytes."""
     share_s = time_limit_s / max(1, len(infeasible))
-    needed = [
-        candidate.costs.machine.memory_limit_bytes
+    counted = [
+        int(candidate.problem.memory_limit_bytes_D[0])
         + nearest_relaxation(candidate.problem, time_limit_s=share_s).extra_bytes
         for candidate in infeasible
     ]
-    return min(needed, default=None)
+    # The margin of tuner/formulate/pricing.py on top.
+    return math.ceil(min(counted) * (1.0 + UNCOUNTED_RATIO)) if counted else None
 
 
 def rules_in_the_way(

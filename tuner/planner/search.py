@@ -87,7 +87,11 @@ def search(
     """Find the fastest launchable decisions and prove how far from optimal they can be."""
     start_s = settings.clock()
     enumeration = enumerate_degrees(
-        work, num_devices=machine.num_devices, capabilities=capabilities, search=limits
+        work,
+        num_devices=machine.num_devices,
+        capabilities=capabilities,
+        search=limits,
+        ranks_per_node=machine.ranks_per_node,
     )
     ways = options(has_experts=work.model.moe is not None, capabilities=capabilities, search=limits)
     candidates = _candidates(work, machine, enumeration.legal, ways, capabilities)
@@ -132,6 +136,7 @@ def _reproducible_order(solved: Solved) -> tuple[float, tuple[int, ...]]:
         degrees.expert,
         degrees.zero_stage,
         degrees.micro_batch_size,
+        degrees.ranks_per_node or 0,
     )
 
 
@@ -188,8 +193,8 @@ class _BranchAndBound:
         return self._settings.time_limit_s - (self._settings.clock() - self._priced_s)
 
     def _overflows(self, candidate: Candidate, outcome: Outcome[Layout]) -> bool:
-        """Whether unlike chunks of a rank make the layout larger than the problem counted."""
-        if outcome.solution is None or candidate.costs.degrees.virtual_pipeline == 1:
+        """Whether a moment that the problem left out, or unlike chunks, need more than there is."""
+        if outcome.solution is None:
             return False
         decision = decode(candidate.costs.degrees, outcome.solution, self._ways)
         peak_bytes = max(predict(candidate.costs, decision).peak_memory_bytes)

@@ -34,7 +34,11 @@ def cases_for(spec: Spec) -> tuple[Case, ...]:
     )
     chunk_counts = sorted({way.chunks for way in ways} | {1})
     legal = enumerate_degrees(
-        work, num_devices=spec.num_devices, capabilities=capabilities, search=spec.search
+        work,
+        num_devices=spec.num_devices,
+        capabilities=capabilities,
+        search=spec.search,
+        ranks_per_node=spec.cluster.pools[0].devices_per_node,
     ).legal
     asked: Counter[str] = Counter()
     by_id: dict[str, Case] = {}

@@ -30,7 +30,7 @@ Recomputes = Annotated[tuple[Recompute, ...], Field(min_length=1), BeforeValidat
 
 Switches = Annotated[tuple[bool, ...], Field(min_length=1), BeforeValidator(one_or_many)]
 Dispatchers = Annotated[
-    tuple[Literal["alltoall", "allgather", "deepep", "hybridep"], ...],
+    tuple[Literal["alltoall", "allgather", "deepep", "hybridep", "hierarchical"], ...],
     Field(min_length=1),
     BeforeValidator(one_or_many),
 ]

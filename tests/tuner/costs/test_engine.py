@@ -48,6 +48,8 @@ class Setting:
 
     predicted: tuple[int, ...]
     """Activation bytes per pipeline rank."""
+    crossing: float | None
+    """Bytes between nodes of two ranks."""
     config: StepConfig
 
 
@@ -58,14 +60,18 @@ def setting(formula_machine: Callable[..., Machine]) -> Callable[..., Setting]:
     def make(work: Workload, degrees: Degrees, option: Option) -> Setting:
         layers = (work.model.num_layers // degrees.num_stages,) * degrees.num_stages
         chosen = decision(degrees, layers=layers, options=[option] * degrees.num_stages)
-        costs = CandidateCosts(work=work, degrees=degrees, machine=formula_machine())
+        machine = formula_machine(num_devices=degrees.world, ranks_per_node=2)
+        predicted = predict(CandidateCosts(work=work, degrees=degrees, machine=machine), chosen)
         config = StepConfig(
             model=model_shape(work.model),
             parallelism=Parallelism.model_validate(
                 {
-                    name: getattr(degrees, name)
-                    for name in Parallelism.model_fields
-                    if name not in ("dispatcher", "ranks_per_node")
+                    "dispatcher": "flat" if degrees.ranks_per_node is None else "hierarchical",
+                    **{
+                        name: getattr(degrees, name)
+                        for name in Parallelism.model_fields
+                        if name != "dispatcher"
+                    },
                 }
             ),
             stages=tuple(
@@ -81,7 +87,11 @@ def setting(formula_machine: Callable[..., Machine]) -> Callable[..., Setting]:
             warmup_steps=1,
             device="cpu",
         )
-        return Setting(predicted=predict(costs, chosen).activation_bytes, config=config)
+        return Setting(
+            predicted=predicted.activation_bytes,
+            crossing=predicted.inter_node_bytes,
+            config=config,
+        )
 
     return make
 
@@ -97,8 +107,8 @@ def _small(tiny_work: Make, *, precision: str = "bf16", load: tuple[float, ...] 
     )
 
 
-def _measured(folder: Path, settings: Mapping[str, Setting], *, ranks: int) -> dict[str, list[int]]:
-    """Activation bytes of every rank, by one job for all settings."""
+def _observed(folder: Path, settings: Mapping[str, Setting], *, ranks: int) -> dict[str, Any]:
+    """What every rank saw, by one job for all settings."""
     cases, results = folder / "cases.json", folder / "results.pt"
     fields = {name: json.loads(one.config.model_dump_json()) for name, one in settings.items()}
     cases.write_text(json.dumps(fields), encoding="utf-8")
@@ -115,6 +125,12 @@ def _measured(folder: Path, settings: Mapping[str, Setting], *, ranks: int) -> d
     )
     assert done.returncode == 0, done.stderr[-4000:]
     observed: dict[str, Any] = torch.load(results, weights_only=True)
+    return observed
+
+
+def _measured(folder: Path, settings: Mapping[str, Setting], *, ranks: int) -> dict[str, list[int]]:
+    """Activation bytes of every rank."""
+    observed = _observed(folder, settings, ranks=ranks)
     return {name: observed[name]["activation_bytes"] for name in settings}
 
 
@@ -167,6 +183,41 @@ def test_two_ranks_keep_the_bytes_that_are_predicted(
     for name, one in settings.items():
         seen = _fullest(measured[name], stages=len(one.predicted))
         assert one.predicted == pytest.approx(seen, rel=1e-3), name
+
+
+@pytest.mark.slow
+def test_four_ranks_on_two_nodes_keep_and_send_what_is_predicted(
+    tmp_path: Path, tiny_work: Make, cut: Cut, setting: Callable[..., Setting]
+) -> None:
+    even = tiny_work(hidden_size=32, moe={"expert_ffn_size": 48})
+    skewed = tiny_work(hidden_size=32, batch={"load_ratio": (SKEWED,) * 4})
+    single = tiny_work(hidden_size=32, batch={"precision": "fp32"})
+    inside = tiny_work(hidden_size=32, moe={"num_experts": 4})
+    cuts = {
+        "flat": (skewed, cut(data=4, expert=4)),
+        "hierarchical": (skewed, cut(data=4, expert=4, ranks_per_node=2)),
+        "fp32": (single, cut(data=4, expert=4, ranks_per_node=2)),
+        "one expert a rank": (inside, cut(data=4, expert=4, ranks_per_node=2)),
+        "one rank a node": (even, cut(data=4, expert=4, ranks_per_node=1)),
+        "tp2": (even, cut(tensor=2, data=2, expert=4, ranks_per_node=2)),
+        "pp2": (even, cut(pipeline=2, data=2, expert=2)),
+    }
+    settings = {
+        f"{name}, {option.name}": setting(work, degrees, option)
+        for name, (work, degrees) in cuts.items()
+        for option in (NONE, SELECTIVE_2, FULL_1)
+    }
+    observed = _observed(tmp_path, settings, ranks=4)
+    kept, sent = {}, {}
+    for name, one in settings.items():
+        seen = _fullest(observed[name]["activation_bytes"], stages=len(one.predicted))
+        kept[name] = [round(a / b - 1.0, 4) for a, b in zip(one.predicted, seen, strict=True)]
+        # Only nodes of two ranks were counted.
+        if one.config.parallelism.ranks_per_node == 2:
+            sent[name] = (one.crossing, float(observed[name]["inter_node_bytes"][0]))
+    assert max(abs(error) for errors in kept.values() for error in errors) < 1e-3, kept
+    assert sent
+    assert all(predicted == counted for predicted, counted in sent.values()), sent
 
 
 @pytest.fixture(scope="module")

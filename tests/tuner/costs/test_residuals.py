@@ -34,6 +34,16 @@ def test_an_engine_that_nobody_compared_is_not_corrected_and_says_so() -> None:
     assert "no run" in residual.origin
 
 
+def test_runs_inside_a_node_say_nothing_about_links_between_nodes() -> None:
+    inside, between = (
+        residual_for("reference", device="AMD EPYC", device_kind="cpu", nodes=nodes)
+        for nodes in (1, 2)
+    )
+    assert inside.num_runs > 0
+    assert (between.computation, between.communication, between.num_runs) == (1.0, 1.0, 0)
+    assert "several nodes" in between.origin
+
+
 @pytest.mark.parametrize("changes", [{"computation": 0.0}, {"band_ratio": 0.0}])
 def test_a_factor_of_nothing_is_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValidationError):

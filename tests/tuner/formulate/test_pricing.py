@@ -12,6 +12,8 @@ from profilers.steps.config import Recompute
 from solvers.layout import brute_force, check
 from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
+from tuner.costs.operations import Part
+from tuner.costs.temporaries import UNCOUNTED_RATIO
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import Option
 from tuner.formulate.pricing import CandidateCosts, Machine, layout_problem
@@ -102,7 +104,8 @@ def test_any_layout_is_worth_to_the_solver_what_the_plan_predicts(
     assert least_objective_s(problem) <= objective * (1 + 1e-12)
     bound_D = check.memory_bytes_D(_problem(costs, chunks_alike=False), layout)
     assert all(
-        needed <= bound for needed, bound in zip(predicted.peak_memory_bytes, bound_D, strict=True)
+        needed <= bound * (1.0 + UNCOUNTED_RATIO) + 1
+        for needed, bound in zip(predicted.peak_memory_bytes, bound_D, strict=True)
     )
 
 
@@ -149,11 +152,12 @@ def test_a_stage_s_device_is_its_place_in_the_pipeline(
 ) -> None:
     degrees = cut(pipeline=2, virtual_pipeline=2)
     costs = CandidateCosts(
-        work=tiny_work(), degrees=degrees, machine=formula_machine(memory_limit_bytes=77)
+        work=tiny_work(), degrees=degrees, machine=formula_machine(memory_limit_bytes=1015)
     )
     problem = _problem(costs)
     assert problem.device_of_stage == (0, 1, 0, 1)
-    assert problem.memory_limit_bytes_D.tolist() == [77, 77]
+    # 1.5 % is the margin of what is not counted.
+    assert problem.memory_limit_bytes_D.tolist() == [1000, 1000]
     assert problem.fixed_time_s_S[1] < problem.fixed_time_s_S[3]  # the head
 
 
@@ -179,3 +183,37 @@ def test_waiting_losses_are_held_where_micro_batches_are_few(
     assert many.ends_held_bytes(3) == 0
     assert many.ends_transient_bytes(3) == head + 8 * 64 * 8
     assert np.all(np.array([few.ends_transient_bytes(stage) for stage in range(3)]) == 0)
+
+
+def test_ranks_that_wait_in_a_pipeline_leave_their_cores_to_the_others(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    def ratio(cores_per_rank: float, **degrees: int) -> float:
+        machine = formula_machine(cores_per_rank=cores_per_rank)
+        return CandidateCosts(work=tiny_work(), degrees=cut(**degrees), machine=machine).turns_ratio
+
+    # 8 sequences in micro-batches of 2: with 2 stages 4 of 5 turns are work, with 4 chunks 8 of 9.
+    assert ratio(0.5, pipeline=2) == pytest.approx(4 / 5)
+    assert ratio(0.5, pipeline=2, virtual_pipeline=2) == pytest.approx(8 / 9)
+    # Nobody is faster than with a core of its own, and nothing changes where everybody has one.
+    assert ratio(0.9, pipeline=2) == 0.9
+    assert ratio(1.0, pipeline=2) == 1.0
+    assert ratio(0.5, data=2) == 1.0
+
+
+def test_only_computing_is_faster_while_others_wait(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    alone, shared = (
+        CandidateCosts(
+            work=tiny_work(),
+            degrees=cut(pipeline=2, data=2, expert=2),
+            machine=formula_machine(cores_per_rank=cores, ranks_per_node=2),
+        ).time(0, WAYS[0])
+        for cores in (1.0, 0.5)
+    )
+    # 8 / (2 * 2) = 2 micro-batches: 2 of 3 turns.
+    for part, seconds in alone.by_part().items():
+        is_computed = part is not Part.EXPERT_COMMUNICATION
+        expected = seconds * (2 / 3 if is_computed else 1.0)
+        assert shared.by_part()[part] == pytest.approx(expected)

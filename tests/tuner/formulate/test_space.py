@@ -183,3 +183,45 @@ def test_what_the_reference_step_lacks_leaves_nothing(tiny_work: Make) -> None:
         found = enumerate_degrees(tiny_work(), num_devices=4, capabilities=REFERENCE, search=limits)
         assert found.legal == ()
         assert any("leaves it out" in rule for rule in found.illegal)
+
+
+def test_expert_groups_that_exceed_a_node_can_be_served_hop_by_hop(tiny_work: Make) -> None:
+    def legal(ranks_per_node: int | None, **limits: object) -> list[Degrees]:
+        found = enumerate_degrees(
+            tiny_work(),
+            num_devices=8,
+            capabilities=REFERENCE,
+            search=Search.model_validate(limits),
+            ranks_per_node=ranks_per_node,
+        )
+        return [one for one in found.legal if one.ranks_per_node is not None]
+
+    assert legal(None) == legal(8) == []
+    found = legal(2)
+    assert {one.expert for one in found} == {4, 8}
+    assert {one.ranks_per_node for one in found} == {2}
+    assert legal(2, dispatcher="alltoall") == []
+    assert legal(2, dispatcher="hierarchical") == found
+
+
+def test_hops_need_nodes_that_fill_expert_groups_and_a_target_that_has_them(
+    tiny_work: Make,
+) -> None:
+    found = enumerate_degrees(
+        tiny_work(),
+        num_devices=8,
+        capabilities=REFERENCE,
+        search=Search(dispatcher=("hierarchical",)),
+        ranks_per_node=3,
+    )
+    assert found.legal == ()
+    assert found.illegal["hierarchical dispatch needs expert groups that fill their nodes"] > 0
+    others = enumerate_degrees(
+        tiny_work(),
+        num_devices=8,
+        capabilities=intersection(["reference", "megatron-lm"]),
+        search=Search(),
+        ranks_per_node=2,
+    )
+    assert others.illegal["the target has no dispatcher hierarchical"] > 0
+    assert all(one.ranks_per_node is None for one in others.legal)

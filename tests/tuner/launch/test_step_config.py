@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from profilers.steps.config import Recompute, StepConfig
+from profilers.steps.config import Dispatcher, Recompute, StepConfig
 from tuner.emit.testing import sample_decision, sample_verified
 from tuner.launch.shape import launch_shape
 from tuner.launch.step_config import step_config, training_config
@@ -109,3 +109,10 @@ def test_a_pool_without_accelerators_runs_on_processors(tiny: ModelSpec) -> None
     on_cpu = sample_verified(tiny, decision, device_kind="cpu").plan
     assert step_config(on_cpu, decision, steps=1, warmup_steps=0).device == "cpu"
     assert launch_shape(sample_verified(tiny, decision).plan, decision).device_kind == "cuda"
+
+
+def test_hierarchical_dispatch_is_told_what_a_node_is(tiny: ModelSpec) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2), dispatcher="hierarchical")
+    plan = sample_verified(tiny, decision, devices_per_node=2).plan
+    parallelism = step_config(plan, decision, steps=1, warmup_steps=0).parallelism
+    assert (parallelism.dispatcher, parallelism.ranks_per_node) == (Dispatcher.HIERARCHICAL, 2)

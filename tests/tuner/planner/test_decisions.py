@@ -33,12 +33,18 @@ def test_a_decision_gives_back_what_it_was_made_of(
     stages = pipeline * virtual
     expert = draws.draw(st.sampled_from([e for e in (1, 2, 4, 8) if tensor * data % e == 0]))
     degrees = cut(
-        tensor=tensor, data=data, pipeline=pipeline, virtual_pipeline=virtual, expert=expert
+        tensor=tensor,
+        data=data,
+        pipeline=pipeline,
+        virtual_pipeline=virtual,
+        expert=expert,
+        ranks_per_node=4 if expert == 8 else None,
     )
     layers = tuple(draws.draw(st.lists(st.integers(0, 5), min_size=stages, max_size=stages)))
     ways = draws.draw(st.lists(st.sampled_from(WAYS), min_size=stages, max_size=stages))
     made = decision(degrees, layers=layers, options=ways)
-    assert degrees_of(made) == degrees
+    assert degrees_of(made, ranks_per_node=4) == degrees
+    assert (made.dispatcher == "hierarchical") == (degrees.ranks_per_node is not None)
     assert options_of(made) == tuple(ways)
     assert [len(held) for held in layers_of(made)] == list(layers)
     assert [layer for held in layers_of(made) for layer in held] == list(range(sum(layers)))
@@ -67,3 +73,10 @@ def test_the_strongest_level_speaks_for_all_stages(
 ) -> None:
     made = decision(cut(pipeline=2), layers=(2, 2), options=[WAYS[way] for way in ways])
     assert (made.recompute, made.recompute_modules) == (strongest, modules)
+
+
+def test_hierarchical_dispatch_is_over_nodes_that_must_be_known(cut: Cut) -> None:
+    degrees = cut(data=4, expert=4, ranks_per_node=2)
+    made = decision(degrees, layers=(4,), options=WAYS[:1])
+    with pytest.raises(ValueError, match="ranks on a node"):
+        degrees_of(made)

@@ -108,7 +108,7 @@ def test_what_a_target_lacks_is_priced_by_searching_with_it(ask: Ask) -> None:
     # Two stages share a budget that lets one of them keep more than the other, or not.
     limits = {"search": PLAIN["search"] | {"pipeline_model_parallel_size": [2]}}
     gains = []
-    for memory in (8_550_000, 8_650_000, 8_900_000, 9_600_000):
+    for memory in (10_600_000, 10_800_000, 11_300_000, 12_000_000):
         plan = _with_memory(ask, memory, **limits, emit=["megatron-lm"])
         free = _with_memory(ask, memory, **limits)
         assert plan.decision is not None

@@ -105,7 +105,8 @@ def test_memory_of_a_stage_is_state_and_what_is_in_flight(
     # Two micro-batches of two layers on the first rank, and the ids of all 8 sequences.
     assert found.activation_bytes[0] == 2 * 2 * one + 8 * 64 * 8
     for rank, stage in enumerate(found.stages):
-        assert found.peak_memory_bytes[rank] == stage.total_bytes
+        # State and what is saved, then temporaries (tests/tuner/planner/test_peak.py).
+        assert 1.0 < found.peak_memory_bytes[rank] / stage.total_bytes < 1.15
         low, high = found.peak_memory_bytes_band[rank]
         assert low < found.peak_memory_bytes[rank] < high
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from profilers.records import Case
 from solvers.layout import brute_force
 from solvers.layout.check import objective
 from tuner.costs.workload import Degrees
@@ -131,7 +132,7 @@ def _ticking() -> Callable[[], float]:
 
 def test_time_that_runs_out_leaves_a_true_bound(ask: Ask) -> None:
     # So little memory that layouts are slower than the bounds of candidates not yet solved.
-    tight: dict[str, Any] = {"machine": {"memory_limit_bytes": 9_000_000}}
+    tight: dict[str, Any] = {"machine": {"memory_limit_bytes": 10_400_000}}
     best = ask(**tight, **NOT_INTERLEAVED).searched().certificate.objective
     statuses = set()
     for limit in range(1, 12):
@@ -194,3 +195,34 @@ def test_equal_times_prefer_less_parallelism(ask: Ask) -> None:
     ]
     assert order == sorted(order)
     assert len({one[0] for one in order}) < len(order) == len(set(order))
+
+
+def _slow_between_nodes(case: Case) -> float:
+    """Only exchanges between the two nodes of two cost time: a second a megabyte."""
+    is_far = case.axes.get("ranks", 0) * case.axes.get("stride", 0) == 4
+    if case.operation != "collective" or case.kind == "send_recv" or not is_far:
+        return 1e-6
+    return 1e-6 + case.axes["bytes"] * 1e-6
+
+
+def test_experts_that_must_span_nodes_are_served_hop_by_hop(ask: Ask) -> None:
+    limits = {"micro_batch_size": [2], "zero_stage": [0], "chunks": [1], "recompute": ["none"]}
+    machine = {"num_devices": 4, "ranks_per_node": 2, "seconds": _slow_between_nodes}
+    pool = {"nodes": 2, "devices_per_node": 2}
+    # Of four copies of a token two stay, and one of the other two is a duplicate.
+    model = {"num_experts_per_tok": 4}
+
+    def found(**more: Any) -> SearchResult:
+        asked = ask(machine=machine, pool=pool, model=model, search=limits | more)
+        result: SearchResult = asked.question.answered(asked.settings)
+        return result
+
+    spanning = {"expert_model_parallel_size": [4], "tensor_model_parallel_size": [1]}
+    best = found(**spanning).found[0]
+    assert best.decision.dispatcher == "hierarchical"
+    flat = found(**spanning, dispatcher=["alltoall"]).found[0]
+    assert flat.decision.dispatcher == "alltoall"
+    assert flat.objective_s > best.objective_s
+    # Where they need not, no exchange leaves its node.
+    free = found(expert_model_parallel_size=[2, 4]).found[0]
+    assert free.decision.expert_model_parallel_size == 2

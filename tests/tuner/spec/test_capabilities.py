@@ -450,3 +450,10 @@ def test_targets_together_refuse_what_any_of_them_refuses(
     # The merged fields alone, which limit the search, say the same.
     merged = refusals(_without_parts(both), model=TINY, decision=decision)
     assert bool(merged) == any(single)
+
+
+def test_only_the_reference_step_dispatches_hop_by_hop() -> None:
+    able = {name for name, target in TARGETS.items() if "hierarchical" in target.dispatchers}
+    assert able == {"reference", "torchrun", "slurm"}
+    assert "hierarchical" in intersection(["reference", "slurm"]).dispatchers
+    assert "hierarchical" not in intersection(["reference", "megatron-lm"]).dispatchers

@@ -117,7 +117,7 @@ class Teller:
             communication_s=sum(
                 seconds[name] for name in ("tensor", "context", "expert", "bubble")
             ),
-            stages=_stages(detail),
+            stages=stage_predictions(detail),
             mfu_ratio=self._mfu(step_s),
             played_step_time_s=played_s,
             run=self._run(detail, step_s=step_s),
@@ -236,7 +236,7 @@ def ties_ratio(band: Band) -> float:
     return float((band[1] / band[0]) ** 0.5 - 1.0)
 
 
-def _stages(detail: Detail) -> tuple[StagePrediction, ...]:
+def stage_predictions(detail: Detail) -> tuple[StagePrediction, ...]:
     """Stages in execution order; the bytes of a pipeline rank are shared by its layers."""
     stages, memory = detail.stages, detail.memory
     layers_S = (stages.dense_SC + stages.moe_SC)[:, 0]

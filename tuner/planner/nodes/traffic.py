@@ -6,7 +6,8 @@ nodes that follow each other: R nodes a stage, or several stages a node. Between
     hops        2 t h / TP bytes (bf16) of each device at a boundary, v times per micro-batch
     exchanges   2 t h / TP k/g bytes of each device to each of the g nodes of its expert group, for
                 dispatch and combine of every MoE layer, forward and backward, once more where the
-                layer is recomputed; DeepEP and HybridEP send a token to a node once, reached / g
+                layer is recomputed; DeepEP, HybridEP and hierarchical dispatch send a token to a
+                node once, reached / g
     sums        gradients and parameters of what the nodes of a ring share, each once per node:
                 dense ones over the R nodes of a stage, experts over those that hold the same
                     ZeRO 0   2 G             ZeRO 1   G + W
@@ -162,7 +163,7 @@ def _share_of_node(decision: TrainDecision, model: ModelSpec, block: int) -> flo
     """Copies of a token that go to one given node of the expert group."""
     if model.moe is None:
         return 0.0
-    if decision.dispatcher in ("deepep", "hybridep"):
+    if decision.dispatcher in ("deepep", "hybridep", "hierarchical"):
         shape = shape_of_model(model, mtp_layers=0)
         return float(np.max(reached_places(shape, float(block)))) / block
     return model.moe.top_k / block

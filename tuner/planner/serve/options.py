@@ -21,11 +21,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.kernel_table import KernelTable
-from tuner.costs.serving.capacity import (
-    cache_tokens,
-    held_kv_bytes_per_token,
-    held_weight_bytes,
-)
+from tuner.costs.serving.capacity import cache_tokens, held_kv_bytes_per_token, held_weight_bytes
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.engine import Degrees, Engine, Exchange

@@ -33,7 +33,7 @@ from tuner.simulate.serving.client import (
     seen_ttft_s,
 )
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
-from tuner.simulate.serving.load import Requests
+from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.steps import StepTimes, step_times
 from tuner.spec.serving.goal import Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthKind, LengthLaw, quantile_tokens
@@ -114,6 +114,27 @@ def played_together(groups: Sequence[Group], *, goal: ServeGoal, demand: Demand)
     return joined(parts, goal=goal, weights=[group.rate_per_s / total for group in groups])
 
 
+def served_by(option: Option, requests: Requests, *, most_running: int, concurrency: int) -> Served:
+    """Play requests on one rank that both reads and answers."""
+    return simulate(
+        requests,
+        times=times_of(
+            option,
+            requests,
+            most_tokens=option.step_tokens + most_running,
+            most_running=most_running,
+        ),
+        rules=engine_rules(
+            option.iteration.engine,
+            step_tokens=option.step_tokens,
+            kv_tokens=option.kv_tokens,
+            most_running=most_running,
+            is_chunked=option.is_chunked,
+        ),
+        concurrency=concurrency,
+    )
+
+
 def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Demand) -> Played:
     option = group.option
     ranks = group.ranks
@@ -131,18 +152,7 @@ def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Deman
         most_tokens=option.kv_tokens,
     )
     most = min(option.running, concurrency) if demand.concurrency else option.running
-    served = simulate(
-        requests,
-        times=times_of(option, requests, most_tokens=option.step_tokens + most, most_running=most),
-        rules=engine_rules(
-            option.iteration.engine,
-            step_tokens=option.step_tokens,
-            kv_tokens=option.kv_tokens,
-            most_running=most,
-            is_chunked=option.is_chunked,
-        ),
-        concurrency=concurrency,
-    )
+    served = served_by(option, requests, most_running=most, concurrency=concurrency)
     rate = share * demand.rate_per_s
     if demand.concurrency is not None:
         span_s = float(served.end_s_R.max() - served.arrival_s_R.min())

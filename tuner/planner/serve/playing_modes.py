@@ -35,13 +35,13 @@ from tuner.planner.serve.playing import (
     played_of,
     played_together,
     prompt_times,
+    served_by,
     thinned,
     times_of,
 )
 from tuner.planner.serve.sharing import halves_of
 from tuner.serve_plan import Role
-from tuner.simulate.serving.batching import simulate
-from tuner.simulate.serving.client import ROUNDS, client_of, engine_rules, seen_ttft_s
+from tuner.simulate.serving.client import ROUNDS, client_of, seen_ttft_s
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.shared import Phases, simulate_shared
 from tuner.spec.serving.goal import Mode, ServeGoal
@@ -178,18 +178,7 @@ def played_offloaded(
         own, late_s_R = _of_one_rank(requests, late_s_R, long_R, ranks=ranks)
     option = local.option
     running = min(option.running, concurrency) if is_closed else option.running
-    served = simulate(
-        own,
-        times=times_of(option, own, most_tokens=option.step_tokens + running, most_running=running),
-        rules=engine_rules(
-            option.iteration.engine,
-            step_tokens=option.step_tokens,
-            kv_tokens=option.kv_tokens,
-            most_running=running,
-            is_chunked=option.is_chunked,
-        ),
-        concurrency=concurrency,
-    )
+    served = served_by(option, own, most_running=running, concurrency=concurrency)
     sent = replace(served, arrival_s_R=served.arrival_s_R - late_s_R)
     return _seen(sent, local, demand=demand, goal=goal, share=1.0)
 

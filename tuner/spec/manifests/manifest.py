@@ -28,7 +28,7 @@ PIPELINE_INSIDE_ORDER: Final = "tp-cp-ep-pp-dp"
 """Replicas are the most distant (Megatron's `--use-tp-pp-dp-mapping`)."""
 
 SCHEDULES: Final = frozenset({"1f1b", "interleaved", "zero_bubble"})
-DISPATCHERS: Final = frozenset({"alltoall", "allgather", "deepep", "hybridep"})
+DISPATCHERS: Final = frozenset({"alltoall", "allgather", "deepep", "hybridep", "hierarchical"})
 GRAPHS: Final = frozenset({"none", "partial", "full_iteration"})
 MODULES: Final = frozenset(
     {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"}

@@ -44,6 +44,7 @@ MEGATRON_0_18: Final = Capabilities(
     chunks_need_modules=frozenset({"moe"}),
     schedules=frozenset({"1f1b", "interleaved"}),
     moe_needs_sequence_parallel=True,
+    dispatchers=frozenset({"alltoall", "allgather", "deepep", "hybridep"}),
     a2a_overlap_dispatchers=frozenset({"alltoall", "deepep", "hybridep"}),
     a2a_overlap_needs_virtual_pipeline=True,
     a2a_overlap_recompute=_NOT_FULL,

@@ -135,7 +135,7 @@ def _experts(target: Capabilities, model: ModelSpec, decision: Decision) -> Iter
             f"pipeline one of {listed(target.dispatchers_with_pipeline)}"
         )
     elif (
-        decision.dispatcher in ("deepep", "hybridep")
+        decision.dispatcher in ("deepep", "hybridep", "hierarchical")
         and experts * decision.expert_tensor_parallel_size == 1
     ):
         yield f"dispatcher {decision.dispatcher} needs expert_model_parallel_size above 1"

@@ -1,0 +1,283 @@
+"""The most bytes that a pipeline rank holds at once, on its fullest device.
+
+    moment                state                            beside it
+    model is made         fp32 parameters, whole           the largest unit once more
+    a backward begins     parameters, moments, gradients   activations in flight, the loss
+    ... reaches a layer   the same                         what is not yet released, and what the
+                                                           layer's backward needs for itself
+    gradients are summed  the same                         fp32 gradients of a unit once more
+    optimizer             the rank's own part of it        AdamW's square roots
+
+Saved activations are those of tuner/costs/memory.py, the rest is in tuner/costs/temporaries.py.
+Gradients are there from the start where a step has several micro-batches; the last of them is
+where most is held.
+
+Not covered: that layers which are done give up parameters and gradients on the way, so that a model
+whose first layers weigh much more than its last ones may need less.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from profilers.steps.config import LayerKind, Recompute
+from tuner.costs.memory import chunk_bytes, layer_activations, state_of
+from tuner.costs.temporaries import (
+    UNCOUNTED_RATIO,
+    boundary_bytes,
+    gathered_in_turn,
+    head_gradients,
+    head_working,
+    layer_working,
+    optimizer_working,
+    reduction_working,
+    shared_gradients,
+)
+from tuner.costs.update import GRADIENT_BYTES, Unit, layer_units
+from tuner.formulate.options import Option
+from tuner.formulate.pricing import CandidateCosts
+from tuner.formulate.schedule import moments
+from tuner.plan import TrainDecision
+from tuner.planner.decisions import layers_of, options_of
+from tuner.spec.accounting import embedding_parameters
+
+
+def peak_bytes(costs: CandidateCosts, decision: TrainDecision, *, rank: int) -> int:
+    """Return the peak of a pipeline rank, margin included; what fits is decided by it."""
+    degrees = costs.degrees
+    stages = range(rank, decision.num_stages, degrees.pipeline)
+    units = [unit for stage in stages for unit in _units(costs, decision, stage)]
+    state = state_of(units, costs.work, degrees)
+    own = state.parameters + state.optimizer
+    summed = GRADIENT_BYTES * sum(unit.sharded(degrees) for unit in units)
+    ids = sum(costs.ends_held_bytes(stage) for stage in stages)
+    made = GRADIENT_BYTES * (sum(one.parameters for one in units) + _largest(units))
+    updated = own + summed + optimizer_working(units, degrees)
+    backward = max(
+        _backward_bytes(costs, decision, stages, expert_rank=expert_rank)
+        for expert_rank in range(degrees.expert)
+    )
+    gathered = state.gathered + _gathered_ends(costs, stages)
+    counted = ids + max(made, updated, own + gathered + backward)
+    return math.ceil(counted * (1.0 + UNCOUNTED_RATIO))
+
+
+def head_peak_bytes(costs: CandidateCosts, stage: int) -> int:
+    """Return the most that the loss adds to what the layers of a stage have saved."""
+    if stage != costs.degrees.num_stages - 1:
+        return 0
+    return costs.ends_transient_bytes(stage) + head_working(costs.work, costs.degrees)
+
+
+def _units(costs: CandidateCosts, decision: TrainDecision, stage: int) -> list[Unit]:
+    units = list(_ends(costs, stage))
+    for layer in layers_of(decision)[stage]:
+        units += layer_units(costs.work, costs.degrees, layer=layer)
+    return units
+
+
+def _ends(costs: CandidateCosts, stage: int) -> tuple[Unit, ...]:
+    """Embedding, last norm and head of a stage: one unit of FSDP."""
+    ends = costs.ends_units(stage)
+    if not ends:
+        return ()
+    return (replace(ends[0], parameters=sum(unit.parameters for unit in ends)),)
+
+
+def _largest(units: Sequence[Unit]) -> int:
+    return max((unit.parameters for unit in units), default=0)
+
+
+def _gathered_ends(costs: CandidateCosts, stages: range) -> int:
+    """What zero_stage 3 keeps gathered throughout."""
+    if costs.degrees.zero_stage != 3:
+        return 0
+    ends = [unit for stage in stages for unit in _ends(costs, stage)]
+    return costs.work.element_bytes * sum(unit.parameters for unit in ends)
+
+
+def _waiting_sum(costs: CandidateCosts, units: Sequence[Unit]) -> int:
+    """What zero_stage 3 holds of the gradients summed last, until the next ones are."""
+    if costs.degrees.zero_stage != 3:
+        return 0
+    return GRADIENT_BYTES * _largest(units)
+
+
+def _backward_bytes(
+    costs: CandidateCosts, decision: TrainDecision, stages: range, *, expert_rank: int
+) -> int:
+    """Gradients, activations and temporaries at the fullest moment of a step's backward."""
+    degrees, work = costs.degrees, costs.work
+    saved = {stage: _saved(costs, decision, stage, expert_rank) for stage in stages}
+    gradients = {
+        stage: state_of(_units(costs, decision, stage), work, degrees).gradients for stage in stages
+    }
+    largest, begun = 0, set[int]()
+    for moment in moments(degrees, num_microbatches=costs.num_microbatches, rank=stages[0]):
+        held = sum(
+            count * saved[stage] + boundary_bytes(work, degrees, stage=stage, in_flight=count)
+            for count, stage in zip(moment.held, stages, strict=True)
+        )
+        stage = stages[moment.chunk]
+        way = _way_down(costs, decision, stage, expert_rank, is_first=stage not in begun)
+        largest = max(largest, held + sum(gradients[one] for one in begun) + way)
+        begun.add(stage)
+    return largest
+
+
+def _saved(costs: CandidateCosts, decision: TrainDecision, stage: int, expert_rank: int) -> int:
+    option = options_of(decision)[stage]
+    return sum(
+        _activations(costs, layer, option, expert_rank)[0] for layer in layers_of(decision)[stage]
+    )
+
+
+def _activations(
+    costs: CandidateCosts, layer: int, option: Option, expert_rank: int
+) -> tuple[int, int]:
+    found = layer_activations(
+        costs.work,
+        costs.degrees,
+        layer=layer,
+        recompute=option.recompute,
+        chunks=option.chunks,
+        expert_rank=expert_rank,
+    )
+    return found.saved, found.transient
+
+
+def _way_down(
+    costs: CandidateCosts,
+    decision: TrainDecision,
+    stage: int,
+    expert_rank: int,
+    *,
+    is_first: bool,
+) -> int:
+    """Most that a stage's backward adds to what its layers have saved, the last layer first.
+
+    The first backward of a stage makes the fp32 gradients, layer by layer.
+    """
+    option = options_of(decision)[stage]
+    work, degrees = costs.work, costs.degrees
+    is_last = stage == degrees.num_stages - 1
+    ends = _ends(costs, stage)
+    adds_in_place = work.element_bytes == GRADIENT_BYTES and not is_first
+    firsts = [layer_units(work, degrees, layer=layer)[0] for layer in layers_of(decision)[stage]]
+    # Of the micro-batch before.
+    behind = _waiting_sum(costs, ends) if costs.num_microbatches > 1 else 0
+    peak = behind + head_peak_bytes(costs, stage)
+    behind = max(behind, _waiting_sum(costs, firsts))
+    # A tied table waits for the gradients of both its uses, and then for their sum.
+    is_tied = work.model.tie_word_embeddings
+    waiting = head_gradients(work) if is_last and (is_tied or not adds_in_place) else 0
+    turn = gathered_in_turn(work, degrees, layers=layers_of(decision)[stage])
+    batches, is_piped = costs.num_microbatches, degrees.pipeline > 1
+    released, summed, given_up = 0, 0, 0
+    for layer in reversed(layers_of(decision)[stage]):
+        own = layer_units(work, degrees, layer=layer)
+        saved, _ = _activations(costs, layer, option, expert_rank)
+        level = waiting + summed - released + turn
+        # Other micro-batches than the last one give nothing up.
+        working = (
+            level
+            + behind
+            + _working(costs, layer, option, expert_rank, adds_in_place=adds_in_place)
+        )
+        peak = max(peak, working - (given_up if batches == 1 else 0))
+        if not is_piped:
+            gone = _gone_before_sum(costs, layer, option, expert_rank, saved=saved)
+            summing = behind + _summing(costs, own, is_first=is_first)
+            peak = max(peak, level - given_up - gone + summing)
+            given_up += _given_up(costs, own, is_first=is_first)
+        behind = _waiting_sum(costs, firsts)
+        released += saved
+        if is_first:
+            summed += _first_gradients(costs, own)
+    if stage == 0:
+        # The embedding's gradient comes last, whole.
+        peak = max(peak, waiting + summed - released + _embedding_gradients(costs))
+    level = summed - released
+    if not is_piped:
+        return max(peak, level - given_up + _summing(costs, ends, is_first=is_first))
+    if is_first:
+        level += _first_gradients(costs, ends)
+    layers = [layer_units(work, degrees, layer=layer) for layer in layers_of(decision)[stage]]
+    return max(peak, level + _summing_all(costs, (ends, *layers)))
+
+
+def _summing_all(costs: CandidateCosts, parts: Sequence[Sequence[Unit]]) -> int:
+    """Most that a pipeline's sums add to its state; they come when all micro-batches are done."""
+    peak, given_up = 0, 0
+    for units in parts:
+        for unit in units:
+            peak = max(peak, _summing(costs, (unit,), is_first=False) - given_up)
+            given_up += _given_up(costs, (unit,), is_first=False)
+    return peak
+
+
+def _first_gradients(costs: CandidateCosts, units: Sequence[Unit]) -> int:
+    """The fp32 gradients that a first backward leaves: summed already where it is the only one."""
+    if costs.num_microbatches > 1 or costs.degrees.pipeline > 1:
+        return state_of(units, costs.work, costs.degrees).gradients
+    return GRADIENT_BYTES * sum(unit.sharded(costs.degrees) for unit in units)
+
+
+def _given_up(costs: CandidateCosts, units: Sequence[Unit], *, is_first: bool) -> int:
+    """What a layer's units let go of once their gradients are summed over ranks."""
+    work, degrees = costs.work, costs.degrees
+    state = state_of(units, work, degrees)
+    kept = GRADIENT_BYTES * sum(unit.sharded(degrees) for unit in units)
+    return state.gathered + (0 if is_first else state.gradients - kept)
+
+
+def _working(
+    costs: CandidateCosts, layer: int, option: Option, expert_rank: int, *, adds_in_place: bool
+) -> int:
+    return layer_working(
+        costs.work,
+        costs.degrees,
+        layer=layer,
+        recompute=option.recompute,
+        chunks=option.chunks,
+        expert_rank=expert_rank,
+        adds_in_place=adds_in_place,
+    )
+
+
+def _gone_before_sum(
+    costs: CandidateCosts, layer: int, option: Option, expert_rank: int, *, saved: int
+) -> int:
+    """Bytes of a layer that are released before the gradients of its largest unit are summed.
+
+    The gradients of its output and input are there, and where it has experts those of its copies.
+    """
+    work, degrees = costs.work, costs.degrees
+    hidden = work.tokens(degrees) * work.model.hidden_size * work.element_bytes
+    moe = work.model.moe
+    if moe is None or work.model.layers[layer] is LayerKind.DENSE:
+        return saved - 2 * hidden
+    copies, chunks = moe.top_k * hidden, option.chunks
+    waiting = 2 * hidden + shared_gradients(work, degrees)
+    inside = chunk_bytes(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
+    if option.recompute is Recompute.NONE:
+        return inside - waiting - copies
+    # What was computed again outside of the experts is there, and parts of the input's gradient.
+    _, transient = _activations(costs, layer, option, expert_rank)
+    return min(0, inside - transient) - waiting - 2 * hidden - copies // chunks
+
+
+def _summing(costs: CandidateCosts, units: Sequence[Unit], *, is_first: bool) -> int:
+    return max(
+        (
+            reduction_working(unit, costs.work, costs.degrees, has_gradients=not is_first)
+            for unit in units
+        ),
+        default=0,
+    )
+
+
+def _embedding_gradients(costs: CandidateCosts) -> int:
+    model = costs.work.model
+    tables = 2 if model.tie_word_embeddings else 1
+    return tables * costs.work.element_bytes * embedding_parameters(model)
