@@ -7,6 +7,7 @@
     estimate, estimate_serving     what the launch of today does
     backtest, backtest_serving     predictions beside measured runs
     verify, verify_place           launches that let the measurement decide
+    verify_serve                   the same of deployments
     report, rendered               a page about a plan, and its text
     check                          stored profiles and accepted plans, planned again
     read_any_plan                  a plan from its folder, whatever its goal
@@ -45,4 +46,6 @@ from tuner.verify_api import machine_of as machine_of
 from tuner.verify_api import slurm_trials as slurm_trials
 from tuner.verify_api import verify as verify
 from tuner.verify_api import work_of as work_of
+from tuner.verify_serve_api import deployment_trials as deployment_trials
+from tuner.verify_serve_api import verify_serve as verify_serve
 from tuner.what_if import parse_changes as parse_changes

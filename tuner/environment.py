@@ -39,6 +39,10 @@ _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
         "moetune report writes Markdown (--format md) only: pages and pictures need it",
         "pip install {requirement}",
     ),
+    "psycopg": (
+        "moetune verify --storage cannot reach PostgreSQL; a plan's folder can still be shared",
+        "pip install {requirement}",
+    ),
     "aiconfigurator-core": (
         "moetune profile import aiconfigurator needs the folder of its tables named",
         "pip install {requirement}",

@@ -9,6 +9,7 @@ TunerError
 ├── PlanUnreadableError    a stored plan or trial record is missing or damaged
 ├── OutputError            a directory or file cannot be written
 ├── SchedulerError         a scheduler refuses a job, or does not answer
+├── StudyError             a study that is shared cannot be reached or locked
 └── EnvironmentMissingError   a program or library that is needed is absent
 """
 
@@ -52,6 +53,12 @@ class OutputError(TunerError):
 
 class SchedulerError(TunerError):
     """A scheduler refuses a job, does not answer, or lets it wait too long."""
+
+    exit_code = 3
+
+
+class StudyError(TunerError):
+    """A study that several processes share cannot be reached, locked or trusted."""
 
     exit_code = 3
 

@@ -45,7 +45,7 @@ class TrainDecision(Record):
     zero_stage: Literal[0, 1, 2, 3]
     shard_ranks: Count | None = None
     """HSDP: data and context ranks that share one copy of the sharded state; None: all of them."""
-    dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] = "alltoall"
+    dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep", "hierarchical"] = "alltoall"
     """What moves token copies between expert-parallel ranks."""
     a2a_overlap: bool = False
     """Dispatch and combine of one micro-batch run beside another's work."""
@@ -182,6 +182,9 @@ class TrainPrediction(Record):
     """Per pipeline rank, the fullest device: largest live sum of what is saved for backward."""
     breakdown_s: dict[str, float]
     """Seconds of a step by cause; they add up to `step_time_s`."""
+    inter_node_bytes: float | None = None
+    """What dispatch and combine send from node to node in a step, all devices together; absent
+    where it was not counted."""
     communication_s: Seconds
     """What of `step_time_s` is spent in collectives, waiting in the bubble included."""
     stages: tuple[StagePrediction, ...]

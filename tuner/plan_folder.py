@@ -6,7 +6,7 @@
                             `profile/`; where several pools have one, each in `profiles/N/` with N
                             the pool's position in the spec, from 0
     launch/<target>/        files that start the job
-    trials/NNNN.json        one record per launch; study.journal is Optuna's
+    trials/NNNN.json        one record per launch; study.journal* is Optuna's
     verified.json           what the trials say
 
 Everything but `trials/` can be derived again from what lies beside it.
@@ -33,6 +33,7 @@ from tuner.plan import Plan, VerifiedPlan
 from tuner.spec.routing import routing_json
 from tuner.spec.spec import Spec
 from tuner.verify.records import TrialRecord, Verified
+from tuner.verify.study.worker import WORKERS_SUFFIX
 
 PLAN_NAME: Final = "plan.json"
 VERIFIED_NAME: Final = "verified.json"
@@ -178,10 +179,19 @@ def _plan_bytes(folder: Path) -> bytes:
 
 
 def read_verified(folder: Path) -> Verified | None:
-    """Read `verified.json` of a plan's folder; None where nothing was verified yet.
+    """Read `verified.json` of a training plan's folder; None where nothing was verified yet.
 
     Raises:
         PlanUnreadableError: it is damaged.
+    """
+    return verified_as(Verified, folder)
+
+
+def verified_as(kind: type[AnyPlan], folder: Path) -> AnyPlan | None:
+    """Read `verified.json` as what a plan of that kind is verified by; None where there is none.
+
+    Raises:
+        PlanUnreadableError: it is damaged, or of another kind.
     """
     file = folder / VERIFIED_NAME
     if not file.is_file():
@@ -189,7 +199,7 @@ def read_verified(folder: Path) -> Verified | None:
     try:
         if file.stat().st_size > MAX_PLAN_BYTES:
             raise PlanUnreadableError(f"{file}: larger than any verification; verify again")
-        return Verified.model_validate_json(file.read_bytes())
+        return kind.model_validate_json(file.read_bytes())
     except OSError as error:
         raise PlanUnreadableError(f"{file}: {error.strerror}") from error
     except ValidationError as error:
@@ -213,8 +223,13 @@ def write_trial(folder: Path, record: TrialRecord) -> None:
     Raises:
         OutputError: the folder cannot be written.
     """
-    name = f"{TRIALS_NAME}/{record.number:04d}.json"
-    write_files(folder, {name: record.model_dump_json(indent=1) + "\n"})
+    name = trial_file(folder, record.number).relative_to(folder)
+    write_files(folder, {str(name): record.model_dump_json(indent=1) + "\n"})
+
+
+def trial_file(folder: Path, number: int) -> Path:
+    """Return where the record of a trial is kept."""
+    return folder / TRIALS_NAME / f"{number:04d}.json"
 
 
 def write_verified(folder: Path, verified: Verified, *, launch: LaunchFiles | None) -> None:
@@ -316,4 +331,6 @@ def _forget_trials(folder: Path) -> None:
         for file in trials.glob(pattern):
             if not file.is_dir():
                 file.unlink()
+    # Who is at work on the study, one file each.
+    shutil.rmtree(trials / f"{JOURNAL_NAME}{WORKERS_SUFFIX}", ignore_errors=True)
     (folder / VERIFIED_NAME).unlink(missing_ok=True)

@@ -3,19 +3,63 @@
 used/spec.yaml, used/config.json    what was read
 used/placement.json                 the plan of the placement that is served, where the goal has one
 launch/<target>/                    launchers and the benchmark job
+trials/NNNN.json                    one record per launch (tuner/verify/deployments/records.py)
+verified.json                       what the trials say
 """
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
 
 from tuner.emit.serving.registry import emit_all_serving
-from tuner.errors import PlanUnreadableError
+from tuner.errors import OutputError, PlanUnreadableError
+from tuner.output import write_files
 from tuner.place_plan import PlacePlan, VerifiedPlacement
-from tuner.plan_folder import PLAN_NAME, parsed_plan, write_folder
+from tuner.plan_folder import (
+    PLAN_NAME,
+    TRIALS_NAME,
+    VERIFIED_NAME,
+    parsed_plan,
+    write_folder,
+)
 from tuner.serve_plan import ServePlan, VerifiedServing
 from tuner.spec.serving.read import ServeSpec
+from tuner.verify.deployments.records import ServeTrialRecord, ServeVerified
+from tuner.verify.records import MAX_RECORD_BYTES
 
 WAIVED = "predicted only; nothing was launched"
 UNJUDGED = "served as it was planned; its own verification is not part of this plan"
+PLACEMENT_NAME: Final = "used/placement.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFiles:
+    """Files by path relative to the plan's folder, and which of them can be executed."""
+
+    contents: Mapping[str, str | bytes]
+    executable: frozenset[str]
+
+
+def serve_files(verified: VerifiedServing, *, placement: VerifiedPlacement | None) -> ServeFiles:
+    """Emit every target of a deployment.
+
+    Raises:
+        SpecError: a target cannot express the decision.
+        UnsuitedPlacementError: the instances cannot take the placement.
+        ValueError: the engine cannot launch the decision.
+    """
+    contents: dict[str, str | bytes] = {}
+    executable = set()
+    for target, emitted in emit_all_serving(verified, placement=placement).items():
+        for file in emitted:
+            name = f"launch/{target}/{file.path}"
+            contents[name] = file.content
+            if file.executable:
+                executable.add(name)
+    return ServeFiles(contents=contents, executable=frozenset(executable))
 
 
 def write_serve_plan(folder: Path, plan: ServePlan, *, spec: ServeSpec) -> ServePlan:
@@ -31,23 +75,20 @@ def write_serve_plan(folder: Path, plan: ServePlan, *, spec: ServeSpec) -> Serve
         "used/spec.yaml": spec.path.read_bytes(),
         "used/config.json": (config / "config.json" if config.is_dir() else config).read_bytes(),
     }
-    executable = set()
+    executable: frozenset[str] = frozenset()
     if plan.decision is not None and plan.predicted is not None:
         verified = VerifiedServing(
             plan=plan, decision=plan.decision, predicted=plan.predicted, waived=WAIVED
         )
         placement = _placement(spec)
         if placement is not None:
-            files["used/placement.json"] = placement.plan.model_dump_json(indent=2) + "\n"
-        for target, emitted in emit_all_serving(verified, placement=placement).items():
-            for file in emitted:
-                name = f"launch/{target}/{file.path}"
-                files[name] = file.content
-                if file.executable:
-                    executable.add(name)
+            files[PLACEMENT_NAME] = placement.plan.model_dump_json(indent=2) + "\n"
+        emitted = serve_files(verified, placement=placement)
+        files |= emitted.contents
+        executable = emitted.executable
     plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
     files[PLAN_NAME] = plan.model_dump_json(indent=2) + "\n"
-    write_folder(folder, files, executable=frozenset(executable))
+    write_folder(folder, files, executable=executable)
     return plan
 
 
@@ -69,3 +110,88 @@ def read_serve_plan(folder: Path) -> ServePlan:
         PlanUnreadableError: it is missing or damaged.
     """
     return parsed_plan(folder, ServePlan)
+
+
+def read_used_placement(folder: Path) -> VerifiedPlacement | None:
+    """Read the placement that a deployment's plan was made with; None where it has none.
+
+    Raises:
+        PlanUnreadableError: it is damaged.
+    """
+    file = folder / PLACEMENT_NAME
+    if not file.is_file():
+        return None
+    try:
+        plan = PlacePlan.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise PlanUnreadableError(f"{file}: unreadable; plan the deployment anew") from error
+    if plan.decision is None:
+        raise PlanUnreadableError(f"{file}: the plan decides nothing; plan the deployment anew")
+    return VerifiedPlacement(plan=plan, decision=plan.decision, waived=UNJUDGED)
+
+
+def write_serve_trial(folder: Path, record: ServeTrialRecord) -> None:
+    """Write one finished launch of a deployment.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    name = f"{TRIALS_NAME}/{record.number:04d}.json"
+    write_files(folder, {name: record.model_dump_json(indent=1) + "\n"})
+
+
+def read_serve_trials(folder: Path) -> tuple[ServeTrialRecord, ...]:
+    """Read every finished launch of a deployment's plan, in order of their numbers.
+
+    Raises:
+        PlanUnreadableError: a file is damaged; it names the file and what to do.
+    """
+    return tuple(_serve_trial(file) for file in sorted((folder / TRIALS_NAME).glob("[0-9]*.json")))
+
+
+def _serve_trial(file: Path) -> ServeTrialRecord:
+    again = "delete it to launch that trial again"
+    try:
+        if file.stat().st_size > MAX_RECORD_BYTES:
+            raise PlanUnreadableError(f"{file}: larger than any trial record; {again}")
+        return ServeTrialRecord.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "file"
+        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; {again}") from error
+    except OSError as error:
+        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+
+
+def write_serve_verified(
+    folder: Path,
+    verified: ServeVerified,
+    *,
+    plan: ServePlan,
+    launch: ServeFiles | None,
+    stale: Iterable[str] = (),
+) -> None:
+    """Write what the launches say, and launch files that rest on it.
+
+    Args:
+        folder: of the plan.
+        verified: the conclusion.
+        plan: of the folder; its list of files is kept true.
+        launch: files of the winner; None where there is no winner, and the files stay as they are.
+        stale: files of other decisions, which go.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    files: dict[str, str | bytes] = dict(launch.contents) if launch else {}
+    gone = {name for name in stale if launch and name not in files}
+    named = (*sorted({*plan.files, *files} - gone - {PLAN_NAME}), PLAN_NAME)
+    if launch and set(named) != set(plan.files):
+        files[PLAN_NAME] = plan.model_copy(update={"files": named}).model_dump_json(indent=2) + "\n"
+    files[VERIFIED_NAME] = verified.model_dump_json(indent=2) + "\n"
+    write_files(folder, files, executable=launch.executable if launch else frozenset())
+    for name in sorted(gone):
+        try:
+            (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot remove {str(folder / name)!r}: {error.strerror}") from error

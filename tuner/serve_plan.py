@@ -273,3 +273,5 @@ class VerifiedServing(Record):
     predicted: ServePrediction
     waived: str = ""
     """Why nothing was measured; stated in or beside every emitted file."""
+    measured: str = ""
+    """What launches of it came to, a line; stated likewise."""

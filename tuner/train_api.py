@@ -27,7 +27,8 @@ from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
-from tuner.verify_api import REFERENCE, machine_of
+from tuner.verify.launching import REFERENCE
+from tuner.verify_api import machine_of
 
 if TYPE_CHECKING:
     from tuner.costs.analytic.measured_profile import MeasuredProfile

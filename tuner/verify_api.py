@@ -3,13 +3,11 @@
 Launches enter here, and trials and conclusions are written into the folder of the plan.
 """
 
-import hashlib
 import importlib.util
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from profilers.machine import fingerprint
@@ -17,25 +15,28 @@ from profilers.records import Machine as MeasuredMachine
 from profilers.records import Profile
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
-from tuner.costs.workload import Workload
 from tuner.errors import PlanUnreadableError
 from tuner.formulate.pricing import Machine
 from tuner.output import write_files
 from tuner.plan import Plan, VerifiedPlan
 from tuner.plan_folder import (
-    JOURNAL_NAME,
-    PLAN_NAME,
     TRIALS_NAME,
     launch_files,
     read_plan,
     read_used_profile,
-    write_trial,
     write_verified,
 )
 from tuner.spec.cluster import Pool
+from tuner.spec.routing import RoutingRecord, read_routing
+from tuner.study_folder import opened_study, plan_sha256, trial_folders
+from tuner.verify.budget.measured import work_of as work_of
+from tuner.verify.budget.possible import Possible
+from tuner.verify.budget.prices import prices_of
+from tuner.verify.budget.spending import Budget, Spending
 from tuner.verify.candidates import Candidates
 from tuner.verify.command import CommandLauncher, parsed_template
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
+from tuner.verify.launching import REFERENCE, engine_of, steps_of
 from tuner.verify.metrics import adapter_named
 from tuner.verify.neighbourhood import Around, Neighbourhood
 from tuner.verify.proposal import Proposal
@@ -43,19 +44,14 @@ from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.slurm.launcher import Pace, SlurmLauncher
 from tuner.verify.slurm.options import parsed_options
 from tuner.verify.slurm.queue import check_programs
-from tuner.verify.under_way import found_under_way, note
-from tuner.verify.verification import REFERENCE as REFERENCE
+from tuner.verify.under_way import note
 from tuner.verify.verification import (
     Effort,
     Watcher,
     conclude,
-    engine_of,
     run_trials,
     verified_plan,
 )
-
-UNDER_WAY_NAME = "under-way"
-"""In the folder of trials: those that go on when this process ends."""
 
 
 def verify(
@@ -66,69 +62,94 @@ def verify(
     watcher: Watcher,
     launch: Launcher = launch_locally,
     by: SlurmLauncher | CommandLauncher | None = None,
+    storage: str = "",
+    told: Callable[[str], None] = lambda _line: None,
+    budget: Budget | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Verified:
     """Launch the candidates of a plan, conclude, and refresh its launch files.
+
+    Several processes may do so at a time, also on several nodes: they share a study, no decision is
+    launched twice, `effort` counts the trials of all, and each waits for the last of them and
+    concludes from all.
 
     Args:
         folder: of the plan; trials and conclusions are written into it, trial by trial.
         effort: how much to launch.
-        resume: keep the trials that an earlier call finished; otherwise they are an error.
+        resume: keep the trials that earlier calls finished; otherwise they are an error, unless
+            somebody is at work on them or `storage` names their study.
         watcher: told about every launch.
         launch: how the reference step is started.
         by: what runs trials instead: jobs of Slurm, or the user's own command.
+        storage: URL of a PostgreSQL database that holds the study; empty: a journal in the folder.
+        told: hears a line when others are waited for or have taken a trial over.
+        budget: what this call's trials may use; then smaller jobs may stand for whole ones.
+        clock: of the budget.
 
     Raises:
+        SpecError: the budget holds no trial.
         PlanUnreadableError: the plan or a trial record is damaged, or trials exist already.
         OutputError: the folder cannot be written.
         SchedulerError: Slurm refuses a trial or stays away.
+        StudyError: the study cannot be reached or locked.
     """
     made = read_plan(folder)
     _check_verifiable(made, folder, runs_engine=isinstance(by, CommandLauncher))
-    finished = read_trials(folder / TRIALS_NAME)
-    if finished and not resume:
-        raise PlanUnreadableError(
-            f"{folder} holds {len(finished)} trials already: add --resume to go on, or plan anew"
-        )
     is_measured = bool(made.provenance.device_kind)
     profile = read_used_profile(folder) if is_measured else None
     around = around_plan(made, profile)
     trials: TrialLauncher = by or reference_trials(launch)
-    with _trial_folders(folder, by=by, finished=finished, resume=resume) as (scratch, under_way):
-        from tuner.verify.search import StudySearch
-
-        study = StudySearch(
-            around,
-            journal=folder / TRIALS_NAME / JOURNAL_NAME,
-            finished=finished,
-            under_way=under_way,
+    durable = by if isinstance(by, SlurmLauncher) else None
+    possible = Possible(
+        around=around,
+        price=prices_of(around, used=folder / "used"),
+        max_devices=budget.max_devices if budget else None,
+    )
+    spending = None
+    if budget is not None:
+        spending = Spending(
+            possible=possible,
+            budget=budget,
+            clock=clock,
+            num_steps=steps_of(effort.steps),
+            runs_reference=not isinstance(by, CommandLauncher),
+            parallel=effort.parallel,
         )
+        if not read_trials(folder / TRIALS_NAME):
+            spending.check()
+    with (
+        trial_folders(folder, by=durable) as scratch,
+        opened_study(
+            folder, around, by=durable, scratch=scratch, resume=resume, storage=storage, told=told
+        ) as study,
+    ):
 
         def begin(trial: Path, proposal: Proposal) -> None:
-            if isinstance(by, SlurmLauncher):
-                note(trial, proposal, plan_sha256=_plan_sha256(folder))
-
-        def write(record: TrialRecord) -> None:
-            write_trial(folder, record)
-            shutil.rmtree(scratch / f"{record.number:04d}", ignore_errors=True)
+            if durable is not None:
+                note(trial, proposal, plan_sha256=plan_sha256(folder))
 
         records = run_trials(
             around,
             study,
-            finished=finished,
             effort=effort,
             launch=trials,
             scratch=scratch,
-            write=write,
             watcher=watcher,
-            under_way=under_way,
             begin=begin,
             stop=by.stop if by is not None else lambda: None,
+            possible=possible,
+            spending=spending,
         )
-    verified = conclude(
-        made, records, prior=_prior(made, around), notes=_notes(profile, records, by=by)
-    )
-    emitted = launch_files(verified_plan(around, verified)) if verified.winner else None
-    write_verified(folder, verified, launch=emitted)
+        notes = _notes(profile, records, by=by)
+        verified = conclude(
+            made,
+            records,
+            prior=_prior(made, around),
+            notes=(*notes, *(spending.said(records) if spending else ())),
+            possible=possible,
+        )
+        emitted = launch_files(verified_plan(around, verified)) if verified.winner else None
+        write_verified(folder, verified, launch=emitted)
     return verified
 
 
@@ -161,10 +182,11 @@ def slurm_trials(
     )
 
 
-def command_trials(*, command: str, metrics: str) -> CommandLauncher:
+def command_trials(*, command: str, metrics: str, folder: Path | None = None) -> CommandLauncher:
     """Return what runs trials by the user's own command.
 
     Args:
+        folder: of the plan, whose recorded routing is reproduced where the engine can; None: none.
         command: a template, see tuner/verify/command.py for its placeholders.
         metrics: how its steps are read, see tuner/verify/metrics.py.
 
@@ -176,7 +198,13 @@ def command_trials(*, command: str, metrics: str) -> CommandLauncher:
         adapter=adapter_named(metrics),
         environment=os.environ,
         prepare=_write_launch_files,
+        routing=None if folder is None else _used_routing(folder),
     )
+
+
+def _used_routing(folder: Path) -> RoutingRecord | None:
+    file = folder / "used" / "routing.json"
+    return read_routing(file) if file.is_file() else None
 
 
 def around_plan(made: Plan, profile: Profile | None) -> Around:
@@ -210,39 +238,6 @@ def _check_verifiable(made: Plan, folder: Path, *, runs_engine: bool) -> None:
             "its engine with --launcher command, or emit 'reference' from a profile of `moetune "
             "profile`"
         )
-
-
-@contextmanager
-def _trial_folders(
-    folder: Path,
-    *,
-    by: SlurmLauncher | CommandLauncher | None,
-    finished: Sequence[TrialRecord],
-    resume: bool,
-) -> Iterator[tuple[Path, tuple[Proposal, ...]]]:
-    """Say where trials have their folders, and which an earlier process left under way."""
-    if not isinstance(by, SlurmLauncher):
-        with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
-            yield Path(scratch), ()
-        return
-    place = folder / TRIALS_NAME / UNDER_WAY_NAME
-    if not resume and any(place.glob("[0-9]*")):
-        raise PlanUnreadableError(
-            f"{place} holds trials that may still run: add --resume to go on with them"
-        )
-    yield (
-        place,
-        found_under_way(
-            place,
-            by,
-            plan_sha256=_plan_sha256(folder),
-            finished=[record.number for record in finished],
-        ),
-    )
-
-
-def _plan_sha256(folder: Path) -> str:
-    return hashlib.sha256((folder / PLAN_NAME).read_bytes()).hexdigest()
 
 
 def _write_launch_files(launch: Launch) -> None:
@@ -280,17 +275,6 @@ def _notes(
     return tuple(f"the profile is of {measured.device!r}, trials ran on {one!r}" for one in others)
 
 
-def work_of(made: Plan) -> Workload:
-    """Read off a plan what it trains."""
-    return Workload(
-        model=made.model,
-        sequence_length=made.goal.sequence_length,
-        global_batch_size=made.goal.global_batch_size,
-        precision=made.goal.precision.value,
-        load_ratio=made.load_ratio,
-    )
-
-
 def _other_machine(measured: MeasuredMachine) -> tuple[str, ...]:
     """Warn when trials run on another machine than the profile describes."""
     if importlib.util.find_spec("torch") is None:
@@ -304,6 +288,14 @@ def _other_machine(measured: MeasuredMachine) -> tuple[str, ...]:
     return (f"the profile describes another machine than this one: {'; '.join(found)}",)
 
 
+def _cores_per_rank(measured: MeasuredMachine) -> float:
+    """Cores of a host for each of its ranks where these took turns, otherwise 1."""
+    if measured.device_kind != "cpu" or not measured.oversubscribed:
+        return 1.0
+    ranks = max(Counter(measured.hosts).values(), default=measured.world)
+    return min(1.0, measured.cores / ranks)
+
+
 def machine_of(pool: Pool, profile: Profile) -> Machine:
     """Say what a plan may use of a pool that was measured by a profile."""
     measured = profile.header.machine
@@ -312,5 +304,12 @@ def machine_of(pool: Pool, profile: Profile) -> Machine:
         num_devices=pool.num_devices,
         memory_limit_bytes=int(memory_bytes * pool.usable_memory_ratio),
         table=KernelTable.from_profile(profile),
-        residual=residual_for(REFERENCE, device=measured.device, device_kind=measured.device_kind),
+        residual=residual_for(
+            REFERENCE,
+            device=measured.device,
+            device_kind=measured.device_kind,
+            nodes=measured.nodes,
+        ),
+        ranks_per_node=pool.devices_per_node,
+        cores_per_rank=_cores_per_rank(measured),
     )

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import sys
 import time
 from dataclasses import replace
@@ -98,8 +97,17 @@ def searched(question: Question) -> tuple[Search, dict[str, Any]]:
         "gap_ratio": certificate.gap_ratio,
         "wall_s": time.perf_counter() - wall_s,
         "cpu_s": time.process_time() - used_s,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": _peak_bytes(),
     }
+
+
+def _peak_bytes() -> int:
+    """Most memory that this program has held.
+
+    Not ru_maxrss, which on Linux begins with what the process held that started this one.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def pricing_rate(found: Search) -> dict[str, Any]:

@@ -210,6 +210,8 @@ def _formula_machine(
     *,
     num_devices: int = WORLD,
     memory_limit_bytes: int = 2**40,
+    ranks_per_node: int | None = None,
+    cores_per_rank: float = 1.0,
     band_ratio: float = 0.1,
     computation: float = 1.0,
     communication: float = 1.0,
@@ -218,6 +220,8 @@ def _formula_machine(
     return Machine(
         num_devices=num_devices,
         memory_limit_bytes=memory_limit_bytes,
+        ranks_per_node=ranks_per_node,
+        cores_per_rank=cores_per_rank,
         table=KernelTable(curves=_Formulas(seconds or _formula_s)),
         residual=Residual(
             engine="reference",
@@ -282,7 +286,12 @@ class _Formulas(Mapping[Series, Curve]):
 def bound_spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A spec of two devices, its profile beside it, whose plan is bound by memory."""
     folder = tmp_path_factory.mktemp("bound")
-    changes: Fields = {"search": BOUND_SEARCH, "emit": ("reference", "megatron-lm", "slurm")}
+    # Long enough that activations, which can be traded for time, outweigh the state.
+    changes: Fields = {
+        "search": BOUND_SEARCH,
+        "emit": ("reference", "megatron-lm", "slurm"),
+        "goal": {"sequence_length": 256},
+    }
     roomy = _write_spec(folder, pool={"devices_per_node": 2}, **changes)
     _store_profile(folder / "profile", _profile_for(roomy))
     unbound = api.plan(roomy, method="exact").plan.predicted

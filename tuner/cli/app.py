@@ -33,6 +33,7 @@ from tuner.cli import (
     schema,
     verify,
 )
+from tuner.cli.panels import PanelCommand
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
@@ -90,7 +91,7 @@ app.add_typer(profile.app, name="profile")
 app.command("estimate")(estimate.command)
 app.command("init")(init.command)
 app.command("plan")(plan.command)
-app.command("verify")(verify.command)
+app.command("verify", cls=PanelCommand)(verify.command)
 app.command("explain")(explain.command)
 app.command("report")(report.command)
 app.command("backtest")(backtest.command)

@@ -37,6 +37,8 @@ class ProfileDiff(Record):
     """Cases by verdict."""
     differences: tuple[Difference, ...]
     """Every case, the unchanged ones too."""
+    differing: tuple[str, ...] = ()
+    """Facts of the two machines that make their times another matter; only with --anyway."""
 
 
 class ShownRecording(RecordingHeader):

@@ -11,7 +11,7 @@ from tuner.cli.text import columns
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
-    from profilers.records import Profile, ProfileHeader
+    from profilers.records import Profile, ProfileHeader, TableInfo
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("import")(profile_import.run)
@@ -31,7 +31,7 @@ def measure(
     suite: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: kernels, links, storage, or routing, which needs --model and"
+            help="Comma-separated: kernels, links, storage, kv, or routing, which needs --model and"
             " --text; default all but routing."
         ),
     ] = "",
@@ -143,7 +143,8 @@ def _measure(
 def show(
     profile: Annotated[Path, typer.Argument(help="Folder of a stored profile or recording.")],
     links: Annotated[
-        bool, typer.Option("--links", help="Latency and bandwidth of every pair, with their fit.")
+        bool,
+        typer.Option("--links", help="Latency, bandwidth and fit of every pair; exchanges."),
     ] = False,
     lagging: Annotated[
         bool, typer.Option("--stragglers", help="Ranks, links and nodes slower than their peers.")
@@ -185,18 +186,23 @@ def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_j
     from profilers.store import read_profile
     from profilers.stragglers import stragglers
 
-    found = read_profile(profile, operations=("link", "every_rank"))
+    found = read_profile(profile, operations=("link", "every_rank", "collective"))
     slow = stragglers(found) if lagging else ()
     if as_json:
         shown: dict[str, object] = {}
         if links:
             shown["links"] = profile_links.links_json(found)
+            shown["exchanges"] = profile_links.exchanges_json(found)
         if lagging:
             shown["stragglers"] = [one.model_dump(mode="json") for one in slow]
         print(json.dumps(shown, indent=2))
     else:
         parts = [profile_links.links_text(found)] if links else []
-        parts += [profile_links.stragglers_text(slow)] if lagging else []
+        parts += (
+            [profile_links.stragglers_text(slow, shares_cores=found.header.machine.oversubscribed)]
+            if lagging
+            else []
+        )
         print("\n\n".join(parts))
     if strict and slow:
         raise typer.Exit(1)
@@ -206,19 +212,28 @@ def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_j
 def diff(
     first: Annotated[Path, typer.Argument(help="The profile to compare with.")],
     second: Annotated[Path, typer.Argument(help="The newer profile.")],
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Compare unlike machines too; what differs is said first."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two profiles of one machine; exit 1 when the second is significantly slower."""
-    from profilers.compare import Verdict, compare
+    from profilers.compare import Verdict, compare, incomparable
     from profilers.store import read_profile
     from tuner.units import format_s
 
-    found = compare(read_profile(first), read_profile(second))
+    before, after = read_profile(first), read_profile(second)
+    found = compare(before, after, anyway=anyway)
+    differing = incomparable(before.header.machine, after.header.machine)
     counts = {verdict.value: sum(each.verdict is verdict for each in found) for verdict in Verdict}
     if as_json:
         rows = [each.model_dump(mode="json") for each in found]
-        print(json.dumps({"counts": counts, "differences": rows}, indent=2))
+        shown = {"counts": counts, "differences": rows, "differing": differing}
+        print(json.dumps(shown, indent=2))
     else:
+        if differing:
+            print(f"not the same machine: {'; '.join(differing)}\n")
         changed = [each for each in found if each.verdict is not Verdict.SAME]
         rows_text = [
             (
@@ -243,20 +258,38 @@ def summary(header: "ProfileHeader") -> str:
     from tuner.units import format_bytes, format_s
 
     machine = header.machine
+    where = machine.hostname if machine.nodes == 1 else f"each of {machine.nodes} nodes"
     lines = [
-        f"{machine.num_devices} x {machine.device} on {machine.hostname}, "
+        f"{machine.num_devices} x {machine.device} on {where}, "
         f"{format_bytes(machine.memory_bytes_per_device)} each, {machine.world} ranks, "
         f"measured {header.created}",
     ]
     if machine.oversubscribed:
         lines.append("more ranks than cores or accelerators: latencies are not a cluster's")
     rows = [
-        (name, info.rows, format_s(info.seconds), "" if info.complete else "incomplete", info.note)
+        (
+            name,
+            info.rows,
+            format_s(info.seconds),
+            _between(info),
+            "" if info.complete else "incomplete",
+            info.note,
+        )
         for name, info in header.tables.items()
     ]
     if rows:
-        lines += ["", columns(rows, header=("table", "rows", "took", "", "note"))]
+        lines += ["", columns(rows, header=("table", "rows", "took", "in between", "", "note"))]
+    if any(info.checked for info in header.tables.values()):
+        lines += ["", "in between: error of sizes drawn at random and left out, median / 9 in 10"]
     return "\n".join(lines)
+
+
+def _between(info: "TableInfo") -> str:
+    """How well the table knows the sizes between its measured ones."""
+    found = info.checked
+    if found is None:
+        return ""
+    return f"{found.median_ratio:.1%} / {found.p90_ratio:.1%} of {found.sizes}"
 
 
 def _medians(profile: "Profile") -> str:

@@ -1,30 +1,41 @@
 """What `moetune profile show` says of links and of who lags: `--links`, `--stragglers`."""
 
-from typing import TYPE_CHECKING, Any
+import statistics
+from typing import TYPE_CHECKING, Any, Final
 
 from tuner.cli.text import columns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from profilers.links.matrix import Link
     from profilers.records import Profile
     from profilers.stragglers import Straggler
 
+MOST_LINKS: Final = 64
+"""Listed one by one; nodes beyond eight have more."""
+
 
 def links_text(profile: "Profile") -> str:
-    """Every direction with its latency, bandwidth and line; and what lanes side by side get."""
-    from profilers.links.matrix import links_of, shared_ratio
+    """Links by class and one by one, what lanes side by side get, and the two all-to-alls."""
+    from profilers.links.matrix import links_of
+    from profilers.stragglers import rank_names
 
     links = links_of(profile)
     if not links:
         return "no links were measured: profile with several ranks and --suite links"
+    names = rank_names(profile)
+    alone = [link for link in links if link.lanes == 1]
+    slowest = sorted(alone, key=lambda link: link.bytes_per_s)[:MOST_LINKS]
+    shown = {(link.sender, link.receiver) for link in slowest}
     table = columns(
-        [_row(link) for link in links],
-        header=("from", "to", "lanes", "latency", "bandwidth", "line", "off by", "holds for"),
+        [_row(link, names) for link in alone if (link.sender, link.receiver) in shown],
+        header=("from", "to", "latency", "bandwidth", "line", "off by", "holds for"),
     )
-    shared = shared_ratio(links)
-    if shared is None:
-        return table
-    return f"{table}\n\nside by side a pair of ranks gets {shared:.0%} of what it gets alone"
+    if len(alone) > len(shown):
+        table += f"\nthe {len(shown)} slowest of {len(alone)}; all of them: --json"
+    parts = [_classes(alone), table, _shared(links), _exchanges(profile)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def links_json(profile: "Profile") -> list[dict[str, Any]]:
@@ -46,8 +57,21 @@ def links_json(profile: "Profile") -> list[dict[str, Any]]:
     ]
 
 
-def stragglers_text(found: "tuple[Straggler, ...]") -> str:
+def exchanges_json(profile: "Profile") -> list[dict[str, Any]]:
+    """Both all-to-alls of every group that has two stages, by size."""
+    return [
+        {"ranks": ranks, "stride": stride, "bytes": size, "flat_s": flat_s, "two_stages_s": two_s}
+        for ranks, stride, size, flat_s, two_s in _both(profile)
+    ]
+
+
+def stragglers_text(found: "tuple[Straggler, ...]", *, shares_cores: bool) -> str:
     """Who lags, worst first."""
+    if shares_cores and not found:
+        return (
+            "no link or node is slower than its peers beyond noise\n"
+            "ranks share cores, so that their own speed is not judged"
+        )
     if not found:
         return "nobody is slower than its peers beyond noise"
     rows = [
@@ -56,19 +80,88 @@ def stragglers_text(found: "tuple[Straggler, ...]") -> str:
     return columns(rows, header=("slower", "where", "at", "time", "p"))
 
 
-def _row(link: "Link") -> tuple[object, ...]:
+def _row(link: "Link", names: "Mapping[int, str]") -> tuple[object, ...]:
     from tuner.units import format_bytes, format_s
 
     fit = link.fit
     return (
-        f"rank {link.sender} (node {link.sender_node})",
-        f"rank {link.receiver} (node {link.receiver_node})",
-        link.lanes,
+        f"rank {link.sender} on {names[link.sender]}",
+        f"rank {link.receiver} on {names[link.receiver]}",
         "" if link.latency_s is None else format_s(link.latency_s),
-        f"{link.bytes_per_s * 8e-9:.3g} Gbit/s",
-        "" if fit is None else f"{format_s(fit.latency_s)} + {fit.bytes_per_s * 8e-9:.3g} Gbit/s",
+        _rate(link.bytes_per_s),
+        "" if fit is None else f"{format_s(fit.latency_s)} + {_rate(fit.bytes_per_s)}",
         "" if fit is None else f"{fit.residual_ratio:.0%}",
         ""
         if fit is None
         else f"{format_bytes(fit.lines[0].smallest_bytes)} to {format_bytes(fit.largest_bytes)}",
+    )
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8e-9:.3g} Gbit/s"
+
+
+def _classes(links: "Sequence[Link]") -> str:
+    """Links inside nodes and between them: how many, and the usual and the slowest of each."""
+    from tuner.units import format_s
+
+    rows = []
+    for name, is_inside in (("inside nodes", True), ("between nodes", False)):
+        own = [link for link in links if link.is_inside is is_inside]
+        if own:
+            rates = [link.bytes_per_s for link in own]
+            waits = [link.latency_s for link in own if link.latency_s is not None]
+            latency = format_s(statistics.median(waits)) if waits else ""
+            usual, slowest = _rate(statistics.median(rates)), _rate(min(rates))
+            rows.append((name, len(own), latency, usual, slowest))
+    return columns(rows, header=("links", "how many", "latency", "bandwidth", "slowest"))
+
+
+def _shared(links: "tuple[Link, ...]") -> str:
+    from profilers.links.matrix import shared_ratio
+
+    shared = shared_ratio(links)
+    lanes = max(link.lanes for link in links)
+    if shared is None or lanes < 2:
+        return ""
+    # In the middle, in ratio, between all of it and a fair share of one card.
+    says = "each has a way of its own" if shared > lanes**-0.5 else "they share one way"
+    return (
+        f"{lanes} pairs of two nodes side by side get {shared:.0%} of what one gets alone: {says}"
+    )
+
+
+def _both(profile: "Profile") -> "Iterator[tuple[int, int, int, float, float]]":
+    """Ranks, stride, bytes, and the medians of both all-to-alls."""
+    from profilers.links.groups import FLAT, HIERARCHICAL
+
+    median_s: dict[tuple[str, int, int, int], float] = {}
+    for row in profile.table("collective"):
+        if row.case.kind in (FLAT, HIERARCHICAL):
+            axes = row.case.axes
+            key = row.case.kind, axes["ranks"], axes["stride"], axes["bytes"]
+            median_s[key] = row.median_s
+    for kind, ranks, stride, size in sorted(median_s):
+        if kind == HIERARCHICAL and (FLAT, ranks, stride, size) in median_s:
+            flat_s = median_s[FLAT, ranks, stride, size]
+            yield ranks, stride, size, flat_s, median_s[kind, ranks, stride, size]
+
+
+def _exchanges(profile: "Profile") -> str:
+    from tuner.units import format_bytes, format_s
+
+    rows = [
+        (
+            f"{ranks} ranks" + (f", every {stride}th" if stride > 1 else ""),
+            format_bytes(size),
+            format_s(flat_s),
+            format_s(two_s),
+            f"x{two_s / flat_s:.2f}",
+        )
+        for ranks, stride, size, flat_s, two_s in _both(profile)
+    ]
+    return (
+        columns(rows, header=("all-to-all", "a rank", "flat", "two stages", "ratio"))
+        if rows
+        else ""
     )

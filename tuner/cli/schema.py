@@ -26,6 +26,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "place-verified": "tuner.verify.placement_records:PlaceVerified",
     "serve-spec": "tuner.spec.serving.read:ServeSpecFile",
     "serve-plan": "tuner.serve_plan:ServePlan",
+    "serve-verified": "tuner.verify.deployments.records:ServeVerified",
     "serving-estimate": "tuner.estimate.serving.records:ServingEstimate",
     "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",
     "calibration": "tuner.calibrate.records:CalibrationReport",

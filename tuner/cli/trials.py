@@ -65,8 +65,9 @@ def _table(rows: list[tuple[str, ...]]) -> "Table":
 def _cells(record: "TrialRecord") -> tuple[str, ...]:
     measured = "" if record.measured_step_s is None else format_s(record.measured_step_s)
     status = f"{record.status}: {record.reason}" if record.reason else record.status
+    launched = record.decision if record.scale is None else record.scale.decision
     return (
-        short_decision(record.decision),
+        short_decision(launched),
         record.origin,
         format_s(record.predicted_step_s),
         measured,

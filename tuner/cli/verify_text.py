@@ -6,8 +6,9 @@ from pathlib import Path
 from tuner.cli.plan_text import decision_lines
 from tuner.cli.text import columns
 from tuner.explain.words import short_decision
+from tuner.plan import TrainDecision
 from tuner.units import format_ratio, format_s
-from tuner.verify.records import Trial, Verified
+from tuner.verify.records import Extrapolated, Trial, Verified
 
 
 def verified_text(verified: Verified, *, folder: Path) -> str:
@@ -15,6 +16,7 @@ def verified_text(verified: Verified, *, folder: Path) -> str:
     lines = [
         columns([_row(trial) for trial in verified.trials], header=_HEADER),
         "",
+        *_extrapolations(verified),
         *_verdict(verified),
         *_accuracy(verified),
         *(f"note           {note}" for note in verified.notes),
@@ -35,7 +37,7 @@ _HEADER = ("decision", "from", "status", "measured", "predicted", "error", "reca
 def _row(trial: Trial) -> tuple[str, ...]:
     measured = trial.measured_step_s
     return (
-        short_decision(trial.decision),
+        short_decision(trial.decision) + scale_text(trial),
         trial.origin,
         trial.status,
         _seconds(measured),
@@ -50,14 +52,66 @@ def _verdict(verified: Verified) -> Iterable[str]:
     if verified.winner is None or verified.winner_step_s is None:
         yield "no trial ran: nothing is verified"
         return
-    yield f"winner         {short_decision(verified.winner)}: {format_s(verified.winner_step_s)}"
+    said = format_s(verified.winner_step_s)
+    if verified.winner_extrapolated is not None:
+        said = f"{extrapolated_text(verified.winner_extrapolated)}, extrapolated"
+    yield f"winner         {short_decision(verified.winner)}: {said}"
+    if all(trial.decision != verified.winner for trial in verified.trials):
+        yield "               no trial of it was launched, whole or smaller"
     if verified.regret_ratio is None:
         yield "first choice   did not run"
     elif verified.regret_ratio == 0.0:
         yield "first choice   it is the winner"
     else:
-        tie = " (a tie: less than the noise)" if verified.tie else ""
+        tie = f" (a tie: less than the {_doubt(verified)})" if verified.tie else ""
         yield f"first choice   {format_ratio(verified.regret_ratio)} slower than the winner{tie}"
+
+
+def _doubt(verified: Verified) -> str:
+    """Name what keeps the order of the first choice and the winner open."""
+    is_measured = all(trial.scale is None for trial in verified.trials)
+    return "noise" if is_measured else "error of what is extrapolated"
+
+
+def scale_text(trial: Trial) -> str:
+    """Say how much of the whole job a trial launched; nothing where it was all of it."""
+    scale, whole = trial.scale, trial.decision
+    if scale is None:
+        return ""
+    parts = [f"{scale.num_devices} of {whole.num_devices} devices"]
+    num_layers = sum(whole.pipeline_layout)
+    if len(scale.layers) < num_layers:
+        parts.append(f"{len(scale.layers)} of {num_layers} layers")
+    return f", on {', '.join(parts)}"
+
+
+def extrapolated_text(found: Extrapolated) -> str:
+    """Say a step and how far it may be off, e.g. `12.3 s ± 6.0 %`."""
+    return f"{format_s(found.step_time_s)} ± {format_ratio(found.error_ratio)}"
+
+
+def _extrapolations(verified: Verified) -> Iterable[str]:
+    """Say what follows for whole jobs that were launched smaller only, each once."""
+    found: dict[TrainDecision, list[Trial]] = {}
+    for trial in verified.trials:
+        if trial.extrapolated is not None:
+            found.setdefault(trial.decision, []).append(trial)
+    for decision, trials in found.items():
+        extrapolated = trials[0].extrapolated
+        assert extrapolated is not None
+        largest = max(trials, key=_size)
+        yield (
+            f"extrapolated   {short_decision(decision)}: {extrapolated_text(extrapolated)}"
+            f"{scale_text(largest).replace(', on', ', from', 1)}"
+        )
+        yield from (f"               not launched: {one}" for one in extrapolated.unseen)
+    if found:
+        yield "               (nine of ten whole jobs lie within ±)"
+        yield ""
+
+
+def _size(trial: Trial) -> tuple[int, int]:
+    return (0, 0) if trial.scale is None else (trial.scale.num_devices, len(trial.scale.layers))
 
 
 def _accuracy(verified: Verified) -> Iterable[str]:

@@ -3,20 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from tuner.errors import PlanUnreadableError
 from tuner.place_folder import read_place_plan
 from tuner.plan import Plan
 from tuner.plan_folder import (
-    MAX_PLAN_BYTES,
     PLAN_NAME,
     TRIALS_NAME,
-    VERIFIED_NAME,
     kind_of_plan,
     parsed_plan,
     read_plan,
     read_verified,
+    verified_as,
 )
 from tuner.report.content import Report, Section
 from tuner.report.launch_section import read_launch_files
@@ -27,6 +24,7 @@ from tuner.report.serve_page import ServeEvidence, serve_report
 from tuner.report.train_page import TrainEvidence, train_report
 from tuner.report.what_if_curves import what_if_section
 from tuner.serve_plan import ServePlan
+from tuner.verify.deployments.records import ServeVerified
 from tuner.verify.placement_records import PlaceVerified
 from tuner.verify.records import read_trials
 from tuner.what_if import Change, WhatIf
@@ -70,6 +68,7 @@ def report_of(folder: Path, *, asked: Asked | None = None, replay: Replay | None
                 files=read_launch_files(folder, deployment.files),
                 replay=replay,
                 what_if=_curves(asked, kind="serve"),
+                verified=verified_as(ServeVerified, folder),
             ),
         )
     if kind == "place":
@@ -80,7 +79,7 @@ def report_of(folder: Path, *, asked: Asked | None = None, replay: Replay | None
             PlaceEvidence(
                 maps=read_heat_maps(folder, placement.files),
                 files=read_launch_files(folder, placement.files),
-                verified=read_place_verified(folder),
+                verified=verified_as(PlaceVerified, folder),
                 what_if=_curves(asked, kind="place", slots=slots),
             ),
         )
@@ -109,27 +108,6 @@ def _check(folder: Path, plan: Plan) -> None:
             f"{folder / PLAN_NAME}: predicted: not of the decision's {decision.num_stages} stages "
             f"on {ranks} pipeline ranks; write it anew"
         )
-
-
-def read_place_verified(folder: Path) -> PlaceVerified | None:
-    """Read what was measured of a placement; None where nothing was.
-
-    Raises:
-        PlanUnreadableError: it is damaged.
-    """
-    file = folder / VERIFIED_NAME
-    if not file.is_file():
-        return None
-    try:
-        if file.stat().st_size > MAX_PLAN_BYTES:
-            raise PlanUnreadableError(f"{file}: larger than any verification; verify again")
-        return PlaceVerified.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
-    except ValidationError as error:
-        raise PlanUnreadableError(
-            f"{file}: no verification of a placement; verify again"
-        ) from error
 
 
 def _curves(asked: Asked | None, *, kind: str, slots: int | None = None) -> Section | None:

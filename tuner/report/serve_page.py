@@ -32,6 +32,7 @@ from tuner.report.serve_figures import (
     instances_figure,
     use_figure,
 )
+from tuner.report.serve_trials import serve_trials_section, verdict_words
 from tuner.serve_plan import (
     ServeCertificate,
     ServeDecision,
@@ -39,6 +40,7 @@ from tuner.serve_plan import (
     ServePrediction,
 )
 from tuner.units import format_s
+from tuner.verify.deployments.records import ServeVerified
 
 SAME_RATIO: Final = 1e-6
 """Figures that differ by less are the same."""
@@ -52,6 +54,8 @@ class ServeEvidence:
     replay: Replay | None
     """The traffic played again; absent where it was not."""
     what_if: Section | None
+    verified: ServeVerified | None = None
+    """What launches of it came to."""
 
 
 def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
@@ -73,7 +77,7 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
     return Report(
         title=f"{plan.model.name} on {_used(plan, decision)}",
         kind="Deployment",
-        verdict=_verdict(plan, decision, predicted),
+        verdict=_verdict(plan, decision, predicted, evidence.verified),
         is_found=True,
         facts=Facts(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
         proof=f"{_proof(plan.certificate)} Bound by {plan.binding_constraint}.",
@@ -88,6 +92,7 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
                 ),
             ),
             _requests(plan, predicted, evidence.replay),
+            *([serve_trials_section(evidence.verified)] if evidence.verified else []),
             Section(
                 name="work",
                 heading="Where the time goes",
@@ -113,13 +118,19 @@ def _used(plan: ServePlan, decision: ServeDecision) -> str:
     return " + ".join(f"{count} {devices.get(pool, pool)}" for pool, count in used.items())
 
 
-def _verdict(plan: ServePlan, decision: ServeDecision, predicted: ServePrediction) -> str:
+def _verdict(
+    plan: ServePlan,
+    decision: ServeDecision,
+    predicted: ServePrediction,
+    verified: ServeVerified | None,
+) -> str:
+    launched = verdict_words(verified) if verified else "and nothing was launched."
     return (
         f"Launch {serve_words(decision)} with {plan.goal.engine.name}: "
         f"{predicted.requests_per_s:.4g} requests/s are expected at P90 "
         f"{format_s(predicted.ttft_s.p90)} to the first token and "
-        f"{format_s(predicted.tpot_s.p90)} per output token. Predicted from played traffic, and "
-        "nothing was launched."
+        f"{format_s(predicted.tpot_s.p90)} per output token. Predicted from played traffic"
+        f"{'. ' if verified else ', '}{launched}"
     )
 
 

@@ -123,10 +123,14 @@ def _verdict(
         if verified.winner
         else ""
     )
-    return (
-        f"{said} {whose} was the fastest of {len(verified.trials)} trials: "
-        f"{format_s(verified.winner_step_s)} measured."
-    )
+    found = f"{format_s(verified.winner_step_s)} measured."
+    if verified.winner_extrapolated is not None:
+        error = format_ratio(verified.winner_extrapolated.error_ratio)
+        found = (
+            f"{format_s(verified.winner_step_s)} ± {error}, extrapolated from smaller jobs; no job "
+            "of its own size was launched."
+        )
+    return f"{said} {whose} was the fastest of {len(verified.trials)} trials: {found}"
 
 
 def _headline(

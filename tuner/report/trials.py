@@ -67,7 +67,11 @@ def _accuracy(verified: Verified) -> Facts:
 
 
 def _names(trials: tuple[Trial, ...]) -> list[str]:
-    return [f"trial {index}" for index in range(len(trials))]
+    """Name trials by their order; those of smaller jobs by their devices too."""
+    return [
+        f"trial {index}" if trial.scale is None else f"trial {index}, {trial.scale.num_devices} dev"
+        for index, trial in enumerate(trials)
+    ]
 
 
 def _times(verified: Verified, predicted: TrainPrediction) -> Figure:

@@ -14,11 +14,16 @@ argument; no shell ever reads it. `{{` and `}}` are braces. Placeholders:
     world, nodes, devices_per_node, steps (warm-up included), folder, port
     metrics            a file that the command may write its steps to, else its output is read
 
+Where the plan was priced with recorded routing, trials of Megatron-LM are given a flag that makes
+theirs as uneven (tuner/verify/forced_routing.py), and their records say so; flags of the template
+come after it and win.
+
 The trial ends when enough steps were read, when it is hopeless, at its deadline or by itself; all
 of its processes on this machine are gone then. What the command starts elsewhere ends with the
 command that started it, as srun and mpirun do.
 
-Not covered: serving engines, and several trials at a time, whose ports and devices are the user's.
+Not covered: deployments, which tuner/verify/deployments/ launches; several trials at a time, whose
+ports and devices are the user's; a command whose moetune was killed, which goes on to its own end.
 """
 
 import shlex
@@ -32,7 +37,9 @@ from typing import Final
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.launch.shape import launch_shape
 from tuner.spec.capabilities import programs
+from tuner.spec.routing import RoutingRecord
 from tuner.verify.adapters.reading import Adapter, Job
+from tuner.verify.forced_routing import forced_routing
 from tuner.verify.launcher import (
     LOG_NAME,
     EngineMetrics,
@@ -94,35 +101,49 @@ class Template:
         return frozenset(name for parts in self.arguments for _, name in parts if name)
 
 
-def parsed_template(text: str) -> Template:
+def parsed_template(
+    text: str,
+    *,
+    option: str = "--command",
+    placeholders: Sequence[str] = PLACEHOLDERS,
+    example: str = "bash {launch}/run.sh",
+) -> Template:
     """Take a template apart.
+
+    Args:
+        text: the template.
+        option: by which the user gave it.
+        placeholders: that it may have.
+        example: of such a template.
 
     Raises:
         SpecError: a quote is open, a placeholder does not exist, or nothing is left to run.
     """
     if len(text) > MAX_TEMPLATE:
-        raise SpecError(f"--command: longer than {MAX_TEMPLATE} characters")
+        raise SpecError(f"{option}: longer than {MAX_TEMPLATE} characters")
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise SpecError(f"--command: {error}") from error
+        raise SpecError(f"{option}: {error}") from error
     if not words:
-        raise SpecError("--command is needed, e.g. --command 'bash {launch}/run.sh'")
-    return Template(arguments=tuple(_parts(word) for word in words))
+        raise SpecError(f"{option} is needed, e.g. {option} '{example}'")
+    return Template(
+        arguments=tuple(_parts(word, option=option, placeholders=placeholders) for word in words)
+    )
 
 
-def _parts(word: str) -> tuple[Part, ...]:
+def _parts(word: str, *, option: str, placeholders: Sequence[str]) -> tuple[Part, ...]:
     try:
         parsed = list(string.Formatter().parse(word))
     except ValueError as error:
-        raise SpecError(f"--command: {word!r}: {error}; write {{{{ and }}}} for braces") from error
+        raise SpecError(f"{option}: {word!r}: {error}; write {{{{ and }}}} for braces") from error
     parts = []
     for text, name, form, conversion in parsed:
-        if name is not None and (name not in PLACEHOLDERS or form or conversion):
-            known = ", ".join(PLACEHOLDERS)
-            raise SpecError(f"--command: {word!r}: {{{name}}} is none of the placeholders {known}")
+        if name is not None and (name not in placeholders or form or conversion):
+            known = ", ".join(placeholders)
+            raise SpecError(f"{option}: {word!r}: {{{name}}} is none of the placeholders {known}")
         if name in LISTS and len(parsed) > 1:
-            raise SpecError(f"--command: {{{name}}} is several arguments; leave {word!r} to it")
+            raise SpecError(f"{option}: {{{name}}} is several arguments; leave {word!r} to it")
         parts.append((text, name or ""))
     return tuple(parts)
 
@@ -148,6 +169,7 @@ class CommandLauncher:
         adapter: Adapter,
         environment: Mapping[str, str],
         prepare: Callable[[Launch], None],
+        routing: RoutingRecord | None = None,
     ) -> None:
         """Say what is run.
 
@@ -156,11 +178,13 @@ class CommandLauncher:
             adapter: reads its steps.
             environment: of the command.
             prepare: writes the emitted files of a trial into `launch/` of its folder.
+            routing: that the plan was priced with, reproduced where the engine can.
         """
         self._template = template
         self._adapter = adapter
         self._environment = environment
         self._prepare = prepare
+        self._routing = routing
 
     def __call__(self, launch: Launch) -> LaunchResult:
         """Run one trial.
@@ -171,6 +195,8 @@ class CommandLauncher:
         """
         launch.folder.mkdir(parents=True, exist_ok=True)
         self._prepare(launch)
+        forced = forced_routing(launch.plan, launch.decision, self._routing)
+        _append(launch.folder, forced.arguments)
         values = trial_values(launch, names=self._template.names)
         command = filled(self._template, values)
         told = "metrics" in self._template.names
@@ -185,7 +211,7 @@ class CommandLauncher:
             steps_s = metrics().steps_s
             return ENOUGH if len(steps_s) >= launch.steps else launch.hopeless(steps_s)
 
-        deadline_s = max(launch.deadline_s, SHORTEST_DEADLINE_S)
+        deadline_s = min(max(launch.deadline_s, SHORTEST_DEADLINE_S), launch.latest_s)
         try:
             ran = run_command(
                 command,
@@ -206,10 +232,12 @@ class CommandLauncher:
         if not found.steps_s:
             reason = (
                 f"the command ended well and told no step after the first {launch.warmup_steps};"
-                " does --metrics fit its output?"
+                " does --metrics fit its output, and does it log every step (--log-interval 1,"
+                " --metrics.log_freq 1, steps_per_print 1)?"
             )
             return LaunchResult(status="crashed", reason=reason, report=None, wall_s=ran.wall_s)
-        reason = "" if ran.stopped == ENOUGH else ran.stopped
+        stopped = "" if ran.stopped == ENOUGH else ran.stopped
+        reason = "; ".join(filter(None, (stopped, forced.told)))
         return LaunchResult(
             status="ok",
             reason=reason,
@@ -272,6 +300,13 @@ def _megatron_args(file: Path | None) -> tuple[str, ...]:
         return ()
     lines = file.read_text(encoding="utf-8").splitlines()
     return tuple(word for line in lines if not line.startswith("#") for word in line.split())
+
+
+def _append(folder: Path, arguments: Sequence[str]) -> None:
+    """Add arguments of Megatron-LM to a trial's files; the job's own do not have them."""
+    for file in folder.glob(f"launch/*/{FILES['megatron_args']}") if arguments else ():
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(" ".join(arguments) + "\n")
 
 
 def _free_port() -> int:

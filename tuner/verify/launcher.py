@@ -7,13 +7,15 @@ trial carries the trial's folder in its environment, under `TRIAL_MARK`. Should 
 be killed, ranks notice that and end (`--parent`), at the latest at their `--deadline`.
 
 Verification calls any `TrialLauncher`, so that tests, schedulers and engines bring their own; a
-`Launcher` is the simple one that is given the reference step ready to run.
+`Launcher` is the simple one that is given the reference step ready to run. That step tells its
+timed steps as it goes, in the trial's folder, so a trial that is hopeless is ended early.
 
 Not covered: processes of a trial that clear their environment or belong to another user.
 """
 
 import contextlib
 import importlib.util
+import math
 import os
 import re
 import signal
@@ -32,6 +34,7 @@ from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.verify.progress import PROGRESS_NAME, steps_so_far
 from tuner.verify.records import TrialStatus
 
 TRIAL_MARK: Final = "MOETUNE_TRIAL"
@@ -89,6 +92,10 @@ class LaunchResult:
     """What the log of another engine told."""
 
 
+Hopeless = Callable[[Sequence[float]], str]
+"""Says why a trial need not go on, from its timed steps so far; empty while it should."""
+
+
 def never_hopeless(_steps_s: Sequence[float]) -> str:
     """Let a trial run to its end."""
     return ""
@@ -107,14 +114,25 @@ class Launch:
     folder: Path
     """Of this trial alone."""
     deadline_s: float
-    hopeless: Callable[[Sequence[float]], str] = field(default=never_hopeless)
-    """Say why the trial need not go on, from its timed steps so far; empty while it should."""
+    latest_s: float = math.inf
+    """When a budget is over; no engine is given longer, however slowly it starts."""
+    hopeless: Hopeless = field(default=never_hopeless)
 
     def step_config(self) -> StepConfig:
-        """Return the decision as the reference step runs it."""
-        return step_config(
+        """Return the decision as the reference step runs it.
+
+        Where the spec states how much memory a device has, the trial is held to what of it a plan
+        may use: what would not fit there does not fit here.
+        """
+        config = step_config(
             self.plan, self.decision, steps=self.steps, warmup_steps=self.warmup_steps
         )
+        stated = [
+            int(pool.memory_per_device * pool.usable_memory_ratio)
+            for pool in self.plan.cluster.pools
+            if pool.memory_per_device is not None
+        ]
+        return config.model_copy(update={"memory_limit_bytes": min(stated, default=None)})
 
 
 class TrialLauncher(Protocol):
@@ -126,7 +144,14 @@ class TrialLauncher(Protocol):
 class Launcher(Protocol):
     """Runs a step configuration in a folder of its own, within a deadline in seconds."""
 
-    def __call__(self, config: StepConfig, *, folder: Path, deadline_s: float) -> LaunchResult: ...
+    def __call__(
+        self,
+        config: StepConfig,
+        *,
+        folder: Path,
+        deadline_s: float,
+        hopeless: Hopeless = never_hopeless,
+    ) -> LaunchResult: ...
 
 
 def reference_trials(launcher: Launcher) -> TrialLauncher:
@@ -134,12 +159,28 @@ def reference_trials(launcher: Launcher) -> TrialLauncher:
 
     def launched(launch: Launch) -> LaunchResult:
         config = launch.step_config()
-        return launcher(config, folder=launch.folder, deadline_s=launch.deadline_s)
+
+        def hopeless(steps_s: Sequence[float]) -> str:
+            # What has done all its steps is about to report, and tells more than its steps then.
+            return launch.hopeless(steps_s) if len(steps_s) < launch.steps else ""
+
+        return launcher(
+            config,
+            folder=launch.folder,
+            deadline_s=launch.deadline_s,
+            hopeless=hopeless,
+        )
 
     return launched
 
 
-def launch_locally(config: StepConfig, *, folder: Path, deadline_s: float) -> LaunchResult:
+def launch_locally(
+    config: StepConfig,
+    *,
+    folder: Path,
+    deadline_s: float,
+    hopeless: Hopeless = never_hopeless,
+) -> LaunchResult:
     """Run the reference step with torchrun on this machine.
 
     Raises:
@@ -152,7 +193,7 @@ def launch_locally(config: StepConfig, *, folder: Path, deadline_s: float) -> La
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_NAME).write_text(config.model_dump_json(indent=1), encoding="utf-8")
     command = trial_command(config, folder=folder, deadline_s=deadline_s)
-    return launch_command(command, folder=folder, deadline_s=deadline_s)
+    return launch_command(command, folder=folder, deadline_s=deadline_s, hopeless=hopeless)
 
 
 def trial_command(config: StepConfig, *, folder: Path, deadline_s: float) -> tuple[str, ...]:
@@ -160,6 +201,7 @@ def trial_command(config: StepConfig, *, folder: Path, deadline_s: float) -> tup
     step = (
         *(sys.executable, "-P", "-m", "profilers.steps", str(folder / CONFIG_NAME)),
         f"--report={folder / REPORT_NAME}",
+        f"--progress={folder / PROGRESS_NAME}",
         f"--deadline={deadline_s + GRACE_S:.0f}",
         f"--parent={os.getpid()}",
     )
@@ -170,18 +212,37 @@ def trial_command(config: StepConfig, *, folder: Path, deadline_s: float) -> tup
     return (*launcher, "--standalone", f"--nproc-per-node={world}", "--no-python", *step)
 
 
-def launch_command(command: Sequence[str], *, folder: Path, deadline_s: float) -> LaunchResult:
+def launch_command(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    deadline_s: float,
+    hopeless: Hopeless = never_hopeless,
+) -> LaunchResult:
     """Run a command that leaves `report.json` in the folder, and judge how it ended."""
     report_file = folder / REPORT_NAME
     report_file.unlink(missing_ok=True)
+    (folder / PROGRESS_NAME).unlink(missing_ok=True)
     ran = run_command(
-        command, folder=folder, deadline_s=deadline_s, environment=trial_environment(os.environ)
+        command,
+        folder=folder,
+        deadline_s=deadline_s,
+        environment=trial_environment(os.environ),
+        watch=lambda: hopeless(steps_so_far(folder)),
     )
+    if ran.stopped:
+        return ended_early(folder, reason=ran.stopped, wall_s=ran.wall_s)
     if ran.exit_code is None:
         return timed_out(deadline_s, wall_s=ran.wall_s)
     return judge(
         ran.exit_code, tail=log_tail(folder / LOG_NAME), report_file=report_file, wall_s=ran.wall_s
     )
+
+
+def ended_early(folder: Path, *, reason: str, wall_s: float) -> LaunchResult:
+    """Return the result of a trial that was ended because it was hopeless: what it had told."""
+    metrics = EngineMetrics(steps_s=steps_so_far(folder))
+    return LaunchResult(status="ok", reason=reason, report=None, wall_s=wall_s, metrics=metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from profilers.steps.config import Recompute
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.workload import Workload
 from tuner.formulate.options import Option, options
 from tuner.formulate.pricing import CandidateCosts, Machine
 from tuner.plan import Plan, TrainDecision, TrainPrediction
@@ -85,7 +85,7 @@ class Neighbourhood:
             return base
         option = next(option for option in self._options() if option.name == point.option)
         found = decision(
-            degrees_of(base),
+            degrees_of(base, ranks_per_node=self.machine.ranks_per_node),
             layers=base.pipeline_layout,
             options=(option,) * base.num_stages,
         )
@@ -113,7 +113,9 @@ class Neighbourhood:
         known = self._prices.get(decision)
         if known is None:
             costs = CandidateCosts(
-                work=self.work, degrees=degrees_of(decision), machine=self.machine
+                work=self.work,
+                degrees=degrees_of(decision, ranks_per_node=self.machine.ranks_per_node),
+                machine=self.machine,
             )
             known = self._prices[decision] = predict(costs, decision)
         return known
@@ -132,7 +134,7 @@ class Neighbourhood:
         points += [Point(degrees=names[0], option=name) for name in self._other_chunks(names[:1])]
         first_of_kind: dict[object, str] = {}
         for name in names:
-            first_of_kind.setdefault(_kind(degrees_of(self.candidates[name])), name)
+            first_of_kind.setdefault(_kind(self.candidates[name]), name)
         kinds = [Point(degrees=name, option=PLANNED) for name in first_of_kind.values()]
         ties = [Point(degrees=name, option=PLANNED) for name in names]
         return tuple(dict.fromkeys([*points, *kinds, *ties]))
@@ -164,12 +166,23 @@ class Neighbourhood:
 
 def degrees_name(decision: TrainDecision) -> str:
     """Name the degrees of a decision, e.g. `tp1-pp2-vpp1-dp4-ep4-zero1-mbs2`."""
-    one = degrees_of(decision)
     return (
-        f"tp{one.tensor}-pp{one.pipeline}-vpp{one.virtual_pipeline}-dp{one.data}-ep{one.expert}"
-        f"-zero{one.zero_stage}-mbs{one.micro_batch_size}"
+        f"tp{decision.tensor_model_parallel_size}-pp{decision.pipeline_model_parallel_size}"
+        f"-vpp{decision.virtual_pipeline_model_parallel_size}-dp{decision.data_parallel_size}"
+        f"-ep{decision.expert_model_parallel_size}{_hops(decision)}"
+        f"-zero{decision.zero_stage}-mbs{decision.micro_batch_size}"
     )
 
 
-def _kind(degrees: Degrees) -> tuple[bool, bool, bool, bool]:
-    return degrees.tensor > 1, degrees.pipeline > 1, degrees.data > 1, degrees.expert > 1
+def _hops(decision: TrainDecision) -> str:
+    return "-hierarchical" if decision.dispatcher == "hierarchical" else ""
+
+
+def _kind(decision: TrainDecision) -> tuple[bool, ...]:
+    return (
+        decision.tensor_model_parallel_size > 1,
+        decision.pipeline_model_parallel_size > 1,
+        decision.data_parallel_size > 1,
+        decision.expert_model_parallel_size > 1,
+        decision.dispatcher == "hierarchical",
+    )

@@ -13,7 +13,8 @@ from profilers.records import Record, Seconds
 from profilers.steps.config import Size
 from tuner.costs.residuals import Residual
 from tuner.errors import PlanUnreadableError
-from tuner.plan import TrainDecision
+from tuner.plan import Band, TrainDecision
+from tuner.verify.budget.scale import Scale
 from tuner.verify.proposal import Origin
 
 SCHEMA_VERSION: Final = 1
@@ -33,6 +34,9 @@ class TrialRecord(Record):
     origin: Origin
     """Who proposed it; a repeat launches a decision again that ran already."""
     decision: TrainDecision
+    """Of the whole job."""
+    scale: Scale | None = None
+    """The smaller job that was launched in its place, of which all else speaks."""
     status: TrialStatus
     reason: str = ""
     """One line when the status is not ok."""
@@ -58,10 +62,27 @@ class TrialRecord(Record):
     device: str
 
 
+class Extrapolated(Record):
+    """What smaller jobs say of the step of a whole job that was not launched."""
+
+    step_time_s: Seconds
+    step_time_s_band: Band
+    """Nine of ten such statements hold the measured time."""
+    error_ratio: Annotated[float, Field(ge=0.0)]
+    """Half of the band over the step."""
+    unseen: tuple[str, ...] = ()
+    """What of the whole job no trial has run: the model's own band stands for it."""
+
+
 class Trial(Record):
     """A trial as `verified.json` shows it."""
 
     decision: TrainDecision
+    """Of the whole job."""
+    scale: Scale | None = None
+    """The smaller job that was launched in its place; times and bytes are of that one."""
+    extrapolated: Extrapolated | None = None
+    """What all trials say of the whole job, where it was not launched itself."""
     origin: str
     status: TrialStatus
     reason: str = ""
@@ -95,12 +116,17 @@ class Verified(Record):
     trials: tuple[Trial, ...]
     """In the order they were launched."""
     winner: TrainDecision | None
-    """The fastest that ran; absent when none did."""
+    """The fastest that ran, or is extrapolated to be from smaller jobs; absent when none ran."""
     winner_step_s: Seconds | None
+    """Measured, unless the next says otherwise."""
+    winner_extrapolated: Extrapolated | None = None
+    """Where the winner was launched smaller only."""
     regret_ratio: float | None
-    """Measured time of the model's first choice / measured best - 1; absent if it did not run."""
+    """Measured time of the model's first choice / measured best - 1, extrapolated where they were
+    launched smaller only; absent if it did not run."""
     tie: bool
-    """The first choice and the winner differ by less than the noise of their steps."""
+    """The first choice and the winner differ by less than the noise of their steps, or the error
+    of their extrapolation."""
     residual: Residual | None
     """What all trials together say the model's factors should be."""
     accuracy: Accuracy

@@ -5,18 +5,19 @@ that scatter. Its answers are what a perfect model of that machine would predict
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from profilers.steps.config import RankMemory, StepConfig, StepReport
+from profilers.steps.config import Dispatcher, RankMemory, StepConfig, StepReport
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import Option
 from tuner.formulate.pricing import CandidateCosts, Machine
 from tuner.plan import TrainDecision
 from tuner.planner.decisions import decision, degrees_of
 from tuner.planner.predict import predict
-from tuner.verify.launcher import LaunchResult
+from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
 from tuner.verify.records import TrialStatus
 
 RELEASE = "0.fake"
@@ -58,8 +59,15 @@ class FakeLauncher:
         self._otherwise = otherwise
         self._interrupt_at = interrupt_at
 
-    def __call__(self, config: StepConfig, *, folder: Path, deadline_s: float) -> LaunchResult:
-        """Answer at once."""
+    def __call__(
+        self,
+        config: StepConfig,
+        *,
+        folder: Path,
+        deadline_s: float,
+        hopeless: Hopeless = never_hopeless,
+    ) -> LaunchResult:
+        """Answer at once; no trial is ended early."""
         index = len(self.launched)
         self.launched.append(decision_of(config))
         self.folders.append(folder)
@@ -75,11 +83,11 @@ class FakeLauncher:
 
     def true_s(self, launched: TrainDecision) -> float:
         """Return the step time of a decision without noise."""
-        return self._truth(launched)[0]
+        return self._truth(launched, self._work)[0]
 
     def _report(self, config: StepConfig) -> StepReport:
         launched = decision_of(config)
-        step_s, activation_bytes = self._truth(launched)
+        step_s, activation_bytes = self._truth(launched, _work_of(config, self._work))
         scatter = self._rng.normal(scale=self._noise_ratio, size=config.steps)
         per_stage = launched.num_devices // launched.pipeline_model_parallel_size
         return StepReport(
@@ -102,10 +110,28 @@ class FakeLauncher:
             chunks_used=(),
         )
 
-    def _truth(self, launched: TrainDecision) -> tuple[float, tuple[int, ...]]:
-        costs = CandidateCosts(work=self._work, degrees=degrees_of(launched), machine=self._hidden)
+    def _truth(self, launched: TrainDecision, work: Workload) -> tuple[float, tuple[int, ...]]:
+        costs = CandidateCosts(
+            work=work,
+            degrees=degrees_of(launched, ranks_per_node=self._hidden.ranks_per_node),
+            machine=self._hidden,
+        )
         truth = predict(costs, launched)
         return truth.step_time_s, truth.activation_bytes
+
+
+def _work_of(config: StepConfig, whole: Workload) -> Workload:
+    """Return what a configuration trains: fewer layers and sequences where a job is smaller."""
+    layers = config.model.layers
+    model = whole.model.model_copy(
+        update={"num_layers": len(layers), "layers": layers, "windowed": (False,) * len(layers)}
+    )
+    return replace(
+        whole,
+        model=model,
+        global_batch_size=config.global_batch_size,
+        load_ratio=config.routing.load_ratio,
+    )
 
 
 def decision_of(config: StepConfig) -> TrainDecision:
@@ -120,6 +146,9 @@ def decision_of(config: StepConfig) -> TrainDecision:
             expert=degrees.expert,
             micro_batch_size=config.micro_batch_size,
             zero_stage=degrees.zero_stage,
+            ranks_per_node=(
+                degrees.ranks_per_node if degrees.dispatcher is Dispatcher.HIERARCHICAL else None
+            ),
         ),
         layers=tuple(stage.num_layers for stage in config.stages),
         options=[Option(recompute=stage.recompute, chunks=stage.chunks) for stage in config.stages],

@@ -2,23 +2,21 @@
 
     <folder>/NNNN/proposal.json      written before the launch, removed with the folder at its end
 
-A verification that was killed finds them again and asks the launcher which ones it still holds;
-those are awaited, the others are removed and their decisions launched again.
+Whoever takes over the trials of a verification that was killed finds them again and asks the
+launcher which ones it still holds; those are awaited, the others are removed and their decisions
+launched again. Folders are numbered by the study, so several verifications may share the place.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, Protocol
 
 from pydantic import ValidationError
 
-from profilers.records import Record
-from profilers.steps.config import Size
 from tuner.output import write_files
-from tuner.plan import TrainDecision
 from tuner.verify.launcher import Launch, LaunchResult
-from tuner.verify.proposal import Origin, Proposal
+from tuner.verify.proposal import Proposal
 
 PROPOSAL_NAME: Final = "proposal.json"
 
@@ -43,13 +41,10 @@ class DurableLauncher(Protocol):
         ...
 
 
-class Stored(Record):
+class Stored(Proposal):
     """`proposal.json`."""
 
     plan_sha256: str
-    number: Size
-    origin: Origin
-    decision: TrainDecision
 
 
 def note(folder: Path, proposal: Proposal, *, plan_sha256: str) -> None:
@@ -58,38 +53,56 @@ def note(folder: Path, proposal: Proposal, *, plan_sha256: str) -> None:
     Raises:
         OutputError: the folder cannot be written.
     """
-    stored = Stored(
-        plan_sha256=plan_sha256,
-        number=proposal.number,
-        origin=proposal.origin,
-        decision=proposal.decision,
-    )
+    stored = Stored(plan_sha256=plan_sha256, **proposal.model_dump())
     write_files(folder, {PROPOSAL_NAME: stored.model_dump_json(indent=1) + "\n"})
 
 
-def found_under_way(
-    folder: Path, launcher: DurableLauncher, *, plan_sha256: str, finished: Sequence[int]
-) -> tuple[Proposal, ...]:
-    """Return the trials that an earlier process left under way; end and remove all others.
+def found_under_way(place: Path, *, plan_sha256: str) -> tuple[Proposal, ...]:
+    """Return the trials that earlier processes, or others, have under way.
 
     Args:
-        folder: of all trials under way.
-        launcher: that started them.
+        place: folder of all trials under way.
         plan_sha256: of the plan; trials of another one are not ours to count.
-        finished: numbers of the trials that have a record already.
     """
-    awaited = []
-    for one in sorted(folder.glob("[0-9]*")):
-        stored = _stored(one / PROPOSAL_NAME)
-        is_ours = stored is not None and stored.plan_sha256 == plan_sha256
-        if stored is not None and is_ours and stored.number not in finished and launcher.holds(one):
-            awaited.append(
-                Proposal(number=stored.number, decision=stored.decision, origin=stored.origin)
-            )
-            continue
-        launcher.forget(one)
-        shutil.rmtree(one, ignore_errors=True)
-    return tuple(awaited)
+    found = (_stored(one / PROPOSAL_NAME) for one in sorted(place.glob("[0-9]*")))
+    return tuple(
+        Proposal(**one.model_dump(exclude={"plan_sha256"}))
+        for one in found
+        if one is not None and one.plan_sha256 == plan_sha256
+    )
+
+
+def is_adopted(
+    place: Path, launcher: DurableLauncher, proposal: Proposal, *, plan_sha256: str
+) -> bool:
+    """Whether a trial goes on and can be awaited here; what is left of it is removed if not."""
+    folder = folder_of(place, proposal.number)
+    stored = _stored(folder / PROPOSAL_NAME)
+    if stored == Stored(plan_sha256=plan_sha256, **proposal.model_dump()) and launcher.holds(
+        folder
+    ):
+        return True
+    _remove(folder, launcher)
+    return False
+
+
+def sweep(place: Path, launcher: DurableLauncher, *, but: Collection[int]) -> None:
+    """Remove the folders of trials that nobody has under way."""
+    kept = {folder_of(place, number) for number in but}
+    for folder in sorted(place.glob("[0-9]*")):
+        if folder not in kept:
+            _remove(folder, launcher)
+
+
+def _remove(folder: Path, launcher: DurableLauncher) -> None:
+    if folder.is_dir():
+        launcher.forget(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def folder_of(place: Path, number: int) -> Path:
+    """Return the folder of a trial."""
+    return place / f"{number:04d}"
 
 
 def _stored(file: Path) -> Stored | None:

@@ -1,46 +1,44 @@
 """The verification loop: propose, launch, record, and at the end conclude.
 
     for each proposal of the study, until enough trials are measured:
-        launch it; write its record; tell the study
+        launch it; tell the study, which keeps its record
+    when nothing is left but what other processes launch, wait for them
     while noise alone keeps the order of the two fastest open, launch them again
     recalibrate each trial from the others; name the winner and the regret of the first choice
 
 A trial that hangs, runs out of memory or crashes is a result like any other. Everything that
-happens outside enters as an argument: the launcher, and where a record is written.
+happens outside enters as an argument: the launcher, and the study. Several processes may run this
+loop on one study: `Effort` counts the trials of all, and each concludes from all records.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from profilers.steps.config import StepReport
 from tuner.costs.residuals import Residual
+from tuner.errors import StudyError
 from tuner.plan import Plan, TrainDecision, TrialSummary, VerifiedPlan
-from tuner.spec.capabilities import programs
-from tuner.verify.evidence import contenders, is_tie, measured_s, pooled, slower_than
+from tuner.verify.budget.estimates import estimates, pooled_by_scale
+from tuner.verify.budget.possible import Option, Possible
+from tuner.verify.budget.spending import Spending
+from tuner.verify.evidence import contenders, is_tie, measured_s, slower_than
 from tuner.verify.flights import in_flight
-from tuner.verify.launcher import Launch, LaunchResult, TrialLauncher
+from tuner.verify.launcher import Launch, TrialLauncher, never_hopeless
+from tuner.verify.launching import launch_of, record_of
 from tuner.verify.neighbourhood import Around
-from tuner.verify.proposal import Proposal
+from tuner.verify.proposal import Origin, Proposal
 from tuner.verify.recalibration import fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Trial, TrialRecord, Verified
+from tuner.verify.under_way import folder_of
 
 if TYPE_CHECKING:
     # Optuna is imported by whoever makes the study, not by whoever reads records.
-    from tuner.verify.search import StudySearch
-
-REFERENCE: Final = "reference"
-"""The engine whose operations the cost model lists."""
-
-WARMUP_STEPS: Final = 2
-START_UP_S: Final = 90.0
-"""Generous time for processes to start and meet, before a trial counts as hung."""
-
-SLOWER_THAN_PREDICTED: Final = 10.0
-"""Times the predicted step that a trial may take before it counts as hung."""
+    from tuner.verify.search import StudySearch, Wish
+    from tuner.verify.study.claims import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,92 +69,194 @@ def run_trials(
     neighbourhood: Around,
     study: "StudySearch",
     *,
-    finished: Sequence[TrialRecord],
     effort: Effort,
     launch: TrialLauncher,
     scratch: Path,
-    write: Callable[[TrialRecord], None],
     watcher: Watcher,
-    under_way: Sequence[Proposal] = (),
     begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None,
     stop: Callable[[], None] = lambda: None,
+    possible: Possible | None = None,
+    spending: Spending | None = None,
 ) -> tuple[TrialRecord, ...]:
     """Launch proposals until there are enough trials or nothing new is left to launch.
 
     Args:
         neighbourhood: where decisions lie.
-        study: that proposes them.
-        finished: trials that have a record already.
+        study: that proposes them, and keeps their records.
         effort: how much to launch.
         launch: runs one trial.
         scratch: folder of the folders of trials.
-        write: keeps a record.
         watcher: told about every launch.
-        under_way: trials that an earlier process started and that are awaited first.
         begin: called before a launch, with the folder of its trial.
         stop: ends what runs beside, when this is left by an exception.
+        possible: what smaller jobs may be launched; None: whole ones only.
+        spending: a budget that decides what is launched; None: `effort` alone does.
+
+    Returns:
+        The records of all trials of the study, by number, whichever process launched them.
     """
-    records = list(finished)
-    awaited = list(under_way)
-
-    def proposed(open_trials: int) -> Proposal | None:
-        if awaited:
-            return awaited.pop(0)
-        if len([one for one in records if one.origin != "repeat"]) + open_trials < effort.trials:
-            new = study.next()
-            if new is not None:
-                return new
-        return None if open_trials else _repeat(study, records, effort)
-
+    jobs = possible or Possible(around=neighbourhood)
+    wishes = partial(_wishes, around=neighbourhood, effort=effort, spending=spending)
     with in_flight(effort.parallel, stop=stop) as flights:
         while True:
-            while flights.has_room:
-                proposal = proposed(len(flights))
-                if proposal is None:
-                    break
-                asked = _launch(neighbourhood, proposal, effort, scratch, records)
-                begin(asked.folder, proposal)
-                watcher.started(proposal.decision, asked.predicted.step_time_s)
-                flights.start(proposal, partial(launch, asked))
-            if not len(flights):
-                return tuple(records)
-            ended, result = flights.first_ended()
-            record = _record(neighbourhood, ended, result)
-            write(record)
-            study.tell(ended, record)
-            records.append(record)
-            watcher.ended(record)
+            found = study.next(wishes) if flights.has_room else None
+            if isinstance(found, Proposal):
+                asked = _launch(jobs, found, effort, scratch, study.records, spending)
+                begin(asked.folder, found)
+                watcher.started(asked.decision, asked.predicted.step_time_s)
+                flights.start(found, partial(launch, asked))
+            elif len(flights):
+                ended, result = flights.first_ended()
+                record = record_of(_option(jobs, ended), ended, result)
+                if study.tell(ended, record):
+                    watcher.ended(record)
+            elif found is None:
+                return study.records
+            else:
+                study.wait(found)
 
 
-def _repeat(
-    study: "StudySearch", records: Sequence[TrialRecord], effort: Effort
-) -> Proposal | None:
-    """Propose one of the two fastest again while noise alone keeps their order open."""
+def _wishes(
+    progress: "Progress", *, around: Around, effort: Effort, spending: Spending | None
+) -> list["Wish"]:
+    """Say what to launch next: new decisions, then the two fastest again."""
+    from tuner.verify.search import Wish
+
+    records = progress.records
+    begun = len([one for one in records if one.origin != "repeat"]) + len(progress.open)
+    trials = max(0, effort.trials - begun)
+    under_way = [(one.decision, one.scale) for one in progress.open]
+    wishes = []
+    if spending is None or spending.holds_everything(records, trials=trials):
+        has_room = spending is None or spending.has_room(under_way)
+        wishes += [Wish()] if trials and has_room else []
+    else:
+        choice = spending.next(records, under_way=under_way, trials=trials)
+        if choice is not None:
+            origin = _origin(around, choice.job.candidate)
+            job = choice.job
+            wishes.append(Wish(decision=job.candidate, scale=job.scale, origin=origin))
+    again = None if progress.open else _repeated(_whole(records), effort)
+    if again is None or (spending is not None and not spending.affords(again, records)):
+        return wishes
+    return [*wishes, Wish(decision=again)]
+
+
+def _origin(around: Around, decision: TrainDecision) -> Origin:
+    if decision == around.plan.decision:
+        return "plan"
+    return "alternative" if decision in around.candidates.values() else "neighbour"
+
+
+def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Return the trials that launched a whole job."""
+    return tuple(one for one in records if one.scale is None)
+
+
+def _repeated(records: Sequence[TrialRecord], effort: Effort) -> TrainDecision | None:
+    """Return one of the two fastest while noise alone keeps their order open."""
     again = [one.decision for one in records if one.origin == "repeat"]
     found = contenders(records)
     if found is None or len(again) >= 2 * effort.repeats:
         return None
-    return study.repeat(min(found, key=lambda one: again.count(one.decision)).decision)
+    return min(found, key=lambda one: again.count(one.decision)).decision
+
+
+def _option(jobs: Possible, proposal: Proposal) -> Option:
+    found = jobs.option(proposal.decision, proposal.scale)
+    if found is None:
+        raise StudyError(
+            f"trial {proposal.number} is of a smaller job that this plan cannot price; use one"
+            " release of moetune everywhere"
+        )
+    return found
+
+
+def _launch(
+    jobs: Possible,
+    proposal: Proposal,
+    effort: Effort,
+    scratch: Path,
+    records: Sequence[TrialRecord],
+    spending: Spending | None,
+) -> Launch:
+    return launch_of(
+        _option(jobs, proposal),
+        timed_steps=effort.steps,
+        folder=folder_of(scratch, proposal.number),
+        latest_s=math.inf if spending is None else spending.latest_s(),
+        hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
+    )
 
 
 def conclude(
-    plan: Plan, records: Sequence[TrialRecord], *, prior: Residual, notes: tuple[str, ...] = ()
+    plan: Plan,
+    records: Sequence[TrialRecord],
+    *,
+    prior: Residual,
+    notes: tuple[str, ...] = (),
+    possible: Possible | None = None,
 ) -> Verified:
-    """Recalibrate, name the winner, and say how good the predictions were."""
-    notes = (*notes, *_open_order(records))
-    records = pooled(records)
+    """Recalibrate, name the winner, and say how good the predictions were.
+
+    Args:
+        plan: that was verified.
+        records: of all trials.
+        prior: factors that the predictions hold already.
+        notes: to be kept with what is found.
+        possible: the jobs that were launched; needed where smaller ones are among them.
+    """
+    notes = (*notes, *_open_order(_whole(records)))
+    records = sorted(pooled_by_scale(records), key=lambda one: one.number)
     ran = [record for record in records if record.status == "ok"]
-    winner = min(ran, key=measured_s, default=None)
-    first = next((record for record in ran if record.decision == plan.decision), None)
-    return Verified(
+    found = Verified(
         trials=tuple(_trial(record, records) for record in records),
-        winner=winner.decision if winner else None,
-        winner_step_s=measured_s(winner) if winner else None,
-        regret_ratio=measured_s(first) / measured_s(winner) - 1.0 if first and winner else None,
-        tie=first is not None and winner is not None and is_tie(first, winner),
+        winner=None,
+        winner_step_s=None,
+        regret_ratio=None,
+        tie=False,
         residual=fitted_residual(records, prior=prior),
         accuracy=_accuracy(ran),
         notes=notes,
+    )
+    if possible is not None and len(_whole(records)) < len(records):
+        return _judged_by_estimates(found, plan, records, possible)
+    winner = min(ran, key=measured_s, default=None)
+    first = next((record for record in ran if record.decision == plan.decision), None)
+    return found.model_copy(
+        update={
+            "winner": winner.decision if winner else None,
+            "winner_step_s": measured_s(winner) if winner else None,
+            "regret_ratio": measured_s(first) / measured_s(winner) - 1.0
+            if first and winner
+            else None,
+            "tie": first is not None and winner is not None and is_tie(first, winner),
+        }
+    )
+
+
+def _judged_by_estimates(
+    found: Verified, plan: Plan, records: Sequence[TrialRecord], possible: Possible
+) -> Verified:
+    """Compare whole jobs by what smaller ones say of them."""
+    known = estimates(possible, records)
+    trials = tuple(
+        trial.model_copy(update={"extrapolated": known.extrapolated(trial.decision)})
+        for trial in found.trials
+    )
+    winner, first = known.best, plan.decision
+    if winner is None or first is None:
+        return found
+    winner_s, first_s = known.step_s(winner), known.step_s(first)
+    return found.model_copy(
+        update={
+            "trials": trials,
+            "winner": winner,
+            "winner_step_s": winner_s,
+            "winner_extrapolated": known.extrapolated(winner),
+            "regret_ratio": first_s / winner_s - 1.0 if first_s and winner_s else None,
+            "tie": known.is_tie(first, winner),
+        }
     )
 
 
@@ -185,82 +285,18 @@ def verified_plan(neighbourhood: Around, verified: Verified) -> VerifiedPlan:
                 decision=trial.decision,
                 status=trial.status,
                 predicted_step_s=trial.predicted_step_s,
-                measured_step_s=trial.measured_step_s,
+                # What smaller jobs took is no step of this decision.
+                measured_step_s=trial.measured_step_s if trial.scale is None else None,
             )
             for trial in verified.trials
         ),
     )
 
 
-def _launch(
-    neighbourhood: Around,
-    proposal: Proposal,
-    effort: Effort,
-    scratch: Path,
-    records: Sequence[TrialRecord],
-) -> Launch:
-    predicted = neighbourhood.predicted(proposal.decision)
-    # One step more is metered for its memory, which slows it down.
-    steps = effort.steps + WARMUP_STEPS + 2
-    return Launch(
-        plan=neighbourhood.plan,
-        decision=proposal.decision,
-        predicted=predicted,
-        steps=effort.steps,
-        warmup_steps=WARMUP_STEPS,
-        folder=scratch / f"{proposal.number:04d}",
-        deadline_s=START_UP_S + SLOWER_THAN_PREDICTED * steps * predicted.step_time_s,
-        hopeless=slower_than(records),
-    )
-
-
-def _record(neighbourhood: Around, proposal: Proposal, result: LaunchResult) -> TrialRecord:
-    decision, report, metrics = proposal.decision, result.report, result.metrics
-    predicted = neighbourhood.predicted(decision)
-    if report is not None:
-        steps_s, activation_bytes = report.step_s, _activations(decision, report)
-    elif metrics is not None:
-        steps_s, activation_bytes = metrics.steps_s, metrics.activation_bytes
-    else:
-        steps_s, activation_bytes = (), ()
-    return TrialRecord(
-        number=proposal.number,
-        origin=proposal.origin,
-        decision=decision,
-        status=result.status,
-        reason=result.reason,
-        predicted_step_s=predicted.step_time_s,
-        predicted_communication_s=predicted.communication_s,
-        predicted_activation_bytes=predicted.activation_bytes,
-        measured_steps_s=steps_s,
-        measured_step_s=statistics.median(steps_s) if steps_s else None,
-        measured_activation_bytes=activation_bytes,
-        measured_peak_bytes=metrics.peak_bytes if metrics else None,
-        measured_loads=report.loads[-1] if report and report.loads else (),
-        wall_s=result.wall_s,
-        engine=engine_of(neighbourhood.plan),
-        release=report.libraries.get("torch", "") if report else "",
-        device=report.device if report else "",
-    )
-
-
-def engine_of(plan: Plan) -> str:
-    """Name the engine that a plan's trials run: the reference step where it was measured."""
-    return REFERENCE if plan.provenance.device_kind else programs(plan.emit)[0]
-
-
-def _activations(decision: TrainDecision, report: StepReport) -> tuple[int, ...]:
-    """The fullest device of each pipeline rank."""
-    per_stage = decision.num_devices // decision.pipeline_model_parallel_size
-    by_rank = [memory.activations for memory in sorted(report.memory, key=lambda one: one.rank)]
-    return tuple(
-        max(by_rank[first : first + per_stage]) for first in range(0, len(by_rank), per_stage)
-    )
-
-
 def _trial(record: TrialRecord, records: Sequence[TrialRecord]) -> Trial:
     return Trial(
         decision=record.decision,
+        scale=record.scale,
         origin=record.origin,
         status=record.status,
         reason=record.reason,

@@ -32,7 +32,7 @@ def completed(typed: str, *, word: int) -> list[str]:
     [
         ("moetune exp", 1, ["explain"]),
         ("moetune plan --device h20", 3, ["h200-sxm", "h20-sxm"]),
-        ("moetune schema serve-", 2, ["serve-spec", "serve-plan"]),
+        ("moetune schema serve-", 2, ["serve-spec", "serve-plan", "serve-verified"]),
         ("moetune init --emit megatron-lm,sl", 3, ["megatron-lm,slurm"]),
         ("moetune explain --what", 2, ["--what-if"]),
     ],

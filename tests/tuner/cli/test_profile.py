@@ -79,6 +79,19 @@ def test_profiles_of_different_machines_are_not_compared(tmp_path: Path, capsys:
     assert frame.run(["profile", "diff", str(one), str(other)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "'another processor'" in line
+    assert "--anyway" in line
+
+
+def test_different_machines_are_compared_on_request_and_what_differs_is_said(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    one = _profile(tmp_path / "one", 0.0010, 0.0011, 0.0010, 0.0011)
+    other = _profile(tmp_path / "other", 0.0020, 0.0021, 0.0020, 0.0021, device="another processor")
+    assert frame.run(["profile", "diff", str(one), str(other), "--anyway"]) == 1
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("not the same machine: device: ")
+    assert frame.run(["profile", "diff", str(one), str(other), "--anyway", "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["differing"]) == 1
 
 
 def test_a_profile_is_measured_in_silence_where_nobody_watches(

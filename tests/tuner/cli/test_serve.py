@@ -57,10 +57,25 @@ def test_what_no_device_meets_is_a_negative_result(
     assert not (tmp_path / "out" / "launch").exists()
 
 
-def test_a_deployment_is_not_verified_by_launching_it(
+def test_a_deployment_is_verified_by_a_command_of_the_users_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    run(["plan", str(EXAMPLES / "deepseek-v3-32-h200.yaml"), "-o", str(out)])
-    assert run(["verify", str(out)]) == 2
-    assert "run the benchmark job" in capsys.readouterr().err
+    out = str(tmp_path / "out")
+    run(["plan", str(EXAMPLES / "deepseek-v3-32-h200.yaml"), "-o", out])
+    capsys.readouterr()
+    by_command = ["verify", out, "--launcher", "command"]
+    for options, said in (
+        ([*by_command, "--command", "true", "--parallel", "2"], "only jobs of Slurm run side by"),
+        (
+            [*by_command, "--command", "true", "--storage", "x"],
+            "--storage is for plans of training",
+        ),
+        ([*by_command, "--command", "true", "--budget", "1h"], "--budget"),
+        (["verify", out], "--launcher command --command 'bash {launch}/local.sh'"),
+        (by_command, "--command is needed, e.g. --command 'bash {launch}/local.sh'"),
+        ([*by_command, "--command", "true"], "--url: say where the deployment answers"),
+        ([*by_command, "--command", "true", "--start-limit", "soon"], "--start-limit: "),
+    ):
+        assert run(options) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line

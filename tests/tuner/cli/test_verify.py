@@ -138,6 +138,8 @@ def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
         (["--trials", "0"], "moetune: Invalid value for '--trials'"),
         (["--steps", "1"], "moetune: Invalid value for '--steps'"),
         (["--launcher", "carrier-pigeon"], "moetune: Invalid value for '--launcher'"),
+        (["--storage", "sqlite:///a.db"], "moetune: --storage of kind 'sqlite': a study is shared"),
+        (["--storage", "study.journal"], "moetune: --storage of kind 'file': a study is shared"),
     ],
 )
 def test_a_wrong_option_is_one_line(
@@ -152,8 +154,10 @@ def test_a_wrong_option_is_one_line(
 def test_help_lists_every_option(capsys: Captured) -> None:
     assert frame.run(["verify", "--help"]) == 0
     text = capsys.readouterr().out
-    for option in ("--trials", "--steps", "--launcher", "--resume", "--json"):
+    for option in ("--trials", "--steps", "--launcher", "--resume", "--storage", "--json"):
         assert option in text
+    for group in ("Options:", "Budget:", "Launchers:", "Again, or several at a time:"):
+        assert f"\n{group}\n" in text
 
 
 @pytest.mark.slow

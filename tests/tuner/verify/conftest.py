@@ -1,6 +1,7 @@
 """Loops over the plan of `planned` with a launcher that starts nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,29 @@ import pytest
 
 from tuner import api
 from tuner.plan import TrainDecision
-from tuner.plan_folder import read_plan, read_used_profile
+from tuner.plan_folder import (
+    JOURNAL_NAME,
+    TRIALS_NAME,
+    read_plan,
+    read_used_profile,
+    trial_file,
+    write_trial,
+)
 from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified
+from tuner.verify.search import StudySearch, studying
+from tuner.verify.study.claims import Outside
+from tuner.verify.study.joining import Left
+from tuner.verify.study.journal import JournalStore
+from tuner.verify.study.worker import Worker, this_worker
 from tuner.verify.testing import FakeLauncher
 from tuner.verify.verification import Effort, Watcher
 
 Around = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
 Verify = Callable[..., Verified]
+Join = Callable[..., StudySearch]
 
 
 @pytest.fixture
@@ -85,3 +100,44 @@ def record(planned: Path) -> Record:
         return TrialRecord.model_validate(fields | changes)
 
     return made
+
+
+@pytest.fixture
+def ghost() -> Callable[[], Worker]:
+    """A worker of this place whose process has ended, as others see it."""
+
+    def worker() -> Worker:
+        # Process ids end at 2**22.
+        return this_worker().model_copy(update={"pid": 2**22 + 1})
+
+    return worker
+
+
+@pytest.fixture
+def join(ghost: Callable[[], Worker]) -> Iterator[Join]:
+    """Join a folder's journal as a worker that others take for killed: join(around, folder)."""
+    with ExitStack() as left_at_the_end:
+
+        def joined(
+            neighbourhood: Neighbourhood,
+            folder: Path,
+            finished: Sequence[TrialRecord] = (),
+            *,
+            write: Callable[[TrialRecord], None] | None = None,
+            told: Callable[[str], None] = lambda _line: None,
+            adopt: Callable[[Proposal], bool] = lambda _proposal: False,
+            **how: Any,
+        ) -> StudySearch:
+            journal = folder / TRIALS_NAME / JOURNAL_NAME
+            outside = Outside(
+                write=write or (lambda record: write_trial(folder, record)),
+                is_written=lambda number: trial_file(folder, number).is_file(),
+                adopt=adopt,
+                told=told,
+            )
+            what: dict[str, Any] = {"worker": ghost(), "left": Left(finished=finished)} | how
+            store = JournalStore(journal, study_name="test", told=told)
+            context = studying(neighbourhood, store=store, outside=outside, **what)
+            return left_at_the_end.enter_context(context)
+
+        yield joined

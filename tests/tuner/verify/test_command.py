@@ -1,6 +1,7 @@
 """The user's own command: a small program that prints what an engine prints."""
 
 import dataclasses
+import json
 import os
 import shlex
 import sys
@@ -63,7 +64,7 @@ def _verify(folder: Path, command: str, *, metrics: str = "megatron", **effort: 
         effort=Effort(**({"trials": 3, "steps": 4} | effort)),
         resume=False,
         watcher=SILENT,
-        by=command_trials(command=command, metrics=metrics),
+        by=command_trials(command=command, metrics=metrics, folder=folder),
     )
 
 
@@ -128,6 +129,34 @@ def test_each_engine_finds_its_files(
     assert [(trial.status, trial.reason) for trial in found.trials] == [("ok", "")]
 
 
+def test_recorded_routing_is_forced_in_trials_and_in_no_file_of_the_job(
+    tiny_spec: Spec, tmp_path: Path, engine: Path
+) -> None:
+    counts = [[30, 20, 10, 10, 10, 10, 5, 5]] * 4
+    record = {"num_logical_experts": 8, "layer_ids": [0, 1, 2, 3], "logical_count": counts}
+    (tmp_path / "routing.json").write_text(json.dumps(record))
+    made = api.plan(
+        tiny_spec(
+            pool={"profile": None, "device": "H200", "memory_per_device": None},
+            goal={"routing": {"path": "routing.json"}},
+            search=SEARCH,
+            emit=("megatron-lm",),
+        )
+    )
+    folder = tmp_path / "plan"
+    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
+    with engine.open("a") as program:
+        program.write(
+            "assert any('--moe-router-force-' in word for word in words), 'Error: free'\n"
+        )
+    found = _verify(folder, _command(engine), trials=1)
+    (trial,) = found.trials
+    assert trial.status == "ok"
+    assert "forced" in trial.reason
+    text = (folder / "launch/megatron-lm/megatron_args.txt").read_text()
+    assert "--moe-router-force" not in text
+
+
 def test_nothing_but_what_the_plan_names_is_launched(datasheet_plan: Path, engine: Path) -> None:
     found = _verify(datasheet_plan, _command(engine), trials=60)
     plan = read_plan(datasheet_plan)
@@ -150,7 +179,7 @@ def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
         (["--launcher", "command"], "--command is needed"),
         (["--launcher", "command", "--command", "a {b}"], "{b} is none of the placeholders"),
         (["--launcher", "command", "--command", "a", "--metrics", "b"], "'b' is not one of"),
-        (["--command", "a"], "--command is for --launcher command"),
+        (["--command", "a"], "--command and --metrics are for --launcher command"),
         (["--slurm", "a=b"], "--slurm is for --launcher slurm"),
         (["--parallel", "2"], "only jobs of Slurm run side by side"),
     ],
@@ -271,7 +300,7 @@ def test_a_hopeless_trial_is_ended_and_keeps_what_it_has_measured(launch: Launch
 def test_ends_without_steps_have_a_reason(launch: Launch) -> None:
     silent = _launcher("print('nothing')")(launch)
     assert silent.status == "crashed"
-    assert "does --metrics fit its output?" in silent.reason
+    assert "does --metrics fit its output, and does it log every step" in silent.reason
     failed = _launcher("raise RuntimeError('no data set')")(launch)
     assert (failed.status, failed.reason) == ("crashed", "RuntimeError: no data set")
     full = _launcher("raise MemoryError('torch.OutOfMemoryError: CUDA out of memory.')")(launch)

@@ -12,7 +12,7 @@ from tuner import api
 from tuner.plan import TrainDecision
 from tuner.plan_folder import read_plan
 from tuner.verify.flights import in_flight
-from tuner.verify.launcher import LaunchResult
+from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
 from tuner.verify.proposal import Proposal
 from tuner.verify.testing import FakeLauncher, decision_of
 from tuner.verify.verification import Effort, Watcher
@@ -26,7 +26,13 @@ def test_two_launches_meet_and_no_decision_is_launched_twice(planned: Path) -> N
     meeting = threading.Barrier(2, timeout=60.0)
     launched: list[TrainDecision] = []
 
-    def launch(config: StepConfig, *, folder: Path, deadline_s: float) -> LaunchResult:
+    def launch(
+        config: StepConfig,
+        *,
+        folder: Path,
+        deadline_s: float,
+        hopeless: Hopeless = never_hopeless,
+    ) -> LaunchResult:
         del folder, deadline_s
         launched.append(decision_of(config))
         meeting.wait()

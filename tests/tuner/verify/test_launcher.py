@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -16,12 +16,14 @@ from tuner.verify.launcher import (
     LOG_NAME,
     REPORT_NAME,
     TRIAL_MARK,
+    Launch,
     LaunchResult,
     judge,
     launch_command,
     trial_command,
     trial_environment,
 )
+from tuner.verify.progress import steps_so_far
 
 Run = Callable[..., LaunchResult]
 
@@ -189,3 +191,66 @@ def test_only_a_clean_exit_asks_for_the_report(tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(REPORT.model_dump_json())))
     assert judge(1, tail="", report_file=file, wall_s=1.0).status == "crashed"
     assert judge(0, tail="", report_file=file, wall_s=1.0).status == "ok"
+
+
+SLOW = """
+import json, sys, time
+with open("{folder}/progress.jsonl", "w", buffering=1) as lines:
+    while True:
+        lines.write('{{"step_s": 2.0}}\\n')
+        lines.write('{{"step')
+        time.sleep(600)
+"""
+
+
+def test_a_trial_that_is_hopeless_after_its_first_steps_is_ended(tmp_path: Path) -> None:
+    seen: list[tuple[float, ...]] = []
+
+    def hopeless(steps_s: Sequence[float]) -> str:
+        seen.append(tuple(steps_s))
+        return "slower than the best" if steps_s else ""
+
+    command = (sys.executable, "-S", "-c", SLOW.format(folder=tmp_path))
+    result = launch_command(command, folder=tmp_path, deadline_s=60.0, hopeless=hopeless)
+    assert (result.status, result.reason) == ("ok", "slower than the best")
+    assert result.metrics is not None
+    # The line that is not whole yet is left for later.
+    assert result.metrics.steps_s == seen[-1] == (2.0,)
+    assert result.wall_s < 30.0
+    assert not _left(tmp_path)
+
+
+def test_steps_that_an_earlier_trial_told_do_not_end_this_one(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "progress.jsonl").write_text('{"step_s": 9.0}\n' * 5)
+    run("pass")
+    assert steps_so_far(tmp_path) == ()
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "[]\n", '{"step_s": null}\n', "\xff\n", "5\n"])
+def test_a_damaged_account_of_steps_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "progress.jsonl").write_text(text, encoding="latin-1")
+    assert steps_so_far(tmp_path) == ()
+
+
+def test_trials_are_held_to_the_memory_that_the_spec_states(planned: Path, tmp_path: Path) -> None:
+    plan = read_plan(planned)
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    stated = plan.cluster.pools[0].model_copy(
+        update={"memory_per_device": 1000, "usable_memory_ratio": 0.9}
+    )
+    silent = stated.model_copy(update={"memory_per_device": None})
+    limits = []
+    for pool in (stated, silent):
+        cluster = plan.cluster.model_copy(update={"pools": (pool,)})
+        launch = Launch(
+            plan=plan.model_copy(update={"cluster": cluster}),
+            decision=plan.decision,
+            predicted=plan.predicted,
+            steps=1,
+            warmup_steps=1,
+            folder=tmp_path,
+            deadline_s=1.0,
+        )
+        limits.append(launch.step_config().memory_limit_bytes)
+    assert limits == [900, None]

@@ -14,10 +14,12 @@ from tuner.spec.search import Search
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
-from tuner.verify.search import StudySearch
+from tuner.verify.search import StudySearch, Waiting, Wish
+from tuner.verify.study.claims import Progress
 
 Around = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
+Join = Callable[..., StudySearch]
 
 NARROW = Search(
     micro_batch_size=(2, 4),
@@ -27,11 +29,14 @@ NARROW = Search(
 )
 
 
-def _study(
-    neighbourhood: Neighbourhood, folder: Path, finished: list[TrialRecord] | None = None
-) -> StudySearch:
-    journal = folder / TRIALS_NAME / JOURNAL_NAME
-    return StudySearch(neighbourhood, journal=journal, finished=finished or [])
+def _anything(_progress: Progress) -> list[Wish]:
+    return [Wish()]
+
+
+def _next(study: StudySearch) -> Proposal | None:
+    found = study.next(_anything)
+    assert not isinstance(found, Waiting)
+    return found
 
 
 def _run(
@@ -39,7 +44,7 @@ def _run(
 ) -> Iterator[tuple[Proposal, TrialRecord]]:
     """Answer proposals, each a little slower than the one before."""
     for _ in range(launches):
-        proposal = study.next()
+        proposal = _next(study)
         if proposal is None:
             return
         number = proposal.number
@@ -48,9 +53,11 @@ def _run(
         yield proposal, answer
 
 
-def test_the_seeds_come_first_and_in_order(planned: Path, around: Around, record: Record) -> None:
+def test_the_seeds_come_first_and_in_order(
+    planned: Path, around: Around, record: Record, join: Join
+) -> None:
     one = around(planned)
-    proposed = [proposal for proposal, _ in _run(_study(one, planned), record, 8)]
+    proposed = [proposal for proposal, _ in _run(join(one, planned), record, 8)]
     wanted = list(dict.fromkeys(one.decision_at(seed) for seed in one.seeds()))[:8]
     assert [proposal.decision for proposal in proposed] == wanted
     assert proposed[0].decision == one.plan.decision
@@ -60,10 +67,10 @@ def test_the_seeds_come_first_and_in_order(planned: Path, around: Around, record
 
 
 def test_the_sampler_never_repeats_nor_exceeds_memory(
-    planned: Path, around: Around, record: Record
+    planned: Path, around: Around, record: Record, join: Join
 ) -> None:
     one = around(planned)
-    proposed = [proposal.decision for proposal, _ in _run(_study(one, planned), record, 24)]
+    proposed = [proposal.decision for proposal, _ in _run(join(one, planned), record, 24)]
     assert len(proposed) == 24
     assert len(set(proposed)) == 24
     assert len(one.seeds()) < 24
@@ -71,7 +78,7 @@ def test_the_sampler_never_repeats_nor_exceeds_memory(
 
 
 def test_it_stops_when_everything_that_fits_was_launched(
-    planned: Path, around: Around, record: Record
+    planned: Path, around: Around, record: Record, join: Join
 ) -> None:
     plan = around(planned).plan
     one = around(planned, search=NARROW, alternatives=plan.alternatives[:2])
@@ -82,41 +89,41 @@ def test_it_stops_when_everything_that_fits_was_launched(
         decision = one.decision_at(type(one.seeds()[0])(degrees=degrees, option=option))
         if decision is not None and one.excess_bytes(decision) <= 0:
             fit.add(decision)
-    study = _study(one, planned)
+    study = join(one, planned)
     proposed = [proposal.decision for proposal, _ in _run(study, record, 100)]
     assert set(proposed) == fit
     assert len(proposed) == len(fit)
-    assert study.next() is None
+    assert _next(study) is None
 
 
 def test_a_killed_trial_of_the_plan_itself_is_the_first_to_be_launched_again(
-    planned: Path, around: Around
+    planned: Path, around: Around, join: Join
 ) -> None:
     one = around(planned)
-    lost = _study(one, planned).next()
-    again = _study(one, planned).next()
+    lost = _next(join(one, planned))
+    again = _next(join(one, planned))
     assert lost is not None
     assert again is not None
     assert again.decision == lost.decision == one.plan.decision
     assert again.number > lost.number
 
 
-def test_many_kills_do_not_use_the_seeds_up(planned: Path, around: Around) -> None:
+def test_many_kills_do_not_use_the_seeds_up(planned: Path, around: Around, join: Join) -> None:
     one = around(planned)
     for _ in range(4):
-        proposal = _study(one, planned).next()
+        proposal = _next(join(one, planned))
         assert proposal is not None
         assert proposal.origin == "plan"
 
 
 def test_a_record_that_was_not_told_any_more_counts(
-    planned: Path, around: Around, record: Record
+    planned: Path, around: Around, record: Record, join: Join
 ) -> None:
     one = around(planned)
-    proposal = _study(one, planned).next()
+    proposal = _next(join(one, planned))
     assert proposal is not None
     written = record(proposal.number, decision=proposal.decision)
-    again = _study(one, planned, [written]).next()
+    again = _next(join(one, planned, [written]))
     assert again is not None
     assert again.decision != proposal.decision
     assert again.number != written.number
@@ -172,14 +179,14 @@ def _nothing(_data: bytes) -> bytes:
     ],
 )
 def test_a_damaged_journal_is_rebuilt_from_the_records(
-    planned: Path, around: Around, record: Record, damage: Callable[[bytes], bytes]
+    planned: Path, around: Around, record: Record, damage: Callable[[bytes], bytes], join: Join
 ) -> None:
     one = around(planned)
-    finished = [answer for _, answer in _run(_study(one, planned), record, 5)]
+    finished = [answer for _, answer in _run(join(one, planned), record, 5)]
     journal = _journal(planned)
     before = damage(journal.read_bytes())
     journal.write_bytes(before)
-    more = list(_run(_study(one, planned, finished), record, 3))
+    more = list(_run(join(one, planned, finished), record, 3))
     launched = [answer.decision for answer in finished]
     assert len({*launched, *(proposal.decision for proposal, _ in more)}) == 8
     numbers = {answer.number for answer in finished}
@@ -189,73 +196,73 @@ def test_a_damaged_journal_is_rebuilt_from_the_records(
         assert journal.with_name(f"{JOURNAL_NAME}.damaged").read_bytes() == before
     # What was rebuilt is whole, and goes on.
     everything = [*finished, *(answer for _, answer in more)]
-    assert len(list(_run(_study(one, planned, everything), record, 1))) == 1
+    assert len(list(_run(join(one, planned, everything), record, 1))) == 1
 
 
 def test_a_journal_cut_at_any_byte_is_survived(
-    planned: Path, around: Around, record: Record
+    planned: Path, around: Around, record: Record, join: Join
 ) -> None:
     one = around(planned)
-    finished = [answer for _, answer in _run(_study(one, planned), record, 2)]
+    finished = [answer for _, answer in _run(join(one, planned), record, 2)]
     journal = _journal(planned)
     data = journal.read_bytes()
     for end in range(0, len(data), 97):
         journal.write_bytes(data[:end])
-        proposal = _study(one, planned, finished).next()
+        proposal = _next(join(one, planned, finished))
         assert proposal is not None
         assert proposal.decision not in {answer.decision for answer in finished}
         assert proposal.number not in {answer.number for answer in finished}
 
 
 def test_records_with_gaps_keep_their_numbers(
-    planned: Path, around: Around, record: Record
+    planned: Path, around: Around, record: Record, join: Join
 ) -> None:
     one = around(planned)
     decisions = [one.decision_at(seed) for seed in one.seeds()]
     finished = [record(3, decision=decisions[0]), record(9, decision=decisions[4])]
-    proposal = _study(one, planned, finished).next()
+    proposal = _next(join(one, planned, finished))
     assert proposal is not None
     assert proposal.number == 10
     assert proposal.decision == decisions[1]
 
 
 def test_a_record_of_no_known_point_keeps_its_number_and_is_not_repeated(
-    planned: Path, around: Around, record: Record
+    planned: Path, around: Around, record: Record, join: Join
 ) -> None:
     one = around(planned)
     assert one.plan.decision is not None
     strange = one.plan.decision.model_copy(update={"fp8_recipe": "of another release"})
-    proposal = _study(one, planned, [record(0, decision=strange)]).next()
+    proposal = _next(join(one, planned, [record(0, decision=strange)]))
     assert proposal is not None
     assert proposal.number == 1
 
 
 def test_a_study_of_other_choices_is_begun_anew(
-    planned: Path, around: Around, record: Record
+    planned: Path, around: Around, record: Record, join: Join
 ) -> None:
     one = around(planned)
-    finished = [answer for _, answer in _run(_study(one, planned), record, 2)]
+    finished = [answer for _, answer in _run(join(one, planned), record, 2)]
     other = around(planned, search=NARROW)
-    proposal = _study(other, planned, finished).next()
+    proposal = _next(join(other, planned, finished))
     assert proposal is not None
     assert proposal.decision not in {answer.decision for answer in finished}
 
 
 def test_a_lock_that_a_killed_process_left_blocks_nobody(
-    planned: Path, around: Around, record: Record, monkeypatch: pytest.MonkeyPatch
+    planned: Path, around: Around, record: Record, monkeypatch: pytest.MonkeyPatch, join: Join
 ) -> None:
     # Optuna's own lock would be waited for without end here: the path is relative.
     monkeypatch.chdir(planned.parent)
     folder = Path(planned.name)
     one = around(folder)
-    finished = [answer for _, answer in _run(_study(one, folder), record, 1)]
+    finished = [answer for _, answer in _run(join(one, folder), record, 1)]
     lock = folder / TRIALS_NAME / f"{JOURNAL_NAME}.lock"
     assert lock.is_file()
     child = os.fork()
     if child == 0:
         _hold_and_die(lock)
     os.waitpid(child, 0)
-    assert _study(one, folder, finished).next() is not None
+    assert _next(join(one, folder, finished)) is not None
 
 
 def _hold_and_die(lock: Path) -> Any:

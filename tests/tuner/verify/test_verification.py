@@ -25,6 +25,7 @@ Around = Callable[..., Neighbourhood]
 Launcher = Callable[..., FakeLauncher]
 Record = Callable[..., TrialRecord]
 Verify = Callable[..., Verified]
+Join = Callable[..., StudySearch]
 
 
 def _times(folder: Path) -> dict[str, int]:
@@ -57,7 +58,9 @@ def test_the_winner_is_the_fastest_measured_and_recalibration_helps(
     assert accuracy.activation_max_ape == 0.0
     assert found.residual is not None
     assert found.residual.num_runs == 8
-    assert found.residual.communication < 1.0 < found.residual.computation < 1.45
+    # Shares of communication from 9 to 17 % tell which part was dearer, not by how much.
+    assert found.residual.communication < found.residual.computation < 1.45
+    assert found.residual.computation > 1.2
     assert found.residual.release == "0.fake"
 
 
@@ -154,7 +157,12 @@ def test_ctrl_c_during_a_launch_loses_that_launch_only(
 
 
 def test_death_after_the_record_and_before_the_study_is_told_repeats_nothing(
-    planned: Path, around: Around, verify: Verify, hidden_launcher: Launcher, tmp_path: Path
+    planned: Path,
+    around: Around,
+    verify: Verify,
+    hidden_launcher: Launcher,
+    tmp_path: Path,
+    join: Join,
 ) -> None:
     def write_and_die(record: TrialRecord) -> None:
         write_trial(planned, record)
@@ -166,12 +174,10 @@ def test_death_after_the_record_and_before_the_study_is_told_repeats_nothing(
     with pytest.raises(KeyboardInterrupt):
         run_trials(
             neighbourhood,
-            StudySearch(neighbourhood, journal=planned / TRIALS_NAME / JOURNAL_NAME, finished=()),
-            finished=(),
+            join(neighbourhood, planned, write=write_and_die),
             effort=Effort(trials=5, steps=5),
             launch=reference_trials(killed),
             scratch=tmp_path,
-            write=write_and_die,
             watcher=Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None),
         )
     assert len(_launched_ok(planned)) == 2
@@ -207,7 +213,7 @@ from tuner.verify.verification import Effort, Watcher
 folder, patient = Path(sys.argv[1]), int(sys.argv[2])
 launches = 0
 
-def launch(config, *, folder, deadline_s):
+def launch(config, *, folder, deadline_s, hopeless):
     global launches
     launches += 1
     if launches > patient:

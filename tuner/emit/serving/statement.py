@@ -18,6 +18,8 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
     ]
     if verified.waived:
         lines.append(f"NOT VERIFIED: {verified.waived}")
+    if verified.measured:
+        lines.append(f"Measured: {verified.measured}")
     lines += [_line(shape) for shape in group_shapes(verified)]
     speculative = plan.goal.speculative
     if speculative is not None and any(each.draft_tokens for each in verified.decision.instances):

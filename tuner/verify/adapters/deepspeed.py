@@ -6,10 +6,12 @@
 
     step_s = samples_per_step / CurrSamplesPerSec
 
-The first is the rate of the last step, printed every `steps_per_print` steps; the second the mean
-of the steps since the last such line. DeepSpeed's GB are 2**30 bytes. Source: `ThroughputTimer` of
-deepspeed/utils/timer.py and `PipelineEngine.train_batch` of deepspeed/runtime/pipe/engine.py,
-deepspeed 0.19.8.
+The first is the rate of the last step, from each forward to its `step()` alone unless DeepSpeed's
+own loader feeds it, and begins with the third step; the second the mean of the steps since the last
+such line, with further losses before the time where a model has them. Both are printed every
+`steps_per_print` steps, which is never unless it is given. DeepSpeed's GB are 2**30 bytes. Source:
+`ThroughputTimer` of deepspeed/utils/timer.py and `PipelineEngine.train_batch` of
+deepspeed/runtime/pipe/engine.py, deepspeed 0.19.4 and 0.19.5.
 """
 
 import re

@@ -3,9 +3,12 @@
     ... iteration 12/ 20 | consumed samples: 96 | elapsed time per iteration (ms): 812.4 | ...
     [Rank 0] (after 2 iterations) memory (MB) | allocated: ... | max allocated: 912.5 | ...
 
-The time is the mean of the iterations since the last such line (`--log-interval`); 1 gives every
-step. Megabytes are 2**20 bytes. Source: `training_log` of megatron/training/training.py and
-`report_memory` of megatron/training/utils.py, core_v0.16.1, github.com/NVIDIA/Megatron-LM.
+The time is the mean of the iterations since the last such line (`--log-interval`, 100 unless it is
+given); 1 gives every step, rounded to 0.1 ms. From core 0.16 on the first iteration has a line too,
+and its time stays in that of the second line, so two lines of warm-up are the least. Megabytes are
+2**20 bytes. Source: `training_log` of megatron/training/training.py and `report_memory` (of
+megatron/training/utils/common_utils.py today), core_v0.16.1, core_v0.18.2 and core_v0.19.0,
+github.com/NVIDIA/Megatron-LM.
 """
 
 import re

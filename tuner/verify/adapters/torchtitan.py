@@ -4,9 +4,10 @@
 
     step_s = tokens_per_step / (tps * devices)
 
-The throughput is that since the last such line (`log_freq`); 1 gives every step. Lines of
-validation are left out. Source: `MetricsProcessor.log` of torchtitan/components/metrics.py,
-torchtitan 0.3.0.
+The throughput is that since the last such line (`log_freq`, 10 unless it is given; the first step
+has a line of its own); 1 gives every step. It is rounded to whole tokens, so a step is known to
+1 / (2 tps). Colours are taken off before; lines of validation are left out. Source:
+`MetricsProcessor.log` of torchtitan/components/metrics.py, torchtitan 0.2.1, 0.2.2 and 0.3.0.
 """
 
 import re

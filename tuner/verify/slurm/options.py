@@ -35,6 +35,9 @@ OWN: Final = frozenset(
 )
 """What the launcher decides: a trial is one job of a given shape, found again by its name."""
 
+ELSEWHERE: Final = frozenset({"clusters", "cluster-constraint"})
+"""Would hand jobs to a cluster that is not asked for them afterwards."""
+
 MOST_OPTIONS: Final = 64
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _VALUE: Final = re.compile(r"[A-Za-z0-9_.,:;/@%+=&|!*()\[\]-]{1,1024}")
@@ -61,6 +64,10 @@ def _parsed(pair: str) -> tuple[str, str]:
         )
     if name in OWN:
         raise SpecError(f"--slurm {name}: moetune sets it for every trial; leave it out")
+    if name in ELSEWHERE:
+        raise SpecError(
+            f"--slurm {name}: trials are jobs of this cluster alone; start moetune on the other one"
+        )
     if not _VALUE.fullmatch(value):
         raise SpecError(
             f"--slurm {name}: {value!r} holds a space, quote or other sign that a line of a batch"

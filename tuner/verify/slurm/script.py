@@ -4,7 +4,8 @@
 changed for a while (nobody waits for the trial any more), the trial's own time is over, or the job
 was requeued and this is its former run on a node that only seemed dead. Ranks end with `node.sh`
 (`--parent`), whatever ended it. The lease is compared with what it was, not with a clock, so nodes
-need not agree on the time.
+need not agree on the time. A run is known by the job's name, its id, which a controller that lost
+its state gives out again, and its restart.
 
 `job.sh` runs on the first node of the allocation (sbatch(1)), which is where ranks meet. It leaves
 the exit code of the run in `exit`. Ranks that fail because a node died do so before Slurm misses
@@ -19,6 +20,7 @@ from typing import Final
 
 from tuner.launch.shape import LaunchShape
 from tuner.verify.launcher import CONFIG_NAME, GRACE_S, REPORT_NAME, TRIAL_MARK
+from tuner.verify.progress import PROGRESS_NAME
 from tuner.verify.slurm.options import Options
 
 JOB_NAME: Final = "job.sh"
@@ -32,7 +34,7 @@ ABANDONED_EXIT: Final = 75
 
 
 def job_script(
-    *, name: str, folder: Path, shape: LaunchShape, options: Options, limit_s: float, requeue: bool
+    *, name: str, folder: Path, shape: LaunchShape, options: Options, limit_s: float, restarts: int
 ) -> str:
     """Return the batch script.
 
@@ -42,7 +44,7 @@ def job_script(
         shape: nodes and devices on each.
         options: the user's, of sbatch.
         limit_s: what the trial may take; the job's time limit unless the user names one.
-        requeue: whether Slurm starts the job again after a node failed or it was preempted.
+        restarts: how often Slurm may start the job again after a node failed or it was preempted.
     """
     given = dict(options)
     own = {
@@ -58,14 +60,12 @@ def job_script(
     if "time" not in given:
         own["time"] = str(2 + int(limit_s // 60))
     lines = [f"#SBATCH --{option}={value}" for option, value in (*own.items(), *options)]
-    lines.append("#SBATCH --requeue" if requeue else "#SBATCH --no-requeue")
+    lines.append("#SBATCH --requeue" if restarts else "#SBATCH --no-requeue")
     return "\n".join(
         (
             "#!/usr/bin/env bash",
             *lines,
-            _JOB.format(
-                folder=shlex.quote(str(folder)), most_restarts=MOST_RESTARTS if requeue else 0
-            ),
+            _JOB.format(folder=shlex.quote(str(folder)), most_restarts=restarts),
         )
     )
 
@@ -79,7 +79,7 @@ def node_script(*, shape: LaunchShape, deadline_s: float, lease_s: float) -> str
         lease_s: how long it goes on after the lease was renewed for the last time.
     """
     step = (
-        f"-P -m profilers.steps {CONFIG_NAME} --report={REPORT_NAME}"
+        f"-P -m profilers.steps {CONFIG_NAME} --report={REPORT_NAME} --progress={PROGRESS_NAME}"
         f' --deadline={deadline_s + GRACE_S:.0f} --parent="$$"'
     )
     python = shlex.quote(sys.executable)
@@ -117,8 +117,8 @@ _ALONE: Final = "--standalone"
 _JOB: Final = f"""
 set -u
 cd -- {{folder}} || exit 1
-own="$SLURM_JOB_ID.${{{{SLURM_RESTART_COUNT:-0}}}}"
-rm -f {REPORT_NAME} {EXIT_NAME}
+own="$SLURM_JOB_NAME.$SLURM_JOB_ID.${{{{SLURM_RESTART_COUNT:-0}}}}"
+rm -f {REPORT_NAME} {PROGRESS_NAME} {EXIT_NAME}
 printf '%s\\n' "$own" > .{RUN_NAME}.partial && mv .{RUN_NAME}.partial {RUN_NAME}
 unset RANK WORLD_SIZE LOCAL_RANK
 export {TRIAL_MARK}="$PWD"
@@ -152,7 +152,7 @@ exit "$code"
 _NODE: Final = f"""\
 #!/usr/bin/env bash
 set -u
-own="$SLURM_JOB_ID.${{{{SLURM_RESTART_COUNT:-0}}}}"
+own="$SLURM_JOB_NAME.$SLURM_JOB_ID.${{{{SLURM_RESTART_COUNT:-0}}}}"
 {{start}} &
 ranks=$!
 finish() {{{{

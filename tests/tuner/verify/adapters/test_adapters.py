@@ -1,4 +1,4 @@
-"""Lines in the form of each engine, written by hand."""
+"""Lines in the form of each engine, filled in from the format strings of its last two releases."""
 
 import time
 from pathlib import Path
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tuner.errors import SpecError
 from tuner.verify.adapters.reading import Job, Reading
+from tuner.verify.launching import WARMUP_STEPS
 from tuner.verify.metrics import ADAPTERS, MAX_LINE, LogReader, adapter_named
 
 JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
@@ -49,6 +50,56 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
             "steps: 12 loss: 5.1000 iter time (s): 1.250 samples/sec: 25.600",
             Reading(step=12, step_s=1.25),
         ),
+        (
+            # core_v0.19.0 with --log-throughput, --log-energy and the counts of a MoE model.
+            "megatron",
+            " [2026-08-20 03:04:05.123456] iteration        3/     500 | consumed samples:"
+            "         3072 | elapsed time per iteration (ms): 12500.0 | throughput per GPU"
+            " (TFLOP/s/GPU): 412.3 | energy per GPU (J/iter/GPU): 6543.2 | power per GPU (W/GPU):"
+            " 530.1 | learning rate: 1.000000E-04 | global batch size:  1024 | lm loss:"
+            " 1.077813E+01 | load_balancing_loss: 1.001234E+00 | loss scale: 1.0 | grad norm: 2.345"
+            " | num zeros: 0 | params norm: 1234.567 | number of skipped iterations:   0 | number"
+            " of nan iterations:   0 |",
+            Reading(step=3, step_s=12.5),
+        ),
+        (
+            # core_v0.18.2 after samples were skipped, under torchrun --tee.
+            "megatron",
+            "[default7]: [2026-07-20 03:04:05.123456] iteration        3/     500 | consumed"
+            " samples:         3072 | skipped samples:            8 | elapsed time per iteration"
+            " (ms): 900.1 | global batch size:  1024 |",
+            Reading(step=3, step_s=0.9001),
+        ),
+        (
+            # core_v0.19.0 with --log-device-memory-used.
+            "megatron",
+            "[Rank 24] (after 3 iterations) memory (MB) | allocated: 1024.00 | max allocated:"
+            " 2048.00 | reserved: 2100.00 | max reserved: 2200.00 | total device memory used:"
+            " 3000.00",
+            Reading(peak_bytes=2**31),
+        ),
+        (
+            # 0.2.2; a quantized model has no MFU.
+            "torchtitan",
+            "[rank0]:[titan] 2026-08-21 10:00:00,123 - root - INFO - step:  1  loss: 12.12345"
+            "  grad_norm:  3.1234  memory:  9.50GiB(12.01%)  tps: 16  tflops: 1,012.34  mfu: N/A",
+            # 131072 / (16 * 8); 9.5 * 2**30.
+            Reading(step=1, step_s=1024.0, peak_bytes=10_200_547_328),
+        ),
+        (
+            # 0.19.5 of a slow step, the rate in scientific form.
+            "deepspeed",
+            "[2026-08-09 10:00:00,123] [INFO] [timer.py:264:stop] epoch=0/micro_step=48/"
+            "global_step=3, RunningAvgSamplesPerSec=0.0021, CurrSamplesPerSec=3.2e-05,"
+            " MemAllocated=3.11GB, MaxMemAllocated=0.0GB",
+            Reading(step=3, step_s=1e6),
+        ),
+        (
+            # 0.19.5 with a further loss.
+            "deepspeed",
+            "steps: 3 loss: 10.1234 aux_loss: 0.0123 iter time (s): 0.250 samples/sec: 128.000",
+            Reading(step=3, step_s=0.25),
+        ),
         ("jsonl", '{"step_s": 0.5}', Reading(step_s=0.5)),
         (
             "jsonl",
@@ -72,6 +123,13 @@ def test_a_line_is_read(name: str, line: str, expected: Reading) -> None:
     [
         ("torchtitan", "validate step: 12  loss:  5.1  memory: 41.2GiB(51.9%)  tps: 7,251"),
         ("torchtitan", "step: 12  loss:  5.1  grad_norm: 1  memory: 41.2GiB(51.9%)  tps: 0  x"),
+        (
+            "megatron",
+            " validation loss at iteration 3 on validation set | lm loss value: 1.0E+01 |",
+        ),
+        ("megatron", "    forward-backward ...............................: (812.41, 815.02)"),
+        ("deepspeed", "epoch=0/micro_step=4/global_step=3, vm %: 11.2, swap %: 0.0"),
+        ("deepspeed", "[INFO] step=3, skipped=0, lr=[0.0001], mom=[(0.9, 0.999)]"),
         ("jsonl", '{"step_s": -1}'),
         ("jsonl", '{"step_s": NaN}'),
         ("jsonl", '{"step_s": "1"}'),
@@ -150,3 +208,31 @@ def test_ranks_that_say_the_same_step_count_once_and_colours_do_not_matter(tmp_p
     reader = LogReader(file, adapter=adapter_named("megatron"), job=JOB)
     reader.read_on(to_end=True)
     assert reader.metrics(warmup_steps=0, most_steps=9).steps_s == (0.5, 0.5)
+
+
+def test_torchtitans_colours_are_taken_off(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text(
+        "[rank0]:[titan] 2026-08-21 10:00:00,123 - root - INFO - \x1b[31mstep:  3  "
+        "\x1b[32mloss:  8.12345  \x1b[38;2;180;60;0mgrad_norm:  1.1234  "
+        "\x1b[38;2;54;234;195mmemory: 41.50GiB(51.90%)  \x1b[34mtps: 8,192  "
+        "\x1b[36mtflops: 412.00  \x1b[35mmfu: 41.66%\x1b[39m\n"
+        "\x1b[33mvalidate step:  3  \x1b[32mloss:  8.1234  \x1b[38;2;54;234;195mmemory: 41.50GiB"
+        "(51.90%)  \x1b[34mtps: 1,192\x1b[39m\n"
+    )
+    reader = LogReader(file, adapter=adapter_named("torchtitan"), job=JOB)
+    reader.read_on(to_end=True)
+    assert reader.metrics(warmup_steps=0, most_steps=9).steps_s == (2.0,)
+
+
+def test_the_first_iterations_of_megatron_are_left_out_with_what_carries_them(
+    tmp_path: Path,
+) -> None:
+    # The first takes 9 s and stays in the mean of the second line: (9 + 1) / 2.
+    file = tmp_path / "log"
+    line = " iteration {:8d}/{:8d} | elapsed time per iteration (ms): {:.1f} |\n"
+    times_ms = (9000.0, 5000.0, 1000.0, 1000.0)
+    file.write_text("".join(line.format(at, 4, time) for at, time in enumerate(times_ms, 1)))
+    reader = LogReader(file, adapter=adapter_named("megatron"), job=JOB)
+    reader.read_on(to_end=True)
+    assert reader.metrics(warmup_steps=WARMUP_STEPS, most_steps=9).steps_s == (1.0, 1.0)

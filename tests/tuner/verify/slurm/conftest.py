@@ -70,6 +70,19 @@ class Cluster:
         os.kill(pid, signal.SIGKILL)
         Cluster.wait_for(lambda: not Path(f"/proc/{pid}").exists(), what=f"{daemon} to be gone")
 
+    def tend(self) -> bool:
+        """Do what an administrator does: put nodes back that Slurm has taken out of service.
+
+        Returns whether there was none.
+
+        A controller that was killed before it wrote down a job gives the job's id to the next one,
+        and drains the node that runs the former one still.
+        """
+        out = self.ask("sinfo", "--noheader", "--Node", "--states=down,drain", "--format=%N")
+        if out.split():
+            self.ask("scontrol", "update", f"NodeName={','.join(out.split())}", "State=RESUME")
+        return not out.split()
+
     def ask(self, *command: str) -> str:
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, check=False, timeout=60

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,18 @@ from profilers.steps.config import StepReport
 from tuner.errors import SchedulerError
 from tuner.plan_folder import read_plan
 from tuner.verify.launcher import LOG_NAME, REPORT_NAME, Launch
-from tuner.verify.slurm.launcher import TICKET_NAME, WITHDRAWN_NAME, Pace, SlurmLauncher
+from tuner.verify.progress import PROGRESS_NAME
+from tuner.verify.slurm.folder import TICKET_NAME, WITHDRAWN_NAME
+from tuner.verify.slurm.launcher import Pace, SlurmLauncher
 from tuner.verify.slurm.script import (
     ABANDONED_EXIT,
     EXIT_NAME,
     JOB_NAME,
     LEASE_NAME,
     LOST_NODE_EXIT,
+    MOST_RESTARTS,
     NODE_NAME,
+    RUN_NAME,
 )
 
 REPORT = StepReport(
@@ -239,6 +244,18 @@ def test_a_run_past_its_deadline_is_cancelled_and_waiting_does_not_count(lab: La
     assert lab.asked("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]
 
 
+def test_a_hopeless_trial_is_cancelled_and_its_steps_are_kept(lab: Lab) -> None:
+    lab.says("RUNNING")
+    lab.trial.mkdir(exist_ok=True)
+    (lab.trial / PROGRESS_NAME).write_text('{"step_s": 2.0}\n{"step_s": 2.5}\n')
+    hopeless = replace(lab.launch, hopeless=lambda steps_s: "slow" if len(steps_s) > 1 else "")
+    result = lab.launcher()(hopeless)
+    assert (result.status, result.reason) == ("ok", "slow")
+    assert result.metrics is not None
+    assert result.metrics.steps_s == (2.0, 2.5)
+    assert lab.asked("scancel")
+
+
 def test_a_queue_that_is_too_long_ends_the_verification_and_the_job(lab: Lab) -> None:
     lab.says("PENDING")
     short = Pace(poll_s=0.01, lease_s=60.0, patience_s=1.0, queue_s=0.05, settle_s=1.0)
@@ -265,6 +282,59 @@ def test_a_job_that_takes_node_after_node_down_is_given_up(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lost", "code"), [("FAILED", LOST_NODE_EXIT), ("UNKNOWN", None), ("NODE_FAIL", None)]
+)
+def test_a_trial_that_was_lost_without_a_result_is_submitted_anew(
+    lab: Lab, finishing: Callable[[int], str], lost: str, code: int | None
+) -> None:
+    names: list[str] = []
+
+    def told(line: str) -> None:
+        if line == "job 41 submitted":
+            names.append((lab.folder / "name").read_text())
+            if len(names) == 2:
+                assert not (lab.trial / RUN_NAME).exists()
+                assert not (lab.trial / EXIT_NAME).exists()
+                lab.says("RUNNING", finishing(0))
+            elif code is not None:
+                lab.leaves(code)
+            (lab.trial / RUN_NAME).write_text("of this job")
+
+    lab.says(*[lost] * 100)
+    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, told=told)
+    assert launcher(lab.launch).status == "ok"
+    assert len(set(names)) == 2
+
+
+def test_a_trial_that_is_lost_again_and_again_is_given_up(lab: Lab) -> None:
+    def told(_line: str) -> None:
+        lab.says("UNKNOWN")
+
+    told("")
+    lost = SlurmLauncher(pace=QUICK, environment=os.environ, told=told)(lab.launch)
+    assert (lost.status, len(lab.asked("sbatch"))) == ("crashed", 1 + MOST_RESTARTS)
+    assert "does not know the job any more" in lost.reason
+
+
+def test_a_trial_that_must_not_be_repeated_is_not_submitted_anew(lab: Lab) -> None:
+    lab.says("NODE_FAIL")
+    once = SlurmLauncher(requeue=False, pace=QUICK, environment=os.environ, told=lab.told.append)
+    assert once(lab.launch).reason == "Slurm says NODE_FAIL of the job"
+    assert len(lab.asked("sbatch")) == 1
+
+
+def test_a_report_that_comes_while_its_job_is_given_up_counts(lab: Lab) -> None:
+    def told(line: str) -> None:
+        if "was lost" in line:
+            lab.leaves(0, REPORT.model_dump_json())
+
+    lab.says("UNKNOWN")
+    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, told=told)
+    assert launcher(lab.launch).report == REPORT
+    assert len(lab.asked("sbatch")) == 1
+
+
+@pytest.mark.parametrize(
     ("state", "code", "log", "status", "reason"),
     [
         ("OUT_OF_MEMORY", None, "", "out_of_memory", "Slurm ended the job for lack of memory"),
@@ -272,11 +342,8 @@ def test_a_job_that_takes_node_after_node_down_is_given_up(lab: Lab) -> None:
         ("FAILED", 137, "", "out_of_memory", "a rank was killed by the system"),
         ("FAILED", 1, "ValueError: shapes differ", "crashed", "ValueError: shapes differ"),
         ("FAILED", ABANDONED_EXIT, "", "crashed", "the job ended itself"),
-        ("FAILED", LOST_NODE_EXIT, "", "crashed", "a node of the job could not be reached"),
         ("TIMEOUT", None, "", "timeout", "no report after 60 s"),
-        ("NODE_FAIL", None, "", "crashed", "Slurm says NODE_FAIL of the job"),
         ("CANCELLED", None, "", "crashed", "Slurm says CANCELLED of the job"),
-        ("UNKNOWN", None, "", "crashed", "does not know the job any more"),
         ("COMPLETED", 0, "", "crashed", "the trial ended without a readable report"),
     ],
 )

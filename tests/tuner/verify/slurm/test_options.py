@@ -24,6 +24,7 @@ def test_sites_own_options_are_passed_through_in_order() -> None:
         ("Partition=gpu", "is not name=value"),
         ("nodes=4", "moetune sets it for every trial"),
         ("output=/etc/passwd", "moetune sets it for every trial"),
+        ("clusters=other", "jobs of this cluster alone"),
         ("comment=two words", "holds a space"),
         ("comment=a\n#SBATCH --uid=0", "holds a space"),
         ("comment=", "holds a space"),

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,17 @@ import psutil
 import pytest
 
 from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
+from tuner.study_folder import UNDER_WAY_NAME
 from tuner.verify.launcher import TRIAL_MARK
 from tuner.verify.records import Verified, read_trials
-from tuner.verify.slurm.launcher import TICKET_NAME
-from tuner.verify_api import UNDER_WAY_NAME
+from tuner.verify.slurm.folder import TICKET_NAME
 
 if TYPE_CHECKING:
     from tests.tuner.verify.slurm.conftest import Cluster
 else:
     Cluster = Any
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 class Verifying:
@@ -48,10 +49,10 @@ class Verifying:
 
 @pytest.fixture
 def two_nodes(planned: Path) -> Path:
-    """The plan of two devices, spread over two nodes of one."""
+    """The plan of two devices, spread over two nodes of one, whose memory nobody limits."""
     file = planned / "plan.json"
     plan = json.loads(file.read_text())
-    plan["cluster"]["pools"][0] |= {"nodes": 2, "devices_per_node": 1}
+    plan["cluster"]["pools"][0] |= {"nodes": 2, "devices_per_node": 1, "memory_per_device": None}
     file.write_text(json.dumps(plan))
     return planned
 
@@ -81,6 +82,115 @@ def _queued_again(cluster: Cluster) -> bool:
 def _jobs_under_way(folder: Path) -> list[str]:
     tickets = (folder / TRIALS_NAME / UNDER_WAY_NAME).glob(f"*/{TICKET_NAME}")
     return [job for ticket in tickets if (job := json.loads(ticket.read_text())["job"])]
+
+
+class Runs:
+    """Watches which runs of trials live, for as long as a test lasts."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.at_once: set[frozenset[str]] = set()
+        """Runs of one trial that were seen side by side, where there were several."""
+
+    def __enter__(self) -> "Runs":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before: dict[str, frozenset[str]] = {}
+        while not self._ended.wait(2.0):
+            now = _runs()
+            for trial, runs in now.items():
+                # A run that is being ended may still be seen beside its successor for a moment.
+                if len(both := runs & before.get(trial, frozenset())) > 1:
+                    self.at_once.add(both)
+            before = now
+
+
+def _runs() -> dict[str, frozenset[str]]:
+    """By trial: its runs that have ranks which live."""
+    found: dict[str, set[str]] = {}
+    for pid in _marked():
+        try:
+            process = psutil.Process(pid)
+            environment, command = process.environ(), process.cmdline()
+        except psutil.Error:
+            continue
+        if "profilers.steps" in command and "torch.distributed.run" not in command:
+            names = ("SLURM_JOB_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+            run = ".".join(environment.get(name, "0") for name in names)
+            found.setdefault(environment[TRIAL_MARK], set()).add(run)
+    return {trial: frozenset(runs) for trial, runs in found.items()}
+
+
+def test_eight_trials_survive_a_node_the_controller_and_moetune_dying_in_one_study(
+    two_nodes: Path, cluster: Cluster
+) -> None:
+    wait_for = cluster.wait_for
+    verifying = Verifying(two_nodes, cluster)
+    with Runs() as runs:
+        try:
+            # A node dies under a job and comes back when its absence has been felt.
+            wait_for(_marked, what="ranks of a trial")
+            before = _finished(two_nodes)
+            cluster.kill("slurmd.n2")
+            wait_for(
+                lambda: _finished(two_nodes) > before or _queued_again(cluster),
+                what="the trial to end or to be queued again",
+            )
+            cluster.start_node("n2")
+            wait_for(lambda: _finished(two_nodes) > before, what="a trial after the node's death")
+
+            # The controller dies as soon as a job runs, which it may not have written down yet.
+            wait_for(_marked, what="ranks of another trial")
+            before = _finished(two_nodes)
+            cluster.kill("slurmctld")
+            wait_for(
+                lambda: "does not answer" in verifying.said() or _finished(two_nodes) > before,
+                what="its death to be noticed",
+            )
+            cluster.start_controller()
+            wait_for(
+                lambda: cluster.tend() and _finished(two_nodes) > before + 1,
+                what="a trial that began after the controller's death",
+            )
+
+            # moetune dies under a job, and is started again.
+            wait_for(
+                lambda: _jobs_under_way(two_nodes) and _marked(), what="ranks of another trial"
+            )
+            os.kill(verifying.process.pid, signal.SIGKILL)
+            verifying.process.wait()
+            verifying = Verifying(two_nodes, cluster, "--resume")
+            wait_for(
+                lambda: cluster.tend() and verifying.process.poll() is not None,
+                what="the study to end",
+                limit_s=600.0,
+            )
+            assert verifying.process.returncode == 0, verifying.said()
+        finally:
+            if verifying.process.poll() is None:
+                verifying.process.terminate()
+            verifying.process.wait(timeout=60)
+            sys.stderr.write(verifying.said())
+        wait_for(lambda: not cluster.jobs(), what="the queue to be empty")
+        wait_for(lambda: not _marked(), what="no process to be left")
+
+    records = read_trials(two_nodes / TRIALS_NAME)
+    assert [record.status for record in records] == ["ok"] * 8, verifying.said()
+    assert len({record.decision for record in records}) == 8
+    found = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
+    assert (len(found.trials), found.winner is not None) == (8, True)
+    assert not runs.at_once
+    # A job more for each one that Slurm lost with its controller's memory, and none besides.
+    said = verifying.said()
+    assert said.count("submitted\n") == 8 + said.count("was lost without a result")
+    assert not list((two_nodes / TRIALS_NAME / UNDER_WAY_NAME).glob("*"))
 
 
 def test_eight_trials_survive_the_death_of_the_controller_and_of_moetune(

@@ -16,6 +16,7 @@ from tuner.verify.slurm.script import (
     JOB_NAME,
     LEASE_NAME,
     LOST_NODE_EXIT,
+    MOST_RESTARTS,
     NODE_NAME,
     RUN_NAME,
     job_script,
@@ -42,7 +43,7 @@ def _job(folder: Path, shape: LaunchShape = TWO, *, options: tuple[str, ...] = (
         shape=shape,
         options=parsed_options(options),
         limit_s=150.0,
-        requeue=True,
+        restarts=MOST_RESTARTS,
     )
 
 
@@ -95,7 +96,7 @@ def test_a_run_leaves_its_exit_code_and_its_number(
     done = job(f'[[ "$*" == *true ]] || exit {code}', restarts=2)
     assert (done.returncode, done.stderr) == (code, "")
     assert _left(tmp_path, EXIT_NAME) == str(code)
-    assert _left(tmp_path, RUN_NAME) == "41.2"
+    assert _left(tmp_path, RUN_NAME) == "moetune-1.41.2"
     assert not _asked(tmp_path)
 
 
@@ -119,7 +120,7 @@ def test_a_job_with_our_id_and_another_name_is_not_queued_again(
 
 
 def test_a_former_run_of_a_job_leaves_nothing(job: Callable[..., Done], tmp_path: Path) -> None:
-    job(f"echo 41.9 > {RUN_NAME}")
+    job(f"echo moetune-1.41.9 > {RUN_NAME}")
     assert _left(tmp_path, EXIT_NAME) == ""
 
 
@@ -153,7 +154,7 @@ def test_nodes_meet_at_the_first_one(tmp_path: Path) -> None:
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
     """Run the script of a node with another program in the place of Python: node(text)."""
 
-    def ran(text: str, *, lease_s: float = 300.0, run: str = "41.0") -> Done:
+    def ran(text: str, *, lease_s: float = 300.0, run: str = "moetune-1.41.0") -> Done:
         monkeypatch.setattr(sys, "executable", str(_program(tmp_path, "python", text)))
         (tmp_path / NODE_NAME).write_text(node_script(shape=ONE, deadline_s=60.0, lease_s=lease_s))
         (tmp_path / RUN_NAME).write_text(run)
@@ -161,7 +162,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]
         return subprocess.run(
             ["bash", NODE_NAME],
             cwd=tmp_path,
-            env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "41"},
+            env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "41", "SLURM_JOB_NAME": "moetune-1"},
             capture_output=True,
             text=True,
             check=False,
@@ -183,7 +184,7 @@ def test_ranks_that_nobody_waits_for_are_ended(node: Callable[..., Done]) -> Non
 
 
 def test_ranks_of_a_former_run_are_ended(node: Callable[..., Done]) -> None:
-    done = node("exec sleep 600", run="41.1")
+    done = node("exec sleep 600", run="moetune-1.41.1")
     assert (done.returncode, done.stderr) == (ABANDONED_EXIT, "")
 
 

@@ -1,0 +1,115 @@
+"""What a budget of trials is worth on machines that are not what the model believes.
+
+    python tests/benchmarks/trial_budgets.py SPEC.yaml MACHINES DEVICES HOURS...
+
+Plans the spec on datasheets, and lets hidden machines (tuner/verify/budget/testing.py) answer the
+trials of its candidates: eight at most, under each budget and on so many devices. Prints how many
+whole jobs lie within the errors that were stated, how large those and the real ones are, and how
+much slower than the best the chosen candidate is, beside launching the plan's first candidates
+whole for as long, on all devices.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tuner import api
+from tuner.costs.analytic.calibration import shipped
+from tuner.planner.analytic.asking import question_of, site_of
+from tuner.spec.read import read_spec
+from tuner.units import format_ratio, format_s
+from tuner.verify.budget.estimates import estimates
+from tuner.verify.budget.possible import Possible
+from tuner.verify.budget.production import production_prices
+from tuner.verify.budget.spending import Budget, Spending
+from tuner.verify.budget.testing import HiddenMachine
+from tuner.verify.candidates import Candidates
+
+TRIALS, START_UP_S, STEPS = 8, 120.0, 12
+TOP = 12
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def _possible(path: Path, devices: int) -> Possible:
+    spec = read_spec(path)
+    plan = api.plan(path, top=TOP, with_unlaunchable=False).plan
+    assert plan.predicted is not None
+    question = question_of(spec, site_of(spec.cluster.pools[0], residuals=shipped()))
+    price = production_prices(question, plan.predicted)
+    return Possible(around=Candidates(plan=plan), price=price, max_devices=devices)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a line for each budget."""
+    machines, devices = int(arguments[1]), int(arguments[2])
+    possible = _possible(Path(arguments[0]), devices)
+    for hours in arguments[3:]:
+        _say(_line(possible, machines=machines, wall_s=float(hours) * 3600.0))
+    return 0
+
+
+def _line(possible: Possible, *, machines: int, wall_s: float) -> str:
+    inside, off, stated, chosen, first, trials = [], [], [], [], [], []
+    price = possible.price
+    assert price is not None
+    for seed in range(machines):
+        machine = HiddenMachine(
+            possible=possible, price=price, seed=seed, start_up_s=START_UP_S, num_steps=STEPS
+        )
+        spending = Spending(
+            possible=possible,
+            budget=Budget(wall_s=wall_s, max_devices=possible.max_devices),
+            clock=lambda machine=machine: machine.clock_s,  # type: ignore[misc] # bound now
+            num_steps=STEPS,
+            runs_reference=False,
+        )
+        records = machine.spent(spending, trials=TRIALS)
+        trials.append(len(records))
+        known = estimates(possible, records)
+        truth_s = {one: machine.step_s(one, None) for one in possible.candidates()}
+        for job in known.jobs:
+            said = known.extrapolated(job.candidate)
+            if said is not None:
+                low_s, high_s = said.step_time_s_band
+                inside.append(low_s <= truth_s[job.candidate] <= high_s)
+                off.append(abs(said.step_time_s / truth_s[job.candidate] - 1.0))
+                stated.append(said.error_ratio)
+        best_s, own_s = min(truth_s.values()), next(iter(truth_s.values()))
+        chosen.append((truth_s[known.best] if known.best else own_s) / best_s - 1.0)
+        first.append(min(machine.first_ones_s(wall_s, trials=TRIALS) or [own_s]) / best_s - 1.0)
+    parts = [
+        f"{format_s(wall_s)}, {possible.max_devices} devices: {np.mean(trials):.1f} trials",
+        *_extrapolated(inside, off, stated),
+        f"choice {format_ratio(float(np.mean(chosen)))} slower than the best",
+        f"first candidates whole {format_ratio(float(np.mean(first)))}"
+        f" (difference ± {format_ratio(_error(chosen, first))})",
+    ]
+    return "; ".join(parts)
+
+
+def _extrapolated(
+    inside: Sequence[bool], off: Sequence[float], stated: Sequence[float]
+) -> tuple[str, ...]:
+    """Say how good extrapolations were; nothing where all jobs were launched whole."""
+    if not off:
+        return ()
+    large = float(np.quantile(off, 0.9))
+    return (
+        f"{np.mean(inside) * 100:.1f} % of {len(inside)} whole jobs within the stated error"
+        f" (median ± {format_ratio(float(np.median(stated)))})",
+        f"off by {format_ratio(float(np.median(off)))} median, {format_ratio(large)} P90",
+    )
+
+
+def _error(chosen: Sequence[float], first: Sequence[float]) -> float:
+    """Standard error of the difference."""
+    return float(np.std(np.array(chosen) - np.array(first)) / np.sqrt(len(chosen)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

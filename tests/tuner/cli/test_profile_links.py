@@ -1,0 +1,104 @@
+"""What `profile show --links` and `--stragglers` say to a reader."""
+
+from collections.abc import Iterator
+
+from profilers.links.groups import FLAT, HIERARCHICAL
+from profilers.records import Case, Measurement, Profile
+from profilers.testing import fake_machine, fake_profile
+from tuner.cli.profile_links import (
+    MOST_LINKS,
+    exchanges_json,
+    links_json,
+    links_text,
+    stragglers_text,
+)
+
+GIGABIT = 1.25e8
+
+
+def _link(sender: int, receiver: int, *, world: int, rate: float, lanes: int = 1) -> Measurement:
+    size = 2**22
+    axes = {
+        "bytes": size,
+        "sender": sender,
+        "receiver": receiver,
+        "lanes": lanes,
+        "world": world,
+    }
+    case = Case(operation="link", kind="one_way", axes=axes)
+    return Measurement(case=case, rank=sender, times_s=(size / rate,) * 5)
+
+
+def _exchange(kind: str, size: int, seconds: float) -> Measurement:
+    axes = {"bytes": size, "ranks": 4, "stride": 1, "world": 4}
+    case = Case(operation="collective", kind=kind, axes=axes)
+    return Measurement(case=case, times_s=(seconds,) * 5)
+
+
+def _profile(rows: Iterator[Measurement], *, world: int, per_node: int) -> Profile:
+    hosts = tuple(f"host-{rank // per_node}" for rank in range(world))
+    machine = fake_machine(world=world)
+    machine = machine.model_copy(update={"hosts": hosts, "ranks_per_node": per_node})
+    return fake_profile(tuple(rows), machine=machine)
+
+
+def _two_nodes(*, crowded: float) -> Iterator[Measurement]:
+    for node in (0, 2):
+        yield _link(node, node + 1, world=4, rate=80 * GIGABIT)
+        yield _link(node + 1, node, world=4, rate=80 * GIGABIT)
+    yield _link(0, 2, world=4, rate=GIGABIT)
+    yield _link(2, 0, world=4, rate=GIGABIT)
+    for a, b in ((0, 2), (1, 3), (2, 0), (3, 1)):
+        yield _link(a, b, world=4, rate=crowded * GIGABIT, lanes=2)
+    yield _exchange(FLAT, 2**20, 0.2)
+    yield _exchange(HIERARCHICAL, 2**20, 0.1)
+    yield _exchange(FLAT, 2**24, 0.3)
+
+
+def test_links_are_summed_up_by_class_and_listed_by_the_names_of_hosts() -> None:
+    text = links_text(_profile(_two_nodes(crowded=0.5), world=4, per_node=2))
+    lines = text.splitlines()
+    assert lines[1].split() == ["inside", "nodes", "4", "80", "Gbit/s", "80", "Gbit/s"]
+    assert lines[2].split() == ["between", "nodes", "2", "1", "Gbit/s", "1", "Gbit/s"]
+    assert any(line.startswith("rank 0 on host-0  rank 2 on host-1") for line in lines)
+    assert (
+        "2 pairs of two nodes side by side get 50% of what one gets alone: they share one way"
+        in text
+    )
+
+
+def test_lanes_with_cards_of_their_own_are_told() -> None:
+    text = links_text(_profile(_two_nodes(crowded=0.98), world=4, per_node=2))
+    assert "98% of what one gets alone: each has a way of its own" in text
+
+
+def test_both_ways_to_exchange_everything_stand_side_by_side_where_both_were_measured() -> None:
+    profile = _profile(_two_nodes(crowded=0.5), world=4, per_node=2)
+    last = links_text(profile).splitlines()[-1].split()
+    assert last == ["4", "ranks", "1.00", "MiB", "200", "ms", "100", "ms", "x0.50"]
+    (row,) = exchanges_json(profile)
+    assert (row["flat_s"], row["two_stages_s"], row["bytes"]) == (0.2, 0.1, 2**20)
+
+
+def test_of_many_links_the_slowest_are_listed() -> None:
+    nodes = 10
+    rows = (
+        _link(a, b, world=nodes, rate=GIGABIT * (0.1 if (a, b) == (8, 9) else 1.0))
+        for a in range(nodes)
+        for b in range(nodes)
+        if a != b
+    )
+    profile = _profile(rows, world=nodes, per_node=1)
+    text = links_text(profile)
+    assert f"the {MOST_LINKS} slowest of 90; all of them: --json" in text
+    assert "rank 8 on host-8  rank 9 on host-9" in text
+    assert len(links_json(profile)) == 90
+
+
+def test_one_rank_has_no_links() -> None:
+    assert links_text(fake_profile(())).startswith("no links were measured")
+
+
+def test_ranks_that_share_cores_are_said_not_to_be_judged() -> None:
+    assert "is not judged" in stragglers_text((), shares_cores=True)
+    assert stragglers_text((), shares_cores=False) == "nobody is slower than its peers beyond noise"

@@ -1,0 +1,73 @@
+"""Launches of deployments on the page."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tuner.report.markdown import markdown
+from tuner.report.reading import report_of
+from tuner.serve_plan import ServePlan
+from tuner.verify.deployments.conclusion import conclude
+from tuner.verify.deployments.records import BenchRun, ServeTrialRecord, Spread
+
+
+def record(plan: ServePlan, number: int, *runs: BenchRun, reason: str = "") -> ServeTrialRecord:
+    decisions = [plan.decision, *(other.decision for other in plan.alternatives)]
+    decision = decisions[number]
+    assert decision is not None
+    assert plan.predicted is not None
+    return ServeTrialRecord(
+        number=number,
+        origin="alternative" if number else "plan",
+        decision=decision,
+        status="ok" if runs else "crashed",
+        reason=reason,
+        predicted=plan.predicted,
+        runs=runs,
+        wall_s=60.0,
+        engine=plan.goal.engine.name,
+        client="vllm-bench",
+    )
+
+
+def run(time_s: float) -> BenchRun:
+    spread = Spread(mean=time_s, p50=time_s, p90=time_s, p99=time_s)
+    return BenchRun(
+        completed=98,
+        failed=0,
+        duration_s=10.0,
+        ttft_s=spread,
+        tpot_s=spread,
+        requests_per_s=9.8,
+        output_tokens_per_s=98.0,
+    )
+
+
+def test_a_report_says_what_launches_measured(
+    serve_folder: Path, serve_plan: ServePlan, copied: Callable[[Path], Path]
+) -> None:
+    folder = copied(serve_folder)
+    before = markdown(report_of(folder))
+    assert "nothing was launched" in before
+    records = [record(serve_plan, 0, run(0.0125))]
+    if serve_plan.alternatives:
+        records.append(record(serve_plan, 1, reason="the server ended <b>at once</b>"))
+    verified = conclude(serve_plan, records)
+    (folder / "verified.json").write_text(verified.model_dump_json())
+    after = markdown(report_of(folder))
+    assert "nothing was launched" not in after
+    assert f"Measured: the best of {len(records)} launched." in after
+    assert "Predicted and measured" in after
+    assert "12.5 ms" in after
+    assert "<b>" not in after
+    assert ("at once" in after) == bool(serve_plan.alternatives)
+
+
+def test_a_report_says_that_no_launch_held_the_targets(
+    serve_folder: Path, serve_plan: ServePlan, copied: Callable[[Path], Path]
+) -> None:
+    folder = copied(serve_folder)
+    verified = conclude(serve_plan, [record(serve_plan, 0, run(1000.0))])
+    (folder / "verified.json").write_text(verified.model_dump_json())
+    text = markdown(report_of(folder))
+    assert "Of 1 launched, none holds every target." in text
+    assert "TPOT" in text

@@ -1,0 +1,91 @@
+"""A plan of sixteen devices on four nodes, and machines that differ from what it believes."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profilers.records import Profile
+from tuner import api
+from tuner.plan import Plan
+from tuner.verify.budget.measured import measured_prices
+from tuner.verify.budget.possible import Possible
+from tuner.verify.budget.testing import HiddenMachine
+from tuner.verify.neighbourhood import Neighbourhood
+
+SEARCH: Mapping[str, Any] = {
+    "tensor_model_parallel_size": [1, 2],
+    "virtual_pipeline_model_parallel_size": [1],
+    "micro_batch_size": [2],
+    "expert_model_parallel_size": [2, 4, 8],
+    "dispatcher": ["alltoall"],
+}
+CANDIDATES = 14
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Site:
+    """A plan with what prices its decisions."""
+
+    around: Neighbourhood
+
+    @property
+    def plan(self) -> Plan:
+        return self.around.plan
+
+    @cache  # noqa: B019 # one site lives as long as the session
+    def possible(self, *, max_devices: int = 16) -> Possible:
+        price = measured_prices(self.around.machine)
+        return Possible(around=self.around, price=price, max_devices=max_devices)
+
+
+@pytest.fixture(scope="session")
+def wide(
+    tmp_path_factory: pytest.TempPathFactory,
+    write_spec: Callable[..., Path],
+    profile_for: Callable[[Path], Profile],
+    store_profile: Callable[[Path, Profile], Path],
+) -> Site:
+    """Eight layers on sixteen devices."""
+    folder = tmp_path_factory.mktemp("wide")
+    path = write_spec(
+        folder,
+        model={"num_hidden_layers": 8},
+        pool={"devices_per_node": 4, "nodes": 4},
+        goal={"global_batch_size": 32},
+        search=SEARCH,
+    )
+    profile = profile_for(path)
+    store_profile(folder / "profile", profile)
+    plan = api.plan(path, method="exact", top=CANDIDATES).plan
+    plan = plan.model_copy(update={"alternatives": plan.alternatives[: CANDIDATES - 1]})
+    return Site(
+        around=Neighbourhood(
+            plan=plan,
+            work=api.work_of(plan),
+            machine=api.machine_of(plan.cluster.pools[0], profile),
+            limits=plan.search,
+        )
+    )
+
+
+@pytest.fixture
+def hidden(wide: Site) -> Callable[..., HiddenMachine]:
+    """Make a machine from a seed: hidden(3); its slowest part is another one than predicted."""
+
+    def made(seed: int, **options: Any) -> HiddenMachine:
+        machine = wide.around.machine
+        computation, communication = np.exp(np.random.default_rng(seed).normal(0.0, 0.3, 2))
+        residual = machine.residual.model_copy(
+            update={"computation": float(computation), "communication": float(communication)}
+        )
+        price = measured_prices(dataclasses.replace(machine, residual=residual))
+        options = {"num_steps": 2400} | options
+        return HiddenMachine(possible=wide.possible(), price=price, seed=seed, **options)
+
+    return made

@@ -1,0 +1,179 @@
+"""Smaller jobs are priced by the model that the plan itself was priced by."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner import api
+from tuner.errors import OutsideProfileError
+from tuner.plan import Plan, VerifiedPlan
+from tuner.plan_folder import TRIALS_NAME, launch_files, read_plan, write_plan
+from tuner.verify.budget.jobs import ENDS, parts_s_K
+from tuner.verify.budget.possible import Possible
+from tuner.verify.budget.prices import prices_of
+from tuner.verify.budget.scale import scaled_plan, scales_of
+from tuner.verify.budget.spending import Budget
+from tuner.verify.candidates import Candidates
+from tuner.verify.records import read_trials
+from tuner.verify.verification import Effort, Watcher
+from tuner.verify_api import command_trials
+
+SEARCH = {
+    "context_parallel_size": [1],
+    "tensor_model_parallel_size": [1],
+    "expert_model_parallel_size": [4, 8],
+    "pipeline_model_parallel_size": [1, 2],
+    "virtual_pipeline_model_parallel_size": [1],
+}
+ENGINE = """
+import json, sys
+layers = int(sys.argv[sys.argv.index("--num-layers") + 1])
+with open(sys.argv[1], "w") as stream:
+    for step in range(20):
+        print(json.dumps({"step": step, "step_s": 0.1 + 0.05 * layers}), file=stream)
+with open(sys.argv[2], "a") as stream:
+    print(layers, sys.argv[3], file=stream)
+"""
+"""An engine whose step has a fixed part and one per layer; it notes what it was asked for."""
+
+
+@pytest.fixture(scope="session")
+def plan_for(
+    tmp_path_factory: pytest.TempPathFactory, write_spec: Callable[..., Path]
+) -> Callable[[str], Path]:
+    """Plan a target on sixteen H100 by their datasheet: plan_for(target) -> the plan's folder."""
+
+    def planned(target: str) -> Path:
+        folder = tmp_path_factory.mktemp(target)
+        spec = write_spec(
+            folder,
+            model={"num_hidden_layers": 8, "hidden_size": 1024, "num_attention_heads": 8},
+            goal={"global_batch_size": 64, "sequence_length": 256},
+            search=SEARCH,
+            emit=(target, "slurm"),
+        )
+        text = spec.read_text(encoding="utf-8").replace("profile: profile", "device: h100-sxm")
+        text = text.replace("devices_per_node: 4", "devices_per_node: 8")
+        text = text.replace("nodes: 1", "nodes: 2")
+        spec.write_text(text.replace("memory_per_device: 1GiB", "price_per_device_hour: 2.0"))
+        made = api.plan(spec, with_unlaunchable=False, top=6)
+        write_plan(folder / "plan", made.plan, spec=made.spec, profiles=made.profiles)
+        return folder / "plan"
+
+    return planned
+
+
+@pytest.fixture(scope="session")
+def sixteen(plan_for: Callable[[str], Path]) -> Path:
+    """The folder of a plan of Megatron-LM."""
+    return plan_for("megatron-lm")
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "torchtitan", "deepspeed"])
+def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
+    plan_for: Callable[[str], Path], target: str
+) -> None:
+    folder = plan_for(target)
+    plan = read_plan(folder)
+    price = prices_of(Candidates(plan=plan), used=folder / "used")
+    assert price is not None
+    decisions = [plan.decision, *(one.decision for one in plan.alternatives)]
+    seen = 0
+    for decision in decisions:
+        assert decision is not None
+        for scale in scales_of(plan, decision, max_devices=8):
+            smaller = scaled_plan(plan, scale)
+            trial = VerifiedPlan(
+                plan=smaller,
+                decision=scale.decision,
+                predicted=price(smaller, scale.decision),
+                waived="this is a trial of the plan",
+            )
+            texts = launch_files(trial).texts
+            (script,) = (text for name, text in texts.items() if name.endswith(".sbatch"))
+            assert "--nodes=1" in script
+            assert f"{scale.num_devices} devices: " in script
+            seen += 1
+    assert seen
+
+
+def test_a_whole_job_costs_what_the_plan_says(sixteen: Path) -> None:
+    plan = read_plan(sixteen)
+    price = prices_of(Candidates(plan=plan), used=sixteen / "used")
+    assert price is not None
+    known = [(plan.decision, plan.predicted)]
+    known += [(one.decision, one.predicted) for one in plan.alternatives]
+    assert len(known) > 3
+    for decision, predicted in known:
+        assert decision is not None
+        assert predicted is not None
+        found = price(plan, decision)
+        assert found.step_time_s == pytest.approx(predicted.step_time_s, rel=1e-9)
+        assert found.peak_memory_bytes == predicted.peak_memory_bytes
+        assert found.communication_s == pytest.approx(predicted.communication_s, rel=1e-9)
+        assert sum(found.breakdown_s.values()) == pytest.approx(found.step_time_s)
+        assert parts_s_K(found)[ENDS] > 0.0
+
+
+def test_fewer_layers_cost_less_and_ends_stay(sixteen: Path) -> None:
+    plan = read_plan(sixteen)
+    price = prices_of(Candidates(plan=plan), used=sixteen / "used")
+    assert price is not None
+    decision = next(
+        one.decision for one in plan.alternatives if one.decision.pipeline_model_parallel_size == 1
+    )
+    whole = price(plan, decision)
+    for scale in scales_of(plan, decision, max_devices=16):
+        found = price(scaled_plan(plan, scale), scale.decision)
+        assert found.step_time_s < whole.step_time_s * 1.001
+        if len(scale.layers) < plan.model.num_layers:
+            share = parts_s_K(found)[ENDS] / found.step_time_s
+            assert share > parts_s_K(whole)[ENDS] / whole.step_time_s
+
+
+def test_a_plan_of_another_release_has_no_smaller_jobs(sixteen: Path) -> None:
+    plan = read_plan(sixteen)
+    assert plan.predicted is not None
+    slower = plan.predicted.model_copy(update={"step_time_s": 2.0 * plan.predicted.step_time_s})
+    stale: Plan = plan.model_copy(update={"predicted": slower})
+    around = Candidates(plan=stale)
+    price = prices_of(around, used=sixteen / "used")
+    assert price is not None
+    assert stale.decision is not None
+    with pytest.raises(OutsideProfileError, match="plan anew to launch smaller jobs"):
+        price(stale, stale.decision)
+    possible = Possible(around=around, price=price, max_devices=8)
+    assert possible.options_of(stale.decision) == ()
+    assert "plan anew" in possible.why_none(stale.decision)
+
+
+def test_the_users_engine_is_launched_smaller_by_its_own_command(
+    sixteen: Path, tmp_path: Path
+) -> None:
+    engine, asked = tmp_path / "engine.py", tmp_path / "asked.txt"
+    engine.write_text(ENGINE)
+    command = f"{sys.executable} {engine} {{metrics}} {asked} {{world}} {{megatron_args}}"
+    found = api.verify(
+        sixteen,
+        effort=Effort(trials=3, steps=4),
+        resume=False,
+        watcher=Watcher(started=lambda _one, _s: None, ended=lambda _record: None),
+        by=command_trials(command=command, metrics="jsonl"),
+        budget=Budget(max_devices=8),
+    )
+    records = read_trials(sixteen / TRIALS_NAME)
+    assert records
+    assert [one.status for one in records] == ["ok"] * len(records)
+    launched = [tuple(map(int, line.split())) for line in asked.read_text().splitlines()]
+    for record, (layers, world) in zip(records, launched, strict=True):
+        assert record.scale is not None
+        assert (len(record.scale.layers), record.scale.num_devices) == (layers, world)
+        assert world <= 8
+    assert found.winner is not None
+    assert found.winner.num_devices == 16
+    stored: dict[str, Any] = json.loads((sixteen / "verified.json").read_text())
+    assert stored["winner_extrapolated"]["error_ratio"] > 0.0

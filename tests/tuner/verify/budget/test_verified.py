@@ -1,0 +1,216 @@
+"""The whole loop under a budget, with a launcher that answers from a hidden machine."""
+
+import itertools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner import api
+from tuner.cli import app as frame
+from tuner.cli.verify_text import verified_text
+from tuner.errors import SpecError
+from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
+from tuner.verify.budget.spending import Budget
+from tuner.verify.records import TrialRecord, Verified, read_trials
+from tuner.verify.testing import FakeLauncher
+from tuner.verify.verification import Effort, Watcher
+
+Launcher = Callable[..., FakeLauncher]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="session")
+def eight_plan(
+    tmp_path_factory: pytest.TempPathFactory,
+    write_spec: Callable[..., Path],
+    profile_for: Callable[[Path], Any],
+    store_profile: Callable[[Path, Any], Path],
+) -> Path:
+    """The folder of a plan of eight layers on eight devices; read only, see `eight`."""
+    folder = tmp_path_factory.mktemp("eight")
+    search = {
+        "tensor_model_parallel_size": [1],
+        "virtual_pipeline_model_parallel_size": [1],
+        "micro_batch_size": [2],
+        "expert_model_parallel_size": [2],
+        "dispatcher": ["alltoall"],
+    }
+    path = write_spec(
+        folder,
+        model={"num_hidden_layers": 8},
+        pool={"devices_per_node": 4, "nodes": 2},
+        goal={"global_batch_size": 32},
+        search=search,
+        emit=("reference", "megatron-lm", "slurm"),
+    )
+    store_profile(folder / "profile", profile_for(path))
+    made = api.plan(path, method="exact")
+    write_plan(folder / "plan", made.plan, spec=made.spec, profiles=made.profiles)
+    return folder / "plan"
+
+
+@pytest.fixture
+def eight(eight_plan: Path, tmp_path: Path) -> Path:
+    """A copy of it for one test."""
+    return Path(shutil.copytree(eight_plan, tmp_path / "plan"))
+
+
+def _verified(
+    folder: Path, launcher: FakeLauncher, budget: Budget | None, **options: Any
+) -> Verified:
+    ticks = itertools.count()
+    effort = Effort(trials=options.pop("trials", 6), steps=5)
+    return api.verify(
+        folder,
+        effort=effort,
+        resume=options.pop("resume", False),
+        watcher=Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None),
+        launch=launcher,
+        budget=budget,
+        clock=options.pop("clock", lambda: float(next(ticks))),
+        **options,
+    )
+
+
+def test_smaller_jobs_are_launched_recorded_and_extrapolated(
+    eight: Path, hidden_launcher: Launcher
+) -> None:
+    launcher = hidden_launcher(eight, computation=1.5, communication=0.6, noise_ratio=0.02)
+    found = _verified(eight, launcher, Budget(max_devices=4))
+    assert found.trials
+    records = read_trials(eight / TRIALS_NAME)
+    assert [one.scale.decision for one in records if one.scale] == launcher.launched
+    plan = read_plan(eight)
+    for trial, launched in zip(found.trials, launcher.launched, strict=True):
+        assert trial.scale is not None
+        assert launched.num_devices <= 4 < trial.decision.num_devices == 8
+        assert trial.measured_step_s is not None
+        assert trial.extrapolated is not None
+        # What is extrapolated is the whole job's step, and the band is around it.
+        low_s, high_s = trial.extrapolated.step_time_s_band
+        assert low_s < trial.extrapolated.step_time_s < high_s
+        assert trial.extrapolated.error_ratio < 0.6
+    assert found.winner in [plan.decision, *(one.decision for one in plan.alternatives)]
+    assert found.winner_extrapolated is not None
+    assert found.winner_step_s == found.winner_extrapolated.step_time_s
+    assert any("without a trial" in note or "stopped" in note for note in found.notes)
+    assert found.accuracy.activation_max_ape == 0.0
+
+
+def test_what_is_emitted_is_the_whole_job_and_says_it_was_not_launched(
+    eight: Path, hidden_launcher: Launcher
+) -> None:
+    _verified(eight, hidden_launcher(eight), Budget(max_devices=4))
+    args = (eight / "launch" / "megatron-lm" / "megatron_args.txt").read_text()
+    assert "--num-layers 8" in args
+    assert "this configuration was not among them" in args
+
+
+def test_a_budget_of_everything_is_as_good_as_none(
+    eight: Path, tmp_path: Path, hidden_launcher: Launcher
+) -> None:
+    other = Path(shutil.copytree(eight, tmp_path / "other"))
+    roomy = Budget(wall_s=1e7, max_devices=8)
+    with_budget = _verified(eight, hidden_launcher(eight, noise_ratio=0.02), roomy)
+    without = _verified(other, hidden_launcher(other, noise_ratio=0.02), None)
+    assert with_budget == without
+
+
+def test_going_on_without_a_budget_counts_what_smaller_jobs_said(
+    eight: Path, hidden_launcher: Launcher
+) -> None:
+    before = _verified(eight, hidden_launcher(eight), Budget(max_devices=4), trials=2)
+    assert all(trial.scale is not None for trial in before.trials)
+    after = _verified(eight, hidden_launcher(eight), None, trials=4, resume=True)
+    assert after.trials[:2] != ()
+    assert [trial.scale is None for trial in after.trials] == [False, False, True, True]
+    # The plan's own choice runs whole now, although a smaller job of it ran before.
+    assert after.trials[2].decision == read_plan(eight).decision
+    assert after.trials[2].extrapolated is None
+
+
+def test_a_trial_gets_no_more_time_than_the_budget_has_left(
+    eight: Path, hidden_launcher: Launcher
+) -> None:
+    given: list[float] = []
+    fake = hidden_launcher(eight)
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    def launch(config: Any, *, folder: Path, deadline_s: float, **how: Any) -> Any:
+        nonlocal now
+        given.append(deadline_s)
+        now += 10.0
+        return fake(config, folder=folder, deadline_s=deadline_s, **how)
+
+    _verified(eight, launch, Budget(wall_s=40.0), clock=clock)  # type: ignore[arg-type] # a function launches as well
+    assert given
+    assert all(one <= 42.0 - 10.0 * place for place, one in enumerate(given))
+
+
+def test_failed_smaller_jobs_are_told_like_any_other(
+    eight: Path, hidden_launcher: Launcher
+) -> None:
+    launcher = hidden_launcher(eight, otherwise="out_of_memory")
+    found = _verified(eight, launcher, Budget(max_devices=4), trials=3)
+    assert found.winner is None
+    assert [trial.status for trial in found.trials] == ["out_of_memory"] * 3
+    assert all(trial.extrapolated is None for trial in found.trials)
+
+
+def test_text_says_scale_extrapolation_and_error(eight: Path, hidden_launcher: Launcher) -> None:
+    found = _verified(eight, hidden_launcher(eight, noise_ratio=0.01), Budget(max_devices=4))
+    text = verified_text(found, folder=eight)
+    assert ", on 4 of 8 devices" in text
+    assert "extrapolated   " in text
+    assert " ± " in text
+    assert ", from 4 of 8 devices" in text
+    assert "(nine of ten whole jobs lie within ±)" in text
+    winner = next(line for line in text.splitlines() if line.startswith("winner"))
+    assert winner.endswith("%, extrapolated")
+
+
+def test_the_report_says_what_is_extrapolated(
+    eight: Path, tmp_path: Path, hidden_launcher: Launcher
+) -> None:
+    _verified(eight, hidden_launcher(eight, noise_ratio=0.01), Budget(max_devices=4))
+    page = tmp_path / "report.md"
+    assert frame.run(["report", str(eight), "-o", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "extrapolated from smaller jobs; no job of its own size was launched" in text
+
+
+def test_an_impossible_budget_is_one_line_and_exit_code_2(eight: Path, capsys: Captured) -> None:
+    assert frame.run(["verify", str(eight), "--max-devices", "1"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert "--max-devices 1: no trial is small enough: its groups (TP 1, CP 1, EP 2)" in told[0]
+    assert frame.run(["verify", str(eight), "--budget", "1s"]) == 2
+    assert "the shortest trial is predicted to take up to" in capsys.readouterr().err
+    assert frame.run(["verify", str(eight), "--budget", "soon"]) == 2
+    assert capsys.readouterr().err.startswith("moetune: --budget: ")
+    assert not (eight / TRIALS_NAME).exists()
+
+
+def test_a_plan_of_nothing_smaller_still_takes_whole_jobs(
+    eight: Path, hidden_launcher: Launcher
+) -> None:
+    with pytest.raises(SpecError, match=r"--budget 1\.00 s"):
+        _verified(eight, hidden_launcher(eight), Budget(wall_s=1.0))
+    found = _verified(eight, hidden_launcher(eight), Budget(wall_s=1e7), trials=2)
+    assert [trial.scale for trial in found.trials] == [None, None]
+
+
+def test_records_of_smaller_jobs_read_back_as_they_were(
+    eight: Path, hidden_launcher: Launcher
+) -> None:
+    _verified(eight, hidden_launcher(eight), Budget(max_devices=4), trials=1)
+    (record,) = read_trials(eight / TRIALS_NAME)
+    assert TrialRecord.model_validate_json(record.model_dump_json()) == record
+    assert record.scale is not None
+    assert record.scale.decision.num_devices <= 4

@@ -1,0 +1,257 @@
+"""Winner, regret, ties and factors from records made by hand.
+
+All deployments are predicted 10 ms to the first token, 1 ms a further one, and 10 good requests a
+second and device; see conftest.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.emit.serving.testing import aggregated
+from tuner.serve_plan import Latency, ServeDecision, ServePlan, ServePrediction
+from tuner.verify.deployments.conclusion import conclude, contenders
+from tuner.verify.deployments.records import BenchRun, ServeTrialRecord, Spread
+
+Plan = Callable[..., ServePlan]
+
+SLO = {"ttft": {"p90": 0.05}, "tpot": {"p90": 0.005}}
+
+
+def run(**changes: Any) -> BenchRun:
+    ttft_s, tpot_s = changes.pop("ttft_s", 0.02), changes.pop("tpot_s", 0.002)
+    fields: dict[str, Any] = {
+        "completed": 100,
+        "failed": 0,
+        "duration_s": 1.0,
+        "ttft_s": Spread(mean=ttft_s, p50=ttft_s, p90=ttft_s, p99=ttft_s),
+        "tpot_s": Spread(mean=tpot_s, p50=tpot_s, p90=tpot_s, p99=tpot_s),
+        "requests_per_s": 100.0,
+        "output_tokens_per_s": 500.0,
+        "goodput_requests_per_s": 80.0,
+        "mean_input_tokens": 4.0,
+        "mean_output_tokens": 5.0,
+    }
+    return BenchRun.model_validate(fields | changes)
+
+
+def record(
+    plan: ServePlan, place: int, *runs: BenchRun, number: int | None = None, **changes: Any
+) -> ServeTrialRecord:
+    """Return the launch of the plan's decision of this place, the choice being 0."""
+    decisions = [plan.decision, *(other.decision for other in plan.alternatives)]
+    fields: dict[str, Any] = {
+        "number": place if number is None else number,
+        "origin": "alternative" if place else "plan",
+        "decision": decisions[place],
+        "status": "ok" if runs else "crashed",
+        "predicted": plan.predicted,
+        "runs": runs,
+        "wall_s": 1.0,
+        "engine": "sglang",
+        "client": "vllm-bench",
+    }
+    return ServeTrialRecord.model_validate(fields | changes)
+
+
+def test_the_fewest_devices_that_hold_the_targets_win(serve_plan: Plan) -> None:
+    plan = serve_plan(slo=SLO)
+    slow = record(plan, 0, run(ttft_s=0.06))
+    found = conclude(plan, [slow, record(plan, 1, run()), record(plan, 2, run(ttft_s=0.001))])
+    assert found.winner == plan.alternatives[0].decision
+    assert found.trials[0].misses == ("TTFT P90 60.0 ms of 50.0 ms",)
+    assert found.regret_ratio is None
+    assert "the plan's choice misses its targets: TTFT P90 60.0 ms of 50.0 ms" in found.notes
+
+
+def test_regret_is_what_the_first_choice_costs_more(serve_plan: Plan) -> None:
+    plan = serve_plan((24, 16, 8), slo=SLO)
+    found = conclude(plan, [record(plan, place, run()) for place in (0, 1, 2)])
+    # 24 devices where 8 hold the targets too.
+    assert found.regret_ratio == pytest.approx(2.0)
+    assert found.winner == plan.alternatives[1].decision
+
+
+def test_goodput_is_judged_by_the_device_with_its_noise(serve_plan: Plan) -> None:
+    plan = serve_plan((8, 16), objective="goodput")
+
+    def measured(first: list[float], second: list[float]) -> Any:
+        runs = [[run(goodput_requests_per_s=one) for one in each] for each in (first, second)]
+        return [record(plan, place, *each) for place, each in enumerate(runs)]
+
+    # 80 / 8 = 10 against 176 / 16 = 11: 10 % more, and no noise.
+    records = measured([80.0] * 3, [176.0] * 3)
+    found = conclude(plan, records)
+    assert found.winner == plan.alternatives[0].decision
+    assert found.regret_ratio == pytest.approx(0.1)
+    assert not found.tie
+    assert contenders(plan, records) == ()
+    # The same medians with runs that differ by half: a tie, to be decided by further launches.
+    noisy = measured([60.0, 80.0, 100.0], [120.0, 176.0, 220.0])
+    assert conclude(plan, noisy).tie
+    assert contenders(plan, noisy) == (plan.alternatives[0].decision, plan.decision)
+
+
+def test_equal_devices_are_ordered_by_the_time_of_a_request(serve_plan: Plan) -> None:
+    plan = serve_plan((16, 8), slo=SLO)
+    twin = aggregated(count=1, devices=16, attention_dp=16, ep=16)
+    plan = plan.model_copy(
+        update={
+            "alternatives": (plan.alternatives[0].model_copy(update={"decision": twin}),),
+        }
+    )
+    # 20 ms + 4 * 2 ms against 22 ms + 4 * 1 ms.
+    found = conclude(
+        plan, [record(plan, 0, run()), record(plan, 1, run(ttft_s=0.022, tpot_s=0.001))]
+    )
+    assert found.winner == twin
+    assert found.regret_ratio == 0.0
+    assert found.tie
+
+
+def test_money_decides_where_the_goal_is_cost(serve_plan: Plan, predicted: ServePrediction) -> None:
+    plan = serve_plan((8, 16), objective="cost")
+    cheap = predicted.model_copy(update={"cost_per_hour": 24.0})
+    records = [record(plan, 0, run()), record(plan, 1, run(), predicted=cheap)]
+    found = conclude(plan, records)
+    assert found.winner == plan.alternatives[0].decision
+    # 48 an hour against 24.
+    assert found.regret_ratio == pytest.approx(1.0)
+
+
+def test_factors_are_medians_and_each_deployment_is_judged_by_the_others(
+    serve_plan: Plan,
+) -> None:
+    plan = serve_plan()
+    ratios = (2.0, 3.0, 7.0)
+    found = conclude(
+        plan,
+        [record(plan, place, run(ttft_s=0.01 * ratio)) for place, ratio in enumerate(ratios)],
+    )
+    assert found.factors is not None
+    assert found.factors.ttft == pytest.approx(3.0)
+    assert found.factors.tpot == pytest.approx(2.0)
+    # The medians of (3, 7), (2, 7) and (2, 3), of 10 ms each.
+    again = [trial.recalibrated_ttft_s for trial in found.trials]
+    assert again == pytest.approx([0.05, 0.045, 0.025])
+    assert found.accuracy.ttft_median_ape == pytest.approx(2.0 / 3.0)
+    # |50 - 20| / 20, |45 - 30| / 30, |25 - 70| / 70.
+    assert found.accuracy.recalibrated_ttft_median_ape == pytest.approx(45.0 / 70.0)
+    assert found.accuracy.tpot_within_band == 0
+
+
+def test_a_run_that_holds_by_luck_is_outvoted_and_repeated(serve_plan: Plan) -> None:
+    plan = serve_plan(slo=SLO)
+    split = record(plan, 0, run(), run(ttft_s=0.06), run())
+    found = conclude(plan, [split])
+    assert found.winner == plan.decision
+    assert contenders(plan, [split]) == (plan.decision,)
+    assert "of some deployment, some runs hold the targets and others do not" in found.notes
+
+
+def test_launches_of_one_decision_are_joined(serve_plan: Plan) -> None:
+    plan = serve_plan(slo=SLO)
+    first = record(plan, 0, run(ttft_s=0.02), run(ttft_s=0.03))
+    again = record(plan, 0, run(ttft_s=0.04), number=5, origin="repeat")
+    failed = record(plan, 0, number=6, origin="repeat", reason="broke")
+    (trial,) = conclude(plan, [failed, again, first]).trials
+    assert (trial.status, trial.runs, trial.measured_ttft_s) == ("ok", 3, 0.03)
+    # A launch that ran after one that did not is what counts.
+    (trial,) = conclude(plan, [record(plan, 0, reason="broke"), again]).trials
+    assert (trial.status, trial.reason, trial.runs) == ("ok", "", 1)
+
+
+@pytest.mark.parametrize(
+    ("runs", "ratio", "holds"),
+    [
+        # Exactly 1 % may fail.
+        ([run(completed=99, failed=1)], 0.01, True),
+        ([run(completed=98, failed=2)], 0.02, False),
+        ([run(completed=99, failed=1), run(failed=None)], None, True),
+    ],
+)
+def test_failed_requests_are_counted(
+    serve_plan: Plan, runs: list[BenchRun], ratio: float | None, holds: bool
+) -> None:
+    plan = serve_plan()
+    found = conclude(plan, [record(plan, 0, *runs)])
+    (trial,) = found.trials
+    assert (trial.failed_ratio, trial.holds_targets) == (ratio, holds)
+    assert any("requests failed" in note for note in found.notes)
+
+
+def test_a_percentile_that_the_client_does_not_tell_holds_nothing(serve_plan: Plan) -> None:
+    plan = serve_plan(slo=SLO)
+    silent = run().model_copy(update={"ttft_s": Spread(mean=0.001)})
+    (trial,) = conclude(plan, [record(plan, 0, silent)]).trials
+    assert trial.misses == ("TTFT P90 was not told by the client",)
+
+
+def test_requests_of_other_lengths_are_noted(serve_plan: Plan) -> None:
+    plan = serve_plan()
+    found = conclude(plan, [record(plan, 0, run(mean_output_tokens=2.0))])
+    assert "requests had 2 output tokens on average, the plan is for 5" in " ".join(found.notes)
+    assert not any("input tokens" in note for note in found.notes)
+
+
+def test_the_prefix_cache_is_spoken_of(serve_plan: Plan) -> None:
+    plan = serve_plan()
+    told = conclude(plan, [record(plan, 0, run(prefix_hit_ratio=0.5))])
+    assert "50.0 % of the prompt tokens were in the prefix cache, planned 0.0 %" in told.notes
+    assert any(
+        "tells nothing of the prefix cache" in note
+        for note in conclude(plan, [record(plan, 0, run())]).notes
+    )
+
+
+def test_where_goodput_is_not_told_completed_requests_are_compared(serve_plan: Plan) -> None:
+    plan = serve_plan((8, 16), objective="goodput")
+    records = [
+        record(plan, 0, run(goodput_requests_per_s=None)),
+        record(plan, 1, run(requests_per_s=400.0)),
+    ]
+    found = conclude(plan, records)
+    assert found.winner == plan.alternatives[0].decision
+    assert found.trials[0].measured_goodput_per_device is None
+    assert "some run tells no goodput: completed requests were compared instead" in found.notes
+
+
+def test_nothing_that_ran_concludes_nothing(serve_plan: Plan) -> None:
+    plan = serve_plan()
+    found = conclude(plan, [record(plan, 0, reason="broke")])
+    assert (found.winner, found.regret_ratio, found.factors, found.tie) == (None, None, None, False)
+    assert found.trials[0].holds_targets is None
+    assert contenders(plan, []) == ()
+
+
+times_s = st.floats(1e-4, 10.0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(times_s, times_s), min_size=1, max_size=3), st.randoms())
+def test_the_order_of_launches_changes_nothing(
+    serve_plan: Plan, measured: list[tuple[float, float]], shuffled: Any
+) -> None:
+    plan = serve_plan(slo=SLO)
+    records = [
+        record(plan, place, run(ttft_s=ttft_s, tpot_s=tpot_s))
+        for place, (ttft_s, tpot_s) in enumerate(measured)
+    ]
+    found = conclude(plan, records)
+    shuffled.shuffle(records)
+    assert conclude(plan, records) == found
+    holding: list[ServeDecision] = [one.decision for one in found.trials if one.holds_targets]
+    assert found.winner in holding if holding else found.winner is None
+
+
+def test_single_token_answers_have_no_tpot_to_compare(
+    serve_plan: Plan, predicted: ServePrediction
+) -> None:
+    plan = serve_plan()
+    nothing = predicted.model_copy(update={"tpot_s": Latency(mean=0, p50=0, p90=0, p99=0)})
+    found = conclude(plan, [record(plan, 0, run(tpot_s=0.0), predicted=nothing)])
+    assert found.factors is not None
+    assert found.factors.tpot == 1.0

@@ -1,0 +1,161 @@
+"""Races: several processes verify one plan at once, time and again, and write down what they saw.
+
+Run as a script by test_races.py. Each race is a study of its own; its workers are forked from here,
+so that all start within a moment. A launch appends a line to one file, and takes a moment. Where
+some are to be killed, that happens at random moments, and at least one is left.
+
+One line of JSON is printed per race: `launched` [decision, process], `records` of each survivor
+[[number, status, decision]], `killed` processes, `failed` workers.
+"""
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from tuner import api
+from tuner.plan import TrainDecision
+from tuner.plan_folder import read_plan, read_used_profile, trial_file, write_trial
+from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
+from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.search import studying
+from tuner.verify.study.claims import Outside
+from tuner.verify.study.joining import Left
+from tuner.verify.study.journal import JournalStore
+from tuner.verify.study.postgres import PostgresStore
+from tuner.verify.study.store import Store
+from tuner.verify.verification import Effort, Watcher, run_trials
+
+LAUNCH_S = 0.004
+KILL_WITHIN_S = 0.4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--storage", default="")
+    parser.add_argument("--races", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--trials", type=int, required=True)
+    parser.add_argument("--kill", type=int, default=0)
+    asked = parser.parse_args()
+    around = _around(asked.plan)
+    if asked.storage:
+        # What Optuna imports when a database is opened, once for all workers.
+        for name in ("alembic.command", "optuna.storages._rdb.models", "psycopg"):
+            importlib.import_module(name)
+    rng = random.Random(0)
+    for race in range(asked.races):
+        folder = asked.out / f"race-{race}"
+        folder.mkdir(parents=True)
+        sys.stdout.write(json.dumps(_race(around, folder, asked, rng)) + "\n")
+        sys.stdout.flush()
+
+
+def _race(
+    around: Neighbourhood, folder: Path, asked: argparse.Namespace, rng: random.Random
+) -> dict[str, object]:
+    workers = [_forked(around, folder, asked, index) for index in range(asked.workers)]
+    killed = []
+    for pid in rng.sample(workers, min(asked.kill, asked.workers - 1)):
+        time.sleep(rng.uniform(0.0, KILL_WITHIN_S))
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+    ended = {pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in workers}
+    survivors = [pid for pid, code in ended.items() if code == 0]
+    return {
+        "launched": [json.loads(line) for line in (folder / "launched").read_text().splitlines()],
+        "records": [json.loads((folder / f"saw-{pid}").read_text()) for pid in survivors],
+        "killed": [pid for pid in killed if ended[pid] == -signal.SIGKILL],
+        "failed": [pid for pid, code in ended.items() if code not in (0, -signal.SIGKILL)],
+    }
+
+
+def _forked(around: Neighbourhood, folder: Path, asked: argparse.Namespace, index: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _work(around, folder, asked, index)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _work(around: Neighbourhood, folder: Path, asked: argparse.Namespace, index: int) -> None:
+    rng = random.Random(os.getpid())
+
+    def launch(launch: Launch) -> LaunchResult:
+        line = json.dumps([_name(launch.decision), os.getpid()]) + "\n"
+        with (folder / "launched").open("ab", buffering=0) as file:
+            file.write(line.encode())
+        time.sleep(rng.uniform(0.0, LAUNCH_S))
+        steps_s = (launch.predicted.step_time_s,) * 3
+        return LaunchResult(
+            status="ok", reason="", report=None, wall_s=0.0, metrics=EngineMetrics(steps_s=steps_s)
+        )
+
+    # Where a database is shared, folders are not.
+    own = folder / f"plan-{index}" if asked.storage else folder / "plan"
+    outside = Outside(
+        write=lambda record: write_trial(own, record),
+        is_written=lambda number: trial_file(own, number).is_file(),
+        adopt=lambda _proposal: False,
+        told=_told,
+    )
+    store = _store(asked.storage, own, name=str(folder))
+    with studying(around, store=store, left=Left(), outside=outside) as study:
+        records = run_trials(
+            around,
+            study,
+            effort=Effort(trials=asked.trials, steps=3),
+            launch=launch,
+            scratch=own / "scratch",
+            watcher=Watcher(started=lambda _decision, _s: None, ended=lambda _record: None),
+        )
+    for record in records:
+        if not trial_file(own, record.number).is_file():
+            raise FileNotFoundError(trial_file(own, record.number))
+    seen = [[one.number, one.status, _name(one.decision)] for one in records]
+    (folder / f"saw-{os.getpid()}").write_text(json.dumps(seen))
+
+
+def _store(storage: str, own: Path, *, name: str) -> Store:
+    if storage:
+        return PostgresStore(storage, study_name=name, told=_told)
+    return JournalStore(own / "trials" / "study.journal", study_name="race", told=_told)
+
+
+def _told(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _around(folder: Path) -> Neighbourhood:
+    plan = read_plan(folder)
+    around = Neighbourhood(
+        plan=plan,
+        work=api.work_of(plan),
+        machine=api.machine_of(plan.cluster.pools[0], read_used_profile(folder)),
+        limits=plan.search,
+    )
+    # Priced once, for all workers to come.
+    for point in around.seeds():
+        around.predicted_step_s(point)
+    return around
+
+
+def _name(decision: TrainDecision) -> str:
+    return hashlib.sha256(decision.model_dump_json().encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    main()

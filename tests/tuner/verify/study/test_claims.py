@@ -1,0 +1,297 @@
+"""Two workers on one journal, step by step: claims, leases, and results that come too late."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.errors import OutputError, PlanUnreadableError, StudyError
+from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, trial_file
+from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.proposal import Proposal
+from tuner.verify.records import TrialRecord, read_trials
+from tuner.verify.search import StudySearch, Waiting, Wish, Wishes, studying
+from tuner.verify.study.claims import Outside, Progress
+from tuner.verify.study.joining import Left
+from tuner.verify.study.journal import JournalStore
+from tuner.verify.study.worker import WORKERS_SUFFIX, Attendance, Beat, Worker, this_worker
+
+Around = Callable[..., Neighbourhood]
+Record = Callable[..., TrialRecord]
+Join = Callable[..., StudySearch]
+
+
+def _up_to(trials: int) -> Wishes:
+    def wishes(progress: Progress) -> list[Wish]:
+        return [Wish()] if len(progress.records) + len(progress.open) < trials else []
+
+    return wishes
+
+
+def _anything(_progress: Progress) -> list[Wish]:
+    return [Wish()]
+
+
+def _proposed(study: StudySearch, wishes: Wishes = _anything) -> Proposal:
+    found = study.next(wishes)
+    assert isinstance(found, Proposal)
+    return found
+
+
+def _answer(study: StudySearch, proposal: Proposal, record: Record, **what: Any) -> bool:
+    return study.tell(proposal, record(proposal.number, decision=proposal.decision, **what))
+
+
+class Patience:
+    """An attendance whose clock the test turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.attendance = Attendance(lease_s=60.0, now_s=lambda: self.now_s)
+
+    def outlast(self, study: StudySearch) -> None:
+        """Look for longer than the lease."""
+        for _ in range(8):
+            self.now_s += 10.0
+            study.next(lambda _progress: [])
+
+
+def test_living_workers_share_the_trials_and_see_each_others_results(
+    planned: Path, around: Around, record: Record, join: Join
+) -> None:
+    one, two = (join(around(planned), planned, worker=this_worker()) for _ in range(2))
+    first, second = _proposed(one, _up_to(2)), _proposed(two, _up_to(2))
+    assert first.decision != second.decision
+    assert first.number != second.number
+    waiting = two.next(_up_to(2))
+    assert isinstance(waiting, Waiting)
+    assert {proposal.number for proposal in waiting.open} == {first.number, second.number}
+    assert _answer(one, first, record)
+    assert _answer(two, second, record)
+    assert one.next(_up_to(2)) is None
+    assert two.next(_up_to(2)) is None
+    assert one.records == two.records == read_trials(planned / TRIALS_NAME)
+    assert [seen.decision for seen in one.records] == [first.decision, second.decision]
+
+
+class Mute(JournalStore):
+    """A store whose beats never come back with those of others, as when a write fails."""
+
+    def beat(self, beat: Beat) -> None:
+        super().beat(beat)
+
+
+def test_a_beat_that_failed_makes_nobody_count_as_gone(
+    planned: Path, around: Around, join: Join
+) -> None:
+    outside = Outside(
+        write=lambda _record: None,
+        is_written=lambda _number: True,
+        adopt=lambda _proposal: False,
+        told=lambda _line: None,
+    )
+    store = Mute(planned / TRIALS_NAME / JOURNAL_NAME, study_name="test", told=outside.told)
+    with studying(around(planned), store=store, left=Left(), outside=outside) as one:
+        newcomer = join(around(planned), planned, worker=this_worker())
+        begun = _proposed(newcomer)
+        waiting = one.next(lambda _progress: [])
+        assert isinstance(waiting, Waiting)
+        assert waiting.open == (begun,)
+
+
+def test_a_worker_that_was_stopped_beyond_its_lease_brings_nothing_any_more(
+    planned: Path, around: Around, record: Record, join: Join
+) -> None:
+    said: list[str] = []
+    patience = Patience()
+    stopped = join(around(planned), planned, worker=this_worker(), told=said.append)
+    lost = _proposed(stopped)
+    other = join(around(planned), planned, worker=this_worker(), attendance=patience.attendance)
+    assert _proposed(other).decision != lost.decision
+    patience.outlast(other)
+    again = _proposed(other)
+    assert again.decision == lost.decision
+    assert again.number != lost.number
+    assert not _answer(stopped, lost, record, measured_s=1.0)
+    (line,) = said
+    assert f"trial {lost.number}: another process took it over" in line
+    assert _answer(other, again, record, measured_s=3.0)
+    # It goes on as a worker like any other, and knows what came of its trial.
+    stopped.next(lambda _progress: [])
+    (kept,) = [one for one in stopped.records if one.decision == lost.decision]
+    assert kept.measured_step_s == 3.0
+    assert [one.number for one in read_trials(planned / TRIALS_NAME)] == [again.number]
+
+
+def test_a_worker_that_wakes_is_back_before_it_claims(
+    planned: Path, around: Around, join: Join
+) -> None:
+    patience = Patience()
+    stopped = join(around(planned), planned, worker=this_worker())
+    other = join(around(planned), planned, worker=this_worker(), attendance=patience.attendance)
+    patience.outlast(other)
+    begun = _proposed(stopped)
+    assert isinstance(other.next(lambda _progress: []), Waiting)
+    assert _proposed(other).decision != begun.decision
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_result_that_was_written_but_not_told_is_completed_by_the_next(
+    planned: Path, around: Around, record: Record, join: Join, is_written: bool
+) -> None:
+    def write_and_die(written: TrialRecord) -> None:
+        if is_written:
+            trial_file(planned, written.number).write_text(written.model_dump_json())
+        raise OutputError("no space left")
+
+    killed = join(around(planned), planned, write=write_and_die)
+    proposal = _proposed(killed)
+    with pytest.raises(OutputError):
+        _answer(killed, proposal, record)
+    next_one = join(around(planned), planned, read_trials(planned / TRIALS_NAME))
+    assert _proposed(next_one).decision != proposal.decision
+    assert [one.number for one in next_one.records] == [proposal.number]
+    assert read_trials(planned / TRIALS_NAME) == next_one.records
+
+
+def _refusing(finished: tuple[TrialRecord, ...]) -> Left:
+    return Left(finished=finished, may_go_on=False, refusal="add --resume")
+
+
+def test_trials_are_gone_on_with_unasked_only_beside_somebody_at_work(
+    planned: Path, around: Around, record: Record, join: Join, ghost: Callable[[], Worker]
+) -> None:
+    alive = join(around(planned), planned, worker=this_worker())
+    assert _answer(alive, _proposed(alive), record)
+    finished = read_trials(planned / TRIALS_NAME)
+    joined = join(around(planned), planned, left=_refusing(finished), worker=this_worker())
+    assert _proposed(joined).decision != finished[0].decision
+
+
+def test_trials_of_the_dead_are_gone_on_with_when_asked_to(
+    planned: Path, around: Around, record: Record, join: Join
+) -> None:
+    dead = join(around(planned), planned)
+    assert _answer(dead, _proposed(dead), record)
+    finished = read_trials(planned / TRIALS_NAME)
+    with pytest.raises(PlanUnreadableError, match="add --resume"):
+        join(around(planned), planned, left=_refusing(finished))
+
+
+def test_whoever_may_live_elsewhere_is_watched_before_it_is_called_dead(
+    planned: Path, around: Around, record: Record, join: Join
+) -> None:
+    patience = Patience()
+    elsewhere = this_worker().model_copy(update={"place": "another boot"})
+    silent = join(around(planned), planned, worker=elsewhere)
+    assert _answer(silent, _proposed(silent), record)
+    paused: list[float] = []
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        patience.now_s += seconds
+
+    with pytest.raises(PlanUnreadableError, match="add --resume"):
+        join(
+            around(planned),
+            planned,
+            left=_refusing(read_trials(planned / TRIALS_NAME)),
+            worker=this_worker(),
+            attendance=patience.attendance,
+            pause=pause,
+        )
+    assert 60.0 <= sum(paused) <= 63.0
+
+
+def test_a_record_is_deleted_for_good_only_when_nobody_is_at_work(
+    planned: Path, around: Around, record: Record, join: Join
+) -> None:
+    alive = join(around(planned), planned, worker=this_worker())
+    proposal = _proposed(alive)
+    assert _answer(alive, proposal, record)
+    trial_file(planned, proposal.number).unlink()
+    beside = join(around(planned), planned, worker=this_worker())
+    assert _proposed(beside).decision != proposal.decision
+    assert trial_file(planned, proposal.number).is_file()
+
+
+def test_half_a_line_of_a_killed_worker_stops_nobody(
+    planned: Path, around: Around, record: Record, join: Join
+) -> None:
+    alive = join(around(planned), planned, worker=this_worker())
+    journal = planned / TRIALS_NAME / JOURNAL_NAME
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code":4,"wor')
+    proposal = _proposed(alive)
+    assert journal.read_bytes().startswith(whole + b'{"op_code":')
+    with journal.open("ab") as file:
+        file.write(b'{"op_')
+    beside = join(around(planned), planned, worker=this_worker())
+    assert _proposed(beside).decision != proposal.decision
+    assert _answer(alive, proposal, record)
+
+
+def test_a_journal_is_not_replaced_under_somebody_at_work(
+    planned: Path, around: Around, join: Join
+) -> None:
+    alive = join(around(planned), planned, worker=this_worker())
+    assert alive.records == ()
+    journal = planned / TRIALS_NAME / JOURNAL_NAME
+    journal.write_bytes(b"garbage\n" + journal.read_bytes())
+    with pytest.raises(PlanUnreadableError, match="others work on it"):
+        join(around(planned), planned, worker=this_worker())
+
+
+def test_repeats_are_claimed_like_everything_else(
+    planned: Path, around: Around, record: Record, join: Join
+) -> None:
+    one, two = (join(around(planned), planned, worker=this_worker()) for _ in range(2))
+    first = _proposed(one)
+    assert _answer(one, first, record)
+
+    def again(_progress: Progress) -> list[Wish]:
+        return [Wish(decision=first.decision)]
+
+    repeat = _proposed(one, again)
+    assert repeat.origin == "repeat"
+    assert repeat.decision == first.decision
+    assert isinstance(two.next(again), Waiting)
+    assert _answer(one, repeat, record, origin="repeat")
+    assert _proposed(two, again).number > repeat.number
+
+
+def test_nothing_is_left_of_workers_that_have_gone(
+    planned: Path, around: Around, join: Join, ghost: Callable[[], Worker]
+) -> None:
+    killed = ghost()
+    workers = planned / TRIALS_NAME / f"{JOURNAL_NAME}{WORKERS_SUFFIX}"
+    assert _proposed(join(around(planned), planned, worker=killed)).number == 0
+    assert [file.name for file in workers.iterdir()] == [killed.token]
+    alive = this_worker()
+    join(around(planned), planned, worker=alive)
+    assert [file.name for file in workers.iterdir()] == [alive.token]
+
+
+def test_a_claim_of_another_release_is_one_line(planned: Path, around: Around, join: Join) -> None:
+    _proposed(join(around(planned), planned, worker=this_worker()))
+    journal = planned / TRIALS_NAME / JOURNAL_NAME
+    journal.write_bytes(journal.read_bytes().replace(b'"origin":"plan"', b'"origin":"star"'))
+    with pytest.raises(StudyError, match="its claim was written by another release"):
+        join(around(planned), planned, worker=this_worker())
+
+
+def test_a_listing_that_lags_behind_makes_nobody_look_dead(
+    planned: Path, around: Around, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = this_worker().model_copy(update={"place": "another boot"})
+    begun = _proposed(join(around(planned), planned, worker=elsewhere))
+    beside = join(around(planned), planned, worker=this_worker())
+    # As a client of NFS may list a folder a while after another node has written into it.
+    iterdir = Path.iterdir
+
+    def late(folder: Path) -> Iterator[Path]:
+        return (file for file in iterdir(folder) if file.name != elsewhere.token)
+
+    monkeypatch.setattr(Path, "iterdir", late)
+    assert _proposed(beside).decision != begun.decision

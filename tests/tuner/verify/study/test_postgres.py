@@ -1,0 +1,202 @@
+"""A study in PostgreSQL: what is refused, what is kept secret, and what a broken turn leaves."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tuner.errors import PlanUnreadableError, SpecError, StudyError
+from tuner.plan_folder import trial_file, write_trial
+from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.proposal import Proposal
+from tuner.verify.records import TrialRecord, read_trials
+from tuner.verify.search import StudySearch, Wish, studying
+from tuner.verify.study.claims import Outside, Progress
+from tuner.verify.study.joining import Left
+from tuner.verify.study.postgres import PostgresStore
+from tuner.verify.study.worker import this_worker
+
+Around = Callable[..., Neighbourhood]
+Record = Callable[..., TrialRecord]
+
+
+class Server(NamedTuple):
+    url: str
+    password: str
+
+
+def _silent(_line: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///trials.db",
+        "mysql://moetune:hunter2@db/trials",
+        "redis://:hunter2@db",
+        "trials.db",
+        "postgresqlish://moetune:hunter2@db/trials",
+        "postgresql://moetune:hunter2@db:port/trials",
+        "postgres",
+        "postgresql:hunter2@db",
+    ],
+)
+def test_what_is_no_url_of_postgresql_is_refused_without_being_repeated(url: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        PostgresStore(url, study_name="s", told=_silent)
+    (line,) = str(refused.value).splitlines()
+    assert "postgresql://" in line
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize(
+    ("login", "query"),
+    [
+        ("moetune:hunter2", ""),
+        ("moetune", "&password=hunter2"),
+        ("moetune", "&sslpassword=hunter2"),
+    ],
+)
+def test_a_server_that_is_not_there_is_one_line_without_the_password(
+    tmp_path: Path, login: str, query: str
+) -> None:
+    pytest.importorskip("psycopg")
+    url = f"postgresql://{login}@/trials?host={tmp_path}{query}"
+    with pytest.raises(StudyError) as away:
+        PostgresStore(url, study_name="s", told=_silent)
+    (line,) = str(away.value).splitlines()
+    assert line.startswith(f"postgresql://{login.replace('hunter2', '***')}@/trials")
+    assert "hunter2" not in line
+
+
+@contextmanager
+def _study(
+    server: Server, around: Neighbourhood, folder: Path, *, name: str, **what: Any
+) -> Iterator[tuple[StudySearch, PostgresStore]]:
+    store = PostgresStore(server.url, study_name=name, told=_silent)
+    outside = Outside(
+        write=lambda record: write_trial(folder, record),
+        is_written=lambda number: trial_file(folder, number).is_file(),
+        adopt=lambda _proposal: False,
+        told=_silent,
+    )
+    left = Left(finished=read_trials(folder / "trials"))
+    with studying(around, store=store, left=left, outside=outside, **what) as study:
+        yield study, store
+
+
+def _anything(_progress: Progress) -> list[Wish]:
+    return [Wish()]
+
+
+def _proposed(study: StudySearch) -> Proposal:
+    found = study.next(_anything)
+    assert isinstance(found, Proposal)
+    return found
+
+
+@pytest.fixture
+def served(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The server, its password where libpq looks for it."""
+    monkeypatch.setenv("PGPASSWORD", postgres.password)
+    return postgres
+
+
+@pytest.mark.slow
+def test_a_wrong_password_is_one_line_without_it(
+    postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    with pytest.raises(StudyError, match="password authentication failed") as refused:
+        PostgresStore(postgres.url, study_name="s", told=_silent)
+    assert len(str(refused.value).splitlines()) == 1
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_folders_that_are_not_shared_hold_the_same_records_and_no_password(
+    served: Server, planned: Path, tmp_path: Path, around: Around, record: Record
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    near = around(planned)
+    with _study(served, near, one, name="mirror") as (first, _):
+        proposal = _proposed(first)
+        assert first.tell(proposal, record(proposal.number, decision=proposal.decision))
+        with _study(served, near, two, name="mirror") as (second, _):
+            other = _proposed(second)
+            assert other.decision != proposal.decision
+            assert second.tell(other, record(other.number, decision=other.decision))
+            assert len(read_trials(two / "trials")) == 2
+        first.next(lambda _progress: [])
+    assert read_trials(one / "trials") == read_trials(two / "trials") == first.records
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert files
+    assert not any(served.password.encode() in file.read_bytes() for file in files)
+    # A deleted copy comes back: the study holds the record.
+    trial_file(two, proposal.number).unlink()
+    with _study(served, near, two, name="mirror"):
+        assert len(read_trials(two / "trials")) == 2
+
+
+@pytest.mark.slow
+def test_a_turn_that_the_server_ended_is_taken_again_and_leaves_nothing(
+    served: Server, planned: Path, tmp_path: Path, around: Around, record: Record
+) -> None:
+    import psycopg
+
+    def cut_off() -> None:
+        with psycopg.connect(served.url, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+            )
+
+    near = around(planned)
+    cuts = iter([True])
+
+    def wishes(progress: Progress) -> list[Wish]:
+        if next(cuts, False):
+            cut_off()
+        return _anything(progress)
+
+    with _study(served, near, tmp_path, name="cut") as (study, _):
+        found = study.next(wishes)
+        assert isinstance(found, Proposal)
+        assert found.decision == near.plan.decision
+        assert study.tell(found, record(found.number, decision=found.decision))
+        assert [one.number for one in study.records] == []
+        study.next(lambda _progress: [])
+        assert [one.number for one in study.records] == [found.number]
+        assert _proposed(study).decision != found.decision
+
+
+@pytest.mark.slow
+def test_a_folder_of_another_study_is_not_mixed_in(
+    served: Server, planned: Path, tmp_path: Path, around: Around, record: Record
+) -> None:
+    near = around(planned)
+    with _study(served, near, tmp_path / "one", name="mixed") as (study, _):
+        proposal = _proposed(study)
+        assert study.tell(proposal, record(proposal.number, decision=proposal.decision))
+    write_trial(tmp_path / "two", record(0, measured_s=9.0))
+    with (
+        pytest.raises(PlanUnreadableError, match="move the folder of trials away"),
+        _study(served, near, tmp_path / "two", name="mixed"),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_worker_that_signed_off_is_followed_at_once(
+    served: Server, planned: Path, tmp_path: Path, around: Around
+) -> None:
+    near = around(planned)
+    elsewhere = this_worker().model_copy(update={"place": "another boot"})
+    with _study(served, near, tmp_path, name="left", worker=elsewhere) as (study, store):
+        begun = _proposed(study)
+        assert set(store.beats()) == {elsewhere.token}
+    with _study(served, near, tmp_path, name="left") as (study, store):
+        assert elsewhere.token not in store.beats()
+        assert _proposed(study).decision == begun.decision

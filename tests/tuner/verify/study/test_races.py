@@ -1,0 +1,105 @@
+"""Several verifications of one plan at once: nothing is launched twice, nothing is lost."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+RACING = Path(__file__).with_name("racing.py")
+
+
+class Server(NamedTuple):
+    url: str
+    password: str
+
+
+def _raced(
+    plan: Path, out: Path, *options: str, server: Server | None = None, timeout_s: float = 500.0
+) -> list[dict[str, Any]]:
+    storage = [] if server is None else ["--storage", server.url]
+    password = {} if server is None else {"PGPASSWORD": server.password}
+    done = subprocess.run(
+        [sys.executable, "-P", RACING, plan, out, *storage, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+        env={**os.environ, **password, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert not done.stderr, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _check(race: dict[str, Any], *, workers: int, trials: int) -> None:
+    """Hold one race to what was promised of all."""
+    killed = set(race["killed"])
+    assert not race["failed"]
+    assert len(race["records"]) == workers - len(killed)
+    first = race["records"][0]
+    assert all(saw == first for saw in race["records"])
+    assert [status for _, status, _ in first] == ["ok"] * trials
+    recorded = [decision for _, _, decision in first]
+    assert len(set(recorded)) == trials
+    assert len({number for number, _, _ in first}) == trials
+    launches: dict[str, list[int]] = {}
+    for decision, pid in race["launched"]:
+        launches.setdefault(decision, []).append(pid)
+    assert launches.keys() >= set(recorded)
+    for decision, pids in launches.items():
+        # Only what a killed worker began may begin again.
+        assert set(pids[:-1]) <= killed, (decision, pids, killed)
+        assert decision in recorded or pids[-1] in killed
+    if not killed:
+        assert Counter(decision for decision, _ in race["launched"]) == Counter(recorded)
+
+
+def test_two_workers_on_a_journal_share_the_trials(bound_plan: Path, tmp_path: Path) -> None:
+    (race,) = _raced(bound_plan, tmp_path, "--races=1", "--workers=2", "--trials=5")
+    _check(race, workers=2, trials=5)
+
+
+def test_a_worker_that_is_killed_is_stood_in_for(bound_plan: Path, tmp_path: Path) -> None:
+    options = ("--races=3", "--workers=2", "--trials=4", "--kill=1")
+    for race in _raced(bound_plan, tmp_path, *options):
+        _check(race, workers=2, trials=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hundred_races_on_a_journal(bound_plan: Path, tmp_path: Path) -> None:
+    races = _raced(bound_plan, tmp_path, "--races=100", "--workers=4", "--trials=8")
+    assert len(races) == 100
+    for race in races:
+        _check(race, workers=4, trials=8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hundred_races_on_postgresql(bound_plan: Path, tmp_path: Path, postgres: Server) -> None:
+    options = ("--races=100", "--workers=4", "--trials=8")
+    races = _raced(bound_plan, tmp_path, *options, server=postgres)
+    assert len(races) == 100
+    for race in races:
+        _check(race, workers=4, trials=8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("storage", ["journal", "postgresql"])
+def test_races_with_kills_at_random_moments(
+    bound_plan: Path, tmp_path: Path, storage: str, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue("postgres") if storage == "postgresql" else None
+    options = ("--races=40", "--workers=4", "--trials=8", "--kill=2")
+    races = _raced(bound_plan, tmp_path, *options, server=server)
+    assert len(races) == 40
+    for race in races:
+        _check(race, workers=4, trials=8)
+    # Not all come too late.
+    assert sum(bool(race["killed"]) for race in races) > 10

@@ -1,0 +1,28 @@
+"""`--budget` and `--max-devices` of `moetune verify`, as a budget."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tuner.verify.budget.spending import Budget
+
+
+def budget_of(wall: str, max_devices: int | None, *, kind: str | None) -> "Budget | None":
+    """Return the budget that was asked for; None where none was.
+
+    Raises:
+        SpecError: no duration, or a plan whose trials have no budget.
+    """
+    from tuner.errors import SpecError
+    from tuner.units import parse_seconds
+    from tuner.verify.budget.spending import Budget
+
+    if not wall and max_devices is None:
+        return None
+    if kind in ("place", "serve"):
+        raise SpecError("--budget and --max-devices are for plans that train; leave them out")
+    if not wall:
+        return Budget(max_devices=max_devices)
+    try:
+        return Budget(wall_s=parse_seconds(wall), max_devices=max_devices)
+    except ValueError as error:
+        raise SpecError(f"--budget: {error}") from error

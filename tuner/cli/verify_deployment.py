@@ -1,0 +1,71 @@
+"""`moetune verify` where the plan serves: launch deployments, measure them by a client."""
+
+import sys
+from pathlib import Path
+
+import typer
+
+
+def verify_deployment(
+    folder: Path,
+    *,
+    launcher: str,
+    command: str,
+    bench: str,
+    metrics: str,
+    url: str,
+    health: tuple[str, ...],
+    runs: int,
+    start_limit: str,
+    trials: int,
+    repeats: int,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    """Launch what a deployment's plan names and print what it comes to.
+
+    Raises:
+        SpecError: an option is not for deployments, or cannot be read.
+    """
+    from tuner import api
+    from tuner.cli.deploy_text import serving_verified_text
+    from tuner.errors import SpecError
+    from tuner.serve_trial import Reached
+    from tuner.units import parse_seconds
+    from tuner.verify_serve_api import DeploymentEffort
+
+    if launcher != "command":
+        raise SpecError(
+            f"--launcher {launcher}: a deployment is launched by a command of yours, e.g."
+            " --launcher command --command 'bash {launch}/local.sh'"
+        )
+    try:
+        start_s = parse_seconds(start_limit)
+    except ValueError as error:
+        raise SpecError(f"--start-limit: {error}") from error
+    verified = api.verify_serve(
+        folder,
+        effort=DeploymentEffort(trials=trials, repeats=repeats),
+        resume=resume,
+        by=api.deployment_trials(
+            folder=folder,
+            command=command,
+            bench=bench,
+            metrics=metrics,
+            runs=runs,
+            start_s=start_s,
+            told=_tell,
+        ),
+        reached=Reached(url=url, health=health),
+    )
+    print(
+        verified.model_dump_json(indent=2)
+        if as_json
+        else serving_verified_text(verified, folder=folder)
+    )
+    if verified.winner is None:
+        raise typer.Exit(1)
+
+
+def _tell(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,116 @@
+"""What launches of a deployment's candidates measured, beside what was predicted before any."""
+
+from typing import Final
+
+from tuner.report.content import (
+    Cell,
+    Facts,
+    Notes,
+    Section,
+    Table,
+    number,
+    seconds,
+    share,
+    some,
+    word,
+)
+from tuner.report.decisions import serve_words
+from tuner.units import format_ratio
+from tuner.verify.deployments.records import ServeTrial, ServeVerified
+
+NAME: Final = "verified"
+
+
+def serve_trials_section(verified: ServeVerified) -> Section:
+    """Say what the launches show."""
+    return Section(
+        name=NAME,
+        heading="Predicted and measured",
+        blocks=some(
+            Facts(facts=tuple(_facts(verified))),
+            _times(verified),
+            _failures(verified),
+            Notes(notes=verified.notes) if verified.notes else None,
+        ),
+    )
+
+
+def verdict_words(verified: ServeVerified) -> str:
+    """Say in a sentence what the launches made of the plan."""
+    launched = f"{len(verified.trials)} launched"
+    if verified.winner is None:
+        return f"Of {launched}, none holds every target."
+    won = serve_words(verified.winner)
+    if verified.winner == verified.trials[0].decision:
+        return f"Measured: the best of {launched}."
+    return f"Measured: of {launched}, {won} is better and stands in the launch files."
+
+
+def _facts(verified: ServeVerified) -> list[tuple[str, Cell]]:
+    accuracy = verified.accuracy
+    facts: list[tuple[str, Cell]] = [("launched", number(len(verified.trials)))]
+    if verified.winner is not None:
+        tie = ", a tie within the noise of the runs" if verified.tie else ""
+        facts.append((f"best by {verified.objective}", word(serve_words(verified.winner) + tie)))
+    if verified.regret_ratio is not None:
+        said = f"{format_ratio(verified.regret_ratio)} behind the best"
+        facts.append(("the plan's own choice", Cell(text=said, value=verified.regret_ratio)))
+    if verified.factors is not None:
+        facts.append(("measured over predicted, first token", number(verified.factors.ttft)))
+        facts.append(("measured over predicted, output token", number(verified.factors.tpot)))
+        for name, inside in (
+            ("first tokens within their band", accuracy.ttft_within_band),
+            ("output tokens within their band", accuracy.tpot_within_band),
+        ):
+            facts.append((name, word(f"{inside} of {accuracy.num_deployments}")))
+    for name, error in (
+        ("median error of the first token", accuracy.ttft_median_ape),
+        ("median error of the output token", accuracy.tpot_median_ape),
+    ):
+        if error is not None:
+            facts.append((name, share(error)))
+    return facts
+
+
+def _times(verified: ServeVerified) -> Table:
+    return Table(
+        caption="Every deployment that was launched, means over requests, medians over runs",
+        header=(
+            "deployment",
+            "runs",
+            "first token",
+            "predicted",
+            "output token",
+            "predicted",
+            "requests/s",
+            "failed",
+            "targets",
+        ),
+        rows=tuple(_row(trial) for trial in verified.trials),
+    )
+
+
+def _row(trial: ServeTrial) -> tuple[Cell, ...]:
+    nothing = word("-")
+    rate, failed = trial.measured_requests_per_s, trial.failed_ratio
+    targets = {None: "not measured", True: "held", False: "missed"}[trial.holds_targets]
+    return (
+        word(serve_words(trial.decision)),
+        number(trial.runs),
+        nothing if trial.measured_ttft_s is None else seconds(trial.measured_ttft_s),
+        seconds(trial.predicted_ttft_s),
+        nothing if trial.measured_tpot_s is None else seconds(trial.measured_tpot_s),
+        seconds(trial.predicted_tpot_s),
+        nothing if rate is None else number(rate),
+        nothing if failed is None else share(failed),
+        word(targets),
+    )
+
+
+def _failures(verified: ServeVerified) -> Notes | None:
+    said = tuple(
+        f"{serve_words(trial.decision)}: {trial.reason or '; '.join(trial.misses)}"
+        for trial in verified.trials
+        if trial.reason or trial.misses
+    )
+    return Notes(notes=said) if said else None

@@ -1,0 +1,113 @@
+"""A deployment's decision as a launch: its files, where it answers, what is asked of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tuner.emit.serving.bench import num_requests
+from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
+from tuner.emit.serving.router import ROUTER_PORT, needs_router
+from tuner.errors import SpecError
+from tuner.output import write_files
+from tuner.place_plan import VerifiedPlacement
+from tuner.serve_folder import serve_files
+from tuner.serve_plan import ServeDecision, ServePlan, ServePrediction, VerifiedServing
+from tuner.spec.serving.lengths import mean_tokens
+from tuner.verify.deployments.launcher import DeploymentLaunch
+from tuner.verify.deployments.server import checked_address
+
+LOCAL: Final = "local"
+"""The target whose script starts a deployment on this machine."""
+
+FEWEST_WARMUPS: Final = 16
+WARMUPS_PER_RANK: Final = 2
+"""Requests that clients send before they measure: some for every rank of data-parallel attention,
+so that each has compiled and captured what it runs."""
+
+TRIAL: Final = "this is a trial of the plan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """Where a deployment answers; empty: as the emitted script for this machine starts it."""
+
+    url: str = ""
+    health: tuple[str, ...] = ()
+
+
+def prepared_launch(
+    plan: ServePlan,
+    decision: ServeDecision,
+    predicted: ServePrediction,
+    number: int,
+    scratch: Path,
+    reached: Reached,
+) -> DeploymentLaunch:
+    """Return the launch of one decision, with a folder of its own in `scratch`.
+
+    Raises:
+        SpecError: it is not said where the deployment answers.
+    """
+    verified = VerifiedServing(plan=plan, decision=decision, predicted=predicted, waived=TRIAL)
+    url, addresses = _addresses(verified, reached)
+    traffic, requests = plan.goal.traffic, num_requests(verified)
+    folder = scratch / f"{number:04d}"
+    started_by = LOCAL if LOCAL in plan.emit else plan.goal.engine.name
+    ranks = sum(group.count * group.attention_dp for group in decision.instances)
+    values = {
+        "launch": str((folder / "launch" / started_by).resolve()),
+        "devices": str(decision.num_devices),
+        "requests": str(requests),
+        "warmups": str(max(FEWEST_WARMUPS, WARMUPS_PER_RANK * ranks)),
+        # An open load of infinite rate is what clients call a closed loop.
+        "rate": "inf" if traffic.rate is None else f"{traffic.rate:.6g}",
+    }
+    if traffic.concurrency is not None:
+        values["concurrency"] = str(traffic.concurrency)
+    for name, law in (
+        ("input_tokens", traffic.input_tokens),
+        ("output_tokens", traffic.output_tokens),
+    ):
+        if law is not None:
+            values[name] = str(max(1, round(mean_tokens(law))))
+    return DeploymentLaunch(
+        number=number,
+        plan=plan,
+        decision=decision,
+        predicted=predicted,
+        folder=folder,
+        url=url,
+        addresses=addresses,
+        values=values,
+        run_s=requests / max(predicted.requests_per_s, 1e-9),
+    )
+
+
+def _addresses(verified: VerifiedServing, reached: Reached) -> tuple[str, tuple[str, ...]]:
+    """Return where requests go and what is asked whether all is ready."""
+    health = tuple(checked_address(one, option="--health") for one in reached.health)
+    if reached.url:
+        url = checked_address(reached.url, option="--url").rstrip("/")
+        return url, health or (f"{url}/health",)
+    if LOCAL not in verified.plan.emit:
+        raise SpecError(
+            "--url: say where the deployment answers, e.g. http://host:8000; only a plan that emits"
+            f" {LOCAL!r} says so itself"
+        )
+    count = sum(group.count for group in verified.decision.instances)
+    servers = [f"http://127.0.0.1:{FIRST_PORT + PORTS_PER_INSTANCE * one}" for one in range(count)]
+    url = f"http://127.0.0.1:{ROUTER_PORT}" if needs_router(verified) else servers[0]
+    return url, health or tuple(f"{one}/health" for one in dict.fromkeys((*servers, url)))
+
+
+def write_launch_files(launch: DeploymentLaunch, placement: VerifiedPlacement | None) -> None:
+    """Write the emitted files of a launch into its folder.
+
+    Raises:
+        UnsuitedPlacementError: its instances cannot take the placement.
+    """
+    trial = VerifiedServing(
+        plan=launch.plan, decision=launch.decision, predicted=launch.predicted, waived=TRIAL
+    )
+    files = serve_files(trial, placement=placement)
+    write_files(launch.folder, files.contents, executable=files.executable)

@@ -1,0 +1,163 @@
+"""What trials say of jobs that were not launched: their step times, how sure, and how they covary.
+
+Every job's true step is the predicted one, part by part, under factors that nobody knows:
+
+    t = sum_k  part_k (1 + c + f_k + [k = state] g_sync) + predicted (d_candidate + j_job + w(x))
+
+    c        common to all                              standard deviation 1: nearly free
+    f_k      of one part, for all jobs alike            0.3: factors differ by about 30 %
+    g_sync   of gradient sums over one set of replicas  the model's band: sums over more replicas
+             are another collective than those that were measured
+    d        of one candidate at every scale            0.05 s
+    j        of one job                                 0.05 s
+    w(x)     of size, x = log2 of the whole job's step over the job's: 0.05 s sqrt(x), a random walk
+             away from the whole job and the machine's own, alike for all candidates: caches, memory
+             and switches work otherwise in smaller jobs, the more so the smaller they are
+
+0.3 and 0.05 are the priors of tuner/verify/recalibration.py; predictions are first brought to the
+median ratio of the trials. s scales what no factor explains: it is averaged over 1/4, 1/2, 1, 2, 4,
+each weighed by how likely it makes what was measured and by a log-normal prior around 1 (standard
+deviation: a factor of two). All else is normal, so that beliefs about whole jobs, their covariances
+too, follow in closed form (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
+eq. 2.25, 5.8), and two layer counts tell layers from ends because their shares differ.
+
+A trial of the whole job leaves nothing but the noise of its steps. Errors that are told are those
+that nine of ten truths stay within, under these priors.
+
+Letters: A jobs known, T jobs asked for, K parts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tuner.verify.budget.jobs import STATE, Floats, Job
+
+COMMON: Final = 1.0
+PART: Final = 0.3
+CANDIDATE: Final = 0.05
+JOB: Final = 0.05
+SIZE: Final = 0.05
+"""Per square root of a halving; our estimate."""
+
+SPREADS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
+SPREAD_PRIOR: Final = math.log(2.0)
+
+NINE_OF_TEN: Final = 1.645
+"""Standard deviations of the normal distribution."""
+
+LEAST_NOISE: Final = 0.002
+"""Share of a step that no clock and no warm-up is trusted beyond."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Seen:
+    """A trial that ran."""
+
+    job: Job
+    measured_s: float
+    noise_s: float
+    """Standard error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Belief:
+    """Step seconds of jobs, jointly normal."""
+
+    mean_s_T: Floats
+    covariance_TT: Floats
+
+    @classmethod
+    def of_nothing(cls) -> "Belief":
+        """About no job."""
+        return cls(mean_s_T=np.zeros(0), covariance_TT=np.zeros((0, 0)))
+
+    def error_s(self, place: int) -> float:
+        """Seconds that nine of ten truths of a job stay within."""
+        return NINE_OF_TEN * math.sqrt(max(0.0, float(self.covariance_TT[place, place])))
+
+    def is_apart(self, one: int, other: int) -> bool:
+        """Whether nine of ten truths keep the order of two jobs."""
+        both = self.covariance_TT[np.ix_([one, other], [one, other])]
+        deviation = math.sqrt(max(0.0, float(both[0, 0] + both[1, 1] - 2.0 * both[0, 1])))
+        return bool(abs(self.mean_s_T[one] - self.mean_s_T[other]) > NINE_OF_TEN * deviation)
+
+
+def believed(seen: Sequence[Seen], jobs: Sequence[Job], *, band_ratio: float) -> Belief:
+    """Return what trials say of jobs.
+
+    Args:
+        seen: trials that ran.
+        jobs: asked for; those that ran may be among them.
+        band_ratio: of the model, within which nine of ten of its predictions fall.
+    """
+    if not jobs:
+        return Belief.of_nothing()
+    if not seen:
+        mean = np.array([one.predicted_s for one in jobs])
+        return Belief(mean_s_T=mean, covariance_TT=_covariance(jobs, jobs, 1.0, 1.0, band_ratio))
+    known = [one.job for one in seen]
+    measured = np.array([one.measured_s for one in seen])
+    noise = np.array([max(one.noise_s, LEAST_NOISE * one.measured_s) for one in seen])
+    common = float(np.median([one.measured_s / one.job.predicted_s for one in seen]))
+    prior_A = common * np.array([one.predicted_s for one in known])
+    prior_T = common * np.array([one.predicted_s for one in jobs])
+    beliefs, weights = [], []
+    for spread in SPREADS:
+        known_AA = _covariance(known, known, common, spread, band_ratio) + np.diag(noise**2)
+        asked_TA = _covariance(jobs, known, common, spread, band_ratio)
+        asked_TT = _covariance(jobs, jobs, common, spread, band_ratio)
+        solved = np.linalg.solve(known_AA, np.column_stack((measured - prior_A, asked_TA.T)))
+        beliefs.append((prior_T + asked_TA @ solved[:, 0], asked_TT - asked_TA @ solved[:, 1:]))
+        _, log_size = np.linalg.slogdet(known_AA)
+        misfit = (measured - prior_A) @ solved[:, 0]
+        weights.append(-0.5 * (misfit + log_size + (math.log(spread) / SPREAD_PRIOR) ** 2))
+    return _mixed(beliefs, np.exp(np.array(weights) - max(weights)))
+
+
+def _covariance(
+    ones: Sequence[Job], others: Sequence[Job], common: float, spread: float, band_ratio: float
+) -> Floats:
+    """Return the covariance of true steps before any trial."""
+    both = (ones, others)
+    one_AK = np.stack([job.parts_s_K for job in ones])
+    other_BK = np.stack([job.parts_s_K for job in others])
+    total_AB = np.outer(one_AK.sum(axis=1), other_BK.sum(axis=1))
+    state_AB = np.outer(one_AK[:, STATE], other_BK[:, STATE])
+    sync = max(PART, band_ratio / NINE_OF_TEN)
+    same_sync = _same([job.sync for job in ones], [job.sync for job in others])
+    same_candidate = _same([job.candidate for job in ones], [job.candidate for job in others])
+    same_job = same_candidate * _same([job.scale for job in ones], [job.scale for job in others])
+    own = CANDIDATE**2 * same_candidate + JOB**2 * same_job
+    own += SIZE**2 * np.minimum.outer(*(np.array([job.halvings for job in k]) for k in both))
+    found: Floats = common**2 * (
+        (COMMON**2 + spread**2 * own) * total_AB
+        + PART**2 * one_AK @ other_BK.T
+        + sync**2 * same_sync * state_AB
+    )
+    return found
+
+
+def _same(ones: Sequence[object], others: Sequence[object]) -> Floats:
+    codes: dict[object, int] = {}
+    first = np.array([codes.setdefault(one, len(codes)) for one in ones])
+    second = np.array([codes.setdefault(one, len(codes)) for one in others])
+    alike: Floats = (first[:, None] == second[None, :]).astype(np.float64)
+    return alike
+
+
+def _mixed(beliefs: Sequence[tuple[Floats, Floats]], weights: Floats) -> Belief:
+    """Join beliefs into one with their mean and covariance."""
+    shares = weights / weights.sum()
+    mean = sum((share * one for share, (one, _) in zip(shares, beliefs, strict=True)), start=0.0)
+    covariance = sum(
+        (
+            share * (inside + np.outer(one - mean, one - mean))
+            for share, (one, inside) in zip(shares, beliefs, strict=True)
+        ),
+        start=0.0,
+    )
+    return Belief(mean_s_T=np.asarray(mean), covariance_TT=np.asarray(covariance))

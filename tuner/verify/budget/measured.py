@@ -1,0 +1,34 @@
+"""Prices one decision on a measured profile, as the plans of the reference step are priced."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tuner.costs.workload import Workload
+from tuner.formulate.pricing import CandidateCosts, Machine
+from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.planner.decisions import degrees_of
+from tuner.planner.predict import predict
+
+
+def measured_prices(machine: Machine) -> Callable[[Plan, TrainDecision], TrainPrediction]:
+    """Return what prices decisions of a plan, and of plans made smaller."""
+
+    def priced(plan: Plan, decision: TrainDecision) -> TrainPrediction:
+        own = replace(machine, num_devices=decision.num_devices)
+        degrees = degrees_of(decision, ranks_per_node=machine.ranks_per_node)
+        costs = CandidateCosts(work=work_of(plan), degrees=degrees, machine=own)
+        limit = {"memory_limit_bytes": machine.memory_limit_bytes}
+        return predict(costs, decision).model_copy(update=limit)
+
+    return priced
+
+
+def work_of(made: Plan) -> Workload:
+    """Read off a plan what it trains."""
+    return Workload(
+        model=made.model,
+        sequence_length=made.goal.sequence_length,
+        global_batch_size=made.goal.global_batch_size,
+        precision=made.goal.precision.value,
+        load_ratio=made.load_ratio,
+    )

@@ -1,0 +1,169 @@
+"""Prices one decision on the analytic model, as the plans of production engines are priced.
+
+The search draws one layout for each decision and prices many; here the layout is the decision's
+own, so that smaller jobs can be priced too. A pipeline's step is the larger of closed form and
+play, as in a plan, and the plan's own correction for where it rests (a widened band, for one) comes
+with its band. What embedding, head and prediction layers cost is told apart as `ends`: it is what
+the step loses without them.
+
+A recording's imbalance is that of all its layers, whichever are kept; machines are the job's own.
+
+Letters: P devices of a pipeline, S stages, C columns (one).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from profilers.steps.config import Recompute
+from tuner.costs.analytic.columns_of import shape_of_model
+from tuner.costs.analytic.memory import price_memory
+from tuner.costs.analytic.prices import StepPrice
+from tuner.costs.analytic.shapes import Stages, Strategies, number
+from tuner.costs.analytic.step import price_step
+from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.planner.analytic.answer import CAUSES, Detail
+from tuner.planner.analytic.axes import COLUMN_OF_MODULE
+from tuner.planner.analytic.finalists import played_s
+from tuner.planner.analytic.layouts import stages_of
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.telling import stage_predictions
+
+
+def production_prices(
+    question: Question, whole: TrainPrediction
+) -> Callable[[Plan, TrainDecision], TrainPrediction]:
+    """Return what prices decisions of a plan, and of plans made smaller.
+
+    Args:
+        question: that the plan answered.
+        whole: what the plan predicts of its choice; its band is that of every job.
+    """
+    low, high = (end / whole.step_time_s for end in whole.step_time_s_band)
+
+    def priced(plan: Plan, decision: TrainDecision) -> TrainPrediction:
+        asked = replace(
+            question,
+            model=plan.model,
+            shape=shape_of_model(plan.model, mtp_layers=decision.mtp_num_layers),
+            global_batch_size=plan.goal.global_batch_size,
+            num_devices=decision.num_devices,
+        )
+        layers_SC = np.array(decision.pipeline_layout)[:, None]
+        stages = stages_of(plan.model, layers_SC)
+        detail = _detail(asked, decision, stages)
+        closed_s = number(detail.step.step_s)
+        step_s = max(closed_s, played_s(detail))
+        seconds = _seconds(asked, decision, detail, step_s=step_s)
+        tokens = plan.goal.tokens_per_step / decision.num_devices
+        peaks = tuple(round(float(peak)) for peak in detail.memory.total_PC[:, 0])
+        return TrainPrediction(
+            step_time_s=step_s,
+            step_time_s_band=(step_s * low, step_s * high),
+            tokens_per_s_per_device=tokens / step_s,
+            tokens_per_s_per_device_band=(tokens / step_s / high, tokens / step_s / low),
+            peak_memory_bytes=peaks,
+            peak_memory_bytes_band=tuple((float(peak), float(peak)) for peak in peaks),
+            memory_limit_bytes=int(question.memory_limit_bytes),
+            activation_bytes=tuple(round(float(b)) for b in detail.memory.activations_PC[:, 0]),
+            breakdown_s=seconds,
+            communication_s=sum(
+                seconds[name] for name in ("tensor", "context", "expert", "bubble")
+            ),
+            stages=stage_predictions(detail),
+        )
+
+    return priced
+
+
+def _detail(question: Question, decision: TrainDecision, stages: Stages) -> Detail:
+    strategies = _strategies(question, decision)
+    memory = price_memory(
+        question.shape,
+        strategies,
+        question.hardware,
+        stages,
+        constants=question.memory_constants,
+    )
+    step = _step(question, decision, strategies, stages)
+    return Detail(strategies=strategies, stages=stages, step=step, memory=memory)
+
+
+def _step(
+    question: Question, decision: TrainDecision, strategies: Strategies, stages: Stages
+) -> StepPrice:
+    return price_step(
+        question.shape,
+        strategies,
+        question.hardware,
+        question.constants,
+        stages,
+        kernels=question.kernels,
+        order=tuple(decision.rank_order.split("-")),
+    )
+
+
+def _seconds(
+    question: Question, decision: TrainDecision, detail: Detail, *, step_s: float
+) -> dict[str, float]:
+    """Split a step by cause, as a plan does, and tell the ends apart."""
+    closed_s = number(detail.step.step_s)
+    seconds = {
+        name.removesuffix("_s"): max(0.0, number(getattr(detail.step, name))) for name in CAUSES
+    }
+    seconds["bubble"] += step_s - closed_s
+    nothing = np.zeros_like(detail.stages.head_SC)
+    bare = replace(detail.stages, embedding_SC=nothing, head_SC=nothing, mtp_SC=nothing)
+    without = _step(question, decision, detail.strategies, bare)
+    lost_s = closed_s - number(detail.step.once_s) - number(without.step_s - without.once_s)
+    computation_s = max(0.0, step_s - sum(seconds.values()))
+    ends_s = min(max(0.0, lost_s), computation_s)
+    return {"computation": computation_s - ends_s, "ends": ends_s} | seconds
+
+
+def _strategies(question: Question, decision: TrainDecision) -> Strategies:
+    """Say a decision in the columns of the formulas."""
+    busiest = question.busiest
+    experts = decision.expert_model_parallel_size
+    mean, p99 = (1.0, 1.0) if busiest is None else busiest.of_degree(experts)
+    is_full = decision.recompute is Recompute.FULL
+    again = decision.recompute_num_layers
+    share = 1.0 if again is None else again / max(decision.pipeline_layout)
+    modules = decision.recompute_modules if decision.recompute is Recompute.SELECTIVE else ()
+    copies = decision.num_state_copies
+    shared = decision.data_parallel_size * decision.context_parallel_size
+    return Strategies(
+        sequence=float(question.sequence_length),
+        micro_batch=float(decision.micro_batch_size),
+        num_microbatches=float(decision.num_microbatches(question.global_batch_size)),
+        tensor=float(decision.tensor_model_parallel_size),
+        context=float(decision.context_parallel_size),
+        pipeline=float(decision.pipeline_model_parallel_size),
+        virtual_pipeline=float(decision.virtual_pipeline_model_parallel_size),
+        data=float(decision.data_parallel_size),
+        expert=float(experts),
+        expert_tensor=float(decision.expert_tensor_parallel_size),
+        sequence_parallel=float(decision.sequence_parallel),
+        zero_stage=float(decision.zero_stage),
+        shard_ranks=0.0 if copies == 1 else shared / copies,
+        element_bytes=question.element_bytes,
+        linear_bytes=question.linear_bytes,
+        gradient_bytes=float(decision.gradient_bytes),
+        weight_bytes=question.weight_bytes,
+        recompute_full=min(1.0, share) if is_full else 0.0,
+        **{COLUMN_OF_MODULE[module]: 1.0 for module in modules},
+        chunks=float(max(decision.chunks)),
+        a2a_overlap=float(decision.a2a_overlap),
+        is_deepep=float(decision.dispatcher == "deepep"),
+        is_hybridep=float(decision.dispatcher == "hybridep"),
+        overlap_gradients=float(decision.overlap_grad_reduce),
+        overlap_parameters=float(decision.overlap_param_gather),
+        partial_graph=float(decision.cuda_graph == "partial"),
+        full_graph=float(decision.cuda_graph == "full_iteration"),
+        zero_bubble=float(decision.schedule == "zero_bubble"),
+        optimizer_offload=float(decision.optimizer_offload),
+        activation_offload=float(decision.activation_offload),
+        busiest_ratio=mean,
+        busiest_ratio_p99=p99,
+    )

@@ -1,0 +1,272 @@
+"""A smaller job that stands for a decision: fewer layers, fewer replicas, fewer pipeline ranks.
+
+What a trial at a smaller scale measures says something of the whole job only where its kernels and
+its exchanges are the same ones. So these stay:
+
+    TP, CP, EP, ETP         the groups of every exchange inside a layer, and its kernels' shapes
+    micro-batch size        and micro-batches per replica: the global batch shrinks with DP
+    devices of one node     used as before, so that groups lie on the same links
+    a layer of every kind   on each kept stage, evenly spread over its layers
+
+and these shrink, in this order of what it costs to do without:
+
+    data replicas           to a divisor of DP; EP * ETP must divide TP * CP * DP; never to one
+    layers of every stage   each stage by the same ratio
+    pipeline ranks          to a divisor of PP, the first and last stay and the others are spread
+
+A layer's kind is what follows attention, and whether attention is windowed. Recorded loads of the
+kept layers come along.
+
+Not covered: several pools, whose ranks are unlike; fewer micro-batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from profilers.records import Record
+from profilers.steps.config import Count, LayerKind, Size
+from tuner.launch.shape import launch_shape
+from tuner.plan import Plan, TrainDecision
+from tuner.spec.capabilities import intersection, refusals
+from tuner.spec.model import ModelSpec
+
+LAYER_RATIOS: Final = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
+"""Shares of a stage's layers that are tried; 0 keeps one of each kind."""
+
+
+class Scale(Record):
+    """What a trial launches in place of the whole job."""
+
+    decision: TrainDecision
+    """Of the smaller job."""
+    layers: Annotated[tuple[Size, ...], Field(min_length=1)]
+    """The model's layers that it keeps, in order."""
+    global_batch_size: Count
+    """Sequences of one of its steps."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the smaller job asks for."""
+        return self.decision.num_devices
+
+
+def scales_of(plan: Plan, decision: TrainDecision, *, max_devices: int) -> tuple[Scale, ...]:
+    """Return the smaller jobs that may stand for a decision on so many devices, largest first."""
+    if len(plan.cluster.pools) > 1:
+        return ()
+    found = [
+        scale
+        for scale in _smaller(plan, decision)
+        if scale.num_devices <= max_devices and _is_launchable(plan, decision, scale)
+    ]
+    unlike = dict.fromkeys(one for one in found if one.decision != decision)
+    return tuple(sorted(unlike, key=lambda one: (-one.num_devices, -len(one.layers))))
+
+
+def why_none(plan: Plan, decision: TrainDecision, *, max_devices: int) -> str:
+    """Say in one line why nothing smaller stands for a decision."""
+    if len(plan.cluster.pools) > 1:
+        return "several pools: ranks are unlike, so no part of them stands for all"
+    least = min(
+        (one.num_devices for one in _smaller(plan, decision) if one.decision != decision),
+        default=decision.num_devices,
+    )
+    if least <= max_devices:
+        return "what is smaller breaks a rule of the target"
+    return (
+        f"its groups (TP {decision.tensor_model_parallel_size}, CP"
+        f" {decision.context_parallel_size}, EP {decision.expert_model_parallel_size}) need"
+        f" {least} devices, {max_devices} are allowed"
+    )
+
+
+def scaled_plan(plan: Plan, scale: Scale) -> Plan:
+    """Return the plan of the smaller job; what is predicted of the whole is left out."""
+    kept, model = scale.layers, plan.model
+    shrunk = model.model_copy(
+        update={
+            "num_layers": len(kept),
+            "layers": tuple(model.layers[layer] for layer in kept),
+            "windowed": tuple(model.windowed[layer] for layer in kept),
+        }
+    )
+    goal = plan.goal.model_copy(update={"global_batch_size": scale.global_batch_size})
+    return plan.model_copy(
+        update={
+            "model": shrunk,
+            "goal": goal,
+            "cluster": _cluster(plan, scale),
+            "decision": scale.decision,
+            "alternatives": (),
+            "preferred": None,
+            "pareto": (),
+            "unlaunchable": (),
+            "placement": None,
+            "load_ratio": _loads(plan, kept),
+        }
+    )
+
+
+def _smaller(plan: Plan, decision: TrainDecision) -> Iterator[Scale]:
+    for pipeline in _pipelines(decision):
+        for ratio in LAYER_RATIOS:
+            kept = _kept_layers(plan.model, decision, pipeline=pipeline, ratio=ratio)
+            for data in _replicas(decision):
+                yield _scale(plan, decision, kept, pipeline=pipeline, data=data)
+
+
+def _pipelines(decision: TrainDecision) -> list[int]:
+    """Pipeline sizes; a pipeline remains one, or it would send nothing."""
+    ranks = decision.pipeline_model_parallel_size
+    return [count for count in _divisors(ranks) if count >= min(ranks, 2)]
+
+
+def _replicas(decision: TrainDecision) -> list[int]:
+    """Numbers of replicas; of several two remain, or no gradients would be summed."""
+    inside = decision.tensor_model_parallel_size * decision.context_parallel_size
+    experts = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
+    whole = decision.data_parallel_size
+    return [
+        count
+        for count in _divisors(whole)
+        if count >= min(whole, 2) and inside * count % experts == 0
+    ]
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(number, 0, -1) if number % one == 0]
+
+
+def _kept_layers(
+    model: ModelSpec, decision: TrainDecision, *, pipeline: int, ratio: Fraction
+) -> tuple[tuple[int, ...], ...]:
+    """Return the layers of each kept stage, in execution order.
+
+    Stages that were alike in number stay so: all keep what the one with most kinds needs.
+    """
+    starts = [sum(decision.pipeline_layout[:stage]) for stage in range(decision.num_stages)]
+    stages = [
+        range(starts[stage], starts[stage] + decision.pipeline_layout[stage])
+        for stage in _kept_stages(decision, pipeline)
+    ]
+    needed = max((len(_kinds(model, stage)) for stage in stages), default=0)
+    return tuple(
+        _spread(model, stage, count=min(len(stage), max(needed, round(ratio * len(stage)))))
+        for stage in stages
+    )
+
+
+def _kept_stages(decision: TrainDecision, pipeline: int) -> list[int]:
+    """Stages of the kept pipeline ranks, in execution order."""
+    whole = decision.pipeline_model_parallel_size
+    ranks = [round(rank * (whole - 1) / max(1, pipeline - 1)) for rank in range(pipeline)]
+    rounds = range(decision.virtual_pipeline_model_parallel_size)
+    return [chunk * whole + rank for chunk in rounds for rank in ranks]
+
+
+def _kinds(model: ModelSpec, layers: Sequence[int]) -> dict[tuple[LayerKind, bool], list[int]]:
+    found: dict[tuple[LayerKind, bool], list[int]] = {}
+    for layer in layers:
+        found.setdefault((model.layers[layer], model.windowed[layer]), []).append(layer)
+    return found
+
+
+def _spread(model: ModelSpec, layers: Sequence[int], *, count: int) -> tuple[int, ...]:
+    """Choose layers evenly, every kind by its share and at least one of each."""
+    kinds = _kinds(model, layers)
+    if count >= len(layers):
+        return tuple(layers)
+    shares = {kind: len(one) * count / len(layers) for kind, one in kinds.items()}
+    taken = {kind: max(1, int(share)) for kind, share in shares.items()}
+    for kind in sorted(shares, key=lambda one: int(shares[one]) - shares[one]):
+        if sum(taken.values()) < count and taken[kind] < len(kinds[kind]):
+            taken[kind] += 1
+    while sum(taken.values()) > count:
+        taken[max(taken, key=lambda kind: taken[kind])] -= 1
+    return tuple(
+        sorted(
+            one[int((place + 0.5) * len(one) / taken[kind])]
+            for kind, one in kinds.items()
+            for place in range(taken[kind])
+        )
+    )
+
+
+def _scale(
+    plan: Plan,
+    decision: TrainDecision,
+    kept: tuple[tuple[int, ...], ...],
+    *,
+    pipeline: int,
+    data: int,
+) -> Scale:
+    inside = decision.tensor_model_parallel_size * decision.context_parallel_size
+    experts = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
+    stages = _kept_stages(decision, pipeline)
+    layout = tuple(len(layers) for layers in kept)
+    again = decision.recompute_num_layers
+    shrunk = decision.model_copy(
+        update={
+            "pipeline_model_parallel_size": pipeline,
+            "data_parallel_size": data,
+            "expert_data_parallel_size": inside * data // experts,
+            "shard_ranks": _shard_ranks(decision, inside=inside, data=data),
+            "stage_recompute": tuple(decision.stage_recompute[stage] for stage in stages),
+            "chunks": tuple(decision.chunks[stage] for stage in stages),
+            "pipeline_layout": layout,
+            "recompute_num_layers": None
+            if again is None
+            else max(1, round(again * max(layout) / max(decision.pipeline_layout))),
+        }
+    )
+    return Scale(
+        decision=TrainDecision.model_validate(shrunk.model_dump()),
+        layers=tuple(layer for layers in kept for layer in layers),
+        global_batch_size=plan.goal.global_batch_size * data // decision.data_parallel_size,
+    )
+
+
+def _shard_ranks(decision: TrainDecision, *, inside: int, data: int) -> int | None:
+    """Ranks that share one copy of the state; all of them where fewer are left."""
+    ranks = data * decision.context_parallel_size
+    asked = decision.shard_ranks
+    experts = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
+    if asked is None or asked >= ranks or ranks % asked:
+        return None
+    copies = ranks // asked
+    fits = data % copies == 0 and (inside * data // experts) % copies == 0
+    return asked if fits else None
+
+
+def _is_launchable(plan: Plan, decision: TrainDecision, scale: Scale) -> bool:
+    """Whether every target can launch it, on whole nodes like the job's or inside one."""
+    shrunk = scaled_plan(plan, scale)
+    if refusals(intersection(plan.emit), model=shrunk.model, decision=scale.decision):
+        return False
+    here, whole = launch_shape(shrunk, scale.decision), launch_shape(plan, decision)
+    return here.nodes == 1 or here.devices_per_node == whole.devices_per_node
+
+
+def _cluster(plan: Plan, scale: Scale) -> object:
+    """Return the pool with as many nodes as the smaller job fills."""
+    (pool,) = plan.cluster.pools
+    nodes = -(-scale.num_devices // pool.devices_per_node)
+    domain = pool.scale_up_domain
+    if domain is not None:
+        domain = min(domain, nodes * pool.devices_per_node)
+    fewer = pool.model_copy(update={"nodes": min(nodes, pool.nodes), "scale_up_domain": domain})
+    return plan.cluster.model_copy(update={"pools": (fewer,)})
+
+
+def _loads(plan: Plan, kept: Sequence[int]) -> tuple[tuple[float, ...], ...]:
+    if not plan.load_ratio:
+        return ()
+    places: list[int | None] = []
+    found = -1
+    for kind in plan.model.layers:
+        found += kind is LayerKind.MOE
+        places.append(found if kind is LayerKind.MOE else None)
+    return tuple(plan.load_ratio[place] for layer in kept if (place := places[layer]) is not None)

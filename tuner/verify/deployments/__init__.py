@@ -1,0 +1,1 @@
+"""Deployments launched for real: a server, a client that measures it, and what both come to."""

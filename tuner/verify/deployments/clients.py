@@ -1,0 +1,98 @@
+"""Clients that measure a deployment, by the name users type: what they leave, how they are called.
+
+    vllm-bench     vllm bench serve --save-result --result-filename {result}
+    sglang-bench   python -m sglang.bench_serving --output-file {result}
+    aiperf         aiperf profile --artifact-dir {folder}; GenAI-Perf's summary is read too
+
+The commands below are what runs where none is given: the emitted benchmark, with warm-up requests,
+which clients leave out of their result, and a seed of its own for each run, so that no run finds
+its prompts in the prefix cache that another left behind.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Final, cast
+
+from tuner.errors import SpecError
+from tuner.verify.adapters.bench_result import MAX_RESULT_BYTES, BenchReader
+from tuner.verify.deployments.records import BenchRun
+
+RESULT_NAME: Final = "result.json"
+"""What `{result}` stands for, in the folder of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """What is known of a client."""
+
+    name: str
+    reader: str
+    """Module and function."""
+    leaves: tuple[str, ...] = (RESULT_NAME,)
+    """Patterns of its result in the folder of a run, tried in this order."""
+    command: str = ""
+    """Template of the emitted benchmark; empty where none is emitted."""
+
+    def result(self, folder: Path) -> BenchRun:
+        """Read what a run left in its folder.
+
+        Raises:
+            ValueError: there is nothing, it is too large, or not this client's.
+        """
+        found = (file for pattern in self.leaves for file in sorted(folder.glob(pattern)))
+        file = next((one for one in found if one.is_file()), None)
+        if file is None:
+            raise ValueError(
+                f"the client left no {self.leaves[0].rpartition('/')[2]}; does --bench write to"
+                " {result} or {folder}, and does --metrics fit it?"
+            )
+        if file.stat().st_size > MAX_RESULT_BYTES:
+            raise ValueError(
+                f"{file.name} is larger than {MAX_RESULT_BYTES} bytes; save no details"
+            )
+        module, _, function = self.reader.partition(":")
+        return cast(BenchReader, getattr(import_module(module), function))(file.read_bytes())
+
+
+CLIENTS: Final[Mapping[str, Client]] = {
+    one.name: one
+    for one in (
+        Client(
+            name="vllm-bench",
+            reader="tuner.verify.adapters.vllm_bench:read",
+            command=(
+                "bash {launch}/bench_vllm.sh --result-filename {result} --num-warmups {warmups}"
+                " --seed {seed}"
+            ),
+        ),
+        Client(name="sglang-bench", reader="tuner.verify.adapters.sglang_bench:read"),
+        Client(
+            name="aiperf",
+            reader="tuner.verify.adapters.aiperf:read",
+            leaves=(
+                RESULT_NAME,
+                "**/profile_export_aiperf.json",
+                "**/profile_export_genai_perf.json",
+            ),
+            command=(
+                "bash {launch}/bench_aiperf.sh --artifact-dir {folder} --warmup-request-count"
+                " {warmups} --random-seed {seed}"
+            ),
+        ),
+    )
+}
+
+
+def client_named(name: str) -> Client:
+    """Return the client of a name.
+
+    Raises:
+        SpecError: there is none.
+    """
+    if name not in CLIENTS:
+        raise SpecError(
+            f"--metrics {name!r}: a deployment is measured by one of {', '.join(CLIENTS)}"
+        )
+    return CLIENTS[name]

@@ -1,0 +1,294 @@
+"""What the launches of deployments say together: targets, winner, regret, tie, factors.
+
+    m_d   measured mean of TTFT or TPOT of deployment d: median over all its runs
+    p_d   the predicted one
+    factor = median over d of m_d / p_d;  d itself is recalibrated by that of the others
+
+A deployment holds a target when the median over its runs does. Failed requests meet no target, and
+clients leave them out of their percentiles; more than 1 % of them fails the deployment.
+The winner is the best by the goal's objective among those that hold every target: most goodput a
+device, least money, fewest devices, and where that is equal the least time of a mean request. Where
+some client tells no goodput, completed requests are compared instead.
+
+Not covered: the noise between launches of one decision, unless it is launched again (`--repeats`).
+"""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from tuner.serve_plan import ServeDecision, ServePlan
+from tuner.spec.serving.lengths import mean_tokens
+from tuner.units import format_ratio
+from tuner.verify.deployments.measured import (
+    Deployment,
+    Metric,
+    failed_ratio,
+    gathered,
+    measured_spread,
+    median_of,
+    missed_targets,
+)
+from tuner.verify.deployments.records import (
+    BenchRun,
+    ServeAccuracy,
+    ServeFactors,
+    ServeTrial,
+    ServeTrialRecord,
+    ServeVerified,
+)
+from tuner.verify.evidence import median_error_s
+
+LENGTH_RATIO: Final = 0.10
+"""Clients may be this far from the plan's mean lengths without a note: tokenizers count special
+tokens and re-tokenize."""
+
+
+def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerified:
+    """Derive `verified.json` from the records."""
+    deployments = gathered(records)
+    trials = tuple(_trial(plan, one, deployments) for one in deployments)
+    order = _ranked(plan, deployments, trials)
+    winner = order[0] if order else None
+    ran = [one for one in deployments if one.runs]
+    return ServeVerified(
+        objective=plan.goal.objective,
+        trials=trials,
+        winner=None if winner is None else winner.first.decision,
+        regret_ratio=_regret(plan, order, ran),
+        tie=len(order) > 1 and _is_tie(plan, order[0], order[1], ran),
+        factors=(
+            ServeFactors(
+                ttft=_factor(ran, "ttft"), tpot=_factor(ran, "tpot"), num_deployments=len(ran)
+            )
+            if ran
+            else None
+        ),
+        accuracy=_accuracy(trials, ran),
+        notes=tuple(_notes(plan, deployments, trials)),
+    )
+
+
+def contenders(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> tuple[ServeDecision, ...]:
+    """Return what another launch may decide between; nothing where noise leaves no question.
+
+    These are the two best where only the noise of their runs keeps their order open, or the best
+    alone where some of its runs hold the targets and others do not.
+    """
+    deployments = gathered(records)
+    trials = [_trial(plan, one, deployments) for one in deployments]
+    order = _ranked(plan, deployments, trials)
+    ran = [one for one in deployments if one.runs]
+    if not order:
+        return ()
+    if len(order) > 1 and _noise(plan, order[:2], ran) and _is_tie(plan, order[0], order[1], ran):
+        return (order[0].first.decision, order[1].first.decision)
+    held = {not list(missed_targets(plan, [run])) for run in order[0].runs}
+    return (order[0].first.decision,) if len(held) > 1 else ()
+
+
+def _trial(plan: ServePlan, one: Deployment, deployments: Sequence[Deployment]) -> ServeTrial:
+    runs, first, predicted = one.runs, one.first, one.first.predicted
+    shown = first if first.status == "ok" or not runs else _first_ok(one)
+    others = [other for other in deployments if other is not one and other.runs]
+    ttft = measured_spread(runs, "ttft") if runs else None
+    tpot = measured_spread(runs, "tpot") if runs else None
+    misses = tuple(missed_targets(plan, runs)) if runs else ()
+    good = median_of(runs, lambda run: run.goodput_requests_per_s)
+    return ServeTrial(
+        decision=first.decision,
+        origin=first.origin,
+        status=shown.status,
+        reason=shown.reason,
+        num_devices=first.decision.num_devices,
+        runs=len(runs),
+        predicted_ttft_s=predicted.ttft_s.mean,
+        recalibrated_ttft_s=predicted.ttft_s.mean * _factor(others, "ttft") if others else None,
+        measured_ttft_s=ttft.mean if ttft else None,
+        measured_ttft=ttft,
+        predicted_tpot_s=predicted.tpot_s.mean,
+        recalibrated_tpot_s=predicted.tpot_s.mean * _factor(others, "tpot") if others else None,
+        measured_tpot_s=tpot.mean if tpot else None,
+        measured_tpot=tpot,
+        predicted_requests_per_s=predicted.requests_per_s,
+        measured_requests_per_s=median_of(runs, lambda run: run.requests_per_s),
+        predicted_output_tokens_per_s=predicted.output_tokens_per_s,
+        measured_output_tokens_per_s=median_of(runs, lambda run: run.output_tokens_per_s),
+        predicted_goodput_per_device=predicted.goodput_per_device,
+        measured_goodput_per_device=None if good is None else good / first.decision.num_devices,
+        failed_ratio=failed_ratio(runs),
+        holds_targets=not misses if runs else None,
+        misses=misses,
+    )
+
+
+def _first_ok(one: Deployment) -> ServeTrialRecord:
+    return next(record for record in one.records if record.status == "ok")
+
+
+def _ranked(
+    plan: ServePlan, deployments: Sequence[Deployment], trials: Sequence[ServeTrial]
+) -> list[Deployment]:
+    """Return the deployments that hold every target, best first."""
+    ran = [one for one in deployments if one.runs]
+    holding = [one for one, trial in zip(deployments, trials, strict=True) if trial.holds_targets]
+    # sorted() is stable: what is equal in everything stays in the plan's order.
+    return sorted(holding, key=lambda one: (_worth(plan, one, ran), _request_s(plan, one)))
+
+
+def _worth(plan: ServePlan, one: Deployment, ran: Sequence[Deployment]) -> float:
+    """Return what the goal wants least of."""
+    devices = one.first.decision.num_devices
+    if plan.goal.objective == "goodput":
+        return -statistics.median(_goodputs(one, ran)) / devices
+    price = one.first.predicted.cost_per_hour
+    return float(devices) if plan.goal.objective == "devices" or price is None else price
+
+
+def _goodputs(one: Deployment, ran: Sequence[Deployment]) -> list[float]:
+    """Return good requests per second of each run, or completed ones where some are not told."""
+    good = [run.goodput_requests_per_s for run in one.runs]
+    told = [value for value in good if value is not None]
+    return told if _tell_goodput(ran) else [run.requests_per_s for run in one.runs]
+
+
+def _tell_goodput(ran: Sequence[Deployment]) -> bool:
+    return all(run.goodput_requests_per_s is not None for one in ran for run in one.runs)
+
+
+def _request_s(plan: ServePlan, one: Deployment) -> float:
+    """Return the time of a mean request."""
+    lengths = plan.goal.traffic.output_tokens
+    tokens = mean_tokens(lengths) if lengths is not None else _output_tokens(one)
+    further = max(0.0, tokens - 1.0)
+    return measured_spread(one.runs, "ttft").mean + further * measured_spread(one.runs, "tpot").mean
+
+
+def _output_tokens(one: Deployment) -> float:
+    return median_of(one.runs, lambda run: run.mean_output_tokens) or 1.0
+
+
+def _regret(
+    plan: ServePlan, order: Sequence[Deployment], ran: Sequence[Deployment]
+) -> float | None:
+    first = next((one for one in order if one.first.decision == plan.decision), None)
+    if first is None:
+        return None
+    chosen, best = (abs(_worth(plan, one, ran)) for one in (first, order[0]))
+    if plan.goal.objective == "goodput":
+        chosen, best = best, chosen
+    return chosen / best - 1.0 if best > 0.0 else 0.0
+
+
+def _is_tie(plan: ServePlan, one: Deployment, other: Deployment, ran: Sequence[Deployment]) -> bool:
+    difference = abs(_worth(plan, one, ran) - _worth(plan, other, ran))
+    return difference <= 2.0 * _noise(plan, (one, other), ran)
+
+
+def _noise(plan: ServePlan, deployments: Iterable[Deployment], ran: Sequence[Deployment]) -> float:
+    """Return the standard errors of both medians; devices and prices have none."""
+    if plan.goal.objective != "goodput":
+        return 0.0
+    return sum(
+        median_error_s(_goodputs(one, ran)) / one.first.decision.num_devices for one in deployments
+    )
+
+
+def _ratios(ran: Sequence[Deployment], metric: Metric) -> Iterator[float]:
+    for one in ran:
+        predicted = one.first.predicted
+        predicted_s = (predicted.ttft_s if metric == "ttft" else predicted.tpot_s).mean
+        measured_s = measured_spread(one.runs, metric).mean
+        # Answers of a single token have no TPOT to compare.
+        if predicted_s > 0.0 and measured_s > 0.0:
+            yield measured_s / predicted_s
+
+
+def _factor(ran: Sequence[Deployment], metric: Metric) -> float:
+    return statistics.median(list(_ratios(ran, metric)) or [1.0])
+
+
+def _accuracy(trials: Sequence[ServeTrial], ran: Sequence[Deployment]) -> ServeAccuracy:
+    measured = [trial for trial in trials if trial.measured_ttft_s is not None]
+    return ServeAccuracy(
+        ttft_median_ape=_ape((one.predicted_ttft_s, one.measured_ttft_s) for one in measured),
+        tpot_median_ape=_ape((one.predicted_tpot_s, one.measured_tpot_s) for one in measured),
+        recalibrated_ttft_median_ape=_ape(
+            (one.recalibrated_ttft_s, one.measured_ttft_s) for one in measured
+        ),
+        recalibrated_tpot_median_ape=_ape(
+            (one.recalibrated_tpot_s, one.measured_tpot_s) for one in measured
+        ),
+        ttft_within_band=_within(ran, "ttft"),
+        tpot_within_band=_within(ran, "tpot"),
+        num_deployments=len(ran),
+    )
+
+
+def _ape(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
+    found = [abs(p - m) / m for p, m in pairs if p is not None and m]
+    return statistics.median(found) if found else None
+
+
+def _within(ran: Sequence[Deployment], metric: Metric) -> int:
+    found = 0
+    for one in ran:
+        predicted = one.first.predicted
+        low_s, high_s = predicted.ttft_s_band if metric == "ttft" else predicted.tpot_s_band
+        found += low_s <= measured_spread(one.runs, metric).mean <= high_s
+    return found
+
+
+def _notes(
+    plan: ServePlan, deployments: Sequence[Deployment], trials: Sequence[ServeTrial]
+) -> Iterator[str]:
+    ran = [one for one in deployments if one.runs]
+    runs = [run for one in ran for run in one.runs]
+    if not runs:
+        return
+    first = next((one for one in trials if one.decision == plan.decision), None)
+    if first is not None and first.misses:
+        yield f"the plan's choice misses its targets: {'; '.join(first.misses)}"
+    if plan.goal.objective == "goodput" and not _tell_goodput(ran):
+        yield "some run tells no goodput: completed requests were compared instead"
+    failed = sum(run.failed or 0 for run in runs)
+    if failed:
+        yield f"{failed} of {failed + sum(run.completed for run in runs)} requests failed"
+    if any(run.failed is None for run in runs):
+        yield "how many requests failed is unknown: the client does not tell"
+    if any(len({not list(missed_targets(plan, [run])) for run in one.runs}) > 1 for one in ran):
+        yield "of some deployment, some runs hold the targets and others do not"
+    yield from _length_notes(plan, runs)
+    yield _cache_note(plan, runs)
+
+
+def _length_notes(plan: ServePlan, runs: Sequence[BenchRun]) -> Iterator[str]:
+    traffic = plan.goal.traffic
+    asked: Mapping[str, float | None] = {
+        "input": None if traffic.input_tokens is None else mean_tokens(traffic.input_tokens),
+        "output": None if traffic.output_tokens is None else mean_tokens(traffic.output_tokens),
+    }
+    sent = {
+        "input": median_of(runs, lambda run: run.mean_input_tokens),
+        "output": median_of(runs, lambda run: run.mean_output_tokens),
+    }
+    for name, tokens in asked.items():
+        found = sent[name]
+        if tokens and found is not None and abs(found / tokens - 1.0) > LENGTH_RATIO:
+            yield (
+                f"requests had {found:.0f} {name} tokens on average, the plan is for {tokens:.0f}:"
+                " the prediction is of other requests"
+            )
+
+
+def _cache_note(plan: ServePlan, runs: Sequence[BenchRun]) -> str:
+    told = median_of(runs, lambda run: run.prefix_hit_ratio)
+    planned = format_ratio(plan.goal.traffic.prefix_hit)
+    if told is not None:
+        return (
+            f"{format_ratio(told)} of the prompt tokens were in the prefix cache, planned {planned}"
+        )
+    return (
+        f"the client tells nothing of the prefix cache; {planned} of the prompt tokens are planned"
+        " to be in it"
+    )

@@ -1,0 +1,201 @@
+"""A deployment that runs while it is measured, and is gone afterwards.
+
+Its processes are found by the mark in their environment, as those of trials are
+(tuner/verify/launcher.py); the command itself is asked first, so that srun, mpirun and docker end
+what they started elsewhere. It answers once every address has returned status 200.
+
+Not covered: a command that hands the deployment to a scheduler and returns, as `kubectl apply` and
+`sbatch` do; wait for it in the command (`sbatch --wait`, `srun`), so that it ends with the command.
+"""
+
+import contextlib
+import http.client
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.verify.launcher import LOG_NAME, TRIAL_MARK, end_marked, log_tail
+
+LOGS_NAME: Final = "logs"
+"""Where emitted scripts write a log for each server (their variable LOGS)."""
+
+ANSWER_S: Final = 5.0
+"""That one question may take."""
+
+STOP_S: Final = 30.0
+"""That the command has to end what it started, elsewhere too, before all of it is killed here."""
+
+OK: Final = 200
+PORTS: Final = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A command that serves."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def ended(self) -> str:
+        """Say with which code the command ended; nothing while it runs."""
+        code = self.process.poll()
+        return "" if code is None else f"the server ended with exit code {code}"
+
+    def tail(self) -> str:
+        """Return the ends of all its logs, the one written last at the end."""
+        logs = [file for file in (self.folder / LOGS_NAME).glob("*.log") if file.is_file()]
+        logs.sort(key=lambda file: (file.stat().st_mtime_ns, file.name))
+        own = self.folder / LOG_NAME
+        return "\n".join(text for file in (own, *logs) if (text := log_tail(file)))
+
+
+@contextmanager
+def serving(
+    command: Sequence[str], *, folder: Path, environment: Mapping[str, str]
+) -> Iterator[Server]:
+    """Run a command that serves; whatever it started is ended when this is left.
+
+    Args:
+        command: program and arguments; no shell reads them.
+        folder: of the server alone; its output goes to a log there.
+        environment: of the command.
+
+    Raises:
+        EnvironmentMissingError: the command's program does not exist.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = str(folder.resolve())
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with (folder / LOG_NAME).open("wb") as log:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**environment, TRIAL_MARK: mark, "LOGS": str(folder / LOGS_NAME)},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EnvironmentMissingError(
+                    f"--command: {command[0]}: {error.strerror}"
+                ) from error
+        yield Server(process=process, folder=folder)
+    finally:
+        try:
+            if process is not None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=STOP_S)
+        finally:
+            end_marked(mark)
+            if process is not None:
+                process.wait()
+
+
+def await_answers(
+    server: Server,
+    addresses: Sequence[str],
+    *,
+    limit_s: float,
+    watch_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Wait until every address answers; say what kept one from it, or nothing.
+
+    Args:
+        server: that should answer.
+        addresses: to ask, http or https.
+        limit_s: for all of them together.
+        watch_s: between two rounds of questions.
+        clock: seconds.
+        sleep: waits.
+    """
+    start_s = clock()
+    silent, said = list(addresses), "nothing listens there"
+    while True:
+        while silent and not (said := _refusal(silent[0])):
+            silent.pop(0)
+        if ended := server.ended():
+            return f"{ended} before it answered" if silent else ended
+        if not silent:
+            return ""
+        if clock() - start_s + watch_s > limit_s:
+            return f"{silent[0]} did not answer within {limit_s:.0f} s: {said}"
+        sleep(watch_s)
+
+
+def await_free(
+    addresses: Sequence[str],
+    *,
+    limit_s: float,
+    watch_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until nobody listens at the addresses; a server that ended may hold its port a moment.
+
+    Raises:
+        EnvironmentMissingError: somebody still does.
+    """
+    start_s = clock()
+    for address in addresses:
+        while _is_listened_at(address):
+            if clock() - start_s + watch_s > limit_s:
+                raise EnvironmentMissingError(
+                    f"{address}: something listens there before the deployment was started; end it,"
+                    " or name another address with --url and --health"
+                )
+            sleep(watch_s)
+
+
+def checked_address(address: str, *, option: str) -> str:
+    """Return an address of HTTP as it stands.
+
+    Raises:
+        SpecError: it is none.
+    """
+    try:
+        parts = urlsplit(address)
+        usable = parts.scheme in PORTS and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not address.isprintable() or " " in address:
+        raise SpecError(f"{option} {address!r} is no address such as http://127.0.0.1:8000")
+    return address
+
+
+def _refusal(address: str) -> str:
+    """Say why an address does not answer; nothing when it does."""
+    # Servers are asked directly: a proxy for the world outside knows nothing of them.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(address, timeout=ANSWER_S) as answer:
+            return "" if answer.status == OK else f"status {answer.status}"
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"status {error.code}"
+    except urllib.error.URLError as error:
+        return f"{error.reason}"
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+
+
+def _is_listened_at(address: str) -> bool:
+    parts = urlsplit(address)
+    with contextlib.suppress(OSError):
+        place = (parts.hostname or "", parts.port or PORTS[parts.scheme])
+        with socket.create_connection(place, timeout=ANSWER_S):
+            return True
+    return False

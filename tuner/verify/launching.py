@@ -1,0 +1,112 @@
+"""A proposal as a launch, and what became of it as a record; both of a smaller job where one is.
+
+A trial is ended when it takes ten times what is predicted, or when its budget is over.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from profilers.steps.config import StepReport
+from tuner.plan import Plan, TrainDecision
+from tuner.spec.capabilities import programs
+from tuner.verify.budget.possible import Option
+from tuner.verify.launcher import Launch, LaunchResult
+from tuner.verify.proposal import Proposal
+from tuner.verify.records import TrialRecord
+
+REFERENCE: Final = "reference"
+"""The engine whose operations the cost model lists."""
+
+WARMUP_STEPS: Final = 2
+METERED_STEPS: Final = 2
+"""One step more is metered for its memory, which slows it down: it counts as two."""
+
+START_UP_S: Final = 90.0
+"""Generous time for processes to start and meet, before a trial counts as hung."""
+
+SLOWER_THAN_PREDICTED: Final = 10.0
+"""Times the predicted step that a trial may take before it counts as hung."""
+
+
+def steps_of(timed_steps: int) -> int:
+    """Return how many steps' time a launch runs."""
+    return WARMUP_STEPS + timed_steps + METERED_STEPS
+
+
+def launch_of(
+    option: Option,
+    *,
+    timed_steps: int,
+    folder: Path,
+    latest_s: float,
+    hopeless: Callable[[Sequence[float]], str],
+) -> Launch:
+    """Return the launch of a job.
+
+    Args:
+        option: the job.
+        timed_steps: warm-up excluded.
+        folder: of the trial.
+        latest_s: seconds after which it is over, come what may.
+        hopeless: see `Launch`.
+    """
+    predicted = option.predicted
+    patience_s = START_UP_S + SLOWER_THAN_PREDICTED * steps_of(timed_steps) * predicted.step_time_s
+    return Launch(
+        plan=option.plan,
+        decision=option.job.decision,
+        predicted=predicted,
+        steps=timed_steps,
+        warmup_steps=WARMUP_STEPS,
+        folder=folder,
+        deadline_s=min(patience_s, latest_s),
+        latest_s=latest_s,
+        hopeless=hopeless,
+    )
+
+
+def record_of(option: Option, proposal: Proposal, result: LaunchResult) -> TrialRecord:
+    """Return what is kept of a launch."""
+    predicted, report, metrics = option.predicted, result.report, result.metrics
+    if report is not None:
+        steps_s, activation_bytes = report.step_s, _activations(option.job.decision, report)
+    elif metrics is not None:
+        steps_s, activation_bytes = metrics.steps_s, metrics.activation_bytes
+    else:
+        steps_s, activation_bytes = (), ()
+    return TrialRecord(
+        number=proposal.number,
+        origin=proposal.origin,
+        decision=proposal.decision,
+        scale=proposal.scale,
+        status=result.status,
+        reason=result.reason,
+        predicted_step_s=predicted.step_time_s,
+        predicted_communication_s=predicted.communication_s,
+        predicted_activation_bytes=predicted.activation_bytes,
+        measured_steps_s=steps_s,
+        measured_step_s=statistics.median(steps_s) if steps_s else None,
+        measured_activation_bytes=activation_bytes,
+        measured_peak_bytes=metrics.peak_bytes if metrics else None,
+        measured_loads=report.loads[-1] if report and report.loads else (),
+        wall_s=result.wall_s,
+        engine=engine_of(option.plan),
+        release=report.libraries.get("torch", "") if report else "",
+        device=report.device if report else "",
+    )
+
+
+def engine_of(plan: Plan) -> str:
+    """Name the engine that a plan's trials run: the reference step where it was measured."""
+    return REFERENCE if plan.provenance.device_kind else programs(plan.emit)[0]
+
+
+def _activations(decision: TrainDecision, report: StepReport) -> tuple[int, ...]:
+    """The fullest device of each pipeline rank."""
+    per_stage = decision.num_devices // decision.pipeline_model_parallel_size
+    by_rank = [memory.activations for memory in sorted(report.memory, key=lambda one: one.rank)]
+    return tuple(
+        max(by_rank[first : first + per_stage]) for first in range(0, len(by_rank), per_stage)
+    )

@@ -1,0 +1,251 @@
+"""A study in a PostgreSQL database, for workers that share no file system.
+
+Optuna's tables hold the study; workers and their beats are attributes of it. Who proposes or tells
+holds an advisory lock for as long as one transaction on a connection of its own. The server lets
+the lock go when that connection ends or idles for `TURN_S`: then whoever held it finds the
+connection broken at the end of its turn, counts what it did as not done, and does it again. What
+such a turn wrote is settled by whoever comes next (claims.py), and the server lets a trial end
+only once.
+
+Passwords are read as libpq reads them: from the URL, PGPASSWORD, PGPASSFILE or ~/.pgpass. Prefer
+the latter; command lines are seen by everybody on a node. No message and no record holds one.
+
+Not covered: databases other than PostgreSQL; poolers that hand out a connection per statement; jobs
+of Slurm whose worker died and whose folder the others do not see: each ends with its lease
+(tuner/verify/slurm/launcher.py), until when its successor may run beside it.
+"""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
+from pydantic import ValidationError
+
+from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError, StudyError
+from tuner.units import format_s
+from tuner.verify.study.worker import MOST_WORKERS, Beat, Worker
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection
+
+Answer = TypeVar("Answer")
+
+SCHEMES: Final = ("postgresql", "postgres")
+SECRETS: Final = ("password", "sslpassword")
+"""Parameters of libpq that a URL may end with."""
+
+BEAT_KEY: Final = "worker:"
+
+TURN_S: Final = 60
+"""Of idling in a turn, after which the server ends it: its worker is stopped or cut off."""
+
+PATIENCE_S: Final = 600.0
+"""For a server that does not answer in the midst of a study; as long as for Slurm's controller."""
+
+PAUSE_S: Final = 1.0
+CONNECT_S: Final = 15
+
+
+class PostgresStore:
+    """A `Store` in a database; a resource with connections behind it."""
+
+    is_beside_records = False
+
+    def __init__(self, url: str, *, study_name: str, told: Callable[[str], None]) -> None:
+        """Connect, and make Optuna's tables where there are none.
+
+        Args:
+            url: `postgresql://user@host:port/database`.
+            study_name: of the study in the database.
+            told: hears when the server stays away.
+
+        Raises:
+            SpecError: the URL is not of PostgreSQL.
+            EnvironmentMissingError: its driver is not installed.
+            StudyError: the server refuses or does not answer.
+        """
+        self._url = _parsed(url)
+        self._study_name = study_name
+        self._told = told
+        self._turn_key = _key(study_name)
+        self._study_id = -1
+        self._storage = self._connected()
+
+    @property
+    def name(self) -> str:
+        shown = self._url.set(drivername=SCHEMES[0]).difference_update_query(SECRETS)
+        return shown.render_as_string(hide_password=True)
+
+    def opened(
+        self,
+        *,
+        space: Mapping[str, BaseDistribution],
+        sampler: BaseSampler,
+        is_alone: Callable[[], bool],
+    ) -> optuna.Study:
+        del is_alone  # A database is not damaged by halves.
+        study = optuna.create_study(
+            study_name=self._study_name, storage=self._storage, sampler=sampler, load_if_exists=True
+        )
+        self._study_id = self._storage.get_study_id_from_name(self._study_name)
+        for trial in study.get_trials(deepcopy=False):
+            if any(space.get(name) != one for name, one in trial.distributions.items()):
+                raise PlanUnreadableError(
+                    f"study {self._study_name!r} in {self.name} was begun by another release of"
+                    " moetune: use the same one everywhere, or another database"
+                )
+        return study
+
+    def exclusively(self, action: Callable[[], Answer]) -> Answer:
+        until_s = time.monotonic() + PATIENCE_S
+        is_told = False
+        while True:
+            try:
+                return self._in_turn(action, key=self._turn_key)
+            except _database_errors() as error:
+                if time.monotonic() > until_s:
+                    raise StudyError(
+                        f"{self.name} did not answer for {format_s(PATIENCE_S)}"
+                        f" ({self._line(error)}); go on with the same command when it does"
+                    ) from error
+                if not is_told:
+                    self._told(f"{self.name} does not answer ({self._line(error)}); asking again")
+                    is_told = True
+            time.sleep(PAUSE_S)
+
+    def trial(self, number: int) -> FrozenTrial:
+        return self._storage.get_trial(self._trial_id(number))
+
+    def note(self, number: int, key: str, value: object) -> None:
+        self._storage.set_trial_user_attr(self._trial_id(number), key, value)
+
+    def watch(self, tokens: Collection[str]) -> None:
+        del tokens  # A query returns the signs of all.
+
+    def beats(self) -> Mapping[str, Beat]:
+        found: dict[str, Beat] = {}
+        for key, value in self._storage.get_study_user_attrs(self._study_id).items():
+            if key.startswith(BEAT_KEY) and isinstance(value, dict) and len(found) < MOST_WORKERS:
+                # Anybody with the right to may write into the database.
+                with contextlib.suppress(ValidationError, LookupError, TypeError, ValueError):
+                    worker = Worker.model_validate(value["worker"])
+                    found[worker.token] = Beat(worker=worker, count=int(value["count"]))
+        return found
+
+    def beat(self, beat: Beat) -> Mapping[str, Beat] | None:
+        value = {"count": beat.count, "worker": beat.worker.model_dump(mode="json")}
+        with contextlib.suppress(*_database_errors()):
+            self._storage.set_study_user_attr(
+                self._study_id, f"{BEAT_KEY}{beat.worker.token}", value
+            )
+            return self.beats()
+        return None
+
+    def forget(self, token: str) -> None:
+        if self._study_id < 0:
+            return
+        with contextlib.suppress(*_database_errors()):
+            self._storage.set_study_user_attr(self._study_id, f"{BEAT_KEY}{token}", None)
+
+    def leave(self, token: str) -> None:
+        self.forget(token)
+        self._storage.remove_session()
+        for engine in (self._storage.engine, self._turns):
+            engine.dispose()
+
+    def _trial_id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
+    def _connected(self) -> optuna.storages.RDBStorage:
+        """Open the storage; two that make its tables at once would meet."""
+        from sqlalchemy import create_engine, text
+        from sqlalchemy.exc import SQLAlchemyError
+
+        options: dict[str, Any] = {
+            "pool_pre_ping": True,
+            "connect_args": {"connect_timeout": CONNECT_S, "application_name": "moetune"},
+        }
+        try:
+            self._turns = create_engine(self._url, **options)
+            with self._turns.connect() as connection, connection.begin():
+                connection.execute(
+                    text("SELECT pg_advisory_xact_lock(:key)"), {"key": _key("tables")}
+                )
+                return optuna.storages.RDBStorage(
+                    self._url.render_as_string(hide_password=False), engine_kwargs=options
+                )
+        except ImportError as error:
+            raise EnvironmentMissingError(
+                "--storage needs a driver of PostgreSQL: pip install 'moetune[postgres]'"
+            ) from error
+        except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
+            self._turns.dispose()
+            raise StudyError(f"{self.name}: {self._line(error)}") from error
+
+    def _in_turn(self, action: Callable[[], Answer], *, key: int) -> Answer:
+        from sqlalchemy import text
+
+        with self._turns.connect() as connection, connection.begin():
+            _end_when_idle(connection)
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+            answer = action()
+            # A turn that the server has ended meanwhile fails here.
+            connection.execute(text("SELECT 1"))
+        return answer
+
+    def _line(self, error: BaseException) -> str:
+        """The first line of what a server or driver says, without a password."""
+        cause = error.__cause__ if isinstance(error, optuna.exceptions.OptunaError) else error
+        said = str(getattr(cause, "orig", None) or cause or error).strip().partition("\n")[0]
+        query = self._url.normalized_query
+        secrets = [self._url.password, *(one for name in SECRETS for one in query.get(name, ()))]
+        for secret in filter(None, secrets):
+            said = said.replace(secret, "***")
+        return said[:300]
+
+
+def _end_when_idle(connection: "Connection") -> None:
+    from sqlalchemy import text
+
+    connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = '{TURN_S}s'"))
+
+
+def _database_errors() -> tuple[type[Exception], ...]:
+    """What ends a turn that may be taken again."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return (
+        SQLAlchemyError,
+        optuna.exceptions.StorageInternalError,
+        optuna.exceptions.UpdateFinishedTrialError,
+    )
+
+
+def _parsed(url: str) -> "URL":
+    """Read a URL; what is wrong with it is said without printing it, for it may hold a password."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    scheme = urlsplit(url).scheme
+    if scheme.partition("+")[0] not in SCHEMES:
+        raise SpecError(
+            f"--storage of kind {scheme or 'file'!r}: a study is shared through"
+            " postgresql://user@host/database, or, without --storage, through the plan's own folder"
+        )
+    try:
+        return make_url(url).set(drivername="postgresql+psycopg")
+    except (ArgumentError, ValueError) as error:
+        raise SpecError("--storage: not a URL like postgresql://user@host:5432/database") from error
+
+
+def _key(name: str) -> int:
+    """The number of an advisory lock, of 64 bits with a sign."""
+    digest = hashlib.sha256(f"moetune {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

@@ -1,0 +1,301 @@
+"""Verification of deployments as a function: launches enter here, records and conclusions go out.
+
+The plan's choice and the alternatives that it names are launched one after another by the user's
+command, each measured by the user's client. One verification at a time has a plan; what a killed
+one left running on this machine is ended when the next one begins.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.emit.serving.registry import unlaunchable
+from tuner.errors import PlanUnreadableError, UnsuitedPlacementError
+from tuner.place_plan import VerifiedPlacement
+from tuner.plan_folder import TRIALS_NAME
+from tuner.serve_folder import (
+    ServeFiles,
+    read_serve_plan,
+    read_serve_trials,
+    read_used_placement,
+    serve_files,
+    write_serve_trial,
+    write_serve_verified,
+)
+from tuner.serve_plan import ServeDecision, ServePlan, ServePrediction, VerifiedServing
+from tuner.serve_trial import Reached, prepared_launch, write_launch_files
+from tuner.units import format_s
+from tuner.verify.command import parsed_template
+from tuner.verify.deployments.clients import client_named
+from tuner.verify.deployments.conclusion import conclude, contenders
+from tuner.verify.deployments.launcher import (
+    CLIENT_PLACEHOLDERS,
+    SERVER_PLACEHOLDERS,
+    DeploymentLaunch,
+    DeploymentLauncher,
+    DeploymentResult,
+    Pace,
+)
+from tuner.verify.deployments.records import (
+    ServeOrigin,
+    ServeTrial,
+    ServeTrialRecord,
+    ServeVerified,
+)
+from tuner.verify.deployments.sole import sole_use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentEffort:
+    """How much to launch."""
+
+    trials: int = 8
+    """Decisions at most."""
+    repeats: int = 0
+    """Further launches where noise keeps the order of the two best open, at most."""
+
+
+def verify_serve(
+    folder: Path,
+    *,
+    effort: DeploymentEffort,
+    resume: bool,
+    by: DeploymentLauncher,
+    reached: Reached | None = None,
+) -> ServeVerified:
+    """Launch the deployments that a plan names, conclude, and refresh its launch files.
+
+    Args:
+        folder: of the plan; records and conclusions are written into it, launch by launch.
+        effort: how much to launch.
+        resume: keep the launches that an earlier call finished; otherwise they are an error.
+        by: starts and measures them, see `deployment_trials`.
+        reached: where they answer; None: as the emitted script for this machine starts them.
+
+    Raises:
+        PlanUnreadableError: the plan or a record is damaged, or trials exist already.
+        SpecError: it is not said where the deployments answer, or a template lacks a value.
+        EnvironmentMissingError: a program does not exist, or a port is taken.
+        OutputError: the folder cannot be written, or another verification has it.
+    """
+    plan = read_serve_plan(folder)
+    if plan.decision is None or plan.predicted is None:
+        raise PlanUnreadableError(
+            f"{folder}: the plan found nothing to launch ({plan.binding_constraint})"
+        )
+    placement = read_used_placement(folder)
+    with sole_use(folder / TRIALS_NAME, plan=folder) as scratch:
+        study = _Study(
+            folder=folder,
+            plan=plan,
+            candidates=_candidates(plan),
+            scratch=scratch,
+            by=by,
+            reached=reached or Reached(),
+            records=list(read_serve_trials(folder)),
+        )
+        study.check(resume=resume)
+        done = {one.decision for one in study.records}
+        for decision in list(study.candidates)[: effort.trials]:
+            if decision not in done:
+                study.launch(decision, "plan" if decision == plan.decision else "alternative")
+        left = effort.repeats - sum(one.origin == "repeat" for one in study.records)
+        while left > 0 and (again := contenders(plan, study.records)):
+            for decision in again[:left]:
+                study.launch(decision, "repeat")
+            left -= len(again)
+        verified = conclude(plan, study.records)
+        _write(folder, plan, verified, study.candidates, placement)
+    return verified
+
+
+def _candidates(plan: ServePlan) -> dict[ServeDecision, ServePrediction]:
+    """Return what the plan names, its choice first, with what it predicts of each."""
+    found: dict[ServeDecision, ServePrediction] = {}
+    if plan.decision is not None and plan.predicted is not None:
+        found[plan.decision] = plan.predicted
+    for other in plan.alternatives:
+        found.setdefault(other.decision, other.predicted)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Study:
+    """Launches of one plan; `records` grows with each."""
+
+    folder: Path
+    plan: ServePlan
+    candidates: Mapping[ServeDecision, ServePrediction]
+    scratch: Path
+    by: DeploymentLauncher
+    reached: Reached
+    records: list[ServeTrialRecord]
+
+    def check(self, *, resume: bool) -> None:
+        """Refuse records that nobody asked to go on with, or that are not of this plan."""
+        if self.records and not resume:
+            raise PlanUnreadableError(
+                f"{self.folder} holds {len(self.records)} trials already: add --resume to go on, or"
+                " plan anew"
+            )
+        for one in self.records:
+            if one.decision not in self.candidates:
+                raise PlanUnreadableError(
+                    f"{self.folder / TRIALS_NAME}: trial {one.number} is of no decision that the"
+                    " plan names; delete it, or plan anew"
+                )
+
+    def launch(self, decision: ServeDecision, origin: ServeOrigin) -> None:
+        """Launch a decision and keep the record."""
+        number = max((one.number for one in self.records), default=-1) + 1
+        prepared = prepared_launch(
+            self.plan, decision, self.candidates[decision], number, self.scratch, self.reached
+        )
+        self.by.told(f"trial {number}: {_title(decision)}")
+        record = _launched(prepared, origin=origin, by=self.by)
+        write_serve_trial(self.folder, record)
+        self.records.append(record)
+        shutil.rmtree(prepared.folder, ignore_errors=True)
+
+
+def deployment_trials(
+    *,
+    folder: Path,
+    command: str,
+    bench: str,
+    metrics: str,
+    runs: int,
+    start_s: float,
+    told: Callable[[str], None],
+    environment: Mapping[str, str] = os.environ,
+    watch_s: float = 1.0,
+) -> DeploymentLauncher:
+    """Return what starts deployments by the user's command and measures them by a client.
+
+    Args:
+        folder: of the plan.
+        command: a template, see tuner/verify/deployments/launcher.py for its placeholders.
+        bench: likewise of the client; empty for the emitted one.
+        metrics: the client, see tuner/verify/deployments/clients.py.
+        runs: of the client against each deployment.
+        start_s: that a deployment may take until it answers.
+        told: hears what happens, a line each.
+        environment: of both commands.
+        watch_s: between two looks at a deployment that starts.
+
+    Raises:
+        SpecError: a template or the client is none.
+    """
+    client = client_named(metrics)
+    placement = read_used_placement(folder)
+    return DeploymentLauncher(
+        command=parsed_template(
+            command, placeholders=SERVER_PLACEHOLDERS, example="bash {launch}/local.sh"
+        ),
+        bench=parsed_template(
+            bench or client.command,
+            option="--bench",
+            placeholders=CLIENT_PLACEHOLDERS,
+            example="python -m sglang.bench_serving --base-url {url} --output-file {result} ...",
+        ),
+        client=client,
+        runs=runs,
+        pace=Pace(start_s=start_s, watch_s=watch_s),
+        environment=environment,
+        prepare=lambda launch: write_launch_files(launch, placement),
+        told=told,
+    )
+
+
+def _launched(
+    launch: DeploymentLaunch, *, origin: ServeOrigin, by: DeploymentLauncher
+) -> ServeTrialRecord:
+    broken = unlaunchable(
+        VerifiedServing(plan=launch.plan, decision=launch.decision, predicted=launch.predicted)
+    )
+    try:
+        result = by(launch) if not broken else _unlaunched("; ".join(broken))
+    except UnsuitedPlacementError as error:
+        result = _unlaunched(str(error))
+    if result.status != "ok":
+        by.told(f"{result.status}: {result.reason}")
+    return ServeTrialRecord(
+        number=launch.number,
+        origin=origin,
+        decision=launch.decision,
+        status=result.status,
+        reason=result.reason,
+        last_lines=result.last_lines,
+        predicted=launch.predicted,
+        runs=result.runs,
+        ready_s=result.ready_s,
+        wall_s=result.wall_s,
+        engine=launch.plan.goal.engine.name,
+        client=by.client.name,
+    )
+
+
+def _unlaunched(reason: str) -> DeploymentResult:
+    """What the files cannot express of one decision is no reason to give up the others."""
+    return DeploymentResult(status="crashed", reason=reason[:300], wall_s=0.0)
+
+
+def _write(
+    folder: Path,
+    plan: ServePlan,
+    verified: ServeVerified,
+    candidates: Mapping[ServeDecision, ServePrediction],
+    placement: VerifiedPlacement | None,
+) -> None:
+    """Write the conclusion, and the launch files of the winner in place of any other's."""
+    if verified.winner is None:
+        write_serve_verified(folder, verified, plan=plan, launch=None)
+        return
+    won = next(one for one in verified.trials if one.decision == verified.winner)
+    emitted = {
+        decision: files
+        for decision, predicted in candidates.items()
+        if (
+            files := _files(
+                VerifiedServing(
+                    plan=plan,
+                    decision=decision,
+                    predicted=predicted,
+                    measured=_measured(won) if decision == verified.winner else "",
+                ),
+                placement,
+            )
+        )
+    }
+    stale = {name for files in emitted.values() for name in files.contents}
+    write_serve_verified(folder, verified, plan=plan, launch=emitted[verified.winner], stale=stale)
+
+
+def _files(verified: VerifiedServing, placement: VerifiedPlacement | None) -> ServeFiles | None:
+    if unlaunchable(verified):
+        return None
+    with contextlib.suppress(UnsuitedPlacementError):
+        return serve_files(verified, placement=placement)
+    return None
+
+
+def _measured(won: ServeTrial) -> str:
+    """Say what launches of the winner came to."""
+    if won.measured_ttft_s is None or won.measured_tpot_s is None:
+        raise ValueError("the winner was not measured")
+    rate = won.measured_requests_per_s
+    return (
+        f"TTFT mean {format_s(won.measured_ttft_s)}, TPOT mean {format_s(won.measured_tpot_s)},"
+        f" {0.0 if rate is None else rate:.4g} requests/s, medians of {won.runs} runs."
+    )
+
+
+def _title(decision: ServeDecision) -> str:
+    groups = ", ".join(
+        f"{group.count} x {group.devices} {group.role.value} on {group.pool}"
+        for group in decision.instances
+    )
+    return f"{decision.num_devices} devices, {decision.mode}: {groups}"
