@@ -49,10 +49,7 @@ ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
         "needs a Slurm cluster; the same ranks are started on emulated nodes",
         "tests/profilers/links/test_emulated_nodes.py",
     ),
-    "pytest -m slow tests/profilers/links": (
-        "is a test of its own, of minutes",
-        "tests/profilers/links/test_emulated_nodes.py",
-    ),
+    "pytest -m slow tests/": ("is a test of its own, of minutes", "tests/run.sh"),
     "python tests/benchmarks/placement_balance.py --routing ROUTING": (
         "takes recordings of large models, which do not ship",
         "tests/benchmarks/test_placement_balance.py",
