@@ -8,6 +8,7 @@ import typer
 
 from tuner.cli.verify_budget import budget_of
 from tuner.cli.verify_deployment import verify_deployment
+from tuner.cli.verify_options import refuse_unfit, written_options
 
 if TYPE_CHECKING:
     from tuner.verify.command import CommandLauncher
@@ -24,6 +25,7 @@ SHARING = "Again, or several at a time"
 
 
 def command(
+    context: typer.Context,
     plan: Annotated[Path, typer.Argument(help="Folder of a plan.", show_default=False)],
     trials: Annotated[int, typer.Option(min=1, help="Launches in all.")] = 8,
     steps: Annotated[int, typer.Option(min=3, help="Timed steps of each launch.")] = 8,
@@ -153,18 +155,14 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print verified.json.")] = False,
 ) -> None:
     """Verify a plan: launch its candidates, recalibrate the model, refresh the launch files."""
-    from tuner.errors import SpecError
     from tuner.plan_folder import kind_of_plan
 
     kind = kind_of_plan(plan)
-    limits = budget_of(budget, max_devices, kind=kind)
-    if storage and kind in ("place", "serve"):
-        raise SpecError("--storage is for plans of training; leave it out")
+    refuse_unfit(written_options(context), kind=kind, launcher=launcher, parallel=parallel)
     if kind == "place":
         _verify_placement(plan, as_json=as_json)
         return
     if kind == "serve":
-        _refuse_unfit(launcher, parallel=parallel, slurm=bool(slurm), command=command or metrics)
         verify_deployment(
             plan,
             launcher=launcher,
@@ -181,16 +179,15 @@ def command(
             as_json=as_json,
         )
         return
-    if bench or url or health:
-        raise SpecError("--bench, --url and --health are for plans that serve; leave them out")
-    _refuse_unfit(launcher, parallel=parallel, slurm=bool(slurm), command=command or metrics)
     from tuner import api
     from tuner.cli.trials import live_table
     from tuner.cli.verify_text import verified_text
+    from tuner.errors import SpecError
     from tuner.units import parse_seconds
     from tuner.verify.verification import Effort
     from tuner.verify_api import command_trials, slurm_trials
 
+    limits = budget_of(budget, max_devices)
     by: SlurmLauncher | CommandLauncher | None = None
     if launcher == "slurm":
         try:
@@ -215,20 +212,6 @@ def command(
     print(verified.model_dump_json(indent=2) if as_json else verified_text(verified, folder=plan))
     if verified.winner is None:
         raise typer.Exit(1)
-
-
-def _refuse_unfit(launcher: LauncherName, *, parallel: int, slurm: bool, command: str) -> None:
-    """Refuse options of another launcher."""
-    from tuner.errors import SpecError
-
-    if parallel > 1 and launcher != "slurm":
-        raise SpecError(f"--parallel {parallel}: only jobs of Slurm run side by side; leave it out")
-    if slurm and launcher != "slurm":
-        raise SpecError("--slurm is for --launcher slurm; add that, or leave it out")
-    if command and launcher != "command":
-        raise SpecError(
-            "--command and --metrics are for --launcher command; add that, or leave them out"
-        )
 
 
 def _tell(line: str) -> None:

@@ -6,11 +6,11 @@ if TYPE_CHECKING:
     from tuner.verify.budget.spending import Budget
 
 
-def budget_of(wall: str, max_devices: int | None, *, kind: str | None) -> "Budget | None":
+def budget_of(wall: str, max_devices: int | None) -> "Budget | None":
     """Return the budget that was asked for; None where none was.
 
     Raises:
-        SpecError: no duration, or a plan whose trials have no budget.
+        SpecError: no duration.
     """
     from tuner.errors import SpecError
     from tuner.units import parse_seconds
@@ -18,8 +18,6 @@ def budget_of(wall: str, max_devices: int | None, *, kind: str | None) -> "Budge
 
     if not wall and max_devices is None:
         return None
-    if kind in ("place", "serve"):
-        raise SpecError("--budget and --max-devices are for plans that train; leave them out")
     if not wall:
         return Budget(max_devices=max_devices)
     try:

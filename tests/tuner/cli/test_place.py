@@ -119,6 +119,25 @@ def test_verify_runs_the_experts_of_every_placement(
     assert shown["regret_ratio"] >= 0.0
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--steps", "8"], "--steps is for plans that train"),
+        (["--storage", "x", "--budget", "1h"], "--budget and --storage are for plans that train"),
+        (["--runs", "3"], "--runs is for plans that serve"),
+        (["--slurm-wait", "1h"], "--slurm-wait is for --launcher slurm"),
+        (["--launcher", "slurm"], "--launcher slurm: a placement is measured here"),
+    ],
+)
+def test_options_of_other_plans_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    (tmp_path / "plan.json").write_text('{"goal": {"kind": "place"}}')
+    assert run(["verify", str(tmp_path), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
 def test_a_second_plan_takes_the_place_of_the_first(tmp_path: Path) -> None:
     planned(tmp_path)
     run(["verify", str(tmp_path / "out")])

@@ -68,9 +68,11 @@ def test_a_deployment_is_verified_by_a_command_of_the_users_alone(
         ([*by_command, "--command", "true", "--parallel", "2"], "only jobs of Slurm run side by"),
         (
             [*by_command, "--command", "true", "--storage", "x"],
-            "--storage is for plans of training",
+            "--storage is for plans that train; leave it out",
         ),
-        ([*by_command, "--command", "true", "--budget", "1h"], "--budget"),
+        ([*by_command, "--command", "true", "--budget", "1h"], "--budget is for plans that train"),
+        ([*by_command, "--command", "true", "--steps", "8"], "--steps is for plans that train"),
+        ([*by_command, "--no-requeue"], "--no-requeue is for --launcher slurm"),
         (["verify", out], "--launcher command --command 'bash {launch}/local.sh'"),
         (by_command, "--command is needed, e.g. --command 'bash {launch}/local.sh'"),
         ([*by_command, "--command", "true"], "--url: say where the deployment answers"),

@@ -179,8 +179,19 @@ def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
         (["--launcher", "command"], "--command is needed"),
         (["--launcher", "command", "--command", "a {b}"], "{b} is none of the placeholders"),
         (["--launcher", "command", "--command", "a", "--metrics", "b"], "'b' is not one of"),
-        (["--command", "a"], "--command and --metrics are for --launcher command"),
+        (["--command", "a"], "--command is for --launcher command; add that, or leave it out"),
+        (["--command", "a", "--metrics", "b"], "--command and --metrics are for --launcher comma"),
         (["--slurm", "a=b"], "--slurm is for --launcher slurm"),
+        (["--slurm-wait", "24h"], "--slurm-wait is for --launcher slurm; add that, or leave it"),
+        (["--no-requeue"], "--no-requeue is for --launcher slurm"),
+        (["--launcher", "command", "--requeue"], "--requeue is for --launcher slurm"),
+        (
+            ["--slurm", "a=b", "--no-requeue", "--slurm-wait", "1h"],
+            "--slurm, --slurm-wait and --no-requeue are for --launcher slurm; add that, or leave "
+            "them out",
+        ),
+        (["--runs", "3"], "--runs is for plans that serve; leave it out"),
+        (["--start-limit", "30min", "--url", "x"], "--url and --start-limit are for plans that s"),
         (["--parallel", "2"], "only jobs of Slurm run side by side"),
     ],
 )

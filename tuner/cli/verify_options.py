@@ -1,0 +1,76 @@
+"""Which options of `moetune verify` are for which plans and launchers; others are refused.
+
+An option is judged by having been written, whatever its value: what is left out has a default that
+fits every plan.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import typer
+
+FOR_TRAINING: Final = ("--steps", "--budget", "--max-devices", "--storage")
+FOR_DEPLOYMENTS: Final = ("--bench", "--url", "--health", "--runs", "--start-limit")
+FOR_SLURM: Final = ("--slurm", "--slurm-wait", "--requeue", "--no-requeue")
+FOR_COMMAND: Final = ("--command", "--metrics")
+
+HERE: Final = "local"
+WRITTEN: Final = "COMMANDLINE"
+
+
+def written_options(context: typer.Context) -> tuple[str, ...]:
+    """Return the options that the user wrote, in the order of the help."""
+    found = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is None or source.name != WRITTEN:
+            continue
+        is_off = context.params[name] is False and parameter.secondary_opts
+        found.append((parameter.secondary_opts if is_off else parameter.opts)[0])
+    return tuple(one for one in found if one.startswith("--"))
+
+
+def refuse_unfit(
+    written: Iterable[str], *, kind: str | None, launcher: str, parallel: int = 1
+) -> None:
+    """Refuse options that would change nothing.
+
+    Args:
+        written: by the user.
+        kind: of the plan: place, serve or train.
+        launcher: how trials are started.
+        parallel: jobs at a time.
+
+    Raises:
+        SpecError: it names them and says what they are for.
+    """
+    from tuner.errors import SpecError
+
+    given = tuple(written)
+    if kind in ("place", "serve"):
+        _refuse(_common(FOR_TRAINING, given), "for plans that train")
+    if kind != "serve":
+        _refuse(_common(FOR_DEPLOYMENTS, given), "for plans that serve")
+    if kind == "place" and launcher != HERE:
+        raise SpecError(f"--launcher {launcher}: a placement is measured here; leave it out")
+    if parallel > 1 and launcher != "slurm":
+        raise SpecError(f"--parallel {parallel}: only jobs of Slurm run side by side; leave it out")
+    for options, own in ((FOR_SLURM, "slurm"), (FOR_COMMAND, "command")):
+        if launcher != own:
+            _refuse(_common(options, given), f"for --launcher {own}", instead="add that, or ")
+
+
+def _common(options: tuple[str, ...], given: tuple[str, ...]) -> list[str]:
+    return [one for one in options if one in given]
+
+
+def _refuse(options: list[str], purpose: str, *, instead: str = "") -> None:
+    from tuner.errors import SpecError
+
+    if not options:
+        return
+    *first, last = options
+    named = f"{', '.join(first)} and {last}" if first else last
+    verb, them = ("are", "them") if first else ("is", "it")
+    raise SpecError(f"{named} {verb} {purpose}; {instead}leave {them} out")
