@@ -7,7 +7,7 @@
         begin    its most valuable trial, or stop and say why
 
 A trial is begun only if it is predicted to end in time: at the upper end of its step's error, with
-the longest start-up that was seen. Until a trial has ended, start-up is taken as START_UP_S. What
+the longest start-up that was seen. Until a trial went well, start-up is taken as START_UP_S. What
 still runs when the budget is over is ended after a grace of a twentieth of the budget, a minute at
 most. Where the budget holds all that was asked for at full size, nothing is decided here.
 
@@ -102,12 +102,7 @@ class Spending:
         """
         options = self._open(records=(), under_way=())
         if not options:
-            candidates = self.possible.candidates()
-            reasons = dict.fromkeys(self.possible.why_none(one) for one in candidates)
-            raise SpecError(
-                f"--max-devices {self.possible.most_devices}: no trial is small enough:"
-                f" {'; '.join(reasons) or 'no candidate fits in memory'}"
-            )
+            raise SpecError(self._why_nothing())
         cheapest = min(options, key=self._first_cost_s)
         cost_s = self._first_cost_s(cheapest)
         if cost_s > self.budget.wall_s:
@@ -194,6 +189,18 @@ class Spending:
             for reason, count in reasons.items()
         )
 
+    def _why_nothing(self) -> str:
+        """Say why there is no trial at all, naming the option that rules them out."""
+        candidates = self.possible.candidates()
+        if not candidates:
+            return "no candidate of the plan fits in memory: nothing can be launched; plan anew"
+        # Without a limit the whole jobs are options.
+        reasons = dict.fromkeys(self.possible.why_none(one) for one in candidates)
+        return (
+            f"--max-devices {self.possible.most_devices}: no trial is small enough:"
+            f" {'; '.join(reasons)}"
+        )
+
     def _why_untried(self, candidate: TrainDecision, records: Sequence[TrialRecord]) -> str:
         options = self.possible.options_of(candidate)
         if not options:
@@ -277,7 +284,11 @@ class Spending:
         return self._cost_s(option, belief, 0, records)
 
     def _start_up_s(self, records: Sequence[TrialRecord]) -> float:
-        """Return the longest that was seen: wall time but for the timed steps."""
+        """Return the longest time beside its timed steps that a trial which went well has taken.
+
+        Its warm-up is in it, and is counted once more among a launch's steps: first steps are
+        slow. Until a trial went well: our estimate.
+        """
         spent = [
             one.wall_s - len(one.measured_steps_s) * measured_s(one)
             for one in records

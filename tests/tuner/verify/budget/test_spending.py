@@ -1,5 +1,6 @@
 """A budget is never exceeded, spent on what matters, and says why it stops."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from tuner.errors import SpecError
 from tuner.verify.budget.estimates import estimates
+from tuner.verify.budget.possible import Possible
 from tuner.verify.budget.spending import MOST_GRACE_S, START_UP_S, Budget, Spending
 from tuner.verify.records import TrialRecord
 
@@ -114,6 +116,20 @@ def test_a_budget_for_no_trial_is_refused_in_one_line(spend: Spend, hidden: Hidd
     with pytest.raises(SpecError, match=r"^--max-devices 1: no trial is small enough: its groups"):
         spend(hidden(0), max_devices=1).check()
     spend(hidden(0), max_devices=8).check()
+
+
+def test_a_plan_that_fits_nowhere_is_not_blamed_on_an_option(wide: Any) -> None:
+    machine = dataclasses.replace(wide.around.machine, memory_limit_bytes=1)
+    full = dataclasses.replace(wide.around, machine=machine)
+    for budget in (Budget(wall_s=1e6), Budget(max_devices=16)):
+        spending = Spending(
+            possible=Possible(around=full, max_devices=budget.max_devices),
+            budget=budget,
+            clock=lambda: 0.0,
+            num_steps=10,
+        )
+        with pytest.raises(SpecError, match=r"^no candidate of the plan fits in memory"):
+            spending.check()
 
 
 def test_what_runs_beside_takes_devices_and_its_candidate(spend: Spend, hidden: Hidden) -> None:
