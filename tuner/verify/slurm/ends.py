@@ -5,9 +5,12 @@ any more, and it has left no exit code of its own. Whatever else ends a job with
 result: it would happen again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from tuner.units import format_s
 from tuner.verify.launcher import (
     LOG_NAME,
     REPORT_NAME,
@@ -23,6 +26,9 @@ from tuner.verify.progress import steps_so_far
 from tuner.verify.slurm.folder import Ticket, exit_code
 from tuner.verify.slurm.queue import LOST_NODE, WAITING, JobState
 from tuner.verify.slurm.script import ABANDONED_EXIT, LOST_NODE_EXIT, MOST_RESTARTS
+
+SLURMS_LIMITS: Final[Mapping[str, str]] = {"TIMEOUT": "time", "DEADLINE": "deadline"}
+"""Option of sbatch that sets the limit behind a state; without one it is the job script's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +65,15 @@ def overrun_of(
     return None
 
 
-def ended_as(
-    state: JobState | None, folder: Path, launch: Launch, *, wall_s: float
-) -> LaunchResult:
+def ended_as(state: JobState | None, folder: Path, *, wall_s: float) -> LaunchResult:
     """Judge a job that is over and has left no report that could be read."""
     code, tail = exit_code(folder), log_tail(folder / LOG_NAME)
     if state is not None and state.state == "OUT_OF_MEMORY":
         reason = "Slurm ended the job for lack of memory"
         return LaunchResult(status="out_of_memory", reason=reason, report=None, wall_s=wall_s)
-    if state is not None and state.state in ("TIMEOUT", "DEADLINE"):
-        return timed_out(launch.deadline_s, wall_s=wall_s)
+    if state is not None and state.state in SLURMS_LIMITS:
+        reason = _limit_of(state)
+        return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
     if code == ABANDONED_EXIT:
         return _crash("the job ended itself: nobody renewed its lease", wall_s=wall_s)
     if code == LOST_NODE_EXIT:
@@ -82,6 +87,17 @@ def ended_as(
     if state.state in LOST_NODE or state.state == "CANCELLED":
         return _crash(f"Slurm says {state.state} of the job", wall_s=wall_s)
     return failure(1, tail=tail, wall_s=wall_s)
+
+
+def _limit_of(state: JobState) -> str:
+    """Say which limit of Slurm ended a job; the trial's own deadline is none of them."""
+    option = SLURMS_LIMITS[state.state]
+    name = "time limit" if option == "time" else option
+    limit = f" of {format_s(state.limit_s)}" if option == "time" and state.limit_s else ""
+    return (
+        f"no report when Slurm ended the job at its {name}{limit}; allow more with"
+        f" --slurm {option}=..."
+    )
 
 
 def _late(state: JobState, *, wall_s: float) -> LaunchResult:

@@ -265,22 +265,16 @@ class SlurmLauncher:
                     self.forget(folder)
                     return overrun
             elif now_s - lost_s >= self._grace_s(state, folder):
-                return self._over(state, launch, folder, ticket=ticket, wall_s=now_s - began_s)
+                return self._over(state, folder, ticket=ticket, wall_s=now_s - began_s)
             self._pause()
 
     def _over(
-        self,
-        state: JobState | None,
-        launch: Launch,
-        folder: Path,
-        *,
-        ticket: Ticket,
-        wall_s: float,
+        self, state: JobState | None, folder: Path, *, ticket: Ticket, wall_s: float
     ) -> LaunchResult | Lost:
         lost = lost_of(state, folder)
         if lost is not None and self._requeue and ticket.losses < MOST_RESTARTS:
             return lost
-        return ended_as(state, folder, launch, wall_s=wall_s)
+        return ended_as(state, folder, wall_s=wall_s)
 
     def _grace_s(self, state: JobState | None, folder: Path) -> float:
         """How long an end is doubted: files may lag behind, and a lost job may be queued again."""

@@ -59,6 +59,8 @@ class JobState:
     run_s: float = 0.0
     """How long its present run has taken."""
     restarts: int = 0
+    limit_s: float = 0.0
+    """Time limit of a run as Slurm holds it; 0 where it tells none."""
 
     @property
     def is_alive(self) -> bool:
@@ -166,17 +168,22 @@ def parsed_scontrol(text: str, *, name: str) -> JobState | None:
         reason=fields.get("Reason", ""),
         run_s=_elapsed_s(fields.get("RunTime", "")),
         restarts=int(restarts) if restarts.isdigit() else 0,
+        limit_s=_elapsed_s(fields.get("TimeLimit", "")),
     )
 
 
 def parsed_sacct(text: str, *, name: str) -> JobState | None:
-    """Read the last line of `sacct` with JobName, State and ElapsedRaw between bars."""
+    """Read the last line of `sacct`: JobName, State, ElapsedRaw and Timelimit between bars."""
     lines = [line.split("|") for line in text.splitlines() if line.strip()]
-    if not lines or len(lines[-1]) < 3 or lines[-1][0] != name or not lines[-1][1].strip():
+    if not lines or len(lines[-1]) < 4 or lines[-1][0] != name or not lines[-1][1].strip():
         return None
-    state, elapsed = lines[-1][1:3]
-    # E.g. `CANCELLED by 1000`.
-    return JobState(state=state.split()[0], run_s=float(elapsed) if elapsed.isdigit() else 0.0)
+    state, elapsed, limit = lines[-1][1:4]
+    return JobState(
+        # E.g. `CANCELLED by 1000`.
+        state=state.split()[0],
+        run_s=float(elapsed) if elapsed.isdigit() else 0.0,
+        limit_s=_elapsed_s(limit),
+    )
 
 
 def _sacct(job: str, *, name: str) -> JobState | None:
@@ -189,13 +196,14 @@ def _sacct(job: str, *, name: str) -> JobState | None:
             "--noheader",
             "--parsable2",
             f"--jobs={job}",
-            "--format=JobName%64,State,ElapsedRaw",
+            "--format=JobName%64,State,ElapsedRaw,Timelimit",
         ]
     )
     return parsed_sacct(done.stdout, name=name) if done.returncode == 0 else None
 
 
 def _elapsed_s(text: str) -> float:
+    """Read [days-]hours:minutes:seconds; 0 where it is anything else, e.g. UNLIMITED."""
     found = _ELAPSED.fullmatch(text)
     if not found:
         return 0.0

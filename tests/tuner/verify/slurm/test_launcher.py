@@ -342,7 +342,13 @@ def test_a_report_that_comes_while_its_job_is_given_up_counts(lab: Lab) -> None:
         ("FAILED", 137, "", "out_of_memory", "a rank was killed by the system"),
         ("FAILED", 1, "ValueError: shapes differ", "crashed", "ValueError: shapes differ"),
         ("FAILED", ABANDONED_EXIT, "", "crashed", "the job ended itself"),
-        ("TIMEOUT", None, "", "timeout", "no report after 60 s"),
+        (
+            "TIMEOUT TimeLimit=00:03:00",
+            *(None, "", "timeout"),
+            "no report when Slurm ended the job at its time limit of 3.00 min; allow more with"
+            " --slurm time=",
+        ),
+        ("DEADLINE", None, "", "timeout", "at its deadline; allow more with --slurm deadline="),
         ("CANCELLED", None, "", "crashed", "Slurm says CANCELLED of the job"),
         ("COMPLETED", 0, "", "crashed", "the trial ended without a readable report"),
     ],

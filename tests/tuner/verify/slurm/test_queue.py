@@ -32,7 +32,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_scontrol_tells_state_restarts_and_run_time() -> None:
     # 1 day, 2 h, 3 min and 4 s.
-    expected = JobState(state="RUNNING", reason="None", run_s=93784.0, restarts=2)
+    expected = JobState(state="RUNNING", reason="None", run_s=93784.0, restarts=2, limit_s=3600.0)
     assert parsed_scontrol(LINE, name="moetune-1") == expected
     assert expected.is_alive
 
@@ -49,23 +49,24 @@ def test_another_answer_of_scontrol_is_none(text: str) -> None:
 
 
 def test_sacct_tells_the_last_run_and_who_cancelled() -> None:
-    cancelled = JobState(state="CANCELLED", run_s=65.0)
-    assert parsed_sacct("a|CANCELLED by 1000|65\n", name="a") == cancelled
+    cancelled = JobState(state="CANCELLED", run_s=65.0, limit_s=180.0)
+    assert parsed_sacct("a|CANCELLED by 1000|65|00:03:00\n", name="a") == cancelled
     again = JobState(state="COMPLETED", run_s=70.0)
-    assert parsed_sacct("a|NODE_FAIL|9\na|COMPLETED|70\n", name="a") == again
+    text = "a|NODE_FAIL|9|UNLIMITED\na|COMPLETED|70|UNLIMITED\n"
+    assert parsed_sacct(text, name="a") == again
     assert parsed_sacct("\n", name="a") is None
     assert parsed_sacct("garbage", name="a") is None
 
 
 def test_an_id_that_was_given_to_another_job_is_not_ours() -> None:
     assert parsed_scontrol(LINE, name="moetune-2") is None
-    assert parsed_sacct("moetune-1|RUNNING|9", name="moetune-2") is None
+    assert parsed_sacct("moetune-1|RUNNING|9|", name="moetune-2") is None
 
 
 def test_sacct_is_asked_where_scontrol_has_forgotten_the_job(path: Path) -> None:
     program(path, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert queue.state_of("7", name="a") is None
-    program(path, "sacct", "echo 'a|FAILED|12'")
+    program(path, "sacct", "echo 'a|FAILED|12|Partition_Limit'")
     assert queue.state_of("7", name="a") == JobState(state="FAILED", run_s=12.0)
 
 
