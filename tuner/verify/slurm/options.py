@@ -1,7 +1,9 @@
 """What a user may tell Slurm about trials: options of sbatch, passed through as `#SBATCH` lines.
 
 Names are checked for their form only, because every site has its own; those that the launcher
-decides itself are refused. Values hold nothing that could end a line or open another.
+decides itself are refused, and so is whatever sbatch may take for short of one of them: it reads
+`arra=1-4` as `array=1-4` (getopt_long(3)). Values hold nothing that could end a line or open
+another.
 """
 
 import re
@@ -28,12 +30,14 @@ OWN: Final = frozenset(
         "output",
         "parsable",
         "requeue",
+        "tasks-per-node",
         "test-only",
         "wait",
         "wrap",
     }
 )
-"""What the launcher decides: a trial is one job of a given shape, found again by its name."""
+"""What the launcher decides: a trial is one job of a given shape, found again by its name. Sbatch
+knows `tasks-per-node` too, though sbatch(1) does not name it."""
 
 ELSEWHERE: Final = frozenset({"clusters", "cluster-constraint"})
 """Would hand jobs to a cluster that is not asked for them afterwards."""
@@ -67,6 +71,11 @@ def _parsed(pair: str) -> tuple[str, str]:
     if name in ELSEWHERE:
         raise SpecError(
             f"--slurm {name}: trials are jobs of this cluster alone; start moetune on the other one"
+        )
+    if meant := sorted(one for one in OWN | ELSEWHERE if one.startswith(name)):
+        raise SpecError(
+            f"--slurm {name}: sbatch may read it as {meant[0]!r}, which is not to be set; write the"
+            " whole name of the option"
         )
     if not _VALUE.fullmatch(value):
         raise SpecError(
