@@ -199,6 +199,20 @@ def test_a_damaged_journal_is_rebuilt_from_the_records(
     assert len(list(_run(join(one, planned, everything), record, 1))) == 1
 
 
+def test_every_damaged_journal_is_kept(
+    planned: Path, around: Around, record: Record, join: Join
+) -> None:
+    one = around(planned)
+    finished = [answer for _, answer in _run(join(one, planned), record, 2)]
+    journal = _journal(planned)
+    for written in (b"first", b"second", b"third"):
+        journal.write_bytes(written)
+        assert _next(join(one, planned, finished)) is not None
+    kept = {file.name: file.read_bytes() for file in journal.parent.glob("*.damaged*")}
+    name = f"{JOURNAL_NAME}.damaged"
+    assert kept == {name: b"first", f"{name}-2": b"second", f"{name}-3": b"third"}
+
+
 def test_a_journal_cut_at_any_byte_is_survived(
     planned: Path, around: Around, record: Record, join: Join
 ) -> None:

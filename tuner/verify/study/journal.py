@@ -4,14 +4,16 @@
     trials/study.journal.lock    held while a line is appended
     trials/study.journal.turn    held by the one worker that proposes or tells
     trials/study.journal.workers/TOKEN   the beat of a worker, then who it is
+    trials/study.journal.damaged*        journals that were moved aside, the first without a number
 
 Locks are the kernel's (flock): they end with their process, whatever ends it. On NFS, Linux makes
 them locks of the server (NFSv4, or v3 with lockd); Lustre needs the mount option `flock`, with
 `localflock` they reach one node only, and then a study must be shared through PostgreSQL. A file
 system without them is refused.
 
-A line that a kill or a full disk cut short is taken back before the next one is appended. A journal
-that is damaged otherwise is moved aside and begun anew from the records, once nobody works on it.
+A line that a kill or a full disk cut short is taken back before the next one is appended, and when
+somebody joins others at work. Whoever comes alone, to that or to a journal damaged otherwise, moves
+it aside and begins anew from the records.
 
 Not covered: a worker that is stopped (SIGSTOP) while it has the turn keeps the others waiting;
 they say for whom.
@@ -24,7 +26,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -97,7 +99,7 @@ class JournalStore:
                 f"{self._journal} is damaged or of another release, and others work on it: end them"
                 " and go on with --resume"
             )
-        self._journal.replace(self._journal.with_name(f"{self._journal.name}.damaged"))
+        self._journal.replace(_name_aside(self._journal))
         return self._study(sampler)
 
     def exclusively(self, action: Callable[[], Answer]) -> Answer:
@@ -236,6 +238,12 @@ def _take_back_half_a_line(file: Path) -> None:
         if stream.read(1) != b"\n":
             stream.seek(0)
             stream.truncate(stream.read().rfind(b"\n") + 1)
+
+
+def _name_aside(journal: Path) -> Path:
+    """Where a damaged journal goes; what went there before stays."""
+    names = (f"{journal.name}.damaged{'' if n == 1 else f'-{n}'}" for n in count(1))
+    return next(place for name in names if not (place := journal.with_name(name)).exists())
 
 
 def _is_whole(journal: Path) -> bool:
