@@ -17,6 +17,7 @@ of Slurm whose worker died and whose folder the others do not see: each ends wit
 
 import contextlib
 import hashlib
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -47,7 +48,8 @@ TURN_S: Final = 60
 """Of idling in a turn, after which the server ends it: its worker is stopped or cut off."""
 
 PATIENCE_S: Final = 600.0
-"""For a server that does not answer in the midst of a study; as long as for Slurm's controller."""
+"""For a server that does not answer in the midst of a study, from its first failure on; as long as
+for Slurm's controller."""
 
 PAUSE_S: Final = 1.0
 CONNECT_S: Final = 15
@@ -104,20 +106,21 @@ class PostgresStore:
         return study
 
     def exclusively(self, action: Callable[[], Answer]) -> Answer:
-        until_s = time.monotonic() + PATIENCE_S
-        is_told = False
+        until_s = math.inf
         while True:
             try:
                 return self._in_turn(action, key=self._turn_key)
             except _database_errors() as error:
+                # From the first failure on: a turn that was long in coming has tried no patience.
+                is_first = math.isinf(until_s)
+                until_s = min(until_s, time.monotonic() + PATIENCE_S)
                 if time.monotonic() > until_s:
                     raise StudyError(
                         f"{self.name} did not answer for {format_s(PATIENCE_S)}"
                         f" ({self._line(error)}); go on with the same command when it does"
                     ) from error
-                if not is_told:
+                if is_first:
                     self._told(f"{self.name} does not answer ({self._line(error)}); asking again")
-                    is_told = True
             time.sleep(PAUSE_S)
 
     def trial(self, number: int) -> FrozenTrial:

@@ -1,5 +1,6 @@
 """A study in PostgreSQL: what is refused, what is kept secret, and what a broken turn leaves."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,16 @@ def _proposed(study: StudySearch) -> Proposal:
     return found
 
 
+def _cut_off(server: Server) -> None:
+    """End whoever has the turn."""
+    import psycopg
+
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+        )
+
+
 @pytest.fixture
 def served(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     """The server, its password where libpq looks for it."""
@@ -145,20 +156,12 @@ def test_folders_that_are_not_shared_hold_the_same_records_and_no_password(
 def test_a_turn_that_the_server_ended_is_taken_again_and_leaves_nothing(
     served: Server, planned: Path, tmp_path: Path, around: Around, record: Record
 ) -> None:
-    import psycopg
-
-    def cut_off() -> None:
-        with psycopg.connect(served.url, autocommit=True) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
-            )
-
     near = around(planned)
     cuts = iter([True])
 
     def wishes(progress: Progress) -> list[Wish]:
         if next(cuts, False):
-            cut_off()
+            _cut_off(served)
         return _anything(progress)
 
     with _study(served, near, tmp_path, name="cut") as (study, _):
@@ -170,6 +173,35 @@ def test_a_turn_that_the_server_ended_is_taken_again_and_leaves_nothing(
         study.next(lambda _progress: [])
         assert [one.number for one in study.records] == [found.number]
         assert _proposed(study).decision != found.decision
+
+
+@pytest.mark.slow
+def test_patience_begins_with_the_first_failure_and_ends(
+    served: Server, planned: Path, tmp_path: Path, around: Around, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.verify.study.postgres.PATIENCE_S", 1.0)
+    monkeypatch.setattr("tuner.verify.study.postgres.PAUSE_S", 0.1)
+    began: list[float] = []
+
+    def broken(failures: int) -> Callable[[], int]:
+        """A turn longer than patience, at the end of which the server is lost so many times."""
+
+        def action() -> int:
+            began.append(time.monotonic())
+            if len(began) == 1:
+                time.sleep(1.2)
+            if len(began) <= failures:
+                _cut_off(served)
+            return len(began)
+
+        return action
+
+    with _study(served, around(planned), tmp_path, name="patient") as (_, store):
+        assert store.exclusively(broken(1)) == 2
+        began.clear()
+        with pytest.raises(StudyError, match="did not answer for 1"):
+            store.exclusively(broken(10**6))
+    assert len(began) > 2
 
 
 @pytest.mark.slow
