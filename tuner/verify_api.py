@@ -3,6 +3,7 @@
 Launches enter here, and trials and conclusions are written into the folder of the plan.
 """
 
+import contextlib
 import importlib.util
 import os
 import time
@@ -37,6 +38,7 @@ from tuner.verify.candidates import Candidates
 from tuner.verify.command import CommandLauncher, parsed_template
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
 from tuner.verify.launching import REFERENCE, engine_of, steps_of
+from tuner.verify.leftovers import end_left, found_again
 from tuner.verify.metrics import adapter_named
 from tuner.verify.neighbourhood import Around, Neighbourhood
 from tuner.verify.proposal import Proposal
@@ -122,7 +124,12 @@ def verify(
         opened_study(
             folder, around, by=durable, scratch=scratch, resume=resume, storage=storage, told=told
         ) as study,
+        found_again(folder / TRIALS_NAME, scratch=scratch)
+        if isinstance(by, CommandLauncher)
+        else contextlib.nullcontext(),
     ):
+        if end_left(folder / TRIALS_NAME):
+            told("a verification of this plan was killed; what it left running here is ended")
 
         def begin(trial: Path, proposal: Proposal) -> None:
             if durable is not None:

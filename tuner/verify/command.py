@@ -23,7 +23,8 @@ of its processes on this machine are gone then. What the command starts elsewher
 command that started it, as srun and mpirun do.
 
 Not covered: deployments, which tuner/verify/deployments/ launches; several trials at a time, whose
-ports and devices are the user's; a command whose moetune was killed, which goes on to its own end.
+ports and devices are the user's; a command whose moetune was killed, which goes on until the next
+verification of the plan on this machine ends it (tuner/verify/leftovers.py).
 """
 
 import shlex

@@ -1,0 +1,117 @@
+"""Commands that outlive a moetune which was killed: the next one ends them, and only them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tuner import api
+from tuner.plan_folder import TRIALS_NAME, write_plan
+from tuner.verify.launcher import TRIAL_MARK
+from tuner.verify.leftovers import end_left, found_again
+from tuner.verify.verification import Effort, Watcher
+from tuner.verify_api import command_trials
+
+Sleeper = Callable[[Path], subprocess.Popen[bytes]]
+
+LIMIT_S = 60.0
+FOREVER = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Sleeper]:
+    """Start a process that carries the mark of a trial's folder."""
+    with contextlib.ExitStack() as started:
+
+        def start(trial: Path) -> subprocess.Popen[bytes]:
+            trial.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+            process = subprocess.Popen(command, env=os.environ | {TRIAL_MARK: str(trial.resolve())})
+            started.callback(process.wait)
+            started.callback(process.kill)
+            return process
+
+        yield start
+
+
+def _await(holds: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+def test_those_who_are_alive_keep_what_they_run(tmp_path: Path, sleeper: Sleeper) -> None:
+    trials, scratch = tmp_path / "trials", tmp_path / "moetune-alive"
+    running = sleeper(scratch / "0000")
+    with found_again(trials, scratch=scratch):
+        assert end_left(trials) == 0
+        assert running.poll() is None
+    assert list(trials.iterdir()) == []
+
+
+def test_what_the_dead_left_is_ended_and_what_others_run_is_not(
+    tmp_path: Path, sleeper: Sleeper
+) -> None:
+    trials, scratch = tmp_path / "trials", tmp_path / "moetune-dead"
+    left, other = sleeper(scratch / "0003"), sleeper(tmp_path / "moetune-other/0003")
+    with found_again(trials, scratch=scratch):
+        (file,) = trials.iterdir()
+        text = file.read_bytes()
+    # As a kill leaves it: there, and locked by nobody.
+    file.write_bytes(text)
+    (trials / file.name.replace(os.uname().nodename, "elsewhere")).write_bytes(text)
+    assert end_left(trials) == 1
+    assert left.poll() is not None
+    assert other.poll() is None
+    assert [one.name.partition("@")[0] for one in trials.iterdir()] == ["commands.elsewhere"]
+    assert end_left(trials) == 0
+
+
+def test_a_killed_verification_leaves_a_command_that_the_next_one_ends(
+    tiny_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    pool = {"profile": None, "device": "H200", "memory_per_device": None}
+    made = api.plan(tiny_spec(pool=pool, emit=("megatron-lm",)))
+    folder, told = tmp_path / "plan", tmp_path / "pid"
+    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
+    program = tmp_path / "forever.py"
+    program.write_text(FOREVER)
+    # The shell between them stands for a launcher: what runs is no child of moetune's.
+    command = f"bash -c '{sys.executable} -S {program} {told} & wait'"
+    words = ["verify", str(folder), "--launcher", "command", "--command", command]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuner", *words], stderr=subprocess.PIPE
+    ) as moetune:
+        try:
+            _await(lambda: told.exists() and told.read_text() != "")
+        finally:
+            moetune.send_signal(signal.SIGKILL)
+    left = psutil.Process(int(told.read_text()))
+    try:
+        assert left.is_running()
+        lines: list[str] = []
+        found = api.verify(
+            folder,
+            effort=Effort(trials=1, steps=3),
+            resume=True,
+            watcher=SILENT,
+            by=command_trials(command="echo", metrics="megatron", folder=folder),
+            told=lines.append,
+        )
+        assert [trial.status for trial in found.trials] == ["crashed"]
+        psutil.wait_procs([left], timeout=5.0)
+        assert not left.is_running()
+        assert any("was killed; what it left running here is ended" in line for line in lines)
+    finally:
+        with contextlib.suppress(psutil.Error):
+            left.kill()
+    assert not list((folder / TRIALS_NAME).glob("commands*"))
