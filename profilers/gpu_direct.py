@@ -10,7 +10,9 @@ Three facts decide, and each is said:
                   bridges of one memory node, SYS across memory nodes
     the user      NCCL_NET_GDR_LEVEL names the largest distance at which NCCL may, LOC or 0 never
                   (NCCL documentation, environment variables, where PHB is one memory node, NODE
-                  included); without it NCCL has a limit of its own, by release
+                  included); names count as they are written, numbers above the last one as the
+                  last (`ncclGetLevel` in NCCL's src/graph/paths.cc); without it NCCL has a limit
+                  of its own, by release
 
 What cannot be read is called unknown. Whether NCCL then did use it, its log alone says
 (NCCL_DEBUG=INFO: "GDRDMA"). Not covered: accelerators of other vendors; cards inside containers
@@ -33,9 +35,9 @@ LEVELS: Final = {
     **{name: DISTANCES.index(name) for name in ("LOC", "PIX", "PXB", "SYS")},
     # To NCCL all of a memory node is PHB.
     "PHB": DISTANCES.index("NODE"),
-    # The numbers of older releases.
-    **{"0": 0, "1": 1, "2": 2, "3": 4, "4": 5, "5": 5},
 }
+OLD_LEVELS: Final = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
+"""What the numbers of older releases stand for."""
 MOST_DEVICES: Final = 256
 
 
@@ -58,8 +60,8 @@ def gpu_direct_facts(
         yield "gpu direct: no accelerator is seen on PCIe"
         return
     yield f"gpu direct: {driver_says(sysfs=sysfs, proc=proc, kernel=kernel)}"
-    level = environment.get("NCCL_NET_GDR_LEVEL", "").strip().upper()[:16]
-    most = LEVELS.get(level)
+    level = environment.get("NCCL_NET_GDR_LEVEL", "")[:16]
+    most = _most(level)
     if level:
         meant = "not a level" if most is None else f"at most {DISTANCES[most]}" if most else "never"
         yield f"gpu direct: NCCL_NET_GDR_LEVEL {level}, {meant}"
@@ -68,6 +70,14 @@ def gpu_direct_facts(
             far = distance(card, gpu)
             is_too_far = most is not None and DISTANCES.index(far) > most
             yield f"gpu direct {name} - {slot}: {far}{', farther than allowed' * is_too_far}"
+
+
+def _most(level: str) -> int | None:
+    """Return the place in DISTANCES up to which a level allows; None where NCCL ignores it."""
+    number = re.match(r"[0-9]+", level)
+    if number is not None:
+        level = OLD_LEVELS[min(int(number[0]), len(OLD_LEVELS) - 1)]
+    return LEVELS.get(level)
 
 
 def driver_says(*, sysfs: Path, proc: Path, kernel: str) -> str:

@@ -1,10 +1,11 @@
 """Start ranks on this host and see to it that none of them outlives the measurement.
 
 Each rank is `python -P -m profilers.worker` in a session of its own, so that it can be killed with
-everything it started. Ranks report over a pipe each, one JSON object a line; a rank that ends
-early, says that it failed, or says nothing for `SILENCE_S` ends the run, and its name and reason
-are raised. Tables that were complete by then stay. Should this process be killed outright, the
-workers notice that their parent changed and leave (profilers/worker.py).
+everything it started. Ranks report over a pipe each, one JSON object a line. A rank that dies or
+says that it failed ends the run, and so do all that still run together by saying nothing for
+`SILENCE_S`; one that is silent beside others that talk is waited for. The name and reason of the
+first to blame are raised. Tables that were complete by then stay. Should this process be killed
+outright, the workers notice that their parent changed and leave (profilers/worker.py).
 """
 
 import json

@@ -107,7 +107,34 @@ def test_every_pair_is_listed_and_those_beyond_the_users_level_marked(node: Node
     for level in ("PHB", "3"):
         assert "gpu direct mlx5_2 - 0000:13:00.0: NODE" in node.facts({"NCCL_NET_GDR_LEVEL": level})
     assert "gpu direct: NCCL_NET_GDR_LEVEL 0, never" in node.facts({"NCCL_NET_GDR_LEVEL": "0"})
-    assert "NCCL_NET_GDR_LEVEL FAR, not a level" in node.facts({"NCCL_NET_GDR_LEVEL": "far"})[1]
+    assert "NCCL_NET_GDR_LEVEL far, not a level" in node.facts({"NCCL_NET_GDR_LEVEL": "far"})[1]
+
+
+@pytest.mark.parametrize(
+    ("level", "meant"),
+    [
+        ("LOC", "never"),
+        ("PIX", "at most PIX"),
+        ("SYS", "at most SYS"),
+        ("0", "never"),
+        ("2", "at most PXB"),
+        ("4", "at most SYS"),
+        ("5", "at most SYS"),
+        # NCCL takes what is above its table for the last entry.
+        ("6", "at most SYS"),
+        ("99", "at most SYS"),
+        # It compares names letter by letter, and ignores what it does not know.
+        ("sys", "not a level"),
+        ("-1", "not a level"),
+    ],
+)
+def test_levels_mean_what_nccl_takes_them_for(node: Node, level: str, meant: str) -> None:
+    node.gpu("devices/pci0000:00/0000:00:02.0")
+    node.card("mlx5_0", "devices/pci0000:80/0000:80:01.0/0000:81:00.0", numa="1")
+    said = node.facts({"NCCL_NET_GDR_LEVEL": level})
+    assert f"gpu direct: NCCL_NET_GDR_LEVEL {level}, {meant}" in said
+    is_too_far = meant not in ("at most SYS", "not a level")
+    assert said[-1].endswith(", farther than allowed") == is_too_far
 
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
