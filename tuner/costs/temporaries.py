@@ -24,8 +24,9 @@ fp32 gradients exist from the first micro-batch on; with one micro-batch they co
 Source: PyTorch 2.13, torch/optim/adam.py (`_multi_tensor_adam`), torch/distributed/fsdp
 (`foreach_reduce`), and every allocation of traced steps. How well it holds:
 tests/benchmarks/fit_or_not.py.
-Not covered: scratch memory inside collectives and of matrix products, and allocators that keep
-or cut up what is freed; plans leave room for them by `usable_memory_ratio`.
+Not covered: scratch memory of matrix products; that inside collectives, except where gradients are
+summed, whose own copy and the half that Gloo's scatter holds on top are in the reduction above; and
+allocators that keep or cut up what is freed. Plans leave room by `usable_memory_ratio`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +47,7 @@ NORM_BUFFERS = {2: 5, 4: 4}
 """fp32 buffers alive at once in `_RmsNorm.backward`, by bytes of an element: casts are copies."""
 
 UNCOUNTED_RATIO: Final = 0.015
-"""Of the counted bytes: blocks of less than 64 KiB, scratch memory of products and collectives, and
+"""Of the counted bytes: blocks of less than 64 KiB, scratch memory that is not covered above, and
 the tail of what holds more. Chosen before tests/benchmarks/fit_or_not.py was judged, from 36 other
 trials (its seed 1, without limit): the median held 0.3 % more than counted, the fullest 0.9 %."""
 
