@@ -11,7 +11,7 @@ from typing import Protocol
 
 from profilers.records import Case, Measurement
 from profilers.team import Team
-from profilers.timing import TURNS_S, Clock
+from profilers.timing import TURNS_S, Agreed, Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,11 @@ class Setting:
     def repeat_s(self) -> float:
         """How long a repeat has to last at least."""
         return TURNS_S if self.takes_turns else 0.0
+
+    @property
+    def agreed(self) -> Agreed:
+        """How ranks keep in step while they time a kernel; accelerators share no memory."""
+        return self.team.slowest_s if self.device == "cpu" else tuple
 
 
 class Bench(Protocol):

@@ -8,6 +8,10 @@ Where ranks take turns on too few cores, a repeat has to last many turns (`repea
 is either not interrupted at all or waits for a whole turn of somebody else, and a median would see
 the former alone.
 
+Ranks that share a node's memory go in step: a repeat beside an idle neighbour is another one than
+beside a busy one. They begin every batch of repeats together, run as often and end together; all
+decisions are taken by the slowest of them (`Agreed`). Each keeps its own times.
+
 The median's relative standard error is judged from the interquartile range: for normal noise the
 standard deviation is IQR / 1.349 and the median's standard error 1.2533 standard deviations over
 the root of the number of repeats.
@@ -28,6 +32,10 @@ TURNS_S = 0.05
 4 ms or less (CONFIG_HZ of 250 and above)."""
 MAX_WARMUPS = 3
 MAX_LOOPS = 1000
+
+Agreed = Callable[[Sequence[float]], Sequence[float]]
+"""Element by element the largest over the ranks that measure in step; all of them call it, and no
+rank goes on before the last one has. `tuple` is that of a rank by itself."""
 
 
 class Clock(Protocol):
@@ -65,6 +73,7 @@ def measure(
     min_repeats: int = 5,
     max_repeats: int = 50,
     target_spread: float = 0.02,
+    agreed: Agreed = tuple,
 ) -> tuple[float, ...]:
     """Time `run`; one entry per repeat, in seconds of one run.
 
@@ -79,6 +88,7 @@ def measure(
         min_repeats=min_repeats,
         max_repeats=max_repeats,
         target_spread=target_spread,
+        agreed=agreed,
     )
 
 
@@ -92,6 +102,7 @@ def measure_fresh(
     min_repeats: int = 5,
     max_repeats: int = 50,
     target_spread: float = 0.02,
+    agreed: Agreed = tuple,
 ) -> tuple[float, ...]:
     """Time what `fresh` returns; `fresh` itself, called before every run, is not timed.
 
@@ -100,7 +111,7 @@ def measure_fresh(
     A backward pass is such a thing: each one consumes the graph of a forward of its own.
     """
     start_s = clock.now_s()
-    warm_s, whole_s = _warm_up(fresh, clock=clock)
+    warm_s, whole_s = _warm_up(fresh, clock=clock, agreed=agreed)
     loops = min(max_loops, loops_per_repeat(warm_s, repeat_s=repeat_s))
     if repeat_s > 0.0:
         # Preparing a run can take far longer than the run.
@@ -109,8 +120,8 @@ def measure_fresh(
     while len(times_s) < max_repeats:
         batch = min(min_repeats, max_repeats - len(times_s))
         times_s += _repeats(fresh, clock=clock, count=batch, loops=loops)
-        settled = spread_of_median(times_s) <= target_spread
-        if settled or clock.now_s() - start_s >= budget_s:
+        spread, spent_s = agreed((spread_of_median(times_s), clock.now_s() - start_s))
+        if spread <= target_spread or spent_s >= budget_s:
             break
     return tuple(times_s)
 
@@ -135,17 +146,22 @@ def spread_of_median(times_s: Sequence[float]) -> float:
     return 1.2533 * deviation_s / math.sqrt(len(times_s)) / median_s
 
 
-def _warm_up(fresh: Callable[[], Callable[[], object]], *, clock: Clock) -> tuple[float, float]:
+def _warm_up(
+    fresh: Callable[[], Callable[[], object]], *, clock: Clock, agreed: Agreed
+) -> tuple[float, float]:
     """Run until two runs in a row are within a factor 2; the last one's seconds.
 
     Then also what it lasted with what prepared it.
     """
-    (last_s,) = _repeats(fresh, clock=clock, count=1, loops=1)
-    whole_s = last_s
-    for _ in range(MAX_WARMUPS - 1):
+
+    def once() -> Sequence[float]:
         start_s = clock.now_s()
-        (now_s,) = _repeats(fresh, clock=clock, count=1, loops=1)
-        whole_s = clock.now_s() - start_s
+        (run_s,) = _repeats(fresh, clock=clock, count=1, loops=1)
+        return agreed((run_s, clock.now_s() - start_s))
+
+    last_s, whole_s = once()
+    for _ in range(MAX_WARMUPS - 1):
+        now_s, whole_s = once()
         alike = last_s <= 2.0 * now_s and now_s <= 2.0 * last_s
         last_s = now_s
         if alike:

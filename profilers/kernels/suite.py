@@ -1,9 +1,12 @@
 """The kernel benches: which file measures which table, and how a kernel that fails is recorded.
 
 All ranks measure the same kernel at the same time, each on its own operands, because ranks of one
-node share memory bandwidth and power; every rank's row is kept.
+node share memory bandwidth and power; every rank's row is kept. On processors they go in step, so
+that none finds its neighbours busy in one visit and idle in the next; what one of them cannot
+measure, none does.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,7 +21,7 @@ from profilers.drawing import SIZES
 from profilers.kernels import optimizer
 from profilers.kernels.autograd import MAX_SETS, Prepared
 from profilers.records import Case, Direction, Measurement, Status
-from profilers.timing import Clock, measure, measure_fresh
+from profilers.timing import Agreed, Clock, measure, measure_fresh
 from profilers.work import work
 
 KERNELS: Final[Mapping[str, str]] = {
@@ -108,6 +111,7 @@ class KernelBench:
             free_bytes=free_bytes(device, local_world=self.setting.team.local_world),
             rank=self.setting.team.rank,
             repeat_s=self.setting.repeat_s,
+            agreed=self.setting.agreed,
         )
         release_memory(device)
         return rows
@@ -122,54 +126,91 @@ def measure_kernel(
     free_bytes: int,
     rank: int,
     repeat_s: float = 0.0,
+    agreed: Agreed = tuple,
 ) -> tuple[Measurement, ...]:
     """Time both directions of a case, each set of operands at least once, and never raise.
 
-    What fails is recorded. A case that clearly does not fit is not tried: a host that overcommits
-    memory would kill the process instead of refusing.
+    What fails is recorded, on the peers as well. A case that clearly does not fit is not tried: a
+    host that overcommits memory would kill the process instead of refusing.
     """
     directions: tuple[Direction, ...] = ("forward", "backward") if case.direction else ("",)
     needed = live_bytes(case)
-    if needed > free_bytes:
-        error = f"needs about {needed:.3g} bytes, {free_bytes:.3g} are free"
+    least_free = -agreed((-float(free_bytes),))[0]
+    if needed > least_free:
+        error = f"needs about {needed:.3g} bytes, {least_free:.3g} are free"
         return tuple(
             _ended(case, direction, status=Status.OUT_OF_MEMORY, error=error, rank=rank)
             for direction in directions
         )
-    at_once = max(1, int(GRAPHS_RATIO * free_bytes / max(needed, 1.0)))
-    rows: list[Measurement] = []
+    timing = _Timing(
+        clock=clock,
+        budget_s=budget_s / len(directions),
+        repeat_s=repeat_s,
+        most_at_once=max(1, int(GRAPHS_RATIO * least_free / max(needed, 1.0))),
+        agreed=agreed,
+    )
+    times: dict[Direction, tuple[float, ...]] = {}
+    status, line = Status.FAILED, ""
     try:
         prepared = prepare()
-        share_s = budget_s / len(directions)
         for direction in directions:
-            fresh = prepared.backward if direction == "backward" else None
-            times_s = (
-                measure(
-                    prepared.forward,
-                    clock=clock,
-                    budget_s=share_s,
-                    repeat_s=repeat_s,
-                    min_repeats=MAX_SETS,
-                )
-                if fresh is None
-                else measure_fresh(
-                    fresh,
-                    clock=clock,
-                    budget_s=share_s,
-                    repeat_s=repeat_s,
-                    max_loops=at_once,
-                    min_repeats=MAX_SETS,
-                )
-            )
-            rows.append(Measurement(case=_turned(case, direction), rank=rank, times_s=times_s))
+            times[direction] = timing.of(prepared, direction)
+    except _PeerFailedError:
+        line = "a peer failed"
     except Exception as error:  # a failing kernel becomes a row
+        # The peers wait for this rank's word.
+        agreed((math.inf, math.inf))
         status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.FAILED
         line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        rows += [
-            _ended(case, direction, status=status, error=line, rank=rank)
-            for direction in directions[len(rows) :]
-        ]
-    return tuple(rows)
+    return tuple(
+        Measurement(case=_turned(case, direction), rank=rank, times_s=times[direction])
+        if direction in times
+        else _ended(case, direction, status=status, error=line, rank=rank)
+        for direction in directions
+    )
+
+
+class _PeerFailedError(Exception):
+    """Another rank cannot go on with this case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timing:
+    """How the directions of one case are timed."""
+
+    clock: Clock
+    budget_s: float
+    repeat_s: float
+    most_at_once: int
+    """Runs of a repeat whose preparation is alive at once."""
+    agreed: Agreed
+
+    def of(self, prepared: Prepared, direction: Direction) -> tuple[float, ...]:
+        if direction == "backward" and prepared.backward is not None:
+            return measure_fresh(
+                prepared.backward,
+                clock=self.clock,
+                budget_s=self.budget_s,
+                repeat_s=self.repeat_s,
+                max_loops=self.most_at_once,
+                min_repeats=MAX_SETS,
+                agreed=self._in_step,
+            )
+        return measure(
+            prepared.forward,
+            clock=self.clock,
+            budget_s=self.budget_s,
+            repeat_s=self.repeat_s,
+            min_repeats=MAX_SETS,
+            agreed=self._in_step,
+        )
+
+    def _in_step(self, told: Sequence[float]) -> Sequence[float]:
+        """Agree on a spread or a time, and a time; an endless one is that of a rank that failed."""
+        found = self.agreed(told)
+        if found[1] == math.inf:
+            raise _PeerFailedError
+        return found
 
 
 def live_bytes(case: Case) -> float:

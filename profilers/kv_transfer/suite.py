@@ -116,6 +116,7 @@ class ConversionBench:
             budget_s=budget_s,
             free_bytes=free_bytes(device, local_world=team.local_world),
             rank=team.rank,
+            agreed=self.setting.agreed,
         )
         release_memory(device)
         return rows

@@ -45,17 +45,23 @@ class EveryRankBench:
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         team = self.setting.team
+        status, error, run = Status.OK, "", None
         try:
             run = _RUNS[case.kind](case.axes["size"], torch.device(self.setting.device))
         except (RuntimeError, MemoryError) as problem:
-            lacked = is_out_of_memory(problem)
-            status = Status.OUT_OF_MEMORY if lacked else Status.FAILED
+            status = Status.OUT_OF_MEMORY if is_out_of_memory(problem) else Status.FAILED
             error = " ".join(str(problem).split())[:200]
-            team.barrier()
-            return (Measurement(case=case, rank=team.rank, status=status, error=error),)
         # All begin together: what neighbours cost each other belongs to it.
-        team.barrier()
-        times_s = measure(run, clock=self.setting.clock, budget_s=budget_s, min_repeats=10)
+        (anybody_failed,) = team.slowest_s([float(run is None)])
+        if run is None:
+            return (Measurement(case=case, rank=team.rank, status=status, error=error),)
+        times_s = measure(
+            run,
+            clock=self.setting.clock,
+            budget_s=budget_s,
+            min_repeats=10,
+            agreed=tuple if anybody_failed else self.setting.agreed,
+        )
         return (Measurement(case=case, rank=team.rank, times_s=times_s),)
 
 
