@@ -4,7 +4,9 @@ What no published run prices (offloading, with experts graphs of a whole iterati
 unless the spec names it; what no device or target can do is refused in one line.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from tuner.costs.analytic.calibration import Residuals, constants_of
 from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
@@ -17,12 +19,20 @@ from tuner.costs.analytic.shapes import single
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
+from tuner.planner.analytic.axes import DISPATCHERS
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import regime_of
 from tuner.spec.capabilities import intersection
 from tuner.spec.cluster import Pool
 from tuner.spec.search import Search as Limits
 from tuner.spec.spec import Spec
+
+UNPRICED: Final[Mapping[str, str]] = {
+    "allgather": "is not priced: it brings every token of the group to every rank, which pays off"
+    " in small groups only",
+    "hierarchical": "is priced for the reference step alone, on a profile of `moetune profile`",
+}
+"""Dispatchers that no formula here prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,12 +141,24 @@ def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:
 
 
 def _refuse_dispatcher(spec: Spec) -> None:
-    """Refuse the one dispatcher that no formula prices."""
-    if spec.search.dispatcher == ("allgather",):
-        raise SpecError(
-            "search.dispatcher: 'allgather' is not priced: it brings every token of the group to"
-            " every rank, which pays off in small groups only; 'alltoall' works"
-        )
+    """Refuse dispatchers of which none can be both priced here and launched.
+
+    Without this the search would end empty, and the rules that it counts would take the blame.
+    """
+    asked = spec.search.dispatcher
+    able = intersection(spec.emit).dispatchers
+    usable = [one for one in DISPATCHERS if one in able] if spec.model.moe else ["alltoall"]
+    if asked is None or set(asked) & set(usable):
+        return
+    if spec.model.moe is None:
+        reasons = ["a model without experts has nothing to dispatch"]
+    else:
+        engines = ", ".join(intersection(spec.emit).names)
+        reasons = [
+            f"{one!r} {UNPRICED.get(one, f'cannot be launched by {engines}')}" for one in asked
+        ]
+    works = ", ".join(map(repr, usable))
+    raise SpecError(f"search.dispatcher: {'; '.join(reasons)}; {works} would do")
 
 
 def _gradient_bytes(spec: Spec) -> float:

@@ -29,9 +29,37 @@ def test_a_target_without_bf16_gradients_refuses_them() -> None:
         question(emit=("torchtitan",), gradient_bytes=(2,))
 
 
-def test_the_dispatcher_that_nothing_prices_is_refused() -> None:
-    with pytest.raises(SpecError, match="'alltoall' works"):
-        question(dispatcher=("allgather",))
+@pytest.mark.parametrize(
+    ("asked", "emit", "message"),
+    [
+        (("allgather",), "megatron-lm", "'allgather' is not priced: .*; 'alltoall', 'deepep'.* do"),
+        (
+            ("hierarchical",),
+            "reference",
+            "'hierarchical' is priced for the reference step alone, on a profile of"
+            " `moetune profile`; 'alltoall' would do",
+        ),
+        (("hierarchical", "allgather"), "megatron-lm", "'hierarchical' is .*; 'allgather' is not"),
+        (("hybridep",), "deepspeed", "'hybridep' cannot be launched by deepspeed; 'alltoall', 'de"),
+    ],
+)
+def test_dispatchers_of_which_none_is_possible_are_named(
+    asked: tuple[str, ...], emit: str, message: str
+) -> None:
+    with pytest.raises(SpecError, match=f"^search.dispatcher: {message}"):
+        question(emit=(emit,), dispatcher=asked)
+
+
+def test_one_possible_dispatcher_among_others_is_enough() -> None:
+    assert question(dispatcher=("hierarchical", "alltoall")).num_devices == 64
+
+
+def test_a_dense_model_has_no_other_dispatcher() -> None:
+    spec = read_spec(WORKED)
+    dense = spec.model.model_copy(update={"moe": None})
+    asked = spec.model_copy(update={"model": dense, "search": Search(dispatcher=("deepep",))})
+    with pytest.raises(SpecError, match="model without experts has nothing to dispatch"):
+        question_of(asked, site_of(spec.cluster.pools[0], residuals=None))
 
 
 @pytest.mark.parametrize(
