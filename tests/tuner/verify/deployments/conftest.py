@@ -4,6 +4,8 @@ Predicted are a TTFT of 10 ms and a TPOT of 1 ms for all; the tiny server takes 
 never less. The plan asks for prompts of 4 and answers of 5 tokens, which is what the client sends.
 """
 
+import contextlib
+import os
 import shlex
 import socket
 import sys
@@ -11,11 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tuner.emit.serving.testing import aggregated, sample_serving
 from tuner.serve_plan import Latency, ServeAlternative, ServeDecision, ServePlan, ServePrediction
+from tuner.serve_trial import Reached
 from tuner.spec.huggingface.read import read_model
+from tuner.verify.deployments.records import ServeVerified
+from tuner.verify.launcher import TRIAL_MARK
+from tuner.verify_serve_api import DeploymentEffort, deployment_trials, verify_serve
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[3] / "examples/models/qwen3-30b-a3b"
@@ -117,3 +124,59 @@ def client() -> Callable[..., str]:
 def decision(devices: int) -> ServeDecision:
     """One instance for every 8 devices."""
     return aggregated(count=devices // 8)
+
+
+@pytest.fixture
+def verify(url: str) -> Callable[..., ServeVerified]:
+    """verify(folder, command, bench, runs=1, ...) -> what launches of the plan come to."""
+
+    def run(
+        folder: Path,
+        command: str,
+        bench: str,
+        *,
+        metrics: str = "vllm-bench",
+        runs: int = 1,
+        start_s: float = 60.0,
+        trials: int = 1,
+        repeats: int = 0,
+        resume: bool = False,
+        health: tuple[str, ...] = (),
+        told: Callable[[str], None] = lambda _line: None,
+    ) -> ServeVerified:
+        by = deployment_trials(
+            folder=folder,
+            command=command,
+            bench=bench,
+            metrics=metrics,
+            runs=runs,
+            start_s=start_s,
+            told=told,
+            environment=os.environ,
+            watch_s=0.02,
+        )
+        return verify_serve(
+            folder,
+            effort=DeploymentEffort(trials=trials, repeats=repeats),
+            resume=resume,
+            by=by,
+            reached=Reached(url=url, health=health),
+        )
+
+    return run
+
+
+@pytest.fixture
+def left_running() -> Callable[[Path], list[int]]:
+    """left_running(folder) -> processes that carry the mark of a folder of the plan's."""
+
+    def found(folder: Path) -> list[int]:
+        marked = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                mark = process.environ().get(TRIAL_MARK, "")
+                if mark.startswith(str(folder.resolve())):
+                    marked.append(process.pid)
+        return marked
+
+    return found

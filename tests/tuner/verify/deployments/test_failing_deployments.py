@@ -1,0 +1,202 @@
+"""Deployments that fail: what is said of it, and that nothing of them is left running."""
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.serve_folder import read_serve_trials
+from tuner.verify.deployments.records import ServeVerified
+
+Command = Callable[..., str]
+WritePlan = Callable[..., Path]
+Verify = Callable[..., ServeVerified]
+Left = Callable[[Path], list[int]]
+
+
+def test_a_server_that_ends_at_its_start_is_named_by_its_last_line(
+    write_plan: WritePlan, server: Command, client: Command, verify: Verify
+) -> None:
+    folder = write_plan()
+    found = verify(folder, server("--say", "RuntimeError: no such weights"), client())
+    (trial,) = found.trials
+    assert trial.status == "crashed"
+    assert trial.reason == (
+        "the server ended with exit code 1 before it answered: RuntimeError: no such weights"
+    )
+    (record,) = read_serve_trials(folder)
+    assert record.last_lines == ("RuntimeError: no such weights",)
+    assert found.winner is None
+    assert found.factors is None
+    # Nothing is verified, so no launch file claims to be.
+    assert not (folder / "launch").exists()
+
+
+def test_lack_of_memory_is_told_from_a_crash(
+    write_plan: WritePlan, server: Command, client: Command, verify: Verify
+) -> None:
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    found = verify(write_plan(), server("--say", said), client())
+    assert found.trials[0].status == "out_of_memory"
+    assert said in found.trials[0].reason
+
+
+def test_a_server_that_never_answers_is_ended_at_the_limit(
+    write_plan: WritePlan,
+    server: Command,
+    client: Command,
+    verify: Verify,
+    left_running: Left,
+) -> None:
+    folder = write_plan()
+    found = verify(folder, server("--health", "503"), client(), start_s=1.0)
+    (trial,) = found.trials
+    assert trial.status == "timeout"
+    # A machine with much to do may not even have begun to listen: then that is what is said.
+    assert "/health did not answer within 1 s: " in trial.reason
+    assert left_running(folder) == []
+
+
+def test_a_server_that_ends_under_the_client_is_no_fault_of_the_client(
+    write_plan: WritePlan, server: Command, client: Command, verify: Verify
+) -> None:
+    folder = write_plan()
+    found = verify(folder, server("--die-after", "8"), client(), runs=3)
+    (trial,) = found.trials
+    assert trial.status == "crashed"
+    assert trial.reason == (
+        "the server ended with exit code 3 under run 2 of the client:"
+        " RuntimeError: the engine broke"
+    )
+    (record,) = read_serve_trials(folder)
+    assert len(record.runs) == 1
+    assert trial.runs == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--exit", "1"), "run 1 of the client ended with exit code 1: ValueError: the client"),
+        (("--text", ""), "run 1: not the JSON of vllm bench serve: cut short"),
+        (("--text", '{"completed": 5, "durat'), "run 1: not the JSON of vllm bench serve: cut"),
+        (("--text", "[" * 20_000), "run 1: not the JSON of vllm bench serve"),
+        (("--text", '{"completed": 0}'), "run 1: vllm bench serve tells no request that completed"),
+        (("--text", '{"completed": 5}'), "run 1: not the JSON of vllm bench serve: duration: Fi"),
+    ],
+)
+def test_a_client_that_fails_is_one_line(
+    write_plan: WritePlan,
+    server: Command,
+    client: Command,
+    verify: Verify,
+    options: tuple[str, ...],
+    reason: str,
+) -> None:
+    found = verify(write_plan(), server(), client(*options))
+    assert found.trials[0].status == "crashed"
+    assert found.trials[0].reason.startswith(reason)
+
+
+def test_a_client_that_leaves_nothing_is_told_where_to(
+    write_plan: WritePlan, server: Command, verify: Verify
+) -> None:
+    found = verify(write_plan(), server(), f"{sys.executable} -S -c pass")
+    assert "the client left no result.json" in found.trials[0].reason
+
+
+def test_a_result_that_is_too_large_is_not_read(
+    write_plan: WritePlan, server: Command, verify: Verify
+) -> None:
+    # A sparse file: nothing is written to the disk.
+    bench = f"{sys.executable} -S -c 'import os,sys; os.truncate(os.open(sys.argv[1], 65), 2**40)'"
+    found = verify(write_plan(), server(), f"{bench} {{result}}")
+    assert "result.json is larger than" in found.trials[0].reason
+
+
+@pytest.mark.parametrize("is_server", [True, False])
+def test_a_program_that_does_not_exist_ends_the_verification(
+    write_plan: WritePlan,
+    server: Command,
+    client: Command,
+    verify: Verify,
+    is_server: bool,
+    left_running: Left,
+) -> None:
+    folder = write_plan()
+    commands = ("/no/such/program", client()) if is_server else (server(), "/no/such/program")
+    with pytest.raises(EnvironmentMissingError, match="/no/such/program: No such file"):
+        verify(folder, *commands)
+    missing = "bash -c 'no-such-program'"
+    commands = (missing, client()) if is_server else (server(), missing)
+    with pytest.raises(EnvironmentMissingError, match="no-such-program: command not found"):
+        verify(folder, *commands)
+    assert read_serve_trials(folder) == ()
+    assert left_running(folder) == []
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(
+    write_plan: WritePlan,
+    server: Command,
+    client: Command,
+    verify: Verify,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tuner.verify.deployments.launcher.PORT_FREE_S", 0.05)
+    folder = write_plan()
+    with (
+        socket.create_server(("127.0.0.1", int(url.rpartition(":")[2]))),
+        pytest.raises(EnvironmentMissingError, match="something listens there before"),
+    ):
+        verify(folder, server(), client())
+    assert read_serve_trials(folder) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"command": ""}, "--command is needed, e.g. --command 'bash {launch}/local.sh'"),
+        ({"command": "serve {result}"}, "{result} is none of the placeholders launch, folder"),
+        ({"bench": "x {rank}"}, "--bench: '{rank}': {rank} is none of the placeholders"),
+        ({"metrics": "sglang-bench", "bench": ""}, "--bench is needed, e.g. --bench 'python -m"),
+        ({"metrics": "megatron"}, "--metrics 'megatron': a deployment is measured by one of"),
+        ({"health": ("file:///etc/passwd",)}, "--health 'file:///etc/passwd' is no address"),
+        ({"health": ("http://[::1",)}, "is no address"),
+        ({"bench": "x {model}"}, "--bench: {model}: the environment has no MODEL"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    write_plan: WritePlan,
+    server: Command,
+    client: Command,
+    verify: Verify,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    said: str,
+) -> None:
+    monkeypatch.delenv("MODEL", raising=False)
+    asked = {"command": server(), "bench": client()} | change
+    with pytest.raises(SpecError) as caught:
+        verify(write_plan(), **asked)
+    assert said in str(caught.value)
+
+
+def test_a_server_that_does_not_want_to_end_is_killed(
+    write_plan: WritePlan,
+    server: Command,
+    client: Command,
+    verify: Verify,
+    monkeypatch: pytest.MonkeyPatch,
+    left_running: Left,
+) -> None:
+    monkeypatch.setattr("tuner.verify.deployments.server.STOP_S", 0.1)
+    monkeypatch.setattr("tuner.verify.launcher.GRACE_S", 0.1)
+    folder = write_plan()
+    deaf = f'bash -c "trap : TERM; {server()} & while true; do wait; done"'
+    found = verify(folder, deaf, client())
+    assert found.trials[0].status == "ok"
+    assert left_running(folder) == []
