@@ -52,7 +52,7 @@ from tuner.verify.slurm.folder import (
     ticket_of,
     write_ticket,
 )
-from tuner.verify.slurm.options import Options
+from tuner.verify.slurm.options import Options, heeding
 from tuner.verify.slurm.queue import LOST_NODE, WAITING, JobState, SlurmAwayError
 from tuner.verify.slurm.script import (
     ABANDONED_EXIT,
@@ -109,7 +109,7 @@ class SlurmLauncher:
         self._options = options
         self._requeue = requeue
         self._pace = pace or Pace()
-        self._environment = dict(environment)
+        self._environment = heeding(options, environment)
         self._told = told
         self._stopping = threading.Event()
 

@@ -7,7 +7,7 @@ another.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tuner.errors import SpecError
@@ -42,6 +42,16 @@ knows `tasks-per-node` too, though sbatch(1) does not name it."""
 ELSEWHERE: Final = frozenset({"clusters", "cluster-constraint"})
 """Would hand jobs to a cluster that is not asked for them afterwards."""
 
+VARIABLES: Final[Mapping[str, str]] = {
+    "array": "SBATCH_ARRAY_INX",
+    "bb": "SBATCH_BURST_BUFFER",
+    "cpu-freq": "SBATCH_CPU_FREQ_REQ",
+    "mem": "SBATCH_MEM_PER_NODE",
+    "switches": "SBATCH_REQ_SWITCH",
+    "time": "SBATCH_TIMELIMIT",
+}
+"""Variables of sbatch that are not named after their option."""
+
 MOST_OPTIONS: Final = 64
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _VALUE: Final = re.compile(r"[A-Za-z0-9_.,:;/@%+=&|!*()\[\]-]{1,1024}")
@@ -57,6 +67,16 @@ def parsed_options(written: Iterable[str]) -> Options:
     if len(found) > MOST_OPTIONS:
         raise SpecError(f"--slurm is given {len(found)} times; {MOST_OPTIONS} are enough")
     return found
+
+
+def heeding(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what would overrule the lines of a batch script.
+
+    To sbatch its variables count for more than those (sbatch(1), input environment variables).
+    """
+    said = {*OWN, *(name for name, _ in options)}
+    over = {VARIABLES.get(name, f"SBATCH_{name.upper().replace('-', '_')}") for name in said}
+    return {name: value for name, value in environment.items() if name not in over}
 
 
 def _parsed(pair: str) -> tuple[str, str]:

@@ -51,6 +51,7 @@ def states():
 if (lab / "away").exists():
     sys.exit("Unable to contact slurm controller (connect failure)")
 if name == "sbatch":
+    (lab / "variables").write_text(" ".join(os.environ))
     (lab / "name").write_text(next(
         line.split("=")[1] for line in open(words[-1]) if line.startswith("#SBATCH --job-name=")
     ).strip())
@@ -143,6 +144,15 @@ def finishing(lab: Lab) -> Callable[[int], str]:
         return "run:" + ((report if code == 0 else "") + leave).replace(" ", "~")
 
     return state
+
+
+def test_no_variable_of_sbatch_takes_a_trials_name(
+    lab: Lab, finishing: Callable[[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_JOB_NAME", "mine")
+    lab.says(finishing(0))
+    assert lab.launcher()(lab.launch).status == "ok"
+    assert "SBATCH_JOB_NAME" not in (lab.folder / "variables").read_text()
 
 
 def test_a_trial_waits_runs_and_is_read(lab: Lab, finishing: Callable[[int], str]) -> None:
@@ -342,12 +352,7 @@ def test_a_report_that_comes_while_its_job_is_given_up_counts(lab: Lab) -> None:
         ("FAILED", 137, "", "out_of_memory", "a rank was killed by the system"),
         ("FAILED", 1, "ValueError: shapes differ", "crashed", "ValueError: shapes differ"),
         ("FAILED", ABANDONED_EXIT, "", "crashed", "the job ended itself"),
-        (
-            "TIMEOUT TimeLimit=00:03:00",
-            *(None, "", "timeout"),
-            "no report when Slurm ended the job at its time limit of 3.00 min; allow more with"
-            " --slurm time=",
-        ),
+        ("TIMEOUT TimeLimit=00:03:00", None, "", "timeout", "time limit of 3.00 min; allow more"),
         ("DEADLINE", None, "", "timeout", "at its deadline; allow more with --slurm deadline="),
         ("CANCELLED", None, "", "crashed", "Slurm says CANCELLED of the job"),
         ("COMPLETED", 0, "", "crashed", "the trial ended without a readable report"),

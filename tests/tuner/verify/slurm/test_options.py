@@ -3,7 +3,7 @@
 import pytest
 
 from tuner.errors import SpecError
-from tuner.verify.slurm.options import ELSEWHERE, OWN, parsed_options
+from tuner.verify.slurm.options import ELSEWHERE, OWN, heeding, parsed_options
 
 OF_SBATCH = """
 account acctg-freq batch bb bbf begin comment constraint container contiguous core-spec
@@ -74,3 +74,19 @@ def test_what_is_short_of_one_is_told_to_be_written_in_full(name: str) -> None:
 def test_a_flood_of_options_is_refused() -> None:
     with pytest.raises(SpecError, match="65 times; 64 are enough"):
         parsed_options(["comment=x"] * 65)
+
+
+def test_variables_of_sbatch_do_not_overrule_what_is_written() -> None:
+    environment = {
+        "HOME": "/root",
+        "SBATCH_ACCOUNT": "a",
+        "SBATCH_ARRAY_INX": "1-4",
+        "SBATCH_JOB_NAME": "mine",
+        "SBATCH_OPEN_MODE": "truncate",
+        "SBATCH_PARTITION": "cpu",
+        "SBATCH_TIMELIMIT": "1",
+    }
+    kept = {"HOME": "/root", "SBATCH_ACCOUNT": "a"}
+    assert heeding((("partition", "gpu"), ("time", "10:00")), environment) == kept
+    others = {"SBATCH_PARTITION": "cpu", "SBATCH_TIMELIMIT": "1"}
+    assert heeding((), environment) == kept | others
