@@ -50,6 +50,14 @@ ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
         "tests/profilers/links/test_emulated_nodes.py",
     ),
     "pytest -m slow tests/": ("is a test of its own, of minutes", "tests/run.sh"),
+    "python tests/benchmarks/fit_or_not.py NEW.jsonl": (
+        "runs 120 trials, a quarter of an hour",
+        "tests/benchmarks/test_fit_or_not.py",
+    ),
+    "python tests/benchmarks/profile_interpolation.py": (
+        "ends with 1 on a machine whose neighbours are busy",
+        "tests/benchmarks/test_profile_interpolation.py",
+    ),
     "python tests/benchmarks/placement_balance.py --routing ROUTING": (
         "takes recordings of large models, which do not ship",
         "tests/benchmarks/test_placement_balance.py",

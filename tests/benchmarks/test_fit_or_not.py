@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("fit_or_not.py")
-STORED = Path(__file__).parents[2] / "examples/profiles/fit-or-not/trials.jsonl"
+FOLDER = Path(__file__).parents[2] / "examples/profiles/fit-or-not"
+STORED = FOLDER / "trials.jsonl"
 
 
 def _judged(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -24,15 +25,16 @@ def _judged(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_is_predicted_to_fit_has_fitted_and_little_else() -> None:
-    done = _judged(STORED, "--trials", "0")
+@pytest.mark.parametrize("name", ["trials.jsonl", "hold-out.jsonl"])
+def test_what_is_predicted_to_fit_has_fitted_and_little_else(name: str) -> None:
+    done = _judged(FOLDER / name, "--trials", "0")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     counts = [int(word) for word in re.findall(r"fit +(\d+) +(\d+)$", done.stdout, re.M)[0]]
     assert counts[0] > 40
     assert counts[1] == 0
     assert sum(map(int, re.findall(r"fit +(\d+) +\d+$", done.stdout, re.M))) > 50
     assert sum(map(int, re.findall(r"fit +\d+ +(\d+)$", done.stdout, re.M))) > 40
-    assert len(STORED.read_text(encoding="utf-8").splitlines()) >= 100
+    assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) >= 100
 
 
 @pytest.mark.parametrize(
