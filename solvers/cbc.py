@@ -22,14 +22,17 @@ import re
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from solvers.errors import BackendFailedError
 from solvers.result import Status
 
+HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 10.0
 """CBC looks at its clock between rounds; this long after the limit it is ended from outside."""
 
@@ -147,18 +150,17 @@ def _run(
     arguments += ["-threads", str(threads)] if threads > 1 else []
     arguments += [*options, "-solve", "-solution", "solution.txt"]
     with (directory / "log.txt").open("wb") as log:
-        # Ctrl-C is held back until the process is known, or one that has just begun would stay.
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         process: subprocess.Popen[bytes] | None = None
         try:
-            process = subprocess.Popen(
-                [executable, *arguments],
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            # Until the process is known: one that has just begun would stay.
+            with _signals_held_back():
+                process = subprocess.Popen(
+                    [executable, *arguments],
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
             process.wait(timeout=time_limit_s + GRACE_S)
         except OSError as error:
             raise BackendFailedError(
@@ -170,8 +172,28 @@ def _run(
             if process is not None:
                 process.kill()
                 process.wait()
-            signal.pthread_sigmask(signal.SIG_SETMASK, former)
     return True
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Keep Ctrl-C and SIGTERM until this is left, whichever thread of the process they reach.
+
+    A mask would hold them back from one thread alone, and be inherited by what is started. Python
+    handles signals in the main thread, so that others have nothing to hold back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    former = {each: signal.signal(each, lambda got, _: came.append(got)) for each in HELD_BACK}
+    try:
+        yield
+    finally:
+        for each, handler in former.items():
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _printed(log: str, label: str) -> float:

@@ -2,8 +2,14 @@
 
 import math
 import os
+import signal
+import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,19 +68,50 @@ def program(path: Path, text: str) -> str:
     return str(path)
 
 
+@contextmanager
+def waiting_threads(count: int) -> Iterator[None]:
+    """Threads that the system may hand a signal of the process to."""
+    is_over = threading.Event()
+    for _ in range(count):
+        threading.Thread(target=is_over.wait).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+@pytest.mark.parametrize("other_threads", [0, 4])
 def test_an_interrupt_leaves_no_process_and_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_threads: int
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "private dir"))
     (tmp_path / "private dir").mkdir()
     note = tmp_path / "pid"
     # Stands in for CBC: interrupts its caller, then hangs.
     fake = program(tmp_path / "cbc", f"echo $$ > '{note}'; kill -INT $PPID; exec sleep 600\n")
-    with pytest.raises(KeyboardInterrupt):
+    with waiting_threads(other_threads), pytest.raises(KeyboardInterrupt):
         run_cbc(executable=fake, write_model=Path.touch, time_limit_s=500.0, threads=1)
     with pytest.raises(ProcessLookupError):
         os.kill(int(note.read_text()), 0)
     assert list((tmp_path / "private dir").iterdir()) == []
+
+
+def test_an_interrupt_while_the_program_starts_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return started[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    fake = program(tmp_path / "cbc", "exec sleep 600\n")
+    with waiting_threads(4), pytest.raises(KeyboardInterrupt):
+        run_cbc(executable=fake, write_model=Path.touch, time_limit_s=500.0, threads=1)
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
 
 
 def test_a_broken_program_is_named_and_not_taken_for_an_answer(tmp_path: Path) -> None:
