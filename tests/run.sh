@@ -2,6 +2,7 @@
 # Formatting, lint, types, import contracts, accuracy floors, stored scenarios, tests:
 # bash tests/run.sh [--slow] [pytest arguments]
 # Sets up .venv first where that is needed. Stops at the first failure with its exit code.
+# Files of tests run side by side, but for those that are slow or share an accelerator (-n0: none do).
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../examples/setup.sh"
@@ -29,10 +30,13 @@ step() {
   [[ $code == 0 ]] || exit "$code"
 }
 
-# What this machine or this call leaves out.
+# What this machine or this call leaves out, and what may run side by side.
 LEFT_OUT=()
-[[ -n "$SLOW" ]] || LEFT_OUT+=("not slow")
-if ! python -P -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+SIDE_BY_SIDE=(--numprocesses auto --maxprocesses 4 --dist loadfile)
+if [[ -n "$SLOW" ]]; then SIDE_BY_SIDE=(); else LEFT_OUT+=("not slow"); fi
+if python -P -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  SIDE_BY_SIDE=()
+else
   LEFT_OUT+=("not gpu")
 fi
 MARKS=""
@@ -46,4 +50,4 @@ step "mypy" mypy
 step "lint-imports" lint-imports
 step "accuracy floors" pytest -q tests/tuner/test_stored_runs.py
 step "moetune check" moetune check examples/checks
-step "pytest" pytest -q -m "$MARKS" ${ARGUMENTS[@]+"${ARGUMENTS[@]}"}
+step "pytest" pytest -q -m "$MARKS" ${SIDE_BY_SIDE[@]+"${SIDE_BY_SIDE[@]}"} ${ARGUMENTS[@]+"${ARGUMENTS[@]}"}
