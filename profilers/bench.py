@@ -36,8 +36,13 @@ class Setting:
 
     @property
     def agreed(self) -> Agreed:
-        """How ranks keep in step while they time a kernel; accelerators share no memory."""
-        return self.team.slowest_s if self.device == "cpu" else tuple
+        """How ranks keep in step while they time a kernel.
+
+        Accelerators share no memory. Ranks that share cores would find them taken all the time, as
+        they are not in a step, where some wait for messages while others compute.
+        """
+        is_shared = self.device == "cpu" and not self.takes_turns
+        return self.team.slowest_s if is_shared else tuple
 
 
 class Bench(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 from profilers.adaptive import Infill
 from profilers.bench import Bench
 from profilers.errors import MachineMismatchError, ProfilerError
-from profilers.filling import Fill, next_fill
+from profilers.filling import LATE_RATIO, Fill, next_fill, next_late
 from profilers.held_out import checked
 from profilers.job import Job
 from profilers.progress import ProgressEvent
@@ -206,6 +206,8 @@ class Desk:
     """In its first round."""
     tables: list[Table] = field(default_factory=list)
     """Through their first round."""
+    late_end_s: float | None = None
+    """Until when the second round takes up what the first one skipped; None before it."""
 
     def begin(self, bench: Bench, *, later: Sequence[Bench]) -> Table | None:
         """Begin the first round of a table; None on other ranks."""
@@ -233,8 +235,14 @@ class Desk:
         """Choose a table by its place and a size for it; None ends the second round."""
         if self.book is None:
             return None
-        fills = [table.fill for table in self.tables]
-        return next_fill(fills, left_s=self.book.deadline_s - HostClock().now_s())
+        now_s = HostClock().now_s()
+        left_s = self.book.deadline_s - now_s
+        if self.late_end_s is None:
+            self.late_end_s = now_s + LATE_RATIO * left_s
+        plans = [table.plan for table in self.tables]
+        if late := next_late(plans, left_s=self.late_end_s - now_s):
+            return late
+        return next_fill([table.fill for table in self.tables], left_s=left_s)
 
     def filled(self, place: int, rows: Sequence[Measurement], *, seconds: float) -> Table:
         """Take note of what the second round measured."""
@@ -248,8 +256,7 @@ class Desk:
     def close(self) -> ProfileHeader | None:
         """Judge and write every table; the header, None on other ranks."""
         for table in self.tables:
-            if table.fill:
-                self._write(table, judged=True)
+            self._write(table, judged=True)
         return self.book.header if self.book else None
 
     def keep(self) -> None:

@@ -1,7 +1,10 @@
-"""The second round: sizes between those of the grids, over all tables at once, until time is up.
+"""The second round, over all tables at once, until time is up: first what is lacking, then more.
 
-Time goes to the tables in proportion to weight times error, the error being that of points
-predicted from the others: a table that is known well has little to gain from more.
+A table that was cut short is known worst of all: its curve ends where the measuring did. So the one
+that lacks the largest share of its cases comes first, for at most `LATE_RATIO` of the round. Then
+come sizes between those of the grids, and time goes to the tables in proportion to weight times
+error, the error being that of points predicted from the others: a table that is known well has
+little to gain from more.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,8 @@ from profilers.schedule import Plan, Step
 
 FILL_S = 0.03
 """Time for repeats of one size: another size tells more than the same one again."""
+LATE_RATIO = 0.5
+"""Of the time of the round, at most, for cases that the first one skipped."""
 MAX_MISSES = 8
 """Sizes in a row that would not end in time: then the table is left as it is."""
 
@@ -30,6 +35,20 @@ class Fill:
     def claim(self) -> float:
         """Time it has had over time it deserves; the smallest comes next."""
         return self.spent_s / (self.weight * max(self.infill.error_ratio, 1e-3))
+
+
+def next_late(plans: Sequence[Plan], *, left_s: float) -> tuple[int, Step] | None:
+    """Choose a table, by its place, and a case that its first round skipped; None: there is none.
+
+    Args:
+        plans: of every table.
+        left_s: how long the case may take.
+    """
+    lacking = [(-plan.lacking_ratio, place) for place, plan in enumerate(plans) if plan.skipped]
+    for _, place in sorted(lacking):
+        if left_s > 0.0 and (step := plans[place].late(left_s=left_s)):
+            return place, step
+    return None
 
 
 def next_fill(fills: Sequence[Fill | None], *, left_s: float) -> tuple[int, Step] | None:

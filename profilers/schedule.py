@@ -5,7 +5,8 @@ at least (a few runs of everything) is set aside; what is left beyond that is sh
 for more repeats, up to a limit where other sizes would tell more (profilers/filling.py). A case
 that is expected to outlast all that is left is skipped and counted in the table's note.
 Expectations come from the case of the same series that is nearest in price, scaled up by the price:
-too much rather than too little, as fixed costs do not grow.
+too much rather than too little, as fixed costs do not grow. A skipped case is measured after all
+where other tables leave time for it.
 """
 
 import math
@@ -46,8 +47,8 @@ class Plan:
     """What is known already; grows as the table is measured."""
     grid_case_s: float = MAX_CASE_S
     """Time for repeats of one case of the grid, at most."""
-    skipped: int = 0
     _queue: list[Case] = field(init=False)
+    _skipped: list[Case] = field(init=False, default_factory=list)
     _asked: set[Key] = field(init=False)
     _begun: bool = field(init=False, default=False)
     _seen: int = field(init=False, default=0)
@@ -69,19 +70,38 @@ class Plan:
         """Cases in the queue."""
         return len(self._queue)
 
+    @property
+    def skipped(self) -> int:
+        """Cases that there was no time for."""
+        return len(self._skipped)
+
+    @property
+    def lacking_ratio(self) -> float:
+        """Cases that were skipped for each one that is known."""
+        self._learn()
+        return self.skipped / max(len(self._case_s), 1)
+
     def next(self, *, left_s: float) -> Step | None:
         """Choose the next step with `left_s` seconds to go; None ends the table."""
         while self._queue:
             case = self._queue.pop(0)
             needed_s = self.expected_s(case)
             if self._begun and (left_s <= 0.0 or needed_s > left_s):
-                self.skipped += 1
+                self._skipped.append(case)
                 continue
             self._begun = True
             set_aside_s = needed_s + sum(map(self.expected_s, self._queue))
             share_s = max(0.0, left_s - set_aside_s) / (len(self._queue) + 1)
             most_s = MAX_CASE_S if key(case) in self._asked else self.grid_case_s
             return Step(case=case, budget_s=min(most_s, share_s))
+        return None
+
+    def late(self, *, left_s: float) -> Step | None:
+        """Take up the cheapest case that was skipped and ends within `left_s` seconds, if any."""
+        for case in sorted(self._skipped, key=price):
+            if self.expected_s(case) <= left_s:
+                self._skipped.remove(case)
+                return Step(case=case, budget_s=min(self.grid_case_s, left_s))
         return None
 
     def expected_s(self, case: Case) -> float:

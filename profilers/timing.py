@@ -8,9 +8,10 @@ Where ranks take turns on too few cores, a repeat has to last many turns (`repea
 is either not interrupted at all or waits for a whole turn of somebody else, and a median would see
 the former alone.
 
-Ranks that share a node's memory go in step: a repeat beside an idle neighbour is another one than
-beside a busy one. They begin every batch of repeats together, run as often and end together; all
-decisions are taken by the slowest of them (`Agreed`). Each keeps its own times.
+Ranks that share a node's memory, with a core for each, go in step: a repeat beside an idle
+neighbour is another one than beside a busy one. They begin every batch of repeats together, run as
+often and end together; all decisions are taken by the slowest of them (`Agreed`). Each keeps its
+own times.
 
 The median's relative standard error is judged from the interquartile range: for normal noise the
 standard deviation is IQR / 1.349 and the median's standard error 1.2533 standard deviations over

@@ -67,6 +67,29 @@ def test_what_earlier_tables_left_over_is_not_all_for_the_last_one(tmp_path: Pat
     assert table.end_s - table.started_s == pytest.approx(60.0 - CLOSING_S, abs=1.0)
 
 
+def test_a_table_that_was_cut_short_gets_its_cases_in_the_second_round(tmp_path: Path) -> None:
+    # A twentieth of a second is for its first round.
+    book = Book.opened(job(tmp_path), machine=fake_machine(), weight=2400.0)
+    desk = Desk(book=book)
+    bench = FakeBench(listed=(gemm_case(16), gemm_case(64), gemm_case(10**5)), refined_axes=())
+    table = desk.begin(bench, later=())
+    assert table is not None
+    while step := table.next_step():
+        desk.add(table, bench.measure(step.case, budget_s=step.budget_s))
+    desk.end()
+    assert read_header(tmp_path).tables["gemm"].note == "1 cases skipped: the time budget was spent"
+    chosen = desk.next_fill()
+    assert chosen is not None
+    place, step = chosen
+    assert step.case.axes["m"] == 10**5
+    desk.filled(place, bench.measure(step.case, budget_s=step.budget_s), seconds=0.0)
+    assert desk.next_fill() is None
+    header = desk.close()
+    assert header is not None
+    assert header.tables["gemm"].note == ""
+    assert len(read_profile(tmp_path).measurements) == 3
+
+
 def test_an_empty_desk_has_nothing_to_decide_or_to_write() -> None:
     desk = Desk()
     assert desk.begin(FakeBench(listed=()), later=()) is None

@@ -1,10 +1,10 @@
 import numpy as np
 
 from profilers.adaptive import Infill
-from profilers.filling import FILL_S, Fill, next_fill
+from profilers.filling import FILL_S, Fill, next_fill, next_late
 from profilers.records import Measurement
 from profilers.schedule import Plan
-from profilers.testing import gemm_row
+from profilers.testing import gemm_case, gemm_row
 
 
 def fill(rows: list[Measurement], *, weight: float = 1.0, error_ratio: float = 0.1) -> Fill:
@@ -44,3 +44,21 @@ def test_without_time_or_tables_the_round_is_over() -> None:
     assert next_fill([fill(quick())], left_s=0.0) is None
     assert next_fill([None], left_s=9.0) is None
     assert next_fill([fill([gemm_row(64, 1.0)])], left_s=99.0) is None
+
+
+def test_the_table_that_lacks_most_is_taken_up_first() -> None:
+    known = [gemm_row(m, 1e-3) for m in (16, 32, 64)]
+    plans = [
+        Plan(asked=[], grid=[gemm_case(m) for m in sizes], rows=rows)
+        for rows, sizes in ((known, (65, 66)), (known[:1], (17, 18)), (known, ()))
+    ]
+    for one in plans:
+        # Every table gets its first case.
+        while one.next(left_s=0.0):
+            pass
+    assert next_late(plans, left_s=0.0) is None
+    order = []
+    while chosen := next_late(plans, left_s=1.0):
+        place, step = chosen
+        order.append((place, step.case.axes["m"]))
+    assert order == [(1, 18), (0, 66)]

@@ -37,6 +37,21 @@ def test_a_case_that_would_outlast_the_table_is_skipped() -> None:
     assert course.skipped == 1
 
 
+def test_what_was_skipped_is_taken_up_from_cheap_to_dear_where_it_ends_in_time() -> None:
+    sizes = [gemm_case(m) for m in (4096, 512, 65)]
+    course = plan(asked=[], grid=sizes, rows=[gemm_row(64, 1.0)])
+    assert order_of(course, left_s=30.0) == [65]
+    assert course.lacking_ratio == 2.0
+    # 11 runs, of 5 s and more each, and of some 40 s.
+    assert course.late(left_s=20.0) is None
+    step = course.late(left_s=100.0)
+    assert step is not None
+    assert step.case.axes["m"] == 512
+    assert step.budget_s == MAX_CASE_S
+    assert course.skipped == 1
+    assert course.late(left_s=100.0) is None
+
+
 def test_time_for_the_rest_of_the_queue_is_set_aside() -> None:
     course = plan(asked=[], grid=[gemm_case(65), gemm_case(66)], rows=[gemm_row(64, 0.1)])
     step = course.next(left_s=2.6)

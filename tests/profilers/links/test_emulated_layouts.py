@@ -32,7 +32,7 @@ LAYOUTS: Final = (
 )
 """Tensor, pipeline, data and expert degree: stages on nodes of their own; experts inside nodes;
 over nodes hop by hop and at once; tensor ranks inside nodes, experts there and over nodes."""
-ROUNDS, STEPS = 1, 3
+ROUNDS, STEPS = 2, 3
 BUDGET = "110s"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
