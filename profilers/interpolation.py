@@ -20,7 +20,9 @@ of bases and of what L may be is ours.
 
 Collectives, per kind and inside one group of (ranks, stride, world): piecewise linear in
 ln(t) over ln(bytes), since protocols switch with the size. Below the smallest message the latency
-stays; above the largest the bandwidth stays. A group never measured is predicted by the base
+stays; above the largest the bandwidth stays. What a meeting loses over the work before it is no
+message: above the longest work it grows on as from the one before, and stays where there is but one
+(profilers/links/rendezvous.py). A group never measured is predicted by the base
 alone, with (ranks - 1) latencies in place of one, and counts as extrapolated.
 
 Every prediction says whether it is extrapolated: some axis lies outside the measured range by more
@@ -214,7 +216,11 @@ class CollectiveCurve:
             here = np.all(axes_NA[:, 1:] == np.array(group), axis=1)
             asked = np.log(np.maximum(axes_NA[here, 0], 1.0))
             beyond = np.maximum(asked - log_bytes[-1], 0.0)
-            seconds[here] = np.exp(np.interp(asked, log_bytes, log_s) + beyond)
+            inside_s = np.exp(np.interp(asked, log_bytes, log_s))
+            if self.series.operation == "rendezvous":
+                seconds[here] = inside_s + _grown_s(asked, log_bytes, log_s)
+            else:
+                seconds[here] = inside_s * np.exp(beyond)
             slack = np.log(TOLERANCE_RATIO)
             extrapolated[here] = (asked < log_bytes[0] - slack) | (beyond > slack)
         return seconds, extrapolated
@@ -281,6 +287,16 @@ def _fit_collective(series: Series, axes_NA: Floats, seconds_N: Floats) -> Colle
         coefficients=relative_fit(_plain(series, axes_NA), seconds_N),
         log_times=log_times,
     )
+
+
+def _grown_s(asked: Floats, log_sizes: Floats, log_s: Floats) -> Floats:
+    """Seconds beyond the largest size's, on the line through the last two; none with one size."""
+    if len(log_sizes) < 2:
+        return np.zeros(len(asked))
+    (before, last), (before_s, last_s) = np.exp(log_sizes[-2:]), np.exp(log_s[-2:])
+    slope = max(0.0, (last_s - before_s) / (last - before))
+    grown_s: Floats = slope * np.maximum(np.exp(asked) - last, 0.0)
+    return grown_s
 
 
 def _columns(series: Series, axes_NA: Floats, coefficients: Floats) -> Floats:

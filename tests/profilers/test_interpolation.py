@@ -148,6 +148,28 @@ def test_losses_at_meetings_follow_the_work_before_them_inside_a_group() -> None
     assert seconds == pytest.approx([1e-5, 2e-5, 9e-5, 1e-5])
 
 
+@pytest.mark.parametrize(
+    ("lost_s", "beyond_s"),
+    [
+        # On as from 1 to 4 ms of work: a millisecond more for each three.
+        ({1000: 2e-3, 4000: 3e-3}, 7e-3),
+        # One length alone tells nothing of growth, nor do losses that fall.
+        ({4000: 3e-3}, 3e-3),
+        ({1000: 5e-3, 4000: 3e-3}, 3e-3),
+    ],
+)
+def test_what_a_meeting_loses_does_not_grow_as_messages_do(
+    lost_s: dict[int, float], beyond_s: float
+) -> None:
+    curve = fit(
+        Series("rendezvous", "", "", ""),
+        {(work_us, 2, 1, 2): seconds for work_us, seconds in lost_s.items()},
+    )
+    seconds, extrapolated = curve.predict(np.array([[16000.0, 2.0, 1.0, 2.0]]))
+    assert seconds[0] == pytest.approx(beyond_s, rel=1e-6)
+    assert extrapolated[0]
+
+
 def test_calls_cost_their_mean_and_pauses_of_the_machine_are_nobodys() -> None:
     # Median 2; 30 is beyond three medians, 5 is skew: (1 + 2 + 2 + 5) / 4.
     curves = fit_curves(fake_profile([gemm_row(64, 1.0, 2.0, 2.0, 5.0, 30.0)]))
