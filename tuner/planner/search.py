@@ -10,8 +10,11 @@ where `open` is what got no verdict: time ran out, or the method does not cover 
 bound of what is open or solved is the bound of the whole search.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from solvers.family import OPTIMALITY_TOLERANCE
 from solvers.layout.patterns import least_objective_s
@@ -30,6 +33,9 @@ from tuner.spec.search import Search
 
 SHORTEST_SOLVE_S = 0.1
 """The candidate of the best bound is always solved, and one that is solved twice may end late."""
+
+MOST_TIGHTENINGS = 8
+"""Problems solved in place of one whose layouts need more memory than it counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +184,24 @@ class _BranchAndBound:
         self._visited = True
         outcome = self._solved(candidate.problem)
         if self._overflows(candidate, outcome):
-            outcome = self._bounded_by(self._solved(self._safe_problem(candidate)), outcome)
+            safe = self._fitting(candidate, self._safe_problem(candidate))
+            outcome = self._bounded_by(safe, outcome)
         self._keep(candidate, outcome)
+
+    def _fitting(self, candidate: Candidate, problem: LayoutProblem) -> Outcome[Layout]:
+        """Solve with less and less memory, by twice as much each time, until the layout fits."""
+        outcome = self._solved(problem)
+        for turn in range(MOST_TIGHTENINGS):
+            excess_bytes = self._excess_bytes(candidate, outcome)
+            if excess_bytes <= 0:
+                return outcome
+            # The layout may stay well below the limit of the problem, which counts less.
+            tighter_D = np.maximum(problem.memory_limit_bytes_D - (excess_bytes << turn), 0)
+            problem = replace(problem, memory_limit_bytes_D=tighter_D)
+            outcome = self._solved(problem)
+        if self._overflows(candidate, outcome):
+            return replace(outcome, status=Status.UNKNOWN, solution=None, objective=math.inf)
+        return outcome
 
     def _solved(self, problem: LayoutProblem) -> Outcome[Layout]:
         return LAYOUT.solve(
@@ -194,11 +216,14 @@ class _BranchAndBound:
 
     def _overflows(self, candidate: Candidate, outcome: Outcome[Layout]) -> bool:
         """Whether a moment that the problem left out, or unlike chunks, need more than there is."""
+        return self._excess_bytes(candidate, outcome) > 0
+
+    def _excess_bytes(self, candidate: Candidate, outcome: Outcome[Layout]) -> int:
         if outcome.solution is None:
-            return False
+            return 0
         decision = decode(candidate.costs.degrees, outcome.solution, self._ways)
         peak_bytes = max(predict(candidate.costs, decision).peak_memory_bytes)
-        return peak_bytes > self._machine.memory_limit_bytes
+        return peak_bytes - self._machine.memory_limit_bytes
 
     def _safe_problem(self, candidate: Candidate) -> LayoutProblem:
         return layout_problem(

@@ -1,0 +1,30 @@
+"""Whatever the limit: no decision that a plan names is predicted to need more than there is."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tuner.api import plan
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PROFILE = EXAMPLES / "profiles/epyc-2-ranks/used/profile"
+USABLE_RATIO = 0.95
+MIB = 2**20
+
+
+@pytest.mark.parametrize("limit_mib", (208, 216, 220))
+def test_no_named_decision_needs_more_than_is_usable(tmp_path: Path, limit_mib: int) -> None:
+    spec = yaml.safe_load((EXAMPLES / "quickstart/spec.yaml").read_text(encoding="utf-8"))
+    spec["model"] = str(EXAMPLES / "quickstart" / spec["model"])
+    routing = spec["goal"]["routing"]
+    routing["path"] = str(EXAMPLES / "quickstart" / routing["path"])
+    (pool,) = spec["cluster"]["pools"]
+    pool["memory_per_device"] = f"{limit_mib}MiB"
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
+    made = plan(tmp_path / "spec.yaml", profiles=[PROFILE], top=20).plan
+    assert made.predicted is not None
+    named = [made.predicted, *(other.predicted for other in made.alternatives)]
+    assert len(named) > 5
+    peaks = [max(one.peak_memory_bytes) for one in named]
+    assert max(peaks) <= USABLE_RATIO * limit_mib * MIB
