@@ -112,14 +112,17 @@ class CandidateCosts:
         """Seconds of a layer's data-parallel state, corrected by the residual."""
         return self._layer_updates[self.work.model.layers[layer]]
 
-    def activations(self, layer: int, option: Option) -> LayerActivations:
-        """Bytes of a layer on its fullest rank."""
+    def activations(
+        self, layer: int, option: Option, *, expert_rank: int | None = None
+    ) -> LayerActivations:
+        """Bytes of a layer on an expert rank; on its fullest one where none is named."""
         return layer_activations(
             self.work,
             self.degrees,
             layer=layer,
             recompute=option.recompute,
             chunks=option.chunks,
+            expert_rank=expert_rank,
         )
 
     def state(self, layer: int) -> State:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profilers.steps.config import LayerKind, Recompute
-from tuner.costs.memory import chunk_bytes, layer_activations, state_of
+from tuner.costs.memory import chunk_bytes, state_of
 from tuner.costs.temporaries import (
     UNCOUNTED_RATIO,
     boundary_bytes,
@@ -108,7 +108,7 @@ def _backward_bytes(
 ) -> int:
     """Gradients, activations and temporaries at the fullest moment of a step's backward."""
     degrees, work = costs.degrees, costs.work
-    saved = {stage: _saved(costs, decision, stage, expert_rank) for stage in stages}
+    saved = {stage: saved_bytes(costs, decision, stage, expert_rank) for stage in stages}
     gradients = {
         stage: state_of(_units(costs, decision, stage), work, degrees).gradients for stage in stages
     }
@@ -125,25 +125,15 @@ def _backward_bytes(
     return largest
 
 
-def _saved(costs: CandidateCosts, decision: TrainDecision, stage: int, expert_rank: int) -> int:
+def saved_bytes(
+    costs: CandidateCosts, decision: TrainDecision, stage: int, expert_rank: int
+) -> int:
+    """What one micro-batch keeps on a stage."""
     option = options_of(decision)[stage]
     return sum(
-        _activations(costs, layer, option, expert_rank)[0] for layer in layers_of(decision)[stage]
+        costs.activations(layer, option, expert_rank=expert_rank).saved
+        for layer in layers_of(decision)[stage]
     )
-
-
-def _activations(
-    costs: CandidateCosts, layer: int, option: Option, expert_rank: int
-) -> tuple[int, int]:
-    found = layer_activations(
-        costs.work,
-        costs.degrees,
-        layer=layer,
-        recompute=option.recompute,
-        chunks=option.chunks,
-        expert_rank=expert_rank,
-    )
-    return found.saved, found.transient
 
 
 def _way_down(
@@ -176,7 +166,7 @@ def _way_down(
     released, summed, given_up = 0, 0, 0
     for layer in reversed(layers_of(decision)[stage]):
         own = layer_units(work, degrees, layer=layer)
-        saved, _ = _activations(costs, layer, option, expert_rank)
+        saved = costs.activations(layer, option, expert_rank=expert_rank).saved
         level = waiting + summed - released + turn
         # Other micro-batches than the last one give nothing up.
         working = (
@@ -263,7 +253,7 @@ def _gone_before_sum(
     if option.recompute is Recompute.NONE:
         return inside - waiting - copies
     # What was computed again outside of the experts is there, and parts of the input's gradient.
-    _, transient = _activations(costs, layer, option, expert_rank)
+    transient = costs.activations(layer, option, expert_rank=expert_rank).transient
     return min(0, inside - transient) - waiting - 2 * hidden - copies // chunks
 
 

@@ -16,7 +16,6 @@ from tuner.costs.layer_time import PartSeconds, added, scaled
 from tuner.costs.memory import (
     State,
     chunk_bytes,
-    layer_activations,
     most_chunk_copies,
     state_of,
 )
@@ -27,7 +26,7 @@ from tuner.formulate.pricing import CandidateCosts
 from tuner.formulate.schedule import moments
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.planner.decisions import layers_of, options_of
-from tuner.planner.peak import peak_bytes
+from tuner.planner.peak import peak_bytes, saved_bytes
 
 MEMORY_BAND_RATIO = 0.05
 """Activations and state are counted, not fitted; the band covers what is not counted."""
@@ -193,7 +192,7 @@ def _activation_bytes(
     )
     largest = 0
     for expert_rank in range(costs.degrees.expert):
-        saved = [_saved_bytes(costs, decision, stage, expert_rank) for stage in stages]
+        saved = [saved_bytes(costs, decision, stage, expert_rank) for stage in stages]
         peaks = {
             chunk: max(
                 costs.ends_transient_bytes(stage),
@@ -208,24 +207,6 @@ def _activation_bytes(
         )
         largest = max(largest, held)
     return always + largest
-
-
-def _saved_bytes(
-    costs: CandidateCosts, decision: TrainDecision, stage: int, expert_rank: int
-) -> int:
-    """What one micro-batch keeps on a stage."""
-    option = options_of(decision)[stage]
-    return sum(
-        layer_activations(
-            costs.work,
-            costs.degrees,
-            layer=layer,
-            recompute=option.recompute,
-            chunks=option.chunks,
-            expert_rank=expert_rank,
-        ).saved
-        for layer in layers_of(decision)[stage]
-    )
 
 
 def _max_chunk_tokens(
@@ -254,7 +235,7 @@ def _held_bytes(
 ) -> int:
     """The most that a rank keeps for the backward pass, recomputation left aside."""
     ranks = decision.pipeline_model_parallel_size
-    saved = [_saved_bytes(costs, decision, stage, expert_rank) for stage in stages]
+    saved = [saved_bytes(costs, decision, stage, expert_rank) for stage in stages]
     seen = moments(costs.degrees, num_microbatches=costs.num_microbatches, rank=stages[0] % ranks)
     kept = max(
         sum(count * one for count, one in zip(moment.held, saved, strict=True)) for moment in seen
@@ -264,14 +245,7 @@ def _held_bytes(
 
 def _beside_chunk(costs: CandidateCosts, layer: int, option: Option, expert_rank: int) -> int:
     """What a layer adds while it is computed again, its chunk of the experts left aside."""
-    transient = layer_activations(
-        costs.work,
-        costs.degrees,
-        layer=layer,
-        recompute=option.recompute,
-        chunks=option.chunks,
-        expert_rank=expert_rank,
-    ).transient
+    transient = costs.activations(layer, option, expert_rank=expert_rank).transient
     chunk = chunk_bytes(
         costs.work, costs.degrees, layer=layer, chunks=option.chunks, expert_rank=expert_rank
     )
@@ -284,14 +258,7 @@ def _recompute_peak(
     """Most that recomputation adds while a stage runs backward, layers behind it released."""
     option = options_of(decision)[stage]
     activations = [
-        layer_activations(
-            costs.work,
-            costs.degrees,
-            layer=layer,
-            recompute=option.recompute,
-            chunks=option.chunks,
-            expert_rank=expert_rank,
-        )
+        costs.activations(layer, option, expert_rank=expert_rank)
         for layer in layers_of(decision)[stage]
     ]
     released = 0

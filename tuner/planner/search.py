@@ -183,7 +183,7 @@ class _BranchAndBound:
             return
         self._visited = True
         outcome = self._solved(candidate.problem)
-        if self._overflows(candidate, outcome):
+        if self._excess_bytes(candidate, outcome) > 0:
             safe = self._fitting(candidate, self._safe_problem(candidate))
             outcome = self._bounded_by(safe, outcome)
         self._keep(candidate, outcome)
@@ -199,7 +199,7 @@ class _BranchAndBound:
             tighter_D = np.maximum(problem.memory_limit_bytes_D - (excess_bytes << turn), 0)
             problem = replace(problem, memory_limit_bytes_D=tighter_D)
             outcome = self._solved(problem)
-        if self._overflows(candidate, outcome):
+        if self._excess_bytes(candidate, outcome) > 0:
             return replace(outcome, status=Status.UNKNOWN, solution=None, objective=math.inf)
         return outcome
 
@@ -214,11 +214,8 @@ class _BranchAndBound:
         """Seconds left to solve; the limit begins when all candidates are priced."""
         return self._settings.time_limit_s - (self._settings.clock() - self._priced_s)
 
-    def _overflows(self, candidate: Candidate, outcome: Outcome[Layout]) -> bool:
-        """Whether a moment that the problem left out, or unlike chunks, need more than there is."""
-        return self._excess_bytes(candidate, outcome) > 0
-
     def _excess_bytes(self, candidate: Candidate, outcome: Outcome[Layout]) -> int:
+        """What a moment that the problem left out, or unlike chunks, need beyond what there is."""
         if outcome.solution is None:
             return 0
         decision = decode(candidate.costs.degrees, outcome.solution, self._ways)
