@@ -12,6 +12,9 @@ is known well keeps its few.
 Every `CHECK_EVERY`-th size is drawn blindly instead and left out of all fits until the end, when it
 tells how well sizes in between are known (profilers/held_out.py).
 
+New sizes come between visits to measured ones that look disturbed (profilers/revisits.py). Blind
+sizes are all visited twice, whatever they took, so that what they tell is not chosen.
+
 Letters: N points of a line, A axes.
 """
 
@@ -26,6 +29,7 @@ from numpy.typing import NDArray
 from profilers.drawing import SIZES, Line, drawn, line_of, lines, listed
 from profilers.interpolation import BY_GROUP, KernelCurve, fit_rows
 from profilers.records import AXES, Case, Measurement, Status
+from profilers.revisits import Revisits
 
 Floats = NDArray[np.float64]
 
@@ -52,8 +56,16 @@ class Infill:
     """Mean error of points predicted from the others of their line, when last looked at."""
     checks: set[str] = field(default_factory=set)
     """Ids of the cases that were drawn blindly and are left out of fits."""
+    is_shared: bool = False
+    """Ranks run in turns: a visit is slow by what its peers did, which belongs to it."""
+    _revisits: Revisits = field(init=False)
+    _unsure: list[Case] = field(init=False, default_factory=list)
+    """Blind sizes that were visited once."""
     _proposed: int = field(init=False, default=0)
     _queue: list[Case] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._revisits = Revisits(rows=self.rows)
 
     def next(self) -> Case | None:
         """Choose the next size to measure; None where there is nothing between the sizes."""
@@ -66,21 +78,24 @@ class Infill:
         known = {line: cases for line, cases in lines(fitted).items() if _is_open(cases)}
         if not known:
             return []
-        errors = _errors(fitted, known)
+        left_out = _left_out(fitted)
+        errors = _errors(left_out, known)
         mean_ratio = {line: float(np.mean(errors_N)) for line, errors_N in errors.items()}
         self.error_ratio = float(np.mean(list(mean_ratio.values())))
         taken = {line: list(cases) for line, cases in known.items()}
         # Drawn again, a size that the fits have seen would be no check of them.
         seen = {listed(row.case).id for row in self.rows}
         names = sorted(known)
-        chosen: list[Case] = []
-        for _ in range(max(BATCH, round(BATCH_RATIO * sum(map(len, known.values()))))):
+        count = max(BATCH, round(BATCH_RATIO * sum(map(len, known.values()))))
+        chosen = self._again(known, left_out, num_new=count)
+        for _ in range(count):
             self._proposed += 1
             if self._proposed % CHECK_EVERY == 0:
                 case = drawn(known[names[int(self.rng.integers(len(names)))]], rng=self.rng)
                 if case.id in seen:
                     continue
                 self.checks.add(case.id)
+                self._unsure.append(case)
             else:
                 line = max(names, key=lambda one: mean_ratio[one] / math.sqrt(len(taken[one])))
                 case = _farthest(
@@ -92,6 +107,27 @@ class Infill:
             seen.add(case.id)
             chosen.append(case)
         return chosen
+
+    def _again(
+        self,
+        known: Mapping[Line, Sequence[Case]],
+        left_out: Mapping[str, Sequence[float]],
+        *,
+        num_new: int,
+    ) -> list[Case]:
+        if self.is_shared:
+            return []
+        always, self._unsure = self._unsure, []
+        return self._revisits.chosen(
+            [
+                (case, max(left_out.get(_name_of(case), (0.0,))))
+                for cases in known.values()
+                for case in cases
+            ],
+            always=always,
+            num_new=num_new,
+            error_ratio=self.error_ratio,
+        )
 
 
 def _farthest(
@@ -113,29 +149,33 @@ def _farthest(
 
 
 def _errors(
-    rows: Sequence[Measurement], known: Mapping[Line, Sequence[Case]]
+    left_out: Mapping[str, Sequence[float]], known: Mapping[Line, Sequence[Case]]
 ) -> Mapping[Line, Floats]:
     """|ln| of measured over predicted for the cases of every line, the directions' mean."""
-    found: dict[str, list[float]] = {}
-    if rows[0].case.operation in BY_GROUP:
-        found = _errors_in_groups(rows)
-    else:
-        for series, curve in fit_rows(rows).items():
-            if isinstance(curve, KernelCurve):
-                sizes_NA = np.exp2(curve.octaves_NA).round().astype(np.int64)
-                for place, error in zip(sizes_NA.tolist(), curve.left_out_N.tolist(), strict=True):
-                    name = _name(series.kind, series.dtype, place)
-                    found.setdefault(name, []).append(abs(error))
     errors = {}
     for line, cases in known.items():
-        names = [_name(case.kind, case.dtype, _place(case)) for case in cases]
-        told = [float(np.mean(found[name])) for name in names if name in found]
+        told = [np.abs(left_out[_name_of(c)]).mean() for c in cases if _name_of(c) in left_out]
         usual = float(np.mean(told)) if told else UNKNOWN_RATIO
-        errors[line] = np.array([float(np.mean(found.get(name, [usual]))) for name in names])
+        errors[line] = np.array(
+            [np.abs(left_out.get(_name_of(case), (usual,))).mean() for case in cases]
+        )
     return errors
 
 
-def _errors_in_groups(rows: Sequence[Measurement]) -> dict[str, list[float]]:
+def _left_out(rows: Sequence[Measurement]) -> Mapping[str, Sequence[float]]:
+    """Logarithm of measured over predicted from the others, by a case's name; each direction's."""
+    if rows[0].case.operation in BY_GROUP:
+        return _left_out_of_groups(rows)
+    found: dict[str, list[float]] = {}
+    for series, curve in fit_rows(rows).items():
+        if isinstance(curve, KernelCurve):
+            sizes_NA = np.exp2(curve.octaves_NA).round().astype(np.int64)
+            for place, error in zip(sizes_NA.tolist(), curve.left_out_N.tolist(), strict=True):
+                found.setdefault(_name(series.kind, series.dtype, place), []).append(error)
+    return found
+
+
+def _left_out_of_groups(rows: Sequence[Measurement]) -> dict[str, list[float]]:
     """Inner points of each line, predicted from their two neighbours, linearly in log space."""
     found: dict[str, list[float]] = {}
     timed = sorted(
@@ -148,9 +188,8 @@ def _errors_in_groups(rows: Sequence[Measurement]) -> dict[str, list[float]]:
             low, size, high = (math.log(_place(row.case)[0]) for row in (left, middle, right))
             share = (size - low) / (high - low) if high > low else 0.5
             wanted = (1.0 - share) * math.log(left.expected_s) + share * math.log(right.expected_s)
-            error = abs(wanted - math.log(middle.expected_s))
-            case = middle.case
-            found.setdefault(_name(case.kind, case.dtype, _place(case)), []).append(error)
+            error = math.log(middle.expected_s) - wanted
+            found.setdefault(_name_of(middle.case), []).append(error)
     return found
 
 
@@ -170,6 +209,10 @@ def _octaves(cases: Sequence[Case]) -> Floats:
 
 def _place(case: Case) -> list[int]:
     return [max(case.axes[axis], 1) for axis in AXES[case.operation]]
+
+
+def _name_of(case: Case) -> str:
+    return _name(case.kind, case.dtype, _place(case))
 
 
 def _name(kind: str, dtype: str, place: Sequence[int]) -> str:

@@ -34,7 +34,7 @@ from profilers.schedule import MAX_CASE_S, Plan, Step, key
 from profilers.store import clear_unlisted, holds_profile, read_profile, write_header, write_table
 from profilers.timing import HostClock
 
-GRID_CASE_S = 0.03
+GRID_CASE_S = 0.012
 """Time for repeats of one size of a grid that the second round fills up."""
 CLOSING_S = 2.0
 """Kept back for judging and writing the tables, and for the ranks to leave..."""
@@ -157,7 +157,12 @@ class Book:
             self.with_info(bench.operation, TableInfo(rows=0, complete=False, seconds=0.0))
         now_s = HostClock().now_s()
         left_s = max(0.0, self.deadline_s - now_s)
-        infill = Infill(rows=plan.rows, rng=np.random.default_rng(SEED))
+        machine = self.header.machine
+        infill = Infill(
+            rows=plan.rows,
+            rng=np.random.default_rng(SEED),
+            is_shared=machine.oversubscribed and machine.device_kind == "cpu",
+        )
         return Table(
             bench=bench,
             plan=plan,
@@ -216,7 +221,7 @@ class Desk:
 
     def add(self, table: Table, rows: Sequence[Measurement]) -> None:
         """Take note of rows, and write them now and then."""
-        table.plan.rows += rows
+        table.plan.add(rows)
         now_s = HostClock().now_s()
         if now_s - table.kept_s >= KEPT_S:
             self._write(table)

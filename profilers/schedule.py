@@ -21,8 +21,11 @@ from profilers.work import work
 
 MAX_CASE_S = 1.0
 """Time for repeats of one case; a slow case takes its few repeats however long they are."""
-RUNS_PER_CASE = 11.0
-"""Warm-ups and the fewest repeats."""
+RUNS_PER_CASE = 7.0
+"""Warm-ups and the fewest repeats..."""
+LONG_RUNS_PER_CASE = 4.0
+"""...and of cases whose runs last `LONG_CASE_S`, directions together (profilers/timing.py)."""
+LONG_CASE_S = 0.03
 FLOP_PER_BYTE = 16.0
 """Only to order cases by price: how many operations take as long as moving one byte."""
 
@@ -44,7 +47,7 @@ class Plan:
     asked: Sequence[Case]
     grid: Sequence[Case]
     rows: list[Measurement]
-    """What is known already; grows as the table is measured."""
+    """What is known already; grows as the table is measured (`add`)."""
     grid_case_s: float = MAX_CASE_S
     """Time for repeats of one case of the grid, at most."""
     _queue: list[Case] = field(init=False)
@@ -52,6 +55,8 @@ class Plan:
     _asked: set[Key] = field(init=False)
     _begun: bool = field(init=False, default=False)
     _seen: int = field(init=False, default=0)
+    _places: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
+    """(id of a case, rank) to its row."""
     _run_s: dict[tuple[str, str], dict[float, float]] = field(init=False, default_factory=dict)
     """(kind, dtype) to price to seconds of one run, all directions; of the dearest such case."""
     _case_s: dict[Key, float] = field(init=False, default_factory=dict)
@@ -64,6 +69,7 @@ class Plan:
         known |= self._asked
         grid = [case for case in distinct(self.grid) if key(case) not in known]
         self._queue = sorted(asked, key=price) + sorted(grid, key=price)
+        self._places = {(row.case.id, row.rank): place for place, row in enumerate(self.rows)}
 
     @property
     def left(self) -> int:
@@ -96,6 +102,24 @@ class Plan:
             return Step(case=case, budget_s=min(most_s, share_s))
         return None
 
+    def add(self, rows: Sequence[Measurement]) -> None:
+        """Take the rows of one visit to a case, from all ranks; of several visits one stays.
+
+        It is the one whose slowest rank was the fastest, for each direction by itself.
+        """
+        visits: dict[str, list[Measurement]] = {}
+        for row in rows:
+            visits.setdefault(row.case.id, []).append(row)
+        for name, visit in visits.items():
+            known = [(name, row.rank) for row in visit if (name, row.rank) in self._places]
+            if len(known) < len(visit):
+                for row in visit:
+                    self._places[name, row.rank] = len(self.rows)
+                    self.rows.append(row)
+            elif _slowest_s(visit) < _slowest_s([self.rows[self._places[at]] for at in known]):
+                for row in visit:
+                    self.rows[self._places[name, row.rank]] = row
+
     def late(self, *, left_s: float) -> Step | None:
         """Take up the cheapest case that was skipped and ends within `left_s` seconds, if any."""
         for case in sorted(self._skipped, key=price):
@@ -112,7 +136,8 @@ class Plan:
             return 0.0
         wanted = max(price(case), 1.0)
         near = min(known, key=lambda other: abs(math.log(max(other, 1.0) / wanted)))
-        return RUNS_PER_CASE * known[near] * max(1.0, wanted / max(near, 1.0))
+        run_s = known[near] * max(1.0, wanted / max(near, 1.0))
+        return run_s * (LONG_RUNS_PER_CASE if run_s >= LONG_CASE_S else RUNS_PER_CASE)
 
     def _learn(self) -> None:
         """Take note of the rows that arrived since; of a case's ranks the first one counts."""
@@ -126,6 +151,11 @@ class Plan:
                 self._case_s[name] = self._case_s.get(name, 0.0) + row.median_s + worked_s
                 series[at] = max(series.get(at, 0.0), self._case_s[name])
         self._seen = len(self.rows)
+
+
+def _slowest_s(visit: Sequence[Measurement]) -> float:
+    """Seconds of its slowest rank; endless where one failed."""
+    return max(row.expected_s if row.status is Status.OK else math.inf for row in visit)
 
 
 def price(case: Case) -> float:

@@ -31,6 +31,8 @@ LOOPED_S = 1e-3
 TURNS_S = 0.05
 """How long a repeat lasts where ranks take turns: a dozen of Linux's turns, which end at a tick of
 4 ms or less (CONFIG_HZ of 250 and above)."""
+LONG_S = 10e-3
+"""A run that lasts longer averages over short disturbances by itself, and a few repeats do."""
 MAX_WARMUPS = 3
 MAX_LOOPS = 1000
 
@@ -72,6 +74,8 @@ def measure(
     budget_s: float,
     repeat_s: float = 0.0,
     min_repeats: int = 5,
+    settled_repeats: int = 0,
+    long_repeats: int = 0,
     max_repeats: int = 50,
     target_spread: float = 0.02,
     agreed: Agreed = tuple,
@@ -79,7 +83,8 @@ def measure(
     """Time `run`; one entry per repeat, in seconds of one run.
 
     At least `min_repeats` are taken whatever the budget, warm-ups come on top; they last `repeat_s`
-    as far as the budget allows.
+    as far as the budget allows. Fewer than `settled_repeats` do not count as settled. Of runs
+    beyond `LONG_S`, whose repeats need not last any time, `long_repeats` do, after one warm-up.
     """
     return measure_fresh(
         lambda: run,
@@ -87,6 +92,8 @@ def measure(
         budget_s=budget_s,
         repeat_s=repeat_s,
         min_repeats=min_repeats,
+        settled_repeats=settled_repeats,
+        long_repeats=long_repeats,
         max_repeats=max_repeats,
         target_spread=target_spread,
         agreed=agreed,
@@ -101,6 +108,8 @@ def measure_fresh(
     repeat_s: float = 0.0,
     max_loops: int = MAX_LOOPS,
     min_repeats: int = 5,
+    settled_repeats: int = 0,
+    long_repeats: int = 0,
     max_repeats: int = 50,
     target_spread: float = 0.02,
     agreed: Agreed = tuple,
@@ -112,7 +121,10 @@ def measure_fresh(
     A backward pass is such a thing: each one consumes the graph of a forward of its own.
     """
     start_s = clock.now_s()
-    warm_s, whole_s = _warm_up(fresh, clock=clock, agreed=agreed)
+    most_warm_s = LONG_S if long_repeats and repeat_s == 0.0 else math.inf
+    warm_s, whole_s = _warm_up(fresh, clock=clock, agreed=agreed, most_s=most_warm_s)
+    if long_repeats and warm_s >= most_warm_s:
+        min_repeats = long_repeats
     loops = min(max_loops, loops_per_repeat(warm_s, repeat_s=repeat_s))
     if repeat_s > 0.0:
         # Preparing a run can take far longer than the run.
@@ -122,7 +134,8 @@ def measure_fresh(
         batch = min(min_repeats, max_repeats - len(times_s))
         times_s += _repeats(fresh, clock=clock, count=batch, loops=loops)
         spread, spent_s = agreed((spread_of_median(times_s), clock.now_s() - start_s))
-        if spread <= target_spread or spent_s >= budget_s:
+        is_settled = spread <= target_spread and len(times_s) >= settled_repeats
+        if is_settled or spent_s >= budget_s:
             break
     return tuple(times_s)
 
@@ -148,11 +161,11 @@ def spread_of_median(times_s: Sequence[float]) -> float:
 
 
 def _warm_up(
-    fresh: Callable[[], Callable[[], object]], *, clock: Clock, agreed: Agreed
+    fresh: Callable[[], Callable[[], object]], *, clock: Clock, agreed: Agreed, most_s: float
 ) -> tuple[float, float]:
     """Run until two runs in a row are within a factor 2; the last one's seconds.
 
-    Then also what it lasted with what prepared it.
+    Then also what it lasted with what prepared it. One run of at least `most_s` is enough.
     """
 
     def once() -> Sequence[float]:
@@ -162,6 +175,8 @@ def _warm_up(
 
     last_s, whole_s = once()
     for _ in range(MAX_WARMUPS - 1):
+        if last_s >= most_s:
+            break
         now_s, whole_s = once()
         alike = last_s <= 2.0 * now_s and now_s <= 2.0 * last_s
         last_s = now_s

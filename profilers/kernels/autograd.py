@@ -14,6 +14,7 @@ Mytkowicz et al., Producing Wrong Data, ASPLOS 2009). A step meets all places; s
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from profilers.devices import cache_bytes
 
+DRAWN = 2**18
+"""Elements that are drawn; larger operands repeat them, as drawing takes ten times a copy."""
 MAX_SETS = 8
 PLACED_SETS = 4
 """Sets at different places, at least, on a processor..."""
@@ -66,7 +69,10 @@ def through_autograd(
         cold_bytes: cache that the operands must not be found in; None means a core's own.
     """
     turns = in_turns(operands, cold_bytes=cache_bytes(device) if cold_bytes is None else cold_bytes)
-    gradients = tuple(torch.randn_like(output) for output in _run(function, turns).outputs)
+    gradients = tuple(
+        random(*output.shape, dtype=output.dtype, device=device, grad=False)
+        for output in _run(function, turns).outputs
+    )
 
     def backward() -> Callable[[], object]:
         tape = _run(function, turns)
@@ -104,8 +110,25 @@ def _moved(operands: tuple[Tensor, ...], *, number: int) -> tuple[Tensor, ...]:
 
 def random(*shape: int, dtype: torch.dtype, device: torch.device, grad: bool = True) -> Tensor:
     """A normal operand, scaled to keep products of a few hundred terms near one."""
-    tensor = torch.randn(*shape, dtype=torch.float32, device=device).mul_(0.1).to(dtype)
-    return tensor.requires_grad_(grad)
+    count = math.prod(shape)
+    part = torch.randn(min(count, DRAWN), dtype=torch.float32, device=device).mul_(0.1).to(dtype)
+    return repeated(part, count).view(shape).requires_grad_(grad)
+
+
+def repeated(part: Tensor, count: int) -> Tensor:
+    """Make a flat tensor of `count` elements out of a drawn part, over and over."""
+    if len(part) == count:
+        return part
+    whole = torch.empty(count, dtype=part.dtype, device=part.device)
+    fill(whole, part)
+    return whole
+
+
+def fill(whole: Tensor, part: Tensor) -> None:
+    """Fill a flat tensor with a drawn part, over and over."""
+    for start in range(0, len(whole), len(part)):
+        piece = whole[start : start + len(part)]
+        piece.copy_(part[: len(piece)])
 
 
 def _run(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from profilers.devices import last_cache_bytes
-from profilers.kernels.autograd import Prepared, in_turns
+from profilers.kernels.autograd import DRAWN, Prepared, in_turns, repeated
 from profilers.records import Case
 
 CPU_BYTES = tuple(2**power for power in (12, 16, 20, 24, 26))
@@ -34,13 +34,14 @@ def prepare(case: Case, device: torch.device) -> Prepared:
         )
         return Prepared(forward=lambda: _copy(*next(turns)), backward=None)
     here = _bytes(size, device)
-    host = torch.randint(256, (size,), dtype=torch.uint8).pin_memory()
+    host = _bytes(size, torch.device("cpu")).pin_memory()
     source, target = (host, here) if case.kind == "host_to_device" else (here, host)
     return Prepared(forward=lambda: _copy(source, target), backward=None)
 
 
 def _bytes(size: int, device: torch.device) -> Tensor:
-    return torch.randint(256, (size,), dtype=torch.uint8, device=device)
+    part = torch.randint(256, (min(size, DRAWN),), dtype=torch.uint8, device=device)
+    return repeated(part, size)
 
 
 def _copy(source: Tensor, target: Tensor) -> Tensor:

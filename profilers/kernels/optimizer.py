@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from profilers.devices import DTYPES, last_cache_bytes
-from profilers.kernels.autograd import Prepared, in_turns
+from profilers.kernels.autograd import Prepared, in_turns, random
 from profilers.records import Case
 
 TENSOR_ELEMENTS = 2**20
@@ -46,11 +46,15 @@ def prepare(case: Case, device: torch.device) -> Prepared:
     if case.kind not in ("accumulate", "convert"):
         raise ValueError(f"kind {case.kind!r} is not one of adamw, accumulate, convert")
     turns = in_turns(
-        lambda: (torch.randn(size, device=device), torch.randn(size, device=device).to(dtype)),
+        lambda: (_drawn(size, torch.float32, device), _drawn(size, dtype, device)),
         cold_bytes=last_cache_bytes(device),
     )
     run = _accumulate if case.kind == "accumulate" else _convert
     return Prepared(forward=lambda: run(*next(turns)), backward=None)
+
+
+def _drawn(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return random(size, dtype=dtype, device=device, grad=False)
 
 
 def _accumulate(total: Tensor, gradient: Tensor) -> Tensor:
@@ -65,8 +69,8 @@ def _adamw(size: int, device: torch.device) -> Prepared:
     """The optimizer's state is made by the first warm-up step."""
     full, rest = divmod(size, TENSOR_ELEMENTS)
     sizes = [TENSOR_ELEMENTS] * full + ([rest] if rest else [])
-    parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in sizes]
+    parameters = [torch.nn.Parameter(_drawn(size, torch.float32, device)) for size in sizes]
     for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
+        parameter.grad = _drawn(len(parameter), torch.float32, device)
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, foreach=True)
     return Prepared(forward=optimizer.step, backward=None)

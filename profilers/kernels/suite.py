@@ -19,7 +19,7 @@ from profilers.bench import Setting
 from profilers.devices import free_bytes, is_out_of_memory, release_memory
 from profilers.drawing import SIZES
 from profilers.kernels import optimizer
-from profilers.kernels.autograd import MAX_SETS, Prepared
+from profilers.kernels.autograd import MAX_SETS, PLACED_SETS, Prepared
 from profilers.records import Case, Direction, Measurement, Status
 from profilers.timing import Agreed, Clock, measure, measure_fresh
 from profilers.work import work
@@ -49,6 +49,8 @@ TOUCHED_RATIO = 1 / 16
 """...and no more than this of the memory that is free."""
 LIVE_COPIES = 4.0
 """Forward traffic times this bounds the memory alive in a backward pass."""
+LONG_REPEATS = 3
+"""Of a run that is long by itself, in one visit."""
 GRAPHS_RATIO = 0.1
 """Of the free memory, for the forward passes of all runs of one repeat."""
 
@@ -128,7 +130,7 @@ def measure_kernel(
     repeat_s: float = 0.0,
     agreed: Agreed = tuple,
 ) -> tuple[Measurement, ...]:
-    """Time both directions of a case, each set of operands at least once, and never raise.
+    """Time both directions of a case, each set of operands that time allows, and never raise.
 
     What fails is recorded, on the peers as well. A case that clearly does not fit is not tried: a
     host that overcommits memory would kill the process instead of refusing.
@@ -193,7 +195,9 @@ class _Timing:
                 budget_s=self.budget_s,
                 repeat_s=self.repeat_s,
                 max_loops=self.most_at_once,
-                min_repeats=MAX_SETS,
+                min_repeats=PLACED_SETS,
+                settled_repeats=MAX_SETS,
+                long_repeats=LONG_REPEATS,
                 agreed=self._in_step,
             )
         return measure(
@@ -201,7 +205,9 @@ class _Timing:
             clock=self.clock,
             budget_s=self.budget_s,
             repeat_s=self.repeat_s,
-            min_repeats=MAX_SETS,
+            min_repeats=PLACED_SETS,
+            settled_repeats=MAX_SETS,
+            long_repeats=LONG_REPEATS,
             agreed=self._in_step,
         )
 

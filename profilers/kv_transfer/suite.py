@@ -20,7 +20,7 @@ import torch
 
 from profilers.bench import Setting
 from profilers.devices import free_bytes, last_cache_bytes, release_memory
-from profilers.kernels.autograd import MAX_SETS, Prepared
+from profilers.kernels.autograd import DRAWN, MAX_SETS, Prepared, fill
 from profilers.kernels.suite import measure_kernel
 from profilers.kv_transfer.conversion import Caches, convert
 from profilers.kv_transfer.pages import (
@@ -160,7 +160,8 @@ def prepare(case: Case, device: torch.device) -> Prepared:
 def _turns(
     request: Callable[[], Callable[[], None]], *, request_bytes: int, device: torch.device
 ) -> Iterator[Callable[[], None]]:
-    wanted = 1 + 2 * last_cache_bytes(device) // request_bytes
+    # A request is read and as much is written.
+    wanted = 1 + last_cache_bytes(device) // request_bytes
     return itertools.cycle([request() for _ in range(min(MAX_SETS, wanted))])
 
 
@@ -193,7 +194,11 @@ def _random_instance(
             scale=scale,
         )
         if is_filled:
-            cache.pages.view(bits).random_(limits.min, limits.max)
+            pages = cache.pages.view(bits).flatten()
+            part = torch.randint(
+                limits.min, limits.max, (min(len(pages), DRAWN),), dtype=bits, device=device
+            )
+            fill(pages, part)
         else:
             cache.pages.view(bits).zero_()
         caches[rank] = cache

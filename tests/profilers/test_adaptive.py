@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -7,6 +8,8 @@ from profilers.adaptive import BATCH, CHECK_EVERY, Infill
 from profilers.held_out import checked
 from profilers.interpolation import fit_rows
 from profilers.records import AXES, Case, Measurement, Status
+from profilers.revisits import MAX_VISITS
+from profilers.schedule import Plan
 from profilers.testing import gemm_row
 
 KNEE_BYTES = 2**20
@@ -28,14 +31,37 @@ def row(case: Case, law: Law) -> Measurement:
     return Measurement(case=case, times_s=(law(case),))
 
 
-def filled(rows: list[Measurement], law: Law, *, count: int, seed: int = 0) -> Infill:
-    infill = Infill(rows=rows, rng=np.random.default_rng(seed))
+def filled(
+    rows: list[Measurement], law: Law, *, count: int, seed: int = 0, is_shared: bool = False
+) -> Infill:
+    """Visit `count` sizes, new ones or again."""
+    plan = Plan(asked=[], grid=[], rows=rows)
+    infill = Infill(rows=rows, rng=np.random.default_rng(seed), is_shared=is_shared)
     for _ in range(count):
         case = infill.next()
         if case is None:
             break
-        rows.append(row(case, law))
+        plan.add([row(case, law)])
     return infill
+
+
+class Disturbed:
+    """A law on a machine with neighbours: so many visits in ten take half as long again."""
+
+    def __init__(self, law: Law, *, in_ten: int) -> None:
+        self._law = law
+        self._in_ten = in_ten
+        self._chance = np.random.default_rng(5)
+        self.visits: list[str] = []
+
+    def __call__(self, case: Case) -> float:
+        self.visits.append(case.id)
+        is_slow = self._chance.random() < 0.1 * self._in_ten
+        return self._law(case) * (1.5 if is_slow else 1.0)
+
+
+def mean_error(rows: list[Measurement], law: Law) -> float:
+    return float(np.mean([math.log(row.expected_s / law(row.case)) for row in rows]))
 
 
 def worst_error(rows: list[Measurement], law: Law) -> float:
@@ -50,7 +76,7 @@ def worst_error(rows: list[Measurement], law: Law) -> float:
 def test_added_messages_gather_at_the_knee_and_beat_a_uniform_grid() -> None:
     coarse = [row(sent(2**power), knee_s) for power in (10, 15, 22, 26)]
     rows = list(coarse)
-    filled(rows, knee_s, count=4 * BATCH)
+    filled(rows, knee_s, count=6 * BATCH)
     added = rows[len(coarse) :]
     near = [r for r in added if KNEE_BYTES / 32 <= r.case.axes["bytes"] <= KNEE_BYTES * 32]
     # The knee's surroundings are 10 of 16 octaves.
@@ -81,9 +107,48 @@ def test_a_badly_known_series_gets_more_points_than_a_well_known_one() -> None:
 
 def test_every_sixth_size_is_drawn_blindly_and_left_out() -> None:
     rows = [row(sent(2**power), knee_s) for power in (10, 15, 22, 26)]
-    infill = filled(rows, knee_s, count=2 * BATCH)
+    infill = filled(rows, knee_s, count=2 * BATCH, is_shared=True)
     assert len(infill.checks) == 2 * BATCH // CHECK_EVERY
     assert infill.checks <= {r.case.id for r in rows}
+
+
+def test_a_size_that_was_disturbed_is_visited_again_and_its_fastest_visit_stays() -> None:
+    rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
+    rows[8] = Measurement(case=rows[8].case, times_s=(1.7 * knee_s(rows[8].case),))
+    filled(rows, knee_s, count=BATCH)
+    assert rows[8].expected_s == knee_s(rows[8].case)
+
+
+def test_visiting_again_removes_most_of_what_neighbours_add() -> None:
+    def begun(law: Law) -> list[Measurement]:
+        return [row(sent(2**power), law) for power in range(10, 27)]
+
+    once, again = Disturbed(knee_s, in_ten=4), Disturbed(knee_s, in_ten=4)
+    by_once, by_again = begun(once), begun(again)
+    filled(by_once, once, count=10 * BATCH, is_shared=True)
+    filled(by_again, again, count=10 * BATCH)
+    assert mean_error(by_again, knee_s) < 0.4 * mean_error(by_once, knee_s)
+    assert max(Counter(again.visits).values()) <= MAX_VISITS
+    # Ranks in turns disturb each other in a step as well.
+    assert max(Counter(once.visits).values()) == 1
+
+
+def test_an_undisturbed_table_spends_most_visits_on_new_sizes() -> None:
+    rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
+    begun = len(rows)
+    calm = Disturbed(knee_s, in_ten=0)
+    filled(rows, calm, count=10 * BATCH)
+    assert len(rows) - begun > 0.6 * len(calm.visits)
+
+
+def test_sizes_drawn_blindly_are_all_visited_twice_whatever_they_took() -> None:
+    rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
+    calm = Disturbed(knee_s, in_ten=0)
+    infill = filled(rows, calm, count=10 * BATCH)
+    counts = Counter(calm.visits)
+    early = [name for name in calm.visits[: 6 * BATCH] if name in infill.checks]
+    assert len(set(early)) > 5
+    assert {counts[name] for name in early} == {2}
 
 
 def test_sizes_that_fits_have_seen_are_no_checks_of_them() -> None:

@@ -1,5 +1,12 @@
-from profilers.records import Case, Measurement
-from profilers.schedule import MAX_CASE_S, Plan, distinct, key
+from profilers.records import Case, Measurement, Status
+from profilers.schedule import (
+    LONG_RUNS_PER_CASE,
+    MAX_CASE_S,
+    RUNS_PER_CASE,
+    Plan,
+    distinct,
+    key,
+)
 from profilers.testing import gemm_case, gemm_row
 
 
@@ -31,19 +38,19 @@ def test_after_the_time_is_spent_only_the_first_case_is_measured() -> None:
 
 
 def test_a_case_that_would_outlast_the_table_is_skipped() -> None:
-    # 1 s for m = 64 means 11 runs = 11 s for m = 65 and about 704 s for m = 4096
+    # 1 s for m = 64 means 4 runs = 4 s for m = 65 and about 256 s for m = 4096
     course = plan(asked=[], grid=[gemm_case(65), gemm_case(4096)], rows=[gemm_row(64, 1.0)])
-    assert order_of(course, left_s=300.0) == [65]
+    assert order_of(course, left_s=150.0) == [65]
     assert course.skipped == 1
 
 
 def test_what_was_skipped_is_taken_up_from_cheap_to_dear_where_it_ends_in_time() -> None:
     sizes = [gemm_case(m) for m in (4096, 512, 65)]
     course = plan(asked=[], grid=sizes, rows=[gemm_row(64, 1.0)])
-    assert order_of(course, left_s=30.0) == [65]
+    assert order_of(course, left_s=15.0) == [65]
     assert course.lacking_ratio == 2.0
-    # 11 runs, of 5 s and more each, and of some 40 s.
-    assert course.late(left_s=20.0) is None
+    # 4 runs, of 5 s and more each, and of some 40 s.
+    assert course.late(left_s=10.0) is None
     step = course.late(left_s=100.0)
     assert step is not None
     assert step.case.axes["m"] == 512
@@ -54,10 +61,46 @@ def test_what_was_skipped_is_taken_up_from_cheap_to_dear_where_it_ends_in_time()
 
 def test_time_for_the_rest_of_the_queue_is_set_aside() -> None:
     course = plan(asked=[], grid=[gemm_case(65), gemm_case(66)], rows=[gemm_row(64, 0.1)])
-    step = course.next(left_s=2.6)
+    step = course.next(left_s=1.0)
     assert step is not None
-    # both need about 1.13 s at least; what is left of 2.6 s is shared evenly
-    assert 0.15 <= step.budget_s <= 0.2
+    # Both need about 0.41 s at least; what is left of 1 s is shared evenly.
+    assert 0.07 <= step.budget_s <= 0.1
+
+
+def test_short_runs_are_expected_to_be_repeated_more_often() -> None:
+    course = plan(asked=[], grid=[], rows=[gemm_row(64, 0.01), gemm_row(4096, 1.0)])
+    short, long = (course.expected_s(gemm_case(m)) for m in (64, 4096))
+    assert short == RUNS_PER_CASE * 0.01
+    assert long == LONG_RUNS_PER_CASE * 1.0
+
+
+def test_of_several_visits_the_one_with_the_fastest_slowest_rank_stays() -> None:
+    course = plan(asked=[], grid=[])
+    course.add([gemm_row(8, 3.0), gemm_row(8, 4.0, rank=1)])
+    course.add([gemm_row(16, 7.0), gemm_row(16, 7.0, rank=1)])
+    course.add([gemm_row(8, 1.0), gemm_row(8, 5.0, rank=1)])
+    assert [row.median_s for row in course.rows] == [3.0, 4.0, 7.0, 7.0]
+    course.add([gemm_row(8, 3.5), gemm_row(8, 2.0, rank=1)])
+    assert [row.median_s for row in course.rows] == [3.5, 2.0, 7.0, 7.0]
+
+
+def test_directions_keep_their_fastest_visits_by_themselves() -> None:
+    def visit(forward_s: float, backward_s: float) -> list[Measurement]:
+        backward = gemm_case(8).model_copy(update={"direction": "backward"})
+        return [gemm_row(8, forward_s), Measurement(case=backward, times_s=(backward_s,))]
+
+    course = plan(asked=[], grid=[])
+    course.add(visit(1.0, 4.0))
+    course.add(visit(2.0, 3.0))
+    assert [row.median_s for row in course.rows] == [1.0, 3.0]
+
+
+def test_a_visit_that_fails_takes_nothing_away_and_one_that_works_replaces_it() -> None:
+    failed = Measurement(case=gemm_case(8), status=Status.FAILED, error="no")
+    course = plan(asked=[], grid=[], rows=[failed])
+    course.add([gemm_row(8, 1.0)])
+    course.add([failed])
+    assert course.rows == [gemm_row(8, 1.0)]
 
 
 def test_directions_are_one_case() -> None:

@@ -55,7 +55,7 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
     started_s = time.monotonic()
     header = measure_profile(
         tmp_path / "profile",
-        budget_s=12.0,
+        budget_s=16.0,
         ranks=2,
         device="cpu",
         extra_cases=(gemm_case(77), gemm_case(77, dtype="bf16"), link_case("all_to_all", size=777)),
@@ -64,7 +64,7 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
     )
     assert header is not None
     # Starting two ranks takes seconds, on a busy machine many; without a budget it is minutes.
-    assert time.monotonic() - started_s < 12.0 + 60.0
+    assert time.monotonic() - started_s < 16.0 + 60.0
     assert all(info.complete for info in header.tables.values())
     assert header.machine.world == 2
     profile = read_profile(tmp_path / "profile")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.testing import FakeClock
-from profilers.timing import loops_per_repeat, measure, measure_fresh, spread_of_median
+from profilers.timing import LONG_S, loops_per_repeat, measure, measure_fresh, spread_of_median
 
 
 def task(clock: FakeClock, *durations_s: float) -> Callable[[], None]:
@@ -104,6 +104,30 @@ def test_long_preparations_leave_room_for_fewer_runs_in_a_repeat() -> None:
     assert times_s == pytest.approx((0.001,) * 5)
     # A second for five repeats of runs that last 10 ms with what prepares them: 20 of each.
     assert len(held) == pytest.approx(2 + 5 * 20, abs=5)
+
+
+def test_a_long_run_is_warm_at_once_and_needs_few_repeats() -> None:
+    clock = FakeClock()
+    count = itertools.count()
+
+    def run() -> None:
+        next(count)
+        clock.advance(2.0 * LONG_S)
+
+    assert len(measure(run, clock=clock, budget_s=0.0, min_repeats=4, long_repeats=3)) == 3
+    assert next(count) == 1 + 3
+    # Where a repeat has to last, its length has to be known.
+    assert len(measure(run, clock=clock, budget_s=0.0, min_repeats=4, repeat_s=1.0)) == 4
+
+
+def test_few_repeats_are_not_settled_however_alike() -> None:
+    clock = FakeClock()
+    steady = task(clock, 0.001)
+    one, other = (
+        measure(steady, clock=clock, budget_s=1.0, min_repeats=4, settled_repeats=settled)
+        for settled in (0, 8)
+    )
+    assert (len(one), len(other)) == (4, 8)
 
 
 def test_what_prepares_a_run_is_not_timed() -> None:

@@ -23,6 +23,7 @@ from profilers.kernels.autograd import (
 from profilers.kernels.memory_bound import BUILDERS
 from profilers.kernels.suite import (
     KERNELS,
+    LONG_REPEATS,
     WEIGHTS,
     benches,
     live_bytes,
@@ -98,7 +99,7 @@ def test_every_kernel_takes_a_finite_positive_time(case: Case) -> None:
     assert [row.case.direction for row in rows] == directions
     for row in rows:
         assert row.status is Status.OK, row.error
-        assert len(row.times_s) >= 5
+        assert len(row.times_s) >= LONG_REPEATS
         assert all(math.isfinite(time_s) and time_s > 0.0 for time_s in row.times_s)
 
 

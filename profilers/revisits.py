@@ -1,0 +1,89 @@
+"""Which measured sizes are worth another visit: those that their neighbours may have made slow.
+
+What disturbs a measurement on a machine with other guests lasts for milliseconds to seconds, longer
+than a visit to a size, and makes it slow, never fast. So a size that took longer than the others
+foretell is visited again after a while, and its fastest visit stays (`Plan.add`): Chen and Revels,
+Robust benchmarking in noisy environments, 2016. Within a visit the mean of the repeats counts as
+ever, with what makes single calls slow by nature.
+
+How much time that deserves is learned: another visit brings its gain, the mean ln of the time
+before over the time after; another size would bring down the error of sizes in between. On a quiet
+machine little is visited again. Where gains are large, what was visited once is doubted by the mean
+gain, for a stretch of sizes that were all measured in the same bad minute foretell each other well.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from profilers.drawing import listed
+from profilers.records import Case, Measurement, Status
+
+DOUBT_RATIO = 0.02
+"""What is doubted by less is not visited again."""
+GAIN_WEIGHT = 2.0
+"""Visits again for each new size, by the mean gain over the error..."""
+LEAST_AGAIN, MOST_AGAIN = 0.25, 2.0
+"""...but no fewer and no more than this."""
+FIRST_GAIN_RATIO = 0.25
+"""Of the error: what is expected of visits before there was any."""
+MAX_VISITS = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class Revisits:
+    """Choices of cases, as listed, to visit again in one table."""
+
+    rows: Sequence[Measurement]
+    """Everything measured so far, the fastest visit to each case; grows and changes."""
+    _visits: dict[str, int] = field(init=False, default_factory=dict)
+    """Ids of the cases that were visited again, to how often they were visited."""
+    _before_s: Mapping[str, float] = field(init=False, default_factory=dict)
+    """Ids of the cases chosen last, to what they took by then."""
+    _gains: list[float] = field(init=False, default_factory=list)
+    """ln of the time before over the time after; 0 where the visit was not the faster one."""
+
+    def chosen(
+        self,
+        late: Sequence[tuple[Case, float]],
+        *,
+        always: Sequence[Case],
+        num_new: int,
+        error_ratio: float,
+    ) -> list[Case]:
+        """Choose for the next batch.
+
+        Args:
+            late: cases, and ln of what they took over what the others foretell.
+            always: cases to visit again whatever they took.
+            num_new: sizes that the batch visits for the first time.
+            error_ratio: mean error of what the others foretell.
+        """
+        taken_s = _taken_s(self.rows)
+        self._gains += [math.log(s / taken_s[name]) for name, s in self._before_s.items()]
+        gain = float(np.mean(self._gains)) if self._gains else FIRST_GAIN_RATIO * error_ratio
+        share = GAIN_WEIGHT * gain / max(error_ratio, 1e-3)
+        most = round(min(MOST_AGAIN, max(LEAST_AGAIN, share)) * num_new)
+        doubts: list[tuple[float, str, Case]] = []
+        for case, by in late:
+            visits = self._visits.get(case.id, 1)
+            doubt = max(by, 0.0) + (gain if visits == 1 else 0.0)
+            if doubt > DOUBT_RATIO and visits < MAX_VISITS:
+                doubts.append((-doubt, case.id, case))
+        again = [*always, *(case for _, _, case in sorted(doubts, key=lambda one: one[:2])[:most])]
+        for case in again:
+            self._visits[case.id] = self._visits.get(case.id, 1) + 1
+        self._before_s = {case.id: taken_s[case.id] for case in again if case.id in taken_s}
+        return again
+
+
+def _taken_s(rows: Sequence[Measurement]) -> Mapping[str, float]:
+    """Seconds of each case that worked, by its id as listed: directions and ranks together."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if row.status is Status.OK and row.expected_s > 0.0:
+            name = listed(row.case).id
+            found[name] = found.get(name, 0.0) + row.expected_s
+    return found
