@@ -67,6 +67,10 @@ class Infill:
     def __post_init__(self) -> None:
         self._revisits = Revisits(rows=self.rows)
 
+    def disturbed(self) -> str:
+        """Say that something disturbs the machine, where visits again were much faster."""
+        return self._revisits.told()
+
     def next(self) -> Case | None:
         """Choose the next size to measure; None where there is nothing between the sizes."""
         if not self._queue:

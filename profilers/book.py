@@ -90,6 +90,7 @@ class Table:
             self.bench.note(),
             f"{plan.skipped} cases skipped: the time budget was spent" if plan.skipped else "",
             f"{len(errors)} cases failed, e.g. {min(errors.values())}" if errors else "",
+            fill.infill.disturbed() if judged and fill else "",
         ]
         found = checked(plan.rows, left_out=fill.infill.checks) if judged and fill else None
         return TableInfo(

@@ -30,6 +30,8 @@ LEAST_AGAIN, MOST_AGAIN = 0.25, 2.0
 FIRST_GAIN_RATIO = 0.25
 """Of the error: what is expected of visits before there was any."""
 MAX_VISITS = 4
+TOLD_RATIO = 0.05
+"""Gains of less are no news."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +79,17 @@ class Revisits:
             self._visits[case.id] = self._visits.get(case.id, 1) + 1
         self._before_s = {case.id: taken_s[case.id] for case in again if case.id in taken_s}
         return again
+
+    def told(self) -> str:
+        """Say what the visits brought, where that means that something disturbs the machine.
+
+        Those of the last batch, which may not be over, are left out.
+        """
+        count = len(self._gains)
+        faster = 1.0 - math.exp(-float(np.mean(self._gains))) if count else 0.0
+        if faster < TOLD_RATIO:
+            return ""
+        return f"the machine is disturbed: {count} sizes visited again were {faster:.0%} faster"
 
 
 def _taken_s(rows: Sequence[Measurement]) -> Mapping[str, float]:

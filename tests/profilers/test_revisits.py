@@ -1,0 +1,67 @@
+"""Which sizes are visited again, by what that brought so far."""
+
+from profilers.records import Case, Measurement
+from profilers.revisits import LEAST_AGAIN, MAX_VISITS, MOST_AGAIN, Revisits
+from profilers.testing import gemm_case, gemm_row
+
+SIZES = range(1, 41)
+ERROR_RATIO = 0.1
+
+
+def choose(
+    revisits: Revisits, late: dict[int, float], *, num_new: int = 8, always: tuple[Case, ...] = ()
+) -> list[int]:
+    chosen = revisits.chosen(
+        [(gemm_case(m), by) for m, by in late.items()],
+        always=always,
+        num_new=num_new,
+        error_ratio=ERROR_RATIO,
+    )
+    return [case.axes["m"] for case in chosen]
+
+
+def settled(*, factor: float) -> tuple[list[Measurement], Revisits]:
+    """Forty sizes, after a batch whose visits were so many times faster."""
+    rows = [gemm_row(m, 1.0) for m in SIZES]
+    revisits = Revisits(rows=rows)
+    for m in choose(revisits, dict.fromkeys(SIZES, 0.2)):
+        rows[m - 1] = gemm_row(m, 1.0 / factor)
+    return rows, revisits
+
+
+def test_the_latest_come_first_and_the_early_ones_never() -> None:
+    revisits = Revisits(rows=[gemm_row(m, 1.0) for m in SIZES])
+    late = {1: 0.1, 2: 0.5, 3: -0.4, 4: 0.3, 5: -0.001}
+    assert choose(revisits, late)[:3] == [2, 4, 1]
+    assert 3 not in choose(revisits, late, num_new=100)
+
+
+def test_on_a_quiet_machine_little_is_visited_again() -> None:
+    _, revisits = settled(factor=1.0)
+    assert len(choose(revisits, dict.fromkeys(SIZES, 0.2))) == LEAST_AGAIN * 8
+    choose(revisits, {})
+    assert revisits.told() == ""
+
+
+def test_on_a_disturbed_machine_most_visits_are_second_ones_and_it_is_said() -> None:
+    _, revisits = settled(factor=1.5)
+    assert revisits.told() == ""
+    # Nothing looks late where all of a stretch was disturbed alike.
+    again = choose(revisits, dict.fromkeys(SIZES, 0.0))
+    assert len(again) == MOST_AGAIN * 8
+    assert "33% faster" in revisits.told()
+
+
+def test_a_size_that_stays_slow_costs_a_few_visits() -> None:
+    revisits = Revisits(rows=[gemm_row(1, 1.0)])
+    visits = 1
+    while choose(revisits, {1: 0.9}):
+        visits += 1
+        assert visits <= MAX_VISITS
+    assert visits == MAX_VISITS
+
+
+def test_what_is_always_visited_again_is_so_whatever_it_took() -> None:
+    revisits = Revisits(rows=[gemm_row(1, 1.0), gemm_row(2, 1.0)])
+    chosen = choose(revisits, {2: -0.5}, num_new=0, always=(gemm_case(1),))
+    assert chosen == [1]
