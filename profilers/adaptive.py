@@ -36,9 +36,9 @@ Floats = NDArray[np.float64]
 CANDIDATES = 32
 CHECK_EVERY = 6
 BATCH = 12
-"""Cases chosen from one fit, at least, as fitting takes as long as measuring a few..."""
+"""New cases chosen from one fit, at least, as fitting takes as long as measuring a few..."""
 BATCH_RATIO = 0.25
-"""...and as many more as make this share of those known, as fits grow with them."""
+"""...and later as many more as make this share of those known, as fits grow with them."""
 MAX_LINE_POINTS = 350
 """Points of a line: more cost more to fit than they tell."""
 UNKNOWN_RATIO = 0.2
@@ -90,7 +90,9 @@ class Infill:
         # Drawn again, a size that the fits have seen would be no check of them.
         seen = {listed(row.case).id for row in self.rows}
         names = sorted(known)
-        count = max(BATCH, round(BATCH_RATIO * sum(map(len, known.values()))))
+        count = BATCH
+        if self._proposed:
+            count = max(BATCH, round(BATCH_RATIO * sum(map(len, known.values()))))
         chosen = self._again(known, left_out, num_new=count)
         for _ in range(count):
             self._proposed += 1

@@ -34,7 +34,7 @@ from profilers.schedule import MAX_CASE_S, Plan, Step, key
 from profilers.store import clear_unlisted, holds_profile, read_profile, write_header, write_table
 from profilers.timing import HostClock
 
-GRID_CASE_S = 0.012
+GRID_CASE_S = 0.008
 """Time for repeats of one size of a grid that the second round fills up."""
 CLOSING_S = 2.0
 """Kept back for judging and writing the tables, and for the ranks to leave..."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from profilers.adaptive import Infill
 from profilers.schedule import Plan, Step
 
-FILL_S = 0.012
+FILL_S = 0.008
 """Time for repeats of one size: another size tells more than the same one again."""
 LATE_RATIO = 0.5
 """Of the time of the round, at most, for cases that the first one skipped."""

@@ -7,9 +7,10 @@ Robust benchmarking in noisy environments, 2016. Within a visit the mean of the 
 ever, with what makes single calls slow by nature.
 
 How much time that deserves is learned: another visit brings its gain, the mean ln of the time
-before over the time after; another size would bring down the error of sizes in between. On a quiet
-machine little is visited again. Where gains are large, what was visited once is doubted by the mean
-gain, for a stretch of sizes that were all measured in the same bad minute foretell each other well.
+before over the time after. Its square over that of the mean error says how much of that error is
+disturbance, which other sizes would not bring down. On a quiet machine little is visited again.
+Where gains are large, what was visited once is doubted by the mean gain, for sizes that were all
+measured in the same bad minute foretell each other well.
 """
 
 import math
@@ -23,9 +24,10 @@ from profilers.records import Case, Measurement, Status
 
 DOUBT_RATIO = 0.02
 """What is doubted by less is not visited again."""
-GAIN_WEIGHT = 2.0
-"""Visits again for each new size, by the mean gain over the error..."""
-LEAST_AGAIN, MOST_AGAIN = 0.25, 2.0
+GAIN_WEIGHT = 16.0
+"""Visits again for each new size, by the square of the mean gain over the error: of independent
+normal disturbances alone, gain over error is about a half..."""
+LEAST_AGAIN, MOST_AGAIN = 0.25, 4.0
 """...but no fewer and no more than this."""
 FIRST_GAIN_RATIO = 0.25
 """Of the error: what is expected of visits before there was any."""
@@ -66,7 +68,7 @@ class Revisits:
         taken_s = _taken_s(self.rows)
         self._gains += [math.log(s / taken_s[name]) for name, s in self._before_s.items()]
         gain = float(np.mean(self._gains)) if self._gains else FIRST_GAIN_RATIO * error_ratio
-        share = GAIN_WEIGHT * gain / max(error_ratio, 1e-3)
+        share = GAIN_WEIGHT * (gain / max(error_ratio, 1e-3)) ** 2
         most = round(min(MOST_AGAIN, max(LEAST_AGAIN, share)) * num_new)
         doubts: list[tuple[float, str, Case]] = []
         for case, by in late:
