@@ -1,0 +1,227 @@
+"""What a profile knows where neighbours disturb: `python tests/benchmarks/disturbed_machine.py`.
+
+The machine is simulated, for only then the truth is known and the neighbours do the same twice. Its
+kernels take what the stored profile `epyc-2-ranks` says, and every size up to 3 % more or less by a
+hash of it, which nothing can foretell. Its speed is the product of two-state processes: for spells
+of exponential length, milliseconds to seconds, it is divided by a factor.
+
+The real profiler runs on it, in simulated time, as often as there are seeds; then sizes are drawn
+at random and predicted from its profile. Printed are, per kind of neighbours, with sizes visited
+again (profilers/revisits.py) and with every size visited once:
+
+    median, p90     of |predicted / undisturbed - 1|, all seeds together
+    bias            median of predicted / undisturbed - 1
+
+Not simulated: fitting takes no time, and preparing operands takes a guess.
+"""
+
+import argparse
+import hashlib
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+
+from profilers import adaptive, session
+from profilers.drawing import SIZES, drawn, lines
+from profilers.interpolation import Curve, Series, fit_curves
+from profilers.kernels import suite
+from profilers.kernels.autograd import Prepared
+from profilers.records import AXES, Case, Measurement
+from profilers.store import read_profile
+from profilers.timing import HostClock
+
+STORED = Path(__file__).parents[2] / "examples/profiles/epyc-2-ranks/used/profile"
+ODD_RATIO = 0.03
+CALL_S = 2e-3
+"""What a visit costs beside its runs: deciding, telling, collecting..."""
+PREPARED_RUNS, MOST_PREPARED_S = 4.0, 0.02
+"""...and preparing operands, in runs of the forward."""
+
+
+class Spells(NamedTuple):
+    """One kind of disturbance."""
+
+    mean_s: float
+    factor: float
+    """What work takes longer by while it lasts."""
+    share: float
+    """Of the time."""
+
+
+NEIGHBOURS: Final[Mapping[str, tuple[Spells, ...]]] = {
+    "few": (Spells(4e-3, 1.2, 0.05), Spells(0.3, 1.45, 0.02)),
+    "some": (Spells(4e-3, 1.2, 0.1), Spells(0.3, 1.45, 0.25), Spells(5.0, 1.3, 0.15)),
+    "many": (Spells(4e-3, 1.2, 0.2), Spells(0.3, 1.45, 0.4), Spells(20.0, 1.35, 0.4)),
+}
+
+
+class Disturbed:
+    """A machine whose time passes only when it works."""
+
+    def __init__(self, spells: Sequence[Spells], *, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self.now_s = 0.0
+        self._spells = spells
+        self._is_on = [bool(self._rng.random() < one.share) for one in spells]
+        self._until_s = [
+            self._length_s(one, is_on=on) for one, on in zip(spells, self._is_on, strict=True)
+        ]
+
+    def work(self, quiet_s: float) -> None:
+        """Do what takes an undisturbed machine that long."""
+        while quiet_s > 0.0:
+            for place, spell in enumerate(self._spells):
+                while self._until_s[place] <= self.now_s:
+                    self._is_on[place] = not self._is_on[place]
+                    self._until_s[place] += self._length_s(spell, is_on=self._is_on[place])
+            on = [one.factor for one, is_on in zip(self._spells, self._is_on, strict=True) if is_on]
+            factor = math.prod(on)
+            done_s = min(quiet_s, (min(self._until_s) - self.now_s) / factor)
+            self.now_s += max(done_s * factor, 1e-12)
+            quiet_s -= done_s
+
+    def _length_s(self, spell: Spells, *, is_on: bool) -> float:
+        off_s = spell.mean_s * (1.0 - spell.share) / spell.share
+        return float(self._rng.exponential(spell.mean_s if is_on else off_s))
+
+
+def undisturbed_s(case: Case, curves: Mapping[Series, Curve]) -> float:
+    """Take the truth of the simulated machine."""
+    series = Series(case.operation, case.kind, case.dtype, case.direction)
+    digest = hashlib.sha256(case.id.encode()).digest()
+    odd = 2.0 * int.from_bytes(digest[:4]) / 2**32 - 1.0
+    return _predicted_s(case, curves[series]) * (1.0 + ODD_RATIO * odd)
+
+
+@contextmanager
+def simulated(machine: Disturbed, curves: Mapping[Series, Curve]) -> Iterator[None]:
+    """Let the profiler measure on the machine, in its time."""
+
+    def measured(
+        case: Case, *, prepare: Callable[[], Prepared], **settings: Any
+    ) -> tuple[Measurement, ...]:
+        del prepare
+        forward_s = undisturbed_s(case, curves)
+        backward = case.model_copy(update={"direction": "backward"})
+        backward_s = undisturbed_s(backward, curves) if case.direction else 0.0
+
+        def fresh() -> Callable[[], object]:
+            machine.work(forward_s)
+            return partial(machine.work, backward_s)
+
+        def prepared() -> Prepared:
+            machine.work(min(PREPARED_RUNS * forward_s, MOST_PREPARED_S))
+            return Prepared(
+                forward=partial(machine.work, forward_s),
+                backward=fresh if case.direction else None,
+            )
+
+        machine.work(CALL_S)
+        return real(case, prepare=prepared, **(settings | {"free_bytes": 2**50}))
+
+    def now(_clock: HostClock) -> float:
+        return machine.now_s
+
+    real = suite.measure_kernel
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(suite, "measure_kernel", measured))
+        stack.enter_context(patch.object(HostClock, "now_s", now))
+        stack.enter_context(patch.object(HostClock, "mark", now))
+        yield
+
+
+def errors(
+    curves: Mapping[Series, Curve],
+    cases: Sequence[Case],
+    *,
+    spells: Sequence[Spells],
+    seed: int,
+    budget_s: float,
+    is_once: bool,
+) -> list[float]:
+    """Profile the machine and predict the cases: predicted over undisturbed, less one."""
+    machine = Disturbed(spells, seed=seed)
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch, ExitStack() as stack:
+        stack.enter_context(simulated(machine, curves))
+        if is_once:
+            stack.enter_context(patch.object(adaptive.Infill, "_again", _never))
+        session.measure_profile(
+            Path(scratch), suites=("kernels",), budget_s=budget_s, ranks=1, device="cpu"
+        )
+        known = fit_curves(read_profile(Path(scratch)))
+    found = []
+    for listed in cases:
+        directions = ("forward", "backward") if listed.direction else ("",)
+        for direction in directions:
+            case = listed.model_copy(update={"direction": direction})
+            series = Series(case.operation, case.kind, case.dtype, case.direction)
+            predicted_s = _predicted_s(case, known[series])
+            found.append(predicted_s / undisturbed_s(case, curves) - 1.0)
+    return found
+
+
+def some_sizes(*, count: int, seed: int) -> tuple[Case, ...]:
+    """Draw sizes of the stored profile's kernels, evenly over its lines."""
+    profile = read_profile(STORED)
+    rng = np.random.default_rng(seed)
+    on_lines = [
+        cases
+        for name in suite.KERNELS
+        if name in SIZES
+        for cases in lines(profile.table(name)).values()
+    ]
+    return tuple(drawn(on_lines[n % len(on_lines)], rng=rng) for n in range(count))
+
+
+def _never(*_ignored: object, **_also: object) -> list[Case]:
+    return []
+
+
+def _predicted_s(case: Case, curve: Curve) -> float:
+    place = [float(case.axes[axis]) for axis in AXES[case.operation]]
+    return float(curve.predict(np.array([place]))[0][0])
+
+
+def main() -> int:
+    """Profile each kind of machine, with and without visiting sizes again."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--sizes", type=int, default=400)
+    parser.add_argument("--budget", type=float, default=45.0, help="simulated seconds")
+    options = parser.parse_args()
+    curves = fit_curves(read_profile(STORED))
+    cases = some_sizes(count=options.sizes, seed=0)
+    titles = "".join(f"{title:>22}" for title in ("visited again", "visited once"))
+    sys.stdout.write(f"{'neighbours':10}{titles}   (median, p90, bias)\n")
+    for name, spells in NEIGHBOURS.items():
+        cells = ""
+        for is_once in (False, True):
+            found_N = np.concatenate(
+                [
+                    errors(
+                        curves,
+                        cases,
+                        spells=spells,
+                        seed=seed,
+                        budget_s=options.budget,
+                        is_once=is_once,
+                    )
+                    for seed in range(options.seeds)
+                ]
+            )
+            told = (*np.quantile(np.abs(found_N), (0.5, 0.9)), np.median(found_N))
+            cells += "   " + "".join(f"{100.0 * float(one):6.1f}" for one in told) + "%"
+        sys.stdout.write(f"{name:10}{cells}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

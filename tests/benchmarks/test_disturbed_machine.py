@@ -1,0 +1,47 @@
+"""The simulated machine, and what visiting sizes again is worth on it."""
+
+import numpy as np
+import pytest
+
+from profilers.interpolation import fit_curves
+from profilers.store import read_profile
+from tests.benchmarks.disturbed_machine import (
+    NEIGHBOURS,
+    STORED,
+    Disturbed,
+    Spells,
+    errors,
+    some_sizes,
+)
+
+
+def test_work_takes_longer_by_the_factors_of_the_spells_it_meets() -> None:
+    always = Disturbed((Spells(1e9, 1.5, 1.0 - 1e-12),), seed=0)
+    always.work(2.0)
+    assert always.now_s == pytest.approx(3.0)
+    half = Disturbed((Spells(0.01, 1.5, 0.5), Spells(0.01, 1.2, 0.5)), seed=0)
+    half.work(20.0)
+    # Time at full speed does more of the work: the harmonic mean of the speeds 1 and 1 / factor.
+    assert half.now_s == pytest.approx(20.0 / (5.0 / 6.0) / (11.0 / 12.0), rel=0.05)
+
+
+def test_sizes_visited_again_are_predicted_nearer_to_the_undisturbed_truth() -> None:
+    curves = fit_curves(read_profile(STORED))
+    cases = some_sizes(count=150, seed=1)
+    again, once = (
+        [
+            error
+            for seed in range(2)
+            for error in errors(
+                curves,
+                cases,
+                spells=NEIGHBOURS["some"],
+                seed=seed,
+                budget_s=30.0,
+                is_once=is_once,
+            )
+        ]
+        for is_once in (False, True)
+    )
+    assert np.median(again) < 0.8 * np.median(once)
+    assert np.median(np.abs(again)) < 0.9 * np.median(np.abs(once))
