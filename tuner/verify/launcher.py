@@ -40,6 +40,10 @@ from tuner.verify.records import TrialStatus
 TRIAL_MARK: Final = "MOETUNE_TRIAL"
 """Environment variable by which a trial's processes are known."""
 
+UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
+"""For whoever has not set it: a log that is a file would get Python's lines in blocks, after those
+of its errors, and too late to end a hopeless trial by them."""
+
 WATCH_S: Final = 1.0
 """Between two looks at a trial that tells its steps."""
 
@@ -284,7 +288,7 @@ def run_command(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**environment, TRIAL_MARK: mark},
+                env={**UNBUFFERED, **environment, TRIAL_MARK: mark},
                 start_new_session=True,
             )
             while exit_code is None and not stopped:

@@ -51,8 +51,10 @@ print(child.stdout.readline(), end="", flush=True)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run Python text as a trial in a folder of this test."""
+    # What is printed must come in order, and at once, whatever this environment says.
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
     def ran(text: str, *, deadline_s: float = 60.0) -> LaunchResult:
         command = (sys.executable, "-S", "-c", text)

@@ -23,7 +23,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.verify.launcher import LOG_NAME, TRIAL_MARK, end_marked, log_tail
+from tuner.verify.launcher import LOG_NAME, TRIAL_MARK, UNBUFFERED, end_marked, log_tail
 
 LOGS_NAME: Final = "logs"
 """Where emitted scripts write a log for each server (their variable LOGS)."""
@@ -83,7 +83,12 @@ def serving(
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**environment, TRIAL_MARK: mark, "LOGS": str(folder / LOGS_NAME)},
+                    env={
+                        **UNBUFFERED,
+                        **environment,
+                        TRIAL_MARK: mark,
+                        "LOGS": str(folder / LOGS_NAME),
+                    },
                     start_new_session=True,
                 )
             except OSError as error:

@@ -123,6 +123,7 @@ printf '%s\\n' "$own" > .{RUN_NAME}.partial && mv .{RUN_NAME}.partial {RUN_NAME}
 unset RANK WORLD_SIZE LOCAL_RANK
 export {TRIAL_MARK}="$PWD"
 export OMP_NUM_THREADS=1
+export PYTHONUNBUFFERED="${{{{PYTHONUNBUFFERED:-1}}}}"
 # Where the nodes' names are no host names, set MASTER_ADDR before moetune.
 export MASTER_ADDR="${{{{MASTER_ADDR:-$(hostname)}}}}"
 # Jobs that share a node, and runs of one job, need different ports.
