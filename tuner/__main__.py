@@ -3,9 +3,11 @@
 The packages are called tuner, solvers and profilers, names that a folder of the user may have too.
 """
 
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 SIBLINGS = ("solvers", "profilers")
 INTERRUPTED = 130
@@ -19,12 +21,38 @@ def main() -> int:
         print(f"moetune: {stranger}", file=sys.stderr)  # noqa: T201 - the command's one line
         return 3
 
+    interrupt = _Interrupt()
+    former = signal.getsignal(signal.SIGINT)
+    if former is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         from tuner.cli.app import run
 
-        return run(sys.argv[1:])
+        code = run(sys.argv[1:])
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception:
+        if interrupt.came:
+            return INTERRUPTED
+        raise
+    finally:
+        signal.signal(signal.SIGINT, former)
+    return INTERRUPTED if code and interrupt.came else code
+
+
+class _Interrupt:
+    """What Ctrl-C does, and whether it came.
+
+    In the middle of an import it does not arrive as what it is: extension modules make an
+    ImportError of it. Whatever fails after it fails by it.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        signal.default_int_handler(number, frame)
 
 
 def shadowed(home: Path) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -166,3 +167,42 @@ def test_a_closed_output_is_no_defect() -> None:
 def test_ctrl_c_while_commands_are_still_imported_says_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame, "run", _raise(KeyboardInterrupt()))
     assert main() == 130
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_what_fails_by_ctrl_c_says_130_whatever_it_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch, swallowed: bool
+) -> None:
+    def importing(_arguments: list[str]) -> int:
+        # As numpy's extension modules do.
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            if swallowed:
+                return 1
+            raise ImportError("cannot import name 'umath'") from None
+        return 0
+
+    monkeypatch.setattr(frame, "run", importing)
+    before = signal.getsignal(signal.SIGINT)
+    assert main() == 130
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_ignored_ctrl_c_stays_ignored_and_errors_without_one_stay_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_arguments: list[str]) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return 0
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(frame, "run", interrupted)
+        assert main() == 0
+        monkeypatch.setattr(frame, "run", _raise(ImportError("no numpy")))
+        with pytest.raises(ImportError, match="no numpy"):
+            main()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
