@@ -160,11 +160,10 @@ def _errors(
     """|ln| of measured over predicted for the cases of every line, the directions' mean."""
     errors = {}
     for line, cases in known.items():
-        told = [np.abs(left_out[_name_of(c)]).mean() for c in cases if _name_of(c) in left_out]
-        usual = float(np.mean(told)) if told else UNKNOWN_RATIO
-        errors[line] = np.array(
-            [np.abs(left_out.get(_name_of(case), (usual,))).mean() for case in cases]
-        )
+        means_N = np.array([np.abs(left_out.get(_name_of(c), (np.nan,))).mean() for c in cases])
+        is_told = ~np.isnan(means_N)
+        usual = means_N[is_told].mean() if is_told.any() else UNKNOWN_RATIO
+        errors[line] = np.where(is_told, means_N, usual)
     return errors
 
 

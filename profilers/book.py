@@ -17,7 +17,7 @@ import numpy as np
 from profilers.adaptive import Infill
 from profilers.bench import Bench
 from profilers.errors import MachineMismatchError, ProfilerError
-from profilers.filling import LATE_RATIO, Fill, next_fill, next_late
+from profilers.filling import FILL_S, LATE_RATIO, Fill, next_fill, next_late
 from profilers.held_out import checked
 from profilers.job import Job
 from profilers.progress import ProgressEvent
@@ -34,8 +34,6 @@ from profilers.schedule import MAX_CASE_S, Plan, Step, key
 from profilers.store import clear_unlisted, holds_profile, read_profile, write_header, write_table
 from profilers.timing import HostClock
 
-GRID_CASE_S = 0.008
-"""Time for repeats of one size of a grid that the second round fills up."""
 CLOSING_S = 2.0
 """Kept back for judging and writing the tables, and for the ranks to leave..."""
 CLOSING_RATIO = 0.1
@@ -152,17 +150,16 @@ class Book:
             asked=_asked(self.job, bench),
             grid=() if is_done else bench.cases(),
             rows=list(self.known.get(bench.operation, ())),
-            grid_case_s=GRID_CASE_S if is_filled else MAX_CASE_S,
+            grid_case_s=FILL_S if is_filled else MAX_CASE_S,
         )
         if before is None:
             self.with_info(bench.operation, TableInfo(rows=0, complete=False, seconds=0.0))
         now_s = HostClock().now_s()
         left_s = max(0.0, self.deadline_s - now_s)
-        machine = self.header.machine
         infill = Infill(
             rows=plan.rows,
             rng=np.random.default_rng(SEED),
-            is_shared=machine.oversubscribed and machine.device_kind == "cpu",
+            is_shared=self.header.machine.takes_turns,
         )
         return Table(
             bench=bench,

@@ -3,7 +3,7 @@
 A difference counts when it is both large and significant: the ratio of medians is beyond
 `MIN_EFFECT_RATIO`, and Welch's test on the logarithms of the repeats refutes equality at
 `SIGNIFICANCE` after Holm's correction for the number of cases. A rank test would be blind here:
-with four repeats, as slow cases have, its p-value cannot fall below 0.028, which no correction
+with the three repeats that slow cases have, its p-value cannot fall below 0.1, which no correction
 for hundreds of cases survives. Repeats of one run share that run's conditions, so significance says
 that the two runs differ, not why.
 

@@ -80,7 +80,7 @@ def conduct(
         team=team,
         clock=clock_of(device),
         directory=Path(job.storage_directory or job.out),
-        takes_turns=machine.oversubscribed and device.type == "cpu",
+        takes_turns=machine.takes_turns,
     )
     still = alive if heart is None else heart.case_done
     try:

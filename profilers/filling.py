@@ -14,7 +14,8 @@ from profilers.adaptive import Infill
 from profilers.schedule import Plan, Step
 
 FILL_S = 0.008
-"""Time for repeats of one size: another size tells more than the same one again."""
+"""Time for repeats of one size, here and in a grid that is filled up here: another size, or another
+visit, tells more."""
 LATE_RATIO = 0.5
 """Of the time of the round, at most, for cases that the first one skipped."""
 MAX_MISSES = 8

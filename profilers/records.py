@@ -227,6 +227,11 @@ class Machine(Record):
     ranks_per_node: int = 0
     """Consecutive ranks that share a node; 0 where it was not noted."""
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a host has more ranks than cores, so that they run in turns."""
+        return self.oversubscribed and self.device_kind == "cpu"
+
     def differences(self, other: "Machine") -> tuple[str, ...]:
         """Name what makes the two machines not comparable, one entry per differing fact."""
         facts = ("device", "device_kind", "memory_bytes_per_device", "threads_per_rank", "driver")

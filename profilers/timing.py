@@ -123,7 +123,7 @@ def measure_fresh(
     start_s = clock.now_s()
     most_warm_s = LONG_S if long_repeats and repeat_s == 0.0 else math.inf
     warm_s, whole_s = _warm_up(fresh, clock=clock, agreed=agreed, most_s=most_warm_s)
-    if long_repeats and warm_s >= most_warm_s:
+    if warm_s >= most_warm_s:
         min_repeats = long_repeats
     loops = min(max_loops, loops_per_repeat(warm_s, repeat_s=repeat_s))
     if repeat_s > 0.0:

@@ -130,7 +130,7 @@ def measure_kernel(
     repeat_s: float = 0.0,
     agreed: Agreed = tuple,
 ) -> tuple[Measurement, ...]:
-    """Time both directions of a case, each set of operands that time allows, and never raise.
+    """Time both directions of a case, on as many sets of operands as time allows, and never raise.
 
     What fails is recorded, on the peers as well. A case that clearly does not fit is not tried: a
     host that overcommits memory would kill the process instead of refusing.

@@ -169,7 +169,7 @@ def test_ctrl_c_in_a_search_says_130_and_leaves_nothing(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=its_end) as started:
         os.close(its_end)
         shown = b""
-        # Not earlier: interrupted in the middle of an import, Python may call it a failed import.
+        # Not earlier: interrupted while it imports, Python may end by the signal itself.
         while b"search" not in shown:
             shown += os.read(terminal, 1024)
         started.send_signal(signal.SIGINT)
