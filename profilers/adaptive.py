@@ -19,7 +19,8 @@ Letters: N points of a line, A axes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -41,6 +42,9 @@ BATCH_RATIO = 0.25
 """...and later as many more as make this share of those known, as fits grow with them."""
 MAX_LINE_POINTS = 350
 """Points of a line: more cost more to fit than they tell."""
+LEAST_DRAWN = 6
+"""Sizes between those of the grid without which a series counts as unknown: a grid of round sizes
+foretells itself well, and tells nothing of rows that fill no vector."""
 UNKNOWN_RATIO = 0.2
 """Stands for the error of a line with too few points to leave one out."""
 
@@ -53,19 +57,26 @@ class Infill:
     """Everything measured so far; grows as the table is measured."""
     rng: np.random.Generator
     error_ratio: float = UNKNOWN_RATIO
-    """Mean error of points predicted from the others of their line, when last looked at."""
+    """Mean error of points predicted from the others of their line, and how much slower than others
+    the machine was beside them; when last looked at."""
     checks: set[str] = field(default_factory=set)
     """Ids of the cases that were drawn blindly and are left out of fits."""
+    sentinel_s: Mapping[str, float] = field(default_factory=dict)
+    """What the sentinel took beside each case (profilers/sentinel.py); grows likewise."""
+    cost_s: Callable[[Case], float] = field(default=lambda _case: 1.0)
+    """What a visit to a case takes."""
     is_shared: bool = False
     """Ranks run in turns: a visit is slow by what its peers did, which belongs to it."""
     _revisits: Revisits = field(init=False)
     _unsure: list[Case] = field(init=False, default_factory=list)
     """Blind sizes that were visited once."""
+    _drawn: set[str] = field(init=False, default_factory=set)
+    """Ids of sizes between those of the grid, those left out of fits aside."""
     _proposed: int = field(init=False, default=0)
     _queue: list[Case] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._revisits = Revisits(rows=self.rows)
+        self._revisits = Revisits(rows=self.rows, sentinel_s=self.sentinel_s)
 
     def disturbed(self) -> str:
         """Say that something disturbs the machine, where visits again were much faster."""
@@ -84,8 +95,8 @@ class Infill:
             return []
         left_out = _left_out(fitted)
         errors = _errors(left_out, known)
-        mean_ratio = {line: float(np.mean(errors_N)) for line, errors_N in errors.items()}
-        self.error_ratio = float(np.mean(list(mean_ratio.values())))
+        mean_ratio = self._mean_ratio(known, errors)
+        self.error_ratio = float(np.mean(list(mean_ratio.values()))) + self._revisits.slow_ratio()
         taken = {line: list(cases) for line, cases in known.items()}
         # Drawn again, a size that the fits have seen would be no check of them.
         seen = {listed(row.case).id for row in self.rows}
@@ -93,7 +104,8 @@ class Infill:
         count = BATCH
         if self._proposed:
             count = max(BATCH, round(BATCH_RATIO * sum(map(len, known.values()))))
-        chosen = self._again(known, left_out, num_new=count)
+        again = self._again(known, left_out, errors, num_new=count)
+        chosen: list[Case] = []
         for _ in range(count):
             self._proposed += 1
             if self._proposed % CHECK_EVERY == 0:
@@ -105,19 +117,43 @@ class Infill:
             else:
                 line = max(names, key=lambda one: mean_ratio[one] / math.sqrt(len(taken[one])))
                 case = _farthest(
-                    known[line], taken=taken[line], errors_N=errors[line], rng=self.rng
+                    known[line],
+                    taken=taken[line],
+                    errors_N=errors[line],
+                    cost_s=self.cost_s,
+                    rng=self.rng,
                 )
                 taken[line].append(case)
                 if case.id in seen:
                     continue
+                self._drawn.add(case.id)
             seen.add(case.id)
             chosen.append(case)
-        return chosen
+        return _mixed(chosen, again)
+
+    def _mean_ratio(
+        self, known: Mapping[Line, Sequence[Case]], errors: Mapping[Line, Floats]
+    ) -> Mapping[Line, float]:
+        """Mean error of every line; at least `UNKNOWN_RATIO` while its series is one of a grid."""
+        drawn_of_series = Counter(
+            (kind, dtype)
+            for (kind, dtype, _), cases in known.items()
+            for case in cases
+            if case.id in self._drawn
+        )
+        return {
+            (kind, dtype, fixed): max(
+                float(np.mean(errors_N)),
+                UNKNOWN_RATIO if drawn_of_series[kind, dtype] < LEAST_DRAWN else 0.0,
+            )
+            for (kind, dtype, fixed), errors_N in errors.items()
+        }
 
     def _again(
         self,
         known: Mapping[Line, Sequence[Case]],
         left_out: Mapping[str, Sequence[float]],
+        errors: Mapping[Line, Floats],
         *,
         num_new: int,
     ) -> list[Case]:
@@ -131,13 +167,27 @@ class Infill:
                 for case in cases
             ],
             always=always,
+            cost_s=self.cost_s,
             num_new=num_new,
-            error_ratio=self.error_ratio,
+            error_ratio=float(np.mean([errors_N.mean() for errors_N in errors.values()])),
         )
 
 
+def _mixed(one: Sequence[Case], other: Sequence[Case]) -> list[Case]:
+    """Both in their order, evenly spread among each other: time may be up in between."""
+    places = [
+        ((n + 0.5) / len(cases), case) for cases in (one, other) for n, case in enumerate(cases)
+    ]
+    return [case for _, case in sorted(places, key=lambda place: place[0])]
+
+
 def _farthest(
-    line: Sequence[Case], *, taken: Sequence[Case], errors_N: Floats, rng: np.random.Generator
+    line: Sequence[Case],
+    *,
+    taken: Sequence[Case],
+    errors_N: Floats,
+    cost_s: Callable[[Case], float],
+    rng: np.random.Generator,
 ) -> Case:
     """Take the best of the candidates; `taken` begins with the points of the line."""
     taken_NA = _octaves(taken)
@@ -148,7 +198,7 @@ def _farthest(
         apart_N = np.linalg.norm(taken_NA - _octaves([case]), axis=1)
         nearest = int(np.argmin(apart_N))
         local = float(errors_N[nearest]) if nearest < len(errors_N) else usual
-        score = (usual + local) * math.sqrt(float(apart_N[nearest]))
+        score = (usual + local) * math.sqrt(float(apart_N[nearest]) / cost_s(case))
         if score > best_score:
             best_score, best = score, case
     return best

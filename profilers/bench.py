@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from profilers.records import Case, Measurement
+from profilers.sentinel import Sentinel
 from profilers.team import Team
 from profilers.timing import TURNS_S, Agreed, Clock
 
@@ -29,20 +30,27 @@ class Setting:
     takes_turns: bool = False
     """A host has more ranks than cores, so that they run in turns."""
 
+    sentinel: Sentinel | None = None
+    """Who sees how fast the machine is, where ranks keep in step."""
+
     @property
     def repeat_s(self) -> float:
         """How long a repeat has to last at least."""
         return TURNS_S if self.takes_turns else 0.0
 
     @property
-    def agreed(self) -> Agreed:
-        """How ranks keep in step while they time a kernel.
+    def is_in_step(self) -> bool:
+        """Whether ranks keep in step while they time a kernel.
 
         Accelerators share no memory. Ranks that share cores would find them taken all the time, as
         they are not in a step, where some wait for messages while others compute.
         """
-        is_shared = self.device == "cpu" and not self.takes_turns
-        return self.team.slowest_s if is_shared else tuple
+        return self.device == "cpu" and not self.takes_turns
+
+    @property
+    def agreed(self) -> Agreed:
+        """How they do."""
+        return self.team.slowest_s if self.is_in_step else tuple
 
 
 class Bench(Protocol):

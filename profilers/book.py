@@ -30,7 +30,7 @@ from profilers.records import (
     Status,
     TableInfo,
 )
-from profilers.schedule import MAX_CASE_S, Plan, Step, key
+from profilers.schedule import MAX_CASE_S, Plan, Step, Visit, key
 from profilers.store import clear_unlisted, holds_profile, read_profile, write_header, write_table
 from profilers.timing import HostClock
 
@@ -47,6 +47,8 @@ SHARE_RATIO = 2.0
 """A table's first round takes no more than this times its share of the budget by weight: what
 earlier tables left over is for sizes in between, not for the dearest cases of the last table."""
 KEPT_S = 10.0
+PATIENCE_S = 0.5
+PATIENCE_RATIO = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +70,9 @@ class Table:
     """When its rows were last written."""
 
     def next_step(self) -> Step | None:
-        return self.plan.next(left_s=self.end_s - HostClock().now_s())
+        now_s = HostClock().now_s()
+        step = self.plan.next(left_s=self.end_s - now_s)
+        return step and replace(step, patience_s=patience_s(left_s=self.deadline_s - now_s))
 
     def event(self, step: Step) -> ProgressEvent:
         done = len({key(row.case) for row in self.plan.rows}) + self.plan.skipped
@@ -111,6 +115,8 @@ class Book:
     deadline_s: float
     weight: float
     """Of all tables together."""
+    sentinel_s: dict[str, float] = field(default_factory=dict)
+    """What the sentinel took beside each case; grows."""
 
     @classmethod
     def opened(cls, job: Job, *, machine: Machine, weight: float) -> "Book":
@@ -151,6 +157,7 @@ class Book:
             grid=() if is_done else bench.cases(),
             rows=list(self.known.get(bench.operation, ())),
             grid_case_s=FILL_S if is_filled else MAX_CASE_S,
+            sentinel_s=self.sentinel_s,
         )
         if before is None:
             self.with_info(bench.operation, TableInfo(rows=0, complete=False, seconds=0.0))
@@ -159,6 +166,8 @@ class Book:
         infill = Infill(
             rows=plan.rows,
             rng=np.random.default_rng(SEED),
+            sentinel_s=plan.sentinel_s,
+            cost_s=plan.cost_s,
             is_shared=self.header.machine.takes_turns,
         )
         return Table(
@@ -217,9 +226,9 @@ class Desk:
         self.table = self.book.table(bench, later=later) if self.book else None
         return self.table
 
-    def add(self, table: Table, rows: Sequence[Measurement]) -> None:
-        """Take note of rows, and write them now and then."""
-        table.plan.add(rows)
+    def add(self, table: Table, visit: Visit) -> None:
+        """Take note of a visit, and write what is known now and then."""
+        table.plan.add(visit)
         now_s = HostClock().now_s()
         if now_s - table.kept_s >= KEPT_S:
             self._write(table)
@@ -243,17 +252,21 @@ class Desk:
         if self.late_end_s is None:
             self.late_end_s = now_s + LATE_RATIO * left_s
         plans = [table.plan for table in self.tables]
-        if late := next_late(plans, left_s=self.late_end_s - now_s):
-            return late
-        return next_fill([table.fill for table in self.tables], left_s=left_s)
+        chosen = next_late(plans, left_s=self.late_end_s - now_s) or next_fill(
+            [table.fill for table in self.tables], left_s=left_s
+        )
+        if chosen is None:
+            return None
+        place, step = chosen
+        return place, replace(step, patience_s=patience_s(left_s=left_s))
 
-    def filled(self, place: int, rows: Sequence[Measurement], *, seconds: float) -> Table:
+    def filled(self, place: int, visit: Visit, *, seconds: float) -> Table:
         """Take note of what the second round measured."""
         table = self.tables[place]
         table.spent_s += seconds
         if table.fill:
             table.fill.spent_s += seconds
-        self.add(table, rows)
+        self.add(table, visit)
         return table
 
     def close(self) -> ProfileHeader | None:
@@ -287,6 +300,11 @@ def deadline_s(job: Job, *, now_s: float) -> float:
     closing_s = min(CLOSING_S, CLOSING_RATIO * job.budget_s)
     begun_s = now_s if job.begun_s is None else min(now_s, job.begun_s)
     return max(begun_s + job.budget_s - closing_s, now_s + MEASURED_RATIO * job.budget_s)
+
+
+def patience_s(*, left_s: float) -> float:
+    """How long a visit may wait for the machine to be undisturbed, with so much time to go."""
+    return min(PATIENCE_S, PATIENCE_RATIO * max(left_s, 0.0))
 
 
 def _asked(job: Job, bench: Bench) -> tuple[Case, ...]:

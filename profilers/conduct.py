@@ -18,12 +18,12 @@ there. Whatever ends a run first writes what was measured.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from profilers.bench import Bench, Setting
 from profilers.book import Book, Desk
-from profilers.devices import clock_of, pick_device
+from profilers.devices import clock_of, pick_device, small_products
 from profilers.errors import LostPeersError, RankError
 from profilers.heartbeat import GONE_S, Heartbeat
 from profilers.job import Job
@@ -31,12 +31,17 @@ from profilers.links.team import ConnectedTeam, cores_of, share_cores
 from profilers.machine import fingerprint
 from profilers.progress import Progress
 from profilers.ranks import RankInfo
-from profilers.records import Machine, Measurement, ProfileHeader
+from profilers.records import Machine, ProfileHeader
 from profilers.registry import load_suite
-from profilers.schedule import Step
+from profilers.schedule import Step, Visit
+from profilers.sentinel import Sentinel
 from profilers.team import Alone, Team
 from profilers.timing import HostClock
 
+LOOK_S = 2.0
+"""For learning how fast the machine is undisturbed..."""
+LOOK_RATIO = 0.03
+"""...but no more of the budget than this."""
 BLAME_S = GONE_S + 5.0
 """How long a rank that lost its peers waits to learn who left."""
 
@@ -70,18 +75,18 @@ def conduct(
         team = ConnectedTeam(info, device=device, rendezvous=rendezvous)
         if rendezvous is None:
             heart = _beating(team, info, out=job.out, desk=desk)
-    usual = ("bf16",) if device.type == "cuda" else ("fp32", "bf16")
     machine = fingerprint(device_kind=device.type, world=team.world, local_world=team.local_world)
     if isinstance(team, ConnectedTeam):
         machine = _with_hosts(machine, team)
     setting = Setting(
         device=str(device),
-        dtypes=job.dtypes or usual,
+        dtypes=job.dtypes or (("bf16",) if device.type == "cuda" else ("fp32", "bf16")),
         team=team,
         clock=clock_of(device),
         directory=Path(job.storage_directory or job.out),
         takes_turns=machine.takes_turns,
     )
+    setting = replace(setting, sentinel=_sentinel(setting))
     still = alive if heart is None else heart.case_done
     try:
         found = _measure_all(
@@ -104,6 +109,13 @@ def conduct(
         if heart is not None:
             heart.stop()
         team.close()
+
+
+def _sentinel(setting: Setting) -> Sentinel | None:
+    """Somebody to look at the machine, where ranks can look together."""
+    if not setting.is_in_step:
+        return None
+    return Sentinel(work=small_products(), clock=setting.clock, agreed=setting.agreed)
 
 
 def _with_hosts(machine: Machine, team: ConnectedTeam) -> Machine:
@@ -151,10 +163,18 @@ def _measure_all(
     job = setting.team.decided(job)
     benches = [bench for name in job.suites for bench in load_suite(name)(setting)]
     setting.team.barrier()
+    if setting.sentinel:
+        setting.sentinel.look_around(seconds=min(LOOK_S, LOOK_RATIO * job.budget_s))
     if setting.team.rank == 0:
         weight = sum(bench.weight for bench in benches)
         desk.book = Book.opened(job, machine=machine, weight=weight)
-    measuring = _Measuring(team=setting.team, desk=desk, progress=progress, alive=alive)
+    measuring = _Measuring(
+        team=setting.team,
+        desk=desk,
+        progress=progress,
+        alive=alive,
+        sentinel=setting.sentinel,
+    )
     try:
         for index, bench in enumerate(benches):
             measuring.table(bench, later=benches[index + 1 :])
@@ -174,14 +194,16 @@ class _Measuring:
     desk: Desk
     progress: Progress
     alive: Callable[[], None]
+    sentinel: Sentinel | None
+    """Where all ranks can look at once."""
 
     def table(self, bench: Bench, *, later: Sequence[Bench]) -> None:
         """Measure the first round of a table."""
         table = self.desk.begin(bench, later=later)
         while step := self.team.decided(table.next_step() if table else None):
-            rows = self._rows(bench, step)
+            visit = self._visit(bench, step)
             if table:
-                self.desk.add(table, rows)
+                self.desk.add(table, visit)
                 self.progress(table.event(step))
         self.desk.end()
 
@@ -190,16 +212,21 @@ class _Measuring:
         while chosen := self.team.decided(self.desk.next_fill()):
             place, step = chosen
             begun_s = HostClock().now_s()
-            rows = self._rows(benches[place], step)
+            visit = self._visit(benches[place], step)
             if self.desk.book is not None:
                 seconds = HostClock().now_s() - begun_s
-                table = self.desk.filled(place, rows, seconds=seconds)
+                table = self.desk.filled(place, visit, seconds=seconds)
                 self.progress(table.event(step))
 
-    def _rows(self, bench: Bench, step: Step) -> list[Measurement]:
+    def _visit(self, bench: Bench, step: Step) -> Visit:
+        if self.sentinel:
+            self.sentinel.begin(patience_s=step.patience_s)
         mine = bench.measure(step.case, budget_s=step.budget_s)
         self.alive()
-        return [row for from_one in self.team.gathered(mine) for row in from_one]
+        return Visit(
+            rows=tuple(row for from_one in self.team.gathered(mine) for row in from_one),
+            sentinel_s=self.sentinel.beside_s if self.sentinel else 0.0,
+        )
 
 
 def _one_line(error: Exception) -> str:

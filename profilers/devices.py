@@ -3,7 +3,7 @@
 Covers CUDA devices and processors. One rank drives one accelerator.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,9 @@ CORE_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 LAST_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 USUAL_CORE_CACHE_BYTES: Final = 2**20
 USUAL_LAST_CACHE_BYTES: Final = 32 * 2**20
+
+PRODUCT_SIZE: Final = 48
+PRODUCTS: Final = 12
 
 
 class DeviceClock:
@@ -70,6 +73,17 @@ def pick_device(kind: str, *, local_rank: int) -> torch.device:
 def clock_of(device: torch.device) -> Clock:
     """The clock to time kernels of this device with."""
     return DeviceClock() if device.type == "cuda" else HostClock()
+
+
+def small_products() -> Callable[[], object]:
+    """Some small matrix products on the processor; mostly calls."""
+    left, right = torch.randn(2, PRODUCT_SIZE, PRODUCT_SIZE)
+
+    def run() -> None:
+        for _ in range(PRODUCTS):
+            left @ right
+
+    return run
 
 
 def cache_bytes(device: torch.device) -> int:

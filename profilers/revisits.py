@@ -6,34 +6,50 @@ foretell is visited again after a while, and its fastest visit stays (`Plan.add`
 Robust benchmarking in noisy environments, 2016. Within a visit the mean of the repeats counts as
 ever, with what makes single calls slow by nature.
 
-How much time that deserves is learned: another visit brings its gain, the mean ln of the time
-before over the time after. Its square over that of the mean error says how much of that error is
-disturbance, which other sizes would not bring down. On a quiet machine little is visited again.
-Where gains are large, what was visited once is doubted by the mean gain, for sizes that were all
-measured in the same bad minute foretell each other well.
+Where a sentinel was slow beside a visit (profilers/sentinel.py), that is seen, and the size is
+visited again before others. How much time the rest deserves is learned: another visit brings its
+gain, the mean ln of the time before over the time after. Its square over that of the mean error
+says how much of that error is disturbance, which other sizes would not bring down. On a quiet
+machine little is visited again. Where gains are large, what was visited once is doubted by the mean
+gain, for sizes that were all measured in the same bad minute foretell each other well.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profilers.drawing import listed
 from profilers.records import Case, Measurement, Status
+from profilers.timing import SLOW_RATIO
 
 DOUBT_RATIO = 0.02
 """What is doubted by less is not visited again."""
-GAIN_WEIGHT = 16.0
+GAIN_WEIGHT = 4.0
 """Visits again for each new size, by the square of the mean gain over the error: of independent
 normal disturbances alone, gain over error is about a half..."""
 LEAST_AGAIN, MOST_AGAIN = 0.25, 4.0
 """...but no fewer and no more than this."""
+SEEN_AGAIN = 4.0
+"""Visits again for each new size, at most, to sizes beside which the sentinel was slow."""
 FIRST_GAIN_RATIO = 0.25
 """Of the error: what is expected of visits before there was any."""
 MAX_VISITS = 4
 TOLD_RATIO = 0.05
 """Gains of less are no news."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Doubt:
+    """A case whose time may be too long."""
+
+    case: Case
+    by: float
+    """ln of the time over what it may be."""
+    cost_s: float
+    """Of another visit."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +58,8 @@ class Revisits:
 
     rows: Sequence[Measurement]
     """Everything measured so far, the fastest visit to each case; grows and changes."""
+    sentinel_s: Mapping[str, float] = field(default_factory=dict)
+    """Ids of cases to what the sentinel took beside their quietest visit; grows likewise."""
     _visits: dict[str, int] = field(init=False, default_factory=dict)
     """Ids of the cases that were visited again, to how often they were visited."""
     _before_s: Mapping[str, float] = field(init=False, default_factory=dict)
@@ -54,6 +72,7 @@ class Revisits:
         late: Sequence[tuple[Case, float]],
         *,
         always: Sequence[Case],
+        cost_s: Callable[[Case], float],
         num_new: int,
         error_ratio: float,
     ) -> list[Case]:
@@ -62,6 +81,7 @@ class Revisits:
         Args:
             late: cases, and ln of what they took over what the others foretell.
             always: cases to visit again whatever they took.
+            cost_s: seconds of a visit to a case.
             num_new: sizes that the batch visits for the first time.
             error_ratio: mean error of what the others foretell.
         """
@@ -69,29 +89,70 @@ class Revisits:
         self._gains += [math.log(s / taken_s[name]) for name, s in self._before_s.items()]
         gain = float(np.mean(self._gains)) if self._gains else FIRST_GAIN_RATIO * error_ratio
         share = GAIN_WEIGHT * (gain / max(error_ratio, 1e-3)) ** 2
-        most = round(min(MOST_AGAIN, max(LEAST_AGAIN, share)) * num_new)
-        doubts: list[tuple[float, str, Case]] = []
+        seen: list[_Doubt] = []
+        others: list[_Doubt] = []
         for case, by in late:
             visits = self._visits.get(case.id, 1)
+            if visits >= MAX_VISITS:
+                continue
+            slow = self._slow(case)
             doubt = max(by, 0.0) + (gain if visits == 1 else 0.0)
-            if doubt > DOUBT_RATIO and visits < MAX_VISITS:
-                doubts.append((-doubt, case.id, case))
-        again = [*always, *(case for _, _, case in sorted(doubts, key=lambda one: one[:2])[:most])]
+            if slow > 0.0:
+                seen.append(_Doubt(case=case, by=slow, cost_s=cost_s(case)))
+            elif doubt > DOUBT_RATIO:
+                others.append(_Doubt(case=case, by=doubt, cost_s=cost_s(case)))
+        usual_s = float(np.median([cost_s(case) for case, _ in late])) if late else 0.0
+        guessed = _worth(
+            others, most_s=min(MOST_AGAIN, max(LEAST_AGAIN, share)) * num_new * usual_s
+        )
+        again = [*always, *_worth(seen, most_s=SEEN_AGAIN * num_new * usual_s), *guessed]
         for case in again:
             self._visits[case.id] = self._visits.get(case.id, 1) + 1
-        self._before_s = {case.id: taken_s[case.id] for case in again if case.id in taken_s}
+        # Visits that were seen to be disturbed do not say how many of the others were.
+        self._before_s = {case.id: taken_s[case.id] for case in guessed if case.id in taken_s}
         return again
 
     def told(self) -> str:
-        """Say what the visits brought, where that means that something disturbs the machine.
+        """Say what the visits brought and left, where something disturbs the machine.
 
         Those of the last batch, which may not be over, are left out.
         """
         count = len(self._gains)
         faster = 1.0 - math.exp(-float(np.mean(self._gains))) if count else 0.0
-        if faster < TOLD_RATIO:
-            return ""
-        return f"the machine is disturbed: {count} sizes visited again were {faster:.0%} faster"
+        slow_N = self._slow_N()
+        slow = int(np.count_nonzero(slow_N))
+        found = []
+        if faster >= TOLD_RATIO:
+            found.append(f"{count} sizes visited again were {faster:.0%} faster")
+        if slow and slow >= TOLD_RATIO * len(slow_N):
+            found.append(f"{slow} of {len(slow_N)} sizes were measured while it was slow")
+        return f"the machine is disturbed: {', '.join(found)}" if found else ""
+
+    def slow_ratio(self) -> float:
+        """Mean over the cases of how much slower than at its best the machine was beside them."""
+        slow_N = self._slow_N()
+        return float(slow_N.mean()) if len(slow_N) else 0.0
+
+    def _slow_N(self) -> NDArray[np.float64]:
+        cases = {listed(row.case).id: row.case for row in self.rows if row.status is Status.OK}
+        return np.array([self._slow(case) for case in cases.values()])
+
+    def _slow(self, case: Case) -> float:
+        """Take ln of the sentinel's time beside a case over its quickest; 0: it was not slow."""
+        quickest_s = min(self.sentinel_s.values(), default=0.0)
+        beside_s = self.sentinel_s.get(listed(case).id, quickest_s)
+        return math.log(beside_s / quickest_s) if beside_s > SLOW_RATIO * quickest_s else 0.0
+
+
+def _worth(doubts: Sequence[_Doubt], *, most_s: float) -> list[Case]:
+    """Those that bring most for their time, until it is spent."""
+    chosen = []
+    for doubt in sorted(doubts, key=lambda one: (-one.by / one.cost_s, one.case.id)):
+        if most_s <= 0.0:
+            break
+        most_s -= doubt.cost_s
+        chosen.append(doubt.case)
+    return chosen
 
 
 def _taken_s(rows: Sequence[Measurement]) -> Mapping[str, float]:

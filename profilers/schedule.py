@@ -16,6 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from profilers.drawing import listed
 from profilers.records import Case, Measurement, Status
 from profilers.work import work
 
@@ -25,6 +26,8 @@ RUNS_PER_CASE = 7.0
 """Warm-ups and the fewest repeats..."""
 LONG_RUNS_PER_CASE = 4.0
 """...and of cases whose runs last `LONG_CASE_S`, directions together (profilers/timing.py)."""
+VISIT_S = 0.01
+"""What a visit takes at least: operands, decisions, repeats of a run that takes no time."""
 LONG_CASE_S = 0.03
 FLOP_PER_BYTE = 16.0
 """Only to order cases by price: how many operations take as long as moving one byte."""
@@ -38,6 +41,18 @@ class Step:
 
     case: Case
     budget_s: float
+    patience_s: float = 0.0
+    """How long to wait for the machine to be undisturbed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """What a step brought."""
+
+    rows: Sequence[Measurement]
+    """Of all ranks."""
+    sentinel_s: float = 0.0
+    """What the sentinel's work took beside it (profilers/sentinel.py); 0: nobody looked."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +65,9 @@ class Plan:
     """What is known already; grows as the table is measured (`add`)."""
     grid_case_s: float = MAX_CASE_S
     """Time for repeats of one case of the grid, at most."""
+    sentinel_s: dict[str, float] = field(default_factory=dict)
+    """Ids of cases, as listed, to what the sentinel took beside their quietest visit; grows, with
+    all tables in one."""
     _queue: list[Case] = field(init=False)
     _skipped: list[Case] = field(init=False, default_factory=list)
     _asked: set[Key] = field(init=False)
@@ -102,23 +120,27 @@ class Plan:
             return Step(case=case, budget_s=min(most_s, share_s))
         return None
 
-    def add(self, rows: Sequence[Measurement]) -> None:
-        """Take the rows of one visit to a case, from all ranks; of several visits one stays.
+    def add(self, visit: Visit) -> None:
+        """Take the rows of one visit to a case; of several visits one stays.
 
         It is the one whose slowest rank was the fastest, for each direction by itself.
         """
-        visits: dict[str, list[Measurement]] = {}
-        for row in rows:
-            visits.setdefault(row.case.id, []).append(row)
-        for name, visit in visits.items():
-            known = [(name, row.rank) for row in visit if (name, row.rank) in self._places]
-            if len(known) < len(visit):
-                for row in visit:
+        turned: dict[str, list[Measurement]] = {}
+        for row in visit.rows:
+            turned.setdefault(row.case.id, []).append(row)
+        for name, rows in turned.items():
+            known = [(name, row.rank) for row in rows if (name, row.rank) in self._places]
+            if len(known) < len(rows):
+                for row in rows:
                     self._places[name, row.rank] = len(self.rows)
                     self.rows.append(row)
-            elif _slowest_s(visit) < _slowest_s([self.rows[self._places[at]] for at in known]):
-                for row in visit:
+            elif _slowest_s(rows) < _slowest_s([self.rows[self._places[at]] for at in known]):
+                for row in rows:
                     self.rows[self._places[name, row.rank]] = row
+        if visit.rows and visit.sentinel_s:
+            name = listed(visit.rows[0].case).id
+            before_s = self.sentinel_s.get(name, math.inf)
+            self.sentinel_s[name] = min(before_s, visit.sentinel_s)
 
     def late(self, *, left_s: float) -> Step | None:
         """Take up the cheapest case that was skipped and ends within `left_s` seconds, if any."""
@@ -139,6 +161,10 @@ class Plan:
         run_s = known[near] * max(1.0, wanted / max(near, 1.0))
         return run_s * (LONG_RUNS_PER_CASE if run_s >= LONG_CASE_S else RUNS_PER_CASE)
 
+    def cost_s(self, case: Case) -> float:
+        """Seconds that a short visit to a case takes, with what it takes beside its runs."""
+        return VISIT_S + self.expected_s(case)
+
     def _learn(self) -> None:
         """Take note of the rows that arrived since; of a case's ranks the first one counts."""
         for row in self.rows[self._seen :]:
@@ -153,9 +179,9 @@ class Plan:
         self._seen = len(self.rows)
 
 
-def _slowest_s(visit: Sequence[Measurement]) -> float:
-    """Seconds of its slowest rank; endless where one failed."""
-    return max(row.expected_s if row.status is Status.OK else math.inf for row in visit)
+def _slowest_s(rows: Sequence[Measurement]) -> float:
+    """Seconds of the slowest rank; endless where one failed."""
+    return max(row.expected_s if row.status is Status.OK else math.inf for row in rows)
 
 
 def price(case: Case) -> float:
@@ -180,6 +206,5 @@ def distinct(cases: Sequence[Case]) -> tuple[Case, ...]:
     """Each case once, as it is listed: forward where it has directions."""
     found: dict[Key, Case] = {}
     for case in cases:
-        listed = case.model_copy(update={"direction": "forward" if case.direction else ""})
-        found.setdefault(key(case), listed)
+        found.setdefault(key(case), listed(case))
     return tuple(found.values())

@@ -22,6 +22,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 SHORT_S = 50e-6
@@ -31,14 +32,35 @@ LOOPED_S = 1e-3
 TURNS_S = 0.05
 """How long a repeat lasts where ranks take turns: a dozen of Linux's turns, which end at a tick of
 4 ms or less (CONFIG_HZ of 250 and above)."""
-LONG_S = 10e-3
+LONG_S = 5e-3
 """A run that lasts longer averages over short disturbances by itself, and a few repeats do."""
+SLOW_RATIO = 1.12
+"""A sentinel that takes so much longer than its quickest is slow; undisturbed ones differ by 1 or
+2 %."""
+MOST_REPEATS_RATIO = 1.5
+"""Times the fewest repeats: so many are tried in search of undisturbed ones, once time is up."""
 MAX_WARMUPS = 3
 MAX_LOOPS = 1000
 
 Agreed = Callable[[Sequence[float]], Sequence[float]]
 """Element by element the largest over the ranks that measure in step; all of them call it, and no
 rank goes on before the last one has. `tuple` is that of a rank by itself."""
+
+
+class PeerFailedError(Exception):
+    """Another rank cannot go on with what is measured in step."""
+
+
+def in_step(agreed: Agreed, told: tuple[float, float]) -> tuple[float, float]:
+    """Agree on two numbers; one that fails tells the others by a second one that is endless.
+
+    All that ranks tell each other while they measure has this form, so that a rank that fails need
+    not know what its peers ask next.
+    """
+    one, other = agreed(told)
+    if other == math.inf:
+        raise PeerFailedError
+    return one, other
 
 
 class Clock(Protocol):
@@ -67,6 +89,31 @@ class HostClock:
         return tuple(float(last) - float(first) for first, last in pairs)  # type: ignore[arg-type]  # marks are our own floats
 
 
+class Watch(Protocol):
+    """Who tells how fast the machine is just now (profilers/sentinel.py); the same to all ranks."""
+
+    def wait(self) -> float:
+        """Wait until the machine is undisturbed, within bounds; what the sentinel takes by then."""
+
+    def read(self) -> float:
+        """Seconds that the sentinel takes."""
+
+    def is_slow(self, sentinel_s: float) -> bool:
+        """Whether that is slow."""
+
+    def note(self, sentinel_s: float) -> None:
+        """Be told what it took beside what was kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Repeats in a row."""
+
+    times_s: tuple[float, ...]
+    beside_s: float
+    """What the sentinel took before or after, the slower one."""
+
+
 def measure(
     run: Callable[[], object],
     *,
@@ -79,6 +126,7 @@ def measure(
     max_repeats: int = 50,
     target_spread: float = 0.02,
     agreed: Agreed = tuple,
+    watch: Watch | None = None,
 ) -> tuple[float, ...]:
     """Time `run`; one entry per repeat, in seconds of one run.
 
@@ -97,6 +145,7 @@ def measure(
         max_repeats=max_repeats,
         target_spread=target_spread,
         agreed=agreed,
+        watch=watch,
     )
 
 
@@ -113,6 +162,7 @@ def measure_fresh(
     max_repeats: int = 50,
     target_spread: float = 0.02,
     agreed: Agreed = tuple,
+    watch: Watch | None = None,
 ) -> tuple[float, ...]:
     """Time what `fresh` returns; `fresh` itself, called before every run, is not timed.
 
@@ -129,15 +179,39 @@ def measure_fresh(
     if repeat_s > 0.0:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
-    times_s: list[float] = []
-    while len(times_s) < max_repeats:
-        batch = min(min_repeats, max_repeats - len(times_s))
-        times_s += _repeats(fresh, clock=clock, count=batch, loops=loops)
-        spread, spent_s = agreed((spread_of_median(times_s), clock.now_s() - start_s))
+    at_once = 1 if watch and warm_s >= LONG_S else min_repeats
+    batches: list[_Batch] = []
+    count = 0
+    while count < max_repeats:
+        before_s = 0.0
+        if watch:
+            waiting_s = clock.now_s()
+            before_s = watch.wait()
+            start_s += clock.now_s() - waiting_s
+        batch_s = _repeats(fresh, clock=clock, count=min(at_once, max_repeats - count), loops=loops)
+        count += len(batch_s)
+        beside_s = max(before_s, watch.read()) if watch else 0.0
+        batches.append(_Batch(times_s=batch_s, beside_s=beside_s))
+        times_s = [time_s for batch in _quietest(batches) for time_s in batch.times_s]
+        told = spread_of_median(times_s), clock.now_s() - start_s
+        spread, spent_s = in_step(agreed, told)
+        is_over = spent_s >= budget_s
         is_settled = spread <= target_spread and len(times_s) >= settled_repeats
-        if is_settled or spent_s >= budget_s:
+        is_quiet = not (watch and watch.is_slow(beside_s))
+        if len(times_s) >= min_repeats and (is_over or (is_settled and is_quiet)):
             break
-    return tuple(times_s)
+        if is_over and count >= MOST_REPEATS_RATIO * min_repeats:
+            break
+    kept = _quietest(batches)
+    if watch:
+        watch.note(max(batch.beside_s for batch in kept))
+    return tuple(time_s for batch in kept for time_s in batch.times_s)
+
+
+def _quietest(batches: Sequence[_Batch]) -> Sequence[_Batch]:
+    """Those beside which the sentinel was about as quick as beside any."""
+    quickest_s = min(batch.beside_s for batch in batches)
+    return [batch for batch in batches if batch.beside_s <= SLOW_RATIO * quickest_s]
 
 
 def loops_per_repeat(run_s: float, *, repeat_s: float = 0.0) -> int:
@@ -168,10 +242,10 @@ def _warm_up(
     Then also what it lasted with what prepared it. One run of at least `most_s` is enough.
     """
 
-    def once() -> Sequence[float]:
+    def once() -> tuple[float, float]:
         start_s = clock.now_s()
         (run_s,) = _repeats(fresh, clock=clock, count=1, loops=1)
-        return agreed((run_s, clock.now_s() - start_s))
+        return in_step(agreed, (run_s, clock.now_s() - start_s))
 
     last_s, whole_s = once()
     for _ in range(MAX_WARMUPS - 1):

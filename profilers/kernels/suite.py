@@ -21,7 +21,7 @@ from profilers.drawing import SIZES
 from profilers.kernels import optimizer
 from profilers.kernels.autograd import MAX_SETS, PLACED_SETS, Prepared
 from profilers.records import Case, Direction, Measurement, Status
-from profilers.timing import Agreed, Clock, measure, measure_fresh
+from profilers.timing import Agreed, Clock, PeerFailedError, Watch, measure, measure_fresh
 from profilers.work import work
 
 KERNELS: Final[Mapping[str, str]] = {
@@ -114,6 +114,7 @@ class KernelBench:
             rank=self.setting.team.rank,
             repeat_s=self.setting.repeat_s,
             agreed=self.setting.agreed,
+            watch=self.setting.sentinel,
         )
         release_memory(device)
         return rows
@@ -129,6 +130,7 @@ def measure_kernel(
     rank: int,
     repeat_s: float = 0.0,
     agreed: Agreed = tuple,
+    watch: Watch | None = None,
 ) -> tuple[Measurement, ...]:
     """Time both directions of a case, on as many sets of operands as time allows, and never raise.
 
@@ -150,6 +152,7 @@ def measure_kernel(
         repeat_s=repeat_s,
         most_at_once=max(1, int(GRAPHS_RATIO * least_free / max(needed, 1.0))),
         agreed=agreed,
+        watch=watch,
     )
     times: dict[Direction, tuple[float, ...]] = {}
     status, line = Status.FAILED, ""
@@ -157,7 +160,7 @@ def measure_kernel(
         prepared = prepare()
         for direction in directions:
             times[direction] = timing.of(prepared, direction)
-    except _PeerFailedError:
+    except PeerFailedError:
         line = "a peer failed"
     except Exception as error:  # a failing kernel becomes a row
         # The peers wait for this rank's word.
@@ -172,10 +175,6 @@ def measure_kernel(
     )
 
 
-class _PeerFailedError(Exception):
-    """Another rank cannot go on with this case."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timing:
     """How the directions of one case are timed."""
@@ -186,6 +185,7 @@ class _Timing:
     most_at_once: int
     """Runs of a repeat whose preparation is alive at once."""
     agreed: Agreed
+    watch: Watch | None
 
     def of(self, prepared: Prepared, direction: Direction) -> tuple[float, ...]:
         if direction == "backward" and prepared.backward is not None:
@@ -198,7 +198,8 @@ class _Timing:
                 min_repeats=PLACED_SETS,
                 settled_repeats=MAX_SETS,
                 long_repeats=LONG_REPEATS,
-                agreed=self._in_step,
+                agreed=self.agreed,
+                watch=self.watch,
             )
         return measure(
             prepared.forward,
@@ -208,15 +209,9 @@ class _Timing:
             min_repeats=PLACED_SETS,
             settled_repeats=MAX_SETS,
             long_repeats=LONG_REPEATS,
-            agreed=self._in_step,
+            agreed=self.agreed,
+            watch=self.watch,
         )
-
-    def _in_step(self, told: Sequence[float]) -> Sequence[float]:
-        """Agree on a spread or a time, and a time; an endless one is that of a rank that failed."""
-        found = self.agreed(told)
-        if found[1] == math.inf:
-            raise _PeerFailedError
-        return found
 
 
 def live_bytes(case: Case) -> float:

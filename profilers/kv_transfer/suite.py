@@ -117,6 +117,7 @@ class ConversionBench:
             free_bytes=free_bytes(device, local_world=team.local_world),
             rank=team.rank,
             agreed=self.setting.agreed,
+            watch=self.setting.sentinel,
         )
         release_memory(device)
         return rows

@@ -6,8 +6,9 @@ hash of it, which nothing can foretell. Its speed is the product of two-state pr
 of exponential length, milliseconds to seconds, it is divided by a factor.
 
 The real profiler runs on it, in simulated time, as often as there are seeds; then sizes are drawn
-at random and predicted from its profile. Printed are, per kind of neighbours, with sizes visited
-again (profilers/revisits.py) and with every size visited once:
+at random and predicted from its profile. Printed are, per kind of neighbours, for the profiler as
+it is, with a sentinel (profilers/sentinel.py) and sizes visited again (profilers/revisits.py), and
+for one that visits every size once and looks at nothing:
 
     median, p90     of |predicted / undisturbed - 1|, all seeds together
     bias            median of predicted / undisturbed - 1
@@ -29,7 +30,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from profilers import adaptive, session
+from profilers import adaptive, conduct, session
 from profilers.drawing import SIZES, drawn, lines
 from profilers.interpolation import Curve, Series, fit_curves
 from profilers.kernels import suite
@@ -42,6 +43,8 @@ STORED = Path(__file__).parents[2] / "examples/profiles/epyc-2-ranks/used/profil
 ODD_RATIO = 0.03
 CALL_S = 2e-3
 """What a visit costs beside its runs: deciding, telling, collecting..."""
+PRODUCTS_S = 50e-6
+"""What the sentinel's work takes."""
 PREPARED_RUNS, MOST_PREPARED_S = 4.0, 0.02
 """...and preparing operands, in runs of the forward."""
 
@@ -130,11 +133,15 @@ def simulated(machine: Disturbed, curves: Mapping[Series, Curve]) -> Iterator[No
     def now(_clock: HostClock) -> float:
         return machine.now_s
 
+    def products() -> Callable[[], object]:
+        return partial(machine.work, PRODUCTS_S)
+
     real = suite.measure_kernel
     with ExitStack() as stack:
         stack.enter_context(patch.object(suite, "measure_kernel", measured))
         stack.enter_context(patch.object(HostClock, "now_s", now))
         stack.enter_context(patch.object(HostClock, "mark", now))
+        stack.enter_context(patch.object(conduct, "small_products", products))
         yield
 
 
@@ -153,6 +160,7 @@ def errors(
         stack.enter_context(simulated(machine, curves))
         if is_once:
             stack.enter_context(patch.object(adaptive.Infill, "_again", _never))
+            stack.enter_context(patch.object(conduct, "Sentinel", _nobody))
         session.measure_profile(
             Path(scratch), suites=("kernels",), budget_s=budget_s, ranks=1, device="cpu"
         )
@@ -185,13 +193,17 @@ def _never(*_ignored: object, **_also: object) -> list[Case]:
     return []
 
 
+def _nobody(**_ignored: object) -> None:
+    """Look at nothing."""
+
+
 def _predicted_s(case: Case, curve: Curve) -> float:
     place = [float(case.axes[axis]) for axis in AXES[case.operation]]
     return float(curve.predict(np.array([place]))[0][0])
 
 
 def main() -> int:
-    """Profile each kind of machine, with and without visiting sizes again."""
+    """Profile each kind of machine, with and without regard to its neighbours."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--sizes", type=int, default=400)
@@ -199,7 +211,7 @@ def main() -> int:
     options = parser.parse_args()
     curves = fit_curves(read_profile(STORED))
     cases = some_sizes(count=options.sizes, seed=0)
-    titles = "".join(f"{title:>22}" for title in ("visited again", "visited once"))
+    titles = "".join(f"{title:>22}" for title in ("as it is", "visited once"))
     sys.stdout.write(f"{'neighbours':10}{titles}   (median, p90, bias)\n")
     for name, spells in NEIGHBOURS.items():
         cells = ""

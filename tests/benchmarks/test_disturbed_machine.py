@@ -1,4 +1,4 @@
-"""The simulated machine, and what visiting sizes again is worth on it."""
+"""The simulated machine, and what a sentinel and visiting sizes again are worth on it."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_work_takes_longer_by_the_factors_of_the_spells_it_meets() -> None:
     assert half.now_s == pytest.approx(20.0 / (5.0 / 6.0) / (11.0 / 12.0), rel=0.05)
 
 
-def test_sizes_visited_again_are_predicted_nearer_to_the_undisturbed_truth() -> None:
+def test_with_an_eye_on_neighbours_sizes_are_predicted_nearer_to_the_undisturbed_truth() -> None:
     curves = fit_curves(read_profile(STORED))
     cases = some_sizes(count=150, seed=1)
     again, once = (

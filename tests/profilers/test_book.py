@@ -3,16 +3,21 @@ from pathlib import Path
 
 import pytest
 
-from profilers.book import CLOSING_S, Book, Desk, deadline_s
+from profilers.book import CLOSING_S, PATIENCE_S, Book, Desk, deadline_s, patience_s
 from profilers.errors import MachineMismatchError
 from profilers.job import Job
 from profilers.records import Measurement
+from profilers.schedule import Step, Visit
 from profilers.store import read_header, read_profile
 from profilers.testing import FakeBench, fake_machine, gemm_case, gemm_row
 
 
 def job(out: Path = Path("out"), *, budget_s: float = 60.0, begun_s: float | None = None) -> Job:
     return Job(out=str(out), suites=("kernels",), budget_s=budget_s, begun_s=begun_s)
+
+
+def visit(bench: FakeBench, step: Step) -> Visit:
+    return Visit(rows=bench.measure(step.case, budget_s=step.budget_s))
 
 
 def test_starting_the_ranks_and_writing_are_part_of_the_budget() -> None:
@@ -28,20 +33,26 @@ def test_a_short_budget_keeps_most_of_itself() -> None:
     assert deadline_s(job(budget_s=1.0, begun_s=0.0), now_s=0.0) == pytest.approx(0.9)
 
 
+def test_a_visit_waits_no_longer_than_the_end_is_near() -> None:
+    assert patience_s(left_s=1e3) == PATIENCE_S
+    assert patience_s(left_s=1.0) == pytest.approx(0.1)
+    assert patience_s(left_s=-1.0) == 0.0
+
+
 def test_what_the_second_round_measured_is_kept_and_tables_stay_complete(tmp_path: Path) -> None:
     desk = Desk(book=Book.opened(job(tmp_path), machine=fake_machine(), weight=1.0))
     bench = FakeBench(listed=(gemm_case(16), gemm_case(64), gemm_case(4096)))
     table = desk.begin(bench, later=())
     assert table is not None
     while step := table.next_step():
-        desk.add(table, bench.measure(step.case, budget_s=step.budget_s))
+        desk.add(table, visit(bench, step))
     desk.end()
     assert read_header(tmp_path).tables["gemm"].complete
     for _ in range(12):
         chosen = desk.next_fill()
         assert chosen is not None
         place, step = chosen
-        desk.filled(place, bench.measure(step.case, budget_s=step.budget_s), seconds=0.0)
+        desk.filled(place, visit(bench, step), seconds=0.0)
     desk.keep()
     kept = read_profile(tmp_path)
     assert kept.header.tables["gemm"].complete
@@ -75,14 +86,14 @@ def test_a_table_that_was_cut_short_gets_its_cases_in_the_second_round(tmp_path:
     table = desk.begin(bench, later=())
     assert table is not None
     while step := table.next_step():
-        desk.add(table, bench.measure(step.case, budget_s=step.budget_s))
+        desk.add(table, visit(bench, step))
     desk.end()
     assert read_header(tmp_path).tables["gemm"].note == "1 cases skipped: the time budget was spent"
     chosen = desk.next_fill()
     assert chosen is not None
     place, step = chosen
     assert step.case.axes["m"] == 10**5
-    desk.filled(place, bench.measure(step.case, budget_s=step.budget_s), seconds=0.0)
+    desk.filled(place, visit(bench, step), seconds=0.0)
     assert desk.next_fill() is None
     header = desk.close()
     assert header is not None
@@ -111,7 +122,7 @@ def test_headers_of_earlier_releases_say_nothing_of_checks(tmp_path: Path) -> No
     rows: list[Measurement] = [gemm_row(16, 1.0)]
     table = desk.begin(FakeBench(listed=()), later=())
     assert table is not None
-    desk.add(table, rows)
+    desk.add(table, Visit(rows=rows))
     desk.end()
     stored = json.loads((tmp_path / "profile.json").read_text())
     assert stored["tables"]["gemm"].pop("checked") is None

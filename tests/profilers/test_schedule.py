@@ -3,7 +3,9 @@ from profilers.schedule import (
     LONG_RUNS_PER_CASE,
     MAX_CASE_S,
     RUNS_PER_CASE,
+    VISIT_S,
     Plan,
+    Visit,
     distinct,
     key,
 )
@@ -76,11 +78,11 @@ def test_short_runs_are_expected_to_be_repeated_more_often() -> None:
 
 def test_of_several_visits_the_one_with_the_fastest_slowest_rank_stays() -> None:
     course = plan(asked=[], grid=[])
-    course.add([gemm_row(8, 3.0), gemm_row(8, 4.0, rank=1)])
-    course.add([gemm_row(16, 7.0), gemm_row(16, 7.0, rank=1)])
-    course.add([gemm_row(8, 1.0), gemm_row(8, 5.0, rank=1)])
+    course.add(Visit(rows=[gemm_row(8, 3.0), gemm_row(8, 4.0, rank=1)]))
+    course.add(Visit(rows=[gemm_row(16, 7.0), gemm_row(16, 7.0, rank=1)]))
+    course.add(Visit(rows=[gemm_row(8, 1.0), gemm_row(8, 5.0, rank=1)]))
     assert [row.median_s for row in course.rows] == [3.0, 4.0, 7.0, 7.0]
-    course.add([gemm_row(8, 3.5), gemm_row(8, 2.0, rank=1)])
+    course.add(Visit(rows=[gemm_row(8, 3.5), gemm_row(8, 2.0, rank=1)]))
     assert [row.median_s for row in course.rows] == [3.5, 2.0, 7.0, 7.0]
 
 
@@ -90,17 +92,34 @@ def test_directions_keep_their_fastest_visits_by_themselves() -> None:
         return [gemm_row(8, forward_s), Measurement(case=backward, times_s=(backward_s,))]
 
     course = plan(asked=[], grid=[])
-    course.add(visit(1.0, 4.0))
-    course.add(visit(2.0, 3.0))
+    course.add(Visit(rows=visit(1.0, 4.0)))
+    course.add(Visit(rows=visit(2.0, 3.0)))
     assert [row.median_s for row in course.rows] == [1.0, 3.0]
 
 
 def test_a_visit_that_fails_takes_nothing_away_and_one_that_works_replaces_it() -> None:
     failed = Measurement(case=gemm_case(8), status=Status.FAILED, error="no")
     course = plan(asked=[], grid=[], rows=[failed])
-    course.add([gemm_row(8, 1.0)])
-    course.add([failed])
+    course.add(Visit(rows=[gemm_row(8, 1.0)]))
+    course.add(Visit(rows=[failed]))
     assert course.rows == [gemm_row(8, 1.0)]
+
+
+def test_the_quietest_visit_says_what_the_sentinel_took() -> None:
+    course = plan(asked=[], grid=[])
+    backward = gemm_case(8).model_copy(update={"direction": "backward"})
+    for seconds in (3.0, 2.0, 4.0):
+        rows = [gemm_row(8, 1.0), Measurement(case=backward, times_s=(1.0,))]
+        course.add(Visit(rows=rows, sentinel_s=seconds))
+    # Nobody looked.
+    course.add(Visit(rows=[gemm_row(16, 1.0)]))
+    course.add(Visit(rows=[], sentinel_s=1.0))
+    assert course.sentinel_s == {gemm_case(8).id: 2.0}
+
+
+def test_a_visit_costs_its_runs_and_something_beside_them() -> None:
+    course = plan(asked=[], grid=[], rows=[gemm_row(64, 0.01)])
+    assert course.cost_s(gemm_case(64)) == VISIT_S + RUNS_PER_CASE * 0.01
 
 
 def test_directions_are_one_case() -> None:

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.testing import FakeClock
-from profilers.timing import LONG_S, loops_per_repeat, measure, measure_fresh, spread_of_median
+from profilers.timing import (
+    LONG_S,
+    PeerFailedError,
+    loops_per_repeat,
+    measure,
+    measure_fresh,
+    spread_of_median,
+)
 
 
 def task(clock: FakeClock, *durations_s: float) -> Callable[[], None]:
@@ -169,3 +176,86 @@ def test_every_repeat_lies_within_the_durations(durations_s: list[float], budget
     slack = 1e-6
     assert min(durations_s) * (1 - slack) - 1e-9 <= min(times_s)
     assert max(times_s) <= max(durations_s) * (1 + slack) + 1e-9
+
+
+class Watched:
+    """A machine that is slow at times, and a sentinel that sees it."""
+
+    def __init__(self, clock: FakeClock, slow: Callable[[float], bool], *, waits_s: float) -> None:
+        self._clock = clock
+        self._slow = slow
+        self._waits_s = waits_s
+        self.noted: list[float] = []
+
+    def run(self, seconds: float) -> Callable[[], None]:
+        return lambda: self._clock.advance(
+            seconds * (2.0 if self._slow(self._clock.now_s()) else 1)
+        )
+
+    def wait(self) -> float:
+        self._clock.advance(self._waits_s)
+        return self.read()
+
+    def read(self) -> float:
+        return 1.5 if self._slow(self._clock.now_s()) else 1.0
+
+    def is_slow(self, sentinel_s: float) -> bool:
+        return sentinel_s > 1.0
+
+    def note(self, sentinel_s: float) -> None:
+        self.noted.append(sentinel_s)
+
+
+def test_repeats_beside_which_the_sentinel_was_slow_are_left_out() -> None:
+    clock = FakeClock()
+    machine = Watched(clock, lambda now_s: now_s < 0.007, waits_s=0.0)
+    times_s = measure(machine.run(0.001), clock=clock, budget_s=0.02, min_repeats=4, watch=machine)
+    assert times_s == pytest.approx((0.001,) * 4)
+    assert machine.noted == [1.0]
+
+
+def test_where_all_repeats_are_disturbed_a_few_are_tried_and_all_are_kept() -> None:
+    clock = FakeClock()
+    machine = Watched(clock, lambda _now_s: True, waits_s=0.0)
+    times_s = measure(machine.run(0.001), clock=clock, budget_s=0.0, min_repeats=4, watch=machine)
+    assert times_s == pytest.approx((0.002,) * 4)
+    assert machine.noted == [1.5]
+
+
+def test_the_search_for_undisturbed_repeats_ends() -> None:
+    clock = FakeClock()
+    # Quick before every batch and slow after all but the first, which is one repeat of four.
+    machine = Watched(clock, lambda now_s: now_s > 0.0195, waits_s=0.0)
+    times_s = measure(
+        machine.run(0.006),
+        clock=clock,
+        budget_s=0.0,
+        min_repeats=4,
+        long_repeats=4,
+        watch=machine,
+    )
+    # After one warm-up: two quick repeats, then four that are left out.
+    assert times_s == pytest.approx((0.006,) * 2)
+    assert clock.now_s() == pytest.approx(0.006 * 3 + 0.012 * 4, rel=0.2)
+
+
+def test_waiting_for_the_machine_is_not_of_the_time_for_repeats() -> None:
+    clock = FakeClock()
+    machine = Watched(clock, lambda _now_s: False, waits_s=1.0)
+    times_s = measure(
+        machine.run(0.001),
+        clock=clock,
+        budget_s=0.01,
+        min_repeats=2,
+        settled_repeats=6,
+        watch=machine,
+    )
+    assert len(times_s) == 6
+
+
+def test_a_peer_that_fails_ends_what_is_measured_in_step() -> None:
+    clock = FakeClock()
+    with pytest.raises(PeerFailedError):
+        measure(
+            task(clock, 0.001), clock=clock, budget_s=1.0, agreed=lambda own: (own[0], math.inf)
+        )

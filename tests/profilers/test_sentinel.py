@@ -1,0 +1,119 @@
+"""When repeats wait for the machine, and what counts as slow."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from profilers.sentinel import MOST_WAITING_RATIO, TIMES, WINDOW_S, Sentinel
+from profilers.testing import FakeClock
+from profilers.timing import PeerFailedError
+
+WORK_S = 1e-3
+
+
+class Machine:
+    """One whose work takes as long as a function of the time says."""
+
+    def __init__(self, factor: Callable[[float], float]) -> None:
+        self.clock = FakeClock()
+        self._factor = factor
+
+    def work(self) -> None:
+        self.clock.advance(WORK_S * self._factor(self.clock.now_s()))
+
+    def sentinel(self, agreed: Callable[[Sequence[float]], Sequence[float]] = tuple) -> Sentinel:
+        return Sentinel(work=self.work, clock=self.clock, agreed=agreed)
+
+
+def spell(start_s: float, end_s: float) -> Callable[[float], float]:
+    """Half as slow again between two times."""
+    return lambda now_s: 1.5 if start_s <= now_s < end_s else 1.0
+
+
+def test_an_undisturbed_machine_is_not_waited_for() -> None:
+    machine = Machine(lambda _now_s: 1.0)
+    sentinel = machine.sentinel()
+    sentinel.begin(patience_s=10.0)
+    assert sentinel.wait() == pytest.approx(WORK_S)
+    # One reading: the caches are filled first.
+    assert machine.clock.now_s() == pytest.approx((1 + TIMES) * WORK_S)
+
+
+def test_a_spell_is_waited_out() -> None:
+    machine = Machine(spell(2.0, 2.5))
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    sentinel.begin(patience_s=10.0)
+    machine.clock.advance(0.05)
+    assert sentinel.wait() == pytest.approx(WORK_S)
+    assert 2.5 <= machine.clock.now_s() < 2.52
+
+
+def test_a_visit_waits_no_longer_than_its_patience_in_all_its_waits() -> None:
+    machine = Machine(spell(2.0, 1e9))
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    sentinel.begin(patience_s=0.3)
+    for _ in range(3):
+        assert sentinel.wait() == pytest.approx(1.5 * WORK_S)
+    assert machine.clock.now_s() == pytest.approx(2.3, abs=0.05)
+
+
+def test_no_more_than_a_share_of_the_time_goes_to_waiting() -> None:
+    machine = Machine(lambda now_s: 1.5 if now_s % 1.0 > 0.05 else 1.0)
+    sentinel = machine.sentinel()
+    waited_s = 0.0
+    for _ in range(200):
+        sentinel.begin(patience_s=10.0)
+        before_s = machine.clock.now_s()
+        sentinel.wait()
+        waited_s += machine.clock.now_s() - before_s
+        machine.clock.advance(0.03)
+    assert waited_s < (MOST_WAITING_RATIO + 0.1) * machine.clock.now_s()
+
+
+def test_a_machine_that_stays_slow_is_as_it_is() -> None:
+    machine = Machine(spell(1.0, 1e9))
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=1.0)
+    sentinel.begin(patience_s=100.0)
+    machine.clock.advance(0.5 * WINDOW_S)
+    assert sentinel.is_slow(sentinel.read())
+    machine.clock.advance(WINDOW_S)
+    assert not sentinel.is_slow(sentinel.read())
+
+
+def test_a_single_interrupt_is_no_state_of_the_machine() -> None:
+    runs = iter(range(10**6))
+    machine = Machine(lambda _now_s: 50.0 if next(runs) % (1 + TIMES) == 2 else 1.0)
+    assert machine.sentinel().read() == pytest.approx(WORK_S)
+
+
+def test_the_slowest_rank_counts_for_all() -> None:
+    machine = Machine(lambda _now_s: 1.0)
+    peer_s = iter([WORK_S] * 3 + [2.0 * WORK_S] * 4 + [WORK_S] * 9)
+    sentinel = machine.sentinel(lambda own: (max(own[0], next(peer_s)), own[1]))
+    for _ in range(3):
+        sentinel.read()
+    sentinel.begin(patience_s=10.0)
+    machine.clock.advance(1.0)
+    assert sentinel.wait() == pytest.approx(WORK_S)
+    # Four slow readings and the first quick one.
+    assert machine.clock.now_s() == pytest.approx(1.0 + (3 + 5) * (1 + TIMES) * WORK_S)
+
+
+def test_a_rank_that_failed_ends_the_waiting_of_the_others() -> None:
+    machine = Machine(lambda _now_s: 1.0)
+    with pytest.raises(PeerFailedError):
+        machine.sentinel(lambda own: (own[0], float("inf"))).wait()
+
+
+def test_a_visit_is_as_disturbed_as_its_worst_batch() -> None:
+    sentinel = Machine(lambda _now_s: 1.0).sentinel()
+    sentinel.begin(patience_s=1.0)
+    assert sentinel.beside_s == 0.0
+    sentinel.note(2.0)
+    sentinel.note(1.0)
+    assert sentinel.beside_s == 2.0
+    sentinel.begin(patience_s=1.0)
+    assert sentinel.beside_s == 0.0
