@@ -7,12 +7,14 @@ predicted ones: by error times the root of the distance. Under the covariance of
 profilers/interpolation.py the standard deviation of what is not known grows with that root; to
 weigh it by the errors of points left out: Le Gratiet and Cannamela, Technometrics 57, 2015. So
 points gather where operands leave a cache or a collective changes its protocol, and a stretch that
-is known well keeps its few.
+is known well keeps its few. The score is divided by the root of what the visit costs: half of the
+time would go to the largest tenth of the sizes. A grid's round sizes foretell each other, and not
+rows that fill no vector, so a series counts as unknown until it has `LEAST_DRAWN` other sizes.
 
 Every `CHECK_EVERY`-th size is drawn blindly instead and left out of all fits until the end, when it
 tells how well sizes in between are known (profilers/held_out.py).
 
-New sizes come between visits to measured ones that look disturbed (profilers/revisits.py). Blind
+New sizes take turns with visits to measured ones that look disturbed (profilers/revisits.py). Blind
 sizes are all visited twice, whatever they took, so that what they tell is not chosen.
 
 Letters: N points of a line, A axes.

@@ -13,6 +13,10 @@ neighbour is another one than beside a busy one. They begin every batch of repea
 often and end together; all decisions are taken by the slowest of them (`Agreed`). Each keeps its
 own times.
 
+A machine that others disturb is watched: batches of repeats wait until a sentinel is undisturbed
+(profilers/sentinel.py), and those beside which it was slow are left out where there are others. A
+few more are tried for their sake, and where all are disturbed the quietest ones are kept.
+
 The median's relative standard error is judged from the interquartile range: for normal noise the
 standard deviation is IQR / 1.349 and the median's standard error 1.2533 standard deviations over
 the root of the number of repeats.
