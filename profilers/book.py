@@ -48,7 +48,9 @@ SHARE_RATIO = 2.0
 earlier tables left over is for sizes in between, not for the dearest cases of the last table."""
 KEPT_S = 10.0
 PATIENCE_S = 0.5
+"""That a visit has with a disturbed machine..."""
 PATIENCE_RATIO = 0.1
+"""...but no more of the time that is left than this."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Table:
     def next_step(self) -> Step | None:
         now_s = HostClock().now_s()
         step = self.plan.next(left_s=self.end_s - now_s)
-        return step and replace(step, patience_s=patience_s(left_s=self.deadline_s - now_s))
+        return step and replace(step, patience_s=patience_s(left_s=self.end_s - now_s))
 
     def event(self, step: Step) -> ProgressEvent:
         done = len({key(row.case) for row in self.plan.rows}) + self.plan.skipped

@@ -163,11 +163,11 @@ def _measure_all(
     job = setting.team.decided(job)
     benches = [bench for name in job.suites for bench in load_suite(name)(setting)]
     setting.team.barrier()
-    if setting.sentinel:
-        setting.sentinel.look_around(seconds=min(LOOK_S, LOOK_RATIO * job.budget_s))
     if setting.team.rank == 0:
         weight = sum(bench.weight for bench in benches)
         desk.book = Book.opened(job, machine=machine, weight=weight)
+    if setting.sentinel:
+        setting.sentinel.look_around(seconds=min(LOOK_S, LOOK_RATIO * job.budget_s))
     measuring = _Measuring(
         team=setting.team,
         desk=desk,
@@ -195,7 +195,7 @@ class _Measuring:
     progress: Progress
     alive: Callable[[], None]
     sentinel: Sentinel | None
-    """Where all ranks can look at once."""
+    """Where ranks keep in step."""
 
     def table(self, bench: Bench, *, later: Sequence[Bench]) -> None:
         """Measure the first round of a table."""
@@ -223,9 +223,11 @@ class _Measuring:
             self.sentinel.begin(patience_s=step.patience_s)
         mine = bench.measure(step.case, budget_s=step.budget_s)
         self.alive()
+        beside_s = self.sentinel.beside_s if self.sentinel else 0.0
+        visits = self.team.gathered((mine, beside_s))
         return Visit(
-            rows=tuple(row for from_one in self.team.gathered(mine) for row in from_one),
-            sentinel_s=self.sentinel.beside_s if self.sentinel else 0.0,
+            rows=tuple(row for rows, _ in visits for row in rows),
+            sentinel_s=max((seconds for _, seconds in visits), default=0.0),
         )
 
 

@@ -12,7 +12,7 @@ class Job(Record):
     """Directory of the profile."""
     suites: tuple[str, ...]
     budget_s: Seconds
-    """Time for the whole job; only rank 0 looks at it."""
+    """Time for the whole job; rank 0 keeps to it."""
     begun_s: float | None = None
     """When the job began, by the monotonic clock of rank 0's host; None: when ranks are ready."""
     resume: bool = False

@@ -89,13 +89,14 @@ class Revisits:
         self._gains += [math.log(s / taken_s[name]) for name, s in self._before_s.items()]
         gain = float(np.mean(self._gains)) if self._gains else FIRST_GAIN_RATIO * error_ratio
         share = GAIN_WEIGHT * (gain / max(error_ratio, 1e-3)) ** 2
+        quickest_s = self._quickest_s()
         seen: list[_Doubt] = []
         others: list[_Doubt] = []
         for case, by in late:
             visits = self._visits.get(case.id, 1)
             if visits >= MAX_VISITS:
                 continue
-            slow = self._slow(case)
+            slow = self._slow(case, quickest_s=quickest_s)
             doubt = max(by, 0.0) + (gain if visits == 1 else 0.0)
             if slow > 0.0:
                 seen.append(_Doubt(case=case, by=slow, cost_s=cost_s(case)))
@@ -109,7 +110,11 @@ class Revisits:
         for case in again:
             self._visits[case.id] = self._visits.get(case.id, 1) + 1
         # Visits that were seen to be disturbed do not say how many of the others were.
-        self._before_s = {case.id: taken_s[case.id] for case in guessed if case.id in taken_s}
+        self._before_s = {
+            case.id: taken_s[case.id]
+            for case in (*always, *guessed)
+            if case.id in taken_s and not self._slow(case, quickest_s=quickest_s)
+        }
         return again
 
     def told(self) -> str:
@@ -135,11 +140,14 @@ class Revisits:
 
     def _slow_N(self) -> NDArray[np.float64]:
         cases = {listed(row.case).id: row.case for row in self.rows if row.status is Status.OK}
-        return np.array([self._slow(case) for case in cases.values()])
+        quickest_s = self._quickest_s()
+        return np.array([self._slow(case, quickest_s=quickest_s) for case in cases.values()])
 
-    def _slow(self, case: Case) -> float:
+    def _quickest_s(self) -> float:
+        return min(self.sentinel_s.values(), default=0.0)
+
+    def _slow(self, case: Case, *, quickest_s: float) -> float:
         """Take ln of the sentinel's time beside a case over its quickest; 0: it was not slow."""
-        quickest_s = min(self.sentinel_s.values(), default=0.0)
         beside_s = self.sentinel_s.get(listed(case).id, quickest_s)
         return math.log(beside_s / quickest_s) if beside_s > SLOW_RATIO * quickest_s else 0.0
 

@@ -24,11 +24,11 @@ MAX_CASE_S = 1.0
 """Time for repeats of one case; a slow case takes its few repeats however long they are."""
 RUNS_PER_CASE = 7.0
 """Warm-ups and the fewest repeats..."""
-LONG_RUNS_PER_CASE = 4.0
+LONG_RUNS_PER_CASE = 5.0
 """...and of cases whose runs last `LONG_CASE_S`, directions together (profilers/timing.py)."""
 VISIT_S = 0.01
 """What a visit takes at least: operands, decisions, repeats of a run that takes no time."""
-LONG_CASE_S = 0.03
+LONG_CASE_S = 0.015
 FLOP_PER_BYTE = 16.0
 """Only to order cases by price: how many operations take as long as moving one byte."""
 

@@ -1,15 +1,15 @@
 """A piece of work that never changes, to tell how fast the machine is just now.
 
 Neighbours on the other hyperthread and in the caches of a shared host slow a processor down for
-milliseconds to minutes, all kernels together; a hot case does so for longer. A few small matrix
-products between repeats see it, as calls lose the most. On one virtual machine, where they took 1.5
+milliseconds to minutes, all kernels together; heat does so for longer. A few small matrix products
+between repeats see it, as calls lose the most. On one virtual machine, where they took 1.5
 times their fastest for half of the time, two visits to one size differed by 15 % in the median with
 no regard to that, and by 4 % where the products were quick before and after both.
 
 So repeats wait until the machine is undisturbed, within bounds: undisturbed is what is as quick as
 the quickest of the last `WINDOW_S`, as a machine that stays slow is as it is, and no more than
-`MOST_WAITING_RATIO` of the time goes to waiting. What the products took beside a visit tells later
-which visits to doubt (profilers/revisits.py).
+`MOST_WAITING_RATIO` of the time goes to waiting, times the share of waits that ended well. What the
+products took beside a visit tells later which visits to doubt (profilers/revisits.py).
 
 Not seen: neighbours that only take memory bandwidth, and what accelerators do.
 """
@@ -22,23 +22,27 @@ from dataclasses import dataclass, field
 from profilers.timing import SLOW_RATIO, Agreed, Clock, in_step
 
 WINDOW_S = 5.0
+"""How far back the quickest reading is looked for."""
 MOST_WAITING_RATIO = 0.5
+"""Of all the time."""
 TIMES = 3
 """That a reading is taken of, their median: a single interrupt is no state of the machine."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sentinel:
-    """Read between repeats by all ranks at once; the slowest one's reading counts for all."""
+    """Read between repeats, by every rank for its own core: neighbours differ from core to core."""
 
     work: Callable[[], object]
-    """Some ten microseconds of it."""
+    """Some tens of microseconds of it."""
     clock: Clock
     agreed: Agreed
+    """With the other ranks, when to go on."""
     _begun_s: float = field(init=False)
-    _now_s: float = field(init=False, default=0.0)
-    """Since it begins, at the last reading."""
     _waited_s: float = field(init=False, default=0.0)
+    _waits: int = field(init=False, default=0)
+    _ended_well: int = field(init=False, default=0)
+    """Of the waits."""
     _patience_s: float = field(init=False, default=0.0)
     _beside_s: float = field(init=False, default=0.0)
     _quickest: deque[tuple[float, float]] = field(init=False, default_factory=deque)
@@ -50,9 +54,8 @@ class Sentinel:
 
     def look_around(self, *, seconds: float) -> None:
         """Learn what is quick, before the first visit."""
-        self.read()
-        start_s = self._now_s
-        while self._now_s - start_s < seconds:
+        start_s = self.clock.now_s()
+        while self.clock.now_s() - start_s < seconds:
             self.read()
 
     def begin(self, *, patience_s: float) -> None:
@@ -70,17 +73,26 @@ class Sentinel:
         self._beside_s = max(self._beside_s, sentinel_s)
 
     def wait(self) -> float:
-        """Wait until the machine is undisturbed, within bounds; seconds of the work by then."""
+        """Wait until a rank is undisturbed, within bounds; seconds of the work by then.
+
+        The others are measured beside it, and once more for their own sake.
+        """
         work_s = self.read()
-        start_s = self._now_s
-        while self.is_slow(work_s):
-            waited_s = self._now_s - start_s
-            allowed_s = MOST_WAITING_RATIO * self._now_s - self._waited_s
-            if waited_s >= min(allowed_s, self._patience_s):
+        start_s = self.clock.now_s()
+        while True:
+            waited_s = self.clock.now_s() - start_s
+            share = MOST_WAITING_RATIO * (1 + self._ended_well) / (1 + self._waits)
+            allowed_s = share * (start_s + waited_s - self._begun_s) - self._waited_s
+            is_over = waited_s >= min(allowed_s, self._patience_s)
+            quiet, over = in_step(self.agreed, (float(not self.is_slow(work_s)), float(is_over)))
+            if quiet or over:
                 break
             work_s = self.read()
-        self._waited_s += self._now_s - start_s
-        self._patience_s -= self._now_s - start_s
+        if waited_s > 0.0:
+            self._waits += 1
+            self._ended_well += bool(quiet)
+        self._waited_s += waited_s
+        self._patience_s -= waited_s
         return work_s
 
     def is_slow(self, sentinel_s: float) -> bool:
@@ -88,7 +100,7 @@ class Sentinel:
         return sentinel_s > SLOW_RATIO * self._quickest[0][1]
 
     def read(self) -> float:
-        """Seconds that the work takes just now, on the slowest rank."""
+        """Seconds that the work takes just now."""
         # What was measured in between took the caches.
         self.work()
         pairs = []
@@ -96,12 +108,11 @@ class Sentinel:
             first = self.clock.mark()
             self.work()
             pairs.append((first, self.clock.mark()))
-        own_s = statistics.median(self.clock.between_s(pairs))
-        # The time is agreed as well, for all that is decided by it has to be the same.
-        work_s, self._now_s = in_step(self.agreed, (own_s, self.clock.now_s() - self._begun_s))
+        work_s = statistics.median(self.clock.between_s(pairs))
+        now_s = self.clock.now_s()
         while self._quickest and self._quickest[-1][1] >= work_s:
             self._quickest.pop()
-        self._quickest.append((self._now_s, work_s))
-        while self._quickest[0][0] < self._now_s - WINDOW_S:
+        self._quickest.append((now_s, work_s))
+        while self._quickest[0][0] < now_s - WINDOW_S:
             self._quickest.popleft()
         return work_s

@@ -43,6 +43,8 @@ SLOW_RATIO = 1.12
 2 %."""
 MOST_REPEATS_RATIO = 1.5
 """Times the fewest repeats: so many are tried in search of undisturbed ones, once time is up."""
+LEAST_KEPT = 2
+"""Repeats, whatever the sentinel took: one has no spread to compare by."""
 MAX_WARMUPS = 3
 MAX_LOOPS = 1000
 
@@ -65,6 +67,10 @@ def in_step(agreed: Agreed, told: tuple[float, float]) -> tuple[float, float]:
     if other == math.inf:
         raise PeerFailedError
     return one, other
+
+
+_NOTHING, _CERTAINTY, _REPEATS = 0.0, 1.0, 2.0
+"""What a rank lacks, so that the one that lacks most decides for all."""
 
 
 class Clock(Protocol):
@@ -94,16 +100,13 @@ class HostClock:
 
 
 class Watch(Protocol):
-    """Who tells how fast the machine is just now (profilers/sentinel.py); the same to all ranks."""
+    """Who tells how fast the machine is just now (profilers/sentinel.py)."""
 
     def wait(self) -> float:
-        """Wait until the machine is undisturbed, within bounds; what the sentinel takes by then."""
+        """Wait until it is undisturbed, within bounds; what the sentinel takes by then."""
 
     def read(self) -> float:
         """Seconds that the sentinel takes."""
-
-    def is_slow(self, sentinel_s: float) -> bool:
-        """Whether that is slow."""
 
     def note(self, sentinel_s: float) -> None:
         """Be told what it took beside what was kept."""
@@ -132,11 +135,12 @@ def measure(
     agreed: Agreed = tuple,
     watch: Watch | None = None,
 ) -> tuple[float, ...]:
-    """Time `run`; one entry per repeat, in seconds of one run.
+    """Time `run`; one entry per repeat that is kept, in seconds of one run.
 
-    At least `min_repeats` are taken whatever the budget, warm-ups come on top; they last `repeat_s`
-    as far as the budget allows. Fewer than `settled_repeats` do not count as settled. Of runs
-    beyond `LONG_S`, whose repeats need not last any time, `long_repeats` do, after one warm-up.
+    At least `min_repeats` are taken whatever the budget, of which a `watch` may leave some out;
+    warm-ups come on top. Repeats last `repeat_s` as far as the budget allows. Fewer than
+    `settled_repeats` do not count as settled. Of runs beyond `LONG_S`, whose repeats need not last
+    any time, `long_repeats` do, after one warm-up.
     """
     return measure_fresh(
         lambda: run,
@@ -197,14 +201,16 @@ def measure_fresh(
         beside_s = max(before_s, watch.read()) if watch else 0.0
         batches.append(_Batch(times_s=batch_s, beside_s=beside_s))
         times_s = [time_s for batch in _quietest(batches) for time_s in batch.times_s]
-        told = spread_of_median(times_s), clock.now_s() - start_s
-        spread, spent_s = in_step(agreed, told)
+        lack = _NOTHING
+        if len(times_s) < min_repeats:
+            lack = _REPEATS
+        elif spread_of_median(times_s) > target_spread or len(times_s) < settled_repeats:
+            lack = _CERTAINTY
+        told = lack, clock.now_s() - start_s
+        lack, spent_s = in_step(agreed, told)
         is_over = spent_s >= budget_s
-        is_settled = spread <= target_spread and len(times_s) >= settled_repeats
-        is_quiet = not (watch and watch.is_slow(beside_s))
-        if len(times_s) >= min_repeats and (is_over or (is_settled and is_quiet)):
-            break
-        if is_over and count >= MOST_REPEATS_RATIO * min_repeats:
+        has_tried = count >= MOST_REPEATS_RATIO * min_repeats
+        if lack == _NOTHING or (is_over and (lack < _REPEATS or has_tried)):
             break
     kept = _quietest(batches)
     if watch:
@@ -213,9 +219,14 @@ def measure_fresh(
 
 
 def _quietest(batches: Sequence[_Batch]) -> Sequence[_Batch]:
-    """Those beside which the sentinel was about as quick as beside any."""
-    quickest_s = min(batch.beside_s for batch in batches)
-    return [batch for batch in batches if batch.beside_s <= SLOW_RATIO * quickest_s]
+    """Those beside which the sentinel was about as quick as beside any, two repeats at least."""
+    kept: list[_Batch] = []
+    ordered = sorted(batches, key=lambda batch: batch.beside_s)
+    for batch in ordered:
+        is_quiet = batch.beside_s <= SLOW_RATIO * ordered[0].beside_s
+        if is_quiet or sum(len(other.times_s) for other in kept) < LEAST_KEPT:
+            kept.append(batch)
+    return kept
 
 
 def loops_per_repeat(run_s: float, *, repeat_s: float = 0.0) -> int:

@@ -88,13 +88,7 @@ class LinkBench:
             status = Status.FAILED if status is Status.OK else status
             return _once(team, _ended(case, status=status, error=error or "a peer failed"))
         clock = TeamClock(team=team, clock=self.setting.clock)
-        times_s = measure(
-            run,
-            clock=clock,
-            budget_s=budget_s,
-            repeat_s=self.setting.repeat_s,
-            watch=self.setting.sentinel,
-        )
+        times_s = measure(run, clock=clock, budget_s=budget_s, repeat_s=self.setting.repeat_s)
         return _once(team, Measurement(case=case, times_s=times_s))
 
     def _prepared(self, case: Case, team: ConnectedTeam) -> Run:

@@ -43,10 +43,10 @@ STORED = Path(__file__).parents[2] / "examples/profiles/epyc-2-ranks/used/profil
 ODD_RATIO = 0.03
 CALL_S = 2e-3
 """What a visit costs beside its runs: deciding, telling, collecting..."""
-PRODUCTS_S = 50e-6
-"""What the sentinel's work takes."""
 PREPARED_RUNS, MOST_PREPARED_S = 4.0, 0.02
 """...and preparing operands, in runs of the forward."""
+PRODUCTS_S = 50e-6
+"""What the sentinel's work takes."""
 
 
 class Spells(NamedTuple):

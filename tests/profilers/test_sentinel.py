@@ -89,17 +89,38 @@ def test_a_single_interrupt_is_no_state_of_the_machine() -> None:
     assert machine.sentinel().read() == pytest.approx(WORK_S)
 
 
-def test_the_slowest_rank_counts_for_all() -> None:
-    machine = Machine(lambda _now_s: 1.0)
-    peer_s = iter([WORK_S] * 3 + [2.0 * WORK_S] * 4 + [WORK_S] * 9)
-    sentinel = machine.sentinel(lambda own: (max(own[0], next(peer_s)), own[1]))
-    for _ in range(3):
-        sentinel.read()
+def test_ranks_go_on_as_soon_as_one_of_them_is_undisturbed() -> None:
+    machine = Machine(spell(2.0, 1e9))
+    peer_is_quiet = iter([0.0] * 4 + [1.0])
+    sentinel = machine.sentinel(lambda own: (max(own[0], next(peer_is_quiet)), own[1]))
+    sentinel.look_around(seconds=2.0)
     sentinel.begin(patience_s=10.0)
-    machine.clock.advance(1.0)
-    assert sentinel.wait() == pytest.approx(WORK_S)
-    # Four slow readings and the first quick one.
-    assert machine.clock.now_s() == pytest.approx(1.0 + (3 + 5) * (1 + TIMES) * WORK_S)
+    before_s = machine.clock.now_s()
+    assert sentinel.wait() == pytest.approx(1.5 * WORK_S)
+    assert machine.clock.now_s() - before_s == pytest.approx(5 * (1 + TIMES) * 1.5 * WORK_S)
+
+
+def test_the_rank_that_is_out_of_patience_ends_the_wait_of_all() -> None:
+    machine = Machine(spell(2.0, 1e9))
+    sentinel = machine.sentinel(lambda own: (own[0], 1.0))
+    sentinel.look_around(seconds=2.0)
+    sentinel.begin(patience_s=10.0)
+    sentinel.wait()
+    assert machine.clock.now_s() < 2.05
+
+
+def test_waits_that_end_badly_make_waits_rare() -> None:
+    # Quick for one reading in a second: the window remembers it, and nothing lasts.
+    machine = Machine(lambda now_s: 1.0 if now_s % 1.0 < 0.005 else 1.5)
+    sentinel = machine.sentinel()
+    waited_s = 0.0
+    for _ in range(400):
+        sentinel.begin(patience_s=0.05)
+        before_s = machine.clock.now_s()
+        sentinel.wait()
+        waited_s += machine.clock.now_s() - before_s
+        machine.clock.advance(0.03)
+    assert waited_s < 0.5 * MOST_WAITING_RATIO * machine.clock.now_s()
 
 
 def test_a_rank_that_failed_ends_the_waiting_of_the_others() -> None:
