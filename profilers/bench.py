@@ -31,7 +31,7 @@ class Setting:
     """A host has more ranks than cores, so that they run in turns."""
 
     sentinel: Sentinel | None = None
-    """Who sees how fast the machine is, where ranks keep in step."""
+    """Who sees how fast the machine is, where a rank is alone on a processor."""
 
     @property
     def repeat_s(self) -> float:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from profilers.timing import SLOW_RATIO, Agreed, Clock, in_step
+from profilers.timing import SLOW_RATIO, Clock
 
 WINDOW_S = 5.0
 """How far back the quickest reading is looked for."""
@@ -31,13 +31,11 @@ TIMES = 3
 
 @dataclass(slots=True, kw_only=True)
 class Sentinel:
-    """Read between repeats, by every rank for its own core: neighbours differ from core to core."""
+    """Read between repeats, on the core that measures: neighbours differ from core to core."""
 
     work: Callable[[], object]
     """Some tens of microseconds of it."""
     clock: Clock
-    agreed: Agreed
-    """With the other ranks, when to go on."""
     _begun_s: float = field(init=False)
     _waited_s: float = field(init=False, default=0.0)
     _waits: int = field(init=False, default=0)
@@ -73,24 +71,20 @@ class Sentinel:
         self._beside_s = max(self._beside_s, sentinel_s)
 
     def wait(self) -> float:
-        """Wait until a rank is undisturbed, within bounds; seconds of the work by then.
-
-        The others are measured beside it, and once more for their own sake.
-        """
+        """Wait until the machine is undisturbed, within bounds; seconds of the work by then."""
         work_s = self.read()
         start_s = self.clock.now_s()
-        while True:
-            waited_s = self.clock.now_s() - start_s
+        waited_s = 0.0
+        while self.is_slow(work_s):
             share = MOST_WAITING_RATIO * (1 + self._ended_well) / (1 + self._waits)
             allowed_s = share * (start_s + waited_s - self._begun_s) - self._waited_s
-            is_over = waited_s >= min(allowed_s, self._patience_s)
-            quiet, over = in_step(self.agreed, (float(not self.is_slow(work_s)), float(is_over)))
-            if quiet or over:
+            if waited_s >= min(allowed_s, self._patience_s):
                 break
             work_s = self.read()
+            waited_s = self.clock.now_s() - start_s
         if waited_s > 0.0:
             self._waits += 1
-            self._ended_well += bool(quiet)
+            self._ended_well += not self.is_slow(work_s)
         self._waited_s += waited_s
         self._patience_s -= waited_s
         return work_s

@@ -1,12 +1,11 @@
 """When repeats wait for the machine, and what counts as slow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from profilers.sentinel import MOST_WAITING_RATIO, TIMES, WINDOW_S, Sentinel
 from profilers.testing import FakeClock
-from profilers.timing import PeerFailedError
 
 WORK_S = 1e-3
 
@@ -21,8 +20,8 @@ class Machine:
     def work(self) -> None:
         self.clock.advance(WORK_S * self._factor(self.clock.now_s()))
 
-    def sentinel(self, agreed: Callable[[Sequence[float]], Sequence[float]] = tuple) -> Sentinel:
-        return Sentinel(work=self.work, clock=self.clock, agreed=agreed)
+    def sentinel(self) -> Sentinel:
+        return Sentinel(work=self.work, clock=self.clock)
 
 
 def spell(start_s: float, end_s: float) -> Callable[[float], float]:
@@ -89,26 +88,6 @@ def test_a_single_interrupt_is_no_state_of_the_machine() -> None:
     assert machine.sentinel().read() == pytest.approx(WORK_S)
 
 
-def test_ranks_go_on_as_soon_as_one_of_them_is_undisturbed() -> None:
-    machine = Machine(spell(2.0, 1e9))
-    peer_is_quiet = iter([0.0] * 4 + [1.0])
-    sentinel = machine.sentinel(lambda own: (max(own[0], next(peer_is_quiet)), own[1]))
-    sentinel.look_around(seconds=2.0)
-    sentinel.begin(patience_s=10.0)
-    before_s = machine.clock.now_s()
-    assert sentinel.wait() == pytest.approx(1.5 * WORK_S)
-    assert machine.clock.now_s() - before_s == pytest.approx(5 * (1 + TIMES) * 1.5 * WORK_S)
-
-
-def test_the_rank_that_is_out_of_patience_ends_the_wait_of_all() -> None:
-    machine = Machine(spell(2.0, 1e9))
-    sentinel = machine.sentinel(lambda own: (own[0], 1.0))
-    sentinel.look_around(seconds=2.0)
-    sentinel.begin(patience_s=10.0)
-    sentinel.wait()
-    assert machine.clock.now_s() < 2.05
-
-
 def test_waits_that_end_badly_make_waits_rare() -> None:
     # Quick for one reading in a second: the window remembers it, and nothing lasts.
     machine = Machine(lambda now_s: 1.0 if now_s % 1.0 < 0.005 else 1.5)
@@ -121,12 +100,6 @@ def test_waits_that_end_badly_make_waits_rare() -> None:
         waited_s += machine.clock.now_s() - before_s
         machine.clock.advance(0.03)
     assert waited_s < 0.5 * MOST_WAITING_RATIO * machine.clock.now_s()
-
-
-def test_a_rank_that_failed_ends_the_waiting_of_the_others() -> None:
-    machine = Machine(lambda _now_s: 1.0)
-    with pytest.raises(PeerFailedError):
-        machine.sentinel(lambda own: (own[0], float("inf"))).wait()
 
 
 def test_a_visit_is_as_disturbed_as_its_worst_batch() -> None:

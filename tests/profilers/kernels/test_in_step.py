@@ -9,7 +9,6 @@ import pytest
 from profilers.kernels.autograd import Prepared
 from profilers.kernels.suite import measure_kernel
 from profilers.records import Measurement, Status
-from profilers.sentinel import Sentinel
 from profilers.testing import FakeClock, gemm_case
 from profilers.timing import Agreed
 
@@ -35,26 +34,12 @@ def _agreed() -> Agreed:
 
 
 def _measured(
-    *prepare: Prepare,
-    budget_s: float = 0.0,
-    free_bytes: Sequence[int] = (2**30, 2**30),
-    slow: Sequence[Callable[[float], bool]] | None = None,
+    *prepare: Prepare, budget_s: float = 0.0, free_bytes: Sequence[int] = (2**30, 2**30)
 ) -> list[tuple[Measurement, ...]]:
-    """Measure on both ranks; `slow` says when each one's sentinel takes twice as long."""
     agreed = _agreed()
 
     def of(rank: int) -> tuple[Measurement, ...]:
         clock = FakeClock()
-        watch = None
-        if slow:
-            is_slow = slow[rank]
-            watch = Sentinel(
-                work=lambda: clock.advance(2**-14 * (2.0 if is_slow(clock.now_s()) else 1.0)),
-                clock=clock,
-                agreed=agreed,
-            )
-            watch.look_around(seconds=0.01)
-            watch.begin(patience_s=1.0)
         return measure_kernel(
             gemm_case(4),
             prepare=lambda: prepare[rank](clock),
@@ -63,7 +48,6 @@ def _measured(
             free_bytes=free_bytes[rank],
             rank=rank,
             agreed=agreed,
-            watch=watch,
         )
 
     with ThreadPoolExecutor(RANKS) as pool:
@@ -118,50 +102,6 @@ def test_a_fast_rank_runs_as_often_in_a_repeat_as_its_slow_neighbour() -> None:
     assert runs[0] == runs[1]
     assert fast[0].median_s == pytest.approx(2**-19)
     assert slow[0].median_s == pytest.approx(2**-16)
-
-
-def test_each_rank_keeps_what_was_undisturbed_on_its_own_core() -> None:
-    # Rank 0 is disturbed for a while, rank 1 never; both repeat as often.
-    slow = (lambda now_s: 0.012 < now_s < 0.03, lambda _now_s: False)
-    runs = [0, 0]
-
-    def counting(rank: int) -> Prepare:
-        def prepare(clock: FakeClock) -> Prepared:
-            def forward() -> None:
-                runs[rank] += 1
-                clock.advance(1e-3 * (3.0 if slow[rank](clock.now_s()) else 1.0))
-
-            return Prepared(forward=forward, backward=lambda: lambda: clock.advance(1e-3))
-
-        return prepare
-
-    disturbed, calm = _measured(counting(0), counting(1), budget_s=0.2, slow=slow)
-    assert runs[0] == runs[1]
-    assert len(calm[0].times_s) > len(disturbed[0].times_s) >= 4
-    assert disturbed[0].times_s == pytest.approx([1e-3] * len(disturbed[0].times_s))
-
-
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("after", [0, 1, 3, 7, 12])
-def test_a_rank_that_fails_between_two_looks_at_the_machine_keeps_nobody(
-    which: int, after: int
-) -> None:
-    def breaking(clock: FakeClock) -> Prepared:
-        runs = iter(range(10**6))
-
-        def forward() -> None:
-            if next(runs) >= after:
-                raise RuntimeError("no more")
-            clock.advance(1e-3)
-
-        return Prepared(forward=forward, backward=lambda: lambda: clock.advance(1e-3))
-
-    ranks = [_running(1e-3, 3e-3), _running(1e-3, 3e-3)]
-    ranks[which] = breaking
-    slow = (lambda now_s: now_s % 0.01 > 0.006, lambda now_s: now_s % 0.015 > 0.01)
-    rows = _measured(*ranks, budget_s=1.0, slow=slow)
-    assert rows[which][0].error == "RuntimeError: no more"
-    assert rows[1 - which][0].error == "a peer failed"
 
 
 @pytest.mark.parametrize("which", [0, 1])
