@@ -29,7 +29,6 @@ class Setting:
     """Where storage is measured."""
     takes_turns: bool = False
     """A host has more ranks than cores, so that they run in turns."""
-
     sentinel: Sentinel | None = None
     """Who sees how fast the machine is, where a rank is alone on a processor."""
 
@@ -39,18 +38,14 @@ class Setting:
         return TURNS_S if self.takes_turns else 0.0
 
     @property
-    def is_in_step(self) -> bool:
-        """Whether ranks keep in step while they time a kernel.
+    def agreed(self) -> Agreed:
+        """How ranks keep in step while they time a kernel.
 
         Accelerators share no memory. Ranks that share cores would find them taken all the time, as
         they are not in a step, where some wait for messages while others compute.
         """
-        return self.device == "cpu" and not self.takes_turns
-
-    @property
-    def agreed(self) -> Agreed:
-        """How they do."""
-        return self.team.slowest_s if self.is_in_step else tuple
+        is_shared = self.device == "cpu" and not self.takes_turns
+        return self.team.slowest_s if is_shared else tuple
 
 
 class Bench(Protocol):

@@ -28,12 +28,12 @@ from profilers.timing import SLOW_RATIO
 DOUBT_RATIO = 0.02
 """What is doubted by less is not visited again."""
 GAIN_WEIGHT = 4.0
-"""Visits again for each new size, by the square of the mean gain over the error: of independent
-normal disturbances alone, gain over error is about a half..."""
+"""Time for visits again, in usual visits for each new size, by the square of the mean gain over the
+error: of independent normal disturbances alone, gain over error is about a half..."""
 LEAST_AGAIN, MOST_AGAIN = 0.25, 4.0
 """...but no fewer and no more than this."""
 SEEN_AGAIN = 4.0
-"""Visits again for each new size, at most, to sizes beside which the sentinel was slow."""
+"""Such time, at most, for sizes beside which the sentinel was slow."""
 FIRST_GAIN_RATIO = 0.25
 """Of the error: what is expected of visits before there was any."""
 MAX_VISITS = 4
@@ -90,6 +90,7 @@ class Revisits:
         gain = float(np.mean(self._gains)) if self._gains else FIRST_GAIN_RATIO * error_ratio
         share = GAIN_WEIGHT * (gain / max(error_ratio, 1e-3)) ** 2
         quickest_s = self._quickest_s()
+        costs_s = {case.id: cost_s(case) for case, _ in late}
         seen: list[_Doubt] = []
         others: list[_Doubt] = []
         for case, by in late:
@@ -99,10 +100,10 @@ class Revisits:
             slow = self._slow(case, quickest_s=quickest_s)
             doubt = max(by, 0.0) + (gain if visits == 1 else 0.0)
             if slow > 0.0:
-                seen.append(_Doubt(case=case, by=slow, cost_s=cost_s(case)))
+                seen.append(_Doubt(case=case, by=slow, cost_s=costs_s[case.id]))
             elif doubt > DOUBT_RATIO:
-                others.append(_Doubt(case=case, by=doubt, cost_s=cost_s(case)))
-        usual_s = float(np.median([cost_s(case) for case, _ in late])) if late else 0.0
+                others.append(_Doubt(case=case, by=doubt, cost_s=costs_s[case.id]))
+        usual_s = float(np.median(list(costs_s.values()))) if costs_s else 0.0
         guessed = _worth(
             others, most_s=min(MOST_AGAIN, max(LEAST_AGAIN, share)) * num_new * usual_s
         )

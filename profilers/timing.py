@@ -69,10 +69,6 @@ def in_step(agreed: Agreed, told: tuple[float, float]) -> tuple[float, float]:
     return one, other
 
 
-_NOTHING, _CERTAINTY, _REPEATS = 0.0, 1.0, 2.0
-"""What a rank lacks, so that the one that lacks most decides for all."""
-
-
 class Clock(Protocol):
     """Where time comes from."""
 
@@ -201,16 +197,13 @@ def measure_fresh(
         beside_s = max(before_s, watch.read()) if watch else 0.0
         batches.append(_Batch(times_s=batch_s, beside_s=beside_s))
         times_s = [time_s for batch in _quietest(batches) for time_s in batch.times_s]
-        lack = _NOTHING
-        if len(times_s) < min_repeats:
-            lack = _REPEATS
-        elif spread_of_median(times_s) > target_spread or len(times_s) < settled_repeats:
-            lack = _CERTAINTY
-        told = lack, clock.now_s() - start_s
-        lack, spent_s = in_step(agreed, told)
+        told = spread_of_median(times_s), clock.now_s() - start_s
+        spread, spent_s = in_step(agreed, told)
         is_over = spent_s >= budget_s
+        is_enough = len(times_s) >= min_repeats
+        is_settled = spread <= target_spread and len(times_s) >= settled_repeats
         has_tried = count >= MOST_REPEATS_RATIO * min_repeats
-        if lack == _NOTHING or (is_over and (lack < _REPEATS or has_tried)):
+        if (is_enough and (is_settled or is_over)) or (is_over and has_tried):
             break
     kept = _quietest(batches)
     if watch:

@@ -29,6 +29,19 @@ def spell(start_s: float, end_s: float) -> Callable[[float], float]:
     return lambda now_s: 1.5 if start_s <= now_s < end_s else 1.0
 
 
+def waited(machine: Machine, *, visits: int, patience_s: float) -> float:
+    """Seconds that so many visits of 30 ms each waited in all."""
+    sentinel = machine.sentinel()
+    waited_s = 0.0
+    for _ in range(visits):
+        sentinel.begin(patience_s=patience_s)
+        before_s = machine.clock.now_s()
+        sentinel.wait()
+        waited_s += machine.clock.now_s() - before_s
+        machine.clock.advance(0.03)
+    return waited_s
+
+
 def test_an_undisturbed_machine_is_not_waited_for() -> None:
     machine = Machine(lambda _now_s: 1.0)
     sentinel = machine.sentinel()
@@ -60,14 +73,7 @@ def test_a_visit_waits_no_longer_than_its_patience_in_all_its_waits() -> None:
 
 def test_no_more_than_a_share_of_the_time_goes_to_waiting() -> None:
     machine = Machine(lambda now_s: 1.5 if now_s % 1.0 > 0.05 else 1.0)
-    sentinel = machine.sentinel()
-    waited_s = 0.0
-    for _ in range(200):
-        sentinel.begin(patience_s=10.0)
-        before_s = machine.clock.now_s()
-        sentinel.wait()
-        waited_s += machine.clock.now_s() - before_s
-        machine.clock.advance(0.03)
+    waited_s = waited(machine, visits=200, patience_s=10.0)
     assert waited_s < (MOST_WAITING_RATIO + 0.1) * machine.clock.now_s()
 
 
@@ -91,14 +97,7 @@ def test_a_single_interrupt_is_no_state_of_the_machine() -> None:
 def test_waits_that_end_badly_make_waits_rare() -> None:
     # Quick for one reading in a second: the window remembers it, and nothing lasts.
     machine = Machine(lambda now_s: 1.0 if now_s % 1.0 < 0.005 else 1.5)
-    sentinel = machine.sentinel()
-    waited_s = 0.0
-    for _ in range(400):
-        sentinel.begin(patience_s=0.05)
-        before_s = machine.clock.now_s()
-        sentinel.wait()
-        waited_s += machine.clock.now_s() - before_s
-        machine.clock.advance(0.03)
+    waited_s = waited(machine, visits=400, patience_s=0.05)
     assert waited_s < 0.5 * MOST_WAITING_RATIO * machine.clock.now_s()
 
 
