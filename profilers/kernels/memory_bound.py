@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from profilers.devices import DTYPES
-from profilers.kernels.autograd import Prepared, random, through_autograd
+from profilers.kernels.autograd import UNLEARNT, Prepared, random, through_autograd
 from profilers.records import Case
 from profilers.steps.functional import (
     expert_order,
@@ -158,6 +158,7 @@ def _router(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> 
         lambda logits: logits.softmax(dim=-1, dtype=torch.float32).topk(chosen, dim=-1).values,
         operands=lambda: (random(rows, width, dtype=dtype, device=device),),
         device=device,
+        num_values=UNLEARNT,
     )
 
 

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,26 @@ def test_blocks_of_queries_change_with_the_sequence() -> None:
     assert columns is not None
     assert (columns[:, -2] > 0.0).tolist() == [True, False, False, False]
     assert (columns[:, -1] > 0.0).tolist() == [False, True, True, False]
+
+
+def test_attention_computes_whole_blocks_of_keys_up_to_that_of_the_query() -> None:
+    # Blocks of queries begin at these; each sees whole blocks of 512 keys, as far as there are any.
+    for sequence, queries in ((100, 32), (512, 64), (700, 64), (1300, 256)):
+        products, calls, ends = 0, 0, 0
+        for first in range(0, sequence, queries):
+            last = min(first + queries, sequence)
+            blocks = math.ceil(last / 512)
+            keys = min(512 * blocks, sequence)
+            products += (last - first) * keys
+            calls += blocks
+            ends += (last - first) * (keys % 16)
+        columns = detailed(
+            "attention", dtype="fp32", axes_NA=np.array([[2.0, sequence, 3.0, 3.0, 8.0]])
+        )
+        assert columns is not None
+        # calls, products, softmax, ends of rows of scores
+        wanted = [6 * calls, 48 * products, 6 * products, 6 * ends]
+        assert columns[0, 1:5].tolist() == wanted
 
 
 def test_tokens_that_fill_their_pages_are_not_copied_again() -> None:

@@ -1,5 +1,6 @@
 """Every kernel of the registry on a tiny case, and what becomes of kernels that fail."""
 
+import itertools
 import math
 import resource
 from importlib import import_module
@@ -12,12 +13,13 @@ from profilers.bench import Setting
 from profilers.devices import DTYPES, clock_of, count_accelerators, pick_device
 from profilers.drawing import SIZES, lines
 from profilers.heap import keep_heap
-from profilers.kernels import optimizer
+from profilers.kernels import memory_bound, optimizer
 from profilers.kernels.autograd import (
     MAX_SETS,
     PLACED_BYTES,
     PLACED_SETS,
     Prepared,
+    Tape,
     in_turns,
 )
 from profilers.kernels.memory_bound import BUILDERS
@@ -248,3 +250,25 @@ def test_sets_lie_at_different_places_within_a_page_in_whole_cache_lines() -> No
 def test_one_set_of_large_operands_does_where_no_cache_is_to_be_cold() -> None:
     turns = in_turns(lambda: (torch.empty(PLACED_BYTES),), cold_bytes=0)
     assert next(turns) is next(turns)
+
+
+def test_no_values_come_again_before_as_many_as_were_asked_for() -> None:
+    numbers = itertools.count()
+    turns = in_turns(lambda: (torch.full((10, 10), next(numbers)),), cold_bytes=0, num_values=1000)
+    assert [int(next(turns)[0][0, 0]) for _ in range(11)] == [*range(10), 0]
+
+
+def test_routers_never_meet_logits_that_a_processor_could_remember() -> None:
+    # One that has learnt their branches takes a third of the time.
+    router = Case(
+        operation="memory_bound",
+        kind="router",
+        dtype="fp32",
+        direction="forward",
+        axes={"rows": 128, "width": 64},
+    )
+    prepared = memory_bound.prepare(router, CPU)
+    tapes = [prepared.forward() for _ in range(16)]
+    seen = torch.stack([tape.inputs[0] for tape in tapes if isinstance(tape, Tape)])
+    assert seen.shape == (16, 128, 64)
+    assert len(set(seen[:, 0, 0].tolist())) == 16
