@@ -6,17 +6,18 @@ Kernels, per (operation, kind, dtype, direction):
     time  t(x) = t0(x) * exp(r(x))
 
 Where there are `POINTS_PER_COLUMN` points for each, the base has the columns that
-profilers/features.py tells apart. r is the Kriging interpolant, with covariance exp(-d / L), of the
-log residuals ln(t / t0) at the measured points; d is the distance in octaves over all axes. With
-few points L = 4 and r is exact at measured points, between two of them nearly linear in log space,
-and fades to the base alone far away. From `JUDGED_POINTS` points on, L and the share of the
-residuals that is noise (a nugget on the diagonal) are those of a short list that predict every
-point best from all others; leaving one out has a closed form (Dubrule, Mathematical Geology 15,
-1983). A rising base keeps growing as the physics does, where a fitted polynomial would turn. Beyond
-`MAX_POINTS` points, as imported tables have them, each prediction takes the `NEIGHBOURS` nearest
-alone (ordinary practice in geostatistics: Chiles and Delfiner, Geostatistics, 2012, section 3.6).
-Source: the covariance is Ornstein and Uhlenbeck's; Matheron, Economic Geology 58, 1963. The choice
-of bases and of what L may be is ours.
+profilers/features.py tells apart, those aside that fewer than `LEAST_WITNESSES` points have: one
+disturbed point could give such a column any weight, and no other would object. r is the Kriging
+interpolant, with covariance exp(-d / L), of the log residuals ln(t / t0) at the measured points; d
+is the distance in octaves over all axes. With few points L = 4 and r is exact at measured points,
+between two of them nearly linear in log space, and fades to the base alone far away. From
+`JUDGED_POINTS` points on, L and the share of the residuals that is noise (a nugget on the diagonal)
+are those of a short list that predict every point best from all others; leaving one out has a
+closed form (Dubrule, Mathematical Geology 15, 1983). A rising base keeps growing as the physics
+does, where a fitted polynomial would turn. Beyond `MAX_POINTS` points, as imported tables have
+them, each prediction takes the `NEIGHBOURS` nearest alone (ordinary practice in geostatistics:
+Chiles and Delfiner, Geostatistics, 2012, section 3.6). Source: the covariance is Ornstein and
+Uhlenbeck's; Matheron, Economic Geology 58, 1963. The choice of bases and of what L may be is ours.
 
 Collectives, per kind and inside one group of (ranks, stride, world): piecewise linear in
 ln(t) over ln(bytes), since protocols switch with the size. Below the smallest message the latency
@@ -55,6 +56,7 @@ LENGTHS_OCTAVES = (4.0, 2.0, 8.0, 16.0)
 NOISE_RATIOS = (0.0, 0.02, 0.1, 0.3, 1.0)
 """Variance of the noise over that of the residuals."""
 POINTS_PER_COLUMN = 2
+LEAST_WITNESSES = 3
 JUDGED_POINTS = 16
 MAX_JUDGED_POINTS = 400
 """Beyond, judging takes seconds; imported tables are means over many runs and stay exact."""
@@ -232,7 +234,7 @@ def _fit_kernel(series: Series, axes_NA: Floats, seconds_N: Floats) -> Curve:
         finer_NF = detailed(series.operation, dtype=series.dtype, axes_NA=axes_NA)
         if finer_NF is not None and len(seconds_N) >= POINTS_PER_COLUMN * finer_NF.shape[1]:
             columns_NF = finer_NF
-    coefficients = relative_fit(columns_NF, seconds_N)
+    coefficients = relative_fit(columns_NF * _is_witnessed(columns_NF), seconds_N)
     octaves_NA = _octaves(axes_NA)
     residual_N: Floats = np.log(seconds_N / (columns_NF @ coefficients))
     if len(seconds_N) > MAX_POINTS:
@@ -255,6 +257,13 @@ def _fit_kernel(series: Series, axes_NA: Floats, seconds_N: Floats) -> Curve:
         length_octaves=length_octaves,
         left_out_N=left_out_N,
     )
+
+
+def _is_witnessed(columns_NF: Floats) -> Bools:
+    """Whether a column is there at every point, or at enough of them [F]."""
+    count_F = np.count_nonzero(columns_NF, axis=0)
+    witnessed_F: Bools = count_F >= min(LEAST_WITNESSES, len(columns_NF))
+    return witnessed_F
 
 
 def _kriged(octaves_NA: Floats, residual_N: Floats) -> tuple[float, Floats, Floats]:

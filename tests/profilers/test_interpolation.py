@@ -25,6 +25,7 @@ def model_s(m: float, n: float, k: float) -> float:
     return 1e-5 + 2.0 * m * n * k / 1e11 + 4.0 * (m * k + n * k + m * n) / 1e10
 
 
+WIDTHS = (64, 128, 256, 512, 1024, 2048)
 GRID: list[tuple[int, ...]] = [
     (m, n, k) for m in (64, 512, 4096) for n in (128, 1024) for k in (128, 1024)
 ]
@@ -110,6 +111,22 @@ def test_rows_that_end_within_a_vector_are_dearer_where_points_abound() -> None:
     curve = fit(series, {place: odd_s(*place) for place in sizes[:40]})
     seconds, _ = curve.predict(np.array(sizes[40:], dtype=np.float64))
     assert seconds == pytest.approx([odd_s(*place) for place in sizes[40:]], rel=1e-3)
+
+
+def test_one_disturbed_point_gives_no_column_a_weight_of_its_own() -> None:
+    series = Series("memory_bound", "rms_norm", "fp32", "forward")
+    full: dict[tuple[int, ...], float] = {
+        (rows, width): 1e-9 * rows * width for rows in (64, 512, 4096) for width in WIDTHS
+    }
+    # The only row that ends within a vector was measured while the machine was slow.
+    alone = fit(series, full | {(300, 1001): 4e-9 * 300 * 1001})
+    seconds, _ = alone.predict(np.array([[5000.0, 77.0]]))
+    assert seconds[0] == pytest.approx(1e-9 * 5000 * 77, rel=0.35)
+    # Three that agree are believed.
+    odd = {(300, 1001), (1000, 999), (2000, 201)}
+    agreed = fit(series, full | {(rows, width): 4e-9 * rows * width for rows, width in odd})
+    seconds, _ = agreed.predict(np.array([[300.0, 1003.0]]))
+    assert seconds[0] == pytest.approx(4e-9 * 300 * 1003, rel=0.35)
 
 
 def test_extrapolation_begins_beyond_five_percent() -> None:
