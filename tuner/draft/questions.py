@@ -18,7 +18,7 @@ from tuner.devices.catalogue import find_device
 from tuner.emit.serving.registry import SERVE_EMITTERS
 from tuner.errors import SpecError
 from tuner.spec.capabilities import TARGETS, intersection
-from tuner.spec.files import shown_value
+from tuner.spec.files import home_expanded, shown_value
 from tuner.spec.goal import Precision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place import MOST_RANKS, Objective
@@ -101,7 +101,7 @@ def machines_of(answers: Answers) -> tuple[int, int]:
 
 
 def _model(text: str, _answers: Answers) -> None:
-    read_model(Path(text).expanduser())
+    read_model(home_expanded(text))
 
 
 def _device(text: str, _answers: Answers) -> None:
@@ -154,7 +154,7 @@ def _output(text: str, answers: Answers) -> None:
 
 
 def _fits_in_model(key: str, tokens: int, answers: Answers) -> None:
-    longest = read_model(Path(answers["model"]).expanduser()).max_position
+    longest = read_model(home_expanded(answers["model"])).max_position
     if tokens > longest:
         raise SpecError(
             f"--{key}: makes {tokens} tokens of a request, and the model takes {longest}"
@@ -194,7 +194,7 @@ def _emit_placement(text: str, answers: Answers) -> None:
 
 def _workloads(text: str, _answers: Answers) -> None:
     for path in workloads_of(text).values():
-        read_recording(path.expanduser())
+        read_recording(home_expanded(path))
 
 
 _MODEL: Final = Question(

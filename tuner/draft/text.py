@@ -8,6 +8,7 @@ from typing import Final
 
 from tuner.devices.catalogue import find_device
 from tuner.draft.questions import Answers, Goal, machines_of, targets_of, workloads_of
+from tuner.spec.files import home_expanded
 
 _HEAD: Final = (
     "# `moetune plan` reads this file; `moetune schema {schema}` lists all of its fields."
@@ -96,7 +97,7 @@ def _cluster(answers: Answers) -> Iterator[str]:
 
 
 def _path(text: str, folder: Path | None) -> str:
-    path = Path(text).expanduser().absolute()
+    path = home_expanded(text).absolute()
     if folder is None:
         return _quoted(str(path))
     return _quoted(Path(os.path.relpath(path, folder.absolute())).as_posix())

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
+from tuner.spec.files import home_expanded
 from tuner.units import parse_bytes, parse_bytes_per_s, parse_per_s, parse_seconds
 
 
@@ -112,7 +113,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 def _resolve(path: Path, info: ValidationInfo) -> Path:
     if not isinstance(info.context, SpecFolder):
         return path
-    return info.context.folder / path.expanduser()
+    return info.context.folder / home_expanded(path)
 
 
 def _path_text(value: Any) -> Any:

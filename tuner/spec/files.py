@@ -1,6 +1,7 @@
 """Reading small text files that a user named, with one-line refusals."""
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,14 @@ _LONGEST_SHOWN: Final = 60
 def shown_path(path: Path) -> str:
     """Write a path on one line, whatever characters it holds."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
+
+
+def home_expanded(path: str | Path) -> Path:
+    """Expand a leading ~ or ~user; a name that merely begins so stays as it is.
+
+    `Path.expanduser` raises for users that do not exist.
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def shown_value(value: Any) -> str:

@@ -261,6 +261,11 @@ def test_a_missing_model_names_the_file(folder: Path) -> None:
     )
 
 
+def test_a_home_that_nobody_has_is_a_name_like_any_other(folder: Path) -> None:
+    message = refusal(folder, changed("models/config.json", "~no_such_user/config.json"))
+    assert message.startswith(f"{folder / '~no_such_user/config.json'}: cannot read")
+
+
 def test_a_missing_spec_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot read the spec: No such file"):
         read_spec(tmp_path / "absent.yaml")
