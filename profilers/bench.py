@@ -39,13 +39,13 @@ class Setting:
 
     @property
     def agreed(self) -> Agreed:
-        """How ranks keep in step while they time a kernel.
+        """How ranks keep in step while they time a kernel; each by itself where they do not.
 
         Accelerators share no memory. Ranks that share cores would find them taken all the time, as
         they are not in a step, where some wait for messages while others compute.
         """
-        is_shared = self.device == "cpu" and not self.takes_turns
-        return self.team.slowest_s if is_shared else tuple
+        have_cores = self.device == "cpu" and not self.takes_turns
+        return self.team.slowest_s if have_cores else tuple
 
 
 class Bench(Protocol):

@@ -95,7 +95,8 @@ def _attention(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
     is_below = [limit > S for limit, _ in QUERY_BLOCKS]
     queries = np.select(is_below, [float(size) for _, size in QUERY_BLOCKS], QUERY_BLOCK)
     calls = B * A * (KEY_BLOCK / queries * seen + np.ceil(rest / queries) * (whole + 1.0))
-    ends = B * A * rest * (S % vector)
+    # Scores are kept in fp32 whatever the type.
+    ends = B * A * rest * (S % (LINE_BYTES / ELEMENT_BYTES["fp32"]))
     askew = products * ((S % vector != 0.0) | (D % vector != 0.0))
     shorter = [products * (queries == size) for _, size in QUERY_BLOCKS]
     return [np.ones_like(B), calls, products, scores, ends, B * A * S * D, askew, *shorter]

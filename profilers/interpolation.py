@@ -57,6 +57,7 @@ NOISE_RATIOS = (0.0, 0.02, 0.1, 0.3, 1.0)
 """Variance of the noise over that of the residuals."""
 POINTS_PER_COLUMN = 2
 LEAST_WITNESSES = 3
+"""Points that a column of the base has, at least; or all, where there are fewer."""
 JUDGED_POINTS = 16
 MAX_JUDGED_POINTS = 400
 """Beyond, judging takes seconds; imported tables are means over many runs and stay exact."""

@@ -137,6 +137,8 @@ def measure(
     warm-ups come on top. Repeats last `repeat_s` as far as the budget allows. Fewer than
     `settled_repeats` do not count as settled. Of runs beyond `LONG_S`, whose repeats need not last
     any time, `long_repeats` do, after one warm-up.
+
+    A `watch` is for a rank by itself: ranks in step have to leave out the same repeats.
     """
     return measure_fresh(
         lambda: run,

@@ -99,13 +99,12 @@ def in_turns(
     one_set_bytes = sum(tensor.nbytes for tensor in sets[0])
     on_host = all(tensor.device.type == "cpu" for tensor in sets[0])
     one_set_values = max(1, sum(tensor.numel() for tensor in sets[0]))
-    while on_host and len(sets) * one_set_values < num_values:
-        sets.append(operands())
     placed = min(PLACED_SETS, PLACED_BYTES // max(one_set_bytes, 1)) if on_host else 1
-    while len(sets) < MAX_SETS and (
-        len(sets) < placed or len(sets) * one_set_bytes < 2 * cold_bytes
+    while (on_host and len(sets) * one_set_values < num_values) or (
+        len(sets) < MAX_SETS and (len(sets) < placed or len(sets) * one_set_bytes < 2 * cold_bytes)
     ):
-        sets.append(_moved(sets[0], number=len(sets)) if on_host else operands())
+        values = operands() if num_values or not on_host else sets[0]
+        sets.append(_moved(values, number=len(sets)) if on_host else values)
     return itertools.cycle(sets)
 
 

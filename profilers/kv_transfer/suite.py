@@ -43,7 +43,7 @@ DTYPES: Final = {
 LATENT: Final = "latent"
 CPU_TOKENS: Final = (256, 1000, 4040)
 CUDA_TOKENS: Final = (256, 2040, 16040)
-"""The first fill their pages. Tokens of hardly any request do, and what is left is copied again."""
+"""The first size fills its pages; hardly any request does, and what fills none is copied again."""
 GROUPED: Final = {"heads": 8, "width": 128}
 SHARED: Final = {"heads": 1, "width": 576}
 PLAIN: Final = {"page_from": 64, "page_to": 64, "tensor_from": 1, "tensor_to": 1}

@@ -56,9 +56,10 @@ def test_blocks_of_queries_change_with_the_sequence() -> None:
     assert (columns[:, -1] > 0.0).tolist() == [False, True, True, False]
 
 
-def test_attention_computes_whole_blocks_of_keys_up_to_that_of_the_query() -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_attention_computes_whole_blocks_of_keys_up_to_that_of_the_query(dtype: str) -> None:
     # Blocks of queries begin at these; each sees whole blocks of 512 keys, as far as there are any.
-    for sequence, queries in ((100, 32), (512, 64), (700, 64), (1300, 256)):
+    for sequence, queries in ((100, 32), (512, 64), (700, 64), (1040, 256), (1300, 256)):
         products, calls, ends = 0, 0, 0
         for first in range(0, sequence, queries):
             last = min(first + queries, sequence)
@@ -66,9 +67,10 @@ def test_attention_computes_whole_blocks_of_keys_up_to_that_of_the_query() -> No
             keys = min(512 * blocks, sequence)
             products += (last - first) * keys
             calls += blocks
+            # Scores are in fp32 whatever the operands are.
             ends += (last - first) * (keys % 16)
         columns = detailed(
-            "attention", dtype="fp32", axes_NA=np.array([[2.0, sequence, 3.0, 3.0, 8.0]])
+            "attention", dtype=dtype, axes_NA=np.array([[2.0, sequence, 3.0, 3.0, 8.0]])
         )
         assert columns is not None
         # calls, products, softmax, ends of rows of scores

@@ -25,6 +25,11 @@ def model_s(m: float, n: float, k: float) -> float:
     return 1e-5 + 2.0 * m * n * k / 1e11 + 4.0 * (m * k + n * k + m * n) / 1e10
 
 
+def ragged_s(rows: float, width: float) -> float:
+    """Elements that fill no vector of 16 take fifty times as long."""
+    return 1e-9 * rows * (width + 50.0 * (width % 16))
+
+
 WIDTHS = (64, 128, 256, 512, 1024, 2048)
 GRID: list[tuple[int, ...]] = [
     (m, n, k) for m in (64, 512, 4096) for n in (128, 1024) for k in (128, 1024)
@@ -123,10 +128,12 @@ def test_one_disturbed_point_gives_no_column_a_weight_of_its_own() -> None:
     seconds, _ = alone.predict(np.array([[5000.0, 77.0]]))
     assert seconds[0] == pytest.approx(1e-9 * 5000 * 77, rel=0.35)
     # Three that agree are believed.
-    odd = {(300, 1001), (1000, 999), (2000, 201)}
-    agreed = fit(series, full | {(rows, width): 4e-9 * rows * width for rows, width in odd})
-    seconds, _ = agreed.predict(np.array([[300.0, 1003.0]]))
-    assert seconds[0] == pytest.approx(4e-9 * 300 * 1003, rel=0.35)
+    odd = {
+        (rows, width): ragged_s(rows, width) for rows, width in ((300, 1001), (2000, 77), (90, 205))
+    }
+    agreed = fit(series, full | odd)
+    seconds, _ = agreed.predict(np.array([[1500.0, 333.0]]))
+    assert seconds[0] == pytest.approx(ragged_s(1500, 333), rel=0.05)
 
 
 def test_extrapolation_begins_beyond_five_percent() -> None:

@@ -24,7 +24,7 @@ def home_expanded(path: str | Path) -> Path:
 
     `Path.expanduser` raises for users that do not exist.
     """
-    return Path(os.path.expanduser(path))  # noqa: PTH111
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises
 
 
 def shown_value(value: Any) -> str:

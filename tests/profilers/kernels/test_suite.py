@@ -258,6 +258,16 @@ def test_no_values_come_again_before_as_many_as_were_asked_for() -> None:
     assert [int(next(turns)[0][0, 0]) for _ in range(11)] == [*range(10), 0]
 
 
+def test_sets_that_a_cache_asks_for_have_values_of_their_own_too() -> None:
+    numbers = itertools.count()
+    turns = in_turns(
+        lambda: (torch.full((100,), float(next(numbers))),), cold_bytes=1000, num_values=300
+    )
+    handed_out = [next(turns)[0] for _ in range(5)]
+    assert [int(tensor[0]) for tensor in handed_out] == [0, 1, 2, 3, 4]
+    assert len({tensor.data_ptr() % 4096 for tensor in handed_out}) > 1
+
+
 def test_routers_never_meet_logits_that_a_processor_could_remember() -> None:
     # One that has learnt their branches takes a third of the time.
     router = Case(

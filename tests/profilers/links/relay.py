@@ -5,7 +5,7 @@ packets on by the last octet of their destination (node 0 is .1) until its stand
 
 A process that sleeps until a packet is due wakes up 40 to 80 microseconds late, which would be a
 part of the delay that nobody set. So timers are exact to a nanosecond, and the last 0.2 ms before a
-packet is due are not slept: messages take 1.03 to 1.04 ms of 1 ms set, where they took 1.09.
+packet is due are spent looking: messages take 1.03 to 1.04 ms of 1 ms set, where they took 1.09.
 """
 
 import contextlib
