@@ -44,8 +44,8 @@ class Setting:
         Accelerators share no memory. Ranks that share cores would find them taken all the time, as
         they are not in a step, where some wait for messages while others compute.
         """
-        have_cores = self.device == "cpu" and not self.takes_turns
-        return self.team.slowest_s if have_cores else tuple
+        has_own_core = self.device == "cpu" and not self.takes_turns
+        return self.team.slowest_s if has_own_core else tuple
 
 
 class Bench(Protocol):

@@ -92,8 +92,8 @@ class Table:
         errors = {key(row.case): row.error for row in plan.rows if row.status is not Status.OK}
         notes = [
             self.bench.note(),
-            f"{plan.skipped} cases skipped: the time budget was spent" if plan.skipped else "",
-            f"{len(errors)} cases failed, e.g. {min(errors.values())}" if errors else "",
+            f"{_cases(plan.skipped)} skipped: the time budget was spent" if plan.skipped else "",
+            f"{_cases(len(errors))} failed, e.g. {min(errors.values())}" if errors else "",
             fill.infill.disturbed() if judged and fill else "",
         ]
         found = checked(plan.rows, left_out=fill.infill.checks) if judged and fill else None
@@ -307,6 +307,10 @@ def deadline_s(job: Job, *, now_s: float) -> float:
 def patience_s(*, left_s: float) -> float:
     """How long a visit may wait for the machine to be undisturbed, with so much time to go."""
     return min(PATIENCE_S, PATIENCE_RATIO * max(left_s, 0.0))
+
+
+def _cases(count: int) -> str:
+    return f"{count} case" if count == 1 else f"{count} cases"
 
 
 def _asked(job: Job, bench: Bench) -> tuple[Case, ...]:

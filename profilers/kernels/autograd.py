@@ -94,7 +94,11 @@ def through_autograd(
 def in_turns(
     operands: Callable[[], tuple[Tensor, ...]], *, cold_bytes: int, num_values: int = 0
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Make sets of operands until they fill a cache twice over, and hand them out in turn."""
+    """Make sets of operands and hand them out in turn.
+
+    There are enough of them to fill a cache twice over and, on a processor, to hold `num_values`
+    drawn elements, which its branch predictor must not have seen before.
+    """
     sets = [operands()]
     one_set_bytes = sum(tensor.nbytes for tensor in sets[0])
     on_host = all(tensor.device.type == "cpu" for tensor in sets[0])

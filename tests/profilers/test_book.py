@@ -88,7 +88,7 @@ def test_a_table_that_was_cut_short_gets_its_cases_in_the_second_round(tmp_path:
     while step := table.next_step():
         desk.add(table, visit(bench, step))
     desk.end()
-    assert read_header(tmp_path).tables["gemm"].note == "1 cases skipped: the time budget was spent"
+    assert read_header(tmp_path).tables["gemm"].note == "1 case skipped: the time budget was spent"
     chosen = desk.next_fill()
     assert chosen is not None
     place, step = chosen
