@@ -1,6 +1,10 @@
 """Every hand-written derivative against finite differences, every layout against a plain loop."""
 
+from typing import Any
+
+import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from profilers.steps.experts import expert_ffn
 from profilers.steps.functional import (
@@ -80,3 +84,58 @@ def test_experts_without_any_token_give_zero_gradients() -> None:
     torch.autograd.backward(expert_ffn(x, (0, 0), gate_up, down).sum())
     assert gate_up.grad is not None
     assert not gate_up.grad.any()
+
+
+@pytest.mark.parametrize("counts", [(17, 0, 40, 5), (33, 30), (70,), (1, 1, 1), (16, 48)])
+@pytest.mark.parametrize(("hidden", "ffn"), [(8, 24), (24, 4)])
+def test_ragged_experts_in_bf16_equal_those_in_fp32(
+    counts: tuple[int, ...], hidden: int, ffn: int
+) -> None:
+    experts = len(counts)
+    shapes = ((sum(counts), hidden), (experts, 2 * ffn, hidden), (experts, hidden, ffn))
+    exact = [torch.randn(*shape).bfloat16().float().requires_grad_() for shape in shapes]
+    rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in exact]
+    x, gate_up, down = exact
+    expected = expert_ffn(x, counts, gate_up, down)
+    x, gate_up, down = rounded
+    y = expert_ffn(x, counts, gate_up, down)
+    assert _error(y, expected) < 0.05
+    gradient = torch.randn_like(expected).bfloat16()
+    torch.autograd.backward(expected, gradient.float())
+    torch.autograd.backward(y, gradient)
+    for one, other in zip(rounded, exact, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert _error(one.grad, other.grad) < 0.05
+
+
+def _error(rounded: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((rounded.detach().float() - exact.detach()).norm() / exact.detach().norm())
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
+    """Notes the rows, the inner size and the columns of every matrix product."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
+        self.shapes: set[tuple[int, int, int]] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        if func.overloadpacket is torch.ops.aten.mm:
+            left, right = args
+            self.shapes.add((*left.shape, right.shape[1]))
+        return func(*args, **(kwargs or {}))  # type: ignore[no-any-return]  # whatever func gives
+
+
+def test_products_of_experts_whose_rows_vary_come_in_few_shapes() -> None:
+    gate_up = torch.randn(3, 16, 8).bfloat16().requires_grad_()
+    down = torch.randn(3, 8, 8).bfloat16().requires_grad_()
+    with _Products() as products:
+        for more in range(16):
+            counts = (33 + more, 40, 48 - more)
+            x = torch.randn(sum(counts), 8).bfloat16().requires_grad_()
+            torch.autograd.backward(expert_ffn(x, counts, gate_up, down).sum())
+    assert {rows for rows, _, _ in products.shapes if rows > 16} == {48}
+    assert {inner for _, inner, _ in products.shapes if inner > 16} == {48}
