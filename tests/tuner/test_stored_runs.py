@@ -9,22 +9,28 @@ on processors. Tables of other people's runs are not part of this repository.
 """
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tuner.api import machine_of, work_of
-from tuner.costs.residuals import Residual
+from tuner.costs.residuals import SHIPPED, Residual
 from tuner.plan_folder import TRIALS_NAME, read_plan, read_used_profile
 from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.recalibration import recalibrated_step_s
+from tuner.verify.recalibration import factors, recalibrated_step_s
 from tuner.verify.records import TrialRecord, read_trials
 
 STORED = sorted(
     folder.parent
     for folder in (Path(__file__).parents[2] / "examples/profiles").glob("*/plan.json")
 )
+
+OLDER = "epyc-2-ranks"
+"""Measured before experts' rows came in whole blocks (profilers/steps/experts.py) and before routers
+were timed on logits that they had not seen; the residual that ships does not stem from it."""
 
 NOTHING_FITTED = Residual(
     engine="reference",
@@ -39,7 +45,11 @@ NOTHING_FITTED = Residual(
 @pytest.fixture(params=STORED, ids=lambda folder: folder.name)
 def trials(request: pytest.FixtureRequest) -> tuple[TrialRecord, ...]:
     """The stored trials that ran, predicted again by the model as it is now."""
-    folder: Path = request.param
+    return predicted_again(request.param)
+
+
+def predicted_again(folder: Path) -> tuple[TrialRecord, ...]:
+    """Predict the trials of a stored plan that ran, with nothing fitted."""
     plan = read_plan(folder)
     machine = machine_of(plan.cluster.pools[0], read_used_profile(folder))
     neighbourhood = Neighbourhood(
@@ -88,22 +98,52 @@ def test_step_times_are_predicted_within_10_percent_from_the_other_trials(
     assert statistics.median(errors) <= 0.10
 
 
-def test_the_measured_best_is_among_the_model_s_first_three(
+def test_one_of_the_model_s_first_three_is_as_fast_as_the_measured_best(
     trials: tuple[TrialRecord, ...],
 ) -> None:
-    best = min(trials, key=lambda trial: trial.measured_step_s or 0.0)
-    faster = sum(trial.predicted_step_s < best.predicted_step_s for trial in trials)
-    assert faster < 3
+    # Steps repeat within about 5 %; what is nearer than that is a tie.
+    best_s = min(_measured_s(trial) for trial in trials)
+    first_three = sorted(trials, key=lambda trial: trial.predicted_step_s)[:3]
+    assert min(_measured_s(trial) for trial in first_three) <= 1.05 * best_s
 
 
 def test_activations_are_predicted_within_5_percent_on_every_trial(
     trials: tuple[TrialRecord, ...],
 ) -> None:
-    for trial in trials:
+    # A trial that was ended early says nothing about memory.
+    metered = [trial for trial in trials if trial.measured_activation_bytes]
+    assert len(metered) >= 6
+    for trial in metered:
         pairs = zip(trial.predicted_activation_bytes, trial.measured_activation_bytes, strict=True)
         assert all(abs(predicted - measured) <= 0.05 * measured for predicted, measured in pairs)
 
 
+def test_the_residual_that_ships_is_what_the_stored_runs_say() -> None:
+    runs = [predicted_again(folder) for folder in STORED if folder.name != OLDER]
+    everything = [trial for run in runs for trial in run]
+    shipped = SHIPPED["reference", "AMD EPYC"]
+    assert shipped.num_runs == len(everything)
+    found = factors(everything)
+    assert (shipped.computation, shipped.communication) == pytest.approx(found, abs=0.005)
+    # The band is for machines and minutes that nothing was fitted to: whole runs are left out.
+    errors = [
+        _ape(_corrected(trial, factors([one for one in everything if one not in run])), trial)
+        for run in runs
+        for trial in run
+    ]
+    assert shipped.band_ratio == pytest.approx(np.quantile(errors, 0.9), abs=0.005)
+
+
+def _corrected(trial: TrialRecord, found: Sequence[float]) -> float:
+    computation, communication = found
+    inside = trial.predicted_step_s - trial.predicted_communication_s
+    return computation * inside + communication * trial.predicted_communication_s
+
+
 def _ape(predicted_s: float, trial: TrialRecord) -> float:
+    return abs(predicted_s / _measured_s(trial) - 1.0)
+
+
+def _measured_s(trial: TrialRecord) -> float:
     assert trial.measured_step_s is not None
-    return abs(predicted_s - trial.measured_step_s) / trial.measured_step_s
+    return trial.measured_step_s
