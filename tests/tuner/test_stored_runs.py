@@ -29,8 +29,8 @@ STORED = sorted(
 )
 
 OLDER = "epyc-2-ranks"
-"""Measured before experts' rows came in whole blocks (profilers/steps/experts.py) and before routers
-were timed on logits that they had not seen; the residual that ships does not stem from it."""
+"""Measured before experts' rows came in whole blocks (profilers/steps/experts.py) and before
+routers were timed on logits that they had not seen; the residual that ships is not from it."""
 
 NOTHING_FITTED = Residual(
     engine="reference",
