@@ -30,9 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profilers.drawing import SIZES, Line, drawn, line_of, lines, listed
-from profilers.interpolation import BY_GROUP, KernelCurve, fit_rows
+from profilers.interpolation import KernelCurve, fit_rows
 from profilers.records import AXES, Case, Measurement, Status
 from profilers.revisits import Revisits
+from profilers.series import BY_GROUP
 
 Floats = NDArray[np.float64]
 

@@ -10,32 +10,33 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from profilers.drawing import listed
-from profilers.interpolation import Series, fit_rows
-from profilers.records import AXES, Case, Checked, Measurement, Status
+from profilers.interpolation import fit_rows
+from profilers.records import Checked, Measurement
+from profilers.series import key_of, slowest_s
 
 
 def checked(rows: Sequence[Measurement], *, left_out: Collection[str]) -> Checked | None:
     """Compare the cases `left_out`, by their ids as listed, with the curves of all other rows.
 
-    The slowest rank's time counts, as it does in a curve. None: nothing was left out.
+    None: nothing was left out.
     """
     curves = fit_rows([row for row in rows if listed(row.case).id not in left_out])
-    truth_s: dict[str, tuple[Case, float]] = {}
-    for row in rows:
-        if listed(row.case).id in left_out and row.status is Status.OK and row.expected_s > 0.0:
-            slowest = truth_s.get(row.case.id, (row.case, 0.0))[1]
-            truth_s[row.case.id] = row.case, max(slowest, row.expected_s)
-    errors = []
-    for case, seconds in truth_s.values():
-        series = Series(case.operation, case.kind, case.dtype, case.direction)
-        if series in curves:
-            place = [float(case.axes[axis]) for axis in AXES[case.operation]]
-            predicted_s = float(curves[series].predict(np.array([place]))[0][0])
-            errors.append(abs(predicted_s / seconds - 1.0))
+    unseen = {key_of(row.case): row.case for row in rows if listed(row.case).id in left_out}
+    errors: list[float] = []
+    sizes: set[str] = set()
+    for series, measured in slowest_s(rows).items():
+        for place, seconds in measured.items():
+            case = unseen.get((series, place))
+            if case is None or not seconds:
+                continue
+            sizes.add(listed(case).id)
+            if series in curves:
+                predicted_s, _ = curves[series].predict(np.array([place], dtype=np.float64))
+                errors.append(abs(float(predicted_s[0]) / seconds - 1.0))
     if not errors:
         return None
     return Checked(
-        sizes=len({listed(case).id for case, _ in truth_s.values()}),
+        sizes=len(sizes),
         median_ratio=float(np.median(errors)),
         p90_ratio=float(np.quantile(errors, 0.9)),
     )

@@ -34,22 +34,18 @@ Letters: N points, A axes in the order of `records.AXES`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from profilers.features import detailed, plain
 from profilers.non_negative import relative_fit
-from profilers.records import AXES, Measurement, Profile, Status
+from profilers.records import AXES, Measurement, Profile
+from profilers.series import BY_GROUP, Series, slowest_s
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-BY_GROUP = frozenset({"collective", "rendezvous"})
-"""Operations whose first axis is interpolated inside one group shape, the other axes."""
-BY_RANK = ("link", "every_rank")
-"""Tables whose axes name ranks, between which nothing can be interpolated."""
 
 LENGTH_OCTAVES = 4.0
 LENGTHS_OCTAVES = (4.0, 2.0, 8.0, 16.0)
@@ -69,15 +65,6 @@ CHUNK = 256
 TOLERANCE_RATIO = 1.05
 
 
-class Series(NamedTuple):
-    """What one curve is about."""
-
-    operation: str
-    kind: str
-    dtype: str
-    direction: str
-
-
 class Curve(Protocol):
     """Times of one series over its axes."""
 
@@ -90,22 +77,13 @@ class Curve(Protocol):
 
 
 def fit_curves(profile: Profile) -> Mapping[Series, Curve]:
-    """Fit every series of a profile; the time of a case is the slowest rank's expectation."""
+    """Fit every series of a profile; where several ranks measured, the slowest one's time."""
     return fit_rows(profile.measurements)
 
 
 def fit_rows(rows: Sequence[Measurement]) -> Mapping[Series, Curve]:
     """Fit every series among the rows; failed ones are left out, and who is slower than whom."""
-    points: dict[Series, dict[tuple[int, ...], float]] = {}
-    for row in rows:
-        case = row.case
-        if row.status is not Status.OK or case.operation in BY_RANK:
-            continue
-        series = Series(case.operation, case.kind, case.dtype, case.direction)
-        place = tuple(case.axes[axis] for axis in AXES[case.operation])
-        means = points.setdefault(series, {})
-        means[place] = max(means.get(place, 0.0), row.expected_s)
-    return {series: fit(series, means) for series, means in sorted(points.items())}
+    return {series: fit(series, means) for series, means in sorted(slowest_s(rows).items())}
 
 
 def fit(series: Series, expected_s: Mapping[tuple[int, ...], float]) -> Curve:

@@ -32,10 +32,11 @@ import numpy as np
 
 from profilers import adaptive, conduct, session
 from profilers.drawing import SIZES, drawn, lines
-from profilers.interpolation import Curve, Series, fit_curves
+from profilers.interpolation import Curve, fit_curves
 from profilers.kernels import suite
 from profilers.kernels.autograd import Prepared
 from profilers.records import AXES, Case, Measurement
+from profilers.series import Series, key_of
 from profilers.store import read_profile
 from profilers.timing import HostClock
 
@@ -98,7 +99,7 @@ class Disturbed:
 
 def undisturbed_s(case: Case, curves: Mapping[Series, Curve]) -> float:
     """Take the truth of the simulated machine."""
-    series = Series(case.operation, case.kind, case.dtype, case.direction)
+    series, _ = key_of(case)
     digest = hashlib.sha256(case.id.encode()).digest()
     odd = 2.0 * int.from_bytes(digest[:4]) / 2**32 - 1.0
     return _predicted_s(case, curves[series]) * (1.0 + ODD_RATIO * odd)
@@ -170,7 +171,7 @@ def errors(
         directions = ("forward", "backward") if listed.direction else ("",)
         for direction in directions:
             case = listed.model_copy(update={"direction": direction})
-            series = Series(case.operation, case.kind, case.dtype, case.direction)
+            series, _ = key_of(case)
             predicted_s = _predicted_s(case, known[series])
             found.append(predicted_s / undisturbed_s(case, curves) - 1.0)
     return found

@@ -35,8 +35,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from profilers.drawing import SIZES, drawn, lines
-from profilers.interpolation import Series, fit_curves
-from profilers.records import AXES, Case, Profile, Status
+from profilers.interpolation import fit_curves
+from profilers.records import Case, Profile
+from profilers.series import Key, key_of, slowest_s
 from profilers.session import measure_profile
 from profilers.store import read_profile
 
@@ -45,8 +46,6 @@ MOST_MEDIAN_RATIO = 0.05
 MOST_P90_RATIO = 0.15
 
 SUITES = ("kernels", "links", "storage", "kv")
-
-Key = tuple[Series, tuple[int, ...]]
 
 
 def sizes(profile: Profile, *, count: int, rng: np.random.Generator) -> tuple[Case, ...]:
@@ -74,7 +73,7 @@ def measured_again(
     profile: Path, cases: Sequence[Case], *, budget_s: float, ranks: int | None
 ) -> Mapping[Key, float]:
     """Visit the cases on a copy of the profile; seconds of the slowest rank."""
-    wanted = {_key(turned) for case in cases for turned in _directions(case)}
+    wanted = {key_of(turned) for case in cases for turned in _directions(case)}
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         copy = Path(scratch) / "profile"
         shutil.copytree(profile, copy)
@@ -87,11 +86,12 @@ def measured_again(
             device="cpu",
             extra_cases=cases,
         )
-        found: dict[Key, float] = {}
-        for row in read_profile(copy).measurements:
-            if row.status is Status.OK and _key(row.case) in wanted:
-                found[_key(row.case)] = max(found.get(_key(row.case), 0.0), row.expected_s)
-    return found
+        return {
+            (series, place): seconds
+            for series, measured in slowest_s(read_profile(copy).measurements).items()
+            for place, seconds in measured.items()
+            if (series, place) in wanted
+        }
 
 
 def compared(
@@ -149,11 +149,6 @@ def _directions(case: Case) -> tuple[Case, ...]:
     if not case.direction:
         return (case,)
     return (case, case.model_copy(update={"direction": "backward"}))
-
-
-def _key(case: Case) -> Key:
-    series = Series(case.operation, case.kind, case.dtype, case.direction)
-    return series, tuple(case.axes[axis] for axis in AXES[case.operation])
 
 
 def _text(report: Mapping[str, Any]) -> str:

@@ -10,11 +10,11 @@ from profilers.interpolation import (
     MAX_POINTS,
     KernelCurve,
     NeighbourCurve,
-    Series,
     fit,
     fit_curves,
 )
 from profilers.records import Case, Measurement, Status
+from profilers.series import Series
 from profilers.testing import fake_profile, gemm_case, gemm_row
 
 GEMM = Series("gemm", "", "fp32", "forward")

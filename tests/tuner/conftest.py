@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 import yaml
 
-from profilers.interpolation import Bools, Curve, Floats, Series
+from profilers.interpolation import Bools, Curve, Floats
 from profilers.links.groups import shapes
 from profilers.records import AXES, Case, Measurement, Profile
+from profilers.series import Series
 from profilers.steps.config import LayerKind
 from profilers.store import write_header, write_table
 from profilers.testing import fake_machine, fake_profile

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from profilers.interpolation import Curve, Series, fit_curves
-from profilers.records import AXES, Case, Profile
+from profilers.interpolation import Curve, fit_curves
+from profilers.records import Case, Profile
+from profilers.series import Series, key_of
 from tuner.errors import OutsideProfileError
 
 
@@ -54,13 +55,12 @@ class KernelTable:
         return known
 
     def _lookup(self, case: Case) -> tuple[float, bool]:
-        series = Series(case.operation, case.kind, case.dtype, case.direction)
+        series, place = key_of(case)
         curve = self.curves.get(series)
         if curve is None:
             name = "/".join(part for part in series if part)
             raise OutsideProfileError(
                 f"the profile has no {name}: measure it with `moetune profile --for SPEC.yaml`"
             )
-        sizes = np.array([[case.axes[axis] for axis in AXES[case.operation]]], dtype=np.float64)
-        seconds, outside = curve.predict(sizes)
+        seconds, outside = curve.predict(np.array([place], dtype=np.float64))
         return float(seconds[0]), bool(outside[0])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from profilers.imports.registry import import_measurements
-from profilers.interpolation import Series, fit_rows
+from profilers.interpolation import fit_rows
 from profilers.records import AXES, Measurement
+from profilers.series import Series, key_of
 
 TABLES = Path(__file__).parents[4] / "shared" / "data" / "aiconfigurator"
 NUM_HELD_OUT = 300
@@ -51,5 +52,4 @@ def test_a_tenth_of_the_rows_is_predicted_from_the_others(
 
 
 def _series(row: Measurement) -> Series:
-    case = row.case
-    return Series(case.operation, case.kind, case.dtype, case.direction)
+    return key_of(row.case)[0]

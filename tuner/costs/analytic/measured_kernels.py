@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from profilers.interpolation import Curve, Series
+from profilers.interpolation import Curve
+from profilers.series import Series
 from tuner.costs.analytic.kernels import AttentionShape, ExpertSeconds, Kernels
 from tuner.costs.analytic.shapes import Numbers
 

@@ -17,8 +17,9 @@ from dataclasses import fields
 
 import numpy as np
 
-from profilers.interpolation import CollectiveCurve, Curve, Series
+from profilers.interpolation import CollectiveCurve, Curve
 from profilers.records import Measurement, Status
+from profilers.series import Series
 from tuner.costs.analytic.collective_ratios import (
     CollectiveRatios,
     GroupRatios,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from profilers.interpolation import Curve, Series, fit_rows
+from profilers.interpolation import Curve, fit_rows
 from profilers.records import Profile, Source
+from profilers.series import Series
 from profilers.store import read_profile
 from tuner.costs.analytic.calibration import Residuals, read_residuals
 from tuner.costs.analytic.constants import Constants

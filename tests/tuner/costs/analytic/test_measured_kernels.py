@@ -3,7 +3,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from profilers.interpolation import Bools, Curve, Floats, Series
+from profilers.interpolation import Bools, Curve, Floats
+from profilers.series import Series
 from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.kernels import AttentionShape, DatasheetKernels
 from tuner.costs.analytic.measured_kernels import MeasuredKernels
