@@ -12,7 +12,7 @@ import numpy as np
 from profilers.drawing import listed
 from profilers.interpolation import fit_rows
 from profilers.records import Checked, Measurement
-from profilers.series import key_of, slowest_s
+from profilers.series import key_of, together_s
 
 
 def checked(rows: Sequence[Measurement], *, left_out: Collection[str]) -> Checked | None:
@@ -24,7 +24,7 @@ def checked(rows: Sequence[Measurement], *, left_out: Collection[str]) -> Checke
     unseen = {key_of(row.case): row.case for row in rows if listed(row.case).id in left_out}
     errors: list[float] = []
     sizes: set[str] = set()
-    for series, measured in slowest_s(rows).items():
+    for series, measured in together_s(rows).items():
         for place, seconds in measured.items():
             case = unseen.get((series, place))
             if case is None or not seconds:

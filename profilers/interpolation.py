@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from profilers.features import detailed, plain
 from profilers.non_negative import relative_fit
 from profilers.records import AXES, Measurement, Profile
-from profilers.series import BY_GROUP, Series, slowest_s
+from profilers.series import BY_GROUP, Series, together_s
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -77,13 +77,13 @@ class Curve(Protocol):
 
 
 def fit_curves(profile: Profile) -> Mapping[Series, Curve]:
-    """Fit every series of a profile; where several ranks measured, the slowest one's time."""
+    """Fit every series of a profile, by what all ranks take together (profilers/series.py)."""
     return fit_rows(profile.measurements)
 
 
 def fit_rows(rows: Sequence[Measurement]) -> Mapping[Series, Curve]:
     """Fit every series among the rows; failed ones are left out, and who is slower than whom."""
-    return {series: fit(series, means) for series, means in sorted(slowest_s(rows).items())}
+    return {series: fit(series, means) for series, means in sorted(together_s(rows).items())}
 
 
 def fit(series: Series, expected_s: Mapping[tuple[int, ...], float]) -> Curve:

@@ -1,17 +1,21 @@
 """The curve that a case belongs to, and how long ranks take over it that wait for each other.
 
 The slowest rank decides. But the slowest of several measurements is also the one that was disturbed
-most: of two ranks on equal cores it lay 4 % above their mean in the median of seven profiles, and
-of more ranks it lies higher. So a rank counts as slower by what it is slower in most cases:
+most: two equal ranks come out some per cent slower than either, and more ranks slower still. So a
+rank counts as slower by what it is slower in most cases of an operation, all kinds, types and sizes
+together:
 
-    seconds of a case = mean over ranks of t_r * max over ranks of f_r
-    f_r               = median over the cases of an operation of t_r / mean over ranks of t_r
+    seconds of a case = mean of t_r * max of f_r / mean of f_r
+    f_r               = median, over the cases that all ranks measured, of t_r / mean over ranks
 
-Collectives and meetings are timed by all ranks together: there the slowest rank's time counts.
+Both means are over the ranks that measured the case, the maximum is over all. What ranks time
+together, as collectives, meetings and files on one disk, takes as long as the slowest of them says.
+
+Not covered: a rank that is slower at some sizes or kinds alone.
 """
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from profilers.records import AXES, Case, Measurement, Status
@@ -19,6 +23,8 @@ from profilers.records import AXES, Case, Measurement, Status
 BY_GROUP: Final = frozenset({"collective", "rendezvous"})
 """Operations of all ranks together; their first axis is interpolated inside one group shape, which
 is the other axes."""
+TIMED_TOGETHER: Final = BY_GROUP | {"storage"}
+"""Operations that no rank goes through alone."""
 BY_RANK: Final = ("link", "every_rank")
 """Tables whose axes name ranks, between which nothing can be interpolated."""
 
@@ -44,7 +50,7 @@ def key_of(case: Case) -> Key:
     return series, tuple(case.axes[axis] for axis in AXES[case.operation])
 
 
-def slowest_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, float]]:
+def together_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, float]]:
     """Seconds of every size that was measured; failed rows and `BY_RANK` are left out."""
     by_rank: dict[int, dict[Key, float]] = {}
     for row in rows:
@@ -52,44 +58,41 @@ def slowest_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, flo
             times = by_rank.setdefault(row.rank, {})
             key = key_of(row.case)
             times[key] = max(times.get(key, 0.0), row.expected_s)
+    slowness = _slowness(by_rank)
     found: dict[Series, dict[Place, float]] = {}
-    shared = _shared(by_rank.values())
-    slower = _slower_ratio(by_rank, shared)
-    for times in by_rank.values():
-        for (series, place), seconds in times.items():
-            found.setdefault(series, {})[place] = seconds
-    for (series, place), measured in shared.items():
-        found[series][place] = (
-            max(measured)
-            if series.operation in BY_GROUP
-            else statistics.fmean(measured) * slower[series.operation]
-        )
+    for key in dict.fromkeys(key for times in by_rank.values() for key in times):
+        series, place = key
+        measured = {rank: times[key] for rank, times in by_rank.items() if key in times}
+        known = slowness.get(series.operation)
+        if known is None:
+            seconds = max(measured.values())
+        else:
+            mean = statistics.fmean(known[rank] for rank in measured)
+            seconds = statistics.fmean(measured.values()) * max(known.values()) / mean
+        found.setdefault(series, {})[place] = seconds
     return found
 
 
-def _shared(by_rank: Collection[Mapping[Key, float]]) -> Mapping[Key, list[float]]:
-    """What all ranks took over the sizes that more than one of them measured."""
+def _slowness(by_rank: Mapping[int, Mapping[Key, float]]) -> Mapping[str, Mapping[int, float]]:
+    """How slow each rank is in most cases of an operation, 1 being the mean of all ranks.
+
+    Nothing is said of operations that one rank measured, or of which all ranks share no case.
+    """
     if len(by_rank) < 2:
         return {}
-    listed: dict[Key, list[float]] = {}
-    for times in by_rank:
-        for key, seconds in times.items():
-            listed.setdefault(key, []).append(seconds)
-    return {key: measured for key, measured in listed.items() if len(measured) > 1}
-
-
-def _slower_ratio(
-    by_rank: Mapping[int, Mapping[Key, float]], shared: Mapping[Key, list[float]]
-) -> Mapping[str, float]:
-    """By how much the slowest rank of each operation is slower than the mean of all."""
-    ratios: dict[str, dict[int, list[float]]] = {}
-    for key, measured in shared.items():
-        mean_s = statistics.fmean(measured)
-        of_operation = ratios.setdefault(key[0].operation, {})
-        for rank, times in by_rank.items():
-            if key in times and mean_s > 0.0:
-                of_operation.setdefault(rank, []).append(times[key] / mean_s)
-    return {
-        operation: max((statistics.median(of_rank) for of_rank in of_ranks.values()), default=1.0)
-        for operation, of_ranks in ratios.items()
-    }
+    known: dict[str, Mapping[int, float]] = {}
+    for operation in {series.operation for times in by_rank.values() for series, _ in times}:
+        ranks = {
+            rank: {key: seconds for key, seconds in times.items() if key[0].operation == operation}
+            for rank, times in by_rank.items()
+        }
+        ranks = {rank: times for rank, times in ranks.items() if times}
+        shared = set.intersection(*(set(times) for times in ranks.values()))
+        means = {key: statistics.fmean(times[key] for times in ranks.values()) for key in shared}
+        shared = {key for key in shared if means[key] > 0.0}
+        if shared and len(ranks) > 1 and operation not in TIMED_TOGETHER:
+            known[operation] = {
+                rank: statistics.median(times[key] / means[key] for key in shared)
+                for rank, times in ranks.items()
+            }
+    return known

@@ -14,16 +14,13 @@ Letters: E experts held by this rank, M rows (token copies), H hidden size, F ex
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from profilers.steps.functional import swiglu
-
-ROW_BLOCK: Final = 16
-"""Of bf16 on processors: few enough shapes to be kept (oneDNN keeps 1,024), little to waste.
-Fewer rows than that stay as they are."""
+from profilers.steps.loads import ROW_BLOCK, whole_blocks
 
 
 def expert_ffn(x_sorted: Tensor, counts: Sequence[int], gate_up: Tensor, down: Tensor) -> Tensor:
@@ -72,27 +69,30 @@ class _LoopedLinear(torch.autograd.Function):
 
 
 def _products(x_MI: Tensor, weight_EIO: Tensor, counts: Sequence[int], *, out: Tensor) -> None:
-    """Multiply every expert's rows; what a block writes too far, the next expert writes again."""
+    """Multiply every expert's rows; what a block writes too far, the next expert writes again.
+
+    Where nothing follows, the rows beyond the last whole block are multiplied by themselves.
+    """
     for expert, rows in enumerate(_row_slices(counts)):
-        block = _block(x_MI, rows)
-        if block.stop <= len(x_MI):
-            torch.mm(x_MI[block], weight_EIO[expert], out=out[block])
-        else:
-            product = torch.mm(_alone(x_MI, rows), weight_EIO[expert])
-            out[rows] = product[: counts[expert]]
+        parts = [_block(x_MI, rows)]
+        if parts[0].stop > len(x_MI):
+            end = rows.stop - counts[expert] % ROW_BLOCK
+            parts = [slice(rows.start, end), slice(end, rows.stop)]
+        for part in parts:
+            torch.mm(x_MI[part], weight_EIO[expert], out=out[part])
 
 
 def _weight_gradients(grad_MO: Tensor, x_MI: Tensor, counts: Sequence[int]) -> Tensor:
     """Sum grad[m, o] * x[m, i] over every expert's rows: [E, O, I].
 
     The narrower operand is copied beside zeros, by which the rest of the other's block counts
-    nothing.
+    nothing, as long as it is finite; where the block ends beyond all rows both are copied.
     """
     gradient = grad_MO.new_empty(len(counts), grad_MO.shape[1], x_MI.shape[1])
+    x_is_wide = x_MI.shape[1] > grad_MO.shape[1]
     for expert, rows in enumerate(_row_slices(counts)):
         block = _block(x_MI, rows)
         goes_on = block.stop <= len(x_MI)
-        x_is_wide = x_MI.shape[1] > grad_MO.shape[1]
         grad = grad_MO[block] if goes_on and not x_is_wide else _alone(grad_MO, rows)
         x = x_MI[block] if goes_on and x_is_wide else _alone(x_MI, rows)
         torch.mm(grad.t(), x, out=gradient[expert])
@@ -106,11 +106,9 @@ def _row_slices(counts: Sequence[int]) -> Iterator[slice]:
 
 def _block(x_MI: Tensor, rows: slice) -> slice:
     """Extend rows to whole blocks where every shape needs a kernel of its own."""
+    is_generated = x_MI.dtype is torch.bfloat16 and x_MI.device.type == "cpu"
     count = rows.stop - rows.start
-    is_generated = x_MI.dtype is torch.bfloat16 and not x_MI.is_cuda
-    if is_generated and count > ROW_BLOCK:
-        count = -(-count // ROW_BLOCK) * ROW_BLOCK
-    return slice(rows.start, rows.start + count)
+    return slice(rows.start, rows.start + (whole_blocks(count) if is_generated else count))
 
 
 def _alone(x_MI: Tensor, rows: slice) -> Tensor:
@@ -118,8 +116,8 @@ def _alone(x_MI: Tensor, rows: slice) -> Tensor:
     block = _block(x_MI, rows)
     if block == rows:
         return x_MI[rows]
-    whole = x_MI.new_empty(block.stop - block.start, x_MI.shape[1])
     count = rows.stop - rows.start
+    whole = x_MI.new_empty(block.stop - block.start, x_MI.shape[1])
     whole[:count] = x_MI[rows]
     whole[count:] = 0.0
     return whole

@@ -8,9 +8,19 @@ Letters: E experts, S tokens of one sequence, K experts per token.
 import heapq
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+ROW_BLOCK: Final = 16
+"""Rows that an expert multiplies together in bf16 on processors (profilers/steps/experts.py): few
+enough shapes for oneDNN to keep the kernels of, which keeps 1,024."""
+
+
+def whole_blocks(rows: int) -> int:
+    """Round rows up to whole blocks; fewer than a block stay as they are."""
+    return rows if rows <= ROW_BLOCK else -(-rows // ROW_BLOCK) * ROW_BLOCK
 
 
 def forced_copies(load_ratio_row: Sequence[float], *, tokens: int, top_k: int) -> tuple[int, ...]:

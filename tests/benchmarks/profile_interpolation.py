@@ -13,9 +13,10 @@ their median counts. Printed are, per family and over all:
     one visit       the same between the first two visits
     fastest         of |predicted / measured - 1| where a look's fastest visit counts instead
 
-The slowest rank's time counts. Left out are meetings and links, whose sizes are ranks, and storage,
-whose repeats differ severalfold on a shared disk. A number means something only where the machine
-has nothing else to do. Exit code 1: a bar below is missed, or a time is missing.
+Of several ranks counts what they take together (profilers/series.py). Left out are meetings and
+links, whose sizes are ranks, and storage, whose repeats differ severalfold on a shared disk. A
+number means something only where the machine has nothing else to do. Exit code 1: a bar below is
+missed, or a time is missing.
 """
 
 import argparse
@@ -37,7 +38,7 @@ import numpy as np
 from profilers.drawing import SIZES, drawn, lines
 from profilers.interpolation import fit_curves
 from profilers.records import Case, Profile
-from profilers.series import Key, key_of, slowest_s
+from profilers.series import Key, key_of, together_s
 from profilers.session import measure_profile
 from profilers.store import read_profile
 
@@ -72,7 +73,7 @@ def sizes(profile: Profile, *, count: int, rng: np.random.Generator) -> tuple[Ca
 def measured_again(
     profile: Path, cases: Sequence[Case], *, budget_s: float, ranks: int | None
 ) -> Mapping[Key, float]:
-    """Visit the cases on a copy of the profile; seconds of the slowest rank."""
+    """Visit the cases on a copy of the profile; seconds that all ranks take together."""
     wanted = {key_of(turned) for case in cases for turned in _directions(case)}
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         copy = Path(scratch) / "profile"
@@ -88,7 +89,7 @@ def measured_again(
         )
         return {
             (series, place): seconds
-            for series, measured in slowest_s(read_profile(copy).measurements).items()
+            for series, measured in together_s(read_profile(copy).measurements).items()
             for place, seconds in measured.items()
             if (series, place) in wanted
         }

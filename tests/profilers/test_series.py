@@ -4,61 +4,98 @@ import numpy as np
 import pytest
 
 from profilers.records import Case, Measurement, Status
-from profilers.series import slowest_s
+from profilers.series import together_s
 from profilers.testing import gemm_case, gemm_row
 
 SIZES = tuple(range(16, 16 + 200))
 
 
-def rows(*speeds: float, noise_ratio: float, seed: int = 0) -> list[Measurement]:
-    """Equal work on every rank, each time off by so much."""
-    rng = np.random.default_rng(seed)
+def rows(*speeds: float, noise_ratio: float = 0.0) -> list[Measurement]:
+    """Equal work, for which each rank takes `speeds` milliseconds; each time is off by so much."""
+    rng = np.random.default_rng(0)
+    noise = iter(np.exp(noise_ratio * rng.standard_normal(len(speeds) * len(SIZES))).tolist())
     return [
-        gemm_row(size, 1e-3 * speed * float(noise), rank=rank)
+        gemm_row(size, 1e-3 * speed * next(noise), rank=rank)
         for rank, speed in enumerate(speeds)
-        for size, noise in zip(SIZES, np.exp(noise_ratio * rng.standard_normal(200)), strict=True)
+        for size in SIZES
     ]
 
 
-def mean_s(found: list[Measurement]) -> float:
-    (times,) = slowest_s(found).values()
-    assert len(times) == len(SIZES)
-    return float(np.mean(list(times.values())))
+def times_of(found: list[Measurement]) -> dict[int, float]:
+    (times,) = together_s(found).values()
+    return {place[0]: seconds for place, seconds in times.items()}
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_equal_ranks_that_are_disturbed_in_turn_count_as_equal(ranks: int) -> None:
     noisy = rows(*[1.0] * ranks, noise_ratio=0.1)
     by_size = np.array([row.expected_s for row in noisy]).reshape(ranks, -1)
-    # The slowest measurement of each size, which it replaces, lies beyond 5 and 14 %.
     assert by_size.max(axis=0).mean() > 1.05e-3
-    assert mean_s(noisy) == pytest.approx(1e-3, rel=0.035)
+    assert np.mean(list(times_of(noisy).values())) == pytest.approx(1e-3, rel=0.035)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 32])
+def test_a_size_that_nothing_disturbed_takes_what_every_rank_took(ranks: int) -> None:
+    rng = np.random.default_rng(0)
+    halved = rng.random((ranks, len(SIZES))) < 0.2
+    halved[:, 7] = False
+    found = [
+        gemm_row(size, 2e-3 if halved[rank, at] else 1e-3, rank=rank)
+        for rank in range(ranks)
+        for at, size in enumerate(SIZES)
+    ]
+    assert times_of(found)[SIZES[7]] == pytest.approx(1e-3, rel=0.04)
+    assert all(0.999e-3 <= seconds <= 2.001e-3 for seconds in times_of(found).values())
 
 
 def test_a_rank_that_is_slower_decides() -> None:
-    assert mean_s(rows(1.0, 1.3, 1.0, 1.0, noise_ratio=0.05)) == pytest.approx(1.3e-3, rel=0.03)
+    found = times_of(rows(1.0, 1.3, 1.0, 1.0, noise_ratio=0.05))
+    assert np.mean(list(found.values())) == pytest.approx(1.3e-3, rel=0.03)
 
 
 def test_one_rank_alone_counts_as_it_is() -> None:
     alone = rows(1.0, noise_ratio=0.1)
-    (times,) = slowest_s(alone).values()
-    assert list(times.values()) == [row.expected_s for row in alone]
+    assert list(times_of(alone).values()) == [row.expected_s for row in alone]
 
 
-def test_of_a_collective_the_slowest_rank_counts() -> None:
-    axes = {"bytes": 1024, "ranks": 2, "stride": 1, "world": 2}
-    case = Case(operation="collective", kind="all_reduce", axes=axes)
-    both = [
-        Measurement(case=case, rank=rank, times_s=(seconds,), status=Status.OK)
-        for rank, seconds in enumerate((1e-3, 3e-3))
+@pytest.mark.parametrize("measured_by", [(0,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+def test_a_size_that_some_ranks_failed_at_takes_what_the_slowest_would(
+    measured_by: tuple[int, ...],
+) -> None:
+    speeds = (1.0, 1.0, 2.0)
+    some = [gemm_row(8, 5e-4 * speeds[rank], rank=rank) for rank in measured_by]
+    failed = [
+        Measurement(case=gemm_case(8), rank=rank, status=Status.FAILED, error="out of memory")
+        for rank in {0, 1, 2} - set(measured_by)
     ]
-    (times,) = slowest_s(both).values()
-    assert list(times.values()) == [3e-3]
+    found = times_of([*rows(*speeds), *some, *failed])
+    assert found.pop(8) == pytest.approx(1e-3)
+    assert list(found.values()) == pytest.approx([2e-3] * len(SIZES))
 
 
-def test_a_size_that_one_rank_failed_at_takes_as_long_as_the_others_took() -> None:
-    failed = Measurement(case=gemm_case(8), rank=1, status=Status.FAILED, error="out of memory")
-    (times,) = slowest_s([*rows(1.0, 2.0, noise_ratio=0.0), gemm_row(8, 5e-4), failed]).values()
-    by_rows = {place[0]: seconds for place, seconds in times.items()}
-    assert by_rows.pop(8) == 5e-4
-    assert list(by_rows.values()) == pytest.approx([2e-3] * len(SIZES))
+def test_ranks_that_measured_nothing_in_common_count_as_they_are() -> None:
+    found = times_of([gemm_row(64, 1e-3), gemm_row(128, 3e-3, rank=1)])
+    assert found == {64: 1e-3, 128: 3e-3}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(
+            operation="collective",
+            kind="all_reduce",
+            axes={"bytes": 1024, "ranks": 2, "stride": 1, "world": 2},
+        ),
+        Case(operation="storage", kind="write", axes={"bytes": 1024}),
+    ],
+    ids=lambda case: case.operation,
+)
+def test_of_what_ranks_time_together_the_slowest_counts(case: Case) -> None:
+    other = case.model_copy(update={"axes": case.axes | {"bytes": 2048}})
+    found = [
+        Measurement(case=one, rank=rank, times_s=(seconds,))
+        for one, both in ((case, (1e-3, 3e-3)), (other, (4e-3, 2e-3)))
+        for rank, seconds in enumerate(both)
+    ]
+    (times,) = together_s(found).values()
+    assert list(times.values()) == [3e-3, 4e-3]

@@ -137,5 +137,5 @@ def test_products_of_experts_whose_rows_vary_come_in_few_shapes() -> None:
             counts = (33 + more, 40, 48 - more)
             x = torch.randn(sum(counts), 8).bfloat16().requires_grad_()
             torch.autograd.backward(expert_ffn(x, counts, gate_up, down).sum())
-    assert {rows for rows, _, _ in products.shapes if rows > 16} == {48}
+    assert {rows for rows, _, _ in products.shapes if rows > 16} == {32, 48}
     assert {inner for _, inner, _ in products.shapes if inner > 16} == {48}
