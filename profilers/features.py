@@ -6,7 +6,8 @@ abound, the work is told apart further, by what a processor or an accelerator re
     gemm, grouped_gemm  each operand and the result by itself (packing differs from writing),
                         products padded to whole vectors, the ends of rows that fill no vector, and
                         products whose rows begin off a multiple of 16 bytes, which neither vector
-                        loads nor tensor cores like (NVIDIA, Matrix Multiplication Background)
+                        loads nor tensor cores like (NVIDIA, Matrix Multiplication Background);
+                        rows of an expert in bf16 by whole blocks (profilers/steps/experts.py)
     attention           products of the blocks of scores that are computed, their softmax, the
                         blocks' calls, ends of rows of scores that fill no vector, sizes that do
                         not either, and lengths for which PyTorch takes smaller blocks
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profilers.records import AXES
+from profilers.steps.loads import ROW_BLOCK
 from profilers.work import ELEMENT_BYTES, work
 
 Floats = NDArray[np.float64]
@@ -79,7 +81,8 @@ def _gemm(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
 
 def _grouped_gemm(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
     T, H, F, E = axes["tokens"], axes["hidden"], axes["ffn"], axes["experts"]
-    padded = T * _up(H, vector) * _up(F, vector)
+    rows = _whole_rows(T, E, axes["largest"]) if vector == LINE_BYTES / ELEMENT_BYTES["bf16"] else T
+    padded = rows * _up(H, vector) * _up(F, vector)
     ends = [T * F * (H % vector), T * H * (F % vector)]
     askew = [T * H * F * (size % (_LANES_RATIO * vector) != 0.0) for size in (H, F)]
     return [np.ones_like(T), E, T * H * F, padded, E * H * F, T * H, T * F, *ends, *askew]
@@ -128,6 +131,16 @@ _DETAILED: Final[Mapping[str, Callable[[Mapping[str, Floats], float], list[Float
 
 def _named(operation: str, axes_NA: Floats) -> Mapping[str, Floats]:
     return {name: axes_NA[:, index] for index, name in enumerate(AXES[operation])}
+
+
+def _whole_rows(T: Floats, E: Floats, largest: Floats) -> Floats:
+    """Rows in whole blocks, spread as profilers/kernels/grouped_gemm.py spreads T over experts."""
+    others = np.maximum(E - 1.0, 1.0)
+    share, surplus = np.divmod(T - largest, others)
+    rows = [largest, share, share + 1.0]
+    blocks = [np.where(one <= ROW_BLOCK, one, _up(one, ROW_BLOCK)) for one in rows]
+    total: Floats = blocks[0] + (others - surplus) * blocks[1] + surplus * blocks[2]
+    return total
 
 
 def _up(size: Floats, multiple: float) -> Floats:

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from profilers.features import LINE_BYTES, detailed, plain
+from profilers.kernels.grouped_gemm import row_counts
 from profilers.records import AXES
+from profilers.steps.loads import whole_blocks
 
 
 def test_the_plain_columns_are_calls_operations_and_bytes() -> None:
@@ -98,3 +100,20 @@ def test_a_latent_counts_once_for_every_rank_that_holds_it() -> None:
     assert columns is not None
     # Tokens held, and those whose pages are not filled.
     assert columns[:, [2, -1]].tolist() == [[100.0, 100.0], [400.0, 400.0]]
+
+
+@pytest.mark.parametrize(
+    ("experts", "tokens", "largest"), [(1, 33, 33), (2, 34, 17), (8, 100, 30), (8, 2048, 512)]
+)
+def test_rows_of_experts_in_bf16_count_in_whole_blocks(
+    experts: int, tokens: int, largest: int
+) -> None:
+    sizes = {"experts": experts, "tokens": tokens, "largest": largest, "hidden": 64, "ffn": 128}
+    axes_NA = np.array([[float(sizes[axis]) for axis in AXES["grouped_gemm"]]])
+    padded = {
+        dtype: columns[0, 3] / (64 * 128)
+        for dtype in ("bf16", "fp32")
+        if (columns := detailed("grouped_gemm", dtype=dtype, axes_NA=axes_NA)) is not None
+    }
+    counts = row_counts(experts=experts, tokens=tokens, largest=largest)
+    assert padded == {"bf16": sum(map(whole_blocks, counts)), "fp32": tokens}
