@@ -18,7 +18,7 @@ from profilers.series import key_of, together_s
 def checked(rows: Sequence[Measurement], *, left_out: Collection[str]) -> Checked | None:
     """Compare the cases `left_out`, by their ids as listed, with the curves of all other rows.
 
-    None: nothing was left out.
+    None: nothing was left out, or nothing of it could be measured.
     """
     curves = fit_rows([row for row in rows if listed(row.case).id not in left_out])
     unseen = {key_of(row.case): row.case for row in rows if listed(row.case).id in left_out}

@@ -81,7 +81,8 @@ def _slowness(by_rank: Mapping[int, Mapping[Key, float]]) -> Mapping[str, Mappin
     if len(by_rank) < 2:
         return {}
     known: dict[str, Mapping[int, float]] = {}
-    for operation in {series.operation for times in by_rank.values() for series, _ in times}:
+    operations = {series.operation for times in by_rank.values() for series, _ in times}
+    for operation in operations - TIMED_TOGETHER:
         ranks = {
             rank: {key: seconds for key, seconds in times.items() if key[0].operation == operation}
             for rank, times in by_rank.items()
@@ -90,7 +91,7 @@ def _slowness(by_rank: Mapping[int, Mapping[Key, float]]) -> Mapping[str, Mappin
         shared = set.intersection(*(set(times) for times in ranks.values()))
         means = {key: statistics.fmean(times[key] for times in ranks.values()) for key in shared}
         shared = {key for key in shared if means[key] > 0.0}
-        if shared and len(ranks) > 1 and operation not in TIMED_TOGETHER:
+        if shared and len(ranks) > 1:
             known[operation] = {
                 rank: statistics.median(times[key] / means[key] for key in shared)
                 for rank, times in ranks.items()

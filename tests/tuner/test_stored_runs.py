@@ -9,7 +9,6 @@ on processors. Tables of other people's runs are not part of this repository.
 """
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tuner.api import machine_of, work_of
 from tuner.costs.residuals import SHIPPED, Residual
 from tuner.plan_folder import TRIALS_NAME, read_plan, read_used_profile
 from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.recalibration import factors, recalibrated_step_s
+from tuner.verify.recalibration import corrected_step_s, factors, recalibrated_step_s
 from tuner.verify.records import TrialRecord, read_trials
 
 PROFILES = Path(__file__).parents[2] / "examples/profiles"
@@ -104,13 +103,19 @@ def test_one_of_the_model_s_first_three_is_as_fast_as_the_measured_best(
     assert min(_measured_s(trial) for trial in first_three) <= 1.05 * best_s
 
 
+def test_the_measured_best_of_a_quiet_run_is_among_the_model_s_first_three() -> None:
+    trials = predicted_again(PROFILES / "epyc-2-ranks")
+    best = min(trials, key=_measured_s)
+    assert sum(trial.predicted_step_s < best.predicted_step_s for trial in trials) < 3
+
+
 def test_activations_are_predicted_within_5_percent_on_every_trial(
     trials: tuple[TrialRecord, ...],
 ) -> None:
     # A trial that was ended early says nothing about memory.
-    metered = [trial for trial in trials if trial.measured_activation_bytes]
-    assert len(metered) >= 6
-    for trial in metered:
+    to_their_end = [trial for trial in trials if not trial.reason]
+    assert len(to_their_end) >= 6
+    for trial in to_their_end:
         pairs = zip(trial.predicted_activation_bytes, trial.measured_activation_bytes, strict=True)
         assert all(abs(predicted - measured) <= 0.05 * measured for predicted, measured in pairs)
 
@@ -126,14 +131,8 @@ def test_the_residual_that_ships_is_what_the_stored_runs_say() -> None:
     errors = []
     for run in runs:
         others = factors([trial for other in runs if other is not run for trial in other])
-        errors += [_ape(_corrected(trial, others), trial) for trial in run]
+        errors += [_ape(corrected_step_s(trial, others), trial) for trial in run]
     assert shipped.band_ratio == pytest.approx(np.quantile(errors, 0.9), abs=0.01)
-
-
-def _corrected(trial: TrialRecord, found: Sequence[float]) -> float:
-    computation, communication = found
-    inside = trial.predicted_step_s - trial.predicted_communication_s
-    return computation * inside + communication * trial.predicted_communication_s
 
 
 def _ape(predicted_s: float, trial: TrialRecord) -> float:

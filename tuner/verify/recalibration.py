@@ -56,7 +56,12 @@ def recalibrated_step_s(trial: TrialRecord, others: Sequence[TrialRecord]) -> fl
     ran = [other for other in others if other.status == "ok" and other.number != trial.number]
     if len(ran) < MIN_TRIALS:
         return None
-    computation, communication = factors(ran)
+    return corrected_step_s(trial, factors(ran))
+
+
+def corrected_step_s(trial: TrialRecord, fitted: tuple[float, float]) -> float:
+    """Predict a trial again with factors of (computation, communication)."""
+    computation, communication = fitted
     inside = trial.predicted_step_s - trial.predicted_communication_s
     return computation * inside + communication * trial.predicted_communication_s
 
