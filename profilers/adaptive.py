@@ -29,11 +29,11 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from profilers.drawing import SIZES, Line, drawn, line_of, lines, listed
+from profilers.drawing import SIZES, Line, drawn, lines, listed
 from profilers.interpolation import KernelCurve, fit_rows
-from profilers.records import AXES, Case, Measurement, Status
+from profilers.records import AXES, Case, Measurement
 from profilers.revisits import Revisits
-from profilers.series import BY_GROUP
+from profilers.series import BY_GROUP, together_s
 
 Floats = NDArray[np.float64]
 
@@ -236,18 +236,16 @@ def _left_out(rows: Sequence[Measurement]) -> Mapping[str, Sequence[float]]:
 def _left_out_of_groups(rows: Sequence[Measurement]) -> dict[str, list[float]]:
     """Inner points of each line, predicted from their two neighbours, linearly in log space."""
     found: dict[str, list[float]] = {}
-    timed = sorted(
-        (row for row in rows if row.status is Status.OK and row.expected_s > 0.0),
-        key=lambda row: (line_of(row.case), _place(row.case)[0]),
-    )
-    for _, on_line in groupby(timed, key=lambda row: line_of(row.case)):
-        points = list(on_line)
-        for left, middle, right in zip(points, points[1:], points[2:], strict=False):
-            low, size, high = (math.log(_place(row.case)[0]) for row in (left, middle, right))
-            share = (size - low) / (high - low) if high > low else 0.5
-            wanted = (1.0 - share) * math.log(left.expected_s) + share * math.log(right.expected_s)
-            error = math.log(middle.expected_s) - wanted
-            found.setdefault(_name_of(middle.case), []).append(error)
+    for series, timed in together_s(rows).items():
+        points = sorted((place[1:], max(place[0], 1), s) for place, s in timed.items() if s > 0.0)
+        for _, on_line in groupby(points, key=lambda point: point[0]):
+            sizes = list(on_line)
+            for left, middle, right in zip(sizes, sizes[1:], sizes[2:], strict=False):
+                low, size, high = (math.log(point[1]) for point in (left, middle, right))
+                share = (size - low) / (high - low)
+                wanted = (1.0 - share) * math.log(left[2]) + share * math.log(right[2])
+                name = _name(series.kind, series.dtype, [middle[1], *middle[0]])
+                found.setdefault(name, []).append(math.log(middle[2]) - wanted)
     return found
 
 

@@ -65,7 +65,8 @@ class Revisits:
     _before_s: Mapping[str, float] = field(init=False, default_factory=dict)
     """Ids of the cases chosen last, to what they took by then."""
     _gains: list[float] = field(init=False, default_factory=list)
-    """ln of the time before over the time after; 0 where the visit was not the faster one."""
+    """ln of the time before over the time after: 0 where the visit was not the faster one, below
+    where all visits stay (`Plan.add`)."""
 
     def chosen(
         self,
@@ -87,7 +88,9 @@ class Revisits:
         """
         taken_s = _taken_s(self.rows)
         self._gains += [math.log(s / taken_s[name]) for name, s in self._before_s.items()]
-        gain = float(np.mean(self._gains)) if self._gains else FIRST_GAIN_RATIO * error_ratio
+        gain = FIRST_GAIN_RATIO * error_ratio
+        if self._gains:
+            gain = max(0.0, float(np.mean(self._gains)))
         share = GAIN_WEIGHT * (gain / max(error_ratio, 1e-3)) ** 2
         quickest_s = self._quickest_s()
         costs_s = {case.id: cost_s(case) for case, _ in late}

@@ -18,6 +18,7 @@ import numpy as np
 
 from profilers.drawing import listed
 from profilers.records import Case, Measurement, Status
+from profilers.series import BY_GROUP
 from profilers.work import work
 
 MAX_CASE_S = 1.0
@@ -123,7 +124,8 @@ class Plan:
     def add(self, visit: Visit) -> None:
         """Take the rows of one visit to a case; of several visits one stays.
 
-        It is the one whose slowest rank was the fastest, for each direction by itself.
+        It is the one whose slowest rank was the fastest, for each direction by itself. Of what
+        ranks time together all repeats stay: waiting for each other is theirs, however rare.
         """
         turned: dict[str, list[Measurement]] = {}
         for row in visit.rows:
@@ -134,6 +136,10 @@ class Plan:
                 for row in rows:
                     self._places[name, row.rank] = len(self.rows)
                     self.rows.append(row)
+            elif rows[0].case.operation in BY_GROUP:
+                for row in rows:
+                    place = self._places[name, row.rank]
+                    self.rows[place] = _together(self.rows[place], row)
             elif _slowest_s(rows) < _slowest_s([self.rows[self._places[at]] for at in known]):
                 for row in rows:
                     self.rows[self._places[name, row.rank]] = row
@@ -182,6 +188,13 @@ class Plan:
 def _slowest_s(rows: Sequence[Measurement]) -> float:
     """Seconds of the slowest rank; endless where one failed."""
     return max(row.expected_s if row.status is Status.OK else math.inf for row in rows)
+
+
+def _together(before: Measurement, now: Measurement) -> Measurement:
+    """Both visits' repeats; where one failed, the other."""
+    if now.status is not Status.OK:
+        return before
+    return now.model_copy(update={"times_s": before.times_s + now.times_s})
 
 
 def price(case: Case) -> float:

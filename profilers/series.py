@@ -9,16 +9,18 @@ together:
     f_r               = median, over the cases that all ranks measured, of t_r / mean over ranks
 
 Both means are over the ranks that measured the case, the maximum is over all. What ranks time
-together, as collectives, meetings and files on one disk, takes as long as the slowest of them says.
+together, as collectives, meetings and files on one disk, takes as long as the slowest of them says;
+how long collectives wait for somebody to wake up, their sizes tell together (profilers/stalls.py).
 
 Not covered: a rank that is slower at some sizes or kinds alone.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from profilers.records import AXES, Case, Measurement, Status
+from profilers.stalls import seconds_with_stalls
 
 BY_GROUP: Final = frozenset({"collective", "rendezvous"})
 """Operations of all ranks together; their first axis is interpolated inside one group shape, which
@@ -53,13 +55,19 @@ def key_of(case: Case) -> Key:
 def together_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, float]]:
     """Seconds of every size that was measured; failed rows and `BY_RANK` are left out."""
     by_rank: dict[int, dict[Key, float]] = {}
+    collectives: dict[Key, Sequence[float]] = {}
     for row in rows:
-        if row.status is Status.OK and row.case.operation not in BY_RANK:
+        if row.status is not Status.OK or row.case.operation in BY_RANK:
+            continue
+        key = key_of(row.case)
+        if row.case.operation == "collective":
+            of_ranks = (collectives.get(key, row.times_s), row.times_s)
+            collectives[key] = max(of_ranks, key=statistics.fmean)
+        else:
             times = by_rank.setdefault(row.rank, {})
-            key = key_of(row.case)
             times[key] = max(times.get(key, 0.0), row.expected_s)
     slowness = _slowness(by_rank)
-    found: dict[Series, dict[Place, float]] = {}
+    found = _of_collectives(collectives)
     for key in dict.fromkeys(key for times in by_rank.values() for key in times):
         series, place = key
         measured = {rank: times[key] for rank, times in by_rank.items() if key in times}
@@ -70,6 +78,20 @@ def together_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, fl
             mean = statistics.fmean(known[rank] for rank in measured)
             seconds = statistics.fmean(measured.values()) * max(known.values()) / mean
         found.setdefault(series, {})[place] = seconds
+    return found
+
+
+def _of_collectives(repeats: Mapping[Key, Sequence[float]]) -> dict[Series, dict[Place, float]]:
+    """Mean seconds of every collective; the sizes of one kind and group share their stalls."""
+    groups: dict[tuple[Series, Place], list[Key]] = {}
+    for key in repeats:
+        series, place = key
+        groups.setdefault((series, place[1:]), []).append(key)
+    found: dict[Series, dict[Place, float]] = {}
+    for keys in groups.values():
+        seconds_S = seconds_with_stalls([repeats[key] for key in keys])
+        for (series, place), seconds in zip(keys, seconds_S.tolist(), strict=True):
+            found.setdefault(series, {})[place] = seconds
     return found
 
 

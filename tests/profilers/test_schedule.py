@@ -86,6 +86,17 @@ def test_of_several_visits_the_one_with_the_fastest_slowest_rank_stays() -> None
     assert [row.median_s for row in course.rows] == [3.5, 2.0, 7.0, 7.0]
 
 
+def test_of_collectives_the_repeats_of_all_visits_stay() -> None:
+    axes = {"bytes": 8, "ranks": 2, "stride": 1, "world": 2}
+    case = Case(operation="collective", kind="all_gather", axes=axes)
+    failed = Measurement(case=case, status=Status.FAILED, error="a peer failed")
+    slow, fast = (Measurement(case=case, times_s=times_s) for times_s in ((3.0, 4.0), (1.0,)))
+    course = plan(asked=[], grid=[])
+    for row in (failed, slow, fast, failed):
+        course.add(Visit(rows=[row]))
+    assert course.rows == [Measurement(case=case, times_s=(3.0, 4.0, 1.0))]
+
+
 def test_directions_keep_their_fastest_visits_by_themselves() -> None:
     def visit(forward_s: float, backward_s: float) -> list[Measurement]:
         backward = gemm_case(8).model_copy(update={"direction": "backward"})

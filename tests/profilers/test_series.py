@@ -99,3 +99,24 @@ def test_of_what_ranks_time_together_the_slowest_counts(case: Case) -> None:
     ]
     (times,) = together_s(found).values()
     assert list(times.values()) == [3e-3, 4e-3]
+
+
+def collective(kind: str, size: int, *times_s: float, stride: int = 1) -> Measurement:
+    axes = {"bytes": size, "ranks": 2, "stride": stride, "world": 4}
+    return Measurement(case=Case(operation="collective", kind=kind, axes=axes), times_s=times_s)
+
+
+def test_small_messages_of_one_kind_and_group_share_what_they_wait() -> None:
+    # Of the repeats of 1 KiB none was late, of those of 2 KiB two.
+    lucky, unlucky = (1e-4,) * 10, (1e-4,) * 8 + (4e-3,) * 2
+    alike = [collective("all_gather", 1024, *lucky), collective("all_gather", 2048, *unlucky)]
+    others = [
+        collective("reduce_scatter", 1024, *lucky),
+        collective("all_gather", 1024, *lucky, stride=2),
+    ]
+    found = together_s([*alike, *others])
+    by_kind = {series.kind: times for series, times in found.items()}
+    shared = [by_kind["all_gather"][size, 2, 1, 4] for size in (1024, 2048)]
+    assert shared == pytest.approx([1e-4 + 0.1 * 3.9e-3] * 2, rel=0.1)
+    assert by_kind["reduce_scatter"][1024, 2, 1, 4] == pytest.approx(1e-4)
+    assert by_kind["all_gather"][1024, 2, 2, 4] == pytest.approx(1e-4)

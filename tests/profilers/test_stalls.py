@@ -1,0 +1,87 @@
+"""Mean times of calls that are now and then late, against machines whose truth is known."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from profilers.stalls import seconds_with_stalls
+
+QUIET_S = np.array([2e-4, 2.5e-4, 3e-4, 5e-4, 1e-3, 4e-3, 16e-3, 64e-3])
+LATE_S = 4e-3
+NOISE_RATIO = 0.05
+
+
+def repeats(rng: np.random.Generator, *, count: int, late_ratio: float) -> list[list[float]]:
+    """Times that scatter upwards, and now and then wait."""
+    return [
+        (
+            quiet_s * np.exp(NOISE_RATIO * np.abs(rng.standard_normal(count)))
+            + LATE_S * (rng.random(count) < late_ratio)
+        ).tolist()
+        for quiet_s in QUIET_S
+    ]
+
+
+def errors(*, count: int, late_ratio: float, own_means: bool) -> NDArray[np.float64]:
+    """Root mean square error of every size, over many machines."""
+    rng = np.random.default_rng(0)
+    noise = np.exp(NOISE_RATIO * np.abs(np.random.default_rng(1).standard_normal(10**5))).mean()
+    truth_S = QUIET_S * noise + LATE_S * late_ratio
+    found = []
+    for _ in range(200):
+        seen = repeats(rng, count=count, late_ratio=late_ratio)
+        one = [np.mean(times) for times in seen] if own_means else seconds_with_stalls(seen)
+        found.append(np.asarray(one) / truth_S - 1.0)
+    root: NDArray[np.float64] = np.sqrt(np.mean(np.square(found), axis=0))
+    return root
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_short_calls_are_known_twice_as_well_from_all_sizes_as_from_their_own_repeats(
+    count: int,
+) -> None:
+    shared, own = (errors(count=count, late_ratio=0.15, own_means=flag) for flag in (False, True))
+    assert np.all(shared[:3] < 0.62 * own[:3])
+    assert np.all(shared <= 1.05 * own + 1e-3)
+
+
+@pytest.mark.parametrize("late_ratio", [0.05, 0.3, 0.6])
+def test_the_mean_is_right_however_often_calls_are_late(late_ratio: float) -> None:
+    rng = np.random.default_rng(2)
+    found = [seconds_with_stalls(repeats(rng, count=30, late_ratio=late_ratio)) for _ in range(100)]
+    assert np.mean(found, axis=0) == pytest.approx(QUIET_S * 1.04 + LATE_S * late_ratio, rel=0.08)
+
+
+def test_where_nobody_is_late_calls_take_their_mean() -> None:
+    seen = repeats(np.random.default_rng(0), count=10, late_ratio=0.0)
+    assert seconds_with_stalls(seen) == pytest.approx([np.mean(s) for s in seen], rel=0.02)
+
+
+def test_a_pause_of_the_whole_machine_is_no_stall() -> None:
+    seen = repeats(np.random.default_rng(0), count=40, late_ratio=0.15)
+    usual = seconds_with_stalls(seen)
+    seen[1][7] = 2.0
+    assert np.mean(seen[1]) > 20.0 * usual[1]
+    assert seconds_with_stalls(seen) == pytest.approx(usual, rel=0.25)
+
+
+def test_one_repeat_a_size_counts_as_it_is() -> None:
+    assert seconds_with_stalls([[1e-3], [5e-3]]) == pytest.approx([1e-3, 5e-3])
+    assert seconds_with_stalls([[0.0]])[0] > 0.0
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(0.0, 10.0), min_size=1, max_size=8),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_every_size_takes_at_least_what_its_quiet_repeats_do(seen: list[list[float]]) -> None:
+    found = seconds_with_stalls(seen)
+    assert np.all(np.isfinite(found))
+    assert np.all(found > 0.0)
+    longest = max(max(times) for times in seen)
+    assert np.all(found <= 2.0 * longest + 1e-9)
