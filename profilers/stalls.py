@@ -48,10 +48,10 @@ def seconds_with_stalls(repeats_SN: Sequence[Sequence[float]]) -> Floats:
     quiet_S = np.array([np.quantile(one, QUIET_QUANTILE) for one in repeats])
     shares = [one / quiet - 1.0 for one, quiet in zip(repeats, quiet_S, strict=True)]
     most = np.quantile(np.concatenate(shares), USUAL_QUANTILE)
-    beyond_S = quiet_S * [max(0.0, np.minimum(share, most).mean()) for share in shares]
+    beyond_S = quiet_S * [np.minimum(share, most).mean() for share in shares]
     usual_s = float(num_S @ beyond_S / num_S.sum())
     waiting_S = usual_s**2 / (usual_s**2 + quiet_S**2)
     weight_S = num_S * waiting_S
-    common_s = weight_S @ beyond_S / max(weight_S.sum(), LEAST_S)
+    common_s = max(0.0, weight_S @ beyond_S / max(weight_S.sum(), LEAST_S))
     seconds_S: Floats = quiet_S + waiting_S * common_s + (1.0 - waiting_S) * beyond_S
     return seconds_S
