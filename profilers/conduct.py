@@ -23,6 +23,7 @@ from pathlib import Path
 
 from profilers.bench import Bench, Setting
 from profilers.book import Book, Desk
+from profilers.cores import Cores
 from profilers.devices import clock_of, pick_device, small_products
 from profilers.errors import LostPeersError, RankError
 from profilers.heartbeat import GONE_S, Heartbeat
@@ -86,7 +87,8 @@ def conduct(
         directory=Path(job.storage_directory or job.out),
         takes_turns=machine.takes_turns,
     )
-    setting = replace(setting, sentinel=_sentinel(setting))
+    cores = Cores.of_this_thread()
+    setting = replace(setting, sentinel=_sentinel(setting, cores))
     still = alive if heart is None else heart.case_done
     try:
         found = _measure_all(
@@ -106,19 +108,20 @@ def conduct(
             team.barrier()
         return found
     finally:
+        cores.leave()
         if heart is not None:
             heart.stop()
         team.close()
 
 
-def _sentinel(setting: Setting) -> Sentinel | None:
+def _sentinel(setting: Setting, cores: Cores) -> Sentinel | None:
     """Somebody to look at the machine, for a rank that is alone on its processor.
 
     Several cores are hardly ever undisturbed at once: two ranks that looked measured a third less.
     """
     if setting.device != "cpu" or setting.team.world > 1:
         return None
-    return Sentinel(work=small_products(), clock=setting.clock)
+    return Sentinel(work=small_products(), clock=setting.clock, cores=cores)
 
 
 def _with_hosts(machine: Machine, team: ConnectedTeam) -> Machine:

@@ -8,8 +8,9 @@ no regard to that, and by 4 % where the products were quick before and after bot
 
 So repeats wait until the machine is undisturbed, within bounds: undisturbed is what is as quick as
 the quickest of the last `WINDOW_S`, as a machine that stays slow is as it is, and no more than
-`MOST_WAITING_RATIO` of the time goes to waiting, times the share of waits that ended well. What the
-products took beside a visit tells later which visits to doubt (profilers/revisits.py).
+`MOST_WAITING_RATIO` of the time goes to waiting, times the share of waits that ended well. Whoever
+waits looks for a quiet core meanwhile (profilers/cores.py). What the products took beside a visit
+tells later which visits to doubt (profilers/revisits.py).
 
 Not seen: neighbours that only take memory bandwidth, and what accelerators do.
 """
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from profilers.cores import Cores
 from profilers.timing import SLOW_RATIO, Clock
 
 WINDOW_S = 5.0
@@ -36,6 +38,8 @@ class Sentinel:
     work: Callable[[], object]
     """Some tens of microseconds of it."""
     clock: Clock
+    cores: Cores = field(default_factory=Cores)
+    """To choose from."""
     _begun_s: float = field(init=False)
     _waited_s: float = field(init=False, default=0.0)
     _waits: int = field(init=False, default=0)
@@ -70,16 +74,23 @@ class Sentinel:
         """Take note of what it took beside repeats that are kept."""
         self._beside_s = max(self._beside_s, sentinel_s)
 
-    def wait(self) -> float:
-        """Wait until the machine is undisturbed, within bounds; seconds of the work by then."""
+    def wait(self, settle: Callable[[], object] = lambda: None) -> float:
+        """Wait until the machine is undisturbed, within bounds; seconds of the work by then.
+
+        Every core is tried once, whatever the bounds. On another core than before the caches are
+        cold, and `settle` is called.
+        """
         work_s = self.read()
         start_s = self.clock.now_s()
         waited_s = 0.0
+        moves = 0
         while self.is_slow(work_s):
             share = MOST_WAITING_RATIO * (1 + self._ended_well) / (1 + self._waits)
             allowed_s = share * (start_s + waited_s - self._begun_s) - self._waited_s
-            if waited_s >= min(allowed_s, self._patience_s):
+            if waited_s >= min(allowed_s, self._patience_s) and moves >= self.cores.count - 1:
                 break
+            self.cores.move()
+            moves += 1
             work_s = self.read()
             waited_s = self.clock.now_s() - start_s
         if waited_s > 0.0:
@@ -87,6 +98,8 @@ class Sentinel:
             self._ended_well += not self.is_slow(work_s)
         self._waited_s += waited_s
         self._patience_s -= waited_s
+        if moves % max(self.cores.count, 1):
+            settle()
         return work_s
 
     def is_slow(self, sentinel_s: float) -> bool:

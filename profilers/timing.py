@@ -27,6 +27,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 SHORT_S = 50e-6
@@ -98,8 +99,11 @@ class HostClock:
 class Watch(Protocol):
     """Who tells how fast the machine is just now (profilers/sentinel.py)."""
 
-    def wait(self) -> float:
-        """Wait until it is undisturbed, within bounds; what the sentinel takes by then."""
+    def wait(self, settle: Callable[[], object]) -> float:
+        """Wait until it is undisturbed, within bounds; what the sentinel takes by then.
+
+        Where the wait ends on another core, whose caches are cold, `settle` is called.
+        """
 
     def read(self) -> float:
         """Seconds that the sentinel takes."""
@@ -185,14 +189,17 @@ def measure_fresh(
     if repeat_s > 0.0:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
-    at_once = 1 if watch and warm_s >= LONG_S else min_repeats
+    is_long = watch is not None and warm_s >= LONG_S
+    at_once = 1 if is_long else min_repeats
+    # A long run fills the caches by itself.
+    settle = partial(_repeats, fresh, clock=clock, count=0 if is_long else 1, loops=loops)
     batches: list[_Batch] = []
     count = 0
     while count < max_repeats:
         before_s = 0.0
         if watch:
             waiting_s = clock.now_s()
-            before_s = watch.wait()
+            before_s = watch.wait(settle)
             start_s += clock.now_s() - waiting_s
         batch_s = _repeats(fresh, clock=clock, count=min(at_once, max_repeats - count), loops=loops)
         count += len(batch_s)

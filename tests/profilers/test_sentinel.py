@@ -4,24 +4,37 @@ from collections.abc import Callable
 
 import pytest
 
+from profilers.cores import Cores
 from profilers.sentinel import MOST_WAITING_RATIO, TIMES, WINDOW_S, Sentinel
 from profilers.testing import FakeClock
 
 WORK_S = 1e-3
 
 
-class Machine:
-    """One whose work takes as long as a function of the time says."""
+class MovedAlong(Cores):
+    """Cores that nothing is pinned to."""
 
-    def __init__(self, factor: Callable[[float], float]) -> None:
+    def __init__(self, count: int) -> None:
+        super().__init__(range(count))
+        self.at = 0
+
+    def move(self) -> None:
+        self.at = (self.at + 1) % self.count
+
+
+class Machine:
+    """One whose work takes as long as a function of the time says, on each core."""
+
+    def __init__(self, *factors: Callable[[float], float]) -> None:
         self.clock = FakeClock()
-        self._factor = factor
+        self.cores = MovedAlong(len(factors))
+        self._factors = factors
 
     def work(self) -> None:
-        self.clock.advance(WORK_S * self._factor(self.clock.now_s()))
+        self.clock.advance(WORK_S * self._factors[self.cores.at](self.clock.now_s()))
 
     def sentinel(self) -> Sentinel:
-        return Sentinel(work=self.work, clock=self.clock)
+        return Sentinel(work=self.work, clock=self.clock, cores=self.cores)
 
 
 def spell(start_s: float, end_s: float) -> Callable[[float], float]:
@@ -59,6 +72,43 @@ def test_a_spell_is_waited_out() -> None:
     machine.clock.advance(0.05)
     assert sentinel.wait() == pytest.approx(WORK_S)
     assert 2.5 <= machine.clock.now_s() < 2.52
+
+
+def test_a_spell_on_one_core_is_left_for_another_at_once() -> None:
+    machine = Machine(spell(2.0, 1e9), lambda _now_s: 1.0)
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    # Even without patience: looking at the other core takes no more than a reading.
+    sentinel.begin(patience_s=0.0)
+    machine.clock.advance(0.05)
+    settled: list[int] = []
+    for _ in range(2):
+        assert sentinel.wait(lambda: settled.append(machine.cores.at)) == pytest.approx(WORK_S)
+    assert machine.clock.now_s() < 2.05 + 6 * (1 + TIMES) * WORK_S
+    assert settled == [1]
+    assert machine.cores.at == 1
+
+
+def test_back_on_the_core_where_a_wait_began_the_caches_are_as_they_were() -> None:
+    machine = Machine(spell(2.0, 2.025), spell(2.0, 1e9))
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    sentinel.begin(patience_s=10.0)
+    settled: list[int] = []
+    assert sentinel.wait(lambda: settled.append(machine.cores.at)) == pytest.approx(WORK_S)
+    assert machine.cores.at == 0
+    assert not settled
+
+
+def test_where_both_cores_are_slow_a_wait_ends_on_the_first_that_is_not() -> None:
+    machine = Machine(spell(2.0, 3.0), spell(2.0, 2.5))
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    sentinel.begin(patience_s=10.0)
+    machine.clock.advance(0.05)
+    assert sentinel.wait() == pytest.approx(WORK_S)
+    assert machine.cores.at == 1
+    assert 2.5 <= machine.clock.now_s() < 2.53
 
 
 def test_a_visit_waits_no_longer_than_its_patience_in_all_its_waits() -> None:

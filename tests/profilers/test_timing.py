@@ -185,6 +185,7 @@ class Watched:
         self._clock = clock
         self._slow = slow
         self._waits_s = waits_s
+        self.moves = False
         self.noted: list[float] = []
 
     def run(self, seconds: float) -> Callable[[], None]:
@@ -192,8 +193,10 @@ class Watched:
             seconds * (2.0 if self._slow(self._clock.now_s()) else 1)
         )
 
-    def wait(self) -> float:
+    def wait(self, settle: Callable[[], object]) -> float:
         self._clock.advance(self._waits_s)
+        if self.moves:
+            settle()
         return self.read()
 
     def read(self) -> float:
@@ -248,6 +251,23 @@ def test_waiting_for_the_machine_is_not_of_the_time_for_repeats() -> None:
         watch=machine,
     )
     assert len(times_s) == 6
+
+
+@pytest.mark.parametrize(("run_s", "extra"), [(0.001, 1), (0.006, 0)])
+def test_on_another_core_a_short_run_fills_the_caches_before_it_counts(
+    run_s: float, extra: int
+) -> None:
+    spent_s = []
+    for moves in (False, True):
+        clock = FakeClock()
+        machine = Watched(clock, lambda _now_s: False, waits_s=0.0)
+        machine.moves = moves
+        times_s = measure(
+            machine.run(run_s), clock=clock, budget_s=0.0, min_repeats=4, watch=machine
+        )
+        assert times_s == pytest.approx((run_s,) * 4)
+        spent_s.append(clock.now_s())
+    assert spent_s[1] - spent_s[0] == pytest.approx(extra * run_s)
 
 
 def test_a_peer_that_fails_ends_what_is_measured_in_step() -> None:
