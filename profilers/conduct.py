@@ -87,8 +87,7 @@ def conduct(
         directory=Path(job.storage_directory or job.out),
         takes_turns=machine.takes_turns,
     )
-    cores = Cores.of_this_thread()
-    setting = replace(setting, sentinel=_sentinel(setting, cores))
+    setting = replace(setting, sentinel=_sentinel(setting))
     still = alive if heart is None else heart.case_done
     try:
         found = _measure_all(
@@ -108,19 +107,19 @@ def conduct(
             team.barrier()
         return found
     finally:
-        cores.leave()
         if heart is not None:
             heart.stop()
         team.close()
 
 
-def _sentinel(setting: Setting, cores: Cores) -> Sentinel | None:
+def _sentinel(setting: Setting) -> Sentinel | None:
     """Somebody to look at the machine, for a rank that is alone on its processor.
 
     Several cores are hardly ever undisturbed at once: two ranks that looked measured a third less.
     """
     if setting.device != "cpu" or setting.team.world > 1:
         return None
+    cores = Cores.of_this_thread()
     return Sentinel(work=small_products(), clock=setting.clock, cores=cores)
 
 
@@ -189,6 +188,9 @@ def _measure_all(
         # A rank that left, Ctrl-C, a cancelled job: what was measured by then stays.
         desk.keep()
         raise
+    finally:
+        if setting.sentinel:
+            setting.sentinel.cores.leave()
     return desk.close()
 
 

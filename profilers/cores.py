@@ -2,10 +2,10 @@
 
 Virtual cores are disturbed one by one: a rank that is alone finds a quiet one more often by moving
 than by waiting. Only cores that share the last cache with the first one are taken, so that memory
-stays as near as it was, out of those that the process may use. Where Linux does not say which, or
+stays as near as it was, out of those that the thread may use. Where Linux does not say which, or
 for lack of Linux, a rank stays where it is.
 
-Measured with one thread; a second one would stay behind.
+For one thread: a second one would stay behind.
 """
 
 import os
@@ -22,45 +22,54 @@ MOST_CORES: Final = 8
 
 
 class Cores:
-    """The cores that this thread moves between, and may use again when it is done."""
+    """The cores that this thread moves between; it may run anywhere until `enter`."""
 
     def __init__(self, near: Sequence[int] = (), *, allowed: frozenset[int] = frozenset()) -> None:
-        self._near = near[:MOST_CORES]
+        self._near = tuple(near[:MOST_CORES])
         self._allowed = allowed
         self._at = 0
+        self._is_pinned = False
 
     @classmethod
     def of_this_thread(cls, cpus: Path = CPUS) -> "Cores":
-        """Those near the core that this thread runs on just now; it is not moved yet."""
+        """Those near the core that this process runs on just now."""
         if not hasattr(os, "sched_getaffinity"):
             return cls()
         allowed = frozenset(os.sched_getaffinity(0))
         here = psutil.Process().cpu_num()
-        near = listed(cpus / f"cpu{here}" / LAST_CACHE) & allowed
-        return cls((here, *sorted(near - {here})), allowed=allowed)
+        first = here if here in allowed else min(allowed)
+        near = listed(cpus / f"cpu{first}" / LAST_CACHE) & allowed
+        return cls((first, *sorted(near - {first})), allowed=allowed)
 
     @property
     def count(self) -> int:
-        """How many there are to choose from."""
-        return len(self._near)
+        """How many there are to choose from; one means staying."""
+        return max(1, len(self._near))
 
-    def move(self) -> None:
-        """Go on to the next core."""
-        if self.count > 1:
-            self._at = (self._at + 1) % self.count
-            self._pin({self._near[self._at]})
+    @property
+    def at(self) -> int:
+        """Number of the one that it is on, from 0 to `count`."""
+        return self._at
+
+    def enter(self, number: int) -> None:
+        """Go to one of them, and stay there."""
+        if self.count > 1 and not (self._is_pinned and number == self._at):
+            self._at = number
+            self._pin(frozenset({self._near[number]}))
 
     def leave(self) -> None:
         """May run anywhere again, as before."""
-        if self.count > 1:
+        if self._is_pinned:
             self._pin(self._allowed)
+            self._is_pinned = False
 
-    def _pin(self, cores: frozenset[int] | set[int]) -> None:
+    def _pin(self, cores: frozenset[int]) -> None:
         try:
             os.sched_setaffinity(0, cores)
+            self._is_pinned = True
         except OSError:
             # Taken away in the meantime (a cpuset): whoever took it says where this runs.
-            self._near = ()
+            self._near, self._at = (), 0
 
 
 def listed(file: Path) -> frozenset[int]:

@@ -191,7 +191,8 @@ class Measurement(Record):
         """What one of many calls costs on average, in seconds.
 
         The mean of the repeats up to three medians: a step adds up hundreds of calls, so their skew
-        counts, which a median leaves out; a pause of the whole machine is not the call's.
+        counts, which a median leaves out; a pause of the whole machine is not the call's. That
+        leaves out what collectives wait, too, which profilers/series.py adds.
         """
         limit_s = 3.0 * self.median_s
         return statistics.fmean(time_s for time_s in self.times_s if time_s <= limit_s)

@@ -57,7 +57,7 @@ class Revisits:
     """Choices of cases, as listed, to visit again in one table."""
 
     rows: Sequence[Measurement]
-    """Everything measured so far, the fastest visit to each case; grows and changes."""
+    """Everything measured so far, as `Plan.add` keeps it; grows and changes."""
     sentinel_s: Mapping[str, float] = field(default_factory=dict)
     """Ids of cases to what the sentinel took beside their quietest visit; grows likewise."""
     _visits: dict[str, int] = field(init=False, default_factory=dict)

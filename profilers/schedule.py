@@ -122,10 +122,10 @@ class Plan:
         return None
 
     def add(self, visit: Visit) -> None:
-        """Take the rows of one visit to a case; of several visits one stays.
+        """Take the rows of one visit to a case.
 
-        It is the one whose slowest rank was the fastest, for each direction by itself. Of what
-        ranks time together all repeats stay: waiting for each other is theirs, however rare.
+        Of several visits the one stays whose slowest rank was the fastest, for each direction by
+        itself; of collectives the repeats of all visits, as waiting now and then is theirs.
         """
         turned: dict[str, list[Measurement]] = {}
         for row in visit.rows:

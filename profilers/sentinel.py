@@ -8,9 +8,9 @@ no regard to that, and by 4 % where the products were quick before and after bot
 
 So repeats wait until the machine is undisturbed, within bounds: undisturbed is what is as quick as
 the quickest of the last `WINDOW_S`, as a machine that stays slow is as it is, and no more than
-`MOST_WAITING_RATIO` of the time goes to waiting, times the share of waits that ended well. Whoever
-waits looks for a quiet core meanwhile (profilers/cores.py). What the products took beside a visit
-tells later which visits to doubt (profilers/revisits.py).
+`MOST_WAITING_RATIO` of the time goes to waiting, times the share of waits that ended well. Before
+that and meanwhile it looks for a quiet core (profilers/cores.py), which costs a reading each. What
+the products took beside a visit tells later which visits to doubt (profilers/revisits.py).
 
 Not seen: neighbours that only take memory bandwidth, and what accelerators do.
 """
@@ -56,6 +56,7 @@ class Sentinel:
 
     def look_around(self, *, seconds: float) -> None:
         """Learn what is quick, before the first visit."""
+        self.cores.enter(self.cores.at)
         start_s = self.clock.now_s()
         while self.clock.now_s() - start_s < seconds:
             self.read()
@@ -77,28 +78,27 @@ class Sentinel:
     def wait(self, settle: Callable[[], object] = lambda: None) -> float:
         """Wait until the machine is undisturbed, within bounds; seconds of the work by then.
 
-        Every core is tried once, whatever the bounds. On another core than before the caches are
-        cold, and `settle` is called.
+        Every core is tried once, whatever the bounds; where all stay slow it ends on the one that
+        was the least so. On another core than before the caches are cold, and `settle` is called.
         """
-        work_s = self.read()
-        start_s = self.clock.now_s()
-        waited_s = 0.0
-        moves = 0
-        while self.is_slow(work_s):
-            share = MOST_WAITING_RATIO * (1 + self._ended_well) / (1 + self._waits)
-            allowed_s = share * (start_s + waited_s - self._begun_s) - self._waited_s
-            if waited_s >= min(allowed_s, self._patience_s) and moves >= self.cores.count - 1:
+        begun_at = self.cores.at
+        latest_s = {begun_at: self.read()}
+        while self.is_slow(latest_s[self.cores.at]) and len(latest_s) < self.cores.count:
+            self._try_next(latest_s)
+        start_s, waited_s = self.clock.now_s(), 0.0
+        while self.is_slow(latest_s[self.cores.at]):
+            if waited_s >= min(self._allowed_s(), self._patience_s):
+                self.cores.enter(min(latest_s, key=lambda core: latest_s[core]))
                 break
-            self.cores.move()
-            moves += 1
-            work_s = self.read()
+            self._try_next(latest_s)
             waited_s = self.clock.now_s() - start_s
+        work_s = latest_s[self.cores.at]
         if waited_s > 0.0:
             self._waits += 1
             self._ended_well += not self.is_slow(work_s)
         self._waited_s += waited_s
         self._patience_s -= waited_s
-        if moves % max(self.cores.count, 1):
+        if self.cores.at != begun_at:
             settle()
         return work_s
 
@@ -123,3 +123,13 @@ class Sentinel:
         while self._quickest[0][0] < now_s - WINDOW_S:
             self._quickest.popleft()
         return work_s
+
+    def _try_next(self, latest_s: dict[int, float]) -> None:
+        """Go to the next core and note what the work takes there."""
+        self.cores.enter((self.cores.at + 1) % self.cores.count)
+        latest_s[self.cores.at] = self.read()
+
+    def _allowed_s(self) -> float:
+        """Seconds that a wait may have taken by now, by what came of the others."""
+        share = MOST_WAITING_RATIO * (1 + self._ended_well) / (1 + self._waits)
+        return share * (self.clock.now_s() - self._begun_s) - self._waited_s

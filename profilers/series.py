@@ -16,11 +16,11 @@ Not covered: a rank that is slower at some sizes or kinds alone.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from profilers.records import AXES, Case, Measurement, Status
-from profilers.stalls import seconds_with_stalls
+from profilers.stalls import seconds_with_stalls, seconds_without_pauses
 
 BY_GROUP: Final = frozenset({"collective", "rendezvous"})
 """Operations of all ranks together; their first axis is interpolated inside one group shape, which
@@ -55,19 +55,19 @@ def key_of(case: Case) -> Key:
 def together_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, float]]:
     """Seconds of every size that was measured; failed rows and `BY_RANK` are left out."""
     by_rank: dict[int, dict[Key, float]] = {}
-    collectives: dict[Key, Sequence[float]] = {}
+    by_group: dict[Key, Measurement] = {}
     for row in rows:
         if row.status is not Status.OK or row.case.operation in BY_RANK:
             continue
         key = key_of(row.case)
-        if row.case.operation == "collective":
-            of_ranks = (collectives.get(key, row.times_s), row.times_s)
-            collectives[key] = max(of_ranks, key=statistics.fmean)
+        if row.case.operation in BY_GROUP:
+            of_ranks = (by_group.get(key, row), row)
+            by_group[key] = max(of_ranks, key=lambda one: one.expected_s)
         else:
             times = by_rank.setdefault(row.rank, {})
             times[key] = max(times.get(key, 0.0), row.expected_s)
     slowness = _slowness(by_rank)
-    found = _of_collectives(collectives)
+    found = _of_groups(by_group)
     for key in dict.fromkeys(key for times in by_rank.values() for key in times):
         series, place = key
         measured = {rank: times[key] for rank, times in by_rank.items() if key in times}
@@ -81,15 +81,18 @@ def together_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, fl
     return found
 
 
-def _of_collectives(repeats: Mapping[Key, Sequence[float]]) -> dict[Series, dict[Place, float]]:
-    """Mean seconds of every collective; the sizes of one kind and group share their stalls."""
+def _of_groups(rows: Mapping[Key, Measurement]) -> dict[Series, dict[Place, float]]:
+    """Mean seconds of collectives and meetings; those of one kind and group tell them together."""
     groups: dict[tuple[Series, Place], list[Key]] = {}
-    for key in repeats:
+    for key in rows:
         series, place = key
         groups.setdefault((series, place[1:]), []).append(key)
     found: dict[Series, dict[Place, float]] = {}
-    for keys in groups.values():
-        seconds_S = seconds_with_stalls([repeats[key] for key in keys])
+    for (of_group, _), keys in groups.items():
+        # What a meeting loses grows with the work before it: others say nothing of that.
+        is_alike = of_group.operation == "collective"
+        mean_s = seconds_with_stalls if is_alike else seconds_without_pauses
+        seconds_S = mean_s([rows[key].times_s for key in keys])
         for (series, place), seconds in zip(keys, seconds_S.tolist(), strict=True):
             found.setdefault(series, {})[place] = seconds
     return found

@@ -6,8 +6,8 @@ wait for the last. Per repeat, with w_r the seconds of rank r's work and T the t
 
     lost = max_r T_r - mean_r w_r - t0        t0: the same tiny collective alone
 
-A collective by itself is sometimes late as well (profilers/stalls.py). So t0 is a median over means
-of as many calls as a repeat has: what is lost here comes on top of a collective's mean.
+A collective by itself is sometimes late as well (profilers/stalls.py). So t0 is a mean: what is
+lost here comes on top of what collectives take on average.
 
 Where ranks take turns on too few cores, w_r is what the rounds last in a long run of all ranks, as
 kernels are timed there: a rank that is done early leaves its core to others, and what they gain is
@@ -34,6 +34,7 @@ from profilers.bench import Setting
 from profilers.links.groups import Shape, shapes
 from profilers.links.team import ConnectedTeam
 from profilers.records import Case, Measurement, Status
+from profilers.stalls import seconds_without_pauses
 from profilers.steps.functional import rms_norm
 
 WORK_US = (250, 1000, 4000, 16000, 64000)
@@ -43,7 +44,7 @@ TURNS = 5
 """Times as long as a repeat of a kernel, for the round that stands in for work."""
 MIN_BLOCKS = 3
 MAX_BLOCKS = 16
-ALONE = 5 * BLOCK
+ALONE = 40
 SMALLEST_LOSS_S = 1e-6
 """Losses below the clock's worth are stored as this, so that they have a logarithm."""
 
@@ -94,7 +95,7 @@ class RendezvousBench:
         round_s = _round_s(one_round, device, at_least_s=TURNS * self.setting.repeat_s)
         rounds = team.decided(max(1, round(axes["work_us"] * 1e-6 / round_s)))
         meetings = BLOCK * num_blocks(budget_s, meeting_s=axes["work_us"] * 1e-6)
-        alone_s = statistics.median(means_of_blocks(_meet(ALONE, 0, one_round, group, device)[1]))
+        alone_s = float(seconds_without_pauses([_meet(ALONE, 0, one_round, group, device)[1]])[0])
         work_s, total_s = _meet(meetings, rounds, one_round, group, device)
         if self.setting.takes_turns:
             work_s = [rounds * round_s] * meetings
@@ -116,14 +117,12 @@ def lost_seconds(seen: Sequence[Seen]) -> list[float]:
 
 
 def block_means(lost_s: Sequence[float]) -> tuple[float, ...]:
-    """Mean loss of every block of meetings, positive."""
-    return tuple(max(SMALLEST_LOSS_S, mean_s) for mean_s in means_of_blocks(lost_s))
-
-
-def means_of_blocks(seconds: Sequence[float]) -> list[float]:
-    """Means of so many in a row as are behind one stored repeat."""
-    starts = range(0, len(seconds), BLOCK)
-    return [statistics.fmean(seconds[start : start + BLOCK]) for start in starts]
+    """Mean loss of every block of meetings, positive; their mean is that of all meetings."""
+    starts = range(0, len(lost_s), BLOCK)
+    means_s = [statistics.fmean(lost_s[start : start + BLOCK]) for start in starts]
+    positive_s = [max(SMALLEST_LOSS_S, mean_s) for mean_s in means_s]
+    share = max(SMALLEST_LOSS_S, statistics.fmean(means_s)) / statistics.fmean(positive_s)
+    return tuple(max(SMALLEST_LOSS_S, share * mean_s) for mean_s in positive_s)
 
 
 def num_blocks(budget_s: float, *, meeting_s: float) -> int:

@@ -31,6 +31,7 @@ from unittest.mock import patch
 import numpy as np
 
 from profilers import adaptive, conduct, session
+from profilers.cores import Cores
 from profilers.drawing import SIZES, drawn, lines
 from profilers.interpolation import Curve, fit_curves
 from profilers.kernels import suite
@@ -143,6 +144,8 @@ def simulated(machine: Disturbed, curves: Mapping[Series, Curve]) -> Iterator[No
         stack.enter_context(patch.object(HostClock, "now_s", now))
         stack.enter_context(patch.object(HostClock, "mark", now))
         stack.enter_context(patch.object(conduct, "small_products", products))
+        # The simulated machine has one core.
+        stack.enter_context(patch.object(Cores, "of_this_thread", Cores))
         yield
 
 

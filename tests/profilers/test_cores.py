@@ -2,11 +2,12 @@
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from profilers.cores import LAST_CACHE, Cores, listed
+from profilers.cores import LAST_CACHE, MOST_CORES, Cores, listed
 
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity"), reason="threads have no affinity here"
@@ -31,12 +32,11 @@ def test_lists_of_cores_are_read(tmp_path: Path, text: str, cores: set[int]) -> 
 
 def test_a_machine_that_lists_nothing_has_no_other_cores(tmp_path: Path) -> None:
     assert listed(tmp_path / "missing") == frozenset()
-    assert Cores.of_this_thread(tmp_path).count <= 1
+    assert Cores.of_this_thread(tmp_path).count == 1
 
 
-def on_a_thread_of_its_own(run: object) -> None:
+def on_a_thread_of_its_own(run: Callable[[], None]) -> None:
     """What a test pins must not stay pinned when it fails."""
-    assert callable(run)
     failed: list[BaseException] = []
 
     def caught() -> None:
@@ -52,17 +52,26 @@ def on_a_thread_of_its_own(run: object) -> None:
         raise failed[0]
 
 
+def behind_one_cache(cpus: Path, text: str) -> Path:
+    """A machine whose cores all say so."""
+    for core in os.sched_getaffinity(0):
+        file = cpus / f"cpu{core}" / LAST_CACHE
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    return cpus
+
+
 @needs_affinity
-def test_a_rank_goes_round_the_cores_that_are_near_and_may_use_all_in_the_end() -> None:
+def test_a_rank_goes_where_it_is_told_and_may_use_all_in_the_end() -> None:
     def run() -> None:
-        allowed = os.sched_getaffinity(0)
-        cores = Cores(sorted(allowed), allowed=frozenset(allowed))
-        seen = []
-        for _ in range(2 * len(allowed)):
-            cores.move()
-            seen.append(frozenset(os.sched_getaffinity(0)))
-        if len(allowed) > 1:
-            assert seen == [frozenset({core}) for core in [*sorted(allowed)[1:], min(allowed)]] * 2
+        allowed = frozenset(os.sched_getaffinity(0))
+        near = sorted(allowed)[:MOST_CORES]
+        cores = Cores(near, allowed=allowed)
+        assert cores.count == len(near)
+        for number in [*range(len(near)), 0]:
+            cores.enter(number)
+            assert cores.at == number
+            assert os.sched_getaffinity(0) == ({near[number]} if len(near) > 1 else allowed)
         cores.leave()
         assert os.sched_getaffinity(0) == allowed
 
@@ -70,26 +79,31 @@ def test_a_rank_goes_round_the_cores_that_are_near_and_may_use_all_in_the_end() 
 
 
 @needs_affinity
-def test_only_cores_behind_the_same_cache_are_near(tmp_path: Path) -> None:
-    for core in os.sched_getaffinity(0):
-        file = tmp_path / f"cpu{core}" / LAST_CACHE
-        file.parent.mkdir(parents=True)
-        file.write_text(f"{core},9999")
-    cores = Cores.of_this_thread(tmp_path)
+def test_cores_behind_the_same_cache_are_near_as_far_as_they_may_be_used(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    cores = Cores.of_this_thread(behind_one_cache(tmp_path, f"0-{max(allowed)},9999"))
+    assert cores.count == min(len(allowed), MOST_CORES)
+
+
+@needs_affinity
+def test_cores_behind_other_caches_are_not_near(tmp_path: Path) -> None:
+    cores = Cores.of_this_thread(behind_one_cache(tmp_path, "9999"))
     assert cores.count == 1
     before = os.sched_getaffinity(0)
-    cores.move()
+    cores.enter(0)
     assert os.sched_getaffinity(0) == before
 
 
 @needs_affinity
-def test_a_core_that_was_taken_away_is_given_up() -> None:
+def test_a_core_that_is_taken_away_is_given_up_and_the_rank_is_free_in_the_end() -> None:
     def run() -> None:
-        before = os.sched_getaffinity(0)
-        cores = Cores((min(before), 2**20), allowed=frozenset(before))
-        cores.move()
-        assert cores.count == 0
-        cores.move()
+        before = frozenset(os.sched_getaffinity(0))
+        cores = Cores((min(before), 2**20), allowed=before)
+        cores.enter(0)
+        assert os.sched_getaffinity(0) == {min(before)}
+        cores.enter(1)
+        assert (cores.count, cores.at) == (1, 0)
+        cores.enter(0)
         cores.leave()
         assert os.sched_getaffinity(0) == before
 

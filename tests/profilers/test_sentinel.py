@@ -11,15 +11,14 @@ from profilers.testing import FakeClock
 WORK_S = 1e-3
 
 
-class MovedAlong(Cores):
+class Unpinned(Cores):
     """Cores that nothing is pinned to."""
 
     def __init__(self, count: int) -> None:
         super().__init__(range(count))
-        self.at = 0
 
-    def move(self) -> None:
-        self.at = (self.at + 1) % self.count
+    def enter(self, number: int) -> None:
+        self._at = number
 
 
 class Machine:
@@ -27,7 +26,7 @@ class Machine:
 
     def __init__(self, *factors: Callable[[float], float]) -> None:
         self.clock = FakeClock()
-        self.cores = MovedAlong(len(factors))
+        self.cores = Unpinned(len(factors))
         self._factors = factors
 
     def work(self) -> None:
@@ -98,6 +97,36 @@ def test_back_on_the_core_where_a_wait_began_the_caches_are_as_they_were() -> No
     assert sentinel.wait(lambda: settled.append(machine.cores.at)) == pytest.approx(WORK_S)
     assert machine.cores.at == 0
     assert not settled
+
+
+def test_where_all_cores_stay_slow_a_wait_ends_on_the_least_slow_one() -> None:
+    def slow(factor: float) -> Callable[[float], float]:
+        return lambda now_s: factor if now_s >= 2.0 else 1.0
+
+    machine = Machine(slow(1.7), slow(1.15), slow(1.7), slow(1.7))
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    machine.clock.advance(0.05)
+    for _ in range(5):
+        sentinel.begin(patience_s=0.0)
+        assert sentinel.wait() == pytest.approx(1.15 * WORK_S)
+        assert machine.cores.at == 1
+
+
+def test_looking_at_other_cores_does_not_count_as_waiting_in_vain() -> None:
+    def slow(now_s: float) -> float:
+        return 1.0 if now_s < 2.0 or (now_s > 6.0 and now_s % 2.0 > 0.3) else 1.5
+
+    machine = Machine(slow, slow)
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    beside = []
+    while machine.clock.now_s() < 40.0:
+        sentinel.begin(patience_s=0.5 if machine.clock.now_s() > 6.0 else 0.0)
+        beside.append((machine.clock.now_s(), sentinel.is_slow(sentinel.wait())))
+        machine.clock.advance(0.02)
+    late = [is_slow for now_s, is_slow in beside if now_s > 8.0]
+    assert sum(late) < 0.03 * len(late)
 
 
 def test_where_both_cores_are_slow_a_wait_ends_on_the_first_that_is_not() -> None:

@@ -116,7 +116,19 @@ def test_small_messages_of_one_kind_and_group_share_what_they_wait() -> None:
     ]
     found = together_s([*alike, *others])
     by_kind = {series.kind: times for series, times in found.items()}
-    shared = [by_kind["all_gather"][size, 2, 1, 4] for size in (1024, 2048)]
-    assert shared == pytest.approx([1e-4 + 0.1 * 3.9e-3] * 2, rel=0.1)
+    less, more = (by_kind["all_gather"][size, 2, 1, 4] for size in (1024, 2048))
+    assert 3e-4 < less < more < 1e-4 + 0.2 * 3.9e-3
+    assert less + more == pytest.approx(2 * (1e-4 + 0.1 * 3.9e-3), rel=0.05)
     assert by_kind["reduce_scatter"][1024, 2, 1, 4] == pytest.approx(1e-4)
     assert by_kind["all_gather"][1024, 2, 2, 4] == pytest.approx(1e-4)
+
+
+def test_meetings_count_by_the_mean_of_their_blocks_and_not_by_other_meetings() -> None:
+    def met(work_us: int, *times_s: float) -> Measurement:
+        axes = {"work_us": work_us, "ranks": 2, "stride": 1, "world": 2}
+        return Measurement(case=Case(operation="rendezvous", axes=axes), times_s=times_s)
+
+    # Most blocks of the first lost nothing; what is rare and large is what a meeting loses.
+    (found,) = together_s([met(250, *[1e-6] * 6, 4e-4, 4e-4), met(64000, *[2e-3] * 9)]).values()
+    assert found[250, 2, 1, 2] == pytest.approx(1e-4, rel=0.02)
+    assert found[64000, 2, 1, 2] == pytest.approx(2e-3)

