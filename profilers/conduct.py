@@ -171,8 +171,6 @@ def _measure_all(
     if setting.team.rank == 0:
         weight = sum(bench.weight for bench in benches)
         desk.book = Book.opened(job, machine=machine, weight=weight)
-    if setting.sentinel:
-        setting.sentinel.look_around(seconds=min(LOOK_S, LOOK_RATIO * job.budget_s))
     measuring = _Measuring(
         team=setting.team,
         desk=desk,
@@ -181,6 +179,8 @@ def _measure_all(
         sentinel=setting.sentinel,
     )
     try:
+        if setting.sentinel:
+            setting.sentinel.look_around(seconds=min(LOOK_S, LOOK_RATIO * job.budget_s))
         for index, bench in enumerate(benches):
             measuring.table(bench, later=benches[index + 1 :])
         measuring.between(benches)

@@ -12,7 +12,7 @@ import numpy as np
 from profilers.drawing import listed
 from profilers.interpolation import fit_rows
 from profilers.records import Checked, Measurement
-from profilers.series import BY_GROUP, key_of, together_s
+from profilers.series import key_of, together_s
 
 
 def checked(rows: Sequence[Measurement], *, left_out: Collection[str]) -> Checked | None:
@@ -21,13 +21,10 @@ def checked(rows: Sequence[Measurement], *, left_out: Collection[str]) -> Checke
     None: nothing was left out, or nothing of it could be measured.
     """
     curves = fit_rows([row for row in rows if listed(row.case).id not in left_out])
-    left_out_rows = [row for row in rows if listed(row.case).id in left_out]
-    unseen = {key_of(row.case): row.case for row in left_out_rows}
-    # How much slower a rank is all rows may tell, but not how long messages wait.
-    is_by_group = any(row.case.operation in BY_GROUP for row in left_out_rows)
+    unseen = {key_of(row.case): row.case for row in rows if listed(row.case).id in left_out}
     errors: list[float] = []
     sizes: set[str] = set()
-    for series, measured in together_s(left_out_rows if is_by_group else rows).items():
+    for series, measured in together_s(rows, shared=False).items():
         for place, seconds in measured.items():
             case = unseen.get((series, place))
             if case is None or not seconds:

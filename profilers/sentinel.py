@@ -25,6 +25,8 @@ from profilers.timing import SLOW_RATIO, Clock
 
 WINDOW_S = 5.0
 """How far back the quickest reading is looked for."""
+LOOK_S = 1.0
+"""Between looks at all cores."""
 MOST_WAITING_RATIO = 0.5
 """Of all the time."""
 TIMES = 3
@@ -41,6 +43,7 @@ class Sentinel:
     cores: Cores = field(default_factory=Cores)
     """To choose from."""
     _begun_s: float = field(init=False)
+    _looked_s: float = field(init=False)
     _waited_s: float = field(init=False, default=0.0)
     _waits: int = field(init=False, default=0)
     _ended_well: int = field(init=False, default=0)
@@ -52,19 +55,24 @@ class Sentinel:
     is the quickest of the window."""
 
     def __post_init__(self) -> None:
-        self._begun_s = self.clock.now_s()
+        self._begun_s = self._looked_s = self.clock.now_s()
 
     def look_around(self, *, seconds: float) -> None:
-        """Learn what is quick, before the first visit."""
-        self.cores.enter(self.cores.at)
+        """Learn what is quick on every core, before the first visit, and begin on a quick one."""
         start_s = self.clock.now_s()
+        self._look()
         while self.clock.now_s() - start_s < seconds:
-            self.read()
+            self._look()
 
     def begin(self, *, patience_s: float) -> None:
-        """Begin a visit, in which so long may be waited."""
+        """Begin a visit, in which so long may be waited.
+
+        Now and then all cores are looked at: on a core that stays slow nothing else would tell.
+        """
         self._patience_s = patience_s
         self._beside_s = 0.0
+        if self.cores.count > 1 and self.clock.now_s() - self._looked_s >= LOOK_S:
+            self._look()
 
     @property
     def beside_s(self) -> float:
@@ -123,6 +131,15 @@ class Sentinel:
         while self._quickest[0][0] < now_s - WINDOW_S:
             self._quickest.popleft()
         return work_s
+
+    def _look(self) -> None:
+        """Read on every core and go to the quickest."""
+        self.cores.enter(self.cores.at)
+        latest_s = {self.cores.at: self.read()}
+        while len(latest_s) < self.cores.count:
+            self._try_next(latest_s)
+        self.cores.enter(min(latest_s, key=lambda core: latest_s[core]))
+        self._looked_s = self.clock.now_s()
 
     def _try_next(self, latest_s: dict[int, float]) -> None:
         """Go to the next core and note what the work takes there."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from profilers.records import AXES, Case, Measurement, Status
-from profilers.stalls import seconds_with_stalls, seconds_without_pauses
+from profilers.stalls import seconds_with_stalls
 
 BY_GROUP: Final = frozenset({"collective", "rendezvous"})
 """Operations of all ranks together; their first axis is interpolated inside one group shape, which
@@ -52,8 +52,16 @@ def key_of(case: Case) -> Key:
     return series, tuple(case.axes[axis] for axis in AXES[case.operation])
 
 
-def together_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, float]]:
-    """Seconds of every size that was measured; failed rows and `BY_RANK` are left out."""
+def together_s(
+    rows: Iterable[Measurement], *, shared: bool = True
+) -> Mapping[Series, Mapping[Place, float]]:
+    """Seconds of every size that was measured; failed rows and `BY_RANK` are left out.
+
+    Args:
+        rows: of one profile or table.
+        shared: whether collectives tell each other how long they wait; if not, each takes the mean
+            of its own repeats, as a check of the others needs it.
+    """
     by_rank: dict[int, dict[Key, float]] = {}
     by_group: dict[Key, Measurement] = {}
     for row in rows:
@@ -67,7 +75,7 @@ def together_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, fl
             times = by_rank.setdefault(row.rank, {})
             times[key] = max(times.get(key, 0.0), row.expected_s)
     slowness = _slowness(by_rank)
-    found = _of_groups(by_group)
+    found = _of_groups(by_group, shared=shared)
     for key in dict.fromkeys(key for times in by_rank.values() for key in times):
         series, place = key
         measured = {rank: times[key] for rank, times in by_rank.items() if key in times}
@@ -81,19 +89,26 @@ def together_s(rows: Iterable[Measurement]) -> Mapping[Series, Mapping[Place, fl
     return found
 
 
-def _of_groups(rows: Mapping[Key, Measurement]) -> dict[Series, dict[Place, float]]:
-    """Mean seconds of collectives and meetings; those of one kind and group tell them together."""
+def _of_groups(
+    rows: Mapping[Key, Measurement], *, shared: bool
+) -> dict[Series, dict[Place, float]]:
+    """Mean seconds of collectives and meetings.
+
+    What a meeting loses depends on the work before it, so others say nothing of that; and its
+    repeats, which are means by themselves, all count.
+    """
     groups: dict[tuple[Series, Place], list[Key]] = {}
     for key in rows:
         series, place = key
         groups.setdefault((series, place[1:]), []).append(key)
     found: dict[Series, dict[Place, float]] = {}
     for (of_group, _), keys in groups.items():
-        # What a meeting loses grows with the work before it: others say nothing of that.
-        is_alike = of_group.operation == "collective"
-        mean_s = seconds_with_stalls if is_alike else seconds_without_pauses
-        seconds_S = mean_s([rows[key].times_s for key in keys])
-        for (series, place), seconds in zip(keys, seconds_S.tolist(), strict=True):
+        repeats = [rows[key].times_s for key in keys]
+        if shared and of_group.operation == "collective":
+            means_s = seconds_with_stalls(repeats).tolist()
+        else:
+            means_s = [statistics.fmean(times_s) for times_s in repeats]
+        for (series, place), seconds in zip(keys, means_s, strict=True):
             found.setdefault(series, {})[place] = seconds
     return found
 

@@ -21,8 +21,9 @@ ones; s and v are iterated. With many repeats t_i is their mean. Of 5 or 20 repe
 late by 4 ms, this takes a third to a half off the error of their own mean. U is our prior: short
 calls differ by about a third in what they wait, and what a long one waits is its own.
 
-A repeat counts up to 3 q_i, or what 99 % of all repeats take beyond their q_i, and never the
-largest of all alone: a pause of the whole machine is not the call's.
+A repeat counts up to 3 q_i, or to what 99 % of all repeats take beyond their q_i, which is never
+the largest of them, and no more than `LATEST_S`: a pause of the whole machine is not the call's.
+Two pauses among 100 repeats are taken for calls that were late by so much.
 
 That late wake-ups grow with the number of calls, not with bytes: Petrini et al., The Case of the
 Missing Supercomputer Performance, SC 2003.
@@ -40,6 +41,8 @@ Floats = NDArray[np.float64]
 QUIET_QUANTILE = 0.25
 """Of a large reduce-scatter every second call is late: a median is not what data takes."""
 USUAL_QUANTILE = 0.99
+LATEST_S = 0.02
+"""Two ticks of the slowest clock that Linux is usually built with (CONFIG_HZ of 100)."""
 USUAL_RATIO = 2.0
 """Times q_i beyond q_i: nothing unusual of a call by itself."""
 UNLIKE_RATIO = 0.3
@@ -53,7 +56,8 @@ def seconds_with_stalls(repeats_SN: Sequence[Sequence[float]]) -> Floats:
     """Mean seconds of a call of every size [S], from the repeats of all of them.
 
     Args:
-        repeats_SN: seconds of the repeats of each size, one at least; how many may differ.
+        repeats_SN: seconds of the repeats of each size, one at least; how many may differ. A size
+            of one or two among others of many counts too long: its lower quartile may be late.
     """
     num_S = np.array([len(one) for one in repeats_SN], dtype=np.float64)
     quiet_S, beyond_SN = _quiet_and_beyond(repeats_SN)
@@ -72,18 +76,11 @@ def seconds_with_stalls(repeats_SN: Sequence[Sequence[float]]) -> Floats:
     return seconds_S
 
 
-def seconds_without_pauses(repeats_SN: Sequence[Sequence[float]]) -> Floats:
-    """Mean seconds of every size by itself [S], pauses of the whole machine left out."""
-    quiet_S, beyond_SN = _quiet_and_beyond(repeats_SN)
-    seconds_S: Floats = quiet_S + [one.mean() for one in beyond_SN]
-    return seconds_S
-
-
 def _quiet_and_beyond(repeats_SN: Sequence[Sequence[float]]) -> tuple[Floats, list[Floats]]:
     """Quiet seconds of each size [S], and what each of its repeats counts beyond them."""
     repeats = [np.maximum(np.asarray(one, dtype=np.float64), LEAST_S) for one in repeats_SN]
     quiet_S = np.array([np.quantile(one, QUIET_QUANTILE) for one in repeats])
     beyond = [one - quiet for one, quiet in zip(repeats, quiet_S, strict=True)]
-    most_s = np.quantile(np.concatenate(beyond), USUAL_QUANTILE, method="lower")
-    most_S = np.maximum(USUAL_RATIO * quiet_S, most_s)
+    usual_s = np.quantile(np.concatenate(beyond), USUAL_QUANTILE, method="lower")
+    most_S = np.maximum(USUAL_RATIO * quiet_S, min(usual_s, LATEST_S))
     return quiet_S, [np.minimum(one, most) for one, most in zip(beyond, most_S, strict=True)]

@@ -34,7 +34,6 @@ from profilers.bench import Setting
 from profilers.links.groups import Shape, shapes
 from profilers.links.team import ConnectedTeam
 from profilers.records import Case, Measurement, Status
-from profilers.stalls import seconds_without_pauses
 from profilers.steps.functional import rms_norm
 
 WORK_US = (250, 1000, 4000, 16000, 64000)
@@ -95,7 +94,7 @@ class RendezvousBench:
         round_s = _round_s(one_round, device, at_least_s=TURNS * self.setting.repeat_s)
         rounds = team.decided(max(1, round(axes["work_us"] * 1e-6 / round_s)))
         meetings = BLOCK * num_blocks(budget_s, meeting_s=axes["work_us"] * 1e-6)
-        alone_s = float(seconds_without_pauses([_meet(ALONE, 0, one_round, group, device)[1]])[0])
+        alone_s = statistics.fmean(_meet(ALONE, 0, one_round, group, device)[1])
         work_s, total_s = _meet(meetings, rounds, one_round, group, device)
         if self.setting.takes_turns:
             work_s = [rounds * round_s] * meetings

@@ -1,8 +1,8 @@
 """How often a collective is late by itself: `python tests/benchmarks/late_collectives.py`.
 
-Two ranks over gloo, each call right after a barrier, so that nobody arrives late. Printed are the
-quantiles of what the slower rank took, the mean, and which share of the calls took more than twice
-the median. What it is good for: profilers/stalls.py.
+Two ranks over gloo, each call right after a barrier. Printed are the quantiles of what the slower
+rank took, the mean, and which share of the calls took more than twice the median; a rank that
+leaves the barrier late counts among them. What it is good for: profilers/stalls.py.
 """
 
 import argparse

@@ -74,7 +74,7 @@ def test_a_spell_is_waited_out() -> None:
 
 
 def test_a_spell_on_one_core_is_left_for_another_at_once() -> None:
-    machine = Machine(spell(2.0, 1e9), lambda _now_s: 1.0)
+    machine = Machine(spell(2.04, 1e9), lambda _now_s: 1.0)
     sentinel = machine.sentinel()
     sentinel.look_around(seconds=2.0)
     # Even without patience: looking at the other core takes no more than a reading.
@@ -89,9 +89,10 @@ def test_a_spell_on_one_core_is_left_for_another_at_once() -> None:
 
 
 def test_back_on_the_core_where_a_wait_began_the_caches_are_as_they_were() -> None:
-    machine = Machine(spell(2.0, 2.025), spell(2.0, 1e9))
+    machine = Machine(spell(2.04, 2.09), spell(2.04, 1e9))
     sentinel = machine.sentinel()
     sentinel.look_around(seconds=2.0)
+    machine.clock.advance(0.05)
     sentinel.begin(patience_s=10.0)
     settled: list[int] = []
     assert sentinel.wait(lambda: settled.append(machine.cores.at)) == pytest.approx(WORK_S)
@@ -127,6 +128,22 @@ def test_looking_at_other_cores_does_not_count_as_waiting_in_vain() -> None:
         machine.clock.advance(0.02)
     late = [is_slow for now_s, is_slow in beside if now_s > 8.0]
     assert sum(late) < 0.03 * len(late)
+
+
+def test_a_core_that_is_slow_from_the_start_or_for_good_is_left() -> None:
+    always = Machine(lambda _now_s: 1.5, lambda _now_s: 1.0)
+    sentinel = always.sentinel()
+    sentinel.look_around(seconds=0.0)
+    assert always.cores.at == 1
+    # It grows slow so slowly that the window forgets how quick it was.
+    later = Machine(lambda now_s: 1.0 + 0.01 * now_s, lambda _now_s: 1.0)
+    sentinel = later.sentinel()
+    later.cores.enter(0)
+    while later.clock.now_s() < 20.0:
+        sentinel.begin(patience_s=0.0)
+        sentinel.wait()
+        later.clock.advance(0.05)
+    assert later.cores.at == 1
 
 
 def test_where_both_cores_are_slow_a_wait_ends_on_the_first_that_is_not() -> None:

@@ -132,3 +132,9 @@ def test_meetings_count_by_the_mean_of_their_blocks_and_not_by_other_meetings() 
     (found,) = together_s([met(250, *[1e-6] * 6, 4e-4, 4e-4), met(64000, *[2e-3] * 9)]).values()
     assert found[250, 2, 1, 2] == pytest.approx(1e-4, rel=0.02)
     assert found[64000, 2, 1, 2] == pytest.approx(2e-3)
+
+
+def test_a_check_of_collectives_takes_the_mean_of_each_by_itself() -> None:
+    rows_ = [collective("all_gather", 1024, 1e-4), collective("all_gather", 2048, 1e-4, 8e-3)]
+    (found,) = together_s(rows_, shared=False).values()
+    assert list(found.values()) == pytest.approx([1e-4, 4.05e-3])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from profilers.stalls import seconds_with_stalls
+from profilers.stalls import LATEST_S, seconds_with_stalls
 
 QUIET_S = np.array([2e-4, 2.5e-4, 3e-4, 5e-4, 1e-3, 4e-3, 16e-3, 64e-3])
 LATE_S = 4e-3
@@ -43,7 +43,7 @@ def test_short_calls_are_known_better_from_all_sizes_than_from_their_own_repeats
     count: int,
 ) -> None:
     shared, own = (errors(count=count, late_ratio=0.15, own_means=flag) for flag in (False, True))
-    assert np.all(shared[:3] < 0.75 * own[:3])
+    assert np.all(shared[:3] < 0.70 * own[:3])
     assert np.all(shared <= 1.05 * own + 1e-3)
 
 
@@ -92,6 +92,16 @@ def test_a_pause_of_the_whole_machine_is_no_stall(
     # What happens to a long call says nothing of short ones.
     if at == -1:
         assert ratios_S[:-1] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("pauses", [2, 4])
+def test_of_more_pauses_than_one_in_a_hundred_each_counts_as_a_late_call(pauses: int) -> None:
+    seen = repeats(np.random.default_rng(0), count=10, late_ratio=0.0)
+    usual_S = seconds_with_stalls(seen)
+    for size in range(pauses):
+        seen[size][3] += 1.0
+    # Less the share that each size is drawn towards by the others.
+    assert seconds_with_stalls(seen).mean() - usual_S.mean() < pauses * LATEST_S / 80 * 1.5
 
 
 def test_with_many_repeats_every_size_takes_its_own_mean() -> None:
