@@ -8,7 +8,8 @@ the pipeline and v stages on each,
 
 as in solvers/layout/problem.py; the second part is the first micro-batch's way to the slowest
 device and the last one's way back. A zero-bubble schedule (Qi et al., arXiv:2401.10241, ZB-H1)
-fills weight gradients into that way, where every other device then counts D_d - 2 W_d. Boundaries:
+fills weight gradients into that way, where every other device then counts D_d - 2 W_d; of two
+devices about as slow, the one with less to fill then decides. Boundaries:
 c seconds per crossing delay the first and last micro-batch by 2 (p - 1) c; with one stage per
 device the 1F1B schedule has only p - d micro-batches in flight on device d, so that every further
 micro-batch waits 2 c (p - 1)/p as well; interleaved schedules hide that.
@@ -188,18 +189,22 @@ def _pipeline_s(
 ) -> Numbers:
     s = asked.strategies
     v, p = s.virtual_pipeline, s.pipeline
-    slowest_s = devices_PC.max(axis=0)
-    way_s = devices_PC.sum(axis=0) - slowest_s
+    way_s = _way_s(devices_PC, devices_PC, s)
     if weight_PC is not None:
         filled_PC = np.maximum(devices_PC - 2.0 * weight_PC, 0.0)
-        slowest_C = devices_PC.argmax(axis=0)[None, :]
-        filled_s = filled_PC.sum(axis=0) - np.take_along_axis(filled_PC, slowest_C, axis=0)[0]
-        way_s = np.where(np.greater(s.zero_bubble, 0.0), filled_s, way_s)
+        way_s = np.where(np.greater(s.zero_bubble, 0.0), _way_s(devices_PC, filled_PC, s), way_s)
     visible_s = boundary_s * asked.constants.boundary_exposed_ratio
     crossings = 2.0 * (p - 1.0)
     each = np.where(np.equal(v, 1.0), crossings / p * (s.num_microbatches - 1.0), 0.0)
-    total: Numbers = s.num_microbatches * slowest_s + way_s / v + (crossings + each) * visible_s
+    total: Numbers = way_s + (crossings + each) * visible_s
     return total
+
+
+def _way_s(devices_PC: Grid, once_PC: Grid, s: Strategies) -> Numbers:
+    """Take the longest way: all micro-batches on one device, and one of them past every other."""
+    past_PC = (once_PC.sum(axis=0) - once_PC) / s.virtual_pipeline
+    found: Numbers = (s.num_microbatches * devices_PC + past_PC).max(axis=0)
+    return found
 
 
 def _once_s(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tuner.planner.analytic.axes import Facts
@@ -144,6 +144,7 @@ def test_what_fits_is_left_standing_at_every_level(
 
 @pytest.mark.parametrize("model", CASES)
 @given(seed=st.integers(0, 2**32 - 1))
+@example(seed=7153)  # Two devices of a zero-bubble schedule are about equally slow.
 @settings(
     deadline=None,
     max_examples=20,
