@@ -38,7 +38,7 @@ class Cores:
         allowed = frozenset(os.sched_getaffinity(0))
         here = psutil.Process().cpu_num()
         first = here if here in allowed else min(allowed)
-        near = listed(cpus / f"cpu{first}" / LAST_CACHE) & allowed
+        near = cores_in(cpus / f"cpu{first}" / LAST_CACHE) & allowed
         return cls((first, *sorted(near - {first})), allowed=allowed)
 
     @property
@@ -72,7 +72,7 @@ class Cores:
             self._near, self._at = (), 0
 
 
-def listed(file: Path) -> frozenset[int]:
+def cores_in(file: Path) -> frozenset[int]:
     """Read cores as Linux lists them (`0-3,8`); none where it does not say."""
     try:
         parts = file.read_text(encoding="ascii").strip().split(",")

@@ -25,7 +25,7 @@ from profilers.timing import SLOW_RATIO, Clock
 
 WINDOW_S = 5.0
 """How far back the quickest reading is looked for."""
-LOOK_S = 1.0
+LOOK_EVERY_S = 1.0
 """Between looks at all cores."""
 MOST_WAITING_RATIO = 0.5
 """Of all the time."""
@@ -71,7 +71,7 @@ class Sentinel:
         """
         self._patience_s = patience_s
         self._beside_s = 0.0
-        if self.cores.count > 1 and self.clock.now_s() - self._looked_s >= LOOK_S:
+        if self.cores.count > 1 and self.clock.now_s() - self._looked_s >= LOOK_EVERY_S:
             self._look()
 
     @property

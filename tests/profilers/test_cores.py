@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profilers.cores import LAST_CACHE, MOST_CORES, Cores, listed
+from profilers.cores import LAST_CACHE, MOST_CORES, Cores, cores_in
 
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity"), reason="threads have no affinity here"
@@ -27,11 +27,11 @@ needs_affinity = pytest.mark.skipif(
 )
 def test_lists_of_cores_are_read(tmp_path: Path, text: str, cores: set[int]) -> None:
     (tmp_path / "list").write_text(text)
-    assert listed(tmp_path / "list") == cores
+    assert cores_in(tmp_path / "list") == cores
 
 
 def test_a_machine_that_lists_nothing_has_no_other_cores(tmp_path: Path) -> None:
-    assert listed(tmp_path / "missing") == frozenset()
+    assert cores_in(tmp_path / "missing") == frozenset()
     assert Cores.of_this_thread(tmp_path).count == 1
 
 

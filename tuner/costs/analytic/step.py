@@ -189,14 +189,14 @@ def _pipeline_s(
 ) -> Numbers:
     s = asked.strategies
     v, p = s.virtual_pipeline, s.pipeline
-    way_s = _way_s(devices_PC, devices_PC, s)
+    once_PC = devices_PC
     if weight_PC is not None:
         filled_PC = np.maximum(devices_PC - 2.0 * weight_PC, 0.0)
-        way_s = np.where(np.greater(s.zero_bubble, 0.0), _way_s(devices_PC, filled_PC, s), way_s)
+        once_PC = np.where(np.greater(s.zero_bubble, 0.0), filled_PC, devices_PC)
     visible_s = boundary_s * asked.constants.boundary_exposed_ratio
     crossings = 2.0 * (p - 1.0)
     each = np.where(np.equal(v, 1.0), crossings / p * (s.num_microbatches - 1.0), 0.0)
-    total: Numbers = way_s + (crossings + each) * visible_s
+    total: Numbers = _way_s(devices_PC, once_PC, s) + (crossings + each) * visible_s
     return total
 
 
