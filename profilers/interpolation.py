@@ -22,9 +22,9 @@ Uhlenbeck's; Matheron, Economic Geology 58, 1963. The choice of bases and of wha
 Collectives, per kind and inside one group of (ranks, stride, world): piecewise linear in
 ln(t) over ln(bytes), since protocols switch with the size. Below the smallest message the latency
 stays; above the largest the bandwidth stays. What a meeting loses over the work before it is no
-message: above the longest work it grows on as from the one before, and stays where there is but one
-(profilers/links/rendezvous.py). A group never measured is predicted by the base
-alone, with (ranks - 1) latencies in place of one, and counts as extrapolated.
+message: above the longest work it grows with the root of the work (profilers/links/rendezvous.py).
+A group never measured is predicted by the base alone, with (ranks - 1) latencies in place of one,
+and counts as extrapolated.
 
 Every prediction says whether it is extrapolated: some axis lies outside the measured range by more
 than 5 %. The caller decides what that is worth.
@@ -198,10 +198,7 @@ class CollectiveCurve:
             asked = np.log(np.maximum(axes_NA[here, 0], 1.0))
             beyond = np.maximum(asked - log_bytes[-1], 0.0)
             inside_s = np.exp(np.interp(asked, log_bytes, log_s))
-            if self.series.operation == "rendezvous":
-                seconds[here] = inside_s + _grown_s(asked, log_bytes, log_s)
-            else:
-                seconds[here] = inside_s * np.exp(beyond)
+            seconds[here] = inside_s * _beyond_ratio(self.series, np.exp(beyond))
             slack = np.log(TOLERANCE_RATIO)
             extrapolated[here] = (asked < log_bytes[0] - slack) | (beyond > slack)
         return seconds, extrapolated
@@ -277,14 +274,11 @@ def _fit_collective(series: Series, axes_NA: Floats, seconds_N: Floats) -> Colle
     )
 
 
-def _grown_s(asked: Floats, log_sizes: Floats, log_s: Floats) -> Floats:
-    """Seconds beyond the largest size's, on the line through the last two; none with one size."""
-    if len(log_sizes) < 2:
-        return np.zeros(len(asked))
-    (before, last), (before_s, last_s) = np.exp(log_sizes[-2:]), np.exp(log_s[-2:])
-    slope = max(0.0, (last_s - before_s) / (last - before))
-    grown_s: Floats = slope * np.maximum(np.exp(asked) - last, 0.0)
-    return grown_s
+def _beyond_ratio(series: Series, sizes_ratio: Floats) -> Floats:
+    """How much longer than the largest size one takes that is `sizes_ratio` times as large."""
+    if series.operation == "rendezvous":
+        return np.sqrt(sizes_ratio)
+    return sizes_ratio
 
 
 def _columns(series: Series, axes_NA: Floats, coefficients: Floats) -> Floats:

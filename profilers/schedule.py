@@ -1,6 +1,7 @@
 """What to measure next within a table, and for how long; pure, so that rank 0 can decide for all.
 
-Order: the cases somebody asked for, then the default grid from cheap to dear. What the queue needs
+Order: the cases somebody asked for, then the default grid from cheap to dear, but meetings from
+those after some ms of work outwards, which steps have most of. What the queue needs
 at least (a few runs of everything) is set aside; what is left beyond that is shared evenly as time
 for more repeats, up to a limit where other sizes would tell more (profilers/filling.py). A case
 that is expected to outlast all that is left is skipped and counted in the table's note.
@@ -30,6 +31,8 @@ LONG_RUNS_PER_CASE = 5.0
 VISIT_S = 0.01
 """What a visit takes at least: operands, decisions, repeats of a run that takes no time."""
 LONG_CASE_S = 0.015
+USUAL_WORK_US = 4000
+"""Between two meetings of a step."""
 FLOP_PER_BYTE = 16.0
 """Only to order cases by price: how many operations take as long as moving one byte."""
 
@@ -87,7 +90,7 @@ class Plan:
         self._asked = {key(case) for case in asked}
         known |= self._asked
         grid = [case for case in distinct(self.grid) if key(case) not in known]
-        self._queue = sorted(asked, key=price) + sorted(grid, key=price)
+        self._queue = sorted(asked, key=price) + sorted(grid, key=_turn)
         self._places = {(row.case.id, row.rank): place for place, row in enumerate(self.rows)}
 
     @property
@@ -195,6 +198,12 @@ def _together(before: Measurement, now: Measurement) -> Measurement:
     if now.status is not Status.OK:
         return before
     return now.model_copy(update={"times_s": before.times_s + now.times_s})
+
+
+def _turn(case: Case) -> tuple[float, float]:
+    """Order the cases of a grid."""
+    worked_us = case.axes.get("work_us", USUAL_WORK_US)
+    return abs(math.log(worked_us / USUAL_WORK_US)), price(case)
 
 
 def price(case: Case) -> float:

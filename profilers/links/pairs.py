@@ -37,6 +37,8 @@ CPU_BYTES: Final = (2**16, 2**20, 2**22)
 CUDA_BYTES: Final = (2**16, 2**20, 2**24, 2**28)
 LEAST_REPEATS: Final = 5
 MOST_REPEATS: Final = 25
+MOST_ROUND_TRIPS: Final = 100
+"""Of which the shortest counts: beside busy hosts few of them are undisturbed."""
 WARM_UPS: Final = 2
 TURN_MESSAGES: Final = 2
 """Timed messages of one direction before the other has its turn."""
@@ -120,7 +122,11 @@ class PairBench:
         mine = next((each for each in meeting.pairs if team.rank in each), None)
         back = mine[::-1] if mine is not None else None
         there_s, back_s = _timed(
-            self._message(case, mine), self._message(case, back), team, budget_s=budget_s
+            self._message(case, mine),
+            self._message(case, back),
+            team,
+            budget_s=budget_s,
+            most=MOST_ROUND_TRIPS if case.kind == "round_trip" else MOST_REPEATS,
         )
         if mine is None:
             return ()
@@ -178,14 +184,14 @@ class _Message:
 
 
 def _timed(
-    there: _Message, back: _Message, team: ConnectedTeam, *, budget_s: float
+    there: _Message, back: _Message, team: ConnectedTeam, *, budget_s: float, most: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Send there and back in turn, as often as the slowest pair of the round can in the budget."""
     clock = HostClock()
     warm_s = [_once(there, clock) + _once(back, clock) for _ in range(WARM_UPS)]
     (slowest_s,) = team.slowest_s([warm_s[-1]])
     affordable = int(budget_s / max(slowest_s, 1e-6)) * TURN_MESSAGES // (TURN_MESSAGES + 1)
-    repeats = min(MOST_REPEATS, max(LEAST_REPEATS, affordable))
+    repeats = min(most, max(LEAST_REPEATS, affordable))
     there_s, back_s = list[float](), list[float]()
     team.barrier()
     for _ in range(math.ceil(repeats / TURN_MESSAGES)):

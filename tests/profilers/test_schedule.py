@@ -28,6 +28,22 @@ def test_asked_cases_come_first_and_each_group_from_cheap_to_dear() -> None:
     assert order_of(course, left_s=10.0) == [3, 300, 8, 64]
 
 
+def test_meetings_begin_with_what_steps_have_between_them() -> None:
+    grid = [
+        Case(
+            operation="rendezvous",
+            axes={"work_us": work_us, "ranks": ranks, "stride": 1, "world": 4},
+        )
+        for ranks in (2, 4)
+        for work_us in (250, 1000, 4000, 16000, 64000)
+    ]
+    course, found = plan(asked=[], grid=grid), []
+    while step := course.next(left_s=1e9):
+        found.append((step.case.axes["work_us"], step.case.axes["ranks"]))
+    order = (4000, 1000, 16000, 250, 64000)
+    assert found == [(work_us, ranks) for work_us in order for ranks in (2, 4)]
+
+
 def test_known_cases_are_not_measured_again() -> None:
     course = plan(asked=[gemm_case(8)], grid=[gemm_case(64)], rows=[gemm_row(8, 1.0)])
     assert order_of(course, left_s=1e9) == [64]

@@ -1,5 +1,6 @@
 """Losses at meetings, by hand; two ranks really meet in tests/profilers/test_session.py."""
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,14 @@ from hypothesis import strategies as st
 from profilers.bench import Setting
 from profilers.links.groups import shapes
 from profilers.links.rendezvous import (
-    BLOCK,
     MAX_BLOCKS,
     MIN_BLOCKS,
     SMALLEST_LOSS_S,
     WORK_US,
     RendezvousBench,
-    block_means,
     lost_seconds,
     num_blocks,
+    positive,
 )
 from profilers.records import Case, Status
 from profilers.team import Alone
@@ -38,30 +38,35 @@ def _bench(team: Alone) -> RendezvousBench:
 
 
 def test_what_a_meeting_loses_by_hand() -> None:
-    # Two ranks, two meetings, 0.1 s and 0.2 s for the same collective alone: 0.2 s.
-    # First: done at 1.5 and 1.4 after work of 1.0 and 1.2: 1.5 - 1.1 - 0.2. Then no loss at all.
+    # Two ranks, two blocks, 0.1 s and 0.2 s for the same collective alone.
+    # First: 1.5 and 1.4 s with work of 1.0 and 1.2: 1.45 - 1.1 - 0.15. Then no loss at all.
     seen = [(0.1, [1.0, 1.0], [1.5, 1.2]), (0.2, [1.2, 1.0], [1.4, 1.1])]
     assert lost_seconds(seen) == pytest.approx([0.2, 0.0])
 
 
-def test_repeats_are_means_of_blocks() -> None:
-    lost = [1.0] * BLOCK + [0.0] * (BLOCK - 1) + [4.0 * BLOCK]
-    assert block_means(lost) == pytest.approx((1.0, 4.0))
+def test_a_late_wake_up_counts_once_whoever_waits_for_it() -> None:
+    # Nothing but 1 s of work; once the second rank is woken 0.5 s late, and the first one waits
+    # for it at the next meeting.
+    first, second = [1.0, 1.5, 1.0, 1.0], [1.5, 1.0, 1.0, 1.0]
+    worked = [1.0] * 4
+    assert sum(lost_seconds([(0.0, worked, first), (0.0, worked, second)])) == pytest.approx(0.5)
 
 
-def test_a_loss_below_the_clock_is_still_positive() -> None:
-    assert block_means([0.0] * BLOCK + [-1.0] * BLOCK) == (SMALLEST_LOSS_S, SMALLEST_LOSS_S)
+def test_losses_below_the_clock_are_still_positive() -> None:
+    assert positive([0.0, -1.0]) == (SMALLEST_LOSS_S, SMALLEST_LOSS_S)
+    assert positive([1.0, 4.0]) == pytest.approx((1.0, 4.0))
 
 
 @settings(deadline=None, max_examples=60)
-@given(lost_s=st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=5 * BLOCK))
-def test_every_block_is_a_positive_repeat_no_larger_than_its_largest_loss(
-    lost_s: list[float],
-) -> None:
-    means = block_means(lost_s)
-    assert len(means) == -(-len(lost_s) // BLOCK)
-    assert min(means) >= SMALLEST_LOSS_S
-    assert max(means) <= max(SMALLEST_LOSS_S, *lost_s) + 1e-12
+@given(lost_s=st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=16))
+def test_blocks_are_positive_repeats_whose_mean_stays(lost_s: list[float]) -> None:
+    repeats_s = positive(lost_s)
+    assert len(repeats_s) == len(lost_s)
+    assert min(repeats_s) >= SMALLEST_LOSS_S
+    assert max(repeats_s) <= max(SMALLEST_LOSS_S, *lost_s) + 1e-12
+    mean_s = statistics.fmean(repeats_s)
+    # A block below the clock's worth adds so much at most.
+    assert mean_s == pytest.approx(max(0.0, statistics.fmean(lost_s)), abs=2 * SMALLEST_LOSS_S)
 
 
 @pytest.mark.parametrize(
