@@ -64,8 +64,6 @@ class Infill:
     the machine was beside them; when last looked at."""
     checks: set[str] = field(default_factory=set)
     """Ids of the cases that were drawn blindly and are left out of fits."""
-    sentinel_s: Mapping[str, float] = field(default_factory=dict)
-    """What the sentinel took beside each case (profilers/sentinel.py); grows likewise."""
     cost_s: Callable[[Case], float] = field(default=lambda _case: 1.0)
     """What a visit to a case takes."""
     is_shared: bool = False
@@ -79,7 +77,7 @@ class Infill:
     _queue: list[Case] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._revisits = Revisits(rows=self.rows, sentinel_s=self.sentinel_s)
+        self._revisits = Revisits(rows=self.rows)
 
     def disturbed(self) -> str:
         """Say that something disturbs the machine, where visits again were much faster."""
@@ -99,7 +97,7 @@ class Infill:
         left_out = _left_out(fitted)
         errors = _errors(left_out, known)
         mean_ratio = self._mean_ratio(known, errors)
-        self.error_ratio = float(np.mean(list(mean_ratio.values()))) + self._revisits.slow_ratio()
+        self.error_ratio = float(np.mean(list(mean_ratio.values())))
         taken = {line: list(cases) for line, cases in known.items()}
         # Drawn again, a size that the fits have seen would be no check of them.
         seen = {listed(row.case).id for row in self.rows}

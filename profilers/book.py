@@ -30,9 +30,10 @@ from profilers.records import (
     Status,
     TableInfo,
 )
-from profilers.schedule import MAX_CASE_S, Plan, Step, Visit, key
+from profilers.schedule import MAX_CASE_S, Plan, Step, key
 from profilers.store import clear_unlisted, holds_profile, read_profile, write_header, write_table
 from profilers.timing import HostClock
+from profilers.visits import Visit
 
 CLOSING_S = 2.0
 """Kept back for judging and writing the tables, and for the ranks to leave..."""
@@ -47,10 +48,8 @@ SHARE_RATIO = 2.0
 """A table's first round takes no more than this times its share of the budget by weight: what
 earlier tables left over is for sizes in between, not for the dearest cases of the last table."""
 KEPT_S = 10.0
-PATIENCE_S = 0.5
-"""That a visit has with a disturbed machine..."""
-PATIENCE_RATIO = 0.1
-"""...but no more of the time that is left than this."""
+TOLD_RATIO = 1.05
+"""A machine that was less slowed is as good as undisturbed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,9 +71,7 @@ class Table:
     """When its rows were last written."""
 
     def next_step(self) -> Step | None:
-        now_s = HostClock().now_s()
-        step = self.plan.next(left_s=self.end_s - now_s)
-        return step and replace(step, patience_s=patience_s(left_s=self.end_s - now_s))
+        return self.plan.next(left_s=self.end_s - HostClock().now_s())
 
     def event(self, step: Step) -> ProgressEvent:
         done = len({key(row.case) for row in self.plan.rows}) + self.plan.skipped
@@ -90,8 +87,10 @@ class Table:
         """Describe it; `judged` also predicts the sizes that were left out of its fits."""
         plan, fill = self.plan, self.fill
         errors = {key(row.case): row.error for row in plan.rows if row.status is not Status.OK}
+        slow = plan.slowness >= TOLD_RATIO
         notes = [
             self.bench.note(),
+            f"{plan.slowness:.2f} times slower than undisturbed, taken out" if slow else "",
             f"{_cases(plan.skipped)} skipped: the time budget was spent" if plan.skipped else "",
             f"{_cases(len(errors))} failed, e.g. {min(errors.values())}" if errors else "",
             fill.infill.disturbed() if judged and fill else "",
@@ -117,8 +116,6 @@ class Book:
     deadline_s: float
     weight: float
     """Of all tables together."""
-    sentinel_s: dict[str, float] = field(default_factory=dict)
-    """What the sentinel took beside each case; grows."""
 
     @classmethod
     def opened(cls, job: Job, *, machine: Machine, weight: float) -> "Book":
@@ -159,7 +156,6 @@ class Book:
             grid=() if is_done else bench.cases(),
             rows=list(self.known.get(bench.operation, ())),
             grid_case_s=FILL_S if is_filled else MAX_CASE_S,
-            sentinel_s=self.sentinel_s,
         )
         if before is None:
             self.with_info(bench.operation, TableInfo(rows=0, complete=False, seconds=0.0))
@@ -168,7 +164,6 @@ class Book:
         infill = Infill(
             rows=plan.rows,
             rng=np.random.default_rng(SEED),
-            sentinel_s=plan.sentinel_s,
             cost_s=plan.cost_s,
             is_shared=self.header.machine.takes_turns,
         )
@@ -220,6 +215,8 @@ class Desk:
     """In its first round."""
     tables: list[Table] = field(default_factory=list)
     """Through their first round."""
+    quickest_s: float = 0.0
+    """What the sentinel takes undisturbed, as far as is known; 0: nobody looked."""
     late_end_s: float | None = None
     """Until when the second round takes up what the first one skipped; None before it."""
 
@@ -231,6 +228,7 @@ class Desk:
     def add(self, table: Table, visit: Visit) -> None:
         """Take note of a visit, and write what is known now and then."""
         table.plan.add(visit)
+        self.quickest_s = visit.quickest_s or self.quickest_s
         now_s = HostClock().now_s()
         if now_s - table.kept_s >= KEPT_S:
             self._write(table)
@@ -254,13 +252,9 @@ class Desk:
         if self.late_end_s is None:
             self.late_end_s = now_s + LATE_RATIO * left_s
         plans = [table.plan for table in self.tables]
-        chosen = next_late(plans, left_s=self.late_end_s - now_s) or next_fill(
+        return next_late(plans, left_s=self.late_end_s - now_s) or next_fill(
             [table.fill for table in self.tables], left_s=left_s
         )
-        if chosen is None:
-            return None
-        place, step = chosen
-        return place, replace(step, patience_s=patience_s(left_s=left_s))
 
     def filled(self, place: int, visit: Visit, *, seconds: float) -> Table:
         """Take note of what the second round measured."""
@@ -274,6 +268,8 @@ class Desk:
     def close(self) -> ProfileHeader | None:
         """Judge and write every table; the header, None on other ranks."""
         for table in self.tables:
+            if self.quickest_s:
+                table.plan.rescale(self.quickest_s)
             self._write(table, judged=True)
         return self.book.header if self.book else None
 
@@ -302,11 +298,6 @@ def deadline_s(job: Job, *, now_s: float) -> float:
     closing_s = min(CLOSING_S, CLOSING_RATIO * job.budget_s)
     begun_s = now_s if job.begun_s is None else min(now_s, job.begun_s)
     return max(begun_s + job.budget_s - closing_s, now_s + MEASURED_RATIO * job.budget_s)
-
-
-def patience_s(*, left_s: float) -> float:
-    """How long a visit may wait for the machine to be undisturbed, with so much time to go."""
-    return min(PATIENCE_S, PATIENCE_RATIO * max(left_s, 0.0))
 
 
 def _cases(count: int) -> str:

@@ -34,10 +34,11 @@ from profilers.progress import Progress
 from profilers.ranks import RankInfo
 from profilers.records import Machine, ProfileHeader
 from profilers.registry import load_suite
-from profilers.schedule import Step, Visit
+from profilers.schedule import Step
 from profilers.sentinel import Sentinel
 from profilers.team import Alone, Team
 from profilers.timing import HostClock
+from profilers.visits import Visit
 
 LOOK_S = 2.0
 """For learning how fast the machine is undisturbed..."""
@@ -228,12 +229,13 @@ class _Measuring:
 
     def _visit(self, bench: Bench, step: Step) -> Visit:
         if self.sentinel:
-            self.sentinel.begin(patience_s=step.patience_s)
+            self.sentinel.begin()
         mine = bench.measure(step.case, budget_s=step.budget_s)
         self.alive()
         return Visit(
             rows=tuple(row for from_one in self.team.gathered(mine) for row in from_one),
-            sentinel_s=self.sentinel.beside_s if self.sentinel else 0.0,
+            quickest_s=self.sentinel.visit_quickest_s if self.sentinel else 0.0,
+            slowness=self.sentinel.visit_slowness if self.sentinel else 1.0,
         )
 
 

@@ -1,17 +1,18 @@
 """Which measured sizes are worth another visit: those that their neighbours may have made slow.
 
 What disturbs a measurement on a machine with other guests lasts for milliseconds to seconds, longer
-than a visit to a size, and makes it slow, never fast. So a size that took longer than the others
-foretell is visited again after a while, and its fastest visit stays (`Plan.add`): Chen and Revels,
-Robust benchmarking in noisy environments, 2016. Within a visit the mean of the repeats counts as
-ever, with what makes single calls slow by nature.
+than a visit to a size, and makes it slow, never fast: Chen and Revels, Robust benchmarking in noisy
+environments, 2016. So a size that took longer than the others foretell is visited again after a
+while; what counts of its visits then: profilers/visits.py. Within a visit the mean of the repeats
+counts as ever, with what makes single calls slow by nature.
 
-Where a sentinel was slow beside a visit (profilers/sentinel.py), that is seen, and the size is
-visited again before others. How much time the rest deserves is learned: another visit brings its
-gain, the mean ln of the time before over the time after. Its square over that of the mean error
-says how much of that error is disturbance, which other sizes would not bring down. On a quiet
-machine little is visited again. Where gains are large, what was visited once is doubted by the mean
-gain, for sizes that were all measured in the same bad minute foretell each other well.
+How much time that deserves is learned: another visit brings its gain, the mean ln of the time
+before over the time after. Its square over that of the mean error says how much of that error is
+disturbance, which other sizes would not bring down. On a quiet machine little is visited again.
+Where gains are large, what was visited once is doubted by the mean gain, for sizes that were all
+measured in the same bad minute foretell each other well.
+
+What a sentinel saw (profilers/sentinel.py) is taken out before; this is for the rest.
 """
 
 import math
@@ -19,11 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from profilers.drawing import listed
 from profilers.records import Case, Measurement, Status
-from profilers.timing import SLOW_RATIO
 
 DOUBT_RATIO = 0.02
 """What is doubted by less is not visited again."""
@@ -32,8 +31,6 @@ GAIN_WEIGHT = 4.0
 error: of independent normal disturbances alone, gain over error is about a half..."""
 LEAST_AGAIN, MOST_AGAIN = 0.25, 4.0
 """...but no fewer and no more than this."""
-SEEN_AGAIN = 4.0
-"""Such time, at most, for sizes beside which the sentinel was slow."""
 FIRST_GAIN_RATIO = 0.25
 """Of the error: what is expected of visits before there was any."""
 MAX_VISITS = 4
@@ -57,16 +54,13 @@ class Revisits:
     """Choices of cases, as listed, to visit again in one table."""
 
     rows: Sequence[Measurement]
-    """Everything measured so far, as `Plan.add` keeps it; grows and changes."""
-    sentinel_s: Mapping[str, float] = field(default_factory=dict)
-    """Ids of cases to what the sentinel took beside their quietest visit; grows likewise."""
+    """Everything measured so far, as profilers/visits.py keeps it; grows and changes."""
     _visits: dict[str, int] = field(init=False, default_factory=dict)
     """Ids of the cases that were visited again, to how often they were visited."""
     _before_s: Mapping[str, float] = field(init=False, default_factory=dict)
     """Ids of the cases chosen last, to what they took by then."""
     _gains: list[float] = field(init=False, default_factory=list)
-    """ln of the time before over the time after: 0 where the visit was not the faster one, below
-    where all visits stay (`Plan.add`)."""
+    """ln of the time before over the time after; not above 0 where the visit was the slower one."""
 
     def chosen(
         self,
@@ -92,33 +86,21 @@ class Revisits:
         if self._gains:
             gain = max(0.0, float(np.mean(self._gains)))
         share = GAIN_WEIGHT * (gain / max(error_ratio, 1e-3)) ** 2
-        quickest_s = self._quickest_s()
         costs_s = {case.id: cost_s(case) for case, _ in late}
-        seen: list[_Doubt] = []
-        others: list[_Doubt] = []
+        doubts: list[_Doubt] = []
         for case, by in late:
             visits = self._visits.get(case.id, 1)
             if visits >= MAX_VISITS:
                 continue
-            slow = self._slow(case, quickest_s=quickest_s)
             doubt = max(by, 0.0) + (gain if visits == 1 else 0.0)
-            if slow > 0.0:
-                seen.append(_Doubt(case=case, by=slow, cost_s=costs_s[case.id]))
-            elif doubt > DOUBT_RATIO:
-                others.append(_Doubt(case=case, by=doubt, cost_s=costs_s[case.id]))
+            if doubt > DOUBT_RATIO:
+                doubts.append(_Doubt(case=case, by=doubt, cost_s=costs_s[case.id]))
         usual_s = float(np.median(list(costs_s.values()))) if costs_s else 0.0
-        guessed = _worth(
-            others, most_s=min(MOST_AGAIN, max(LEAST_AGAIN, share)) * num_new * usual_s
-        )
-        again = [*always, *_worth(seen, most_s=SEEN_AGAIN * num_new * usual_s), *guessed]
+        most_s = min(MOST_AGAIN, max(LEAST_AGAIN, share)) * num_new * usual_s
+        again = [*always, *_worth(doubts, most_s=most_s)]
         for case in again:
             self._visits[case.id] = self._visits.get(case.id, 1) + 1
-        # Visits that were seen to be disturbed do not say how many of the others were.
-        self._before_s = {
-            case.id: taken_s[case.id]
-            for case in (*always, *guessed)
-            if case.id in taken_s and not self._slow(case, quickest_s=quickest_s)
-        }
+        self._before_s = {case.id: taken_s[case.id] for case in again if case.id in taken_s}
         return again
 
     def told(self) -> str:
@@ -128,32 +110,9 @@ class Revisits:
         """
         count = len(self._gains)
         faster = 1.0 - math.exp(-float(np.mean(self._gains))) if count else 0.0
-        slow_N = self._slow_N()
-        slow = int(np.count_nonzero(slow_N))
-        found = []
-        if faster >= TOLD_RATIO:
-            found.append(f"{count} sizes visited again were {faster:.0%} faster")
-        if slow and slow >= TOLD_RATIO * len(slow_N):
-            found.append(f"{slow} of {len(slow_N)} sizes were measured while it was slow")
-        return f"the machine is disturbed: {', '.join(found)}" if found else ""
-
-    def slow_ratio(self) -> float:
-        """Mean over the cases of how much slower than at its best the machine was beside them."""
-        slow_N = self._slow_N()
-        return float(slow_N.mean()) if len(slow_N) else 0.0
-
-    def _slow_N(self) -> NDArray[np.float64]:
-        cases = {listed(row.case).id: row.case for row in self.rows if row.status is Status.OK}
-        quickest_s = self._quickest_s()
-        return np.array([self._slow(case, quickest_s=quickest_s) for case in cases.values()])
-
-    def _quickest_s(self) -> float:
-        return min(self.sentinel_s.values(), default=0.0)
-
-    def _slow(self, case: Case, *, quickest_s: float) -> float:
-        """Take ln of the sentinel's time beside a case over its quickest; 0: it was not slow."""
-        beside_s = self.sentinel_s.get(listed(case).id, quickest_s)
-        return math.log(beside_s / quickest_s) if beside_s > SLOW_RATIO * quickest_s else 0.0
+        if faster < TOLD_RATIO:
+            return ""
+        return f"the machine is disturbed: {count} sizes visited again were {faster:.0%} faster"
 
 
 def _worth(doubts: Sequence[_Doubt], *, most_s: float) -> list[Case]:

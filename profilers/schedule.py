@@ -11,6 +11,7 @@ where other tables leave time for it.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +20,7 @@ import numpy as np
 
 from profilers.drawing import listed
 from profilers.records import Case, Measurement, Status
-from profilers.series import BY_GROUP
+from profilers.visits import Visit, Visits
 from profilers.work import work
 
 MAX_CASE_S = 1.0
@@ -45,18 +46,6 @@ class Step:
 
     case: Case
     budget_s: float
-    patience_s: float = 0.0
-    """How long to wait for the machine to be undisturbed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """What a step brought."""
-
-    rows: Sequence[Measurement]
-    """Of all ranks."""
-    sentinel_s: float = 0.0
-    """What the sentinel's work took beside it (profilers/sentinel.py); 0: nobody looked."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,16 +58,12 @@ class Plan:
     """What is known already; grows as the table is measured (`add`)."""
     grid_case_s: float = MAX_CASE_S
     """Time for repeats of one case of the grid, at most."""
-    sentinel_s: dict[str, float] = field(default_factory=dict)
-    """Ids of cases, as listed, to what the sentinel took beside their quietest visit; grows, with
-    all tables in one."""
     _queue: list[Case] = field(init=False)
     _skipped: list[Case] = field(init=False, default_factory=list)
     _asked: set[Key] = field(init=False)
     _begun: bool = field(init=False, default=False)
     _seen: int = field(init=False, default=0)
-    _places: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
-    """(id of a case, rank) to its row."""
+    _visits: Visits = field(init=False)
     _run_s: dict[tuple[str, str], dict[float, float]] = field(init=False, default_factory=dict)
     """(kind, dtype) to price to seconds of one run, all directions; of the dearest such case."""
     _case_s: dict[Key, float] = field(init=False, default_factory=dict)
@@ -91,7 +76,7 @@ class Plan:
         known |= self._asked
         grid = [case for case in distinct(self.grid) if key(case) not in known]
         self._queue = sorted(asked, key=price) + sorted(grid, key=_turn)
-        self._places = {(row.case.id, row.rank): place for place, row in enumerate(self.rows)}
+        self._visits = Visits(rows=self.rows)
 
     @property
     def left(self) -> int:
@@ -102,6 +87,11 @@ class Plan:
     def skipped(self) -> int:
         """Cases that there was no time for."""
         return len(self._skipped)
+
+    @property
+    def slowness(self) -> float:
+        """How many times slower the machine was than undisturbed, in the mean; not in the rows."""
+        return statistics.fmean(self._visits.slowness) if self._visits.slowness else 1.0
 
     @property
     def lacking_ratio(self) -> float:
@@ -125,31 +115,12 @@ class Plan:
         return None
 
     def add(self, visit: Visit) -> None:
-        """Take the rows of one visit to a case.
+        """Take the rows of one visit to a case."""
+        self._visits.add(visit)
 
-        Of several visits the one stays whose slowest rank was the fastest, for each direction by
-        itself; of collectives the repeats of all visits, as waiting now and then is theirs.
-        """
-        turned: dict[str, list[Measurement]] = {}
-        for row in visit.rows:
-            turned.setdefault(row.case.id, []).append(row)
-        for name, rows in turned.items():
-            known = [(name, row.rank) for row in rows if (name, row.rank) in self._places]
-            if len(known) < len(rows):
-                for row in rows:
-                    self._places[name, row.rank] = len(self.rows)
-                    self.rows.append(row)
-            elif rows[0].case.operation in BY_GROUP:
-                for row in rows:
-                    place = self._places[name, row.rank]
-                    self.rows[place] = _together(self.rows[place], row)
-            elif _slowest_s(rows) < _slowest_s([self.rows[self._places[at]] for at in known]):
-                for row in rows:
-                    self.rows[self._places[name, row.rank]] = row
-        if visit.rows and visit.sentinel_s:
-            name = listed(visit.rows[0].case).id
-            before_s = self.sentinel_s.get(name, math.inf)
-            self.sentinel_s[name] = min(before_s, visit.sentinel_s)
+    def rescale(self, quickest_s: float) -> None:
+        """Bring all rows to what the sentinel takes undisturbed, as far as it is known by now."""
+        self._visits.rescale(quickest_s)
 
     def late(self, *, left_s: float) -> Step | None:
         """Take up the cheapest case that was skipped and ends within `left_s` seconds, if any."""
@@ -186,18 +157,6 @@ class Plan:
                 self._case_s[name] = self._case_s.get(name, 0.0) + row.median_s + worked_s
                 series[at] = max(series.get(at, 0.0), self._case_s[name])
         self._seen = len(self.rows)
-
-
-def _slowest_s(rows: Sequence[Measurement]) -> float:
-    """Seconds of the slowest rank; endless where one failed."""
-    return max(row.expected_s if row.status is Status.OK else math.inf for row in rows)
-
-
-def _together(before: Measurement, now: Measurement) -> Measurement:
-    """Both visits' repeats; where one failed, the other."""
-    if now.status is not Status.OK:
-        return before
-    return now.model_copy(update={"times_s": before.times_s + now.times_s})
 
 
 def _turn(case: Case) -> tuple[float, float]:

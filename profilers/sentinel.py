@@ -1,36 +1,50 @@
 """A piece of work that never changes, to tell how fast the machine is just now.
 
 Neighbours on the other hyperthread and in the caches of a shared host slow a processor down for
-milliseconds to minutes, all kernels together; heat does so for longer. A few small matrix products
-between repeats see it, as calls lose the most. On one virtual machine, where they took 1.5
-times their fastest for half of the time, two visits to one size differed by 15 % in the median with
-no regard to that, and by 4 % where the products were quick before and after both.
+milliseconds to minutes, all kernels about alike; heat does so for longer. A few small matrix
+products between repeats see it, and what they see is taken out of the repeats:
 
-So repeats wait until the machine is undisturbed, within bounds: undisturbed is what is as quick as
-the quickest of the last `WINDOW_S`, as a machine that stays slow is as it is, and no more than
-`MOST_WAITING_RATIO` of the time goes to waiting, times the share of waits that ended well. Before
-that and meanwhile it looks for a quiet core (profilers/cores.py), which costs a reading each. What
-the products took beside a visit tells later which visits to doubt (profilers/revisits.py).
+    repeat undisturbed = repeat / exp(c x + (1 - c) u)
+    c                  = s + (1 - s) (2 d / T) tanh(T / 2 d)
+
+    x    ln of what the products took over their quickest, mean of right before and right after
+    u    the same in general, over the last second or so
+    T    how long the repeat lasted
+    s, d share of disturbances that outlast any repeat; how long the others last
+
+What lies between two readings is known from them as far as it is short: for a disturbance that
+forgets itself exponentially, c is how the mean over T follows from that of both ends (regression of
+an Ornstein-Uhlenbeck process). On the machine where s and d were found, cores took 1.4 times as
+long for a fifth to four fifths of the time, in spells of 6 to 8 ms and longer waves; repeats of
+0.5, 2, 8 and 30 ms took exp(0.98 x), exp(0.85 x), exp(0.67 x) and exp(0.49 x) times as long there
+(`python tests/benchmarks/disturbed_kernels.py`).
+
+Where a rank is alone, all cores that it may use are looked at now and then, and it goes to the
+quickest (profilers/cores.py): nothing else would tell on a core that stays slow.
 
 Not seen: neighbours that only take memory bandwidth, and what accelerators do.
 """
 
+import math
 import statistics
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from profilers.cores import Cores
-from profilers.timing import SLOW_RATIO, Clock
+from profilers.timing import Clock
 
-WINDOW_S = 5.0
-"""How far back the quickest reading is looked for."""
 LOOK_EVERY_S = 1.0
 """Between looks at all cores."""
-MOST_WAITING_RATIO = 0.5
-"""Of all the time."""
 TIMES = 3
 """That a reading is taken of, their median: a single interrupt is no state of the machine."""
+QUICK_QUANTILE = 0.05
+"""Of all readings: undisturbed, though not the boost of a processor that was idle before."""
+LASTING_SHARE = 0.5
+SPELL_S = 3e-3
+"""s and d."""
+USUAL_S = 1.0
+"""How far back u looks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,20 +56,17 @@ class Sentinel:
     clock: Clock
     cores: Cores = field(default_factory=Cores)
     """To choose from."""
-    _begun_s: float = field(init=False)
     _looked_s: float = field(init=False)
-    _waited_s: float = field(init=False, default=0.0)
-    _waits: int = field(init=False, default=0)
-    _ended_well: int = field(init=False, default=0)
-    """Of the waits."""
-    _patience_s: float = field(init=False, default=0.0)
-    _beside_s: float = field(init=False, default=0.0)
-    _quickest: deque[tuple[float, float]] = field(init=False, default_factory=deque)
-    """(when, seconds of the work) of readings that no later one undercuts, oldest first: the first
-    is the quickest of the window."""
+    _read_s: float = field(init=False)
+    """When all cores were last looked at, and when it was last read."""
+    _readings_s: list[float] = field(init=False, default_factory=list)
+    """All of them, the quickest first."""
+    _usual: float = field(init=False, default=0.0)
+    _taken_out: list[float] = field(init=False, default_factory=list)
+    """Of the repeats of this visit."""
 
     def __post_init__(self) -> None:
-        self._begun_s = self._looked_s = self.clock.now_s()
+        self._looked_s = self._read_s = self.clock.now_s()
 
     def look_around(self, *, seconds: float) -> None:
         """Learn what is quick on every core, before the first visit, and begin on a quick one."""
@@ -64,55 +75,21 @@ class Sentinel:
         while self.clock.now_s() - start_s < seconds:
             self._look()
 
-    def begin(self, *, patience_s: float) -> None:
-        """Begin a visit, in which so long may be waited.
-
-        Now and then all cores are looked at: on a core that stays slow nothing else would tell.
-        """
-        self._patience_s = patience_s
-        self._beside_s = 0.0
+    def begin(self) -> None:
+        """Begin a visit; now and then all cores are looked at before."""
+        self._taken_out.clear()
         if self.cores.count > 1 and self.clock.now_s() - self._looked_s >= LOOK_EVERY_S:
             self._look()
 
     @property
-    def beside_s(self) -> float:
-        """What the work took beside what was kept of this visit; 0 if nobody looked."""
-        return self._beside_s
+    def visit_quickest_s(self) -> float:
+        """Seconds of the work undisturbed, as far as is known; 0 if nobody asked in this visit."""
+        return self._quickest_s if self._taken_out else 0.0
 
-    def note(self, sentinel_s: float) -> None:
-        """Take note of what it took beside repeats that are kept."""
-        self._beside_s = max(self._beside_s, sentinel_s)
-
-    def wait(self, settle: Callable[[], object] = lambda: None) -> float:
-        """Wait until the machine is undisturbed, within bounds; seconds of the work by then.
-
-        Every core is tried once, whatever the bounds; where all stay slow it ends on the one that
-        was the least so. On another core than before the caches are cold, and `settle` is called.
-        """
-        begun_at = self.cores.at
-        latest_s = {begun_at: self.read()}
-        while self.is_slow(latest_s[self.cores.at]) and len(latest_s) < self.cores.count:
-            self._try_next(latest_s)
-        start_s, waited_s = self.clock.now_s(), 0.0
-        while self.is_slow(latest_s[self.cores.at]):
-            if waited_s >= min(self._allowed_s(), self._patience_s):
-                self.cores.enter(min(latest_s, key=lambda core: latest_s[core]))
-                break
-            self._try_next(latest_s)
-            waited_s = self.clock.now_s() - start_s
-        work_s = latest_s[self.cores.at]
-        if waited_s > 0.0:
-            self._waits += 1
-            self._ended_well += not self.is_slow(work_s)
-        self._waited_s += waited_s
-        self._patience_s -= waited_s
-        if self.cores.at != begun_at:
-            settle()
-        return work_s
-
-    def is_slow(self, sentinel_s: float) -> bool:
-        """Whether that is slow beside the quickest of the window."""
-        return sentinel_s > SLOW_RATIO * self._quickest[0][1]
+    @property
+    def visit_slowness(self) -> float:
+        """How many times slower than undisturbed the machine was in this visit."""
+        return statistics.fmean(self._taken_out) if self._taken_out else 1.0
 
     def read(self) -> float:
         """Seconds that the work takes just now."""
@@ -124,29 +101,35 @@ class Sentinel:
             self.work()
             pairs.append((first, self.clock.mark()))
         work_s = statistics.median(self.clock.between_s(pairs))
+        insort(self._readings_s, work_s)
         now_s = self.clock.now_s()
-        while self._quickest and self._quickest[-1][1] >= work_s:
-            self._quickest.pop()
-        self._quickest.append((now_s, work_s))
-        while self._quickest[0][0] < now_s - WINDOW_S:
-            self._quickest.popleft()
+        share = -math.expm1((self._read_s - now_s) / USUAL_S)
+        self._usual += share * (self._slow(work_s) - self._usual)
+        self._read_s = now_s
         return work_s
+
+    def slowness(self, before_s: float, after_s: float, *, lasted_s: float) -> float:
+        """How many times longer than undisturbed something took between two readings."""
+        spells = max(lasted_s / SPELL_S, 1e-9)
+        known = LASTING_SHARE + (1.0 - LASTING_SHARE) * 2.0 / spells * math.tanh(spells / 2.0)
+        beside = (self._slow(before_s) + self._slow(after_s)) / 2.0
+        ratio = math.exp(known * beside + (1.0 - known) * self._usual)
+        self._taken_out.append(ratio)
+        return ratio
+
+    @property
+    def _quickest_s(self) -> float:
+        return self._readings_s[int(QUICK_QUANTILE * len(self._readings_s))]
+
+    def _slow(self, work_s: float) -> float:
+        """Take ln of what the work took over its quickest."""
+        return max(0.0, math.log(work_s / self._quickest_s))
 
     def _look(self) -> None:
         """Read on every core and go to the quickest."""
-        self.cores.enter(self.cores.at)
-        latest_s = {self.cores.at: self.read()}
-        while len(latest_s) < self.cores.count:
-            self._try_next(latest_s)
+        latest_s = {}
+        for number in range(self.cores.count):
+            self.cores.enter(number)
+            latest_s[number] = self.read()
         self.cores.enter(min(latest_s, key=lambda core: latest_s[core]))
         self._looked_s = self.clock.now_s()
-
-    def _try_next(self, latest_s: dict[int, float]) -> None:
-        """Go to the next core and note what the work takes there."""
-        self.cores.enter((self.cores.at + 1) % self.cores.count)
-        latest_s[self.cores.at] = self.read()
-
-    def _allowed_s(self) -> float:
-        """Seconds that a wait may have taken by now, by what came of the others."""
-        share = MOST_WAITING_RATIO * (1 + self._ended_well) / (1 + self._waits)
-        return share * (self.clock.now_s() - self._begun_s) - self._waited_s

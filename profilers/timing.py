@@ -13,9 +13,8 @@ neighbour is another one than beside a busy one. They begin every batch of repea
 often and end together; all decisions are taken by the slowest of them (`Agreed`). Each keeps its
 own times.
 
-A machine that others disturb is watched: batches of repeats wait until a sentinel is undisturbed
-(profilers/sentinel.py), and those beside which it was slow are left out where there are others. A
-few more are tried for their sake, and where all are disturbed the quietest ones are kept.
+A machine that others disturb is watched: a sentinel is read between repeats, and what it says the
+machine was slower is taken out of them (profilers/sentinel.py).
 
 The median's relative standard error is judged from the interquartile range: for normal noise the
 standard deviation is IQR / 1.349 and the median's standard error 1.2533 standard deviations over
@@ -26,8 +25,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 SHORT_S = 50e-6
@@ -39,13 +36,6 @@ TURNS_S = 0.05
 4 ms or less (CONFIG_HZ of 250 and above)."""
 LONG_S = 5e-3
 """A run that lasts longer averages over short disturbances by itself, and a few repeats do."""
-SLOW_RATIO = 1.12
-"""A sentinel that takes so much longer than its quickest is slow; undisturbed ones differ by 1 or
-2 %."""
-MOST_REPEATS_RATIO = 1.5
-"""Times the fewest repeats: so many are tried in search of undisturbed ones, once time is up."""
-LEAST_KEPT = 2
-"""Repeats, whatever the sentinel took: one has no spread to compare by."""
 MAX_WARMUPS = 3
 MAX_LOOPS = 1000
 
@@ -99,26 +89,11 @@ class HostClock:
 class Watch(Protocol):
     """Who tells how fast the machine is just now (profilers/sentinel.py)."""
 
-    def wait(self, settle: Callable[[], object]) -> float:
-        """Wait until it is undisturbed, within bounds; what the sentinel takes by then.
-
-        Where the wait ends on another core, whose caches are cold, `settle` is called.
-        """
-
     def read(self) -> float:
         """Seconds that the sentinel takes."""
 
-    def note(self, sentinel_s: float) -> None:
-        """Be told what it took beside what was kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """Repeats in a row."""
-
-    times_s: tuple[float, ...]
-    beside_s: float
-    """What the sentinel took before or after, the slower one."""
+    def slowness(self, before_s: float, after_s: float, *, lasted_s: float) -> float:
+        """How many times longer than undisturbed something took between two readings."""
 
 
 def measure(
@@ -137,12 +112,12 @@ def measure(
 ) -> tuple[float, ...]:
     """Time `run`; one entry per repeat that is kept, in seconds of one run.
 
-    At least `min_repeats` are taken whatever the budget, of which a `watch` may leave some out;
-    warm-ups come on top. Repeats last `repeat_s` as far as the budget allows. Fewer than
-    `settled_repeats` do not count as settled. Of runs beyond `LONG_S`, whose repeats need not last
-    any time, `long_repeats` do, after one warm-up.
+    At least `min_repeats` are taken whatever the budget; warm-ups come on top. Repeats last
+    `repeat_s` as far as the budget allows. Fewer than `settled_repeats` do not count as settled. Of
+    runs beyond `LONG_S`, whose repeats need not last any time, `long_repeats` do, after one
+    warm-up.
 
-    A `watch` is for a rank by itself: ranks in step have to leave out the same repeats.
+    With a `watch`, repeats are what they would take undisturbed.
     """
     return measure_fresh(
         lambda: run,
@@ -189,46 +164,23 @@ def measure_fresh(
     if repeat_s > 0.0:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
-    is_long = watch is not None and warm_s >= LONG_S
-    at_once = 1 if is_long else min_repeats
-    # A long run fills the caches by itself.
-    settle = partial(_repeats, fresh, clock=clock, count=0 if is_long else 1, loops=loops)
-    batches: list[_Batch] = []
-    count = 0
-    while count < max_repeats:
-        before_s = 0.0
+    at_once = 1 if watch else min_repeats
+    before_s = watch.read() if watch else 0.0
+    times_s: list[float] = []
+    while len(times_s) < max_repeats:
+        count = min(at_once, max_repeats - len(times_s))
+        batch_s = _repeats(fresh, clock=clock, count=count, loops=loops)
         if watch:
-            waiting_s = clock.now_s()
-            before_s = watch.wait(settle)
-            start_s += clock.now_s() - waiting_s
-        batch_s = _repeats(fresh, clock=clock, count=min(at_once, max_repeats - count), loops=loops)
-        count += len(batch_s)
-        beside_s = max(before_s, watch.read()) if watch else 0.0
-        batches.append(_Batch(times_s=batch_s, beside_s=beside_s))
-        times_s = [time_s for batch in _quietest(batches) for time_s in batch.times_s]
+            (time_s,), after_s = batch_s, watch.read()
+            slowness = watch.slowness(before_s, after_s, lasted_s=loops * time_s)
+            batch_s, before_s = (time_s / slowness,), after_s
+        times_s += batch_s
         told = spread_of_median(times_s), clock.now_s() - start_s
         spread, spent_s = in_step(agreed, told)
-        is_over = spent_s >= budget_s
-        is_enough = len(times_s) >= min_repeats
         is_settled = spread <= target_spread and len(times_s) >= settled_repeats
-        has_tried = count >= MOST_REPEATS_RATIO * min_repeats
-        if (is_enough and (is_settled or is_over)) or (is_over and has_tried):
+        if len(times_s) >= min_repeats and (is_settled or spent_s >= budget_s):
             break
-    kept = _quietest(batches)
-    if watch:
-        watch.note(max(batch.beside_s for batch in kept))
-    return tuple(time_s for batch in kept for time_s in batch.times_s)
-
-
-def _quietest(batches: Sequence[_Batch]) -> Sequence[_Batch]:
-    """Those beside which the sentinel was about as quick as beside any, two repeats at least."""
-    kept: list[_Batch] = []
-    ordered = sorted(batches, key=lambda batch: batch.beside_s)
-    for batch in ordered:
-        is_quiet = batch.beside_s <= SLOW_RATIO * ordered[0].beside_s
-        if is_quiet or sum(len(other.times_s) for other in kept) < LEAST_KEPT:
-            kept.append(batch)
-    return kept
+    return tuple(times_s)
 
 
 def loops_per_repeat(run_s: float, *, repeat_s: float = 0.0) -> int:

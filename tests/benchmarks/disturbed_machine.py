@@ -64,6 +64,7 @@ class Spells(NamedTuple):
 NEIGHBOURS: Final[Mapping[str, tuple[Spells, ...]]] = {
     "few": (Spells(4e-3, 1.2, 0.05), Spells(0.3, 1.45, 0.02)),
     "some": (Spells(4e-3, 1.2, 0.1), Spells(0.3, 1.45, 0.25), Spells(5.0, 1.3, 0.15)),
+    "host": (Spells(8e-3, 1.42, 0.8), Spells(20.0, 1.05, 0.5)),
     "many": (Spells(4e-3, 1.2, 0.2), Spells(0.3, 1.45, 0.4), Spells(20.0, 1.35, 0.4)),
 }
 

@@ -3,13 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from profilers.book import CLOSING_S, PATIENCE_S, Book, Desk, deadline_s, patience_s
+from profilers.book import CLOSING_S, Book, Desk, deadline_s
 from profilers.errors import MachineMismatchError
 from profilers.job import Job
 from profilers.records import Measurement
-from profilers.schedule import Step, Visit
+from profilers.schedule import Step
 from profilers.store import read_header, read_profile
 from profilers.testing import FakeBench, fake_machine, gemm_case, gemm_row
+from profilers.visits import Visit
 
 
 def job(out: Path = Path("out"), *, budget_s: float = 60.0, begun_s: float | None = None) -> Job:
@@ -31,12 +32,6 @@ def test_half_of_the_budget_is_for_measuring_however_long_the_start_took() -> No
 
 def test_a_short_budget_keeps_most_of_itself() -> None:
     assert deadline_s(job(budget_s=1.0, begun_s=0.0), now_s=0.0) == pytest.approx(0.9)
-
-
-def test_a_visit_waits_no_longer_than_the_end_is_near() -> None:
-    assert patience_s(left_s=1e3) == PATIENCE_S
-    assert patience_s(left_s=1.0) == pytest.approx(0.1)
-    assert patience_s(left_s=-1.0) == 0.0
 
 
 def test_what_the_second_round_measured_is_kept_and_tables_stay_complete(tmp_path: Path) -> None:

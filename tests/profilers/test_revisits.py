@@ -1,12 +1,9 @@
 """Which sizes are visited again, by what that brought so far."""
 
-import math
 from collections.abc import Callable
 
-import pytest
-
 from profilers.records import Case, Measurement
-from profilers.revisits import LEAST_AGAIN, MAX_VISITS, MOST_AGAIN, SEEN_AGAIN, Revisits
+from profilers.revisits import LEAST_AGAIN, MAX_VISITS, MOST_AGAIN, Revisits
 from profilers.testing import gemm_case, gemm_row
 
 SIZES = range(1, 41)
@@ -63,39 +60,6 @@ def test_on_a_disturbed_machine_most_visits_are_second_ones_and_it_is_said() -> 
     assert "33% faster" in revisits.told()
 
 
-def beside(**sentinel_s: float) -> dict[str, float]:
-    """What the sentinel took, by the rows of a product: `m1=...`."""
-    return {gemm_case(int(name[1:])).id: seconds for name, seconds in sentinel_s.items()}
-
-
-def test_sizes_beside_which_the_sentinel_was_slow_come_before_others() -> None:
-    rows = [gemm_row(m, 1.0) for m in (1, 2, 3, 4)]
-    revisits = Revisits(rows=rows, sentinel_s=beside(m1=1.3, m2=1.0, m3=1.5, m4=1.05))
-    # Size 3 looks early: by as much as the others of that minute were slow.
-    assert choose(revisits, {1: 0.0, 2: 0.3, 3: -0.2, 4: 0.0}) == [3, 1, 2, 4]
-
-
-def test_what_was_seen_to_be_disturbed_says_nothing_of_the_others() -> None:
-    rows = [gemm_row(m, 1.0) for m in (1, 2)]
-    revisits = Revisits(rows=rows, sentinel_s=beside(m1=2.0, m2=1.0))
-    assert choose(revisits, {1: 0.0, 2: -0.5}, num_new=0) == []
-    assert choose(revisits, {1: 0.0}) == [1]
-    rows[0] = gemm_row(1, 0.4)
-    choose(revisits, {})
-    assert "faster" not in revisits.told()
-
-
-def test_how_much_of_a_table_was_measured_on_a_slow_machine_is_said() -> None:
-    rows = [gemm_row(m, 1.0) for m in (1, 2, 3, 4)]
-    sentinel_s = beside(m1=1.5, m2=1.0, m3=1.0, m4=1.0)
-    revisits = Revisits(rows=rows, sentinel_s=sentinel_s)
-    assert revisits.told().endswith("1 of 4 sizes were measured while it was slow")
-    assert revisits.slow_ratio() == pytest.approx(math.log(1.5) / 4)
-    sentinel_s |= beside(m1=1.0)
-    assert revisits.told() == ""
-    assert Revisits(rows=[]).slow_ratio() == 0.0
-
-
 def test_of_two_that_are_doubted_alike_the_cheaper_one_comes_first() -> None:
     revisits = Revisits(rows=[gemm_row(1, 1.0), gemm_row(2, 1.0)])
     cost_s = {1: 1.0, 2: 0.1}
@@ -105,17 +69,15 @@ def test_of_two_that_are_doubted_alike_the_cheaper_one_comes_first() -> None:
 
 def test_dear_sizes_are_not_visited_again_at_the_cost_of_all_others() -> None:
     sizes = range(1, 101)
-    rows = [gemm_row(m, 1.0) for m in sizes]
-    slow = {gemm_case(m).id: 1.5 for m in sizes} | {"another": 1.0}
-    revisits = Revisits(rows=rows, sentinel_s=slow)
+    revisits = Revisits(rows=[gemm_row(m, 1.0) for m in sizes])
     # Ten are a hundred times as dear, and as doubtful.
     chosen = choose(
         revisits,
-        dict.fromkeys(sizes, 0.0),
-        num_new=2,
+        dict.fromkeys(sizes, 0.2),
+        num_new=16,
         cost_s=lambda case: 1.0 if case.axes["m"] <= 10 else 0.01,
     )
-    assert len(chosen) == SEEN_AGAIN * 2
+    assert len(chosen) == LEAST_AGAIN * 16
     assert min(chosen) > 10
 
 

@@ -1,11 +1,10 @@
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement
 from profilers.schedule import (
     LONG_RUNS_PER_CASE,
     MAX_CASE_S,
     RUNS_PER_CASE,
     VISIT_S,
     Plan,
-    Visit,
     distinct,
     key,
 )
@@ -90,58 +89,6 @@ def test_short_runs_are_expected_to_be_repeated_more_often() -> None:
     short, long = (course.expected_s(gemm_case(m)) for m in (64, 4096))
     assert short == RUNS_PER_CASE * 0.01
     assert long == LONG_RUNS_PER_CASE * 1.0
-
-
-def test_of_several_visits_the_one_with_the_fastest_slowest_rank_stays() -> None:
-    course = plan(asked=[], grid=[])
-    course.add(Visit(rows=[gemm_row(8, 3.0), gemm_row(8, 4.0, rank=1)]))
-    course.add(Visit(rows=[gemm_row(16, 7.0), gemm_row(16, 7.0, rank=1)]))
-    course.add(Visit(rows=[gemm_row(8, 1.0), gemm_row(8, 5.0, rank=1)]))
-    assert [row.median_s for row in course.rows] == [3.0, 4.0, 7.0, 7.0]
-    course.add(Visit(rows=[gemm_row(8, 3.5), gemm_row(8, 2.0, rank=1)]))
-    assert [row.median_s for row in course.rows] == [3.5, 2.0, 7.0, 7.0]
-
-
-def test_of_collectives_the_repeats_of_all_visits_stay() -> None:
-    axes = {"bytes": 8, "ranks": 2, "stride": 1, "world": 2}
-    case = Case(operation="collective", kind="all_gather", axes=axes)
-    failed = Measurement(case=case, status=Status.FAILED, error="a peer failed")
-    slow, fast = (Measurement(case=case, times_s=times_s) for times_s in ((3.0, 4.0), (1.0,)))
-    course = plan(asked=[], grid=[])
-    for row in (failed, slow, fast, failed):
-        course.add(Visit(rows=[row]))
-    assert course.rows == [Measurement(case=case, times_s=(3.0, 4.0, 1.0))]
-
-
-def test_directions_keep_their_fastest_visits_by_themselves() -> None:
-    def visit(forward_s: float, backward_s: float) -> list[Measurement]:
-        backward = gemm_case(8).model_copy(update={"direction": "backward"})
-        return [gemm_row(8, forward_s), Measurement(case=backward, times_s=(backward_s,))]
-
-    course = plan(asked=[], grid=[])
-    course.add(Visit(rows=visit(1.0, 4.0)))
-    course.add(Visit(rows=visit(2.0, 3.0)))
-    assert [row.median_s for row in course.rows] == [1.0, 3.0]
-
-
-def test_a_visit_that_fails_takes_nothing_away_and_one_that_works_replaces_it() -> None:
-    failed = Measurement(case=gemm_case(8), status=Status.FAILED, error="no")
-    course = plan(asked=[], grid=[], rows=[failed])
-    course.add(Visit(rows=[gemm_row(8, 1.0)]))
-    course.add(Visit(rows=[failed]))
-    assert course.rows == [gemm_row(8, 1.0)]
-
-
-def test_the_quietest_visit_says_what_the_sentinel_took() -> None:
-    course = plan(asked=[], grid=[])
-    backward = gemm_case(8).model_copy(update={"direction": "backward"})
-    for seconds in (3.0, 2.0, 4.0):
-        rows = [gemm_row(8, 1.0), Measurement(case=backward, times_s=(1.0,))]
-        course.add(Visit(rows=rows, sentinel_s=seconds))
-    # Nobody looked.
-    course.add(Visit(rows=[gemm_row(16, 1.0)]))
-    course.add(Visit(rows=[], sentinel_s=1.0))
-    assert course.sentinel_s == {gemm_case(8).id: 2.0}
 
 
 def test_a_visit_costs_its_runs_and_something_beside_them() -> None:

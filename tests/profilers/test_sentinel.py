@@ -1,11 +1,11 @@
-"""When repeats wait for the machine, and what counts as slow."""
+"""What a sentinel takes out of repeats, and which core it goes to."""
 
 from collections.abc import Callable
 
 import pytest
 
 from profilers.cores import Cores
-from profilers.sentinel import MOST_WAITING_RATIO, TIMES, WINDOW_S, Sentinel
+from profilers.sentinel import LOOK_EVERY_S, TIMES, Sentinel
 from profilers.testing import FakeClock
 
 WORK_S = 1e-3
@@ -41,93 +41,59 @@ def spell(start_s: float, end_s: float) -> Callable[[float], float]:
     return lambda now_s: 1.5 if start_s <= now_s < end_s else 1.0
 
 
-def waited(machine: Machine, *, visits: int, patience_s: float) -> float:
-    """Seconds that so many visits of 30 ms each waited in all."""
-    sentinel = machine.sentinel()
-    waited_s = 0.0
-    for _ in range(visits):
-        sentinel.begin(patience_s=patience_s)
-        before_s = machine.clock.now_s()
-        sentinel.wait()
-        waited_s += machine.clock.now_s() - before_s
-        machine.clock.advance(0.03)
-    return waited_s
+def slowness(machine: Machine, sentinel: Sentinel, *, lasts_s: float) -> float:
+    """What is taken out of something that lasts so long, beginning now."""
+    before_s = sentinel.read()
+    machine.clock.advance(lasts_s)
+    return sentinel.slowness(before_s, sentinel.read(), lasted_s=lasts_s)
 
 
-def test_an_undisturbed_machine_is_not_waited_for() -> None:
+def test_from_an_undisturbed_machine_nothing_is_taken() -> None:
     machine = Machine(lambda _now_s: 1.0)
     sentinel = machine.sentinel()
-    sentinel.begin(patience_s=10.0)
-    assert sentinel.wait() == pytest.approx(WORK_S)
-    # One reading: the caches are filled first.
-    assert machine.clock.now_s() == pytest.approx((1 + TIMES) * WORK_S)
+    sentinel.begin()
+    assert (sentinel.visit_quickest_s, sentinel.visit_slowness) == (0.0, 1.0)
+    assert slowness(machine, sentinel, lasts_s=0.01) == pytest.approx(1.0)
+    assert sentinel.visit_quickest_s == pytest.approx(WORK_S)
+    assert sentinel.visit_slowness == pytest.approx(1.0)
 
 
-def test_a_spell_is_waited_out() -> None:
-    machine = Machine(spell(2.0, 2.5))
+def test_what_a_spell_adds_is_taken_out_and_less_of_it_the_longer_a_repeat_lasts() -> None:
+    machine = Machine(spell(2.0, 1e9))
     sentinel = machine.sentinel()
     sentinel.look_around(seconds=2.0)
-    sentinel.begin(patience_s=10.0)
-    machine.clock.advance(0.05)
-    assert sentinel.wait() == pytest.approx(WORK_S)
-    assert 2.5 <= machine.clock.now_s() < 2.52
+    assert slowness(machine, sentinel, lasts_s=1e-4) == pytest.approx(1.5, rel=0.01)
+    # It has just begun, and nobody saw whether it lasted.
+    taken = [sentinel.slowness(1.5 * WORK_S, 1.5 * WORK_S, lasted_s=T) for T in (1e-3, 1e-2, 1e-1)]
+    assert 1.5 > taken[0] > taken[1] > taken[2] > 1.5**0.5
 
 
-def test_a_spell_on_one_core_is_left_for_another_at_once() -> None:
-    machine = Machine(spell(2.04, 1e9), lambda _now_s: 1.0)
+def test_between_quick_readings_a_long_repeat_was_as_slow_as_the_machine_is_in_general() -> None:
+    # Slow but for moments.
+    machine = Machine(lambda now_s: 1.0 if now_s % 0.5 < 0.1 else 1.5)
     sentinel = machine.sentinel()
-    sentinel.look_around(seconds=2.0)
-    # Even without patience: looking at the other core takes no more than a reading.
-    sentinel.begin(patience_s=0.0)
-    machine.clock.advance(0.05)
-    settled: list[int] = []
-    for _ in range(2):
-        assert sentinel.wait(lambda: settled.append(machine.cores.at)) == pytest.approx(WORK_S)
-    assert machine.clock.now_s() < 2.05 + 6 * (1 + TIMES) * WORK_S
-    assert settled == [1]
-    assert machine.cores.at == 1
+    sentinel.look_around(seconds=5.05)
+    long, short = sentinel.slowness(WORK_S, WORK_S, lasted_s=1.0), 1e-5
+    assert sentinel.slowness(WORK_S, WORK_S, lasted_s=short) == pytest.approx(1.0, abs=0.01)
+    # Half of what disturbs outlasts any repeat, and was not seen; the other half is usual.
+    assert long == pytest.approx(1.5 ** (0.5 * 0.8), rel=0.05)
 
 
-def test_back_on_the_core_where_a_wait_began_the_caches_are_as_they_were() -> None:
-    machine = Machine(spell(2.04, 2.09), spell(2.04, 1e9))
+def test_a_machine_that_stays_slow_is_still_known_to_be_quicker() -> None:
+    machine = Machine(spell(3.0, 1e9))
     sentinel = machine.sentinel()
-    sentinel.look_around(seconds=2.0)
-    machine.clock.advance(0.05)
-    sentinel.begin(patience_s=10.0)
-    settled: list[int] = []
-    assert sentinel.wait(lambda: settled.append(machine.cores.at)) == pytest.approx(WORK_S)
-    assert machine.cores.at == 0
-    assert not settled
+    sentinel.look_around(seconds=3.0)
+    while machine.clock.now_s() < 30.0:
+        sentinel.read()
+        machine.clock.advance(0.05)
+    assert slowness(machine, sentinel, lasts_s=1e-3) == pytest.approx(1.5, rel=0.01)
 
 
-def test_where_all_cores_stay_slow_a_wait_ends_on_the_least_slow_one() -> None:
-    def slow(factor: float) -> Callable[[float], float]:
-        return lambda now_s: factor if now_s >= 2.0 else 1.0
-
-    machine = Machine(slow(1.7), slow(1.15), slow(1.7), slow(1.7))
+def test_a_short_boost_at_the_start_is_not_what_a_machine_does_undisturbed() -> None:
+    machine = Machine(lambda now_s: 0.8 if now_s < 0.05 else 1.0)
     sentinel = machine.sentinel()
-    sentinel.look_around(seconds=2.0)
-    machine.clock.advance(0.05)
-    for _ in range(5):
-        sentinel.begin(patience_s=0.0)
-        assert sentinel.wait() == pytest.approx(1.15 * WORK_S)
-        assert machine.cores.at == 1
-
-
-def test_looking_at_other_cores_does_not_count_as_waiting_in_vain() -> None:
-    def slow(now_s: float) -> float:
-        return 1.0 if now_s < 2.0 or (now_s > 6.0 and now_s % 2.0 > 0.3) else 1.5
-
-    machine = Machine(slow, slow)
-    sentinel = machine.sentinel()
-    sentinel.look_around(seconds=2.0)
-    beside = []
-    while machine.clock.now_s() < 40.0:
-        sentinel.begin(patience_s=0.5 if machine.clock.now_s() > 6.0 else 0.0)
-        beside.append((machine.clock.now_s(), sentinel.is_slow(sentinel.wait())))
-        machine.clock.advance(0.02)
-    late = [is_slow for now_s, is_slow in beside if now_s > 8.0]
-    assert sum(late) < 0.03 * len(late)
+    sentinel.look_around(seconds=5.0)
+    assert slowness(machine, sentinel, lasts_s=1e-3) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_a_core_that_is_slow_from_the_start_or_for_good_is_left() -> None:
@@ -135,74 +101,25 @@ def test_a_core_that_is_slow_from_the_start_or_for_good_is_left() -> None:
     sentinel = always.sentinel()
     sentinel.look_around(seconds=0.0)
     assert always.cores.at == 1
-    # It grows slow so slowly that the window forgets how quick it was.
-    later = Machine(lambda now_s: 1.0 + 0.01 * now_s, lambda _now_s: 1.0)
+    later = Machine(spell(2.0, 1e9), lambda _now_s: 1.01)
     sentinel = later.sentinel()
-    later.cores.enter(0)
-    while later.clock.now_s() < 20.0:
-        sentinel.begin(patience_s=0.0)
-        sentinel.wait()
+    sentinel.look_around(seconds=1.5)
+    assert later.cores.at == 0
+    while later.clock.now_s() < 2.0 + 1.1 * LOOK_EVERY_S:
+        sentinel.begin()
         later.clock.advance(0.05)
     assert later.cores.at == 1
 
 
-def test_where_both_cores_are_slow_a_wait_ends_on_the_first_that_is_not() -> None:
-    machine = Machine(spell(2.0, 3.0), spell(2.0, 2.5))
+def test_where_there_is_one_core_nobody_looks_for_others() -> None:
+    machine = Machine(lambda _now_s: 1.0)
     sentinel = machine.sentinel()
-    sentinel.look_around(seconds=2.0)
-    sentinel.begin(patience_s=10.0)
-    machine.clock.advance(0.05)
-    assert sentinel.wait() == pytest.approx(WORK_S)
-    assert machine.cores.at == 1
-    assert 2.5 <= machine.clock.now_s() < 2.53
-
-
-def test_a_visit_waits_no_longer_than_its_patience_in_all_its_waits() -> None:
-    machine = Machine(spell(2.0, 1e9))
-    sentinel = machine.sentinel()
-    sentinel.look_around(seconds=2.0)
-    sentinel.begin(patience_s=0.3)
-    for _ in range(3):
-        assert sentinel.wait() == pytest.approx(1.5 * WORK_S)
-    assert machine.clock.now_s() == pytest.approx(2.3, abs=0.05)
-
-
-def test_no_more_than_a_share_of_the_time_goes_to_waiting() -> None:
-    machine = Machine(lambda now_s: 1.5 if now_s % 1.0 > 0.05 else 1.0)
-    waited_s = waited(machine, visits=200, patience_s=10.0)
-    assert waited_s < (MOST_WAITING_RATIO + 0.1) * machine.clock.now_s()
-
-
-def test_a_machine_that_stays_slow_is_as_it_is() -> None:
-    machine = Machine(spell(1.0, 1e9))
-    sentinel = machine.sentinel()
-    sentinel.look_around(seconds=1.0)
-    sentinel.begin(patience_s=100.0)
-    machine.clock.advance(0.5 * WINDOW_S)
-    assert sentinel.is_slow(sentinel.read())
-    machine.clock.advance(WINDOW_S)
-    assert not sentinel.is_slow(sentinel.read())
+    machine.clock.advance(2.0 * LOOK_EVERY_S)
+    sentinel.begin()
+    assert machine.clock.now_s() == 2.0 * LOOK_EVERY_S
 
 
 def test_a_single_interrupt_is_no_state_of_the_machine() -> None:
     runs = iter(range(10**6))
     machine = Machine(lambda _now_s: 50.0 if next(runs) % (1 + TIMES) == 2 else 1.0)
     assert machine.sentinel().read() == pytest.approx(WORK_S)
-
-
-def test_waits_that_end_badly_make_waits_rare() -> None:
-    # Quick for one reading in a second: the window remembers it, and nothing lasts.
-    machine = Machine(lambda now_s: 1.0 if now_s % 1.0 < 0.005 else 1.5)
-    waited_s = waited(machine, visits=400, patience_s=0.05)
-    assert waited_s < 0.5 * MOST_WAITING_RATIO * machine.clock.now_s()
-
-
-def test_a_visit_is_as_disturbed_as_its_worst_batch() -> None:
-    sentinel = Machine(lambda _now_s: 1.0).sentinel()
-    sentinel.begin(patience_s=1.0)
-    assert sentinel.beside_s == 0.0
-    sentinel.note(2.0)
-    sentinel.note(1.0)
-    assert sentinel.beside_s == 2.0
-    sentinel.begin(patience_s=1.0)
-    assert sentinel.beside_s == 0.0
