@@ -60,14 +60,15 @@ class Infill:
     """Everything measured so far; grows as the table is measured."""
     rng: np.random.Generator
     error_ratio: float = UNKNOWN_RATIO
-    """Mean error of points predicted from the others of their line, and how much slower than others
-    the machine was beside them; when last looked at."""
+    """Mean error of points predicted from the others of their line, when last looked at."""
     checks: set[str] = field(default_factory=set)
     """Ids of the cases that were drawn blindly and are left out of fits."""
     cost_s: Callable[[Case], float] = field(default=lambda _case: 1.0)
     """What a visit to a case takes."""
     is_shared: bool = False
     """Ranks run in turns: a visit is slow by what its peers did, which belongs to it."""
+    gains: Mapping[str, float] = field(default_factory=dict)
+    """What visits to measured sizes brought (profilers/visits.py); grows likewise."""
     _revisits: Revisits = field(init=False)
     _unsure: list[Case] = field(init=False, default_factory=list)
     """Blind sizes that were visited once."""
@@ -77,7 +78,7 @@ class Infill:
     _queue: list[Case] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._revisits = Revisits(rows=self.rows)
+        self._revisits = Revisits(gains=self.gains)
 
     def disturbed(self) -> str:
         """Say that something disturbs the machine, where visits again were much faster."""

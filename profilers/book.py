@@ -102,6 +102,7 @@ class Table:
             seconds=seconds,
             note="; ".join(note for note in notes if note),
             checked=found or self.before,
+            sentinel_s=plan.visits.quickest_s or None,
         )
 
 
@@ -156,6 +157,7 @@ class Book:
             grid=() if is_done else bench.cases(),
             rows=list(self.known.get(bench.operation, ())),
             grid_case_s=FILL_S if is_filled else MAX_CASE_S,
+            quickest_s=(before.sentinel_s or 0.0) if before else 0.0,
         )
         if before is None:
             self.with_info(bench.operation, TableInfo(rows=0, complete=False, seconds=0.0))
@@ -164,6 +166,7 @@ class Book:
         infill = Infill(
             rows=plan.rows,
             rng=np.random.default_rng(SEED),
+            gains=plan.visits.gains,
             cost_s=plan.cost_s,
             is_shared=self.header.machine.takes_turns,
         )
@@ -182,8 +185,8 @@ class Book:
     def with_rows(self, table: Table, info: TableInfo) -> "Book":
         """Write a table, then the header that counts it."""
         operation = table.bench.operation
-        known, before = self.known.get(operation), self.header.tables.get(operation)
-        if before and before.complete and known and len(known) == len(table.plan.rows):
+        before = self.header.tables.get(operation)
+        if before and before.complete and not table.plan.visits.is_changed:
             return self
         write_table(Path(self.job.out), table.plan.rows, operation=operation)
         return self.with_info(operation, info)
@@ -268,8 +271,6 @@ class Desk:
     def close(self) -> ProfileHeader | None:
         """Judge and write every table; the header, None on other ranks."""
         for table in self.tables:
-            if self.quickest_s:
-                table.plan.rescale(self.quickest_s)
             self._write(table, judged=True)
         return self.book.header if self.book else None
 
@@ -282,6 +283,9 @@ class Desk:
                     self._write(table)
 
     def _write(self, table: Table, *, judged: bool = False) -> None:
+        visits = table.plan.visits
+        if self.quickest_s and visits.quickest_s:
+            visits.rescale(self.quickest_s)
         is_done = table is not self.table
         seconds = table.spent_s if is_done else HostClock().now_s() - table.started_s
         info = table.info(

@@ -116,7 +116,7 @@ def conduct(
 def _sentinel(setting: Setting) -> Sentinel | None:
     """Somebody to look at the machine, for a rank that is alone on its processor.
 
-    Several cores are hardly ever undisturbed at once: two ranks that looked measured a third less.
+    What disturbs several ranks disturbs them in a step as well, and stays in their times.
     """
     if setting.device != "cpu" or setting.team.world > 1:
         return None

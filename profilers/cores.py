@@ -1,9 +1,9 @@
 """Move between cores that are alike, where another guest of the host slows the one that measures.
 
-Virtual cores are disturbed one by one: a rank that is alone finds a quiet one more often by moving
-than by waiting. Only cores that share the last cache with the first one are taken, so that memory
-stays as near as it was, out of those that the thread may use. Where Linux does not say which, or
-for lack of Linux, a rank stays where it is.
+Virtual cores are disturbed one by one, so that a rank that is alone can leave a slow one. Only
+cores that share the last cache with the first one are taken, so that memory stays as near as it
+was, out of those that the thread may use. Where Linux does not say which, or for lack of Linux, a
+rank stays where it is.
 
 For one thread: a second one would stay behind.
 """

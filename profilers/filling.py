@@ -3,8 +3,8 @@
 A table that was cut short is known worst of all: its curve ends where the measuring did. So the one
 that lacks the largest share of its cases comes first, for at most `LATE_RATIO` of the round. Then
 come sizes between those of the grids, and time goes to the tables in proportion to weight times
-error, the error being that of points predicted from the others, and how much slower than at its
-best the machine was beside them: a table that is known well has little to gain from more.
+error, the error being that of points predicted from the others: a table that is known well has
+little to gain from more.
 """
 
 from collections.abc import Sequence

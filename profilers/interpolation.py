@@ -22,7 +22,7 @@ Uhlenbeck's; Matheron, Economic Geology 58, 1963. The choice of bases and of wha
 Collectives, per kind and inside one group of (ranks, stride, world): piecewise linear in
 ln(t) over ln(bytes), since protocols switch with the size. Below the smallest message the latency
 stays; above the largest the bandwidth stays. What a meeting loses over the work before it is no
-message: above the longest work it grows with the root of the work (profilers/links/rendezvous.py).
+message: outside the works measured it is as their root (profilers/links/rendezvous.py).
 A group never measured is predicted by the base alone, with (ranks - 1) latencies in place of one,
 and counts as extrapolated.
 
@@ -198,7 +198,11 @@ class CollectiveCurve:
             asked = np.log(np.maximum(axes_NA[here, 0], 1.0))
             beyond = np.maximum(asked - log_bytes[-1], 0.0)
             inside_s = np.exp(np.interp(asked, log_bytes, log_s))
-            seconds[here] = inside_s * _beyond_ratio(self.series, np.exp(beyond))
+            if self.series.operation == "rendezvous":
+                outside = asked - np.clip(asked, log_bytes[0], log_bytes[-1])
+                seconds[here] = inside_s * np.exp(0.5 * outside)
+            else:
+                seconds[here] = inside_s * np.exp(beyond)
             slack = np.log(TOLERANCE_RATIO)
             extrapolated[here] = (asked < log_bytes[0] - slack) | (beyond > slack)
         return seconds, extrapolated
@@ -272,13 +276,6 @@ def _fit_collective(series: Series, axes_NA: Floats, seconds_N: Floats) -> Colle
         coefficients=relative_fit(_plain(series, axes_NA), seconds_N),
         log_times=log_times,
     )
-
-
-def _beyond_ratio(series: Series, sizes_ratio: Floats) -> Floats:
-    """How much longer than the largest size one takes that is `sizes_ratio` times as large."""
-    if series.operation == "rendezvous":
-        return np.sqrt(sizes_ratio)
-    return sizes_ratio
 
 
 def _columns(series: Series, axes_NA: Floats, coefficients: Floats) -> Floats:

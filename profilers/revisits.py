@@ -6,11 +6,11 @@ environments, 2016. So a size that took longer than the others foretell is visit
 while; what counts of its visits then: profilers/visits.py. Within a visit the mean of the repeats
 counts as ever, with what makes single calls slow by nature.
 
-How much time that deserves is learned: another visit brings its gain, the mean ln of the time
-before over the time after. Its square over that of the mean error says how much of that error is
-disturbance, which other sizes would not bring down. On a quiet machine little is visited again.
-Where gains are large, what was visited once is doubted by the mean gain, for sizes that were all
-measured in the same bad minute foretell each other well.
+How much time that deserves is learned: another visit brings its gain, ln of what counted before
+over what it took itself, and nothing where it took longer. The mean gain squared over that of the
+mean error says how much of that error is disturbance, which other sizes would not bring down. On a
+quiet machine little is visited again. Where gains are large, what was visited once is doubted by
+the mean gain, for sizes that were all measured in the same bad minute foretell each other well.
 
 What a sentinel saw (profilers/sentinel.py) is taken out before; this is for the rest.
 """
@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from profilers.drawing import listed
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case
 
 DOUBT_RATIO = 0.02
 """What is doubted by less is not visited again."""
@@ -53,14 +52,15 @@ class _Doubt:
 class Revisits:
     """Choices of cases, as listed, to visit again in one table."""
 
-    rows: Sequence[Measurement]
-    """Everything measured so far, as profilers/visits.py keeps it; grows and changes."""
+    gains: Mapping[str, float] = field(default_factory=dict)
+    """Ids of cases that were visited again to what the last visit brought (profilers/visits.py);
+    grows and changes."""
     _visits: dict[str, int] = field(init=False, default_factory=dict)
     """Ids of the cases that were visited again, to how often they were visited."""
-    _before_s: Mapping[str, float] = field(init=False, default_factory=dict)
-    """Ids of the cases chosen last, to what they took by then."""
+    _chosen: set[str] = field(init=False, default_factory=set)
+    """Ids of the cases chosen last, whose visits are not over yet."""
     _gains: list[float] = field(init=False, default_factory=list)
-    """ln of the time before over the time after; not above 0 where the visit was the slower one."""
+    """Of all visits that were chosen."""
 
     def chosen(
         self,
@@ -80,8 +80,7 @@ class Revisits:
             num_new: sizes that the batch visits for the first time.
             error_ratio: mean error of what the others foretell.
         """
-        taken_s = _taken_s(self.rows)
-        self._gains += [math.log(s / taken_s[name]) for name, s in self._before_s.items()]
+        self._gains += [self.gains[name] for name in sorted(self._chosen & self.gains.keys())]
         gain = FIRST_GAIN_RATIO * error_ratio
         if self._gains:
             gain = max(0.0, float(np.mean(self._gains)))
@@ -100,7 +99,7 @@ class Revisits:
         again = [*always, *_worth(doubts, most_s=most_s)]
         for case in again:
             self._visits[case.id] = self._visits.get(case.id, 1) + 1
-        self._before_s = {case.id: taken_s[case.id] for case in again if case.id in taken_s}
+        self._chosen = {case.id for case in again}
         return again
 
     def told(self) -> str:
@@ -124,13 +123,3 @@ def _worth(doubts: Sequence[_Doubt], *, most_s: float) -> list[Case]:
         most_s -= doubt.cost_s
         chosen.append(doubt.case)
     return chosen
-
-
-def _taken_s(rows: Sequence[Measurement]) -> Mapping[str, float]:
-    """Seconds of each case that worked, by its id as listed: directions and ranks together."""
-    found: dict[str, float] = {}
-    for row in rows:
-        if row.status is Status.OK and row.expected_s > 0.0:
-            name = listed(row.case).id
-            found[name] = found.get(name, 0.0) + row.expected_s
-    return found

@@ -58,12 +58,15 @@ class Plan:
     """What is known already; grows as the table is measured (`add`)."""
     grid_case_s: float = MAX_CASE_S
     """Time for repeats of one case of the grid, at most."""
+    quickest_s: float = 0.0
+    """What a sentinel took undisturbed when `rows` were measured (profilers/visits.py)."""
+    visits: Visits = field(init=False)
+    """What they brought."""
     _queue: list[Case] = field(init=False)
     _skipped: list[Case] = field(init=False, default_factory=list)
     _asked: set[Key] = field(init=False)
     _begun: bool = field(init=False, default=False)
     _seen: int = field(init=False, default=0)
-    _visits: Visits = field(init=False)
     _run_s: dict[tuple[str, str], dict[float, float]] = field(init=False, default_factory=dict)
     """(kind, dtype) to price to seconds of one run, all directions; of the dearest such case."""
     _case_s: dict[Key, float] = field(init=False, default_factory=dict)
@@ -76,7 +79,7 @@ class Plan:
         known |= self._asked
         grid = [case for case in distinct(self.grid) if key(case) not in known]
         self._queue = sorted(asked, key=price) + sorted(grid, key=_turn)
-        self._visits = Visits(rows=self.rows)
+        self.visits = Visits(rows=self.rows, quickest_s=self.quickest_s)
 
     @property
     def left(self) -> int:
@@ -91,7 +94,7 @@ class Plan:
     @property
     def slowness(self) -> float:
         """How many times slower the machine was than undisturbed, in the mean; not in the rows."""
-        return statistics.fmean(self._visits.slowness) if self._visits.slowness else 1.0
+        return statistics.fmean(self.visits.slowness) if self.visits.slowness else 1.0
 
     @property
     def lacking_ratio(self) -> float:
@@ -116,11 +119,7 @@ class Plan:
 
     def add(self, visit: Visit) -> None:
         """Take the rows of one visit to a case."""
-        self._visits.add(visit)
-
-    def rescale(self, quickest_s: float) -> None:
-        """Bring all rows to what the sentinel takes undisturbed, as far as it is known by now."""
-        self._visits.rescale(quickest_s)
+        self.visits.add(visit)
 
     def late(self, *, left_s: float) -> Step | None:
         """Take up the cheapest case that was skipped and ends within `left_s` seconds, if any."""
@@ -153,8 +152,9 @@ class Plan:
                 at = price(row.case)
                 # A meeting stores what was lost at it; the work before it takes time as well.
                 worked_s = row.case.axes.get("work_us", 0) * 1e-6
+                taken_s = row.median_s * self.slowness + worked_s
                 name = key(row.case)
-                self._case_s[name] = self._case_s.get(name, 0.0) + row.median_s + worked_s
+                self._case_s[name] = self._case_s.get(name, 0.0) + taken_s
                 series[at] = max(series.get(at, 0.0), self._case_s[name])
         self._seen = len(self.rows)
 

@@ -110,7 +110,7 @@ def measure(
     agreed: Agreed = tuple,
     watch: Watch | None = None,
 ) -> tuple[float, ...]:
-    """Time `run`; one entry per repeat that is kept, in seconds of one run.
+    """Time `run`; one entry per repeat, in seconds of one run.
 
     At least `min_repeats` are taken whatever the budget; warm-ups come on top. Repeats last
     `repeat_s` as far as the budget allows. Fewer than `settled_repeats` do not count as settled. Of
@@ -164,17 +164,13 @@ def measure_fresh(
     if repeat_s > 0.0:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
-    at_once = 1 if watch else min_repeats
-    before_s = watch.read() if watch else 0.0
     times_s: list[float] = []
     while len(times_s) < max_repeats:
-        count = min(at_once, max_repeats - len(times_s))
-        batch_s = _repeats(fresh, clock=clock, count=count, loops=loops)
         if watch:
-            (time_s,), after_s = batch_s, watch.read()
-            slowness = watch.slowness(before_s, after_s, lasted_s=loops * time_s)
-            batch_s, before_s = (time_s / slowness,), after_s
-        times_s += batch_s
+            times_s.append(_undisturbed(fresh, clock=clock, loops=loops, watch=watch))
+        else:
+            count = min(min_repeats, max_repeats - len(times_s))
+            times_s += _repeats(fresh, clock=clock, count=count, loops=loops)
         told = spread_of_median(times_s), clock.now_s() - start_s
         spread, spent_s = in_step(agreed, told)
         is_settled = spread <= target_spread and len(times_s) >= settled_repeats
@@ -239,3 +235,18 @@ def _repeats(
             run()
         pairs.append((first, clock.mark()))
     return tuple(seconds / loops for seconds in clock.between_s(pairs))
+
+
+def _undisturbed(
+    fresh: Callable[[], Callable[[], object]], *, clock: Clock, loops: int, watch: Watch
+) -> float:
+    """Seconds of one run in a repeat, less what the machine was slower."""
+    runs = [fresh() for _ in range(loops)]
+    before_s = watch.read()
+    first = clock.mark()
+    for run in runs:
+        run()
+    last = clock.mark()
+    after_s = watch.read()
+    (lasted_s,) = clock.between_s([(first, last)])
+    return lasted_s / watch.slowness(before_s, after_s, lasted_s=lasted_s) / loops

@@ -16,11 +16,11 @@ kernels are timed there: a rank that is done early leaves its core to others, an
 no loss. Such runs and meetings come by turns, as the loss is the difference of long stretches, and
 a machine that became slower between two of them would pass for one.
 
-Beyond the longest work that was measured, losses grow with the root of the work, as a sum of many
-disturbances does that know nothing of each other: the longer works of seven stored profiles of two
-ranks were so foretold from the shorter ones within a factor of 1.6, and of 3.5 on the line through
-the last two (geometric means). Works of some ms, as steps have them, are measured first
-(profilers/schedule.py).
+Outside the works that were measured, losses are as the root of the work, as a sum of many
+disturbances is that know nothing of each other: the longer works of seven stored profiles of two
+ranks are so foretold from the shorter ones within a factor of 1.6, and of 3.5 on the line through
+the last two (geometric means; tests/profilers/links/test_rendezvous.py). Works of some ms, as steps
+have them, are measured first (profilers/schedule.py).
 
 All ranks do the same number of rounds of a product and a norm, as many as last `work_us` on the
 first rank. One stored repeat is the mean over a block, since the loss is rare and large rather than
@@ -50,7 +50,7 @@ WORK_US = (250, 1000, 4000, 16000, 64000)
 BLOCK = 8
 """Meetings behind one stored repeat."""
 RUNS = 4
-"""Of work without meetings, where ranks take turns; spread over the blocks."""
+"""Of work without meetings, at most, where ranks take turns; spread over the blocks."""
 MIN_BLOCKS = 3
 MAX_BLOCKS = 16
 ALONE = 40

@@ -6,6 +6,9 @@ a reading of the sentinel (profilers/sentinel.py) between any two repeats. Print
     taken out   for repeats by how long they last: by which power of the readings' ratio they were
                 longer, the least squares of ln repeat inside each kernel over the mean of ln
                 reading before and after; 1 is all of it
+    left        by family: how much longer repeats of a kernel are between slow readings than between
+                quick ones, as they are and with what the sentinel saw taken out (medians over
+                kernels); 0 % is the truth, as quick readings leave a repeat alone
     visits      how far single visits lie from the median of all (median, 90th percentile), and two
                 looks of three visits each from each other: with their repeats as they are, and with
                 what the sentinel saw taken out
@@ -42,6 +45,8 @@ STORED = Path(__file__).parents[2] / "examples/profiles/epyc-2-ranks/used/profil
 FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound")
 LASTING_S = (0.0, 1e-3, 4e-3, 16e-3, 64e-3)
 SLOW_RATIO = 1.12
+QUIET_RATIO, DISTURBED_RATIO = 1.03, 1.2
+LEAST_REPEATS = 4
 VISIT_BUDGET_S = 0.02
 LOOK = 3
 """Visits."""
@@ -131,6 +136,25 @@ def powers(visits: Visits) -> Iterator[str]:
             yield f"{1e3 * low_s:3.0f} to {1e3 * high_s:2.0f} ms {len(x_N):6d} {power:6.2f}"
 
 
+def left(visits: Visits) -> Iterator[str]:
+    """Tell what remains of disturbances, by family and direction."""
+    beside_N = [r.beside for seen in visits.values() for visit in seen for r in visit]
+    quick = float(np.quantile(beside_N, 0.05))
+    by_family: dict[str, list[tuple[float, float]]] = {}
+    for name, seen in visits.items():
+        repeats = [repeat for visit in seen for repeat in visit]
+        quiet = [r for r in repeats if r.beside < quick + np.log(QUIET_RATIO)]
+        slow = [r for r in repeats if r.beside > quick + np.log(DISTURBED_RATIO)]
+        if min(len(quiet), len(slow)) >= LEAST_REPEATS:
+            usual_s = statistics.median(r.seconds / r.slowness for r in quiet)
+            as_they_are = statistics.median(r.seconds for r in slow) / usual_s - 1.0
+            taken_out = statistics.median(r.seconds / r.slowness for r in slow) / usual_s - 1.0
+            by_family.setdefault(name.partition("/")[0], []).append((as_they_are, taken_out))
+    for family, found in by_family.items():
+        told = np.median(found, axis=0)
+        yield f"{family:13}{len(found):4d}{100.0 * told[0]:10.1f}%{100.0 * told[1]:9.1f}%"
+
+
 def of_visits(visits: Visits, *, is_corrected: bool) -> list[list[float]]:
     """Take the mean seconds of each visit to each kernel."""
     return [
@@ -192,6 +216,8 @@ def main() -> int:
         f"{len(visits)} kernels, {options.visits} visits; {slow:.0%} of the readings were slow",
         "repeats that last   number  power",
         *powers(visits),
+        "left        kernels  as it is  taken out",
+        *left(visits),
         "visits         median     P90  looks     P90",
         f"as they are  {scatter(raw)}",
         f"taken out    {scatter(corrected)}",

@@ -41,7 +41,9 @@ def filled(
 ) -> Infill:
     """Visit `count` sizes, new ones or again."""
     plan = Plan(asked=[], grid=[], rows=rows)
-    infill = Infill(rows=rows, rng=np.random.default_rng(seed), is_shared=is_shared)
+    infill = Infill(
+        rows=rows, rng=np.random.default_rng(seed), gains=plan.visits.gains, is_shared=is_shared
+    )
     for _ in range(count):
         case = infill.next()
         if case is None:
@@ -117,7 +119,7 @@ def test_every_sixth_size_is_drawn_blindly_and_left_out() -> None:
     assert infill.checks <= {r.case.id for r in rows}
 
 
-def test_a_size_that_was_disturbed_is_visited_again_and_its_fastest_visit_stays() -> None:
+def test_where_nobody_looks_the_fastest_visit_to_a_disturbed_size_stays() -> None:
     rows = [row(copied(2**power), knee_s) for power in range(10, 27)]
     rows[8] = Measurement(case=rows[8].case, times_s=(1.7 * knee_s(rows[8].case),))
     filled(rows, knee_s, count=BATCH)
@@ -145,6 +147,27 @@ def test_visiting_again_removes_most_of_what_neighbours_add() -> None:
     assert max(Counter(again.visits).values()) <= MAX_VISITS
     # Ranks in turns disturb each other in a step as well.
     assert max(Counter(once.visits).values()) == 1
+
+
+def test_where_a_sentinel_looks_visits_again_average_out_what_it_missed() -> None:
+    chance = np.random.default_rng(3)
+
+    def scattered(case: Case) -> float:
+        return knee_s(case) * math.exp(0.15 * chance.normal())
+
+    rows = [row(copied(2**power), scattered) for power in range(10, 27)]
+    plan = Plan(asked=[], grid=[], rows=rows)
+    infill = Infill(rows=rows, rng=np.random.default_rng(0), gains=plan.visits.gains)
+    for _ in range(20 * BATCH):
+        case = infill.next()
+        assert case is not None
+        plan.add(Visit(rows=[row(case, scattered)], quickest_s=1.0))
+    away_N = np.array([math.log(r.expected_s / knee_s(r.case)) for r in rows])
+    is_again_N = np.array([len(r.times_s) > 1 for r in rows])
+    assert is_again_N.mean() >= 0.2
+    # On both sides of the truth: the fastest of them would lie below it.
+    assert abs(away_N[is_again_N].mean()) < 0.05
+    assert np.abs(away_N[is_again_N]).mean() < np.abs(away_N[~is_again_N]).mean()
 
 
 def test_an_undisturbed_table_spends_most_visits_on_new_sizes() -> None:

@@ -6,7 +6,7 @@ import pytest
 from profilers.book import CLOSING_S, Book, Desk, deadline_s
 from profilers.errors import MachineMismatchError
 from profilers.job import Job
-from profilers.records import Measurement
+from profilers.records import AXES, Case, Measurement
 from profilers.schedule import Step
 from profilers.store import read_header, read_profile
 from profilers.testing import FakeBench, fake_machine, gemm_case, gemm_row
@@ -123,3 +123,50 @@ def test_headers_of_earlier_releases_say_nothing_of_checks(tmp_path: Path) -> No
     assert stored["tables"]["gemm"].pop("checked") is None
     (tmp_path / "profile.json").write_text(json.dumps(stored))
     assert read_header(tmp_path).tables["gemm"].checked is None
+
+
+def test_all_tables_are_kept_as_on_the_machine_undisturbed_and_say_how_slow_it_was(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(book=Book.opened(job(tmp_path), machine=fake_machine(), weight=2.0))
+    for operation, quickest_s in (("gemm", 1.4e-4), ("attention", 1e-4)):
+        table = desk.begin(FakeBench(listed=(), operation=operation), later=())
+        assert table is not None
+        case = gemm_case(8).model_copy(update={"operation": operation})
+        if operation == "attention":
+            axes = dict.fromkeys(AXES["attention"], 8)
+            case = Case(operation=operation, dtype="fp32", direction="forward", axes=axes)
+        row = Measurement(case=case, times_s=(1.4e-3,))
+        desk.add(table, Visit(rows=[row], quickest_s=quickest_s))
+        desk.end()
+    # Interrupted here, the run has seen what the machine does undisturbed.
+    desk.keep()
+    kept = read_profile(tmp_path, with_incomplete=True)
+    (product,), (attention,) = kept.table("gemm"), kept.table("attention")
+    assert product.times_s == pytest.approx((1e-3,))
+    assert attention.times_s == (1.4e-3,)
+    tables = kept.header.tables
+    assert "1.40 times slower than undisturbed" in tables["gemm"].note
+    assert "undisturbed" not in tables["attention"].note
+    assert tables["gemm"].sentinel_s == tables["attention"].sentinel_s == 1e-4
+
+
+def test_what_a_resumed_run_adds_to_a_table_that_had_all_its_cases_is_written(
+    tmp_path: Path,
+) -> None:
+    bench = FakeBench(listed=(gemm_case(16), gemm_case(64)))
+    for resumed in (False, True):
+        of_run = job(tmp_path).model_copy(update={"resume": resumed})
+        book = Book.opened(of_run, machine=fake_machine(), weight=1.0)
+        desk = Desk(book=book)
+        table = desk.begin(bench, later=())
+        assert table is not None
+        while step := table.next_step():
+            desk.add(table, visit(bench, step))
+        desk.end()
+        if resumed:
+            faster = Visit(rows=[Measurement(case=gemm_case(16), times_s=(1e-9,))])
+            desk.filled(0, faster, seconds=0.0)
+        desk.close()
+    kept = {row.case.axes["m"]: row.times_s for row in read_profile(tmp_path).measurements}
+    assert kept[16] == (1e-9,)

@@ -1,10 +1,11 @@
 """Which sizes are visited again, by what that brought so far."""
 
+import math
 from collections.abc import Callable
 
-from profilers.records import Case, Measurement
+from profilers.records import Case
 from profilers.revisits import LEAST_AGAIN, MAX_VISITS, MOST_AGAIN, Revisits
-from profilers.testing import gemm_case, gemm_row
+from profilers.testing import gemm_case
 
 SIZES = range(1, 41)
 ERROR_RATIO = 0.1
@@ -28,31 +29,31 @@ def choose(
     return [case.axes["m"] for case in chosen]
 
 
-def settled(*, factor: float) -> tuple[list[Measurement], Revisits]:
-    """Forty sizes, after a batch whose visits were so many times faster."""
-    rows = [gemm_row(m, 1.0) for m in SIZES]
-    revisits = Revisits(rows=rows)
+def settled(*, gain: float) -> Revisits:
+    """Forty sizes, after a batch whose visits brought so much."""
+    gains: dict[str, float] = {}
+    revisits = Revisits(gains=gains)
     for m in choose(revisits, dict.fromkeys(SIZES, 0.2)):
-        rows[m - 1] = gemm_row(m, 1.0 / factor)
-    return rows, revisits
+        gains[gemm_case(m).id] = gain
+    return revisits
 
 
 def test_the_latest_come_first_and_the_early_ones_never() -> None:
-    revisits = Revisits(rows=[gemm_row(m, 1.0) for m in SIZES])
     late = {1: 0.1, 2: 0.5, 3: -0.4, 4: 0.3, 5: -0.001}
+    revisits = Revisits()
     assert choose(revisits, late, num_new=16)[:3] == [2, 4, 1]
     assert 3 not in choose(revisits, late, num_new=100)
 
 
 def test_on_a_quiet_machine_little_is_visited_again() -> None:
-    _, revisits = settled(factor=1.0)
+    revisits = settled(gain=0.0)
     assert len(choose(revisits, dict.fromkeys(SIZES, 0.2))) == LEAST_AGAIN * 8
     choose(revisits, {})
     assert revisits.told() == ""
 
 
 def test_on_a_disturbed_machine_most_visits_are_second_ones_and_it_is_said() -> None:
-    _, revisits = settled(factor=1.5)
+    revisits = settled(gain=math.log(1.5))
     assert revisits.told() == ""
     # Nothing looks late where all of a stretch was disturbed alike.
     again = choose(revisits, dict.fromkeys(SIZES, 0.0))
@@ -61,7 +62,7 @@ def test_on_a_disturbed_machine_most_visits_are_second_ones_and_it_is_said() -> 
 
 
 def test_of_two_that_are_doubted_alike_the_cheaper_one_comes_first() -> None:
-    revisits = Revisits(rows=[gemm_row(1, 1.0), gemm_row(2, 1.0)])
+    revisits = Revisits()
     cost_s = {1: 1.0, 2: 0.1}
     chosen = choose(revisits, {1: 0.3, 2: 0.3}, cost_s=lambda case: cost_s[case.axes["m"]])
     assert chosen == [2, 1]
@@ -69,7 +70,7 @@ def test_of_two_that_are_doubted_alike_the_cheaper_one_comes_first() -> None:
 
 def test_dear_sizes_are_not_visited_again_at_the_cost_of_all_others() -> None:
     sizes = range(1, 101)
-    revisits = Revisits(rows=[gemm_row(m, 1.0) for m in sizes])
+    revisits = Revisits()
     # Ten are a hundred times as dear, and as doubtful.
     chosen = choose(
         revisits,
@@ -82,7 +83,7 @@ def test_dear_sizes_are_not_visited_again_at_the_cost_of_all_others() -> None:
 
 
 def test_a_size_that_stays_slow_costs_a_few_visits() -> None:
-    revisits = Revisits(rows=[gemm_row(1, 1.0)])
+    revisits = Revisits()
     visits = 1
     while choose(revisits, {1: 0.9}):
         visits += 1
@@ -91,6 +92,6 @@ def test_a_size_that_stays_slow_costs_a_few_visits() -> None:
 
 
 def test_what_is_always_visited_again_is_so_whatever_it_took() -> None:
-    revisits = Revisits(rows=[gemm_row(1, 1.0), gemm_row(2, 1.0)])
+    revisits = Revisits()
     chosen = choose(revisits, {2: -0.5}, num_new=0, always=(gemm_case(1),))
     assert chosen == [1]

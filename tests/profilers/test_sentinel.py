@@ -1,11 +1,13 @@
 """What a sentinel takes out of repeats, and which core it goes to."""
 
+import itertools
+import math
 from collections.abc import Callable
 
 import pytest
 
 from profilers.cores import Cores
-from profilers.sentinel import LOOK_EVERY_S, TIMES, Sentinel
+from profilers.sentinel import FORGETS_S, LOOK_EVERY_S, TIMES, Sentinel
 from profilers.testing import FakeClock
 
 WORK_S = 1e-3
@@ -68,15 +70,65 @@ def test_what_a_spell_adds_is_taken_out_and_less_of_it_the_longer_a_repeat_lasts
     assert 1.5 > taken[0] > taken[1] > taken[2] > 1.5**0.5
 
 
+def test_what_is_known_of_a_repeat_by_hand() -> None:
+    machine = Machine(lambda _now_s: 1.0)
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    # Nothing usual: half lasts, and of the other half tanh(1) is known after two correlation times.
+    taken = sentinel.slowness(1.5 * WORK_S, 1.5 * WORK_S, lasted_s=2.0 * FORGETS_S)
+    assert taken == pytest.approx(1.5 ** (0.5 + 0.5 * math.tanh(1.0)))
+
+
 def test_between_quick_readings_a_long_repeat_was_as_slow_as_the_machine_is_in_general() -> None:
     # Slow but for moments.
     machine = Machine(lambda now_s: 1.0 if now_s % 0.5 < 0.1 else 1.5)
     sentinel = machine.sentinel()
     sentinel.look_around(seconds=5.05)
-    long, short = sentinel.slowness(WORK_S, WORK_S, lasted_s=1.0), 1e-5
-    assert sentinel.slowness(WORK_S, WORK_S, lasted_s=short) == pytest.approx(1.0, abs=0.01)
+    long, short = (sentinel.slowness(WORK_S, WORK_S, lasted_s=T) for T in (1.0, 1e-5))
+    assert short == pytest.approx(1.0, abs=0.01)
     # Half of what disturbs outlasts any repeat, and was not seen; the other half is usual.
     assert long == pytest.approx(1.5 ** (0.5 * 0.8), rel=0.05)
+
+
+def test_one_reading_after_a_long_time_is_not_what_is_usual() -> None:
+    machine = Machine(spell(10.0, 1e9))
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    machine.clock.advance(20.0)
+    sentinel.read()
+    assert sentinel.slowness(WORK_S, WORK_S, lasted_s=1.0) == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_readings_differ_by_anyhow_is_not_taken_out() -> None:
+    turns = itertools.cycle((1.0, 1.01, 1.02, 1.005, 1.015))
+    machine = Machine(lambda _now_s: next(turns))
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=1.0)
+    assert slowness(machine, sentinel, lasts_s=1e-3) == 1.0
+
+
+def test_what_was_read_in_another_visit_is_not_of_this_one() -> None:
+    machine = Machine(lambda _now_s: 1.0)
+    sentinel = machine.sentinel()
+    sentinel.begin()
+    slowness(machine, sentinel, lasts_s=1e-3)
+    assert sentinel.visit_quickest_s > 0.0
+    sentinel.begin()
+    sentinel.read()
+    # Nothing was taken out of what a visit to storage measures.
+    assert (sentinel.visit_quickest_s, sentinel.visit_slowness) == (0.0, 1.0)
+
+
+def test_no_more_than_so_many_readings_are_kept_and_old_ones_count_less_and_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("profilers.sentinel.MOST_READINGS", 64)
+    machine = Machine(lambda now_s: 0.8 if now_s < 0.1 else 1.0)
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=0.15)
+    assert slowness(machine, sentinel, lasts_s=1e-3) > 1.2
+    sentinel.look_around(seconds=5.0)
+    assert slowness(machine, sentinel, lasts_s=1e-3) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_a_machine_that_stays_slow_is_still_known_to_be_quicker() -> None:

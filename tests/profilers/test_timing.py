@@ -207,8 +207,25 @@ def test_what_the_machine_was_slower_is_taken_out_of_every_repeat() -> None:
     machine = Watched(clock, lambda now_s: now_s > 0.0575)
     times_s = measure(machine.run(0.01), clock=clock, budget_s=0.0, min_repeats=5, watch=machine)
     assert times_s == pytest.approx((0.01,) * 3 + (0.01 / math.sqrt(2.0), 0.01))
-    # Before the first, and after each.
-    assert machine.readings == 6
+    # Before and after each.
+    assert machine.readings == 10
+
+
+def test_a_sentinel_is_read_when_what_a_repeat_needs_is_prepared() -> None:
+    clock = FakeClock()
+    # Slow only while a forward pass is prepared.
+    in_forward = [False]
+    machine = Watched(clock, lambda _now_s: in_forward[0])
+
+    def fresh() -> Callable[[], object]:
+        in_forward[0] = True
+        clock.advance(0.02)
+        in_forward[0] = False
+        return machine.run(0.01)
+
+    times_s = measure_fresh(fresh, clock=clock, budget_s=0.0, watch=machine)
+    assert times_s == pytest.approx((0.01,) * 5)
+    assert machine.lasted_s == pytest.approx([0.01] * 5)
 
 
 def test_a_repeat_of_many_runs_lasts_as_long_as_all_of_them() -> None:

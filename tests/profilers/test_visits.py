@@ -1,5 +1,7 @@
 """What counts of several visits to one case."""
 
+import math
+
 import pytest
 
 from profilers.records import Case, Measurement, Status
@@ -75,13 +77,15 @@ def test_where_a_sentinel_looked_all_repeats_count_but_the_slowest_third_of_the_
 
 
 def test_what_was_measured_before_the_machine_was_seen_undisturbed_is_brought_to_that() -> None:
-    collective = Case(operation="storage", kind="write", axes={"bytes": 8})
+    stored = Case(operation="storage", kind="write", axes={"bytes": 8})
     visits = Visits(rows=[gemm_row(4, 1.0)])
-    visits.add(watched(gemm_row(8, 2.0), quickest_s=3.0))
-    visits.add(Visit(rows=[Measurement(case=collective, times_s=(1.0,))]))
+    visits.add(watched(gemm_row(8, 2.0), quickest_s=3.0, slowness=1.1))
+    visits.add(watched(FAILED.model_copy(update={"case": gemm_case(32)}), quickest_s=3.0))
+    visits.add(Visit(rows=[Measurement(case=stored, times_s=(1.0,))]))
     visits.add(watched(gemm_row(16, 1.0), quickest_s=1.5))
-    # Neither what an earlier run measured nor what nobody looked at.
-    assert times_of(visits) == [(1.0,), (1.0,), (1.0,), (1.0,)]
+    # Neither what an earlier run measured nor what nobody looked at, nor what failed.
+    assert times_of(visits) == [(1.0,), (1.0,), (), (1.0,), (1.0,)]
+    assert visits.slowness[0] == pytest.approx(2.2)
     visits.add(watched(gemm_row(8, 3.0), quickest_s=1.5))
     assert visits.rows[1].times_s == (1.0, 3.0)
     visits.rescale(0.75)
@@ -89,6 +93,39 @@ def test_what_was_measured_before_the_machine_was_seen_undisturbed_is_brought_to
     # What readings differ by anyhow changes nothing.
     visits.rescale(0.75 * (1.0 + 0.5 * SAME_RATIO))
     assert visits.rows[1].times_s == (0.5, 1.5)
+
+
+def test_an_earlier_run_was_a_visit() -> None:
+    resumed = Visits(rows=[gemm_row(8, 2.0, 2.0), gemm_row(16, 4.0)], quickest_s=2.0)
+    resumed.add(watched(gemm_row(8, 3.0), quickest_s=1.0))
+    assert times_of(resumed) == [(1.0, 1.0, 3.0), (2.0,)]
+    # One that does not say what a sentinel took is as good.
+    unknown = Visits(rows=[gemm_row(8, 2.0, 2.0)])
+    unknown.add(watched(gemm_row(8, 3.0)))
+    assert times_of(unknown) == [(2.0, 2.0, 3.0)]
+
+
+def test_what_a_visit_brought_is_told_on_one_scale() -> None:
+    name = gemm_case(8).id
+    visits = Visits(rows=[])
+    visits.add(watched(gemm_row(8, 4.0), quickest_s=2.0))
+    assert visits.gains == {}
+    # The machine is twice as quick as was thought, and the size takes what it took.
+    visits.add(watched(gemm_row(8, 2.0), quickest_s=1.0))
+    assert visits.gains == {name: pytest.approx(0.0)}
+    visits.add(watched(gemm_row(8, 1.0)))
+    assert visits.gains == {name: pytest.approx(math.log(2.0))}
+    visits.add(watched(gemm_row(8, 9.0)))
+    assert visits.gains == {name: 0.0}
+    visits.add(watched(FAILED))
+    assert visits.gains == {name: 0.0}
+
+
+def test_nothing_came_is_known() -> None:
+    visits = Visits(rows=[gemm_row(8, 4.0)], quickest_s=2.0)
+    assert not visits.is_changed
+    visits.rescale(1.0)
+    assert visits.is_changed
 
 
 def test_how_much_was_taken_out_is_known() -> None:

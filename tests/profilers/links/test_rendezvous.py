@@ -1,5 +1,6 @@
 """Losses at meetings, by hand; two ranks really meet in tests/profilers/test_session.py."""
 
+import math
 import statistics
 from pathlib import Path
 
@@ -20,8 +21,11 @@ from profilers.links.rendezvous import (
     positive,
 )
 from profilers.records import Case, Status
+from profilers.store import read_profile
 from profilers.team import Alone
 from profilers.timing import HostClock
+
+EXAMPLES = Path(__file__).parents[3] / "examples/profiles"
 
 
 class Four(Alone):
@@ -67,6 +71,26 @@ def test_blocks_are_positive_repeats_whose_mean_stays(lost_s: list[float]) -> No
     mean_s = statistics.fmean(repeats_s)
     # A block below the clock's worth adds so much at most.
     assert mean_s == pytest.approx(max(0.0, statistics.fmean(lost_s)), abs=2 * SMALLEST_LOSS_S)
+
+
+def test_longer_works_of_stored_profiles_are_foretold_by_the_root_of_the_work() -> None:
+    by_root, on_a_line = [], []
+    for used in sorted(EXAMPLES.glob("epyc-*/used/profile")):
+        lost = sorted(
+            (row.case.axes["work_us"], statistics.fmean(row.times_s))
+            for row in read_profile(used).table("rendezvous")
+        )
+        for last in range(len(lost) - 1):
+            work_us, lost_s = lost[last]
+            before_us, before_s = lost[last - 1] if last else lost[last]
+            slope = max(0.0, (lost_s - before_s) / max(work_us - before_us, 1))
+            for asked_us, seen_s in lost[last + 1 :]:
+                by_root.append(abs(math.log(lost_s * math.sqrt(asked_us / work_us) / seen_s)))
+                said_s = lost_s + slope * (asked_us - work_us)
+                on_a_line.append(abs(math.log(said_s / seen_s)))
+    assert len(by_root) == 7 * 10
+    assert math.exp(statistics.fmean(by_root)) < 1.7
+    assert math.exp(statistics.fmean(on_a_line)) > 3.4
 
 
 @pytest.mark.parametrize(
