@@ -6,9 +6,9 @@ a reading of the sentinel (profilers/sentinel.py) between any two repeats. Print
     taken out   for repeats by how long they last: by which power of the readings' ratio they were
                 longer, the least squares of ln repeat inside each kernel over the mean of ln
                 reading before and after; 1 is all of it
-    left        by family: how much longer repeats of a kernel are between slow readings than between
-                quick ones, as they are and with what the sentinel saw taken out (medians over
-                kernels); 0 % is the truth, as quick readings leave a repeat alone
+    left        by family: how much longer repeats of a kernel are between slow readings than
+                between quick ones, as they are and with what the sentinel saw taken out (medians
+                over kernels); 0 % is the truth, as quick readings leave a repeat alone
     visits      how far single visits lie from the median of all (median, 90th percentile), and two
                 looks of three visits each from each other: with their repeats as they are, and with
                 what the sentinel saw taken out
