@@ -16,8 +16,10 @@ What lies between two readings is known from them as far as it is short: for a d
 forgets itself exponentially, c is how the mean over T follows from that of both ends (regression of
 an Ornstein-Uhlenbeck process). On the machine where s and d were found, cores took 1.4 times as
 long for a fifth to four fifths of the time, in spells of 6 to 8 ms and longer waves; repeats of 1
-to 4, 4 to 16 and 16 to 64 ms were longer by the power 0.93, 0.70 and 0.58 of what the products
-were, shorter ones, mostly memory traffic, by 1.33 (`python tests/benchmarks/disturbed_kernels.py`).
+to 4, 4 to 16 and 16 to 64 ms were longer by the power 0.9, 0.7 and 0.6 of what the products were.
+Slow neighbours add 38 to 40 % to matrix products and attention, of which all was taken out and 0 to
+2 % too much; of the 73 % that they add to memory-bound kernels 20 % stayed
+(`python tests/benchmarks/disturbed_kernels.py --seed 3`).
 
 The quickest is a low quantile of the readings. As they come, old ones are thinned out, so that a
 boost which is over for minutes is forgotten; one of a quarter of a minute is not, and what follows
@@ -26,7 +28,8 @@ counts as disturbed.
 Where a rank is alone and its core is slow, all cores that it may use are looked at now and then,
 and it goes to the quickest (profilers/cores.py): nothing else would tell on one that stays slow.
 
-Not seen: neighbours that only take memory bandwidth, and what accelerators do.
+Not seen: neighbours that only take memory bandwidth, by how much more memory-bound kernels suffer,
+and what accelerators do.
 """
 
 import math

@@ -8,9 +8,9 @@ Of several visits to one case count, for each direction by itself,
                                taken out, too much or too little, and what it did not see makes slow
     of others                  the repeats of the visit whose slowest rank was the fastest
 
-Of 128 kernels on a busy host, three visits without the slowest lay within 7.9 % of their median in
-nine of ten cases, all three and the fastest alone within 8.7 %. The fastest of three is 6 % lower
-than a single visit, though, so that sizes visited more often would come out faster
+Of 128 kernels on a busy host, three visits without the slowest lay within 13.2 % of their median in
+nine of ten cases, all three within 16.4 %. The fastest alone, within 13.3 %, is 9 % lower than a
+single visit, so that sizes visited more often would come out faster
 (`python tests/benchmarks/disturbed_kernels.py --seed 3`).
 """
 
