@@ -75,8 +75,8 @@ class Visits:
         """Take the rows of one visit."""
         self.is_changed = True
         if visit.quickest_s:
-            self.slowness.append(visit.slowness)
             self.rescale(visit.quickest_s)
+            self.slowness.append(visit.slowness)
         turned: dict[str, list[Measurement]] = {}
         for row in visit.rows:
             turned.setdefault(row.case.id, []).append(row)
