@@ -102,7 +102,6 @@ class Table:
             seconds=seconds,
             note="; ".join(note for note in notes if note),
             checked=found or self.before,
-            sentinel_s=plan.visits.quickest_s or None,
         )
 
 
@@ -157,7 +156,6 @@ class Book:
             grid=() if is_done else bench.cases(),
             rows=list(self.known.get(bench.operation, ())),
             grid_case_s=FILL_S if is_filled else MAX_CASE_S,
-            quickest_s=(before.sentinel_s or 0.0) if before else 0.0,
         )
         if before is None:
             self.with_info(bench.operation, TableInfo(rows=0, complete=False, seconds=0.0))

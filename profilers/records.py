@@ -271,9 +271,6 @@ class TableInfo(Record):
     """What a reader must know, e.g. that the time budget cut it short."""
     checked: Checked | None = None
     """Error of interpolating in it, where that was checked; absent in earlier releases."""
-    sentinel_s: Seconds | None = None
-    """What the sentinel takes on this machine undisturbed, to which its times are brought
-    (profilers/sentinel.py); None: nobody looked."""
 
 
 class ProfileHeader(Record):

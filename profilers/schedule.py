@@ -58,8 +58,6 @@ class Plan:
     """What is known already; grows as the table is measured (`add`)."""
     grid_case_s: float = MAX_CASE_S
     """Time for repeats of one case of the grid, at most."""
-    quickest_s: float = 0.0
-    """What a sentinel took undisturbed when `rows` were measured (profilers/visits.py)."""
     visits: Visits = field(init=False)
     """What they brought."""
     _queue: list[Case] = field(init=False)
@@ -79,7 +77,7 @@ class Plan:
         known |= self._asked
         grid = [case for case in distinct(self.grid) if key(case) not in known]
         self._queue = sorted(asked, key=price) + sorted(grid, key=_turn)
-        self.visits = Visits(rows=self.rows, quickest_s=self.quickest_s)
+        self.visits = Visits(rows=self.rows)
 
     @property
     def left(self) -> int:

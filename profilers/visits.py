@@ -50,8 +50,9 @@ class Visits:
 
     rows: list[Measurement]
     """What counts, an earlier run's to begin with; grows and changes."""
-    quickest_s: float = 0.0
-    """What a sentinel took undisturbed, to which `rows` are brought; 0: none looked."""
+    quickest_s: float = field(init=False, default=0.0)
+    """What a sentinel took undisturbed, to which what it looked at is brought; 0: none looked. An
+    earlier run's rows stay as they are."""
     is_changed: bool = field(init=False, default=False)
     """Whether anything came."""
     gains: dict[str, float] = field(init=False, default_factory=dict)
@@ -67,9 +68,6 @@ class Visits:
 
     def __post_init__(self) -> None:
         self._places = {(row.case.id, row.rank): place for place, row in enumerate(self.rows)}
-        if self.quickest_s:
-            for name, place in self._places.items():
-                self._known_visits(name, self.rows[place])
 
     def add(self, visit: Visit) -> None:
         """Take the rows of one visit."""

@@ -17,7 +17,6 @@ Not covered: pairs of several nodes through one switch on purpose (rounds load a
 of its nodes at once, which is what an all-to-all does).
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,13 +34,14 @@ ELEMENT_BYTES: Final = 4
 ROUND_TRIP_BYTES: Final = 8
 CPU_BYTES: Final = (2**16, 2**20, 2**22)
 CUDA_BYTES: Final = (2**16, 2**20, 2**24, 2**28)
-LEAST_REPEATS: Final = 5
-MOST_REPEATS: Final = 25
-MOST_ROUND_TRIPS: Final = 100
+MOST_REPEATS: Final = 24
+MOST_ROUND_TRIPS: Final = 96
 """Of which the shortest counts: beside busy hosts few of them are undisturbed."""
 WARM_UPS: Final = 2
 TURN_MESSAGES: Final = 2
 """Timed messages of one direction before the other has its turn."""
+TURNS_AT_ONCE: Final = 3
+"""Of both directions, at least; then the ranks agree on whether there is time for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,18 +186,20 @@ class _Message:
 def _timed(
     there: _Message, back: _Message, team: ConnectedTeam, *, budget_s: float, most: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Send there and back in turn, as often as the slowest pair of the round can in the budget."""
+    """Send there and back in turn, until the slowest pair of the round has spent the budget."""
     clock = HostClock()
-    warm_s = [_once(there, clock) + _once(back, clock) for _ in range(WARM_UPS)]
-    (slowest_s,) = team.slowest_s([warm_s[-1]])
-    affordable = int(budget_s / max(slowest_s, 1e-6)) * TURN_MESSAGES // (TURN_MESSAGES + 1)
-    repeats = min(most, max(LEAST_REPEATS, affordable))
+    for _ in range(WARM_UPS):
+        there.run()
+        back.run()
     there_s, back_s = list[float](), list[float]()
     team.barrier()
-    for _ in range(math.ceil(repeats / TURN_MESSAGES)):
-        for message, times_s in ((there, there_s), (back, back_s)):
-            message.run()
-            times_s += [_once(message, clock) for _ in range(TURN_MESSAGES)]
+    start_s, spent_s = clock.now_s(), 0.0
+    while not there_s or (spent_s < budget_s and len(there_s) < most):
+        for _ in range(TURNS_AT_ONCE):
+            for message, times_s in ((there, there_s), (back, back_s)):
+                message.run()
+                times_s += [_once(message, clock) for _ in range(TURN_MESSAGES)]
+        (spent_s,) = team.slowest_s([clock.now_s() - start_s])
     return tuple(there_s), tuple(back_s)
 
 

@@ -148,7 +148,6 @@ def test_all_tables_are_kept_as_on_the_machine_undisturbed_and_say_how_slow_it_w
     tables = kept.header.tables
     assert "1.40 times slower than undisturbed" in tables["gemm"].note
     assert "undisturbed" not in tables["attention"].note
-    assert tables["gemm"].sentinel_s == tables["attention"].sentinel_s == 1e-4
 
 
 def test_what_a_resumed_run_adds_to_a_table_that_had_all_its_cases_is_written(
