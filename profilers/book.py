@@ -87,10 +87,10 @@ class Table:
         """Describe it; `judged` also predicts the sizes that were left out of its fits."""
         plan, fill = self.plan, self.fill
         errors = {key(row.case): row.error for row in plan.rows if row.status is not Status.OK}
-        slow = plan.slowness >= TOLD_RATIO
+        slower = f"the machine was {plan.slowness:.2f} times slower than undisturbed: taken out"
         notes = [
             self.bench.note(),
-            f"{plan.slowness:.2f} times slower than undisturbed, taken out" if slow else "",
+            slower if plan.slowness >= TOLD_RATIO else "",
             f"{_cases(plan.skipped)} skipped: the time budget was spent" if plan.skipped else "",
             f"{_cases(len(errors))} failed, e.g. {min(errors.values())}" if errors else "",
             fill.infill.disturbed() if judged and fill else "",

@@ -52,7 +52,7 @@ class Visits:
     """What counts, an earlier run's to begin with; grows and changes."""
     quickest_s: float = field(init=False, default=0.0)
     """What a sentinel took undisturbed, to which what it looked at is brought; 0: none looked. An
-    earlier run's rows stay as they are."""
+    earlier run's rows stay as they are until they are visited again."""
     is_changed: bool = field(init=False, default=False)
     """Whether anything came."""
     gains: dict[str, float] = field(init=False, default_factory=dict)
