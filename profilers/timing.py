@@ -166,11 +166,8 @@ def measure_fresh(
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
     times_s: list[float] = []
     while len(times_s) < max_repeats:
-        if watch:
-            times_s.append(_undisturbed(fresh, clock=clock, loops=loops, watch=watch))
-        else:
-            count = min(min_repeats, max_repeats - len(times_s))
-            times_s += _repeats(fresh, clock=clock, count=count, loops=loops)
+        count = 1 if watch else min(min_repeats, max_repeats - len(times_s))
+        times_s += _repeats(fresh, clock=clock, count=count, loops=loops, watch=watch)
         told = spread_of_median(times_s), clock.now_s() - start_s
         spread, spent_s = in_step(agreed, told)
         is_settled = spread <= target_spread and len(times_s) >= settled_repeats
@@ -225,28 +222,27 @@ def _warm_up(
 
 
 def _repeats(
-    fresh: Callable[[], Callable[[], object]], *, clock: Clock, count: int, loops: int
+    fresh: Callable[[], Callable[[], object]],
+    *,
+    clock: Clock,
+    count: int,
+    loops: int,
+    watch: Watch | None = None,
 ) -> tuple[float, ...]:
-    pairs = []
+    """Seconds of one run in each repeat, less what a `watch` says the machine was slower."""
+    pairs, beside_s = [], []
     for _ in range(count):
         runs = [fresh() for _ in range(loops)]
+        before_s = watch.read() if watch else 0.0
         first = clock.mark()
         for run in runs:
             run()
         pairs.append((first, clock.mark()))
-    return tuple(seconds / loops for seconds in clock.between_s(pairs))
-
-
-def _undisturbed(
-    fresh: Callable[[], Callable[[], object]], *, clock: Clock, loops: int, watch: Watch
-) -> float:
-    """Seconds of one run in a repeat, less what the machine was slower."""
-    runs = [fresh() for _ in range(loops)]
-    before_s = watch.read()
-    first = clock.mark()
-    for run in runs:
-        run()
-    last = clock.mark()
-    after_s = watch.read()
-    (lasted_s,) = clock.between_s([(first, last)])
-    return lasted_s / watch.slowness(before_s, after_s, lasted_s=lasted_s) / loops
+        beside_s.append((before_s, watch.read() if watch else 0.0))
+    lasted_s = clock.between_s(pairs)
+    if watch:
+        lasted_s = tuple(
+            seconds / watch.slowness(before_s, after_s, lasted_s=seconds)
+            for seconds, (before_s, after_s) in zip(lasted_s, beside_s, strict=True)
+        )
+    return tuple(seconds / loops for seconds in lasted_s)
