@@ -30,7 +30,9 @@ from typing import Protocol
 SHORT_S = 50e-6
 """Below this a run is looped inside one repeat: the marks themselves would be seen."""
 LOOPED_S = 1e-3
-"""How long a looped repeat lasts at least: long beside what an interrupt costs."""
+"""How long a looped repeat lasts at least: long beside what an interrupt costs. With a watch all
+repeats do: a run right after a reading finds its code and its operands gone from the caches, and
+one that takes 20 us in a loop took 50 to 60."""
 TURNS_S = 0.05
 """How long a repeat lasts where ranks take turns: a dozen of Linux's turns, which end at a tick of
 4 ms or less (CONFIG_HZ of 250 and above)."""
@@ -160,10 +162,16 @@ def measure_fresh(
     warm_s, whole_s = _warm_up(fresh, clock=clock, agreed=agreed, most_s=most_warm_s)
     if warm_s >= most_warm_s:
         min_repeats = long_repeats
-    loops = min(max_loops, loops_per_repeat(warm_s, repeat_s=repeat_s))
+    short_s = LOOPED_S if watch else SHORT_S
+    loops = min(max_loops, loops_per_repeat(warm_s, short_s=short_s, repeat_s=repeat_s))
     if repeat_s > 0.0:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
+    elif loops > 1:
+        # The first runs met every set of operands for the first time.
+        (warm_s,) = _repeats(fresh, clock=clock, count=1, loops=loops)
+        warm_s, _ = in_step(agreed, (warm_s, 0.0))
+        loops = min(max_loops, loops_per_repeat(warm_s, short_s=short_s))
     times_s: list[float] = []
     while len(times_s) < max_repeats:
         count = 1 if watch else min(min_repeats, max_repeats - len(times_s))
@@ -176,9 +184,9 @@ def measure_fresh(
     return tuple(times_s)
 
 
-def loops_per_repeat(run_s: float, *, repeat_s: float = 0.0) -> int:
-    """How many runs one repeat holds, so that its marks do not count and it lasts `repeat_s`."""
-    if run_s >= max(SHORT_S, repeat_s):
+def loops_per_repeat(run_s: float, *, short_s: float = SHORT_S, repeat_s: float = 0.0) -> int:
+    """How many runs one repeat holds: one of `short_s`, or as many as last `repeat_s`."""
+    if run_s >= max(short_s, repeat_s):
         return 1
     wanted_s = max(LOOPED_S, repeat_s)
     return min(MAX_LOOPS, math.ceil(wanted_s / max(run_s, wanted_s / MAX_LOOPS)))

@@ -58,8 +58,24 @@ def test_a_short_run_is_looped_inside_a_repeat() -> None:
 
     times_s = measure(run, clock=clock, budget_s=1.0)
     assert times_s == pytest.approx((2**-19,) * 5)
-    # 2 warm-ups, then 5 repeats of 1 ms / 1.907 us = 524.3, so 525 runs
-    assert next(count) == 2 + 5 * 525
+    # 2 warm-ups, then a repeat that is one as well and 5 of 1 ms / 1.907 us = 524.3, so 525 runs
+    assert next(count) == 2 + 6 * 525
+
+
+def test_a_loop_is_as_long_as_the_runs_inside_it_say() -> None:
+    clock = FakeClock()
+    # The first runs find nothing in the caches.
+    durations_s = itertools.chain([2**-15] * 2, itertools.repeat(2**-17))
+    starts_s = []
+
+    def fresh() -> Callable[[], None]:
+        starts_s.append(clock.now_s())
+        return lambda: clock.advance(next(durations_s))
+
+    times_s = measure_fresh(fresh, clock=clock, budget_s=0.0)
+    assert times_s == pytest.approx((2**-17,) * 5)
+    # 1 ms / 30.5 us = 32.8 and 1 ms / 7.63 us = 131.07
+    assert len(starts_s) == 2 + 33 + 5 * 132
 
 
 def test_a_repeat_lasts_as_long_as_it_is_asked_to() -> None:
@@ -234,6 +250,21 @@ def test_a_repeat_of_many_runs_lasts_as_long_as_all_of_them() -> None:
     times_s = measure(machine.run(1e-5), clock=clock, budget_s=0.0, watch=machine)
     assert times_s == pytest.approx((1e-5,) * 5)
     assert min(machine.lasted_s) >= 1e-3
+
+
+@pytest.mark.parametrize("run_s", [20e-6, 45e-6, 60e-6, 300e-6, 900e-6])
+def test_what_a_reading_does_to_the_caches_hardly_counts(run_s: float) -> None:
+    clock = FakeClock()
+    machine = Watched(clock, lambda _now_s: False)
+    readings = [-1]
+
+    def run() -> None:
+        # Right after a reading it takes 30 us longer.
+        clock.advance(run_s + (30e-6 if machine.readings > readings[-1] else 0.0))
+        readings.append(machine.readings)
+
+    times_s = measure(run, clock=clock, budget_s=0.0, watch=machine)
+    assert times_s == pytest.approx((run_s,) * 5, rel=0.04)
 
 
 def test_a_peer_that_fails_ends_what_is_measured_in_step() -> None:
