@@ -229,13 +229,14 @@ class _Measuring:
 
     def _visit(self, bench: Bench, step: Step) -> Visit:
         if self.sentinel:
-            self.sentinel.begin()
+            self.sentinel.begin(bench.operation)
         mine = bench.measure(step.case, budget_s=step.budget_s)
         self.alive()
         return Visit(
             rows=tuple(row for from_one in self.team.gathered(mine) for row in from_one),
             quickest_s=self.sentinel.visit_quickest_s if self.sentinel else 0.0,
             slowness=self.sentinel.visit_slowness if self.sentinel else 1.0,
+            power=self.sentinel.visit_power if self.sentinel else 1.0,
         )
 
 

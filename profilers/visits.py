@@ -42,6 +42,8 @@ class Visit:
     0: nobody looked."""
     slowness: float = 1.0
     """How many times slower the machine was, which is taken out of the rows."""
+    power: float = 1.0
+    """Of what the sentinel suffers, that the operation does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class Visits:
     and 0 where it took longer."""
     slowness: list[float] = field(init=False, default_factory=list)
     """Of the visits at which a sentinel looked."""
+    _power: float = field(init=False, default=1.0)
     _places: dict[Name, int] = field(init=False)
     """To its row."""
     _looked_at: dict[Name, list[Measurement]] = field(init=False, default_factory=dict)
@@ -73,6 +76,7 @@ class Visits:
         """Take the rows of one visit."""
         self.is_changed = True
         if visit.quickest_s:
+            self._power = visit.power
             self.rescale(visit.quickest_s)
             self.slowness.append(visit.slowness)
         turned: dict[str, list[Measurement]] = {}
@@ -96,6 +100,7 @@ class Visits:
         if self.quickest_s and abs(ratio - 1.0) < SAME_RATIO:
             return
         self.quickest_s = quickest_s
+        ratio **= self._power
         self.slowness = [one / ratio for one in self.slowness]
         for name, visits in self._looked_at.items():
             if not visits:

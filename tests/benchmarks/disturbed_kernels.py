@@ -1,14 +1,16 @@
 """What a sentinel beside kernels tells: `python tests/benchmarks/disturbed_kernels.py`.
 
-Kernels of the stored profile `epyc-2-ranks`, at sizes drawn by the seed, are visited in turns, with
-a reading of the sentinel (profilers/sentinel.py) between any two repeats. Printed are
+Kernels of the stored profile `epyc-quickstart-1`, at sizes drawn by the seed, are visited in turns,
+with a reading of the sentinel (profilers/sentinel.py) between any two repeats. Printed are
 
     taken out   for repeats by how long they last: by which power of the readings' ratio they were
                 longer, the least squares of ln repeat inside each kernel over the mean of ln
                 reading before and after; 1 is all of it
     left        by family: how much longer repeats of a kernel are between slow readings than
                 between quick ones, as they are and with what the sentinel saw taken out (medians
-                over kernels); 0 % is the truth, as quick readings leave a repeat alone
+                over kernels); 0 % is the truth, as quick readings leave a repeat alone. Then by
+                which power of what the products suffer whole visits were longer, to compare with
+                `sentinel.POWERS`
     visits      how far single visits lie from the median of all (median, 90th percentile), and two
                 looks of three visits each from each other: with their repeats as they are, and with
                 what the sentinel saw taken out
@@ -35,14 +37,24 @@ from profilers.bench import Setting
 from profilers.cores import Cores
 from profilers.devices import clock_of, pick_device, small_products
 from profilers.drawing import drawn, lines
-from profilers.kernels import suite
 from profilers.records import Case, Profile
-from profilers.sentinel import Sentinel
+from profilers.registry import load_suite
+from profilers.sentinel import POWERS, Sentinel
 from profilers.store import read_profile
 from profilers.team import Alone
 
-STORED = Path(__file__).parents[2] / "examples/profiles/epyc-2-ranks/used/profile"
-FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound")
+STORED = Path(__file__).parents[2] / "examples/profiles/epyc-quickstart-1/used/profile"
+FAMILIES = (
+    "gemm",
+    "grouped_gemm",
+    "attention",
+    "memory_bound",
+    "optimizer",
+    "copy",
+    "kv_conversion",
+)
+MOST_APART = 0.8
+"""A visit further from its kernel's others, in ln, counts as this far."""
 LASTING_S = (0.0, 1e-3, 4e-3, 16e-3, 64e-3)
 SLOW_RATIO = 1.12
 QUIET_RATIO, DISTURBED_RATIO = 1.03, 1.2
@@ -94,13 +106,15 @@ def visited(cases: Sequence[Case], *, visits: int) -> Visits:
         directory=Path(),
         sentinel=sentinel,
     )
-    benches = {bench.operation: bench for bench in suite.benches(setting)}
+    benches = {
+        bench.operation: bench for name in ("kernels", "kv") for bench in load_suite(name)(setting)
+    }
     sentinel.look_around(seconds=1.0)
     found: dict[str, list[list[Repeat]]] = {}
     try:
         for _ in range(visits):
             for case in cases:
-                sentinel.begin()
+                sentinel.begin(case.operation)
                 sentinel.repeats.clear()
                 rows = benches[case.operation].measure(case, budget_s=VISIT_BUDGET_S)
                 seen = iter(sentinel.repeats)
@@ -150,9 +164,29 @@ def left(visits: Visits) -> Iterator[str]:
             as_they_are = statistics.median(r.seconds for r in slow) / usual_s - 1.0
             taken_out = statistics.median(r.seconds / r.slowness for r in slow) / usual_s - 1.0
             by_family.setdefault(name.partition("/")[0], []).append((as_they_are, taken_out))
+    suffered = by_visit(visits)
     for family, found in by_family.items():
         told = np.median(found, axis=0)
-        yield f"{family:13}{len(found):4d}{100.0 * told[0]:10.1f}%{100.0 * told[1]:9.1f}%"
+        yield (
+            f"{family:13}{len(found):4d}{100.0 * told[0]:10.1f}%{100.0 * told[1]:9.1f}%"
+            f"{suffered[family]:8.2f}"
+        )
+
+
+def by_visit(visits: Visits) -> Mapping[str, float]:
+    """Take the power of what the products suffer by which visits were longer, by family."""
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for name, seen in visits.items():
+        family = name.partition("/")[0]
+        took_N = np.log([statistics.fmean(r.seconds for r in visit) for visit in seen])
+        slower_N = np.array([np.log([r.slowness for r in visit]).mean() for visit in seen])
+        apart_N = np.clip(took_N - np.median(took_N), -MOST_APART, MOST_APART)
+        slower_N /= POWERS.get(family, 1.0)
+        rows.setdefault(family, []).extend(
+            zip(slower_N - slower_N.mean(), apart_N - apart_N.mean(), strict=True)
+        )
+    found = {family: np.array(pairs).T for family, pairs in rows.items()}
+    return {family: float(x_N @ y_N / (x_N @ x_N)) for family, (x_N, y_N) in found.items()}
 
 
 def of_visits(visits: Visits, *, is_corrected: bool) -> list[list[float]]:
@@ -216,7 +250,7 @@ def main() -> int:
         f"{len(visits)} kernels, {options.visits} visits; {slow:.0%} of the readings were slow",
         "repeats that last   number  power",
         *powers(visits),
-        "left        kernels  as it is  taken out",
+        "left        kernels  as it is  taken out  power",
         *left(visits),
         "visits         median     P90  looks     P90",
         f"as they are  {scatter(raw)}",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from profilers.cores import Cores
-from profilers.sentinel import FORGETS_S, LOOK_EVERY_S, TIMES, Sentinel
+from profilers.sentinel import FORGETS_S, LOOK_EVERY_S, POWERS, TIMES, Sentinel
 from profilers.testing import FakeClock
 
 WORK_S = 1e-3
@@ -53,7 +53,7 @@ def slowness(machine: Machine, sentinel: Sentinel, *, lasts_s: float) -> float:
 def test_from_an_undisturbed_machine_nothing_is_taken() -> None:
     machine = Machine(lambda _now_s: 1.0)
     sentinel = machine.sentinel()
-    sentinel.begin()
+    sentinel.begin("gemm")
     assert (sentinel.visit_quickest_s, sentinel.visit_slowness) == (0.0, 1.0)
     assert slowness(machine, sentinel, lasts_s=0.01) == pytest.approx(1.0)
     assert sentinel.visit_quickest_s == pytest.approx(WORK_S)
@@ -77,6 +77,18 @@ def test_what_is_known_of_a_repeat_by_hand() -> None:
     # Nothing usual: half lasts, and of the other half tanh(1) is known after two correlation times.
     taken = sentinel.slowness(1.5 * WORK_S, 1.5 * WORK_S, lasted_s=2.0 * FORGETS_S)
     assert taken == pytest.approx(1.5 ** (0.5 + 0.5 * math.tanh(1.0)))
+
+
+def test_memory_bound_operations_suffer_more_than_the_products() -> None:
+    machine = Machine(lambda _now_s: 1.0)
+    sentinel = machine.sentinel()
+    sentinel.look_around(seconds=2.0)
+    taken = {}
+    for operation in ("memory_bound", "gemm"):
+        sentinel.begin(operation)
+        slow_s = 1.5 * WORK_S
+        taken[operation] = sentinel.slowness(slow_s, slow_s, lasted_s=1e-6)
+    assert taken == pytest.approx({"memory_bound": 1.5 ** POWERS["memory_bound"], "gemm": 1.5})
 
 
 def test_between_quick_readings_a_long_repeat_was_as_slow_as_the_machine_is_in_general() -> None:
@@ -110,10 +122,10 @@ def test_what_readings_differ_by_anyhow_is_not_taken_out() -> None:
 def test_what_was_read_in_another_visit_is_not_of_this_one() -> None:
     machine = Machine(lambda _now_s: 1.0)
     sentinel = machine.sentinel()
-    sentinel.begin()
+    sentinel.begin("gemm")
     slowness(machine, sentinel, lasts_s=1e-3)
     assert sentinel.visit_quickest_s > 0.0
-    sentinel.begin()
+    sentinel.begin("gemm")
     sentinel.read()
     # Nothing was taken out of what a visit to storage measures.
     assert (sentinel.visit_quickest_s, sentinel.visit_slowness) == (0.0, 1.0)
@@ -158,7 +170,7 @@ def test_a_core_that_is_slow_from_the_start_or_for_good_is_left() -> None:
     sentinel.look_around(seconds=1.5)
     assert later.cores.at == 0
     while later.clock.now_s() < 2.0 + 1.1 * LOOK_EVERY_S:
-        sentinel.begin()
+        sentinel.begin("gemm")
         later.clock.advance(0.05)
     assert later.cores.at == 1
 
@@ -167,7 +179,7 @@ def test_where_there_is_one_core_nobody_looks_for_others() -> None:
     machine = Machine(lambda _now_s: 1.0)
     sentinel = machine.sentinel()
     machine.clock.advance(2.0 * LOOK_EVERY_S)
-    sentinel.begin()
+    sentinel.begin("gemm")
     assert machine.clock.now_s() == 2.0 * LOOK_EVERY_S
 
 

@@ -96,6 +96,13 @@ def test_what_was_measured_before_the_machine_was_seen_undisturbed_is_brought_to
     assert visits.rows[1].times_s == (0.5, 1.5)
 
 
+def test_what_suffers_more_is_brought_further() -> None:
+    visits = Visits(rows=[])
+    visits.add(Visit(rows=[gemm_row(8, 8.0)], quickest_s=4.0, slowness=1.5, power=1.5))
+    visits.rescale(1.0)
+    assert (times_of(visits), visits.slowness) == ([(1.0,)], [12.0])
+
+
 def test_an_earlier_run_was_a_visit() -> None:
     visits = Visits(rows=[gemm_row(8, 2.0, 2.0), gemm_row(16, 4.0)])
     visits.add(watched(gemm_row(8, 3.0)))
