@@ -236,7 +236,6 @@ class _Measuring:
             rows=tuple(row for from_one in self.team.gathered(mine) for row in from_one),
             quickest_s=self.sentinel.visit_quickest_s if self.sentinel else 0.0,
             slowness=self.sentinel.visit_slowness if self.sentinel else 1.0,
-            power=self.sentinel.visit_power if self.sentinel else 1.0,
         )
 
 

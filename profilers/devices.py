@@ -45,6 +45,9 @@ class DeviceClock:
             if isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event)
         )
 
+    def page_faults(self) -> int:
+        return 0
+
 
 def pick_device(kind: str, *, local_rank: int) -> torch.device:
     """Choose and prepare the device of this rank; `kind` is auto, cpu or cuda.

@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def slowness(self) -> float:
-        """How many times slower the machine was than undisturbed, in the mean; not in the rows."""
+        """How many times longer than undisturbed visits took, in the mean; not in the rows."""
         return statistics.fmean(self.visits.slowness) if self.visits.slowness else 1.0
 
     @property

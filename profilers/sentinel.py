@@ -29,8 +29,7 @@ counts as disturbed.
 Where a rank is alone and its core is slow, all cores that it may use are looked at now and then,
 and it goes to the quickest (profilers/cores.py): nothing else would tell on one that stays slow.
 
-Not seen: neighbours that only take memory bandwidth, by how much more memory-bound kernels suffer,
-and what accelerators do.
+Not seen: neighbours that only take memory bandwidth, and what accelerators do.
 """
 
 import math
@@ -57,12 +56,17 @@ LASTING_RATIO = 0.5
 FORGETS_S = 1.2e-3
 """s and d."""
 POWERS: Final[Mapping[str, float]] = {"memory_bound": 1.4, "kv_conversion": 1.4}
-"""p, by operation: in six samples of an hour or two each these lay between 1.2 and 1.6 and between
-1.0 and 1.75. It is 1 for all others, which lay around it (0.7 to 1.36)."""
+"""p where it is not 1. In six samples within three hours these lay between 1.2 and 1.6 and between
+1.0 and 1.75, those of all other operations between 0.6 and 1.4 (`disturbed_kernels.py`, power)."""
 USUAL_S = 1.0
 """How far back u looks..."""
 LONGEST_S = 0.02
 """...and for how long a reading stands at most, as hundreds make a mean."""
+
+
+def power_of(operation: str) -> float:
+    """By which power of what the products suffer an operation suffers."""
+    return POWERS.get(operation, 1.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +84,8 @@ class Sentinel:
     _readings_s: list[float] = field(init=False, default_factory=list)
     """The quickest first."""
     _usual: float = field(init=False, default=0.0)
-    visit_power: float = field(init=False, default=1.0)
+    _power: float = field(init=False, default=1.0)
+    """p of this visit."""
     _taken_out: list[float] = field(init=False, default_factory=list)
     """Of the repeats of this visit."""
 
@@ -96,7 +101,7 @@ class Sentinel:
 
     def begin(self, operation: str) -> None:
         """Begin a visit; now and then a slow core is left before."""
-        self.visit_power = POWERS.get(operation, 1.0)
+        self._power = power_of(operation)
         self._taken_out.clear()
         if self.cores.count > 1 and self.clock.now_s() - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = self.clock.now_s()
@@ -110,7 +115,7 @@ class Sentinel:
 
     @property
     def visit_slowness(self) -> float:
-        """How many times slower than undisturbed the machine was in this visit."""
+        """How many times longer than undisturbed this visit took."""
         return statistics.fmean(self._taken_out) if self._taken_out else 1.0
 
     def read(self) -> float:
@@ -137,7 +142,7 @@ class Sentinel:
         times = max(lasted_s / FORGETS_S, 1e-9)
         known = LASTING_RATIO + (1.0 - LASTING_RATIO) * 2.0 / times * math.tanh(times / 2.0)
         beside = (self._slow(before_s) + self._slow(after_s)) / 2.0
-        ratio = math.exp(self.visit_power * (known * beside + (1.0 - known) * self._usual))
+        ratio = math.exp(self._power * (known * beside + (1.0 - known) * self._usual))
         self._taken_out.append(ratio)
         return ratio
 

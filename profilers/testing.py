@@ -18,6 +18,8 @@ class FakeClock:
 
     def __init__(self) -> None:
         self._now_s = 0.0
+        self.pages = 0
+        """Mapped by now."""
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -35,6 +37,9 @@ class FakeClock:
             for first, last in pairs
             if isinstance(first, float) and isinstance(last, float)
         )
+
+    def page_faults(self) -> int:
+        return self.pages
 
 
 def fake_machine(*, world: int = 1, device: str = "Fake 9000") -> Machine:

@@ -14,7 +14,12 @@ often and end together; all decisions are taken by the slowest of them (`Agreed`
 own times.
 
 A machine that others disturb is watched: a sentinel is read between repeats, and what it says the
-machine was slower is taken out of them (profilers/sentinel.py).
+machine was slower is taken out of them (profilers/sentinel.py). A reading leaves nothing of a run
+in the caches, so watched runs are looped up to `LOOPED_S`.
+
+Repeats that waited for the kernel to map pages are left out as long as others are there. The heap
+of a step has stopped growing (profilers/heap.py); that of a process that measures one size after
+the other grows now and then. A gradient of 16 MB, 4096 pages, made 85 ms out of 3.
 
 The median's relative standard error is judged from the interquartile range: for normal noise the
 standard deviation is IQR / 1.349 and the median's standard error 1.2533 standard deviations over
@@ -22,17 +27,23 @@ the root of the number of repeats.
 """
 
 import math
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 SHORT_S = 50e-6
-"""Below this a run is looped inside one repeat: the marks themselves would be seen."""
+"""Below this a run is looped inside one repeat: the marks themselves would be seen. With a watch
+all below `LOOPED_S` are: right after a reading kernels of 20 us took 50 to 60 on an AMD EPYC."""
 LOOPED_S = 1e-3
-"""How long a looped repeat lasts at least: long beside what an interrupt costs. With a watch all
-repeats do: a run right after a reading finds its code and its operands gone from the caches, and
-one that takes 20 us in a loop took 50 to 60."""
+"""How long a looped repeat lasts at least, as far as so many runs may be alive at once: long beside
+what an interrupt costs."""
+PAGE_S = 5e-6
+"""What mapping a page costs in a virtual machine, or twice that..."""
+PAGES_RATIO = 0.02
+"""...and for how much of a repeat that may make up."""
 TURNS_S = 0.05
 """How long a repeat lasts where ranks take turns: a dozen of Linux's turns, which end at a tick of
 4 ms or less (CONFIG_HZ of 250 and above)."""
@@ -74,6 +85,9 @@ class Clock(Protocol):
     def between_s(self, pairs: Sequence[tuple[object, object]]) -> tuple[float, ...]:
         """Wait until all marks are passed; seconds between each pair."""
 
+    def page_faults(self) -> int:
+        """Pages that were mapped for this process by now; 0 where that is not what takes time."""
+
 
 class HostClock:
     """The processor's monotonic counter."""
@@ -86,6 +100,9 @@ class HostClock:
 
     def between_s(self, pairs: Sequence[tuple[object, object]]) -> tuple[float, ...]:
         return tuple(float(last) - float(first) for first, last in pairs)  # type: ignore[arg-type]  # marks are our own floats
+
+    def page_faults(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 class Watch(Protocol):
@@ -117,7 +134,7 @@ def measure(
     At least `min_repeats` are taken whatever the budget; warm-ups come on top. Repeats last
     `repeat_s` as far as the budget allows. Fewer than `settled_repeats` do not count as settled. Of
     runs beyond `LONG_S`, whose repeats need not last any time, `long_repeats` do, after one
-    warm-up.
+    warm-up. Where mapping pages leaves fewer than two, twice as many are taken.
 
     With a `watch`, repeats are what they would take undisturbed.
     """
@@ -167,25 +184,30 @@ def measure_fresh(
     if repeat_s > 0.0:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
-    elif loops > 1:
-        # The first runs met every set of operands for the first time.
-        (warm_s,) = _repeats(fresh, clock=clock, count=1, loops=loops)
-        warm_s, _ = in_step(agreed, (warm_s, 0.0))
-        loops = min(max_loops, loops_per_repeat(warm_s, short_s=short_s))
-    times_s: list[float] = []
-    while len(times_s) < max_repeats:
-        count = 1 if watch else min(min_repeats, max_repeats - len(times_s))
-        times_s += _repeats(fresh, clock=clock, count=count, loops=loops, watch=watch)
-        told = spread_of_median(times_s), clock.now_s() - start_s
+    elif watch and loops > 1:
+        # The first runs found neither their code nor all operands in the caches.
+        (looped,) = _repeats(fresh, clock=clock, count=1, loops=loops)
+        looped_s, _ = in_step(agreed, (looped.seconds, 0.0))
+        loops = min(max_loops, loops_per_repeat(min(warm_s, looped_s), short_s=short_s))
+    repeats: list[_Repeat] = []
+    while len(repeats) < max_repeats:
+        count = 1 if watch else min(min_repeats, max_repeats - len(repeats))
+        repeats += _repeats(fresh, clock=clock, count=count, loops=loops, watch=watch)
+        told = spread_of_median(_usual_s(repeats)), clock.now_s() - start_s
         spread, spent_s = in_step(agreed, told)
-        is_settled = spread <= target_spread and len(times_s) >= settled_repeats
-        if len(times_s) >= min_repeats and (is_settled or spent_s >= budget_s):
+        needed = min_repeats if spread < math.inf else 2 * min_repeats
+        is_settled = spread <= target_spread and len(repeats) >= settled_repeats
+        if len(repeats) >= needed and (is_settled or spent_s >= budget_s):
             break
-    return tuple(times_s)
+    return _usual_s(repeats) or tuple(repeat.seconds for repeat in repeats)
 
 
 def loops_per_repeat(run_s: float, *, short_s: float = SHORT_S, repeat_s: float = 0.0) -> int:
-    """How many runs one repeat holds: one of `short_s`, or as many as last `repeat_s`."""
+    """How many runs one repeat holds.
+
+    One that lasts `short_s` and `repeat_s`; of shorter ones as many as last `LOOPED_S` and
+    `repeat_s`.
+    """
     if run_s >= max(short_s, repeat_s):
         return 1
     wanted_s = max(LOOPED_S, repeat_s)
@@ -214,8 +236,8 @@ def _warm_up(
 
     def once() -> tuple[float, float]:
         start_s = clock.now_s()
-        (run_s,) = _repeats(fresh, clock=clock, count=1, loops=1)
-        return in_step(agreed, (run_s, clock.now_s() - start_s))
+        (run,) = _repeats(fresh, clock=clock, count=1, loops=1)
+        return in_step(agreed, (run.seconds, clock.now_s() - start_s))
 
     last_s, whole_s = once()
     for _ in range(MAX_WARMUPS - 1):
@@ -229,6 +251,18 @@ def _warm_up(
     return last_s, whole_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Repeat:
+    seconds: float
+    """Of one run."""
+    waited_for_pages: bool
+
+
+def _usual_s(repeats: Sequence[_Repeat]) -> tuple[float, ...]:
+    """Seconds of those that did not wait for pages."""
+    return tuple(repeat.seconds for repeat in repeats if not repeat.waited_for_pages)
+
+
 def _repeats(
     fresh: Callable[[], Callable[[], object]],
     *,
@@ -236,21 +270,28 @@ def _repeats(
     count: int,
     loops: int,
     watch: Watch | None = None,
-) -> tuple[float, ...]:
-    """Seconds of one run in each repeat, less what a `watch` says the machine was slower."""
-    pairs, beside_s = [], []
+) -> tuple[_Repeat, ...]:
+    """Repeat, and take out what a `watch` says the machine was slower.
+
+    Watched repeats come one by one, as the watch also judges by what it saw last.
+    """
+    pairs, mapped, beside_s = [], [], []
     for _ in range(count):
         runs = [fresh() for _ in range(loops)]
         before_s = watch.read() if watch else 0.0
+        faults = clock.page_faults()
         first = clock.mark()
         for run in runs:
             run()
         pairs.append((first, clock.mark()))
+        mapped.append(clock.page_faults() - faults)
         beside_s.append((before_s, watch.read() if watch else 0.0))
-    lasted_s = clock.between_s(pairs)
-    if watch:
-        lasted_s = tuple(
-            seconds / watch.slowness(before_s, after_s, lasted_s=seconds)
-            for seconds, (before_s, after_s) in zip(lasted_s, beside_s, strict=True)
+    return tuple(
+        _Repeat(
+            seconds=lasted_s
+            / (watch.slowness(*beside, lasted_s=lasted_s) if watch else 1.0)
+            / loops,
+            waited_for_pages=pages * PAGE_S > PAGES_RATIO * lasted_s,
         )
-    return tuple(seconds / loops for seconds in lasted_s)
+        for lasted_s, pages, beside in zip(clock.between_s(pairs), mapped, beside_s, strict=True)
+    )

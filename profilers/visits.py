@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from profilers.drawing import listed
 from profilers.records import Measurement, Status
+from profilers.sentinel import power_of
 from profilers.series import BY_GROUP
 
 Name = tuple[str, int]
@@ -41,14 +42,12 @@ class Visit:
     """What the sentinel takes undisturbed, as far as it was known by then (profilers/sentinel.py);
     0: nobody looked."""
     slowness: float = 1.0
-    """How many times slower the machine was, which is taken out of the rows."""
-    power: float = 1.0
-    """Of what the sentinel suffers, that the operation does."""
+    """How many times longer than undisturbed it took, which is taken out of the rows."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Visits:
-    """What all visits brought by now."""
+    """What all visits to one table brought by now."""
 
     rows: list[Measurement]
     """What counts, an earlier run's to begin with; grows and changes."""
@@ -63,7 +62,6 @@ class Visits:
     and 0 where it took longer."""
     slowness: list[float] = field(init=False, default_factory=list)
     """Of the visits at which a sentinel looked."""
-    _power: float = field(init=False, default=1.0)
     _places: dict[Name, int] = field(init=False)
     """To its row."""
     _looked_at: dict[Name, list[Measurement]] = field(init=False, default_factory=dict)
@@ -76,7 +74,6 @@ class Visits:
         """Take the rows of one visit."""
         self.is_changed = True
         if visit.quickest_s:
-            self._power = visit.power
             self.rescale(visit.quickest_s)
             self.slowness.append(visit.slowness)
         turned: dict[str, list[Measurement]] = {}
@@ -100,7 +97,7 @@ class Visits:
         if self.quickest_s and abs(ratio - 1.0) < SAME_RATIO:
             return
         self.quickest_s = quickest_s
-        ratio **= self._power
+        ratio **= power_of(self.rows[0].case.operation) if self.rows else 1.0
         self.slowness = [one / ratio for one in self.slowness]
         for name, visits in self._looked_at.items():
             if not visits:

@@ -49,6 +49,9 @@ PREPARED_RUNS, MOST_PREPARED_S = 4.0, 0.02
 """...and preparing operands, in runs of the forward."""
 PRODUCTS_S = 50e-6
 """What the sentinel's work takes."""
+SUFFERED: Final[Mapping[str, float]] = {"memory_bound": 1.4}
+"""By which power of a factor an operation takes longer, where it is not 1
+(`python tests/benchmarks/disturbed_kernels.py`, power)."""
 
 
 class Spells(NamedTuple):
@@ -81,15 +84,15 @@ class Disturbed:
             self._length_s(one, is_on=on) for one, on in zip(spells, self._is_on, strict=True)
         ]
 
-    def work(self, quiet_s: float) -> None:
-        """Do what takes an undisturbed machine that long."""
+    def work(self, quiet_s: float, *, power: float = 1.0) -> None:
+        """Do what takes an undisturbed machine that long, and longer by a power of the factors."""
         while quiet_s > 0.0:
             for place, spell in enumerate(self._spells):
                 while self._until_s[place] <= self.now_s:
                     self._is_on[place] = not self._is_on[place]
                     self._until_s[place] += self._length_s(spell, is_on=self._is_on[place])
             on = [one.factor for one, is_on in zip(self._spells, self._is_on, strict=True) if is_on]
-            factor = math.prod(on)
+            factor = math.prod(on) ** power
             done_s = min(quiet_s, (min(self._until_s) - self.now_s) / factor)
             self.now_s += max(done_s * factor, 1e-12)
             quiet_s -= done_s
@@ -118,15 +121,16 @@ def simulated(machine: Disturbed, curves: Mapping[Series, Curve]) -> Iterator[No
         forward_s = undisturbed_s(case, curves)
         backward = case.model_copy(update={"direction": "backward"})
         backward_s = undisturbed_s(backward, curves) if case.direction else 0.0
+        work = partial(machine.work, power=SUFFERED.get(case.operation, 1.0))
 
         def fresh() -> Callable[[], object]:
-            machine.work(forward_s)
-            return partial(machine.work, backward_s)
+            work(forward_s)
+            return partial(work, backward_s)
 
         def prepared() -> Prepared:
             machine.work(min(PREPARED_RUNS * forward_s, MOST_PREPARED_S))
             return Prepared(
-                forward=partial(machine.work, forward_s),
+                forward=partial(work, forward_s),
                 backward=fresh if case.direction else None,
             )
 
@@ -144,6 +148,7 @@ def simulated(machine: Disturbed, curves: Mapping[Series, Curve]) -> Iterator[No
         stack.enter_context(patch.object(suite, "measure_kernel", measured))
         stack.enter_context(patch.object(HostClock, "now_s", now))
         stack.enter_context(patch.object(HostClock, "mark", now))
+        stack.enter_context(patch.object(HostClock, "page_faults", lambda _clock: 0))
         stack.enter_context(patch.object(conduct, "small_products", products))
         # The simulated machine has one core.
         stack.enter_context(patch.object(Cores, "of_this_thread", Cores))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from profilers import sentinel
 from profilers.interpolation import fit_curves
 from profilers.store import read_profile
 from tests.benchmarks.disturbed_machine import (
@@ -45,3 +46,22 @@ def test_with_an_eye_on_neighbours_sizes_are_predicted_nearer_to_the_undisturbed
     )
     assert np.median(again) < 0.8 * np.median(once)
     assert np.median(np.abs(again)) < 0.9 * np.median(np.abs(once))
+
+
+def test_memory_bound_kernels_come_out_undisturbed_though_they_suffer_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    curves = fit_curves(read_profile(STORED))
+    cases = [case for case in some_sizes(count=400, seed=2) if case.operation == "memory_bound"]
+
+    def bias() -> float:
+        spells = (Spells(0.3, 1.5, 0.6),)
+        return float(
+            np.median(
+                errors(curves, cases, spells=spells, seed=3, budget_s=20.0, is_once=False),
+            )
+        )
+
+    as_it_is = bias()
+    monkeypatch.setattr(sentinel, "POWERS", {})
+    assert abs(as_it_is) < 0.03 < bias()

@@ -146,7 +146,7 @@ def test_all_tables_are_kept_as_on_the_machine_undisturbed_and_say_how_slow_it_w
     assert product.times_s == pytest.approx((1e-3,))
     assert attention.times_s == (1.4e-3,)
     tables = kept.header.tables
-    assert "1.40 times slower than undisturbed" in tables["gemm"].note
+    assert "took 1.40 times as long as undisturbed" in tables["gemm"].note
     assert "undisturbed" not in tables["attention"].note
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from profilers.records import Case, Measurement, Status
+from profilers.sentinel import POWERS
 from profilers.testing import gemm_case, gemm_row
 from profilers.visits import SAME_RATIO, Visit, Visits
 
@@ -98,9 +99,12 @@ def test_what_was_measured_before_the_machine_was_seen_undisturbed_is_brought_to
 
 def test_what_suffers_more_is_brought_further() -> None:
     visits = Visits(rows=[])
-    visits.add(Visit(rows=[gemm_row(8, 8.0)], quickest_s=4.0, slowness=1.5, power=1.5))
+    case = Case(operation="memory_bound", kind="swiglu", axes={"rows": 8, "width": 8})
+    visits.add(watched(Measurement(case=case, times_s=(4.0,)), quickest_s=2.0, slowness=1.5))
     visits.rescale(1.0)
-    assert (times_of(visits), visits.slowness) == ([(1.0,)], [12.0])
+    power = POWERS["memory_bound"]
+    assert visits.rows[0].times_s == pytest.approx((4.0 / 2.0**power,))
+    assert visits.slowness == pytest.approx([1.5 * 2.0**power])
 
 
 def test_an_earlier_run_was_a_visit() -> None:
