@@ -7,7 +7,8 @@ abound, the work is told apart further, by what a processor or an accelerator re
                         products padded to whole vectors, the ends of rows that fill no vector, and
                         products whose rows begin off a multiple of 16 bytes, which neither vector
                         loads nor tensor cores like (NVIDIA, Matrix Multiplication Background);
-                        rows of an expert in bf16 by whole blocks (profilers/steps/experts.py)
+                        rows of an expert in bf16 by whole blocks (profilers/steps/experts.py), and
+                        a call for each expert, dearer where its sizes are such
     attention           products of the blocks of scores that are computed, their softmax, the
                         blocks' calls, ends of rows of scores that fill no vector, sizes that do
                         not either, and lengths for which PyTorch takes smaller blocks
@@ -84,8 +85,10 @@ def _grouped_gemm(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
     rows = _whole_rows(T, E, axes["largest"]) if vector == LINE_BYTES / ELEMENT_BYTES["bf16"] else T
     padded = rows * _up(H, vector) * _up(F, vector)
     ends = [T * F * (H % vector), T * H * (F % vector)]
-    askew = [T * H * F * (size % (_LANES_RATIO * vector) != 0.0) for size in (H, F)]
-    return [np.ones_like(T), E, T * H * F, padded, E * H * F, T * H, T * F, *ends, *askew]
+    is_askew = [size % (_LANES_RATIO * vector) != 0.0 for size in (H, F)]
+    askew = [T * H * F * one for one in is_askew]
+    calls = [E, E * (is_askew[0] | is_askew[1])]
+    return [np.ones_like(T), *calls, T * H * F, padded, E * H * F, T * H, T * F, *ends, *askew]
 
 
 def _attention(axes: Mapping[str, Floats], vector: float) -> list[Floats]:

@@ -111,9 +111,19 @@ def test_rows_of_experts_in_bf16_count_in_whole_blocks(
     sizes = {"experts": experts, "tokens": tokens, "largest": largest, "hidden": 64, "ffn": 128}
     axes_NA = np.array([[float(sizes[axis]) for axis in AXES["grouped_gemm"]]])
     padded = {
-        dtype: columns[0, 3] / (64 * 128)
+        dtype: columns[0, 4] / (64 * 128)
         for dtype in ("bf16", "fp32")
         if (columns := detailed("grouped_gemm", dtype=dtype, axes_NA=axes_NA)) is not None
     }
     counts = row_counts(experts=experts, tokens=tokens, largest=largest)
     assert padded == {"bf16": sum(map(whole_blocks, counts)), "fp32": tokens}
+
+
+def test_every_expert_is_a_call_and_a_dearer_one_off_a_multiple_of_16_bytes() -> None:
+    # (hidden, ffn); 16 bytes are 8 elements of bf16
+    sizes = [(64, 128), (63, 128), (64, 132), (63, 127)]
+    axes_NA = np.array([[5.0, 100.0, 40.0, float(H), float(F)] for H, F in sizes])
+    columns = detailed("grouped_gemm", dtype="bf16", axes_NA=axes_NA)
+    assert columns is not None
+    assert AXES["grouped_gemm"] == ("experts", "tokens", "largest", "hidden", "ffn")
+    assert columns[:, 1:3].tolist() == [[5.0, 0.0], [5.0, 5.0], [5.0, 5.0], [5.0, 5.0]]
