@@ -40,10 +40,15 @@ all below `LOOPED_S` are: right after a reading kernels of 20 us took 50 to 60 o
 LOOPED_S = 1e-3
 """How long a looped repeat lasts at least, as far as so many runs may be alive at once: long beside
 what an interrupt costs."""
-PAGE_S = 5e-6
-"""What mapping a page costs in a virtual machine, or twice that..."""
+PAGE_S = 1e-5
+"""What mapping a page costs in a virtual machine (5 to 20 us on an AMD EPYC)..."""
 PAGES_RATIO = 0.02
-"""...and for how much of a repeat that may make up."""
+"""...and how much of a repeat that may make up. Neither pages that come back from a disk are seen
+nor that 512 of them may be mapped at once, as huge ones."""
+LEAST_USUAL = 2
+"""Repeats that did not wait for pages; below it all count, as one says nothing of their spread."""
+UNSETTLED = 1.0
+"""A spread that no target allows."""
 TURNS_S = 0.05
 """How long a repeat lasts where ranks take turns: a dozen of Linux's turns, which end at a tick of
 4 ms or less (CONFIG_HZ of 250 and above)."""
@@ -134,7 +139,8 @@ def measure(
     At least `min_repeats` are taken whatever the budget; warm-ups come on top. Repeats last
     `repeat_s` as far as the budget allows. Fewer than `settled_repeats` do not count as settled. Of
     runs beyond `LONG_S`, whose repeats need not last any time, `long_repeats` do, after one
-    warm-up. Where mapping pages leaves fewer than two, twice as many are taken.
+    warm-up. Where mapping pages leaves fewer than two, twice as many are taken, and all count if
+    that does not help.
 
     With a `watch`, repeats are what they would take undisturbed.
     """
@@ -193,13 +199,17 @@ def measure_fresh(
     while len(repeats) < max_repeats:
         count = 1 if watch else min(min_repeats, max_repeats - len(repeats))
         repeats += _repeats(fresh, clock=clock, count=count, loops=loops, watch=watch)
-        told = spread_of_median(_usual_s(repeats)), clock.now_s() - start_s
-        spread, spent_s = in_step(agreed, told)
-        needed = min_repeats if spread < math.inf else 2 * min_repeats
-        is_settled = spread <= target_spread and len(repeats) >= settled_repeats
-        if len(repeats) >= needed and (is_settled or spent_s >= budget_s):
+        counting_s = _counting_s(repeats)
+        spread = min(spread_of_median(counting_s), UNSETTLED)
+        if len(counting_s) < settled_repeats:
+            spread = UNSETTLED
+        if len(repeats) < 2 * min_repeats and _usual(repeats) < LEAST_USUAL:
+            spread = math.inf
+        spread, spent_s = in_step(agreed, (spread, clock.now_s() - start_s))
+        is_over = spread <= target_spread or spent_s >= budget_s
+        if len(repeats) >= min_repeats and spread < math.inf and is_over:
             break
-    return _usual_s(repeats) or tuple(repeat.seconds for repeat in repeats)
+    return _counting_s(repeats)
 
 
 def loops_per_repeat(run_s: float, *, short_s: float = SHORT_S, repeat_s: float = 0.0) -> int:
@@ -237,6 +247,8 @@ def _warm_up(
     def once() -> tuple[float, float]:
         start_s = clock.now_s()
         (run,) = _repeats(fresh, clock=clock, count=1, loops=1)
+        if run.waited_for_pages:
+            (run,) = _repeats(fresh, clock=clock, count=1, loops=1)
         return in_step(agreed, (run.seconds, clock.now_s() - start_s))
 
     last_s, whole_s = once()
@@ -258,9 +270,15 @@ class _Repeat:
     waited_for_pages: bool
 
 
-def _usual_s(repeats: Sequence[_Repeat]) -> tuple[float, ...]:
-    """Seconds of those that did not wait for pages."""
-    return tuple(repeat.seconds for repeat in repeats if not repeat.waited_for_pages)
+def _usual(repeats: Sequence[_Repeat]) -> int:
+    """How many did not wait for pages."""
+    return sum(not repeat.waited_for_pages for repeat in repeats)
+
+
+def _counting_s(repeats: Sequence[_Repeat]) -> tuple[float, ...]:
+    """Seconds of those that did not wait for pages; of all where these are too few."""
+    all_count = _usual(repeats) < LEAST_USUAL
+    return tuple(repeat.seconds for repeat in repeats if all_count or not repeat.waited_for_pages)
 
 
 def _repeats(
