@@ -18,8 +18,8 @@ forgets itself exponentially, c is how the mean over T follows from that of both
 an Ornstein-Uhlenbeck process). On the machine where s and d were found, cores took 1.4 times as
 long for a fifth to four fifths of the time, in spells of 6 to 8 ms and longer waves; repeats of 1
 to 4, 4 to 16 and 16 to 64 ms were longer by the power 0.9, 0.7 and 0.6 of what the products were.
-Slow neighbours add 38 to 40 % to matrix products and attention, of which all was taken out and 0 to
-2 % too much; of the 73 % that they add to memory-bound kernels 20 % stayed
+Beside slow neighbours products and attention took 21 to 28 % longer, memory-bound kernels 53 %, of
+which -9 to -3 and -2 % stayed, so too much was taken out; of 19 % on copies -16 % did
 (`python tests/benchmarks/disturbed_kernels.py --seed 3`).
 
 The quickest is a low quantile of the readings. As they come, old ones are thinned out, so that a

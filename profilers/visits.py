@@ -8,10 +8,10 @@ Of several visits to one case count, for each direction by itself,
                                taken out, too much or too little, and what it did not see makes slow
     of others                  the repeats of the visit whose slowest rank was the fastest
 
-Of 128 kernels on a busy host, three visits without the slowest lay within 13.2 % of their median in
-nine of ten cases, all three within 16.4 %. The fastest alone, within 13.3 %, is 9 % lower than a
-single visit, so that sizes visited more often would come out faster
-(`python tests/benchmarks/disturbed_kernels.py --seed 3`).
+Of 176 kernels on a busy host, three visits without the slowest lay within 9.4 % of their median in
+nine of ten cases, all three within 9.7 %; an hour before, beside more neighbours, within 12.4 and
+19.0 %. The fastest alone, within 10.9 %, is 7 % lower than a single visit, so that sizes visited
+more often would come out faster (`python tests/benchmarks/disturbed_kernels.py --seed 3`).
 """
 
 import math
