@@ -87,7 +87,7 @@ class Table:
         """Describe it; `judged` also predicts the sizes that were left out of its fits."""
         plan, fill = self.plan, self.fill
         errors = {key(row.case): row.error for row in plan.rows if row.status is not Status.OK}
-        slower = f"what is timed took {plan.slowness:.2f} times as long as undisturbed: taken out"
+        slower = f"cases took {plan.slowness:.2f} times as long as undisturbed, which is taken out"
         notes = [
             self.bench.note(),
             slower if plan.slowness >= TOLD_RATIO else "",

@@ -56,8 +56,8 @@ LASTING_RATIO = 0.5
 FORGETS_S = 1.2e-3
 """s and d."""
 POWERS: Final[Mapping[str, float]] = {"memory_bound": 1.4, "kv_conversion": 1.4}
-"""p where it is not 1. In six samples within three hours these lay between 1.2 and 1.6 and between
-1.0 and 1.75, those of all other operations between 0.6 and 1.4 (`disturbed_kernels.py`, power)."""
+"""p where it is not 1. In samples of one morning these lay between 1.2 and 1.6 (six) and between
+1.0 and 1.75 (five), those of all other operations between 0.6 and 1.4 (`disturbed_kernels.py`)."""
 USUAL_S = 1.0
 """How far back u looks..."""
 LONGEST_S = 0.02

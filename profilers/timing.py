@@ -204,6 +204,7 @@ def measure_fresh(
         if len(counting_s) < settled_repeats:
             spread = UNSETTLED
         if len(repeats) < 2 * min_repeats and _usual(repeats) < LEAST_USUAL:
+            # No rank stops before this one has more.
             spread = math.inf
         spread, spent_s = in_step(agreed, (spread, clock.now_s() - start_s))
         is_over = spread <= target_spread or spent_s >= budget_s

@@ -9,7 +9,7 @@ Of several visits to one case count, for each direction by itself,
     of others                  the repeats of the visit whose slowest rank was the fastest
 
 Of 176 kernels on a busy host, three visits without the slowest lay within 9.4 % of their median in
-nine of ten cases, all three within 9.7 %; an hour before, beside more neighbours, within 12.4 and
+nine of ten cases, all three within 9.7 %; with a process of ours at work beside, within 12.4 and
 19.0 %. The fastest alone, within 10.9 %, is 7 % lower than a single visit, so that sizes visited
 more often would come out faster (`python tests/benchmarks/disturbed_kernels.py --seed 3`).
 """
