@@ -14,8 +14,11 @@ often and end together; all decisions are taken by the slowest of them (`Agreed`
 own times.
 
 A machine that others disturb is watched: a sentinel is read between repeats, and what it says the
-machine was slower is taken out of them (profilers/sentinel.py). A reading leaves nothing of a run
-in the caches, so watched runs are looped up to `LOOPED_S`.
+machine was slower is taken out of them (profilers/sentinel.py).
+
+Neither a reading nor a word from the others leaves much of a run's code and operands in the caches,
+where the runs of a step find theirs. So those that are watched or in step are looped up to
+`LOOPED_S`; the many forwards that a looped backward needs push each other's results out instead.
 
 Repeats that waited for the kernel to map pages are left out as long as others are there. The heap
 of a step has stopped growing (profilers/heap.py); that of a process that measures one size after
@@ -35,8 +38,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SHORT_S = 50e-6
-"""Below this a run is looped inside one repeat: the marks themselves would be seen. With a watch
-all below `LOOPED_S` are: right after a reading kernels of 20 us took 50 to 60 on an AMD EPYC."""
+"""Below this a run is looped inside one repeat: the marks themselves would be seen. With a watch or
+in step all below `LOOPED_S` are: on an AMD EPYC kernels of 20 us took 50 to 60 right after a
+reading, and 40 to 50 right after ranks agreed on something."""
 LOOPED_S = 1e-3
 """How long a looped repeat lasts at least, as far as so many runs may be alive at once: long beside
 what an interrupt costs."""
@@ -185,12 +189,13 @@ def measure_fresh(
     warm_s, whole_s = _warm_up(fresh, clock=clock, agreed=agreed, most_s=most_warm_s)
     if warm_s >= most_warm_s:
         min_repeats = long_repeats
-    short_s = LOOPED_S if watch else SHORT_S
+    begins_cold = watch is not None or agreed is not tuple
+    short_s = LOOPED_S if begins_cold else SHORT_S
     loops = min(max_loops, loops_per_repeat(warm_s, short_s=short_s, repeat_s=repeat_s))
     if repeat_s > 0.0:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
-    elif watch and loops > 1:
+    elif begins_cold and loops > 1:
         # The first runs found neither their code nor all operands in the caches.
         (looped,) = _repeats(fresh, clock=clock, count=1, loops=loops)
         looped_s, _ = in_step(agreed, (looped.seconds, 0.0))

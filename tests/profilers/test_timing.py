@@ -1,6 +1,6 @@
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -249,6 +249,23 @@ def test_what_a_reading_does_to_the_caches_hardly_counts(run_s: float) -> None:
         readings.append(machine.readings)
 
     times_s = measure(run, clock=clock, budget_s=0.0, watch=machine)
+    assert times_s == pytest.approx((run_s,) * 5, rel=0.05)
+
+
+@pytest.mark.parametrize("run_s", [20e-6, 60e-6, 300e-6])
+def test_what_agreeing_does_to_the_caches_hardly_counts(run_s: float) -> None:
+    clock = FakeClock()
+    is_cold = [True]
+
+    def agreed(own: Sequence[float]) -> Sequence[float]:
+        is_cold[0] = True
+        return own
+
+    def run() -> None:
+        clock.advance(run_s + (40e-6 if is_cold[0] else 0.0))
+        is_cold[0] = False
+
+    times_s = measure(run, clock=clock, budget_s=0.0, agreed=agreed)
     assert times_s == pytest.approx((run_s,) * 5, rel=0.05)
 
 
