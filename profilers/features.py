@@ -4,11 +4,12 @@ Every kernel has calls, floating-point operations and bytes (profilers/work.py).
 abound, the work is told apart further, by what a processor or an accelerator really meets:
 
     gemm, grouped_gemm  each operand and the result by itself (packing differs from writing),
-                        products padded to whole vectors, the ends of rows that fill no vector, and
-                        products whose rows begin off a multiple of 16 bytes, which neither vector
-                        loads nor tensor cores like (NVIDIA, Matrix Multiplication Background);
-                        rows of an expert in bf16 by whole blocks (profilers/steps/experts.py), and
-                        a call for each expert, dearer where its sizes are such
+                        products padded to whole vectors, and the ends of rows that fill no vector
+    gemm                products whose rows begin off a multiple of 16 bytes, which neither vector
+                        loads nor tensor cores like (NVIDIA, Matrix Multiplication Background)
+    grouped_gemm        a call for each expert, whose rows go by whole blocks in bf16, what is left
+                        of the last one's by itself (profilers/steps/experts.py); and SwiGLU over
+                        the end of a row, element by element
     attention           products of the blocks of scores that are computed, their softmax, the
                         blocks' calls, ends of rows of scores that fill no vector, sizes that do
                         not either, and lengths for which PyTorch takes smaller blocks
@@ -82,13 +83,13 @@ def _gemm(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
 
 def _grouped_gemm(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
     T, H, F, E = axes["tokens"], axes["hidden"], axes["ffn"], axes["experts"]
-    rows = _whole_rows(T, E, axes["largest"]) if vector == LINE_BYTES / ELEMENT_BYTES["bf16"] else T
+    rows, splits = T, []
+    if vector == LINE_BYTES / ELEMENT_BYTES["bf16"]:
+        rows, split = _block_rows(T, E, axes["largest"])
+        splits = [split]
     padded = rows * _up(H, vector) * _up(F, vector)
-    ends = [T * F * (H % vector), T * H * (F % vector)]
-    is_askew = [size % (_LANES_RATIO * vector) != 0.0 for size in (H, F)]
-    askew = [T * H * F * one for one in is_askew]
-    calls = [E, E * (is_askew[0] | is_askew[1])]
-    return [np.ones_like(T), *calls, T * H * F, padded, E * H * F, T * H, T * F, *ends, *askew]
+    ends = [T * F * (H % vector), T * H * (F % vector), T * (F % (2.0 * vector))]
+    return [np.ones_like(T), E, T * H * F, padded, E * H * F, T * H, T * F, *ends, *splits]
 
 
 def _attention(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
@@ -136,14 +137,20 @@ def _named(operation: str, axes_NA: Floats) -> Mapping[str, Floats]:
     return {name: axes_NA[:, index] for index, name in enumerate(AXES[operation])}
 
 
-def _whole_rows(T: Floats, E: Floats, largest: Floats) -> Floats:
-    """Rows in whole blocks, spread as profilers/kernels/grouped_gemm.py spreads T over experts."""
+def _block_rows(T: Floats, E: Floats, largest: Floats) -> tuple[Floats, Floats]:
+    """Rows in whole blocks, and experts that are split, as too few rows follow to fill their last.
+
+    Spread as profilers/kernels/grouped_gemm.py spreads T over experts; split are the last one and,
+    before few others, the first. A plan knows no more of its loads than this, and rests of 1 to 15
+    rows cost about the same, so neither the rows beyond T nor H and F count for a split.
+    """
     others = np.maximum(E - 1.0, 1.0)
     share, surplus = np.divmod(T - largest, others)
     rows = [largest, share, share + 1.0]
     blocks = [np.where(one <= ROW_BLOCK, one, _up(one, ROW_BLOCK)) for one in rows]
     total: Floats = blocks[0] + (others - surplus) * blocks[1] + surplus * blocks[2]
-    return total
+    is_split = [blocks[0] > T, (E > 1.0) & (blocks[1] > share)]
+    return total, is_split[0] * 1.0 + is_split[1] * 1.0
 
 
 def _up(size: Floats, multiple: float) -> Floats:

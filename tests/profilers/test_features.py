@@ -1,4 +1,5 @@
 import math
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_rows_of_experts_in_bf16_count_in_whole_blocks(
     sizes = {"experts": experts, "tokens": tokens, "largest": largest, "hidden": 64, "ffn": 128}
     axes_NA = np.array([[float(sizes[axis]) for axis in AXES["grouped_gemm"]]])
     padded = {
-        dtype: columns[0, 4] / (64 * 128)
+        dtype: columns[0, 3] / (64 * 128)
         for dtype in ("bf16", "fp32")
         if (columns := detailed("grouped_gemm", dtype=dtype, axes_NA=axes_NA)) is not None
     }
@@ -119,11 +120,34 @@ def test_rows_of_experts_in_bf16_count_in_whole_blocks(
     assert padded == {"bf16": sum(map(whole_blocks, counts)), "fp32": tokens}
 
 
-def test_every_expert_is_a_call_and_a_dearer_one_off_a_multiple_of_16_bytes() -> None:
-    # (hidden, ffn); 16 bytes are 8 elements of bf16
-    sizes = [(64, 128), (63, 128), (64, 132), (63, 127)]
-    axes_NA = np.array([[5.0, 100.0, 40.0, float(H), float(F)] for H, F in sizes])
-    columns = detailed("grouped_gemm", dtype="bf16", axes_NA=axes_NA)
-    assert columns is not None
+@pytest.mark.parametrize(
+    ("experts", "tokens", "largest"),
+    # All fill their blocks; the last one does not, not even alone; nor the first, before 5 rows.
+    [(5, 104, 40), (5, 120, 40), (5, 111, 40), (1, 18, 18), (1, 7, 7), (2, 134, 129), (5, 100, 40)],
+)
+def test_an_expert_is_a_call_and_one_that_is_split_another(
+    experts: int, tokens: int, largest: int
+) -> None:
     assert AXES["grouped_gemm"] == ("experts", "tokens", "largest", "hidden", "ffn")
-    assert columns[:, 1:3].tolist() == [[5.0, 0.0], [5.0, 5.0], [5.0, 5.0], [5.0, 5.0]]
+    axes_NA = np.array([[float(experts), float(tokens), float(largest), 64.0, 128.0]])
+    by_dtype = {
+        dtype: columns[0].tolist()
+        for dtype in ("bf16", "fp32")
+        if (columns := detailed("grouped_gemm", dtype=dtype, axes_NA=axes_NA)) is not None
+    }
+    counts = row_counts(experts=experts, tokens=tokens, largest=largest)
+    ends = accumulate(counts)
+    is_split = [
+        end - count + whole_blocks(count) > tokens for end, count in zip(ends, counts, strict=True)
+    ]
+    assert by_dtype["bf16"][1] == by_dtype["fp32"][1] == experts
+    assert by_dtype["bf16"][10:] == [sum(is_split)]
+    assert by_dtype["fp32"][10:] == []
+
+
+@pytest.mark.parametrize(("dtype", "lanes"), [("bf16", 64), ("fp32", 32)])
+def test_swiglu_of_experts_goes_on_by_elements_after_two_vectors(dtype: str, lanes: int) -> None:
+    axes_NA = np.array([[2.0, 100.0, 50.0, 64.0, 128.0 + over] for over in (0, lanes - 1, lanes)])
+    columns = detailed("grouped_gemm", dtype=dtype, axes_NA=axes_NA)
+    assert columns is not None
+    assert columns[:, 9].tolist() == [0.0, 100.0 * (lanes - 1), 0.0]
