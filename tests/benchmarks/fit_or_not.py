@@ -15,8 +15,9 @@ of the others that did.
 
 Trials are kept in TRIALS.jsonl one by one; those that it holds already are not run again, and are
 judged by what is predicted of them today, at the limit that they ran under. Every trial takes 2 to
-20 s and at most 2 x 1 GB. Twice 120 of them lie in examples/profiles/fit-or-not/: those that the
-count of bytes was corrected by, and a hold-out that was drawn and run afterwards (seed 20261120).
+20 s and at most 2 x 1 GB. Three times 120 of them lie in examples/profiles/fit-or-not/: those that
+the count of bytes was corrected by, and two hold-outs that were drawn and run afterwards, the first
+right away (seed 20261120), the second by a later count (20261123).
 `--trials 0` judges a file without running any.
 """
 

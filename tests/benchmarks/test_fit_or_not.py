@@ -25,7 +25,7 @@ def _judged(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["trials.jsonl", "hold-out.jsonl"])
+@pytest.mark.parametrize("name", ["trials.jsonl", "hold-out.jsonl", "hold-out-2.jsonl"])
 def test_what_is_predicted_to_fit_has_fitted_and_little_else(name: str) -> None:
     done = _judged(FOLDER / name, "--trials", "0")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
