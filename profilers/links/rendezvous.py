@@ -19,8 +19,9 @@ a machine that became slower between two of them would pass for one.
 Outside the works that were measured, losses are as the root of the work, as a sum of many
 disturbances is that know nothing of each other: the longer works of seven stored profiles of two
 ranks are so foretold from the shorter ones within a factor of 1.6, and of 3.5 on the line through
-the last two (geometric means; tests/profilers/links/test_rendezvous.py). Works of some ms, as steps
-have them, are measured first (profilers/schedule.py).
+the last two; of one of a quiet host, of 2.2 and 2.4 (geometric means;
+tests/profilers/links/test_rendezvous.py). Works of some ms, as steps have them, are measured first
+(profilers/schedule.py).
 
 All ranks do the same number of rounds of a product and a norm, as many as last `work_us` on the
 first rank. One stored repeat is the mean over a block, since the loss is rare and large rather than

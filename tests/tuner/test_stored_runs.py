@@ -27,9 +27,10 @@ BEHIND_THE_RESIDUAL = sorted(PROFILES.glob("epyc-quickstart-*"))
 STORED = [PROFILES / "epyc-2-ranks", *BEHIND_THE_RESIDUAL]
 """The first one was measured before experts' rows came in whole blocks
 (profilers/steps/experts.py) and before routers were timed on logits that they had not seen."""
-HELD_OUT = [PROFILES / f"epyc-held-out-{number}" for number in (1, 2, 3)]
-"""Later runs, which nothing is fitted to, of an hour in which neighbours slowed each core for most
-of the time. Trials of one layout differ by more than the best ones among each other."""
+HELD_OUT = [PROFILES / f"epyc-held-out-{number}" for number in (1, 2, 3, 4)]
+"""Later runs, which nothing is fitted to; all but the last of an hour in which neighbours slowed
+each core for most of the time, and trials of one layout differed by more than the best ones among
+each other."""
 
 NOTHING_FITTED = Residual(
     engine="reference",
@@ -110,8 +111,9 @@ def test_one_of_the_model_s_first_three_is_about_as_fast_as_the_measured_best(
     assert min(_measured_s(trial) for trial in first_three) <= 1.10 * best_s
 
 
-def test_the_measured_best_of_a_quiet_run_is_among_the_model_s_first_three() -> None:
-    trials = predicted_again(PROFILES / "epyc-2-ranks")
+@pytest.mark.parametrize("name", ["epyc-2-ranks", "epyc-held-out-4"])
+def test_the_measured_best_of_a_quiet_run_is_among_the_model_s_first_three(name: str) -> None:
+    trials = predicted_again(PROFILES / name)
     best = min(trials, key=_measured_s)
     assert sum(trial.predicted_step_s < best.predicted_step_s for trial in trials) < 3
 
