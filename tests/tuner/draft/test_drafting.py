@@ -98,6 +98,7 @@ def test_what_a_target_cannot_launch_is_refused_before_anything_is_written() -> 
 
 @settings(max_examples=60, deadline=None)
 @example("~0")
+@example(".")
 @given(st.text(min_size=1, max_size=30).filter(lambda text: "\0" not in text))
 def test_names_and_paths_read_back_as_they_were_typed(name: str) -> None:
     workload = name.replace(",", "").replace("=", "").strip()
@@ -117,7 +118,7 @@ def test_names_and_paths_read_back_as_they_were_typed(name: str) -> None:
         return
     (written,) = yaml.safe_load(spec_text("place", answers, folder=None))["goal"]["workloads"]
     assert {written["name"]: Path(written["path"]).name} == {
-        key: home_expanded(path).name for key, path in asked.items()
+        key: home_expanded(path).absolute().name for key, path in asked.items()
     }
 
 
