@@ -1,7 +1,9 @@
 """Stand-ins for tests: a clock that is told how long things take, machines, rows and profiles."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from profilers.records import (
     Case,
@@ -11,6 +13,14 @@ from profilers.records import (
     ProfileHeader,
     TableInfo,
 )
+from profilers.timing import HostClock
+
+
+@contextmanager
+def no_page_is_mapped() -> Iterator[None]:
+    """Let every repeat on this processor count, also those that wait for pages."""
+    with patch.object(HostClock, "page_faults", lambda _clock: 0):
+        yield
 
 
 class FakeClock:

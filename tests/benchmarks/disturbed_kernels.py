@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -43,7 +42,7 @@ from profilers.registry import load_suite
 from profilers.sentinel import POWERS, Sentinel
 from profilers.store import read_profile
 from profilers.team import Alone
-from profilers.timing import HostClock
+from profilers.testing import no_page_is_mapped
 
 STORED = Path(__file__).parents[2] / "examples/profiles/epyc-quickstart-1/used/profile"
 FAMILIES = (
@@ -113,15 +112,14 @@ def visited(cases: Sequence[Case], *, visits: int) -> Visits:
     }
     sentinel.look_around(seconds=1.0)
     found: dict[str, list[list[Repeat]]] = {}
-    # None is left out, so that every repeat stands beside its readings.
-    all_count = patch.object(HostClock, "page_faults", lambda _clock: 0)
-    all_count.start()
     try:
         for _ in range(visits):
             for case in cases:
                 sentinel.begin(case.operation)
                 sentinel.repeats.clear()
-                rows = benches[case.operation].measure(case, budget_s=VISIT_BUDGET_S)
+                # None is left out, so that every repeat stands beside its readings.
+                with no_page_is_mapped():
+                    rows = benches[case.operation].measure(case, budget_s=VISIT_BUDGET_S)
                 seen = iter(sentinel.repeats)
                 for row in rows:
                     repeats = [
@@ -131,7 +129,6 @@ def visited(cases: Sequence[Case], *, visits: int) -> Visits:
                     if repeats:
                         found.setdefault(row.case.id, []).append(repeats)
     finally:
-        all_count.stop()
         sentinel.cores.leave()
     return {name: seen for name, seen in found.items() if len(seen) == visits}
 
