@@ -188,7 +188,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sizes", type=int, default=200)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=1, help="as `moetune profile` on a processor")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of the profile")
     parser.add_argument("--visits", type=int, default=9, help="to each size in each of two looks")
     parser.add_argument("--again", type=float, default=30.0, help="seconds to visit all sizes once")
