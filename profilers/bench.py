@@ -45,7 +45,7 @@ class Setting:
         they are not in a step, where some wait for messages while others compute.
         """
         has_own_core = self.device == "cpu" and not self.takes_turns
-        return self.team.slowest_s if has_own_core else tuple
+        return self.team.slowest_s if has_own_core and self.team.world > 1 else tuple
 
 
 class Bench(Protocol):

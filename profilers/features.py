@@ -83,13 +83,13 @@ def _gemm(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
 
 def _grouped_gemm(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
     T, H, F, E = axes["tokens"], axes["hidden"], axes["ffn"], axes["experts"]
-    rows, splits = T, []
+    rows, split = T, []
     if vector == LINE_BYTES / ELEMENT_BYTES["bf16"]:
-        rows, split = _block_rows(T, E, axes["largest"])
-        splits = [split]
+        rows, is_split = _block_rows(T, E, axes["largest"])
+        split = [is_split]
     padded = rows * _up(H, vector) * _up(F, vector)
     ends = [T * F * (H % vector), T * H * (F % vector), T * (F % (2.0 * vector))]
-    return [np.ones_like(T), E, T * H * F, padded, E * H * F, T * H, T * F, *ends, *splits]
+    return [np.ones_like(T), E, T * H * F, padded, E * H * F, T * H, T * F, *ends, *split]
 
 
 def _attention(axes: Mapping[str, Floats], vector: float) -> list[Floats]:
@@ -138,19 +138,20 @@ def _named(operation: str, axes_NA: Floats) -> Mapping[str, Floats]:
 
 
 def _block_rows(T: Floats, E: Floats, largest: Floats) -> tuple[Floats, Floats]:
-    """Rows in whole blocks, and experts that are split, as too few rows follow to fill their last.
+    """Rows in whole blocks, and whether an expert is split, as too few rows fill its last block.
 
-    Spread as profilers/kernels/grouped_gemm.py spreads T over experts; split are the last one and,
-    before few others, the first. A plan knows no more of its loads than this, and rests of 1 to 15
-    rows cost about the same, so neither the rows beyond T nor H and F count for a split.
+    Spread as profilers/kernels/grouped_gemm.py spreads T over experts; split is the last one or,
+    before fewer rows than its own last block lacks, the first. A plan knows no more of its loads
+    than this, and rests of 1 to 15 rows cost about the same, so neither the rows beyond T nor H and
+    F count for a split.
     """
     others = np.maximum(E - 1.0, 1.0)
     share, surplus = np.divmod(T - largest, others)
     rows = [largest, share, share + 1.0]
     blocks = [np.where(one <= ROW_BLOCK, one, _up(one, ROW_BLOCK)) for one in rows]
     total: Floats = blocks[0] + (others - surplus) * blocks[1] + surplus * blocks[2]
-    is_split = [blocks[0] > T, (E > 1.0) & (blocks[1] > share)]
-    return total, is_split[0] * 1.0 + is_split[1] * 1.0
+    is_split = (blocks[0] > T) | ((E > 1.0) & (blocks[1] > share))
+    return total, is_split.astype(np.float64)
 
 
 def _up(size: Floats, multiple: float) -> Floats:

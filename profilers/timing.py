@@ -140,7 +140,8 @@ def measure(
 ) -> tuple[float, ...]:
     """Time `run`; one entry per repeat, in seconds of one run.
 
-    At least `min_repeats` are taken whatever the budget; warm-ups come on top. Repeats last
+    At least `min_repeats` are taken whatever the budget; warm-ups come on top. Those that waited
+    for pages are left out, so that fewer may come back, though two at least. Repeats last
     `repeat_s` as far as the budget allows. Fewer than `settled_repeats` do not count as settled. Of
     runs beyond `LONG_S`, whose repeats need not last any time, `long_repeats` do, after one
     warm-up. Where mapping pages leaves fewer than two, twice as many are taken, and all count if

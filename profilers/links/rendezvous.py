@@ -17,9 +17,9 @@ no loss. Such runs and meetings come by turns, as the loss is the difference of 
 a machine that became slower between two of them would pass for one.
 
 Outside the works that were measured, losses are as the root of the work, as a sum of many
-disturbances is that know nothing of each other: the longer works of seven stored profiles of two
-ranks are so foretold from the shorter ones within a factor of 1.6, and of 3.5 on the line through
-the last two; of one of a quiet host, of 2.2 and 2.4 (geometric means;
+disturbances is that know nothing of each other: the longer works of eight stored profiles of two
+ranks are so foretold from the shorter ones within a factor of 1.7, each of 1.3 to 2.3, and of 3.3
+on the line through the last two, each of 2.4 to 3.8 (geometric means;
 tests/profilers/links/test_rendezvous.py). Works of some ms, as steps have them, are measured first
 (profilers/schedule.py).
 

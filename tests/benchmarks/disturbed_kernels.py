@@ -35,14 +35,14 @@ import numpy as np
 
 from profilers.bench import Setting
 from profilers.cores import Cores
-from profilers.devices import clock_of, pick_device, small_products
+from profilers.devices import pick_device, small_products
 from profilers.drawing import drawn, lines
 from profilers.records import Case, Profile
 from profilers.registry import load_suite
 from profilers.sentinel import POWERS, Sentinel
 from profilers.store import read_profile
 from profilers.team import Alone
-from profilers.testing import no_page_is_mapped
+from profilers.testing import UnmappedClock
 
 STORED = Path(__file__).parents[2] / "examples/profiles/epyc-quickstart-1/used/profile"
 FAMILIES = (
@@ -96,8 +96,9 @@ Visits = Mapping[str, Sequence[Sequence[Repeat]]]
 
 def visited(cases: Sequence[Case], *, visits: int) -> Visits:
     """Visit all cases in turns."""
-    device = pick_device("cpu", local_rank=0)
-    clock = clock_of(device)
+    pick_device("cpu", local_rank=0)
+    # No repeat is left out, so that every one stands beside its readings.
+    clock = UnmappedClock()
     sentinel = Kept(work=small_products(), clock=clock, cores=Cores.of_this_thread())
     setting = Setting(
         device="cpu",
@@ -117,9 +118,7 @@ def visited(cases: Sequence[Case], *, visits: int) -> Visits:
             for case in cases:
                 sentinel.begin(case.operation)
                 sentinel.repeats.clear()
-                # None is left out, so that every repeat stands beside its readings.
-                with no_page_is_mapped():
-                    rows = benches[case.operation].measure(case, budget_s=VISIT_BUDGET_S)
+                rows = benches[case.operation].measure(case, budget_s=VISIT_BUDGET_S)
                 seen = iter(sentinel.repeats)
                 for row in rows:
                     repeats = [

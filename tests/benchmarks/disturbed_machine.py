@@ -39,7 +39,6 @@ from profilers.kernels.autograd import Prepared
 from profilers.records import AXES, Case, Measurement
 from profilers.series import Series, key_of
 from profilers.store import read_profile
-from profilers.testing import no_page_is_mapped
 from profilers.timing import HostClock
 
 STORED = Path(__file__).parents[2] / "examples/profiles/epyc-2-ranks/used/profile"
@@ -149,7 +148,7 @@ def simulated(machine: Disturbed, curves: Mapping[Series, Curve]) -> Iterator[No
         stack.enter_context(patch.object(suite, "measure_kernel", measured))
         stack.enter_context(patch.object(HostClock, "now_s", now))
         stack.enter_context(patch.object(HostClock, "mark", now))
-        stack.enter_context(no_page_is_mapped())
+        stack.enter_context(patch.object(HostClock, "page_faults", lambda _clock: 0))
         stack.enter_context(patch.object(conduct, "small_products", products))
         # The simulated machine has one core.
         stack.enter_context(patch.object(Cores, "of_this_thread", Cores))

@@ -188,7 +188,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sizes", type=int, default=200)
-    parser.add_argument("--ranks", type=int, default=1, help="as `moetune profile` on a processor")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        help="processes to measure with; `moetune profile` starts one on a processor",
+    )
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of the profile")
     parser.add_argument("--visits", type=int, default=9, help="to each size in each of two looks")
     parser.add_argument("--again", type=float, default=30.0, help="seconds to visit all sizes once")
@@ -249,7 +254,7 @@ def reached(report: Mapping[str, Any]) -> bool:
 
 
 def _missing(cases: Sequence[Case], rows: Sequence[Mapping[str, Any]]) -> int:
-    """Times that were to be taken and are not there, which is to say that they failed."""
+    """Times that were to be taken and are not there: they failed, or `--again` was too short."""
     return sum(len(_directions(case)) for case in cases) - len(rows)
 
 

@@ -9,7 +9,7 @@ def test_a_short_profile_is_held_against_sizes_that_it_has_not_seen(tmp_path: Pa
     script = Path(__file__).with_name("profile_interpolation.py")
     out = tmp_path / "report.json"
     sizes = ["--sizes", "10", "--visits", "3", "--seed", "3", "--ranks", "1"]
-    arguments = [*sizes, "--budget", "8", "--again", "4", "--json", str(out)]
+    arguments = [*sizes, "--budget", "8", "--again", "30", "--json", str(out)]
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
         capture_output=True,

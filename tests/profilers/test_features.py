@@ -122,7 +122,7 @@ def test_rows_of_experts_in_bf16_count_in_whole_blocks(
 
 @pytest.mark.parametrize(
     ("experts", "tokens", "largest"),
-    # All fill their blocks; the last one does not, not even alone; nor the first, before 5 rows.
+    # Split are, in turn: nobody; the last, twice; the only one; nobody; the first; nobody.
     [(5, 104, 40), (5, 120, 40), (5, 111, 40), (1, 18, 18), (1, 7, 7), (2, 134, 129), (5, 100, 40)],
 )
 def test_an_expert_is_a_call_and_one_that_is_split_another(

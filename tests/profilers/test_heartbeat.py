@@ -89,7 +89,8 @@ def test_whoever_lost_its_peers_learns_who_left() -> None:
     shelf = Shelf()
     told: list[str] = []
     shelf.set("moetune-beat-1", Beat(number=1, cases=0).written())
-    watch = Watch(names={1: "rank 1"}, gone_s=0.3)
+    # Long enough to ask before the thread tells by itself.
+    watch = Watch(names={1: "rank 1"}, gone_s=3.0)
     heart = Heartbeat(
         shelf, rank=0, names={1: "rank 1"}, lost=told.append, beat_s=0.01, watch=watch
     )

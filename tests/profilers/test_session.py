@@ -56,7 +56,7 @@ def signal_rank_1(number: signal.Signals) -> None:
     """Signal a rank that may be gone by now: progress is told of what came in before."""
     for child in children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if child.cmdline()[RANK_ARGUMENT] == "1":
+            if child.cmdline()[RANK_ARGUMENT:][:1] == ["1"]:
                 child.send_signal(number)
 
 
@@ -65,7 +65,7 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
     started_s = time.monotonic()
     header = measure_profile(
         tmp_path / "profile",
-        budget_s=16.0,
+        budget_s=24.0,
         ranks=2,
         device="cpu",
         extra_cases=(gemm_case(77), gemm_case(77, dtype="bf16"), link_case("all_to_all", size=777)),
@@ -74,7 +74,7 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
     )
     assert header is not None
     # Starting two ranks takes seconds, on a busy machine many; without a budget it is minutes.
-    assert time.monotonic() - started_s < 16.0 + 60.0
+    assert time.monotonic() - started_s < 24.0 + 60.0
     assert all(info.complete for info in header.tables.values())
     assert header.machine.world == 2
     profile = read_profile(tmp_path / "profile")
@@ -108,7 +108,7 @@ def test_a_rank_that_dies_is_named_and_complete_tables_stay(tmp_path: Path) -> N
         measure_profile(
             tmp_path,
             suites=("links", "storage"),
-            budget_s=5.0,
+            budget_s=10.0,
             ranks=2,
             device="cpu",
             extra_cases=(

@@ -30,7 +30,7 @@ STORED = [PROFILES / "epyc-2-ranks", *BEHIND_THE_RESIDUAL]
 HELD_OUT = [PROFILES / f"epyc-held-out-{number}" for number in (1, 2, 3, 4)]
 """Later runs, which nothing is fitted to; all but the last of an hour in which neighbours slowed
 each core for most of the time, and trials of one layout differed by more than the best ones among
-each other."""
+each other. The last is also the only one whose short runs were looped (profilers/timing.py)."""
 
 NOTHING_FITTED = Residual(
     engine="reference",

@@ -4,11 +4,13 @@ import math
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.bench import Setting
+from profilers.interpolation import fit_rows
 from profilers.links.groups import shapes
 from profilers.links.rendezvous import (
     MAX_BLOCKS,
@@ -21,6 +23,7 @@ from profilers.links.rendezvous import (
     positive,
 )
 from profilers.records import Case, Status
+from profilers.series import key_of
 from profilers.store import read_profile
 from profilers.team import Alone
 from profilers.timing import HostClock
@@ -73,34 +76,30 @@ def test_blocks_are_positive_repeats_whose_mean_stays(lost_s: list[float]) -> No
     assert mean_s == pytest.approx(max(0.0, statistics.fmean(lost_s)), abs=2 * SMALLEST_LOSS_S)
 
 
-QUIET = "epyc-held-out-4"
-
-
-@pytest.mark.parametrize(
-    ("is_quiet", "runs", "root", "line"), [(False, 7, 1.7, 3.4), (True, 1, 2.3, 2.3)]
-)
-def test_longer_works_of_stored_profiles_are_foretold_by_the_root_of_the_work(
-    is_quiet: bool, runs: int, root: float, line: float
-) -> None:
-    by_root, on_a_line = [], []
-    for used in sorted(EXAMPLES.glob("epyc-*/used/profile")):
-        if (used.parts[-3] == QUIET) != is_quiet:
-            continue
-        lost = sorted(
-            (row.case.axes["work_us"], statistics.fmean(row.times_s))
-            for row in read_profile(used).table("rendezvous")
+def test_longer_works_of_stored_profiles_are_foretold_from_the_shorter_ones() -> None:
+    by_model, on_a_line = [], []
+    profiles = sorted(EXAMPLES.glob("epyc-*/used/profile"))
+    for used in profiles:
+        rows = sorted(
+            read_profile(used).table("rendezvous"), key=lambda row: row.case.axes["work_us"]
         )
-        for last in range(len(lost) - 1):
-            work_us, lost_s = lost[last]
-            before_us, before_s = lost[last - 1] if last else lost[last]
-            slope = max(0.0, (lost_s - before_s) / max(work_us - before_us, 1))
-            for asked_us, seen_s in lost[last + 1 :]:
-                by_root.append(abs(math.log(lost_s * math.sqrt(asked_us / work_us) / seen_s)))
-                said_s = lost_s + slope * (asked_us - work_us)
-                on_a_line.append(abs(math.log(said_s / seen_s)))
-    assert len(by_root) == runs * 10
-    assert math.exp(statistics.fmean(by_root)) < root
-    assert math.exp(statistics.fmean(on_a_line)) > line
+        for known in range(1, len(rows)):
+            (curve,) = fit_rows(rows[:known]).values()
+            works_us = [row.case.axes["work_us"] for row in rows]
+            lost_s = [statistics.fmean(row.times_s) for row in rows]
+            slope = 0.0
+            if known > 1:
+                rise_s = max(0.0, lost_s[known - 1] - lost_s[known - 2])
+                slope = rise_s / (works_us[known - 1] - works_us[known - 2])
+            for place in range(known, len(rows)):
+                _, asked = key_of(rows[place].case)
+                (said_s,), _ = curve.predict(np.array([asked], dtype=np.float64))
+                by_model.append(abs(math.log(said_s / lost_s[place])))
+                said_s = lost_s[known - 1] + slope * (works_us[place] - works_us[known - 1])
+                on_a_line.append(abs(math.log(said_s / lost_s[place])))
+    assert len(by_model) == len(profiles) * 10 == 80
+    assert math.exp(statistics.fmean(by_model)) < 1.8
+    assert math.exp(statistics.fmean(on_a_line)) > 3.0
 
 
 @pytest.mark.parametrize(

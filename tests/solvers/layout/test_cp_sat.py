@@ -14,9 +14,13 @@ from solvers.registry import LAYOUT
 def test_an_interrupt_stops_the_search_and_is_raised() -> None:
     searching_thread = threading.get_ident()
     interrupt = threading.Timer(0.5, signal.pthread_kill, (searching_thread, signal.SIGINT))
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupted() -> None:
+        interrupt.start()
         cp_sat.solve(interleaved_problem(), time_limit_s=250.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     interrupt.join()
     assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
 

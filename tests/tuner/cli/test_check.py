@@ -222,4 +222,5 @@ def _awaited(look: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
         found = look()
         if found:
             return found
+        time.sleep(0.02)
     raise AssertionError("no process was started")

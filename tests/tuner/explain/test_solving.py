@@ -159,7 +159,7 @@ def test_a_placement_is_placed_again_from_its_recordings(tmp_path: Path) -> None
     )
     made = place(path, time_limit_s=2.0)
     write_place_plan(tmp_path / "plan", made.plan, spec=made.spec, maps=made.maps)
-    found = what_ifs(tmp_path / "plan", parse_changes("slots=+1,slots=-1"), time_limit_s=6.0)
+    found = what_ifs(tmp_path / "plan", parse_changes("slots=+1,slots=-1"), time_limit_s=60.0)
     more, fewer = found.outcomes
     assert more.gain_ratio is not None
     assert more.gain_ratio > 0.0
