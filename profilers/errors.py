@@ -12,6 +12,8 @@ ProfilerError
     └── LostPeersError         this rank is well, but others no longer answer
 """
 
+from collections.abc import Mapping
+
 
 class ProfilerError(Exception):
     """Anything a user of the profilers can meet; the message is one line with a way out."""
@@ -34,6 +36,8 @@ class ModelUnreadableError(ProfilerError):
 
 class ProfileUnwritableError(ProfilerError):
     """The profile cannot be written where it should lie."""
+
+    exit_code = 3
 
 
 class MachineMismatchError(ProfilerError):
@@ -58,3 +62,16 @@ class RankError(ProfilerError):
 
 class LostPeersError(RankError):
     """The other ranks no longer answer; one of them is to blame."""
+
+
+NOBODYS_FAULT: Mapping[str, type[ProfilerError]] = {
+    kind.__name__: kind
+    for kind in (
+        ProfileUnreadableError,
+        ProfileUnwritableError,
+        MachineMismatchError,
+        UnknownNameError,
+        MissingLibraryError,
+    )
+}
+"""By name: what would have gone wrong without ranks as well, so that no rank is to blame."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profilers.errors import RankError
+from profilers.errors import NOBODYS_FAULT, RankError
 from profilers.job import Job
 from profilers.progress import Progress, ProgressEvent
 
@@ -37,6 +37,7 @@ def run_workers(job: Job, *, ranks: int, progress: Progress, silence_s: float = 
 
     Raises:
         RankError: a rank failed, died or fell silent.
+        ProfilerError: what no rank is to blame for, as an unreadable profile to resume.
     """
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         job_file = Path(scratch) / "job.json"
@@ -135,6 +136,8 @@ def _follow(workers: list[_Worker], *, progress: Progress, silence_s: float) -> 
     if failures:
         # Whoever merely lost a peer is not the one to blame.
         first = min(failures, key=lambda failure: (failure["lost_peers"], failure["rank"]))
+        if kind := NOBODYS_FAULT.get(first["kind"]):
+            raise kind(first["error"])
         raise RankError(f"rank {first['rank']} failed: {first['error']}; complete tables are kept")
 
 
@@ -149,7 +152,8 @@ def _hear(worker: _Worker, *, progress: Progress) -> None:
 def _death(worker: _Worker) -> dict[str, Any]:
     code = worker.process.returncode
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return {"error": f"died with {how} ({worker.last_words()})", "lost_peers": False}
+    words = f"died with {how} ({worker.last_words()})"
+    return {"error": words, "kind": "", "lost_peers": False}
 
 
 def _require_talk(workers: list[_Worker], *, now_s: float, silence_s: float) -> None:

@@ -30,6 +30,7 @@ from profilers.errors import RankError
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 20_000
 NUM_PORTS = 20_000
+MOST_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +191,10 @@ def _tasks_here(tasks_per_node: str, *, node: int) -> int:
 
 def _port(environment: Mapping[str, str], *, job: str) -> int:
     if "MASTER_PORT" in environment:
-        return _count(environment, "MASTER_PORT")
+        port = _count(environment, "MASTER_PORT")
+        if not 0 < port <= MOST_PORT:
+            raise RankError(f"MASTER_PORT {port} is no port; set it to one of 1 to {MOST_PORT}")
+        return port
     digits = "".join(re.findall(r"\d", job))[-9:]
     return FIRST_PORT + int(digits or "0") % NUM_PORTS
 

@@ -109,6 +109,12 @@ def _default_ranks(device: str) -> int:
 
 def _require_writable(out: Path) -> None:
     try:
+        str(out).encode()
+    except UnicodeEncodeError as error:
+        raise ProfileUnwritableError(
+            f"{str(out)!r} is not UTF-8, as the files below it must be; choose another directory"
+        ) from error
+    try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ProfileUnwritableError(

@@ -50,7 +50,13 @@ def main(arguments: list[str]) -> int:
             alive=lambda: tell({}),
         )
     except ProfilerError as error:
-        tell({"error": str(error), "lost_peers": isinstance(error, LostPeersError)})
+        tell(
+            {
+                "error": str(error),
+                "kind": type(error).__name__,
+                "lost_peers": isinstance(error, LostPeersError),
+            }
+        )
         return 1
     return 0
 

@@ -137,6 +137,7 @@ def test_the_first_host_of_a_list(nodelist: str, host: str) -> None:
         {"WORLD_SIZE": "0"},
         {"LOCAL_RANK": "2"},
         {"MASTER_PORT": "http"},
+        {"MASTER_PORT": "99999"},
     ],
 )
 def test_contradictions_are_refused_in_one_line(change: dict[str, str]) -> None:

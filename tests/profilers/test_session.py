@@ -231,10 +231,21 @@ def test_another_machines_profile_is_not_resumed(tmp_path: Path) -> None:
         measure_profile(tmp_path, suites=("links",), budget_s=1.0, resume=True, environment=ALONE)
 
 
-def test_a_damaged_profile_is_not_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_damaged_profile_is_not_resumed_and_no_rank_is_blamed(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "profile.json").write_text("{")
-    with pytest.raises(ProfileUnreadableError):
-        measure_profile(tmp_path, suites=("links",), budget_s=1.0, resume=True, environment=ALONE)
+    with pytest.raises(ProfileUnreadableError, match=r"profile\.json") as caught:
+        measure_profile(
+            tmp_path,
+            suites=("links",),
+            budget_s=1.0,
+            ranks=ranks,
+            resume=True,
+            device="cpu",
+            environment=ALONE,
+        )
+    assert "rank" not in str(caught.value)
+    assert caught.value.exit_code == 2
 
 
 def test_without_resume_an_older_profile_is_replaced(tmp_path: Path) -> None:
@@ -290,6 +301,8 @@ def test_unusable_arguments_are_refused_before_anything_runs(tmp_path: Path) -> 
     (tmp_path / "file").write_text("x")
     with pytest.raises(ProfileUnwritableError, match="choose another"):
         measure_profile(tmp_path / "file" / "profile", environment=ALONE)
+    with pytest.raises(ProfileUnwritableError, match="is not UTF-8"):
+        measure_profile(tmp_path / os.fsdecode(b"bad\xff"), environment=ALONE)
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
