@@ -19,13 +19,14 @@ the training is tau / E, and its best tau does not depend on R and w:
 
 A write must be done before the next checkpoint begins, so tau >= w; and a checkpoint follows a
 whole step, so tau >= one step. Both only matter where they exceed the best tau: the share falls on
-both sides of it.
+both sides of it. Where failures are so frequent that a write outlasts the best tau, the training
+may wait for it as if it were synchronous, and does where that wastes less.
 
 Not covered: a write in the background that slows down training or finds no host memory to wait in,
 checkpoints that fail.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +93,15 @@ def best_work_s(*, failures_per_s: Numbers, stall_s: Numbers) -> Numbers:
 def cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
     """Work out the cycle of every column, its checkpoint interval chosen or as asked for."""
     storage = reliability.storage
+    found = _cycle(jobs, reliability, step_s=step_s)
+    if not storage.asynchronous or reliability.interval_s is not None:
+        return found
+    waiting = replace(reliability, storage=replace(storage, asynchronous=False))
+    return _better(found, _cycle(jobs, waiting, step_s=step_s))
+
+
+def _cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
+    storage = reliability.storage
     rate = failure_rate_per_s(jobs, reliability)
     copied_s, written_s = copy_s(jobs, storage), write_s(jobs, storage)
     stall_s = copied_s if storage.asynchronous else copied_s + written_s
@@ -109,6 +119,18 @@ def cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
         restart_s=reliability.restart_s + read_s(jobs, storage),
         waiting_ratio=waiting_ratio(jobs, reliability),
     )
+
+
+def _better(one: Cycle, other: Cycle) -> Cycle:
+    """Take each column from whichever advances the training more, the first one if alike."""
+    is_other = np.asarray(other.effective_ratio) > np.asarray(one.effective_ratio)
+    if not np.any(is_other):
+        return one
+    columns = {
+        field.name: np.where(is_other, getattr(other, field.name), getattr(one, field.name))
+        for field in fields(Cycle)
+    }
+    return Cycle(**columns)
 
 
 def _above_zero(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuner.faults.goodput import goodput_step_s
@@ -151,7 +151,27 @@ def test_slower_storage_never_helps_when_the_interval_is_free(
     assert _one(1.0, jobs, free) <= _one(1.0, jobs, reliability) * ROUNDING
 
 
+OVERWHELMED = (
+    # A write takes 80 minutes, and something fails every 44.
+    replace(
+        RELIABILITY,
+        device_mtbf_s=9974518.0,
+        node_mtbf_s=373302.0,
+        restart_s=0.0,
+        storage=Storage(
+            write_bytes_per_s=1e9,
+            read_bytes_per_s=1e9,
+            node_write_bytes_per_s=1e8,
+            node_read_bytes_per_s=1e8,
+            host_bytes_per_s=1e9,
+        ),
+    ),
+    Jobs(devices=2209.0, nodes=58.0, checkpoint_bytes=4777790876306.0, writers=54.0),
+)
+
+
 @given(reliability=reliabilities, jobs=jobs_of)
+@example(*OVERWHELMED)
 @settings(deadline=None, max_examples=100)
 def test_writing_beside_the_training_never_costs_more_than_waiting_for_it(
     reliability: Reliability, jobs: Jobs
