@@ -7,10 +7,12 @@ Modules of commands are imported for every `--help`, so they import nothing heav
 """
 
 import errno
+import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated, Final, NoReturn
 
@@ -37,7 +39,8 @@ from tuner.cli.panels import PanelCommand
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
-TERMINATED: Final = 143
+SIGNALLED: Final = 128
+ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 ENVIRONMENT: Final = 3
 UNUSABLE: Final = 2
 DISK_ERRORS: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
@@ -102,7 +105,13 @@ app.command("schema")(schema.command)
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
-    former = signal.signal(signal.SIGTERM, _terminated)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    with _leaving_by_an_exception():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         code = _invoke(list(arguments))
         if sys.stdout is not None:  # closed by the caller: >&-
@@ -127,14 +136,24 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(_first_problem(error), UNUSABLE)
     except ClickError as error:
         return _fail(_usage(error), UNUSABLE)
-    finally:
-        signal.signal(signal.SIGTERM, former)
     return code
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
-    """Leave by an exception, so that children and unfinished files go with us."""
-    raise SystemExit(TERMINATED)
+@contextmanager
+def _leaving_by_an_exception() -> Iterator[None]:
+    """Let what ends us raise, so that children and unfinished files go with us."""
+
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(SIGNALLED + number)
+
+    # Under nohup a terminal that is gone is to be ignored.
+    heeded = [one for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN]
+    former = {one: signal.signal(one, leave) for one in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _invoke(arguments: list[str]) -> int:

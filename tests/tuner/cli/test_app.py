@@ -12,6 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from profilers.errors import MissingLibraryError, ProfileUnreadableError
+from profilers.records import ProfileHeader
+from profilers.store import write_header
+from profilers.testing import fake_machine
 from solvers.errors import RejectedClaimError
 from tuner.__main__ import main, shadowed
 from tuner.cli import app as frame
@@ -206,3 +209,56 @@ def test_an_ignored_ctrl_c_stays_ignored_and_errors_without_one_stay_errors(
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_who_is_told_to_end_leaves_by_an_exception_and_says_by_what(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    left = []
+
+    def killed(_arguments: list[str]) -> int:
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            left.append(number)
+        return 0
+
+    monkeypatch.setattr(frame, "_invoke", killed)
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            frame.run([])
+        assert (ended.value.code, left) == (code, [number])
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+def test_under_nohup_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hung_up(_arguments: list[str]) -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return 0
+
+    monkeypatch.setattr(frame, "_invoke", hung_up)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert frame.run([]) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_the_terminal_s_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+    machine = fake_machine(device="Gerät 9")
+    header = ProfileHeader(moetune_version="0", created="now", machine=machine, tables={})
+    write_header(tmp_path, header)
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner", "profile", "show", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"Ger\xe4t 9" in done.stdout
