@@ -27,18 +27,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-import psutil
 from pydantic import ValidationError
 
 from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.verify.ending import GRACE_S, TRIAL_MARK, ended_at_last
 from tuner.verify.progress import PROGRESS_NAME, steps_so_far
 from tuner.verify.records import TrialStatus
-
-TRIAL_MARK: Final = "MOETUNE_TRIAL"
-"""Environment variable by which a trial's processes are known."""
 
 UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
 """For whoever has not set it: a log that is a file would get Python's lines in blocks, after those
@@ -46,12 +43,6 @@ of its errors, and too late to end a hopeless trial by them."""
 
 WATCH_S: Final = 1.0
 """Between two looks at a trial that tells its steps."""
-
-GRACE_S: Final = 3.0
-"""Between asking processes to end and killing them."""
-
-KILL_ROUNDS: Final = 5
-"""Times that processes are looked for and killed; one that is being forked escapes the first."""
 
 CONFIG_NAME: Final = "step.json"
 REPORT_NAME: Final = "report.json"
@@ -66,6 +57,9 @@ ENGINES_OUT_OF_MEMORY: Final = ("CUDA out of memory", "torch.OutOfMemoryError")
 
 OUT_OF_MEMORY_EXIT: Final = 77
 """How it exits then."""
+
+COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+"""What colours text on a terminal."""
 
 RANK_EXIT_CODE: Final = re.compile(r"exitcode\s*: (-?\d+)")
 """How torchrun reports a rank that failed."""
@@ -283,23 +277,23 @@ def run_command(
     start_s = time.monotonic()
     with (folder / LOG_NAME).open("wb") as log:
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**UNBUFFERED, **environment, TRIAL_MARK: mark},
-                start_new_session=True,
-            )
-            while exit_code is None and not stopped:
-                left_s = start_s + deadline_s - time.monotonic()
-                if left_s <= 0.0:
-                    break
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    exit_code = process.wait(timeout=min(left_s, WATCH_S) if watch else left_s)
-                stopped = watch() if watch and exit_code is None else ""
+            with ended_at_last(mark):
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**UNBUFFERED, **environment, TRIAL_MARK: mark},
+                    start_new_session=True,
+                )
+                while exit_code is None and not stopped:
+                    left_s = start_s + deadline_s - time.monotonic()
+                    if left_s <= 0.0:
+                        break
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        exit_code = process.wait(timeout=min(left_s, WATCH_S) if watch else left_s)
+                    stopped = watch() if watch and exit_code is None else ""
         finally:
-            end_marked(mark)
             if process is not None:
                 process.wait()
     return Ran(exit_code=exit_code, stopped=stopped, wall_s=time.monotonic() - start_s)
@@ -345,28 +339,6 @@ def failure(exit_code: int, *, tail: str, wall_s: float) -> LaunchResult:
     )
 
 
-def end_marked(mark: str) -> None:
-    """End every process that carries the mark, asking first."""
-    for signalled in (signal.SIGTERM, *(signal.SIGKILL,) * KILL_ROUNDS):
-        found = _marked(mark)
-        if not found:
-            return
-        for one in found:
-            with contextlib.suppress(psutil.Error):
-                one.send_signal(signalled)
-        psutil.wait_procs(found, timeout=GRACE_S)
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        # Processes of others cannot be read, and those that have ended are no concern.
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(TRIAL_MARK) == mark and process.pid != os.getpid():
-                found.append(process)
-    return found
-
-
 def log_tail(file: Path) -> str:
     """Return the end of a log; nothing where there is none."""
     if not file.is_file():
@@ -392,10 +364,27 @@ def _lack_of_memory(exit_code: int, tail: str) -> str:
 
 
 def _last_error(tail: str, exit_code: int) -> str:
-    """The last line that looks like an exception; torchrun prints much around it."""
+    """The last line that looks like an exception, else the last one behind the exit code.
+
+    torchrun prints much around the first.
+    """
     errors = [
-        line.split("]: ", 1)[-1].strip()
+        line.split("]: ", 1)[-1]
         for line in tail.splitlines()
         if "Error" in line and "ChildFailedError" not in line and "error_file" not in line
     ]
-    return (errors[-1] if errors else f"exit code {exit_code}")[:300]
+    if errors:
+        return _printable(errors[-1])[:300]
+    told = [line for line in map(_printable, tail.splitlines()) if line]
+    return ": ".join((_ended_by(exit_code), *told[-1:]))[:300]
+
+
+def _ended_by(exit_code: int) -> str:
+    with contextlib.suppress(ValueError):
+        return f"exit code {exit_code} ({signal.Signals(-exit_code).name})"
+    return f"exit code {exit_code}"
+
+
+def _printable(line: str) -> str:
+    line = COLOUR.sub("", line)
+    return "".join(letter if letter.isprintable() else " " for letter in line).strip()

@@ -3,7 +3,7 @@
     trials/commands.NODE@SCRATCH    holds the folder of a verification's trials; locked (flock)
 
 The lock goes with its holder, however that ends. Processes of a trial carry its folder as their
-mark (tuner/verify/launcher.py), so that those of the dead are found and those of verifications that
+mark (tuner/verify/ending.py), so that those of the dead are found and those of verifications that
 go on beside are left alone.
 
 Not covered: file systems without locks, on which everybody counts as alive; what a command has left
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Final
 
 from tuner.errors import OutputError
-from tuner.verify.launcher import end_marked
+from tuner.verify.ending import end_marked, interrupted_once
 
 MOST_PATH_BYTES: Final = 4096
 
 
 @contextmanager
 def found_again(trials: Path, *, scratch: Path) -> Iterator[None]:
-    """Leave word of where this verification's trials have their folders, until this is left.
+    """Leave word of where this verification's trials have their folders, until none of them runs.
 
     Args:
         trials: folder of the plan's trials.
@@ -53,8 +53,12 @@ def found_again(trials: Path, *, scratch: Path) -> Iterator[None]:
             hidden.rename(own)
             yield
         finally:
-            for file in (hidden, own):
-                file.unlink(missing_ok=True)
+            with interrupted_once() as interruption:
+                interruption.hold()
+                hidden.unlink(missing_ok=True)
+                # Whatever still runs is found by this file alone.
+                if end_marked(str(scratch.resolve())):
+                    own.unlink(missing_ok=True)
 
 
 def end_left(trials: Path) -> int:
@@ -65,10 +69,11 @@ def end_left(trials: Path) -> int:
             # Whoever is alive holds it.
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             scratch = Path(os.fsdecode(stream.read(MOST_PATH_BYTES)))
-            for left in sorted(scratch.glob("[0-9]*")) if scratch.is_absolute() else ():
-                end_marked(str(left.resolve()))
-            file.unlink(missing_ok=True)
-            dead += 1
+            # Its folders may be gone by now; a damaged file names nobody's.
+            is_named = scratch.is_absolute() and file.name == f"{_prefix()}{scratch.name}"
+            if not is_named or end_marked(str(scratch)):
+                file.unlink(missing_ok=True)
+                dead += 1
     return dead
 
 

@@ -4,7 +4,6 @@ An adapter reads one line of a log at a time: `read(line, job) -> Reading | None
 MAX_LINE characters and logs at MAX_LOG_BYTES, so nothing that a command prints takes long to read.
 """
 
-import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Final, cast
 from tuner.errors import SpecError
 from tuner.verify.adapters.reading import Adapter, Job
 from tuner.verify.adapters.regex import adapter as regex_adapter
-from tuner.verify.launcher import EngineMetrics
+from tuner.verify.launcher import COLOUR, EngineMetrics
 
 ADAPTERS: Final[Mapping[str, str]] = {
     "megatron": "tuner.verify.adapters.megatron:read",
@@ -26,8 +25,6 @@ REGEX_PREFIX: Final = "regex:"
 MAX_LINE: Final = 4096
 MAX_LOG_BYTES: Final = 256 * 2**20
 CHUNK_BYTES: Final = 2**20
-
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 
 
 def adapter_named(name: str) -> Adapter:
@@ -87,7 +84,7 @@ class LogReader:
 
     def _take(self, line: bytes) -> None:
         text = line[: MAX_LINE * 4].decode("utf-8", errors="replace")
-        reading = self._adapter(_COLOUR.sub("", text)[:MAX_LINE], self._job)
+        reading = self._adapter(COLOUR.sub("", text)[:MAX_LINE], self._job)
         if reading is None:
             return
         if reading.step_s is not None and reading.step_s > 0.0:

@@ -23,6 +23,8 @@ MIN_TRIALS = 2
 
 PULL = (0.05 / 0.3) ** 2
 SMALLEST_FACTOR = 1e-3
+MOST_BAND = 10.0
+"""Whoever is wrong by more than this many times has predicted something else."""
 
 
 def factors(trials: Sequence[TrialRecord]) -> tuple[float, float]:
@@ -67,7 +69,10 @@ def corrected_step_s(trial: TrialRecord, fitted: tuple[float, float]) -> float:
 
 
 def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residual | None:
-    """State what all trials together say, with a band from leaving each one out."""
+    """State what all trials together say, with a band from leaving each one out.
+
+    None where there are too few, or where no factor brings predictions near them.
+    """
     ran = [trial for trial in trials if trial.status == "ok"]
     if len(ran) <= MIN_TRIALS:
         return None
@@ -77,13 +82,16 @@ def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residu
         for trial in ran
         if (again := recalibrated_step_s(trial, ran)) is not None
     ]
+    band_ratio = max(0.02, float(np.quantile(left_out, 0.9)))
+    if band_ratio > MOST_BAND:
+        return None
     return Residual(
         engine=prior.engine,
         release=ran[0].release,
         device_kind=prior.device_kind,
         computation=prior.computation * computation,
         communication=prior.communication * communication,
-        band_ratio=max(0.02, float(np.quantile(left_out, 0.9))),
+        band_ratio=band_ratio,
         origin=f"{len(ran)} trials on {ran[0].device}, each predicted from the others",
         num_runs=len(ran),
     )

@@ -17,7 +17,8 @@ from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
 from tuner.verify.command import CommandLauncher, filled, parsed_template
-from tuner.verify.launcher import TRIAL_MARK, Launch
+from tuner.verify.ending import TRIAL_MARK
+from tuner.verify.launcher import Launch
 from tuner.verify.metrics import adapter_named
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
@@ -98,6 +99,24 @@ def test_a_plan_on_datasheets_is_verified_by_its_own_engine(
     text = (datasheet_plan / "launch/megatron-lm/megatron_args.txt").read_text()
     assert f"--micro-batch-size {found.winner.micro_batch_size}\n" in text
     assert "NOT VERIFIED" not in text
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step_s": 0.5, "activation_bytes": -5}', '{"step_s": 1e300}', '{"step_s": 5e-324}']
+)
+def test_numbers_that_cannot_be_spoil_their_own_trial_alone(
+    datasheet_plan: Path, tmp_path: Path, line: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import pathlib\n"
+        "begun = pathlib.Path(__file__).with_suffix('.begun')\n"
+        f"line = '{{\"step_s\": 0.5}}' if begun.exists() else {line!r}\n"
+        "begun.touch()\n"
+        "print(*[line] * 9, sep='\\n')\n"
+    )
+    found = _verify(datasheet_plan, f"{sys.executable} -S {program}", metrics="jsonl")
+    assert [trial.status for trial in found.trials] == ["crashed", "ok", "ok"]
 
 
 @pytest.mark.parametrize(

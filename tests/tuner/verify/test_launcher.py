@@ -11,11 +11,11 @@ import pytest
 from profilers.steps.config import StepReport
 from tuner.launch.step_config import step_config
 from tuner.plan_folder import read_plan
-from tuner.verify import launcher
+from tuner.verify import ending
+from tuner.verify.ending import TRIAL_MARK
 from tuner.verify.launcher import (
     LOG_NAME,
     REPORT_NAME,
-    TRIAL_MARK,
     Launch,
     LaunchResult,
     judge,
@@ -107,6 +107,24 @@ def test_the_last_error_is_the_reason_of_a_crash(run: Run) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ("print('boom', 'why'); raise SystemExit(7)", "exit code 7: boom why"),
+        ("print('boom\\n\\n \\t'); raise SystemExit(7)", "exit code 7: boom"),
+        ("print('\\x1b[31mbo\\aom\\x1b[0m'); raise SystemExit(7)", "exit code 7: bo om"),
+        ("import os; print('half', flush=True); os.kill(os.getpid(), 11)", "(SIGSEGV): half"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 1)", "exit code -35"),
+        ("print('x' * 5000); raise SystemExit(7)", "exit code 7: " + "x" * 287),
+    ],
+)
+def test_without_an_error_the_last_words_are_the_reason(run: Run, text: str, reason: str) -> None:
+    result = run(text)
+    assert result.status == "crashed"
+    assert result.reason.endswith(reason)
+    assert result.reason.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
         ("raise SystemExit(77)", "a rank ran out of memory"),
         ("import os; os.kill(os.getpid(), 9)", "killed by the system"),
         ("print('x: rank 1 is out of memory: 4 GiB'); raise SystemExit(1)", "rank 1 is out of"),
@@ -129,7 +147,7 @@ def test_a_flood_of_output_blocks_nothing_and_its_end_is_read(run: Run) -> None:
 def test_nothing_is_left_of_a_tree_that_hangs_and_does_not_listen(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 0.3)
+    monkeypatch.setattr(ending, "GRACE_S", 0.3)
     result = run(TREE + "time.sleep(600)", deadline_s=12.0)
     assert result.status == "timeout"
     assert result.reason == "no report after 12 s; the trial was ended"
@@ -140,7 +158,7 @@ def test_nothing_is_left_of_a_tree_that_hangs_and_does_not_listen(
 def test_a_grandchild_outlives_neither_a_crash_nor_a_kill_of_its_parent(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 0.3)
+    monkeypatch.setattr(ending, "GRACE_S", 0.3)
     result = run(TREE + "os.kill(os.getpid(), 9)")
     assert result.status == "out_of_memory"
     assert not _left(tmp_path)
@@ -149,7 +167,7 @@ def test_a_grandchild_outlives_neither_a_crash_nor_a_kill_of_its_parent(
 def test_ctrl_c_leaves_no_process_behind(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 0.3)
+    monkeypatch.setattr(ending, "GRACE_S", 0.3)
     with pytest.raises(KeyboardInterrupt):
         run(TREE + "os.kill(os.getppid(), signal.SIGINT); time.sleep(600)")
     assert (tmp_path / LOG_NAME).read_text() == "deaf\n"

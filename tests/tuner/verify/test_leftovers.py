@@ -14,7 +14,8 @@ import pytest
 
 from tuner import api
 from tuner.plan_folder import TRIALS_NAME, write_plan
-from tuner.verify.launcher import TRIAL_MARK
+from tuner.verify import leftovers
+from tuner.verify.ending import TRIAL_MARK
 from tuner.verify.leftovers import end_left, found_again
 from tuner.verify.verification import Effort, Watcher
 from tuner.verify_api import command_trials
@@ -74,6 +75,65 @@ def test_what_the_dead_left_is_ended_and_what_others_run_is_not(
     assert other.poll() is None
     assert [one.name.partition("@")[0] for one in trials.iterdir()] == ["commands.elsewhere"]
     assert end_left(trials) == 0
+
+
+def test_word_of_what_could_not_be_ended_stays_for_the_next_one(
+    tmp_path: Path, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials, scratch = tmp_path / "trials", tmp_path / "moetune-stuck"
+    left = sleeper(scratch / "0003")
+    with monkeypatch.context() as stuck:
+        stuck.setattr(leftovers, "end_marked", lambda _mark: False)
+        with found_again(trials, scratch=scratch):
+            pass
+        assert end_left(trials) == 0
+    # The folders of a verification that has ended are gone.
+    (scratch / "0003").rmdir()
+    scratch.rmdir()
+    assert end_left(trials) == 1
+    assert left.poll() is not None
+    assert list(trials.iterdir()) == []
+
+
+def test_a_damaged_note_ends_nothing(tmp_path: Path, sleeper: Sleeper) -> None:
+    trials, scratch = tmp_path / "trials", tmp_path / "moetune-other"
+    other = sleeper(scratch / "0003")
+    with found_again(trials, scratch=tmp_path / "moetune-dead"):
+        (file,) = trials.iterdir()
+    for text in (b"", b"/", os.fsencode(tmp_path), b"\xff\x00"):
+        file.write_bytes(text)
+        assert end_left(trials) == 1
+    assert other.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_leaves_no_command_that_runs_on(
+    tiny_spec: Callable[..., Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    pool = {"profile": None, "device": "H200", "memory_per_device": None}
+    made = api.plan(tiny_spec(pool=pool, emit=("megatron-lm",)))
+    folder, told = tmp_path / "plan", tmp_path / "pid"
+    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
+    program = tmp_path / "deaf.py"
+    program.write_text("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER)
+    command = f"{sys.executable} -S {program} {told}"
+    words = ["verify", str(folder), "--launcher", "command", "--command", command]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuner", *words], stderr=subprocess.PIPE
+    ) as moetune:
+        _await(lambda: told.exists() and told.read_text() != "")
+        left = psutil.Process(int(told.read_text()))
+        try:
+            for _ in range(2):
+                moetune.send_signal(number)
+                time.sleep(0.5)
+            assert moetune.wait(timeout=LIMIT_S) in (130, 143)
+            assert not left.is_running()
+        finally:
+            moetune.kill()
+            with contextlib.suppress(psutil.Error):
+                left.kill()
+    assert not list((folder / TRIALS_NAME).glob("commands*"))
 
 
 def test_a_killed_verification_leaves_a_command_that_the_next_one_ends(

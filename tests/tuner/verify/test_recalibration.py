@@ -89,6 +89,11 @@ def test_too_few_others_give_nothing(record: Record) -> None:
     assert fitted_residual([*two, third], prior=PRIOR) is not None
 
 
+def test_trials_that_nothing_predicts_give_no_residual(record: Record) -> None:
+    trials = [record(number, measured_s=1e-9) for number in range(4)]
+    assert fitted_residual(trials, prior=PRIOR) is None
+
+
 def test_no_trial_is_an_impossible_argument() -> None:
     with pytest.raises(ValueError, match="no trial"):
         factors([])

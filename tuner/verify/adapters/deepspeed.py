@@ -18,7 +18,7 @@ import re
 from typing import Final
 
 from tuner.units import parse_bytes
-from tuner.verify.adapters.reading import Job, Reading, number
+from tuner.verify.adapters.reading import Job, Reading, believable, number
 
 _RATE: Final = re.compile(
     r"global_step=(\d{1,12}),.*CurrSamplesPerSec=([\d.e+-]{1,24}),.*MaxMemAllocated=([\d.]{1,16})GB"
@@ -30,12 +30,14 @@ _GB_BYTES: Final = parse_bytes("1GiB")
 def read(line: str, job: Job) -> Reading | None:
     """Read a line of the log."""
     if found := _PIPELINE.search(line):
-        return Reading(step=int(found.group(1)), step_s=number(found.group(2)))
+        return believable(Reading(step=int(found.group(1)), step_s=number(found.group(2))))
     found = _RATE.search(line)
     if not found or not (rate := number(found.group(2))):
         return None
-    return Reading(
-        step=int(found.group(1)),
-        step_s=job.samples_per_step / rate,
-        peak_bytes=int(number(found.group(3)) * _GB_BYTES) or None,
+    return believable(
+        Reading(
+            step=int(found.group(1)),
+            step_s=job.samples_per_step / rate,
+            peak_bytes=int(number(found.group(3)) * _GB_BYTES) or None,
+        )
     )

@@ -12,7 +12,7 @@ import json
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuner.verify.adapters.reading import Job, Reading
+from tuner.verify.adapters.reading import Job, Reading, believable
 
 
 class _Line(BaseModel):
@@ -34,9 +34,13 @@ def read(line: str, job: Job) -> Reading | None:
     except (ValueError, RecursionError, ValidationError):
         return None
     activations = told.activation_bytes
-    return Reading(
-        step=told.step,
-        step_s=told.step_s,
-        peak_bytes=told.peak_bytes,
-        activation_bytes=tuple(activations) if isinstance(activations, list) else (activations,),
+    return believable(
+        Reading(
+            step=told.step,
+            step_s=told.step_s,
+            peak_bytes=told.peak_bytes,
+            activation_bytes=tuple(activations)
+            if isinstance(activations, list)
+            else (activations,),
+        )
     )

@@ -15,7 +15,7 @@ import re
 from typing import Final
 
 from tuner.units import parse_bytes
-from tuner.verify.adapters.reading import Job, Reading, number
+from tuner.verify.adapters.reading import Job, Reading, believable, number
 
 _STEP: Final = re.compile(
     r"iteration +(\d{1,12})/ *\d+ \|.*elapsed time per iteration \(ms\): *([\d.]{1,24})"
@@ -30,7 +30,7 @@ def read(line: str, job: Job) -> Reading | None:
     del job  # A time needs no rate to be one.
     if found := _STEP.search(line):
         step_s = number(found.group(2)) / _MILLISECONDS_PER_S
-        return Reading(step=int(found.group(1)), step_s=step_s)
+        return believable(Reading(step=int(found.group(1)), step_s=step_s))
     if found := _MEMORY.search(line):
-        return Reading(peak_bytes=int(number(found.group(1)) * _MEGABYTE_BYTES))
+        return believable(Reading(peak_bytes=int(number(found.group(1)) * _MEGABYTE_BYTES)))
     return None

@@ -1,7 +1,12 @@
 """What an adapter is given and what it returns."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+LEAST_STEP_S: Final = 1e-9
+MOST_STEP_S: Final = 1e7
+MOST_BYTES: Final = 2**63
+"""Beyond these a number is a mistake, and what follows from it has no meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,15 @@ class Reading:
     """Of the device memory of one rank."""
     activation_bytes: tuple[int, ...] = ()
     """Per pipeline rank, the fullest device."""
+
+
+def believable(reading: Reading) -> Reading | None:
+    """Return what a line tells; nothing where one of its numbers cannot be."""
+    told = (reading.peak_bytes, *reading.activation_bytes)
+    if not all(0 <= size <= MOST_BYTES for size in told if size is not None):
+        return None
+    step_s = reading.step_s
+    return reading if step_s is None or LEAST_STEP_S <= step_s <= MOST_STEP_S else None
 
 
 class Adapter(Protocol):

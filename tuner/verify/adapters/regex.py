@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from tuner.errors import SpecError
-from tuner.verify.adapters.reading import Adapter, Job, Reading, number
+from tuner.verify.adapters.reading import Adapter, Job, Reading, believable, number
 
 MAX_EXPRESSION: Final = 512
 MAX_LINE: Final = 1024
@@ -50,6 +50,6 @@ def adapter(expression: str) -> Adapter:
         if not found or not (step_s := number(found.group("step_s") or "")):
             return None
         step = found.groupdict().get("step") or ""
-        return Reading(step=int(step) if step.isdecimal() else None, step_s=step_s)
+        return believable(Reading(step=int(step) if step.isdecimal() else None, step_s=step_s))
 
     return read

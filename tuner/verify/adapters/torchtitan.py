@@ -14,7 +14,7 @@ import re
 from typing import Final
 
 from tuner.units import parse_bytes
-from tuner.verify.adapters.reading import Job, Reading, number
+from tuner.verify.adapters.reading import Job, Reading, believable, number
 
 _STEP: Final = re.compile(
     r"(?<!validate )step: +(\d{1,12}) .*memory: *([\d.]{1,16})GiB.*\btps: *([\d,]{1,24})"
@@ -27,8 +27,10 @@ def read(line: str, job: Job) -> Reading | None:
     found = _STEP.search(line)
     if not found or not (rate := number(found.group(3))):
         return None
-    return Reading(
-        step=int(found.group(1)),
-        step_s=job.tokens_per_step / (rate * job.num_devices),
-        peak_bytes=int(number(found.group(2)) * _GIB_BYTES),
+    return believable(
+        Reading(
+            step=int(found.group(1)),
+            step_s=job.tokens_per_step / (rate * job.num_devices),
+            peak_bytes=int(number(found.group(2)) * _GIB_BYTES),
+        )
     )

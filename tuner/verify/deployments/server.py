@@ -1,7 +1,7 @@
 """A deployment that runs while it is measured, and is gone afterwards.
 
 Its processes are found by the mark in their environment, as those of trials are
-(tuner/verify/launcher.py); the command itself is asked first, so that srun, mpirun and docker end
+(tuner/verify/ending.py); the command itself is asked first, so that srun, mpirun and docker end
 what they started elsewhere. It answers once every address has returned status 200.
 
 Not covered: a command that hands the deployment to a scheduler and returns, as `kubectl apply` and
@@ -23,7 +23,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.verify.launcher import LOG_NAME, TRIAL_MARK, UNBUFFERED, end_marked, log_tail
+from tuner.verify.ending import TRIAL_MARK, end_marked
+from tuner.verify.launcher import LOG_NAME, UNBUFFERED, log_tail
 
 LOGS_NAME: Final = "logs"
 """Where emitted scripts write a log for each server (their variable LOGS)."""

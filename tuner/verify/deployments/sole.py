@@ -1,7 +1,7 @@
 """One verification at a time has the deployments of a plan, and begins on a machine without them.
 
 The lock goes with its holder, however that ends. What a killed verification left running on this
-machine carries the mark of a folder that still lies in the plan, by which it is found and ended.
+machine carries the mark of a folder inside the plan's; by that it is found and ended.
 
 Not covered: shared file systems without locks (flock), and what was left on other machines.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.errors import OutputError
-from tuner.verify.launcher import end_marked
+from tuner.verify.ending import end_marked
 
 UNDER_WAY_NAME: Final = "deployments"
 """In the folder of trials: files and logs of the launch under way."""
@@ -46,8 +46,7 @@ def sole_use(trials: Path, *, plan: Path) -> Iterator[Path]:
                 f"{plan}: another `moetune verify` launches this plan's deployments; wait for it,"
                 " or copy the plan"
             ) from error
-        for left in sorted(scratch.glob("[0-9]*/*")):
-            end_marked(str(left.resolve()))
+        end_marked(str(scratch.resolve()))
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             yield scratch

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from tuner.launch.shape import LaunchShape
-from tuner.verify.launcher import CONFIG_NAME, GRACE_S, REPORT_NAME, TRIAL_MARK
+from tuner.verify.ending import GRACE_S, TRIAL_MARK
+from tuner.verify.launcher import CONFIG_NAME, REPORT_NAME
 from tuner.verify.progress import PROGRESS_NAME
 from tuner.verify.slurm.options import Options
 

@@ -14,7 +14,7 @@ import pytest
 
 from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.study_folder import UNDER_WAY_NAME
-from tuner.verify.launcher import TRIAL_MARK
+from tuner.verify.ending import TRIAL_MARK
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.slurm.folder import TICKET_NAME
 

@@ -1,0 +1,148 @@
+"""Whoever is told a second time to end still ends what was started, and only then leaves."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner.verify import ending
+from tuner.verify.ending import TRIAL_MARK, end_marked, ended_at_last
+
+Deaf = Callable[..., subprocess.Popen[str]]
+
+LONG_S = 60.0
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+print("deaf", flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise SystemExit(143)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Wait long for processes, and leave by an exception at SIGTERM, as the command line does."""
+    monkeypatch.setattr(ending, "GRACE_S", LONG_S)
+    former = signal.signal(signal.SIGTERM, _leave)
+    yield
+    signal.signal(signal.SIGTERM, former)
+
+
+@pytest.fixture
+def deaf() -> Iterator[Deaf]:
+    """Start a process of a mark that SIGKILL alone ends: deaf(mark, when_asked=...)."""
+    with contextlib.ExitStack() as started:
+
+        def start(
+            mark: Path, *, when_asked: Callable[[], None] = lambda: None
+        ) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-c", DEAF],
+                env=os.environ | {TRIAL_MARK: str(mark.resolve())},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            started.enter_context(process)
+            heard = process.stdout
+            assert heard is not None
+            assert heard.readline() == "deaf\n"
+
+            def listen() -> None:
+                if heard.readline() == "asked\n":
+                    when_asked()
+
+            listener = threading.Thread(target=listen)
+            listener.start()
+            started.callback(listener.join)
+            started.callback(process.kill)
+            return process
+
+        yield start
+
+
+def _send(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def _send_together() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending.HEEDED)
+    for number in ending.HEEDED:
+        signal.raise_signal(number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ending.HEEDED)
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("first", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_second_signal_shortens_the_grace_and_not_the_ending(
+    tmp_path: Path,
+    deaf: Deaf,
+    first: signal.Signals,
+    raised: type[BaseException],
+    second: signal.Signals,
+) -> None:
+    left = deaf(tmp_path, when_asked=_send(second))
+    begin_s = time.monotonic()
+    with pytest.raises(raised), ended_at_last(str(tmp_path.resolve())):
+        signal.raise_signal(first)
+    assert left.poll() is not None
+    assert time.monotonic() - begin_s < LONG_S / 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is _leave
+
+
+def test_signals_that_come_together_leave_nothing(tmp_path: Path, deaf: Deaf) -> None:
+    left = deaf(tmp_path, when_asked=_send(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), ended_at_last(str(tmp_path.resolve())):
+        _send_together()
+    assert left.poll() is not None
+
+
+def test_a_signal_that_comes_while_processes_are_ended_is_heeded_afterwards(
+    tmp_path: Path, deaf: Deaf
+) -> None:
+    left = deaf(tmp_path, when_asked=_send(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        end_marked(str(tmp_path.resolve()))
+    assert left.poll() is not None
+
+
+def test_processes_are_ended_from_another_thread_too(
+    tmp_path: Path, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "GRACE_S", 0.3)
+    left, ended = deaf(tmp_path), []
+
+    def run() -> None:
+        with ended_at_last(str(tmp_path.resolve())):
+            pass
+        ended.append(end_marked(str(tmp_path.resolve())))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert ended == [True]
+    assert left.poll() is not None
+
+
+def test_folders_inside_belong_to_a_mark_and_those_beside_do_not(
+    tmp_path: Path, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "GRACE_S", 0.3)
+    inside, beside = deaf(tmp_path / "1/run-0"), deaf(tmp_path / "10")
+    assert end_marked(str((tmp_path / "1").resolve()))
+    assert inside.poll() is not None
+    assert beside.poll() is None
