@@ -33,11 +33,12 @@ def _leave(_number: int, _frame: object) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Wait long for processes, and leave by an exception at SIGTERM, as the command line does."""
+    """Wait long for processes, and leave by an exception, as the command line does."""
     monkeypatch.setattr(ending, "GRACE_S", LONG_S)
-    former = signal.signal(signal.SIGTERM, _leave)
+    former = {one: signal.signal(one, _leave) for one in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, former)
+    for number, handler in former.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -77,13 +78,14 @@ def _send(number: signal.Signals) -> Callable[[], None]:
 
 
 def _send_together() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending.HEEDED)
-    for number in ending.HEEDED:
+    both = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, both)
+    for number in both:
         signal.raise_signal(number)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ending.HEEDED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
     ("first", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
