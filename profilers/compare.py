@@ -54,7 +54,7 @@ class Difference(Record):
     """Median of the slowest rank; absent when not measured."""
     second_s: Seconds | None = None
     ratio: float | None = None
-    """Second over first."""
+    """Second over first; absent where no number can say it."""
     p_value: float | None = None
     """Corrected for the number of cases; absent where there was nothing to test."""
 
@@ -215,6 +215,6 @@ def _difference(
         verdict=verdict,
         first_s=first_s,
         second_s=second_s,
-        ratio=ratio,
+        ratio=ratio if math.isfinite(ratio) else None,
         p_value=p_value,
     )

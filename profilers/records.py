@@ -6,7 +6,7 @@ Units are SI throughout. A `Measurement` keeps every timed repeat; medians are d
 import statistics
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,7 +15,17 @@ SCHEMA_VERSION = 1
 #    without them reads as before, and an older release names the table that it does not know.
 #    `TableInfo.checked` was added likewise.
 
+LEAST_S: Final = 1e-12
+"""No message, and no work of a rank, is over in less."""
+MOST_S: Final = 1e9
+"""No repeat takes longer: three decades."""
+MOST: Final = 2**63 - 1
+"""What a column of a table can hold."""
+MOST_RANKS: Final = 2**20
+
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Repeat = Annotated[float, Field(ge=0.0, le=MOST_S, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class Record(BaseModel):
@@ -129,6 +139,10 @@ gated_delta         gated delta rule of Qwen3.5's linear layers, heads of 128; `
 """
 
 
+BETWEEN_PEERS: Final = ("link", "every_rank")
+"""Operations whose times are divided by one another, and whose rows name ranks."""
+
+
 class Case(Record):
     """One thing to measure: an operation at one size."""
 
@@ -152,6 +166,8 @@ class Case(Record):
         negative = [name for name, size in self.axes.items() if size < 0]
         if negative:
             raise ValueError(f"{self.operation}: axis {negative[0]} is negative")
+        if endless := [name for name, size in self.axes.items() if size > MOST]:
+            raise ValueError(f"{self.operation}: axis {endless[0]} is more than {MOST}")
         return self
 
     @property
@@ -170,15 +186,21 @@ class Measurement(Record):
     error: str = ""
     """One line, empty when the status is ok."""
     source: Source = Source.MEASURED
-    rank: int = 0
+    rank: Count = 0
     """The rank that timed it; collectives are reduced over ranks and stored once, as rank 0."""
-    times_s: tuple[Seconds, ...] = ()
+    times_s: tuple[Repeat, ...] = ()
     """One entry per timed repeat, warm-ups excluded."""
 
     @model_validator(mode="after")
     def _payload_agrees(self) -> "Measurement":
         if (self.status is Status.OK) != bool(self.times_s):
             raise ValueError(f"status {self.status} with {len(self.times_s)} repeats")
+        if self.case.operation in BETWEEN_PEERS and any(each < LEAST_S for each in self.times_s):
+            shortest_s = min(self.times_s)
+            raise ValueError(
+                f"{self.case.operation}: a repeat of {shortest_s:g} s; none takes less than "
+                f"{LEAST_S:g} s"
+            )
         return self
 
     @property
@@ -205,15 +227,15 @@ class Machine(Record):
     device: str
     """Marketing name of the accelerator, or of the processor when there is none."""
     device_kind: Literal["cpu", "cuda"]
-    num_devices: int
+    num_devices: Count
     """Accelerators on this node, or processor cores usable by this process."""
-    memory_bytes_per_device: int
-    cores: int
-    host_memory_bytes: int
-    nodes: int = 1
-    world: int
+    memory_bytes_per_device: Count
+    cores: Count
+    host_memory_bytes: Count
+    nodes: Count = 1
+    world: Annotated[int, Field(ge=0, le=MOST_RANKS)]
     """Ranks that took part in the measurement."""
-    threads_per_rank: int
+    threads_per_rank: Count
     oversubscribed: bool
     """More ranks than cores (or accelerators): latencies are then not those of a real cluster."""
     driver: str = ""
@@ -225,8 +247,14 @@ class Machine(Record):
     """What the links are, in the vendor's words."""
     hosts: tuple[str, ...] = ()
     """Name of the host of every rank; empty in profiles of one rank and of earlier releases."""
-    ranks_per_node: int = 0
+    ranks_per_node: Count = 0
     """Consecutive ranks that share a node; 0 where it was not noted."""
+
+    @model_validator(mode="after")
+    def _every_rank_has_a_host(self) -> "Machine":
+        if self.hosts and len(self.hosts) != self.world:
+            raise ValueError(f"hosts names {len(self.hosts)} hosts for {self.world} ranks")
+        return self
 
     @property
     def takes_turns(self) -> bool:
@@ -251,7 +279,7 @@ class Machine(Record):
 class Checked(Record):
     """How far off sizes are that were measured but left out of the fit."""
 
-    sizes: int
+    sizes: Count
     """How many, drawn at random between the measured ones; directions count by themselves below."""
     median_ratio: float
     """Median of |predicted / measured - 1|."""
@@ -262,7 +290,7 @@ class Checked(Record):
 class TableInfo(Record):
     """How one table of the profile was measured."""
 
-    rows: int
+    rows: Count
     complete: bool
     """False while a run is under way or after it was interrupted."""
     seconds: Seconds

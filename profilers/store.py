@@ -7,13 +7,20 @@ between leaves a file that the header does not yet list, and readers ignore it.
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from profilers.errors import ProfileUnreadableError, ProfileUnwritableError
-from profilers.records import AXES, SCHEMA_VERSION, Measurement, Profile, ProfileHeader
+from profilers.records import (
+    AXES,
+    BETWEEN_PEERS,
+    SCHEMA_VERSION,
+    Measurement,
+    Profile,
+    ProfileHeader,
+)
 from profilers.schema_version import refusal_of_newer
 
 HEADER_NAME = "profile.json"
@@ -43,7 +50,10 @@ def read_profile(
             file = path / f"{operation}.parquet"
             # A table in progress is written before the header that counts it.
             expected = info.rows if info.complete else None
-            rows += read_parquet(file, operation=operation, expected_rows=expected)
+            found = read_parquet(file, operation=operation, expected_rows=expected)
+            if operation in BETWEEN_PEERS:
+                _refuse_strangers(file, found, world=header.machine.world)
+            rows += found
     return Profile(header=header, measurements=tuple(rows))
 
 
@@ -103,7 +113,12 @@ def write_table(path: Path, rows: Sequence[Measurement], *, operation: str) -> N
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Write a whole profile over whatever profile the directory held."""
+    """Write a whole profile over whatever profile the directory held.
+
+    Raises:
+        ProfileUnwritableError: the directory does not take it, or cannot be rid of what it held.
+    """
+    _refuse_folders(path, profile.header)
     for operation in profile.header.tables:
         rows = [row for row in profile.measurements if row.case.operation == operation]
         write_table(path, rows, operation=operation)
@@ -112,13 +127,50 @@ def write_profile(path: Path, profile: Profile) -> None:
 
 
 def clear_unlisted(path: Path, header: ProfileHeader) -> None:
-    """Remove tables that the header does not count, and what a killed process left half written."""
+    """Remove tables that the header does not count, and what a killed process left half written.
+
+    Raises:
+        ProfileUnwritableError: one of them cannot be removed.
+    """
+    for file in _unlisted(path, header):
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise ProfileUnwritableError(
+                f"{file} cannot be removed: {error.strerror}; choose another directory"
+            ) from error
+
+
+def _refuse_folders(path: Path, header: ProfileHeader) -> None:
+    try:
+        unlisted = _unlisted(path, header)
+        folder = next((file for file in unlisted if file.is_dir() and not file.is_symlink()), None)
+    except OSError as error:
+        raise ProfileUnwritableError(
+            f"{path} cannot be written: {error.strerror}; choose another directory"
+        ) from error
+    if folder is not None:
+        raise ProfileUnwritableError(
+            f"{folder} is a directory where a file may lie; remove it, or choose another directory"
+        )
+
+
+def _unlisted(path: Path, header: ProfileHeader) -> Iterator[Path]:
     for operation in AXES:
         if operation not in header.tables:
-            (path / f"{operation}.parquet").unlink(missing_ok=True)
+            yield path / f"{operation}.parquet"
     for name in (HEADER_NAME, *(f"{operation}.parquet" for operation in AXES)):
-        for leftover in path.glob(f".{name}.*"):
-            leftover.unlink(missing_ok=True)
+        yield from path.glob(f".{name}.*")
+
+
+def _refuse_strangers(file: Path, rows: Sequence[Measurement], *, world: int) -> None:
+    for number, row in enumerate(rows):
+        axes = row.case.axes
+        rank = max(row.rank, axes.get("sender", 0), axes.get("receiver", 0))
+        if rank >= world:
+            raise ProfileUnreadableError(
+                f"{file}: row {number}: rank {rank} of a machine of {world} ranks; measure it again"
+            )
 
 
 def _bounded_bytes(path: Path) -> bytes:

@@ -52,9 +52,19 @@ class Straggler(Record):
 def stragglers(profile: Profile) -> tuple[Straggler, ...]:
     """Name who lags, worst first; nobody where there are no peers."""
     names = rank_names(profile)
-    devices = () if profile.header.machine.oversubscribed else _devices(profile, names)
-    found = [*devices, *_links(links_of(profile), names)]
+    found = [*_devices(profile, names), *_links(links_of(profile), names)]
     return tuple(sorted(found, key=lambda one: -one.ratio))
+
+
+def has_peers(profile: Profile) -> bool:
+    """Whether anybody was compared: two that did the same, and did it more than once."""
+    links = links_of(profile)
+    sent = [_messages(_peers(links, is_inside=is_inside)) for is_inside in (False, True)]
+    repeats = [
+        *(times_s.values() for times_s in _work(profile).values()),
+        *(times_s.values() for times_s in sent),
+    ]
+    return any(sum(len(own) > 1 for own in peers) >= FEWEST for peers in repeats)
 
 
 def lagging(
@@ -91,11 +101,17 @@ def _p_value(own: Sequence[float], others: Sequence[Sequence[float]]) -> float:
     return 1.0 if away <= MOST_DEVIATIONS * spread else p_value
 
 
-def _devices(profile: Profile, names: Mapping[int, str]) -> Iterator[Straggler]:
+def _work(profile: Profile) -> dict[str, dict[int, Sequence[float]]]:
+    """Repeats by kind of work and rank; none where ranks share what they run on."""
     by_kind: dict[str, dict[int, Sequence[float]]] = {}
-    for row in profile.table("every_rank"):
-        by_kind.setdefault(row.case.kind, {})[row.rank] = row.times_s
-    for kind, times_s in by_kind.items():
+    if not profile.header.machine.oversubscribed:
+        for row in profile.table("every_rank"):
+            by_kind.setdefault(row.case.kind, {})[row.rank] = row.times_s
+    return by_kind
+
+
+def _devices(profile: Profile, names: Mapping[int, str]) -> Iterator[Straggler]:
+    for kind, times_s in _work(profile).items():
         for rank, (ratio, p_value) in lagging(times_s).items():
             yield Straggler(
                 what="device",
@@ -108,7 +124,7 @@ def _devices(profile: Profile, names: Mapping[int, str]) -> Iterator[Straggler]:
 
 def _links(links: Sequence[Link], names: Mapping[int, str]) -> Iterator[Straggler]:
     for is_inside in (False, True):
-        peers = [link for link in links if link.is_inside is is_inside and link.lanes == 1]
+        peers = _peers(links, is_inside=is_inside)
         times_s = _messages(peers)
         slow = lagging(times_s)
         explained: set[tuple[int, int]] = set()
@@ -122,6 +138,10 @@ def _links(links: Sequence[Link], names: Mapping[int, str]) -> Iterator[Straggle
                 yield Straggler(
                     what="link", where=where, doing="one message", ratio=ratio, p_value=p_value
                 )
+
+
+def _peers(links: Sequence[Link], *, is_inside: bool) -> list[Link]:
+    return [link for link in links if link.is_inside is is_inside and link.lanes == 1]
 
 
 def _messages(peers: Sequence[Link]) -> dict[tuple[int, int], Sequence[float]]:

@@ -265,26 +265,29 @@ def _machine(
     try:
         node, gpu = described["node"], described["gpu"]
         num_devices, memory_bytes = int(node["num_gpus_per_node"]), int(gpu["mem_capacity"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ProfileUnreadableError(
             f"{system}.yaml: node.num_gpus_per_node and gpu.mem_capacity must be numbers"
         ) from error
     newest: dict[str, str] = {}
     for table in sorted(tables, key=lambda table: release_order(table.version)):
         newest[table.framework] = table.version
-    return Machine(
-        hostname=f"aiconfigurator {system}",
-        device=device or system,
-        device_kind="cuda",
-        num_devices=num_devices,
-        memory_bytes_per_device=memory_bytes,
-        cores=0,
-        host_memory_bytes=0,
-        world=num_devices,
-        threads_per_rank=0,
-        oversubscribed=False,
-        libraries=newest,
-    )
+    try:
+        return Machine(
+            hostname=f"aiconfigurator {system}",
+            device=device or system,
+            device_kind="cuda",
+            num_devices=num_devices,
+            memory_bytes_per_device=memory_bytes,
+            cores=0,
+            host_memory_bytes=0,
+            world=num_devices,
+            threads_per_rank=0,
+            oversubscribed=False,
+            libraries=newest,
+        )
+    except ValidationError as error:
+        raise ProfileUnreadableError(f"{system}.yaml: {first_problem(error)}") from error
 
 
 def _profile(rows: _Rows, machine: Machine, created: str) -> Profile:

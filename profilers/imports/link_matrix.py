@@ -67,7 +67,7 @@ def read_link_matrix(path: Path) -> LinkMatrix:
     if holds_profile(path):
         found = _of_profile(path)
     else:
-        found = _of_pairs(path) if path.is_dir() else _of_table(path)
+        found = _of_pairs(path) if _is_folder(path) else _of_table(path)
     for node in found.nodes:
         if not _HOST.fullmatch(node):
             raise ProfileUnreadableError(
@@ -78,10 +78,21 @@ def read_link_matrix(path: Path) -> LinkMatrix:
     return found
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise ProfileUnreadableError(f"{path}: {error.strerror}") from error
+
+
 def _of_profile(path: Path) -> LinkMatrix:
     profile = read_profile(path, operations=("link",))
     machine = profile.header.machine
     hosts = machine.hosts[:: max(machine.ranks_per_node, 1)]
+    if len(hosts) < 2:
+        raise ProfileUnreadableError(
+            f"{path}: knows no two nodes by name; profile them again, all together"
+        )
     if twice := [host for host, count in Counter(hosts).items() if count > 1]:
         raise ProfileUnreadableError(f"{path}: two nodes are called {twice[0]!r}")
     carried: dict[tuple[int, int, int], float] = {}
@@ -94,7 +105,7 @@ def _of_profile(path: Path) -> LinkMatrix:
     for (_, sender, receiver), rate in sorted(carried.items()):
         rates_NN[sender, receiver] = rate
     np.fill_diagonal(rates_NN, np.inf)
-    if len(hosts) < 2 or np.isnan(rates_NN).any():
+    if np.isnan(rates_NN).any():
         raise ProfileUnreadableError(
             f"{path}: not every pair of nodes was measured; profile all of them with --suite links"
         )

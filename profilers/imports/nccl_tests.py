@@ -52,6 +52,7 @@ TRAILING: Final = 8
 _RANK: Final = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+)"
 )
+_SIZE: Final = re.compile(r"[0-9]+")
 _LIBRARY: Final = re.compile(r"nccl-library=(\d+)")
 _STARTING: Final = re.compile(r"Collective test starting: (\w+?)_perf")
 
@@ -116,9 +117,12 @@ def read_logs(path: Path, *, collective: str | None = None) -> list[Log]:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES]
+    try:
+        if not path.is_dir():
+            return [path]
+        files = [file for file in sorted(path.iterdir()) if file.suffix in SUFFIXES]
+    except OSError as error:
+        raise ProfileUnreadableError(f"{path}: {error.strerror}") from error
     if not 0 < len(files) <= MAX_FILES:
         raise ProfileUnreadableError(
             f"{path}: {len(files)} files end in {', '.join(SUFFIXES)}; 1 to {MAX_FILES} are read"
@@ -182,7 +186,7 @@ def _rows(
     ranks, stride, world = shape
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
-        if not words or not words[0].isdigit() or len(words) < TRAILING + 3:
+        if len(words) < TRAILING + 3 or not _SIZE.fullmatch(words[0]):
             continue
         size, time_us = int(words[0][:18]), _time_us(words)
         if time_us is None or time_us <= 0.0:

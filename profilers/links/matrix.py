@@ -7,7 +7,8 @@ Of the `link` table, per ordered pair of ranks:
     bandwidth  bytes of the largest message / (its median seconds - one round trip)
 
 The largest message stands for the bandwidth because smaller ones are still paced by the ramp of a
-connection; a line through all sizes (profilers/links/fits.py) tells what they take.
+connection; a line through all sizes (profilers/links/fits.py) tells what they take. A message
+without bytes tells of no bandwidth and is left out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,7 +53,7 @@ def links_of(profile: Profile) -> tuple[Link, ...]:
         pair = axes["sender"], axes["receiver"]
         if row.case.kind == "round_trip":
             trips[pair] = min(row.times_s)
-        else:
+        elif axes["bytes"] > 0:
             one_way.setdefault((axes["lanes"], *pair), []).append(row)
     return tuple(_links(one_way, trips, per_node=per_node))
 
@@ -78,7 +79,7 @@ def _links(
             lanes=lanes,
             bytes_per_s=sizes[-1] / moving_s,
             latency_s=None if trip_s is None else trip_s / 2.0,
-            fit=fit_link(sizes, [row.median_s for row in rows]) if len(rows) > 1 else None,
+            fit=fit_link(sizes, [row.median_s for row in rows]) if len(set(sizes)) > 1 else None,
             rows=tuple(rows),
         )
 

@@ -144,3 +144,12 @@ def test_too_little_is_no_evidence() -> None:
     assert welch_p([0.0, 1.0], [2.0, 2.0]) == 1.0
     assert welch_p([1.0, 1.0], [1.0, 1.0]) == 1.0
     assert welch_p([1.0, 1.0], [2.0, 2.0]) == 0.0
+
+
+def test_a_ratio_to_no_time_at_all_is_left_out() -> None:
+    before, after = gemm_row(8, 0.0, 0.0), gemm_row(8, 1.0, 1.0)
+    (one,) = compare(fake_profile([before]), fake_profile([after]))
+    assert (one.first_s, one.second_s, one.ratio) == (0.0, 1.0, None)
+    tiny = gemm_row(8, 5e-324, 5e-324)
+    (one,) = compare(fake_profile([tiny]), fake_profile([after]))
+    assert (one.verdict, one.ratio) == (Verdict.SLOWER, None)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.testing import gemm_row
+from profilers.testing import gemm_case, gemm_row
 
 TIMES = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=12)
 
@@ -34,3 +34,9 @@ def test_what_a_call_costs_is_between_its_fastest_repeat_and_three_medians(
 @pytest.mark.parametrize("pause_s", [3.1, 100.0])
 def test_a_pause_of_the_machine_is_not_the_calls(pause_s: float) -> None:
     assert gemm_row(8, *[1.0] * 5, pause_s).expected_s == 1.0
+
+
+def test_a_size_that_no_table_can_hold_is_refused() -> None:
+    assert gemm_case(2**63 - 1).axes["m"] == 2**63 - 1
+    with pytest.raises(ValueError, match="axis m is more than"):
+        gemm_case(2**63)

@@ -13,11 +13,28 @@ from hypothesis import strategies as st
 
 from profilers import tables
 from profilers.errors import ProfileUnreadableError, ProfileUnwritableError
-from profilers.records import AXES, Case, Direction, Measurement, Profile, Status
-from profilers.store import read_header, read_profile, write_header, write_table
-from profilers.testing import fake_profile, gemm_case, gemm_row
+from profilers.records import (
+    AXES,
+    BETWEEN_PEERS,
+    LEAST_S,
+    Case,
+    Direction,
+    Measurement,
+    Profile,
+    Status,
+)
+from profilers.store import (
+    clear_unlisted,
+    read_header,
+    read_profile,
+    write_header,
+    write_profile,
+    write_table,
+)
+from profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "")
+RANKS = ("sender", "receiver")
 
 
 def store(path: Path, profile: Profile) -> None:
@@ -41,8 +58,10 @@ def rewrite_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None
     file.write_text(json.dumps(content))
 
 
-def rewrite_table(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    file = path / "gemm.parquet"
+def rewrite_table(
+    path: Path, change: Callable[[pa.Table], pa.Table], *, operation: str = "gemm"
+) -> None:
+    file = path / f"{operation}.parquet"
     pq.write_table(change(pq.read_table(file)), file)
 
 
@@ -60,7 +79,7 @@ def complaint(path: Path) -> str:
     return message
 
 
-sizes = st.integers(min_value=0, max_value=2**62)
+sizes = st.integers(min_value=0, max_value=2**63 - 1)
 times = st.lists(
     st.floats(min_value=0.0, max_value=1e6, allow_nan=False), min_size=1, max_size=4
 ).map(tuple)
@@ -74,11 +93,14 @@ def measurements(draw: st.DrawFn) -> Measurement:
         kind=draw(st.text(max_size=5)),
         dtype=draw(st.sampled_from(["", "bf16", "fp32"])),
         direction=draw(st.sampled_from(DIRECTIONS)),
-        axes={axis: draw(sizes) for axis in AXES[operation]},
+        axes={axis: 0 if axis in RANKS else draw(sizes) for axis in AXES[operation]},
     )
-    rank = draw(st.integers(0, 2**31))
+    is_between_peers = operation in BETWEEN_PEERS
+    rank = 0 if is_between_peers else draw(st.integers(0, 2**31))
     if draw(st.booleans()):
-        return Measurement(case=case, rank=rank, times_s=draw(times))
+        least_s = LEAST_S if is_between_peers else 0.0
+        times_s = tuple(max(time_s, least_s) for time_s in draw(times))
+        return Measurement(case=case, rank=rank, times_s=times_s)
     status = draw(st.sampled_from([Status.FAILED, Status.OUT_OF_MEMORY]))
     return Measurement(case=case, rank=rank, status=status, error=draw(st.text(max_size=20)))
 
@@ -172,6 +194,13 @@ def test_a_huge_table_is_refused_by_its_size(stored: Path) -> None:
         (lambda header: header.pop("machine"), "machine"),
         (lambda header: header["machine"].update(cores="8"), "machine.cores"),
         (lambda header: header["machine"].update(clocks={"a": float("nan")}), "clocks"),
+        (
+            lambda header: header["machine"].update(memory_bytes_per_device=10**400),
+            "machine.memory",
+        ),
+        (lambda header: header["machine"].update(world=2**62), "machine.world"),
+        (lambda header: header["machine"].update(nodes=-1), "machine.nodes"),
+        (lambda header: header["machine"].update(hosts=["a"] * 2), "names 2 hosts for 1 ranks"),
         (lambda header: header["tables"]["gemm"].update(seconds=-1.0), "tables.gemm.seconds"),
         (lambda header: header["tables"]["gemm"].update(rows=3), "2 rows, profile.json says 3"),
         (lambda header: header["tables"].update(gems=header["tables"]["gemm"]), "'gems'"),
@@ -201,6 +230,8 @@ def test_a_header_that_is_no_json_object_is_refused(stored: Path, text: str) -> 
         (lambda table: replaced(table, "m", [4, None]), "row 1"),
         (lambda table: replaced(table, "times_s", [[float("nan")], []]), "row 0"),
         (lambda table: replaced(table, "times_s", [[-1.0], []]), "row 0"),
+        (lambda table: replaced(table, "times_s", [[1.7e308], []]), "row 0: times_s.0"),
+        (lambda table: replaced(table, "rank", [-1, 0]), "row 0: rank"),
         (lambda table: replaced(table, "times_s", [[], []]), "row 0"),
         (lambda table: replaced(table, "status", ["great", "failed"]), "row 0: status"),
         (lambda table: replaced(table, "direction", ["up", "up"]), "row 0: direction"),
@@ -240,3 +271,64 @@ def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ProfileUnwritableError, match="choose another directory"):
         write_table(tmp_path / "file" / "profile", [], operation="gemm")
+
+
+@pytest.fixture
+def between_peers(tmp_path: Path) -> Path:
+    axes = {"bytes": 8, "sender": 0, "receiver": 1, "lanes": 1, "world": 2}
+    link = Case(operation="link", kind="one_way", axes=axes)
+    work = Case(operation="every_rank", kind="gemm", axes={"size": 512, "world": 2})
+    rows = [Measurement(case=case, rank=1, times_s=(1e-3, 1e-3)) for case in (link, work)]
+    store(tmp_path / "profile", fake_profile(rows, machine=fake_machine(world=2)))
+    return tmp_path / "profile"
+
+
+@pytest.mark.parametrize("operation", BETWEEN_PEERS)
+@pytest.mark.parametrize("time_s", [0.0, 5e-324, 1e-13, 1e10])
+def test_a_time_that_no_message_and_no_rank_can_take_is_refused_with_its_row(
+    between_peers: Path, operation: str, time_s: float
+) -> None:
+    rewrite_table(
+        between_peers,
+        lambda table: replaced(table, "times_s", [[1e-3, time_s]]),
+        operation=operation,
+    )
+    assert f"{operation}.parquet: row 0: " in complaint(between_peers)
+
+
+@pytest.mark.parametrize(
+    ("operation", "column"), [("link", "sender"), ("link", "receiver"), ("every_rank", "rank")]
+)
+def test_a_rank_beyond_those_of_the_machine_is_refused_with_its_row(
+    between_peers: Path, operation: str, column: str
+) -> None:
+    rewrite_table(between_peers, lambda table: replaced(table, column, [2]), operation=operation)
+    assert "row 0: rank 2 of a machine of 2 ranks" in complaint(between_peers)
+
+
+def test_a_time_below_the_clocks_resolution_is_read_elsewhere(tmp_path: Path) -> None:
+    store(tmp_path, fake_profile([gemm_row(4, 0.0)]))
+    assert read_profile(tmp_path).measurements[0].times_s == (0.0,)
+
+
+@pytest.mark.parametrize("name", ["copy.parquet", ".profile.json.x", ".gemm.parquet.x"])
+def test_a_directory_in_place_of_a_file_is_refused_before_anything_is_replaced(
+    stored: Path, name: str
+) -> None:
+    (stored / name).mkdir()
+    before = (stored / "profile.json").read_bytes()
+    with pytest.raises(ProfileUnwritableError, match="is a directory where a file may lie"):
+        write_profile(stored, fake_profile([gemm_row(16, 1.0)]))
+    assert (stored / "profile.json").read_bytes() == before
+    assert len(read_profile(stored).measurements) == 2
+
+
+def test_a_table_that_cannot_be_removed_is_one_line(stored: Path) -> None:
+    (stored / "copy.parquet").mkdir()
+    with pytest.raises(ProfileUnwritableError, match=r"copy\.parquet cannot be removed: Is a dir"):
+        clear_unlisted(stored, read_header(stored))
+
+
+def test_a_name_that_is_too_long_for_the_disk_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ProfileUnwritableError, match="File name too long"):
+        write_profile(tmp_path / ("x" * 5000), fake_profile([gemm_row(4, 1.0)]))

@@ -2,9 +2,11 @@
 
 import random
 
+import pytest
+
 from profilers.links.matrix import links_of, shared_ratio
 from profilers.records import Case, Measurement
-from profilers.stragglers import Straggler, stragglers
+from profilers.stragglers import Straggler, has_peers, stragglers
 from profilers.testing import fake_machine, fake_profile
 
 GIGABIT = 1.25e8
@@ -144,3 +146,36 @@ def test_bandwidth_and_latency_are_those_of_the_link() -> None:
     assert 0.9e-3 < link.latency_s < 1.1e-3
     assert link.fit is not None
     assert link.fit.residual_ratio < 0.2
+
+
+@pytest.mark.parametrize("sizes", [(2**20,), (2**20, 2**20), (0, 2**20)])
+def test_messages_of_one_size_give_a_bandwidth_and_no_line(sizes: tuple[int, ...]) -> None:
+    rows = [_sized(size, seconds=0.5) for size in sizes]
+    (link,) = links_of(fake_profile(rows, machine=fake_machine(world=2)))
+    assert link.bytes_per_s == 2.0**21
+    assert link.fit is None
+
+
+def test_messages_without_bytes_are_no_link() -> None:
+    rows = [_sized(0, seconds=0.5), _sized(0, seconds=0.5, lanes=2)]
+    assert links_of(fake_profile(rows, machine=fake_machine(world=2))) == ()
+
+
+def _sized(size: int, *, seconds: float, lanes: int = 1) -> Measurement:
+    axes = {"bytes": size, "sender": 0, "receiver": 1, "lanes": lanes, "world": 2}
+    case = Case(operation="link", kind="one_way", axes=axes)
+    return Measurement(case=case, times_s=(seconds, seconds))
+
+
+def test_who_was_compared_had_peers() -> None:
+    product = [_product(rank, 0.01, world=2) for rank in range(2)]
+    alone, both = fake_machine(), fake_machine(world=2)
+    shared = both.model_copy(update={"oversubscribed": True})
+    assert has_peers(fake_profile(product, machine=both))
+    assert has_peers(fake_profile(_mesh(2, {}), machine=both))
+    assert not has_peers(fake_profile((), machine=alone))
+    assert not has_peers(fake_profile(product[:1], machine=alone))
+    assert not has_peers(fake_profile(product, machine=shared))
+    assert not has_peers(fake_profile(_message(0, 1, world=2, rate=GIGABIT), machine=both))
+    once = [row.model_copy(update={"times_s": row.times_s[:1]}) for row in product]
+    assert not has_peers(fake_profile(once, machine=both))

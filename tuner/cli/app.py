@@ -36,6 +36,7 @@ from tuner.cli import (
     verify,
 )
 from tuner.cli.panels import PanelCommand
+from tuner.cli.text import printable
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
@@ -169,10 +170,7 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())
-    if not line.isprintable():  # what a file holds must not steer a terminal
-        line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
-    print(f"moetune: {line}", file=sys.stderr)
+    print(f"moetune: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 

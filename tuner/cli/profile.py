@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tuner.cli import profile_import, profile_links, profile_routing
-from tuner.cli.text import columns
+from tuner.cli.text import columns, printable
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
@@ -22,11 +22,25 @@ ROUTING: Final = "routing"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+def _folder(text: str) -> Path:
+    if not text:
+        raise TunerError("--out is empty: say where to write, moetune profile -o FOLDER")
+    return Path(text)
+
+
 @app.callback(invoke_without_command=True)
 def measure(
     context: typer.Context,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the profile.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder of the profile.",
+            show_default=False,
+            parser=_folder,
+            metavar="PATH",
+        ),
     ] = None,
     suite: Annotated[
         str,
@@ -150,7 +164,10 @@ def show(
         bool, typer.Option("--stragglers", help="Ranks, links and nodes slower than their peers.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="With --stragglers: exit 1 when there is one.")
+        bool,
+        typer.Option(
+            "--strict", help="With --stragglers: exit 1 when there is one, 2 when nobody has peers."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -184,10 +201,12 @@ def show(
 
 def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_json: bool) -> None:
     from profilers.store import read_profile
-    from profilers.stragglers import stragglers
+    from profilers.stragglers import has_peers, stragglers
 
     found = read_profile(profile, operations=("link", "every_rank", "collective"))
     slow = stragglers(found) if lagging else ()
+    if strict and not has_peers(found):
+        raise TunerError(f"{profile}: {profile_links.NOTHING_COMPARED}")
     if as_json:
         shown: dict[str, object] = {}
         if links:
@@ -198,11 +217,13 @@ def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_j
         print(json.dumps(shown, indent=2))
     else:
         parts = [profile_links.links_text(found)] if links else []
-        parts += (
-            [profile_links.stragglers_text(slow, shares_cores=found.header.machine.oversubscribed)]
-            if lagging
-            else []
-        )
+        if lagging:
+            shares_cores = found.header.machine.oversubscribed
+            parts.append(
+                profile_links.stragglers_text(slow, shares_cores=shares_cores)
+                if has_peers(found)
+                else profile_links.NOTHING_COMPARED
+            )
         print("\n\n".join(parts))
     if strict and slow:
         raise typer.Exit(1)
@@ -233,7 +254,7 @@ def diff(
         print(json.dumps(shown, indent=2))
     else:
         if differing:
-            print(f"not the same machine: {'; '.join(differing)}\n")
+            print(printable(f"not the same machine: {'; '.join(differing)}"), end="\n\n")
         changed = [each for each in found if each.verdict is not Verdict.SAME]
         rows_text = [
             (
@@ -260,9 +281,11 @@ def summary(header: "ProfileHeader") -> str:
     machine = header.machine
     where = machine.hostname if machine.nodes == 1 else f"each of {machine.nodes} nodes"
     lines = [
-        f"{machine.num_devices} x {machine.device} on {where}, "
-        f"{format_bytes(machine.memory_bytes_per_device)} each, {machine.world} ranks, "
-        f"measured {header.created}",
+        printable(
+            f"{machine.num_devices} x {machine.device} on {where}, "
+            f"{format_bytes(machine.memory_bytes_per_device)} each, {machine.world} ranks, "
+            f"measured {header.created}"
+        )
     ]
     if machine.oversubscribed:
         lines.append("more ranks than cores or accelerators: latencies are not a cluster's")

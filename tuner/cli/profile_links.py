@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from profilers.records import Profile
     from profilers.stragglers import Straggler
 
+NOTHING_COMPARED: Final = (
+    "nothing was compared: no two ranks did the same; profile with several ranks, each on cores or"
+    " accelerators of its own, and --suite links"
+)
 MOST_LINKS: Final = 64
 """Listed one by one; nodes beyond eight have more."""
 
@@ -156,7 +160,7 @@ def _exchanges(profile: "Profile") -> str:
             format_bytes(size),
             format_s(flat_s),
             format_s(two_s),
-            f"x{two_s / flat_s:.2f}",
+            f"x{two_s / flat_s:.2f}" if flat_s > 0.0 else "",
         )
         for ranks, stride, size, flat_s, two_s in _both(profile)
     ]

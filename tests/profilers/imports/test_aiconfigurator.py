@@ -303,6 +303,20 @@ def test_a_description_without_the_machine_is_refused(systems: Path, write: Writ
         imported(systems)
 
 
+@pytest.mark.parametrize(
+    ("memory", "complaint"),
+    [("-1", "memory_bytes_per_device"), ("1" + "0" * 400, "memory_bytes"), (".inf", "numbers")],
+)
+def test_a_machine_that_cannot_exist_is_refused_with_its_file(
+    systems: Path, write: Write, memory: str, complaint: str
+) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    file = systems / "tiny_sxm.yaml"
+    file.write_text(file.read_text().replace("1000000", memory))
+    with pytest.raises(ProfileUnreadableError, match=rf"tiny_sxm\.yaml: .*{complaint}"):
+        imported(systems)
+
+
 def test_without_a_path_the_installed_package_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiconfigurator_arrays, "PACKAGE", "no_such_package_is_installed")
     with pytest.raises(MissingLibraryError, match=r"pip install 'moetune\[nvidia\]'"):

@@ -5,6 +5,9 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
+from profilers.records import Case, Measurement
+from profilers.store import write_profile
+from profilers.testing import fake_machine, fake_profile
 
 
 def run(folder: Path, hosts: tuple[str, ...], *, time_us: float, name: str = "sendrecv") -> None:
@@ -112,3 +115,16 @@ def test_a_table_that_is_no_matrix_is_one_clear_line(
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ProfileUnreadableError, match="there is no link matrix; name a CSV or"):
         read_link_matrix(tmp_path / "nowhere.csv")
+
+
+def test_a_path_that_is_too_long_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ProfileUnreadableError, match="File name too long"):
+        read_link_matrix(tmp_path / ("x" * 5000))
+
+
+def test_a_profile_that_names_no_hosts_is_no_link_matrix(tmp_path: Path) -> None:
+    axes = {"bytes": 8, "sender": 0, "receiver": 1, "lanes": 1, "world": 2}
+    row = Measurement(case=Case(operation="link", kind="one_way", axes=axes), times_s=(1e-3, 1e-3))
+    write_profile(tmp_path, fake_profile([row], machine=fake_machine(world=2)))
+    with pytest.raises(ProfileUnreadableError, match="knows no two nodes by name"):
+        read_link_matrix(tmp_path)

@@ -88,6 +88,9 @@ def test_a_collective_that_nothing_names_is_asked_for(tmp_path: Path) -> None:
         ("", "lists no ranks"),
         (log().split("#\n#     ")[0], "holds no row"),
         (log().replace("20.00", "  nan").replace("21.00", "  nan"), "line 18: no time in"),
+        (log().replace("20.00", "1e300"), "line 18: times_s.0"),
+        (log(ranks=2).replace("Rank  1", f"Rank {'9' * 300}"), "line 12: .* axis stride is more"),
+        (log().replace("1024", "\u00b9\u2070").replace("2048", "\u0661\u0662"), "holds no row"),
     ],
 )
 def test_text_that_is_no_such_output_is_one_clear_line(
@@ -114,3 +117,8 @@ def test_files_of_unlike_devices_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text(log().replace("H100", "H200"))
     with pytest.raises(ProfileUnreadableError, match="of unlike devices: NVIDIA H100"):
         imported(tmp_path)
+
+
+def test_a_path_that_is_too_long_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ProfileUnreadableError, match="File name too long"):
+        imported(tmp_path / ("x" * 5000))

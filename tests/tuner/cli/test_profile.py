@@ -18,9 +18,11 @@ Captured = pytest.CaptureFixture[str]
 GEMM = Case(operation="gemm", dtype="fp32", direction="forward", axes={"m": 64, "n": 64, "k": 64})
 
 
-def _profile(folder: Path, *times_s: float, device: str = "a processor") -> Path:
+def _profile(
+    folder: Path, *times_s: float, device: str = "a processor", host: str = "here", kind: str = ""
+) -> Path:
     machine = Machine(
-        hostname="here",
+        hostname=host,
         device=device,
         device_kind="cpu",
         num_devices=2,
@@ -39,7 +41,8 @@ def _profile(folder: Path, *times_s: float, device: str = "a processor") -> Path
         machine=machine,
         tables={"gemm": table},
     )
-    write_table(folder, [Measurement(case=GEMM, times_s=times_s)], operation="gemm")
+    row = Measurement(case=GEMM.model_copy(update={"kind": kind}), times_s=times_s)
+    write_table(folder, [row], operation="gemm")
     write_header(folder, header)
     return folder
 
@@ -157,3 +160,36 @@ def test_import_answers_a_wrong_kind_or_option_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert "lists no ranks" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_profile_holds_does_not_steer_the_terminal(tmp_path: Path, capsys: Captured) -> None:
+    steering = "\x1b]0;mine\x07\n\x9b2J"
+    first = _profile(tmp_path / "a", 0.001, host=f"host{steering}", kind=f"kind{steering}")
+    second = _profile(tmp_path / "b", 0.001, device=f"other{steering}")
+    assert frame.run(["profile", "show", str(first)]) == 0
+    shown = capsys.readouterr().out
+    assert frame.run(["profile", "diff", str(first), str(second), "--anyway"]) == 0
+    compared = capsys.readouterr().out
+    for text in (shown, compared):
+        assert all(line.isprintable() for line in text.splitlines())
+        assert r"\x1b]0;mine\x07\n\x9b2J" in text
+    assert r"on host\x1b]0;mine" in shown.splitlines()[0]
+
+
+def test_diff_writes_json_that_every_reader_takes(tmp_path: Path, capsys: Captured) -> None:
+    nothing = _profile(tmp_path / "nothing", 0.0, 0.0)
+    some = _profile(tmp_path / "some", 0.001, 0.001)
+    assert frame.run(["profile", "diff", str(nothing), str(some), "--json"]) == 0
+    text = capsys.readouterr().out
+    assert "Infinity" not in text
+    assert json.loads(text)["differences"][0]["ratio"] is None
+
+
+def test_an_empty_folder_is_no_place_to_write(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert frame.run(["profile", "-o", "", "--suite", "storage"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--out is empty" in line
+    assert list(tmp_path.iterdir()) == []

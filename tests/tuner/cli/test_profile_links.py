@@ -1,10 +1,15 @@
 """What `profile show --links` and `--stragglers` say to a reader."""
 
 from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from profilers.links.groups import FLAT, HIERARCHICAL
 from profilers.records import Case, Measurement, Profile
-from profilers.testing import fake_machine, fake_profile
+from profilers.store import write_profile
+from profilers.testing import fake_machine, fake_profile, gemm_row
+from tuner.cli import app as frame
 from tuner.cli.profile_links import (
     MOST_LINKS,
     exchanges_json,
@@ -102,3 +107,32 @@ def test_one_rank_has_no_links() -> None:
 def test_ranks_that_share_cores_are_said_not_to_be_judged() -> None:
     assert "is not judged" in stragglers_text((), shares_cores=True)
     assert stragglers_text((), shares_cores=False) == "nobody is slower than its peers beyond noise"
+
+
+def test_an_exchange_that_took_no_time_has_no_ratio() -> None:
+    rows = (
+        _link(0, 2, world=4, rate=GIGABIT),
+        _exchange(FLAT, 2**20, 0.0),
+        _exchange(HIERARCHICAL, 2**20, 0.1),
+    )
+    last = links_text(_profile(iter(rows), world=4, per_node=2)).splitlines()[-1].split()
+    assert last == ["4", "ranks", "1.00", "MiB", "0", "s", "100", "ms"]
+
+
+def test_a_gate_does_not_pass_where_nothing_was_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = str(tmp_path / "alone")
+    write_profile(tmp_path / "alone", fake_profile((gemm_row(8, 1.0),)))
+    arguments = ["profile", "show", store, "--stragglers"]
+    assert frame.run(arguments) == 0
+    assert capsys.readouterr().out.startswith("nothing was compared: no two ranks did the same")
+    assert frame.run([*arguments, "--strict"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{store}: nothing was compared" in line
+
+
+def test_a_gate_passes_where_peers_are_alike(tmp_path: Path) -> None:
+    rows = (_link(a, 1 - a, world=2, rate=GIGABIT) for a in (0, 1))
+    write_profile(tmp_path, _profile(rows, world=2, per_node=1))
+    assert frame.run(["profile", "show", str(tmp_path), "--stragglers", "--strict"]) == 0
