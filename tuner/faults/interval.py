@@ -96,6 +96,9 @@ def cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
     found = _cycle(jobs, reliability, step_s=step_s)
     if not storage.asynchronous or reliability.interval_s is not None:
         return found
+    if np.all(found.work_s > found.background_s):
+        # No write lengthens the interval, and beside the training it never costs more.
+        return found
     waiting = replace(reliability, storage=replace(storage, asynchronous=False))
     return _better(found, _cycle(jobs, waiting, step_s=step_s))
 
