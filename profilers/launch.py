@@ -14,22 +14,22 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from profilers.errors import NOBODYS_FAULT, RankError
 from profilers.job import Job
+from profilers.local_ranks import end_sessions, rendezvous_folder
 from profilers.progress import Progress, ProgressEvent
 
 SILENCE_S = 120.0
 POLL_S = 0.2
 GRACE_S = 2.0
-"""Between asking a rank to leave and killing it; and for the other ranks to tell their side."""
+"""For the other ranks to tell their side, once one has failed."""
 
 
 def run_workers(job: Job, *, ranks: int, progress: Progress, silence_s: float = SILENCE_S) -> None:
@@ -39,10 +39,10 @@ def run_workers(job: Job, *, ranks: int, progress: Progress, silence_s: float = 
         RankError: a rank failed, died or fell silent.
         ProfilerError: what no rank is to blame for, as an unreadable profile to resume.
     """
-    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
-        job_file = Path(scratch) / "job.json"
+    with rendezvous_folder() as scratch:
+        job_file = scratch / "job.json"
         job_file.write_text(job.model_dump_json(), encoding="utf-8")
-        with _started(Path(scratch), ranks=ranks) as workers:
+        with _started(scratch, ranks=ranks) as workers:
             _follow(workers, progress=progress, silence_s=silence_s)
 
 
@@ -168,19 +168,6 @@ def _require_talk(workers: list[_Worker], *, now_s: float, silence_s: float) -> 
 
 
 def _end(workers: list[_Worker]) -> None:
-    """Ask every session to leave, then kill what is left of it."""
+    end_sessions([worker.process for worker in workers])
     for worker in workers:
-        _signal(worker, signal.SIGTERM)
-    deadline_s = time.monotonic() + GRACE_S
-    for worker in workers:
-        with suppress(subprocess.TimeoutExpired):
-            worker.process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
-        _signal(worker, signal.SIGKILL)
-        worker.process.wait()
         os.close(worker.pipe)
-
-
-def _signal(worker: _Worker, number: signal.Signals) -> None:
-    if worker.process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(worker.process.pid, number)

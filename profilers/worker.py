@@ -9,25 +9,22 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from profilers.errors import LostPeersError, ProfilerError
 from profilers.job import Job
+from profilers.local_ranks import LOOPBACK_ONLY, STORE_NAME, leave_with
 from profilers.progress import ProgressEvent
 from profilers.ranks import RankInfo
-
-WATCH_S = 0.5
 
 
 def main(arguments: list[str]) -> int:
     """Measure as one rank; exit code 0, or 1 after reporting an error."""
     scratch, rank, ranks, pipe, parent = arguments[0], *map(int, arguments[1:])
     signal.signal(signal.SIGTERM, _leave)
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    leave_with(parent, folder=Path(scratch))
     job = Job.model_validate_json((Path(scratch) / "job.json").read_bytes())
     info = RankInfo(rank=rank, world=ranks, local_rank=rank, local_world=ranks)
 
@@ -37,15 +34,14 @@ def main(arguments: list[str]) -> int:
     def progress(event: ProgressEvent) -> None:
         tell(event.model_dump())
 
-    # Ranks of one host meet over loopback, whatever the host believes its name to be.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.update(LOOPBACK_ONLY)
     try:
         from profilers.conduct import conduct
 
         conduct(
             job,
             info=info,
-            rendezvous=Path(scratch) / "meet",
+            rendezvous=Path(scratch) / STORE_NAME,
             progress=progress,
             alive=lambda: tell({}),
         )
@@ -63,13 +59,6 @@ def main(arguments: list[str]) -> int:
 
 def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(1)
-
-
-def _watch(parent: int) -> None:
-    """Leave at once when the parent is gone: nobody would kill this process any more."""
-    while os.getppid() == parent:
-        time.sleep(WATCH_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

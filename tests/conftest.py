@@ -1,9 +1,11 @@
 """What every test may take for granted, however the run was started."""
 
+import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -21,3 +23,34 @@ def _ctrl_c_is_heard() -> Iterator[None]:
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)
+
+
+@pytest.fixture
+def sockets_of_children() -> Callable[[], dict[int, set[str]]]:
+    """Addresses at which each process that this one started can be reached, by its id."""
+
+    def reachable() -> dict[int, set[str]]:
+        found = {}
+        for process in psutil.Process().children(recursive=True):
+            # Whoever has ended between the two looks listens no more.
+            with contextlib.suppress(psutil.Error):
+                its = {
+                    each.laddr.ip
+                    for each in process.net_connections("inet")
+                    if each.status == psutil.CONN_LISTEN
+                    or (each.status == psutil.CONN_NONE and not each.raddr)
+                }
+                if its:
+                    found[process.pid] = its
+        return found
+
+    return reachable
+
+
+@pytest.fixture
+def outside_card() -> str:
+    """A network card of this machine that others can reach; loopback where it has none."""
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        if any(each.family == 2 and not each.address.startswith("127.") for each in addresses):
+            return name
+    return "lo"

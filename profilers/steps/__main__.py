@@ -1,9 +1,11 @@
-"""Run the reference step: `torchrun --nproc-per-node N -m profilers.steps CONFIG --report REPORT`.
+"""Run the reference step on this rank: `python -P -m profilers.steps CONFIG --report REPORT`.
 
-Works without torchrun for one rank. Exit codes: 0 done, 2 unusable configuration or number of
-ranks, 77 out of memory, 1 any other error (with its traceback); a run past its deadline is killed
-by SIGALRM. `--memory-limit 2GiB` holds every rank to that much for model and step, as a smaller
-device would (profilers/steps/limit.py); `--progress FILE` tells every timed step as it is done.
+Several ranks of one host are started by `python -P -m profilers.local_ranks --ranks N` before
+`profilers.steps`, those of several nodes by torchrun; one rank needs neither. Exit codes: 0 done,
+2 unusable configuration or number of ranks, 77 out of memory, 1 any other error (with its
+traceback); a run past its deadline is killed by SIGALRM. `--memory-limit 2GiB` holds every rank to
+that much for model and step, as a smaller device would (profilers/steps/limit.py); `--progress
+FILE` tells every timed step as it is done.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from pydantic import ValidationError
 from profilers.devices import is_out_of_memory, pick_device
 from profilers.errors import RankError
 from profilers.heap import map_blocks
+from profilers.local_ranks import LOOPBACK_ONLY
 from profilers.steps.config import StepConfig
 from profilers.steps.run import refusal, run, start
 
@@ -74,6 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_and_report(config: StepConfig, report: Path, progress: Path | None) -> None:
+    if not dist.is_torchelastic_launched():
+        # gloo opens a socket even for a rank alone.
+        os.environ.update(LOOPBACK_ONLY)
     device = pick_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if config.memory_limit_bytes is not None and device.type == "cpu":
         map_blocks()

@@ -7,10 +7,12 @@ after it (profilers/steps/limit.py).
 """
 
 import gc
+import os
 import platform
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from profilers.errors import RankError
 from profilers.heap import keep_heap
+from profilers.local_ranks import PARENT, RENDEZVOUS, leave_with
 from profilers.machine import processor_name
 from profilers.steps.config import RankMemory, StepConfig, StepReport
 from profilers.steps.layout import Layout, join
@@ -70,7 +73,7 @@ def run(config: StepConfig, layout: Layout, *, told: Told = lambda _seconds: Non
 
 
 def start(config: StepConfig, *, device: torch.device) -> Layout:
-    """Join the job that torchrun started, or make one of this single process.
+    """Join the ranks that profilers/local_ranks.py or torchrun started, or be the only one.
 
     Raises:
         RankError: the job has another number of ranks than the configuration, or the dispatcher
@@ -79,7 +82,9 @@ def start(config: StepConfig, *, device: torch.device) -> Layout:
     degrees = config.parallelism
     backend = "nccl" if device.type == "cuda" else "gloo"
     bound = device if device.type == "cuda" else None
-    if dist.is_torchelastic_launched():
+    if rendezvous := os.environ.get(RENDEZVOUS):
+        _meet(Path(rendezvous), backend=backend, bound=bound)
+    elif dist.is_torchelastic_launched():
         dist.init_process_group(backend, timeout=GROUP_TIMEOUT, device_id=bound)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]  # not in the stub
@@ -88,9 +93,25 @@ def start(config: StepConfig, *, device: torch.device) -> Layout:
         raise RankError(
             f"{dist.get_world_size()} ranks were started, the configuration needs {degrees.world}"
             f" (tensor {degrees.tensor} x pipeline {degrees.pipeline} x data {degrees.data}):"
-            f" use torchrun --nproc-per-node {degrees.world}"
+            f" use python -P -m profilers.local_ranks --ranks {degrees.world} profilers.steps ..."
         )
     return join(degrees, device=device, timeout=GROUP_TIMEOUT)
+
+
+def _meet(file: Path, *, backend: str, bound: torch.device | None) -> None:
+    """Join the other ranks of this host through a file; leave when who started them is gone."""
+    leave_with(int(os.environ[PARENT]), folder=file.parent)
+    world = int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(str(file), world)  # type: ignore[attr-defined]  # not in the stub
+    store.set_timeout(GROUP_TIMEOUT)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=int(os.environ["RANK"]),
+        world_size=world,
+        timeout=GROUP_TIMEOUT,
+        device_id=bound,
+    )
 
 
 def refusal(config: StepConfig) -> str | None:

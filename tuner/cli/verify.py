@@ -47,7 +47,7 @@ def command(
     launcher: Annotated[
         LauncherName,
         typer.Option(
-            help="How trials are started; local: torchrun here; slurm: a job each; command: yours.",
+            help="How trials are started; local: ranks here; slurm: a job each; command: yours.",
             rich_help_panel=LAUNCHERS,
         ),
     ] = "local",

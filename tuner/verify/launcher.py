@@ -1,7 +1,7 @@
 """Start one trial on this machine and see to its end: report, failure or hang; nothing is left.
 
 Whatever ends a trial (its report, a crash, the deadline, Ctrl-C), all of its processes are gone
-before `run_command` returns. torchrun gives every rank a session of its own, and ranks outlive a
+before `run_command` returns. Every rank has a session of its own, and those of torchrun outlive a
 torchrun that was killed, so neither process groups nor descent find them all: every process of a
 trial carries the trial's folder in its environment, under `TRIAL_MARK`. Should this process itself
 be killed, ranks notice that and end (`--parent`), at the latest at their `--deadline`.
@@ -29,6 +29,7 @@ from typing import Final, Protocol
 
 from pydantic import ValidationError
 
+from profilers.local_ranks import RENDEZVOUS
 from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
 from tuner.launch.step_config import step_config
@@ -62,7 +63,10 @@ COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 """What colours text on a terminal."""
 
 RANK_EXIT_CODE: Final = re.compile(r"exitcode\s*: (-?\d+)")
-"""How torchrun reports a rank that failed."""
+"""How torchrun and profilers/local_ranks.py report a rank that failed."""
+
+RANK_DIED: Final = re.compile(r"^profilers\.local_ranks: (rank \d+ died with \w+)", re.MULTILINE)
+"""How profilers/local_ranks.py names a rank whose peers then fail with errors of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +183,7 @@ def launch_locally(
     deadline_s: float,
     hopeless: Hopeless = never_hopeless,
 ) -> LaunchResult:
-    """Run the reference step with torchrun on this machine.
+    """Run the reference step on ranks of this machine (profilers/local_ranks.py).
 
     Raises:
         EnvironmentMissingError: PyTorch is not installed.
@@ -196,8 +200,9 @@ def launch_locally(
 
 def trial_command(config: StepConfig, *, folder: Path, deadline_s: float) -> tuple[str, ...]:
     """Return the command of one trial; one rank needs no launcher."""
+    python = (sys.executable, "-P", "-m")
     step = (
-        *(sys.executable, "-P", "-m", "profilers.steps", str(folder / CONFIG_NAME)),
+        *("profilers.steps", str(folder / CONFIG_NAME)),
         f"--report={folder / REPORT_NAME}",
         f"--progress={folder / PROGRESS_NAME}",
         f"--deadline={deadline_s + GRACE_S:.0f}",
@@ -205,9 +210,8 @@ def trial_command(config: StepConfig, *, folder: Path, deadline_s: float) -> tup
     )
     world = config.parallelism.world
     if world == 1:
-        return step
-    launcher = (sys.executable, "-P", "-m", "torch.distributed.run")
-    return (*launcher, "--standalone", f"--nproc-per-node={world}", "--no-python", *step)
+        return (*python, *step)
+    return (*python, "profilers.local_ranks", f"--ranks={world}", f"--folder={folder}", *step)
 
 
 def launch_command(
@@ -310,11 +314,11 @@ def trial_environment(environment: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in environment.items()
-        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        if name
+        not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", RENDEZVOUS)
         and not name.startswith("TORCHELASTIC_")
     }
-    # Ranks of one host meet over loopback, whatever the host believes its name to be.
-    return {"GLOO_SOCKET_IFNAME": "lo"} | kept | {"OMP_NUM_THREADS": "1"}
+    return kept | {"OMP_NUM_THREADS": "1"}
 
 
 def judge(exit_code: int, *, tail: str, report_file: Path, wall_s: float) -> LaunchResult:
@@ -364,10 +368,12 @@ def _lack_of_memory(exit_code: int, tail: str) -> str:
 
 
 def _last_error(tail: str, exit_code: int) -> str:
-    """The last line that looks like an exception, else the last one behind the exit code.
+    """The rank that was killed, else the last line that looks like an exception, else the last one.
 
-    torchrun prints much around the first.
+    torchrun prints much around the second; the third stands behind the exit code.
     """
+    if died := RANK_DIED.search(tail):
+        return died[1]
     errors = [
         line.split("]: ", 1)[-1]
         for line in tail.splitlines()

@@ -72,8 +72,7 @@ def launch(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
     """Start a module on some ranks; plain Python for one, which needs no launcher."""
     starter = ["-m"]
     if ranks > 1:
-        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        starter.append("-m")
+        starter += ["profilers.local_ranks", "--ranks", str(ranks)]
     return subprocess.run(
         [sys.executable, *starter, *arguments],
         capture_output=True,

@@ -114,7 +114,7 @@ def _observed(folder: Path, settings: Mapping[str, Setting], *, ranks: int) -> d
     cases.write_text(json.dumps(fields), encoding="utf-8")
     starter = ["-m"]
     if ranks > 1:
-        starter += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+        starter += ["profilers.local_ranks", "--ranks", str(ranks)]
     done = subprocess.run(
         [sys.executable, "-P", *starter, "profilers.steps.testing", str(cases), str(results)],
         capture_output=True,

@@ -183,13 +183,12 @@ def test_the_environment_of_another_launcher_is_dropped_and_threads_are_pinned()
             "MASTER_ADDR": "elsewhere",
             "MASTER_PORT": "1",
             "TORCHELASTIC_RUN_ID": "x",
+            "MOETUNE_RENDEZVOUS": "/elsewhere",
             "OMP_NUM_THREADS": "16",
             "PATH": "/bin",
         }
     )
-    assert found == {"PATH": "/bin", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    chosen = trial_environment({"GLOO_SOCKET_IFNAME": "eth0"})
-    assert chosen["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert found == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
 
 
 def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path) -> None:
@@ -197,13 +196,13 @@ def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path)
     assert plan.decision is not None
     config = step_config(plan, plan.decision, steps=3, warmup_steps=1)
     command = trial_command(config, folder=tmp_path, deadline_s=60.0)
-    assert command[1:4] == ("-P", "-m", "torch.distributed.run")
-    assert "--nproc-per-node=2" in command
+    assert command[1:4] == ("-P", "-m", "profilers.local_ranks")
+    assert "--ranks=2" in command
     assert "--deadline=63" in command
     assert any(word.startswith("--parent=") for word in command)
     single = config.parallelism.model_copy(update={"data": 1, "expert": 1})
     alone = config.model_copy(update={"parallelism": single})
-    assert "torch.distributed.run" not in trial_command(alone, folder=tmp_path, deadline_s=1.0)
+    assert "profilers.local_ranks" not in trial_command(alone, folder=tmp_path, deadline_s=1.0)
 
 
 def test_only_a_clean_exit_asks_for_the_report(tmp_path: Path) -> None:

@@ -1,0 +1,190 @@
+"""Ranks of this host that meet through a file: no port of theirs can be reached from outside.
+
+    python -P -m profilers.local_ranks --ranks 2 profilers.steps step.json --report report.json
+
+Each rank is `python -P -m MODULE ...` in a session of its own, with RANK, WORLD_SIZE, LOCAL_RANK
+and LOCAL_WORLD_SIZE set as torchrun sets them. They meet in a `torch.distributed.FileStore` in a
+folder that this user alone may enter; a TCPStore would listen on every address of the host, even
+when it is told 127.0.0.1, and takes whatever it is sent. gloo and NCCL are held to loopback.
+
+The first rank that fails ends the run, and is named on stderr as torchrun names it (`exitcode`).
+The exit code is that rank's, 128 more than the signal that killed it. Ctrl-C, SIGTERM and SIGHUP
+end all ranks; whatever ends this process, the folder goes with it: should it be killed outright,
+its ranks notice that, remove the folder and leave.
+
+Not covered: other users of this host, who can connect to gloo's ports on loopback.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+LOOPBACK_ONLY: Final[Mapping[str, str]] = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+"""For ranks of one host; stronger than what a login script exports for jobs of several nodes."""
+
+RENDEZVOUS: Final = "MOETUNE_RENDEZVOUS"
+"""Environment variable of ranks that meet through a file: its path."""
+
+PARENT: Final = "MOETUNE_RENDEZVOUS_PARENT"
+"""The process that started them, without which they leave."""
+
+STORE_NAME: Final = "meet"
+GRACE_S: Final = 2.0
+"""Between asking a rank to leave and killing it."""
+WATCH_S: Final = 0.5
+SIGNAL_EXIT: Final = 128
+OUT_OF_MEMORY_EXIT: Final = 77
+"""Of profilers/steps."""
+
+
+@contextmanager
+def rendezvous_folder(inside: Path | None = None) -> Iterator[Path]:
+    """Make a folder that this user alone may enter, and remove it in the end."""
+    with tempfile.TemporaryDirectory(prefix="moetune-ranks-", dir=inside) as folder:
+        yield Path(folder)
+
+
+def end_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask every session to leave, then kill what is left of it."""
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    deadline_s = time.monotonic() + GRACE_S
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+
+def leave_with(parent: int, *, folder: Path) -> None:
+    """End this process when its parent is gone, and remove the folder: nobody else would."""
+
+    def watch() -> NoReturn:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def run_ranks(command: Sequence[str], *, ranks: int, inside: Path | None = None) -> int:
+    """Run a command once for every rank and wait for all of them.
+
+    Args:
+        command: program and arguments, the same for every rank.
+        ranks: how many.
+        inside: where the folder is made in which they meet; None: where temporary files go.
+
+    Returns:
+        The exit code: 0, or that of the first rank that failed.
+    """
+    with rendezvous_folder(inside) as folder:
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            # One by one: those that run must be known when starting the next one fails.
+            for rank in range(ranks):
+                own = _environment(rank, ranks=ranks, folder=folder)
+                started.append(
+                    subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, start_new_session=True, env=own
+                    )
+                )
+            return _first_failure(started)
+        finally:
+            end_sessions(started)
+
+
+def _environment(rank: int, *, ranks: int, folder: Path) -> dict[str, str]:
+    return {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        **LOOPBACK_ONLY,
+        "RANK": f"{rank}",
+        "WORLD_SIZE": f"{ranks}",
+        "LOCAL_RANK": f"{rank}",
+        "LOCAL_WORLD_SIZE": f"{ranks}",
+        RENDEZVOUS: str(folder / STORE_NAME),
+        PARENT: f"{os.getpid()}",
+    }
+
+
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait until all have ended well or one has not; name that one."""
+    left = dict(enumerate(processes))
+    while left:
+        # Sleeps until a child ends, whichever it is, and leaves it for `poll` to find.
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_pid not in {each.pid for each in processes}:
+            os.waitpid(ended.si_pid, 0)  # Of whoever became this process by exec.
+            continue
+        codes = {rank: process.poll() for rank, process in left.items()}
+        failed = [(code, rank) for rank, code in codes.items() if code]
+        if failed:
+            # Whoever merely lost a peer ends by itself, with a traceback.
+            code, rank = min(failed, key=lambda one: (one[0] > 0, one[0] != OUT_OF_MEMORY_EXIT))
+            _tell(f"rank {rank} {_ending(code)} (exitcode: {code}); the others are ended")
+            return code if code > 0 else SIGNAL_EXIT - code
+        left = {rank: process for rank, process in left.items() if codes[rank] is None}
+    return 0
+
+
+def _ending(code: int) -> str:
+    if code > 0:
+        return f"failed with exit code {code}"
+    with suppress(ValueError):
+        return f"died with {signal.Signals(-code).name}"
+    return f"died with signal {-code}"
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+def _tell(line: str) -> None:
+    print(f"profilers.local_ranks: {line}", file=sys.stderr, flush=True)  # noqa: T201 - one line
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    # The ranks are being ended from here on; who asks again must not interrupt that.
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(SIGNAL_EXIT + number)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a module on some ranks and return the exit code of the first that failed."""
+    parser = argparse.ArgumentParser(prog="profilers.local_ranks", description=__doc__)
+    parser.add_argument("--ranks", type=int, required=True, help="how many, at least 1")
+    parser.add_argument("--folder", type=Path, help="where they meet, a folder of their own in it")
+    parser.add_argument("module", help="that every rank runs, e.g. profilers.steps")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the module")
+    options = parser.parse_args(arguments)
+    if options.ranks < 1:
+        parser.error(f"--ranks {options.ranks}: must be at least 1")
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    command = (sys.executable, "-P", "-m", options.module, *options.arguments)
+    try:
+        return run_ranks(command, ranks=options.ranks, inside=options.folder)
+    except OSError as error:
+        _tell(f"{error.filename or options.module}: {error.strerror}")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Ranks that are started here end together, are named, and leave no folder behind.
+
+They are small programs without PyTorch; tests/profilers/steps/ and test_sockets.py run real ones.
+"""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from profilers.local_ranks import GRACE_S, RENDEZVOUS
+
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+from profilers.local_ranks import PARENT, RENDEZVOUS, leave_with
+rank = int(os.environ["RANK"])
+meet = Path(os.environ[RENDEZVOUS])
+leave_with(int(os.environ[PARENT]), folder=meet.parent)
+Path(sys.argv[1], f"{rank}.pid").write_text(f"{os.getpid()} {oct(meet.parent.stat().st_mode)}")
+"""
+"""Says where it is, and goes on as the test says."""
+
+PATIENCE_S = 30.0
+
+
+class Job:
+    """Ranks under way: `python -P -m profilers.local_ranks --ranks N rank FOLDER`."""
+
+    def __init__(self, folder: Path, text: str, *, ranks: int) -> None:
+        self.folder = folder
+        self.scratch = folder / "tmp"
+        self.scratch.mkdir()
+        (folder / "rank.py").write_text(RANK + text)
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "profilers.local_ranks", f"--ranks={ranks}"),
+                *("rank", str(folder)),
+            ],
+            env=os.environ
+            | {
+                "TMPDIR": str(self.scratch),
+                "PYTHONPATH": str(folder),
+                "GLOO_SOCKET_IFNAME": "eth0",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def rank(self, rank: int) -> psutil.Process:
+        """The process of a rank, once it has said where it is."""
+        file = self.folder / f"{rank}.pid"
+        until_s = time.monotonic() + PATIENCE_S
+        while not file.exists() or not file.read_text():
+            assert time.monotonic() < until_s
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+        return psutil.Process(int(file.read_text().split()[0]))
+
+    def ended(self) -> tuple[int, str]:
+        """Exit code and what it said on stderr; nobody and nothing may be left."""
+        _, said = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, said
+
+    def left(self) -> list[psutil.Process]:
+        """Ranks that still run after a while."""
+        ranks = [psutil.Process(pid) for pid in self._pids() if psutil.pid_exists(pid)]
+        return psutil.wait_procs(ranks, timeout=PATIENCE_S)[1]
+
+    def _pids(self) -> list[int]:
+        return [int(file.read_text().split()[0]) for file in self.folder.glob("*.pid")]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[list[Job]]:
+    found: list[Job] = []
+    yield found
+    for job in found:
+        job.process.kill()
+        job.process.communicate()
+
+
+def _job(jobs: list[Job], folder: Path, text: str, *, ranks: int = 2) -> Job:
+    folder.mkdir(exist_ok=True)
+    jobs.append(Job(folder, text, ranks=ranks))
+    return jobs[-1]
+
+
+def test_every_rank_knows_its_place_and_meets_in_a_private_folder(
+    jobs: list[Job], tmp_path: Path
+) -> None:
+    text = """
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME")
+words = [os.environ[name] for name in (*names, "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")]
+os.write(1, (" ".join(words) + "\\n").encode())
+"""
+    job = _job(jobs, tmp_path, text, ranks=3)
+    told, complained = job.process.communicate(timeout=PATIENCE_S)
+    assert (job.process.returncode, complained) == (0, "")
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    assert sorted(told.splitlines()) == [f"{rank} 3 {rank} 3 lo =lo {threads}" for rank in range(3)]
+    modes = {file.read_text().split()[1] for file in tmp_path.glob("*.pid")}
+    assert modes == {oct(stat.S_IFDIR | 0o700)}
+    assert list(job.scratch.iterdir()) == []
+
+
+def test_the_rank_that_failed_is_named_and_the_others_are_ended(
+    jobs: list[Job], tmp_path: Path
+) -> None:
+    failures = {
+        "sys.exit(7)": (7, "rank 1 failed with exit code 7 (exitcode: 7); the others are ended"),
+        "sys.exit(77)": (77, "rank 1 failed with exit code 77 (exitcode: 77)"),
+        "os.kill(os.getpid(), signal.SIGKILL)": (137, "rank 1 died with SIGKILL (exitcode: -9)"),
+        "os.kill(os.getpid(), signal.SIGRTMIN + 1)": (163, "rank 1 died with signal 35"),
+    }
+    for number, (failure, (code, words)) in enumerate(failures.items()):
+        text = f"{failure} if rank else time.sleep(600)"
+        job = _job(jobs, tmp_path / f"{number}", text)
+        begun_s = time.monotonic()
+        found, said = job.ended()
+        assert (found, len(said.splitlines())) == (code, 1), failure
+        assert words in said
+        assert not job.left()
+        assert list(job.scratch.iterdir()) == [], failure
+        assert time.monotonic() - begun_s < PATIENCE_S
+
+
+def test_whoever_merely_lost_a_peer_is_not_blamed(jobs: list[Job], tmp_path: Path) -> None:
+    # Their parent is stopped for a second, so that it finds both ended at once.
+    text = """
+import subprocess
+if rank:
+    time.sleep(600)
+while not (other := Path(sys.argv[1], "1.pid")).exists() or not other.read_text():
+    time.sleep(0.01)
+go_on = f"import os, time; time.sleep(1.0); os.kill({os.getppid()}, {int(signal.SIGCONT)})"
+subprocess.Popen([sys.executable, "-S", "-c", go_on], start_new_session=True)
+os.kill(os.getppid(), signal.SIGSTOP)
+os.kill(int(other.read_text().split()[0]), signal.SIGKILL)
+sys.exit(1)
+"""
+    code, said = _job(jobs, tmp_path, text).ended()
+    assert (code, said.count("rank 1 died with SIGKILL")) == (137, 1)
+
+
+def test_whoever_asks_for_the_end_gets_it_and_nothing_is_left(
+    jobs: list[Job], tmp_path: Path
+) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        job = _job(
+            jobs, tmp_path / number.name, deaf if number is signal.SIGHUP else "time.sleep(600)"
+        )
+        for rank in range(2):
+            job.rank(rank)
+        begun_s = time.monotonic()
+        job.process.send_signal(number)
+        job.process.send_signal(number)
+        code, said = job.ended()
+        assert (code, said) == (128 + number, ""), number
+        assert not job.left()
+        assert list(job.scratch.iterdir()) == [], number
+        assert time.monotonic() - begun_s < GRACE_S + 20.0
+
+
+def test_ranks_whose_starter_was_killed_leave_and_take_the_folder_with_them(
+    jobs: list[Job], tmp_path: Path
+) -> None:
+    job = _job(jobs, tmp_path, "time.sleep(600)")
+    for rank in range(2):
+        job.rank(rank)
+    assert [oct(one.stat().st_mode) for one in job.scratch.iterdir()] == ["0o40700"]
+    job.process.kill()
+    assert not job.left()
+    assert list(job.scratch.iterdir()) == []
+
+
+def test_what_cannot_be_started_is_one_line(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    for words, code, said in (
+        (("--ranks=0", "rank"), 2, "--ranks 0: must be at least 1"),
+        (("--ranks=2", f"--folder={absent}", "rank"), 2, "No such file or directory"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "profilers.local_ranks", *words],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == code
+        assert said in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+    assert RENDEZVOUS not in os.environ
