@@ -1,7 +1,9 @@
-"""Emits the reference training step under torchrun: `step.json`, `train.json` and `run.sh`.
+"""Emits the reference training step: `step.json`, `train.json` and `run.sh`.
 
 The step ships with the product (profilers/steps/), so the folder starts as it lies. `step.json` is
 what verification launches; `train.json` lets the router learn, with chunks chosen at run time.
+Ranks of one node are started as verification starts them (profilers/local_ranks.py), so that
+nothing of theirs listens beyond loopback; those of several nodes by torchrun.
 """
 
 from pathlib import PurePosixPath
@@ -18,6 +20,13 @@ TIMED_STEPS: Final = 8
 """Enough for a median; a user edits `step.json` for more."""
 WARMUP_STEPS: Final = 2
 
+_ONE_NODE: Final = """\
+  # The ranks meet through a file, and listen on loopback alone.
+  LAUNCHER=("${PYTHON:-python}" -P -m profilers.local_ranks "--ranks=$NPROC_PER_NODE")
+"""
+_SEVERAL_NODES: Final = """\
+  LAUNCHER+=(--no-python "${PYTHON:-python}" -P -m)
+"""
 
 _OWN_ENVIRONMENT: Final = (
     "  PYTHON                   the interpreter",
@@ -36,8 +45,8 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     script = (
         "#!/usr/bin/env bash\n"
         + comment((*said, "", *ENVIRONMENT_NOTE, *_OWN_ENVIRONMENT))
-        + preamble(shape)
-        + 'exec "${LAUNCHER[@]}" --no-python "${PYTHON:-python}" -P -m profilers.steps \\\n'
+        + preamble(shape, one_node=_ONE_NODE, several_nodes=_SEVERAL_NODES)
+        + 'exec "${LAUNCHER[@]}" profilers.steps \\\n'
         + '  "${CONFIG:-step.json}" "--report=${REPORT:-report.json}" "$@"\n'
     )
     return (

@@ -39,7 +39,7 @@ if program == "scontrol":
 if program == "srun":
     raise SystemExit(subprocess.run(sys.argv[sys.argv.index("bash") :]).returncode)
 """
-_RECORDED = ("torchrun", "srun", "scontrol")
+_RECORDED = ("torchrun", "python", "srun", "scontrol")
 
 
 def sample_decision(**changes: Any) -> TrainDecision:
@@ -141,7 +141,10 @@ class Ran:
 
 
 class Recorders:
-    """A folder of programs that write down their calls; srun also starts what it is given."""
+    """A folder of programs that write down their calls; srun also starts what it is given.
+
+    `python` is what starts the ranks of the reference step where they are on one node.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._programs = folder / "programs"

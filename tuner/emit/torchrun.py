@@ -3,7 +3,15 @@
 Ranks follow node numbers (torchrun's static rendezvous), because the innermost groups of a decision
 are meant to stay inside a node. A script refuses to start on another number of devices than the
 decision's. Where the order of nodes matters, a node's number is its line in `hosts.txt`.
+
+One node: gloo and NCCL are held to loopback. The store through which ranks meet (TCPStore) listens
+on every address all the same, whichever rendezvous, address or local address torchrun is given
+(tests/tuner/emit/test_torchrun.py); the static one at least unpickles nothing that it is sent, as
+that of `--standalone` does. Files of torchrun itself, such as the error of each rank, go into
+`torchrun/` beside the script and not into the temporary folder.
 """
+
+from typing import Final
 
 from tuner.emit.files import comment
 from tuner.emit.hosts import HOSTS_NAME, notes
@@ -17,8 +25,29 @@ ENVIRONMENT_NOTE = (
 )
 
 
-def preamble(shape: LaunchShape) -> str:
-    """Return bash that fills the array LAUNCHER with torchrun and its rendezvous."""
+ONE_NODE: Final = """\
+  # gloo and NCCL stay on loopback. torchrun's own store does not: it listens on every address of
+  # this node without authentication, which no option of it changes; keep the port from others.
+  export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
+  export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=lo}"
+  LAUNCHER+=(
+    "--node-rank=0"
+    "--rdzv-backend=static"
+    "--master-addr=127.0.0.1"
+    "--master-port=${MASTER_PORT:-$((20000 + RANDOM % 12000))}"
+  )
+"""
+"""How torchrun starts the ranks of one node; ports are below those that systems give out."""
+
+
+def preamble(shape: LaunchShape, *, one_node: str = ONE_NODE, several_nodes: str = "") -> str:
+    """Return bash that fills the array LAUNCHER with torchrun and its rendezvous.
+
+    Args:
+        shape: nodes and devices on each.
+        one_node: bash that completes LAUNCHER, or replaces it, where all ranks are on one node.
+        several_nodes: bash that completes it further where they are not.
+    """
     return f"""\
 set -euo pipefail
 cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"
@@ -38,17 +67,19 @@ if (( 10#$NNODES * 10#$NPROC_PER_NODE != {shape.num_devices} )); then
   exit 2
 fi
 {_rank_by_line(shape)}
+[[ ! -w . ]] || export PET_LOG_DIR="${{PET_LOG_DIR:-$PWD/torchrun}}"
 LAUNCHER=(torchrun "--nnodes=$NNODES" "--nproc-per-node=$NPROC_PER_NODE")
 if (( 10#$NNODES > 1 )); then
+  # The store listens on every address of the first node, and whoever reaches MASTER_PORT there can
+  # write to it without authentication: keep the network between the nodes private.
   LAUNCHER+=(
     "--node-rank=$NODE_RANK"
     "--rdzv-backend=static"
     "--master-addr=${{MASTER_ADDR:?is needed with several nodes: the name of the first one}}"
     "--master-port=${{MASTER_PORT:-29500}}"
   )
-else
-  LAUNCHER+=(--standalone)
-fi
+{several_nodes}else
+{one_node}fi
 """
 
 

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,30 +57,37 @@ def test_the_script_starts_the_training_run_when_asked(tmp_path: Path) -> None:
         tmp_path / "run.sh", cwd=Path("/"), CONFIG="train.json"
     )
     assert ran.code == 0, ran.stderr
-    assert ran.only("torchrun")[-2:] == ["train.json", "--report=report.json"]
+    assert ran.only("python")[-2:] == ["train.json", "--report=report.json"]
 
 
 def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> None:
     write_emitted(tmp_path, emit("reference", _two_ranks()))
-    ran = Recorders(tmp_path / "recorders").run(
-        tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), PYTHON="/opt/py thon", REPORT="-r"
-    )
+    recorders = Recorders(tmp_path / "recorders")
+    python = tmp_path / "py thon" / "python"
+    python.parent.mkdir()
+    shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
+    asked = {"PYTHON": str(python), "REPORT": "-r"}
+    ran = recorders.run(tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **asked)
     assert ran.code == 0, ran.stderr
     (call,) = ran.calls
     assert call["environment"]["OMP_NUM_THREADS"] == "1"
+    step = ["profilers.steps", "step.json", "--report=-r", "--deadline", "9"]
+    assert ran.only("python") == ["-P", "-m", "profilers.local_ranks", "--ranks=2", *step]
+    # Ranks of two nodes meet at the first one, and torchrun starts them.
+    spread = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "head"}
+    ran = recorders.run(tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **asked, **spread)
     assert ran.only("torchrun") == [
-        "--nnodes=1",
-        "--nproc-per-node=2",
-        "--standalone",
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--node-rank=0",
+        "--rdzv-backend=static",
+        "--master-addr=head",
+        "--master-port=29500",
         "--no-python",
-        "/opt/py thon",
+        str(python),
         "-P",
         "-m",
-        "profilers.steps",
-        "step.json",
-        "--report=-r",
-        "--deadline",
-        "9",
+        *step,
     ]
 
 
@@ -88,6 +96,8 @@ def test_the_emitted_folder_really_trains(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "my launch $(exit 1)"
     write_emitted(folder, emit("reference", _two_ranks()))
     programs = Path(sys.executable).parent
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
     subprocess.run(
         ["bash", str(folder / "run.sh")],
         cwd="/",
@@ -96,11 +106,14 @@ def test_the_emitted_folder_really_trains(tmp_path: Path, name: str) -> None:
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHON": sys.executable,
             "CONFIG": name,
+            "TMPDIR": str(scratch),
         },
         check=True,
         capture_output=True,
         timeout=200,
     )
+    # PyTorch keeps a cache of its own.
+    assert [file for file in scratch.iterdir() if "torchinductor" not in file.name] == []
     report = StepReport.model_validate_json((folder / "report.json").read_text(encoding="utf-8"))
     assert len(report.step_s) == 8
     assert report.tokens_per_step == 64

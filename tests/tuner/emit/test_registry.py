@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -160,7 +161,7 @@ def test_the_devices_asked_for_are_those_of_the_plan(
 
 
 def _devices_asked(launch: Path, *, target: str) -> int:
-    """Return nodes times processes, as Slurm's directives or the call of torchrun say."""
+    """Return nodes times processes, as Slurm's directives or the call that starts ranks say."""
     recorders = Recorders(launch / "recorders")
     if target == "slurm":
         text = (launch / "slurm" / "job.sbatch").read_text()
@@ -173,11 +174,10 @@ def _devices_asked(launch: Path, *, target: str) -> int:
     environment = {"MASTER_ADDR": "head", **NAMES}
     ran = recorders.run(launch / target / "run.sh", cwd=launch, **environment)
     assert ran.code == 0, ran.stderr
-    options = dict(
-        word.split("=", 1)
-        for word in ran.only("torchrun")
-        if word.startswith("--n") and "=" in word
-    )
+    (call,) = ran.calls
+    options = dict(word.split("=", 1) for word in call["argv"] if "=" in word)
+    if call["program"] == "python":
+        return int(options["--ranks"])
     return int(options["--nnodes"]) * int(options["--nproc-per-node"])
 
 
@@ -200,19 +200,21 @@ def test_hostile_names_and_paths_come_out_harmless(
         write_emitted(launch / each, files)
     recorders = Recorders(tmp_path / "recorders")
     script = launch / target / ("job.sbatch" if target == "slurm" else "run.sh")
+    python = launch / "python"
+    shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
     ran = recorders.run(
         script,
         hostile,
         cwd=script.parent,
         **dict.fromkeys(NAMES, hostile),
         REPORT=hostile,
-        PYTHON=hostile,
+        PYTHON=str(python),
         SLURM_JOB_ID="7",
         SLURM_JOB_NODELIST=hostile,
         SLURM_SUBMIT_DIR=str(script.parent),
     )
     assert ran.code == 0, ran.stderr
-    assert ran.only("torchrun")[-1] == hostile
+    assert ran.only("python" if target in ("reference", "slurm") else "torchrun")[-1] == hostile
     assert not list(tmp_path.rglob("injected"))
     if target == "slurm":
         lines = script.read_text().splitlines()

@@ -1,11 +1,12 @@
 """The two scripts of a trial's job: `job.sh` for the batch node, `node.sh` for every node.
 
-`node.sh` starts torchrun and ends it in three cases: the lease in the trial's folder has not
-changed for a while (nobody waits for the trial any more), the trial's own time is over, or the job
-was requeued and this is its former run on a node that only seemed dead. Ranks end with `node.sh`
-(`--parent`), whatever ended it. The lease is compared with what it was, not with a clock, so nodes
-need not agree on the time. A run is known by the job's name, its id, which a controller that lost
-its state gives out again, and its restart.
+`node.sh` starts the ranks of a node: with torchrun where there are several nodes, which meet at the
+first one, else with profilers/local_ranks.py. It ends them in three cases: the lease in the trial's
+folder has not changed for a while (nobody waits for the trial any more), the trial's own time is
+over, or the job was requeued and this is its former run on a node that only seemed dead. Ranks end
+with `node.sh` (`--parent`), whatever ended it. The lease is compared with what it was, not with a
+clock, so nodes need not agree on the time. A run is known by the job's name, its id, which a
+controller that lost its state gives out again, and its restart.
 
 `job.sh` runs on the first node of the allocation (sbatch(1)), which is where ranks meet. It leaves
 the exit code of the run in `exit`. Ranks that fail because a node died do so before Slurm misses
@@ -80,18 +81,19 @@ def node_script(*, shape: LaunchShape, deadline_s: float, lease_s: float) -> str
         lease_s: how long it goes on after the lease was renewed for the last time.
     """
     step = (
-        f"-P -m profilers.steps {CONFIG_NAME} --report={REPORT_NAME} --progress={PROGRESS_NAME}"
+        f"profilers.steps {CONFIG_NAME} --report={REPORT_NAME} --progress={PROGRESS_NAME}"
         f' --deadline={deadline_s + GRACE_S:.0f} --parent="$$"'
     )
     python = shlex.quote(sys.executable)
-    if shape.num_devices == 1:
-        start = f"{python} {step}"
-    else:
+    start = f"{python} -P -m {step}"
+    if shape.nodes > 1:
         start = (
-            f"{python} -P -m torch.distributed.run {_RENDEZVOUS if shape.nodes > 1 else _ALONE}"
+            f"{python} -P -m torch.distributed.run {_RENDEZVOUS}"
             f" --nnodes={shape.nodes} --nproc-per-node={shape.devices_per_node}"
-            f" --no-python {python} {step}"
+            f" --no-python {start}"
         )
+    elif shape.num_devices > 1:
+        start = f"{python} -P -m profilers.local_ranks --ranks={shape.num_devices} {step}"
     return _NODE.format(
         start=start,
         lease_s=round(lease_s),
@@ -111,9 +113,8 @@ PROBE_S: Final = 60
 
 _RENDEZVOUS: Final = (
     '--node-rank="$SLURM_NODEID" --rdzv-backend=static'
-    ' --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"'
+    ' --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --log-dir="$PWD/torchrun"'
 )
-_ALONE: Final = "--standalone"
 
 _JOB: Final = f"""
 set -u

@@ -148,6 +148,14 @@ def test_nodes_meet_at_the_first_one(tmp_path: Path) -> None:
     assert "--deadline=63" in text
     alone = node_script(shape=ONE, deadline_s=60.0, lease_s=300.0)
     assert "torch.distributed.run" not in alone
+    assert "profilers.local_ranks" not in alone
+
+
+def test_ranks_of_one_node_meet_through_a_file() -> None:
+    shape = LaunchShape(nodes=1, devices_per_node=2, device_kind="cpu")
+    text = node_script(shape=shape, deadline_s=60.0, lease_s=300.0)
+    assert "-P -m profilers.local_ranks --ranks=2 profilers.steps step.json" in text
+    assert "torch.distributed.run" not in text
 
 
 @pytest.fixture

@@ -35,8 +35,11 @@ if (( 10#$NNODES * 10#$NPROC_PER_NODE != 16 )); then
   exit 2
 fi
 
+[[ ! -w . ]] || export PET_LOG_DIR="${PET_LOG_DIR:-$PWD/torchrun}"
 LAUNCHER=(torchrun "--nnodes=$NNODES" "--nproc-per-node=$NPROC_PER_NODE")
 if (( 10#$NNODES > 1 )); then
+  # The store listens on every address of the first node, and whoever reaches MASTER_PORT there can
+  # write to it without authentication: keep the network between the nodes private.
   LAUNCHER+=(
     "--node-rank=$NODE_RANK"
     "--rdzv-backend=static"
@@ -44,7 +47,16 @@ if (( 10#$NNODES > 1 )); then
     "--master-port=${MASTER_PORT:-29500}"
   )
 else
-  LAUNCHER+=(--standalone)
+  # gloo and NCCL stay on loopback. torchrun's own store does not: it listens on every address of
+  # this node without authentication, which no option of it changes; keep the port from others.
+  export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
+  export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=lo}"
+  LAUNCHER+=(
+    "--node-rank=0"
+    "--rdzv-backend=static"
+    "--master-addr=127.0.0.1"
+    "--master-port=${MASTER_PORT:-$((20000 + RANDOM % 12000))}"
+  )
 fi
 # Megatron-LM's overlap of communication and computation counts on one hardware queue.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"

@@ -31,16 +31,21 @@ if (( 10#$NNODES * 10#$NPROC_PER_NODE != 16 )); then
   exit 2
 fi
 
+[[ ! -w . ]] || export PET_LOG_DIR="${PET_LOG_DIR:-$PWD/torchrun}"
 LAUNCHER=(torchrun "--nnodes=$NNODES" "--nproc-per-node=$NPROC_PER_NODE")
 if (( 10#$NNODES > 1 )); then
+  # The store listens on every address of the first node, and whoever reaches MASTER_PORT there can
+  # write to it without authentication: keep the network between the nodes private.
   LAUNCHER+=(
     "--node-rank=$NODE_RANK"
     "--rdzv-backend=static"
     "--master-addr=${MASTER_ADDR:?is needed with several nodes: the name of the first one}"
     "--master-port=${MASTER_PORT:-29500}"
   )
+  LAUNCHER+=(--no-python "${PYTHON:-python}" -P -m)
 else
-  LAUNCHER+=(--standalone)
+  # The ranks meet through a file, and listen on loopback alone.
+  LAUNCHER=("${PYTHON:-python}" -P -m profilers.local_ranks "--ranks=$NPROC_PER_NODE")
 fi
-exec "${LAUNCHER[@]}" --no-python "${PYTHON:-python}" -P -m profilers.steps \
+exec "${LAUNCHER[@]}" profilers.steps \
   "${CONFIG:-step.json}" "--report=${REPORT:-report.json}" "$@"
