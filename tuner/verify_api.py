@@ -46,6 +46,7 @@ from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.slurm.launcher import Pace, SlurmLauncher
 from tuner.verify.slurm.options import parsed_options
 from tuner.verify.slurm.queue import check_programs
+from tuner.verify.trial_network import Network, TrialNetwork
 from tuner.verify.under_way import note
 from tuner.verify.verification import (
     Effort,
@@ -189,13 +190,22 @@ def slurm_trials(
     )
 
 
-def command_trials(*, command: str, metrics: str, folder: Path | None = None) -> CommandLauncher:
+def command_trials(
+    *,
+    command: str,
+    metrics: str,
+    folder: Path | None = None,
+    network: Network = "own",
+    told: Callable[[str], None] = lambda _line: None,
+) -> CommandLauncher:
     """Return what runs trials by the user's own command.
 
     Args:
         folder: of the plan, whose recorded routing is reproduced where the engine can; None: none.
         command: a template, see tuner/verify/command.py for its placeholders.
         metrics: how its steps are read, see tuner/verify/metrics.py.
+        network: of trials, see tuner/verify/trial_network.py.
+        told: hears a line where they can be reached from outside.
 
     Raises:
         SpecError: the template or the way to read it is none.
@@ -206,6 +216,7 @@ def command_trials(*, command: str, metrics: str, folder: Path | None = None) ->
         environment=os.environ,
         prepare=_write_launch_files,
         routing=None if folder is None else _used_routing(folder),
+        network=TrialNetwork(choice=network, told=told),
     )
 
 

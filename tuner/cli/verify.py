@@ -18,6 +18,7 @@ PLACEMENT_BUDGET_S = 30.0
 """Of measuring a placement and its alternatives."""
 
 LauncherName = Literal["local", "slurm", "command"]
+NetworkName = Literal["own", "host"]
 DEPLOYMENTS = "Where the plan serves"
 BUDGET = "Budget"
 LAUNCHERS = "Launchers"
@@ -82,6 +83,14 @@ def command(
             rich_help_panel=LAUNCHERS,
         ),
     ] = "",
+    network: Annotated[
+        NetworkName,
+        typer.Option(
+            help="Of trials that your command runs on this machine alone: own, with nothing but"
+            " loopback where that can be made, or host, for programs that load from elsewhere.",
+            rich_help_panel=LAUNCHERS,
+        ),
+    ] = "own",
     metrics: Annotated[
         str,
         typer.Option(
@@ -196,7 +205,13 @@ def command(
             raise SpecError(f"--slurm-wait: {error}") from error
         by = slurm_trials(options=slurm or (), requeue=requeue, queue_s=queue_s, told=_tell)
     elif launcher == "command":
-        by = command_trials(command=command, metrics=metrics or "jsonl", folder=plan)
+        by = command_trials(
+            command=command,
+            metrics=metrics or "jsonl",
+            folder=plan,
+            network=network,
+            told=_tell,
+        )
     effort = Effort(trials=trials, steps=steps, parallel=parallel, repeats=repeats)
     with live_table(total=trials) as watcher:
         verified = api.verify(

@@ -9,10 +9,10 @@ from typing import Final
 
 import typer
 
-FOR_TRAINING: Final = ("--steps", "--budget", "--max-devices", "--storage")
+FOR_TRAINING: Final = ("--steps", "--budget", "--max-devices", "--storage", "--network")
 FOR_DEPLOYMENTS: Final = ("--bench", "--url", "--health", "--runs", "--start-limit")
 FOR_SLURM: Final = ("--slurm", "--slurm-wait", "--requeue", "--no-requeue")
-FOR_COMMAND: Final = ("--command", "--metrics")
+FOR_COMMAND: Final = ("--command", "--metrics", "--network")
 
 HERE: Final = "local"
 WRITTEN: Final = "COMMANDLINE"

@@ -18,6 +18,9 @@ Where the plan was priced with recorded routing, trials of Megatron-LM are given
 theirs as uneven (tuner/verify/forced_routing.py), and their records say so; flags of the template
 come after it and win.
 
+A command that is known to stay on this machine runs in a network of its own, where nothing can be
+reached from outside (tuner/verify/trial_network.py). Files of torchrun go into the trial's folder.
+
 The trial ends when enough steps were read, when it is hopeless, at its deadline or by itself; all
 of its processes on this machine are gone then. What the command starts elsewhere ends with the
 command that started it, as srun and mpirun do.
@@ -52,6 +55,7 @@ from tuner.verify.launcher import (
     timed_out,
 )
 from tuner.verify.metrics import LogReader
+from tuner.verify.trial_network import TrialNetwork
 
 METRICS_NAME: Final = "metrics.jsonl"
 ENOUGH: Final = "enough steps were read"
@@ -171,6 +175,7 @@ class CommandLauncher:
         environment: Mapping[str, str],
         prepare: Callable[[Launch], None],
         routing: RoutingRecord | None = None,
+        network: TrialNetwork | None = None,
     ) -> None:
         """Say what is run.
 
@@ -180,12 +185,14 @@ class CommandLauncher:
             environment: of the command.
             prepare: writes the emitted files of a trial into `launch/` of its folder.
             routing: that the plan was priced with, reproduced where the engine can.
+            network: decides where trials can be reached from; None: as it does by default.
         """
         self._template = template
         self._adapter = adapter
         self._environment = environment
         self._prepare = prepare
         self._routing = routing
+        self._network = network or TrialNetwork()
 
     def __call__(self, launch: Launch) -> LaunchResult:
         """Run one trial.
@@ -213,12 +220,19 @@ class CommandLauncher:
             return ENOUGH if len(steps_s) >= launch.steps else launch.hopeless(steps_s)
 
         deadline_s = min(max(launch.deadline_s, SHORTEST_DEADLINE_S), launch.latest_s)
+        (emitted,) = values["launch"]
+        start = self._network.start(
+            command,
+            script=Path(emitted) / "run.sh",
+            nodes=launch_shape(launch.plan, launch.decision).nodes,
+            environment=_environment(self._environment, emitted, folder=launch.folder),
+        )
         try:
             ran = run_command(
-                command,
+                start.command,
                 folder=launch.folder,
                 deadline_s=deadline_s,
-                environment=_environment(self._environment, values["launch"][0]),
+                environment=start.environment,
                 watch=watch,
             )
         except OSError as error:
@@ -228,7 +242,7 @@ class CommandLauncher:
         if ran.exit_code is None and not ran.stopped:
             return timed_out(deadline_s, wall_s=ran.wall_s)
         if ran.exit_code:
-            return failure(ran.exit_code, tail=tail, wall_s=ran.wall_s)
+            return start.explained(failure(ran.exit_code, tail=tail, wall_s=ran.wall_s), tail=tail)
         found = metrics()
         if not found.steps_s:
             reason = (
@@ -318,14 +332,16 @@ def _free_port() -> int:
         return port
 
 
-def _environment(environment: Mapping[str, str], emitted: str) -> dict[str, str]:
+def _environment(environment: Mapping[str, str], emitted: str, *, folder: Path) -> dict[str, str]:
     kept = {
         name: value
         for name, value in environment.items()
         if name not in LAUNCHER_VARIABLES and not name.startswith("TORCHELASTIC_")
     }
     paths = [emitted, *filter(None, [environment.get("PYTHONPATH")])]
-    return kept | {"PYTHONPATH": ":".join(paths)}
+    # torchrun would leave a folder in the temporary one.
+    logs = {"PET_LOG_DIR": str(folder.resolve() / "torchrun")}
+    return logs | kept | {"PYTHONPATH": ":".join(paths)}
 
 
 def _job(launch: Launch) -> Job:

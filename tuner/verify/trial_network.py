@@ -1,0 +1,161 @@
+"""Which network a trial by the user's command runs in: one of its own where that is safe.
+
+Engines that insist on `env://` meet through a TCPStore, which listens on every address of the
+machine without authentication (tuner/emit/torchrun.py). A command that is known to stay on this
+machine is therefore run where only loopback exists (tuner/verify/own_network.py):
+
+    bash {launch}/run.sh ...    what we emitted, with one node
+    torchrun ...                of one node, or `python -m torch.distributed.run ...`
+
+Anything else may well need the network (srun, mpirun, ssh, docker, a script of the user's own) and
+keeps this machine's, as do decisions of several nodes. Then, and where no namespace can be made,
+one line says what listens. A program that loads its data or tokenizer from elsewhere fails without
+a network; `--network host` gives it this machine's.
+
+Not covered: deployments, whose clients ask them over loopback from here.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from profilers.local_ranks import LOOPBACK_ONLY
+from tuner.verify import own_network
+from tuner.verify.launcher import LaunchResult
+
+Network = Literal["own", "host"]
+
+SHELLS: Final = frozenset({"bash", "sh"})
+PYTHON: Final = re.compile(r"(pypy|python)[0-9.]*")
+TORCHRUN_MODULE: Final = ("-m", "torch.distributed.run")
+PLACE: Final = re.compile(r"--(?:nnodes|rdzv[-_]endpoint|master[-_]addr)(?:=(.*))?")
+"""Options of torchrun that may name other machines."""
+HERE: Final = re.compile(r"1|(localhost|127\.0\.0\.1)(:\d+)?")
+"""What they say of a job of this one."""
+PROBE_S: Final = 10.0
+NEEDS_NETWORK: Final = re.compile(
+    r"name resolution|Name or service not known|Network is unreachable|No route to host"
+    r"|Failed to resolve|Max retries exceeded|EAI_AGAIN"
+)
+"""What programs say that look for something beyond loopback."""
+
+DANGER: Final = (
+    "while one runs, PyTorch's rendezvous (torchrun, env://) listens on every address of it without"
+    " authentication"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A command as it is really started."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    is_own: bool
+    """It has a network of its own."""
+
+    def explained(self, result: LaunchResult, *, tail: str) -> LaunchResult:
+        """Say of a trial that failed for lack of a network how it gets one."""
+        if not self.is_own or result.status != "crashed" or not NEEDS_NETWORK.search(tail):
+            return result
+        way_out = "it had no network but loopback: --network host gives it this machine's"
+        return replace(result, reason=f"{result.reason}; {way_out}")
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialNetwork:
+    """Decides for each trial, and says once where trials can be reached from outside."""
+
+    choice: Network = "own"
+    told: Callable[[str], None] = field(default=lambda _line: None)
+    probe: Callable[[], str] = field(default=lambda: obstacle())
+    _obstacle: str | None = None
+    _has_told: bool = False
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        script: Path,
+        nodes: int,
+        environment: Mapping[str, str],
+    ) -> Start:
+        """Return how a command is started.
+
+        Args:
+            command: of the trial.
+            script: `run.sh` that was emitted for it.
+            nodes: of its decision.
+            environment: of the command.
+        """
+        reason = self._reason(command, script=script, nodes=nodes, environment=environment)
+        if reason:
+            if not self._has_told:
+                self.told(f"trials share this machine's network, {reason}: {DANGER}")
+            self._has_told = True
+            return Start(command=tuple(command), environment=environment, is_own=False)
+        return Start(
+            command=(sys.executable, "-IS", own_network.__file__, *command),
+            # No other card exists there, whatever a login script prefers.
+            environment={**environment, **LOOPBACK_ONLY},
+            is_own=True,
+        )
+
+    def _reason(
+        self, command: Sequence[str], *, script: Path, nodes: int, environment: Mapping[str, str]
+    ) -> str:
+        """Say why a command keeps this machine's network; empty where it does not."""
+        if self.choice == "host":
+            return "as --network host says"
+        if nodes > 1 or environment.get("NNODES", "1") != "1":
+            return "as their nodes have to reach each other"
+        if not stays_here(command, script=script):
+            return "as only 'bash {launch}/run.sh' and torchrun are known to do without it"
+        if self._obstacle is None:
+            self._obstacle = self.probe()
+        if self._obstacle:
+            return f"as one of their own cannot be made here ({self._obstacle})"
+        return ""
+
+
+def stays_here(command: Sequence[str], *, script: Path) -> bool:
+    """Whether a command of a decision of one node is known to start nothing on other machines."""
+    program, *words = command
+    if shutil.which(program) is None:
+        return False
+    name = Path(program).name
+    if Path(program) == script or (name in SHELLS and words[:1] == [str(script)]):
+        return True
+    if PYTHON.fullmatch(name):
+        while words[:1] and words[0] in ("-P", "-u", "-S"):
+            words = words[1:]
+        if tuple(words[:2]) != TORCHRUN_MODULE:
+            return False
+    elif name != "torchrun":
+        return False
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        named = PLACE.fullmatch(word)
+        if named and not HERE.fullmatch(following if named[1] is None else named[1]):
+            return False
+    return True
+
+
+def obstacle() -> str:
+    """Try to make a network namespace; say what stands in the way, or nothing."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-IS", own_network.__file__],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return type(error).__name__
+    return "" if done.returncode == 0 else (done.stderr.strip() or f"exit {done.returncode}")[:200]
