@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from profilers.errors import ProfileUnreadableError, ProfileUnwritableError
+from profilers.files import NotRegularError, TooLargeError, read_bounded
 from profilers.records import (
     AXES,
     BETWEEN_PEERS,
@@ -181,12 +182,11 @@ def _bounded_bytes(path: Path) -> bytes:
             raise ProfileUnreadableError(f"{path} {reason}; a profile is a directory")
         if not os.path.lexists(file):
             raise ProfileUnreadableError(f"{path} holds no {HEADER_NAME}; `moetune profile -o` it")
-        size = file.stat().st_size
-        if not file.is_file() or size > MAX_HEADER_BYTES:
-            raise ProfileUnreadableError(
-                f"{file}: {size} bytes; it must be a regular file of at most {MAX_HEADER_BYTES}"
-            )
-        return file.read_bytes()
+        return read_bounded(file, most_bytes=MAX_HEADER_BYTES)
+    except (IsADirectoryError, NotRegularError, TooLargeError) as error:
+        raise ProfileUnreadableError(
+            f"{file}: {error.strerror}; it must be a regular file of at most {MAX_HEADER_BYTES}"
+        ) from error
     except OSError as error:
         raise ProfileUnreadableError(f"{file}: {error.strerror}") from error
 

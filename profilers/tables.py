@@ -8,6 +8,7 @@ Not covered: where the file lies and whether it agrees with the header; see prof
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from profilers.errors import ProfileUnreadableError
+from profilers.files import require_regular
 from profilers.records import AXES, Case, Measurement, Source, Status
 
 MAX_FILE_BYTES = 256 * 2**20
@@ -47,6 +49,8 @@ def read_parquet(
     """
     try:
         table = _table(path, operation=operation, expected_rows=expected_rows)
+    except pa.ArrowMemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ProfileUnreadableError(f"{path}: {_one_line(error)}; measure it again") from error
     rows = []
@@ -86,6 +90,8 @@ def read_columns(path: Path, *, operation: str, expected_rows: int) -> Columns:
         if table.num_rows and lengths.min() < 1:
             raise ValueError("a row has no repeat")
         sources = pc.value_counts(table["source"]).to_pylist()
+    except pa.ArrowMemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ProfileUnreadableError(f"{path}: {_one_line(error)}; measure it again") from error
     flat = table["times_s"].combine_chunks().flatten().to_numpy()
@@ -112,11 +118,7 @@ def first_problem(error: ValidationError) -> str:
 
 
 def _table(path: Path, *, operation: str, expected_rows: int | None) -> pa.Table:
-    size = path.stat().st_size
-    if not path.is_file():
-        raise ValueError("is not a regular file")
-    if size > MAX_FILE_BYTES:
-        raise ValueError(f"{size} bytes, a table may have {MAX_FILE_BYTES}")
+    require_regular(path, most_bytes=MAX_FILE_BYTES)
     with pq.ParquetFile(path) as file:
         meta = file.metadata
         unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
@@ -126,6 +128,7 @@ def _table(path: Path, *, operation: str, expected_rows: int | None) -> pa.Table
             raise ValueError(f"{meta.num_rows} rows of {unpacked} bytes are too many")
         wanted = _schema(operation)
         found = file.schema_arrow
+        require_unique(found.names)
         if missing := [name for name in wanted.names if name not in found.names]:
             raise ValueError(f"column {missing[0]!r} is missing")
         if surplus := [name for name in found.names if name not in wanted.names]:
@@ -135,6 +138,16 @@ def _table(path: Path, *, operation: str, expected_rows: int | None) -> pa.Table
                 kind = found.field(field.name).type
                 raise ValueError(f"column {field.name!r} is {kind}, must be {field.type}")
         return file.read()
+
+
+def require_unique(names: Sequence[str]) -> None:
+    """Refuse columns that cannot be told apart.
+
+    Raises:
+        ValueError: a name occurs twice.
+    """
+    if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+        raise ValueError(f"column {twice[0]!r} occurs {names.count(twice[0])} times; keep one")
 
 
 def _schema(operation: str) -> pa.Schema:

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from tuner.streams import make_usable
+
 SIBLINGS = ("solvers", "profilers")
 INTERRUPTED = 130
 """As in tuner/cli/app.py, which a Ctrl-C may keep from being imported."""
@@ -16,6 +18,7 @@ INTERRUPTED = 130
 
 def main() -> int:
     """Run `moetune` and return its exit code."""
+    make_usable()
     stranger = shadowed(Path(__file__).resolve().parents[1])
     if stranger:
         print(f"moetune: {stranger}", file=sys.stderr)  # noqa: T201 - the command's one line

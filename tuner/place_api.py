@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from profilers.files import read_bounded
 from profilers.routing.recording import Recording
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.place_folder import judged_pass, read_place_plan, write_place_verified
@@ -18,6 +19,7 @@ from tuner.planner.place.pricing import pricing_of
 from tuner.profiles import profile_of
 from tuner.report.placement_maps import heat_maps
 from tuner.spec.cluster import Cluster
+from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 from tuner.train_api import version
@@ -81,7 +83,9 @@ def place(
         settings=Settings(time_limit_s=time_limit_s, clock=clock),
         provenance=PlaceProvenance(
             moetune_version=version(),
-            spec_sha256=hashlib.sha256(spec_path.read_bytes()).hexdigest(),
+            spec_sha256=hashlib.sha256(
+                read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
+            ).hexdigest(),
             recording_sha256={
                 name: _sha256(recording) for name, recording in spec.recordings.items()
             },

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from profilers.files import read_bounded
 from solvers.placement.ranks import Floats
 from tuner.emit.placement.registry import emit_placement
 from tuner.errors import PlanUnreadableError, SpecError
@@ -21,7 +22,8 @@ from tuner.output import write_files
 from tuner.place_plan import PlacePlan, VerifiedPlacement
 from tuner.plan_folder import MAX_PLAN_BYTES, PLAN_NAME, VERIFIED_NAME, parsed_plan, write_folder
 from tuner.planner.place.evidence import evidence_of
-from tuner.spec.files import read_json_object
+from tuner.spec.current_placement import LARGEST_BYTES
+from tuner.spec.files import LARGEST_FILE_BYTES, read_json_object
 from tuner.spec.place_read import PlaceSpec
 from tuner.verify.placement_records import PlaceVerified
 
@@ -94,12 +96,18 @@ def write_place_verified(folder: Path, verified: PlaceVerified) -> None:
 
 def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
     typical = {one.name: one.typical_pass_LE for one in evidence_of(spec)}
-    used: dict[str, str | bytes] = {"spec.yaml": spec.path.read_bytes()}
+    used: dict[str, str | bytes] = {
+        "spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
+    }
     if spec.model_path is not None:
         config = spec.model_path
-        used["config.json"] = (config / "config.json" if config.is_dir() else config).read_bytes()
+        used["config.json"] = read_bounded(
+            config / "config.json" if config.is_dir() else config, most_bytes=LARGEST_FILE_BYTES
+        )
     if spec.goal.current is not None:
-        used[f"current{spec.goal.current.suffix}"] = spec.goal.current.read_bytes()
+        used[f"current{spec.goal.current.suffix}"] = read_bounded(
+            spec.goal.current, most_bytes=LARGEST_BYTES
+        )
     for number, (name, recording) in enumerate(spec.recordings.items()):
         record = {
             "model": recording.model,

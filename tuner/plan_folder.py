@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
+from profilers.files import TooLargeError, read_bounded
 from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from profilers.records import Profile, Record
 from profilers.schema_version import refusal_of_newer
@@ -30,6 +31,7 @@ from tuner.emit.registry import emit_all
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_directory, write_files
 from tuner.plan import Plan, VerifiedPlan
+from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.routing import routing_json
 from tuner.spec.spec import Spec
 from tuner.verify.records import TrialRecord, Verified
@@ -43,6 +45,8 @@ STAGED_PREFIX: Final = ".moetune-"
 """Of the folder where a plan is written that will take the place of another."""
 
 MAX_PLAN_BYTES: Final = 64 * 2**20
+MAX_PROFILE_FILE_BYTES: Final = 256 * 2**20
+"""The largest table that a profile may have."""
 
 AnyPlan = TypeVar("AnyPlan", bound=Record)
 
@@ -83,7 +87,7 @@ def write_plan(folder: Path, plan: Plan, *, spec: Spec, profiles: Mapping[str, P
     files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
     for name, profile in _profile_folders(spec, profiles).items():
         files |= {
-            f"used/{name}/{file.name}": file.read_bytes()
+            f"used/{name}/{file.name}": read_bounded(file, most_bytes=MAX_PROFILE_FILE_BYTES)
             for file in sorted(profile.iterdir())
             if file.is_file() and not file.name.startswith(".")
         }
@@ -167,9 +171,9 @@ def parsed_plan(folder: Path, kind: type[AnyPlan]) -> AnyPlan:
 def _plan_bytes(folder: Path) -> bytes:
     file = folder / PLAN_NAME
     try:
-        if file.stat().st_size > MAX_PLAN_BYTES:
-            raise PlanUnreadableError(f"{file}: larger than any plan; write it anew")
-        return file.read_bytes()
+        return read_bounded(file, most_bytes=MAX_PLAN_BYTES)
+    except TooLargeError as error:
+        raise PlanUnreadableError(f"{file}: larger than any plan; write it anew") from error
     except FileNotFoundError as error:
         raise PlanUnreadableError(
             f"{folder} holds no {PLAN_NAME}; write one with `moetune plan SPEC.yaml -o {folder}`"
@@ -194,12 +198,12 @@ def verified_as(kind: type[AnyPlan], folder: Path) -> AnyPlan | None:
         PlanUnreadableError: it is damaged, or of another kind.
     """
     file = folder / VERIFIED_NAME
-    if not file.is_file():
-        return None
     try:
-        if file.stat().st_size > MAX_PLAN_BYTES:
-            raise PlanUnreadableError(f"{file}: larger than any verification; verify again")
-        return kind.model_validate_json(file.read_bytes())
+        return kind.model_validate_json(read_bounded(file, most_bytes=MAX_PLAN_BYTES))
+    except FileNotFoundError:
+        return None
+    except TooLargeError as error:
+        raise PlanUnreadableError(f"{file}: larger than any verification; verify again") from error
     except OSError as error:
         raise PlanUnreadableError(f"{file}: {error.strerror}") from error
     except ValidationError as error:
@@ -244,7 +248,10 @@ def write_verified(folder: Path, verified: Verified, *, launch: LaunchFiles | No
 
 
 def _used(spec: Spec) -> dict[str, bytes]:
-    used = {"spec.yaml": spec.path.read_bytes(), "config.json": _config(spec).read_bytes()}
+    used = {
+        "spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES),
+        "config.json": read_bounded(_config(spec), most_bytes=LARGEST_FILE_BYTES),
+    }
     if spec.goal.routing is not None:
         used["routing.json"] = routing_json(spec.goal.routing.path)
     for number, pool in enumerate(spec.cluster.pools):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from profilers.files import read_bounded
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, machines_of
 from tuner.costs.kv_profile import kv_table
@@ -19,6 +20,7 @@ from tuner.planner.serve.planning import make_serve_plan
 from tuner.serve_kernels import kernel_hashes
 from tuner.serve_plan import ServePlan, ServeProvenance
 from tuner.spec.cluster import Pool
+from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.train_api import version
 from tuner.units import format_bytes
@@ -65,7 +67,9 @@ def deploy(
         settings=Settings(time_limit_s=time_limit_s, clock=clock),
         provenance=ServeProvenance(
             moetune_version=version(),
-            spec_sha256=hashlib.sha256(spec_path.read_bytes()).hexdigest(),
+            spec_sha256=hashlib.sha256(
+                read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
+            ).hexdigest(),
             profile_source={site.pool.name: site.source for site in sites},
             kernels_sha256=kernel_hashes(spec.cluster, profiles),
             notes=() if spec.model.moe is None else tuple(_kernel_notes(sites)),

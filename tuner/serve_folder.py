@@ -14,11 +14,13 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from profilers.files import TooLargeError, read_bounded
 from tuner.emit.serving.registry import emit_all_serving
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_files
 from tuner.place_plan import PlacePlan, VerifiedPlacement
 from tuner.plan_folder import (
+    MAX_PLAN_BYTES,
     PLAN_NAME,
     TRIALS_NAME,
     VERIFIED_NAME,
@@ -26,6 +28,7 @@ from tuner.plan_folder import (
     write_folder,
 )
 from tuner.serve_plan import ServePlan, VerifiedServing
+from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.read import ServeSpec
 from tuner.verify.deployments.records import ServeTrialRecord, ServeVerified
 from tuner.verify.records import MAX_RECORD_BYTES
@@ -72,8 +75,10 @@ def write_serve_plan(folder: Path, plan: ServePlan, *, spec: ServeSpec) -> Serve
     """
     config = spec.model_path
     files: dict[str, str | bytes] = {
-        "used/spec.yaml": spec.path.read_bytes(),
-        "used/config.json": (config / "config.json" if config.is_dir() else config).read_bytes(),
+        "used/spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES),
+        "used/config.json": read_bounded(
+            config / "config.json" if config.is_dir() else config, most_bytes=LARGEST_FILE_BYTES
+        ),
     }
     executable: frozenset[str] = frozenset()
     if plan.decision is not None and plan.predicted is not None:
@@ -119,10 +124,10 @@ def read_used_placement(folder: Path) -> VerifiedPlacement | None:
         PlanUnreadableError: it is damaged.
     """
     file = folder / PLACEMENT_NAME
-    if not file.is_file():
-        return None
     try:
-        plan = PlacePlan.model_validate_json(file.read_bytes())
+        plan = PlacePlan.model_validate_json(read_bounded(file, most_bytes=MAX_PLAN_BYTES))
+    except FileNotFoundError:
+        return None
     except (OSError, ValidationError) as error:
         raise PlanUnreadableError(f"{file}: unreadable; plan the deployment anew") from error
     if plan.decision is None:
@@ -152,9 +157,9 @@ def read_serve_trials(folder: Path) -> tuple[ServeTrialRecord, ...]:
 def _serve_trial(file: Path) -> ServeTrialRecord:
     again = "delete it to launch that trial again"
     try:
-        if file.stat().st_size > MAX_RECORD_BYTES:
-            raise PlanUnreadableError(f"{file}: larger than any trial record; {again}")
-        return ServeTrialRecord.model_validate_json(file.read_bytes())
+        return ServeTrialRecord.model_validate_json(read_bounded(file, most_bytes=MAX_RECORD_BYTES))
+    except TooLargeError as error:
+        raise PlanUnreadableError(f"{file}: larger than any trial record; {again}") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "file"

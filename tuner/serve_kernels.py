@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from profilers.files import open_regular
 from profilers.imports.aiconfigurator_arrays import holds_system, installed_systems
 from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
@@ -99,6 +100,6 @@ def _speaks_for(profile: Path, *, device: str) -> bool:
 def _files(folder: Path) -> Iterator[tuple[str, str]]:
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix in TABLE_ENDINGS]
     for path in sorted(files):
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             digest = hashlib.file_digest(stream, "sha256")
         yield path.relative_to(folder).as_posix(), digest.hexdigest()

@@ -15,7 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tuner.plan_folder import JOURNAL_NAME, PLAN_NAME, TRIALS_NAME, trial_file, write_trial
+from profilers.files import read_bounded
+from tuner.plan_folder import (
+    JOURNAL_NAME,
+    MAX_PLAN_BYTES,
+    PLAN_NAME,
+    TRIALS_NAME,
+    trial_file,
+    write_trial,
+)
 from tuner.verify.neighbourhood import Around
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials
@@ -128,4 +136,4 @@ def trial_folders(folder: Path, *, by: DurableLauncher | None) -> Iterator[Path]
 
 def plan_sha256(folder: Path) -> str:
     """Return the hash of a plan's file."""
-    return hashlib.sha256((folder / PLAN_NAME).read_bytes()).hexdigest()
+    return hashlib.sha256(read_bounded(folder / PLAN_NAME, most_bytes=MAX_PLAN_BYTES)).hexdigest()

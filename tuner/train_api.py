@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from profilers.files import read_bounded
 from profilers.imports.link_matrix import link_matrix_csv
 from profilers.records import Case, Profile, ProfileHeader
 from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
 from tuner.errors import SpecError
 from tuner.plan import Plan, Provenance
+from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
 from tuner.plan_notes import analytic_notes, profile_notes, reference_notes
 from tuner.planner.planning import make_plan
 from tuner.planner.progress import Told, Watch, unwatched
@@ -25,6 +27,7 @@ from tuner.planner.shapes import cases_for
 from tuner.profiles import profile_of
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
+from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
 from tuner.verify.launching import REFERENCE
@@ -322,12 +325,13 @@ def _source(profile: Profile) -> str:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bounded(path, most_bytes=LARGEST_FILE_BYTES)).hexdigest()
 
 
 def _folder_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path.iterdir()):
         if file.is_file():
-            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+            content = read_bounded(file, most_bytes=MAX_PROFILE_FILE_BYTES)
+            digest.update(file.name.encode() + b"\0" + content)
     return digest.hexdigest()

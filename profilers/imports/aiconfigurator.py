@@ -27,6 +27,7 @@ import yaml
 from pydantic import ValidationError
 
 from profilers.errors import MissingLibraryError, ProfileUnreadableError, UnknownNameError
+from profilers.files import TooLargeError, read_bounded
 from profilers.imports.aiconfigurator_arrays import installed_systems
 from profilers.imports.aiconfigurator_tables import TABLES, Entry
 from profilers.imports.columns import Row, read_rows, table_name
@@ -154,9 +155,9 @@ def _described(file: Path) -> Mapping[str, Any]:
 
 def _content(file: Path) -> Any:
     try:
-        if file.stat().st_size > MAX_SYSTEM_BYTES:
-            raise ProfileUnreadableError(f"{file}: more than {MAX_SYSTEM_BYTES} bytes")
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        return yaml.safe_load(read_bounded(file, most_bytes=MAX_SYSTEM_BYTES).decode())
+    except TooLargeError as error:
+        raise ProfileUnreadableError(f"{file}: more than {MAX_SYSTEM_BYTES} bytes") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ProfileUnreadableError(f"{file}: {reason}") from error

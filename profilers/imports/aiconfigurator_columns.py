@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from profilers.arrays import Counts, Texts
 from profilers.errors import ProfileUnreadableError
+from profilers.files import require_regular
 from profilers.imports.aiconfigurator_tables import DTYPES
-from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES
+from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES, require_unique
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
 
@@ -27,11 +28,9 @@ def read_columns(file: Path) -> Columns:
     import pyarrow.parquet as pq
 
     try:
-        if not file.is_file() or file.stat().st_size > MAX_FILE_BYTES:
-            raise ProfileUnreadableError(
-                f"{file}: a regular file of at most {MAX_FILE_BYTES} bytes"
-            )
+        require_regular(file, most_bytes=MAX_FILE_BYTES)
         schema = pq.read_schema(file)
+        require_unique(schema.names)
         texts = [one.name for one in schema if _is_text(one.type)]
         # Texts repeat: as numbers of words they take a tenth of the memory.
         with pq.ParquetFile(file, read_dictionary=texts) as opened:
@@ -43,7 +42,9 @@ def read_columns(file: Path) -> Columns:
                     f" of {MAX_UNPACKED_BYTES} bytes are read"
                 )
             table = opened.read(use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+    except pa.ArrowMemoryError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ProfileUnreadableError(f"{file}: {reason}") from error
     found: dict[str, npt.NDArray[np.generic]] = {}

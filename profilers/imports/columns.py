@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from profilers.errors import ProfileUnreadableError
-from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES
+from profilers.files import open_regular, require_regular
+from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES, require_unique
 
 Row = Mapping[str, Any]
 
@@ -35,13 +36,13 @@ def read_rows(path: Path) -> list[Row]:
     import pyarrow as pa
 
     try:
-        size = path.stat().st_size
-        if not path.is_file() or size > MAX_FILE_BYTES:
-            raise ValueError(f"{size} bytes; a regular file of at most {MAX_FILE_BYTES} is read")
-        with path.open("rb") as file:
+        require_regular(path, most_bytes=MAX_FILE_BYTES)
+        with open_regular(path) as file:
             if file.read(len(POINTER)) == POINTER:
                 raise ValueError("only a Git LFS pointer; fetch the file itself with git lfs pull")
         return _parquet(path) if path.suffix == ".parquet" else _text(path)
+    except pa.ArrowMemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ProfileUnreadableError(f"{path}: {reason}") from error
@@ -55,6 +56,7 @@ def _parquet(path: Path) -> list[Row]:
         unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
             raise ValueError(f"{meta.num_rows} rows of {unpacked} bytes are too many")
+        require_unique(file.schema_arrow.names)
         rows: list[Row] = file.read().to_pylist()
     return rows
 
@@ -65,6 +67,7 @@ def _text(path: Path) -> list[Row]:
     rows: list[Row] = []
     unpacked = 0
     with pyarrow.csv.open_csv(path) as batches:
+        require_unique(batches.schema.names)
         for batch in batches:
             unpacked += batch.nbytes
             if len(rows) + batch.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.errors import ProfileUnreadableError
+from profilers.files import NotRegularError, TooLargeError, read_bounded
 from profilers.imports.nccl_tests import Log, read_logs
 from profilers.links.matrix import links_of
 from profilers.store import holds_profile, read_profile
@@ -162,12 +163,12 @@ def _cells(path: Path) -> list[list[str]]:
     try:
         if not path.exists():
             raise ProfileUnreadableError(f"{path}: there is no link matrix; name a CSV or a folder")
-        if not path.is_file() or path.stat().st_size > MAX_MATRIX_BYTES:
-            raise ProfileUnreadableError(
-                f"{path}: must be a folder of tests or a regular file of at most "
-                f"{MAX_MATRIX_BYTES} bytes"
-            )
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bounded(path, most_bytes=MAX_MATRIX_BYTES).decode("utf-8-sig")
+    except (IsADirectoryError, NotRegularError, TooLargeError) as error:
+        raise ProfileUnreadableError(
+            f"{path}: must be a folder of tests or a regular file of at most "
+            f"{MAX_MATRIX_BYTES} bytes"
+        ) from error
     except OSError as error:
         raise ProfileUnreadableError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

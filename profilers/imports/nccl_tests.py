@@ -22,6 +22,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from profilers.errors import ProfileUnreadableError, UnknownNameError
+from profilers.files import NotRegularError, TooLargeError, read_bounded
 from profilers.imports.result import Imported
 from profilers.records import (
     Case,
@@ -132,11 +133,11 @@ def _files(path: Path) -> list[Path]:
 
 def _log(path: Path, named: str | None) -> Log:
     try:
-        if not path.is_file() or path.stat().st_size > MAX_TEXT_BYTES:
-            raise ProfileUnreadableError(
-                f"{path}: must be a regular file of at most {MAX_TEXT_BYTES} bytes"
-            )
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_bounded(path, most_bytes=MAX_TEXT_BYTES).decode("utf-8", errors="replace")
+    except (IsADirectoryError, NotRegularError, TooLargeError) as error:
+        raise ProfileUnreadableError(
+            f"{path}: must be a regular file of at most {MAX_TEXT_BYTES} bytes"
+        ) from error
     except OSError as error:
         raise ProfileUnreadableError(f"{path}: {error.strerror}") from error
     ranks = tuple(_ranks(text))

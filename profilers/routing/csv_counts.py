@@ -8,6 +8,7 @@ Layers and experts that have no line count zero; such layers are dense.
 """
 
 import csv
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Final, TextIO
 
 import numpy as np
 
+from profilers.files import open_regular
 from profilers.routing.assembling import recording_of, require_room
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Recording
@@ -42,7 +44,7 @@ def read(path: Path, *, naming: Naming) -> Recording:
     lines = 0
     for file in files:
         rank, moment = _rank_and_moment(file)
-        with file.open(encoding="utf-8", newline="") as stream:
+        with open_regular(file) as opened, io.TextIOWrapper(opened, "utf-8", newline="") as stream:
             for number, (layer, expert, count) in enumerate(_rows(stream, file.name), start=2):
                 lines += 1
                 key = (moment, rank, layer, expert)

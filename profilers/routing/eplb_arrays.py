@@ -7,30 +7,22 @@ An archive holds one array, or one named as below. Experts are logical: counts o
 (vLLM's `expert_load_window`) have to be folded with their map first, see ascend.py.
 """
 
-import tokenize
+import zipfile
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from profilers.files import open_regular, read_bounded
 from profilers.routing import archives, tensors
 from profilers.routing.archives import names_in
 from profilers.routing.assembling import MOST_CELLS, recording_of, whole_counts
 from profilers.routing.naming import Naming
+from profilers.routing.npy import npy_array
 from profilers.routing.recording import Recording
 
 NAMES: Final = ("logical_count", "weight", "counts", "expert_load", "load")
-DAMAGED: Final = (
-    *archives.DAMAGED,
-    tokenize.TokenError,
-    SyntaxError,
-    TypeError,
-    LookupError,
-    OverflowError,
-    MemoryError,
-)
-"""What np.load raises for a file that is cut short: its header is text."""
 MOST_BYTES: Final = MOST_CELLS * 8 + 2**16
 
 
@@ -48,7 +40,7 @@ def read(path: Path, *, naming: Naming) -> Recording:
 
 def array_of(path: Path) -> npt.NDArray[Any]:
     """The array in a file of numpy or torch, checked for nothing but its size."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(6)
     if head == b"\x93NUMPY" or is_npz(path):
         return _numpy(path)
@@ -61,14 +53,14 @@ def array_of(path: Path) -> npt.NDArray[Any]:
 
 
 def _numpy(path: Path) -> npt.NDArray[Any]:
-    names_in(path, most_bytes=MOST_BYTES)
+    names = names_in(path, most_bytes=MOST_BYTES)
+    if not names:
+        return npy_array(read_bounded(path, most_bytes=MOST_BYTES))
+    name = _chosen({each.removesuffix(".npy"): each for each in names})
     try:
-        found = np.load(path, allow_pickle=False)
-        if not isinstance(found, np.lib.npyio.NpzFile):
-            return np.asarray(found)
-        with found:
-            return np.asarray(_chosen(dict(found)))
-    except DAMAGED as error:
+        with zipfile.ZipFile(path) as archive:
+            return npy_array(archive.read(name))
+    except archives.DAMAGED as error:
         raise ValueError(f"damaged or cut short: {error}") from error
 
 

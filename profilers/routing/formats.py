@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from profilers.errors import RecordingUnreadableError, UnknownNameError
+from profilers.files import open_regular
 from profilers.routing.json_file import read_object
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Recording
@@ -89,7 +90,7 @@ def _kind_of_folder(path: Path) -> str | None:
 
 
 def _kind_of_file(path: Path) -> str | None:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(HEAD_BYTES)
     if b'"top_indices"' in head:
         return "megatron-trace"

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from profilers.files import TooLargeError, read_bounded
+
 MOST_BYTES: Final = 2**28
 
 
@@ -13,13 +15,12 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is too large, cut short, not UTF-8, not JSON, or no object.
     """
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise ValueError(
-            f"{size} bytes of JSON, at most {MOST_BYTES} are read; store large counts as .npy"
-        )
     try:
-        values = json.loads(path.read_bytes(), parse_constant=_refused)
+        content = read_bounded(path, most_bytes=MOST_BYTES)
+    except TooLargeError as error:
+        raise ValueError(f"{error.strerror} of JSON; store large counts as .npy") from error
+    try:
+        values = json.loads(content, parse_constant=_refused)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON, or cut short: {error}") from error
     except RecursionError as error:

@@ -32,6 +32,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from profilers.files import open_regular
 from profilers.routing.choices import Tally
 from profilers.routing.naming import Naming
 from profilers.routing.recording import Recording
@@ -95,7 +96,7 @@ def _add(tally: Tally, forward: dict[int, Ids], *, step: int, source: int, where
 
 
 def _records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         number = 0
         while line := stream.readline(MOST_LINE_BYTES + 1):
             number += 1

@@ -26,6 +26,7 @@ import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
 from profilers.errors import ProfileUnwritableError, RecordingUnreadableError
+from profilers.files import NotRegularError, TooLargeError, read_bounded
 from profilers.records import Record
 from profilers.routing.assembling import MOST_CELLS, renamed
 from profilers.routing.naming import Naming
@@ -188,12 +189,12 @@ def read_header(path: Path) -> RecordingHeader:
     """
     file = path / HEADER_NAME
     try:
-        size = file.stat().st_size
-        if not file.is_file() or size > MAX_HEADER_BYTES:
-            raise RecordingUnreadableError(
-                f"{file}: {size} bytes; a regular file of at most {MAX_HEADER_BYTES} is read"
-            )
-        return RecordingHeader.model_validate_json(file.read_bytes(), strict=True)
+        content = read_bounded(file, most_bytes=MAX_HEADER_BYTES)
+        return RecordingHeader.model_validate_json(content, strict=True)
+    except (IsADirectoryError, NotRegularError, TooLargeError) as error:
+        raise RecordingUnreadableError(
+            f"{file}: {error.strerror}; a regular file of at most {MAX_HEADER_BYTES} is read"
+        ) from error
     except OSError as error:
         raise RecordingUnreadableError(f"{file}: {error.strerror}") from error
     except ValidationError as error:

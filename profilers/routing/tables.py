@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from profilers.files import require_regular
+
 MAX_FILE_BYTES: Final = 2**30
 VALUES: Final = "values"
 
@@ -43,6 +45,8 @@ def read_array(
     """
     try:
         return _array(path, axes=axes, shape=shape, dtype=np.dtype(dtype))
+    except pa.ArrowMemoryError:
+        raise
     except (pa.ArrowException, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ValueError(" ".join(reason.split())[:200]) from error
@@ -51,9 +55,7 @@ def read_array(
 def _array(
     path: Path, *, axes: Sequence[str], shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    size = path.stat().st_size
-    if not path.is_file() or size > MAX_FILE_BYTES:
-        raise ValueError(f"{size} bytes; a regular file of at most {MAX_FILE_BYTES} is read")
+    require_regular(path, most_bytes=MAX_FILE_BYTES)
     rows = int(np.prod(shape[:-1]))
     wanted = {name: pa.int64() for name in axes}
     wanted[VALUES] = pa.list_(pa.from_numpy_dtype(dtype), shape[-1])

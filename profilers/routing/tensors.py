@@ -16,9 +16,13 @@ import numpy as np
 
 from profilers.errors import MissingLibraryError
 from profilers.routing import archives
-from profilers.routing.archives import names_in
+from profilers.routing.archives import names_in, unpacked_bytes
 
 MOST_BYTES: Final = 2**32
+MOST_TIMES: Final = 4
+"""How often tensors may show the bytes that a file holds: views of one tensor share them."""
+OUT_OF_MEMORY: Final = "can't allocate memory"
+"""In the RuntimeError of torch's allocator on the processor."""
 DAMAGED: Final = (
     *archives.DAMAGED,
     RuntimeError,
@@ -27,7 +31,6 @@ DAMAGED: Final = (
     AttributeError,
     OverflowError,
     AssertionError,
-    MemoryError,
 )
 """What torch.load raises for a file that is cut short, or none of its own."""
 
@@ -46,6 +49,7 @@ def load(path: Path, *, mapped: bool = False) -> Any:
     if find_spec("torch") is None:
         raise MissingLibraryError(f"{path} needs PyTorch to be read: pip install 'moetune[torch]'")
     is_archive = bool(names_in(path, most_bytes=MOST_BYTES))
+    most_bytes = MOST_TIMES * unpacked_bytes(path)
     import torch
 
     try:
@@ -58,7 +62,7 @@ def load(path: Path, *, mapped: bool = False) -> Any:
                 weights_only=True,
                 mmap=mapped and is_archive,
             )
-        return found if mapped else _plain(found)
+        return found if mapped else _Plain(most_bytes=most_bytes).of(found)
     except pickle.UnpicklingError as error:
         raise ValueError(
             "refused: a pickle that holds more than tensors and plain values could run code;"
@@ -66,20 +70,46 @@ def load(path: Path, *, mapped: bool = False) -> Any:
         ) from error
     except DAMAGED as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        if OUT_OF_MEMORY in reason:
+            raise MemoryError(reason) from error
         raise ValueError(f"damaged or cut short: {reason}") from error
 
 
-def _plain(value: Any) -> Any:
-    import torch
+class _Plain:
+    """Makes plain values of what torch has read; what is there twice is made once."""
 
-    if isinstance(value, torch.Tensor):
-        held = value.detach().cpu()
+    def __init__(self, *, most_bytes: int) -> None:
+        self._left_bytes = most_bytes
+        self._made: dict[int, Any] = {}
+
+    def of(self, value: Any) -> Any:
+        if id(value) not in self._made:
+            self._made[id(value)] = self._new(value)
+        return self._made[id(value)]
+
+    def _new(self, value: Any) -> Any:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return self._array(value)
+        if isinstance(value, Mapping):
+            return {key: self.of(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.of(each) for each in value]
+        return value
+
+    def _array(self, tensor: Any) -> Any:
+        import torch
+
+        # A tensor with a stride of 0 has any number of elements in a few bytes of a file.
+        self._left_bytes -= tensor.numel() * tensor.element_size()
+        if self._left_bytes < 0:
+            raise ValueError(
+                f"a tensor of {' x '.join(map(str, tensor.shape))[:60]} repeats the few bytes that"
+                " the file holds; save what tensor.contiguous() returns"
+            )
+        held = tensor.detach().cpu()
         if held.is_floating_point():
             # numpy has no bfloat16; every float that torch has fits a double.
             held = held.to(torch.float64)
         return np.asarray(held.numpy())
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value

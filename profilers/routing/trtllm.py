@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from profilers.files import open_regular, require_regular
 from profilers.routing.assembling import recording_of, renamed, whole_counts
 from profilers.routing.choices import Tally, with_choices
 from profilers.routing.json_file import read_object
@@ -116,10 +117,8 @@ def _rank_files(path: Path, pattern: str) -> dict[int, Path]:
 
 def _tensors(file: Path) -> Tensors:
     """Every tensor of a safetensors file by iteration and layer, one at a time."""
-    size = file.stat().st_size
-    if size > MOST_FILE_BYTES:
-        raise ValueError(f"{file.name} has {size} bytes; at most {MOST_FILE_BYTES} are read")
-    with file.open("rb") as stream:
+    size = require_regular(file, most_bytes=MOST_FILE_BYTES)
+    with open_regular(file) as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
             raise ValueError(f"{file.name} is no safetensors file, or cut short")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from profilers.files import TooLargeError, read_bounded
 from tuner.backtest.layout import (
     COLUMNS,
     COUNTS,
@@ -124,15 +125,13 @@ def read_bytes(path: Path) -> bytes:
         SpecError: it is absent or too large.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise SpecError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    if len(data) > LARGEST_BYTES:
+        return read_bounded(path, most_bytes=LARGEST_BYTES)
+    except TooLargeError as error:
         raise SpecError(
             f"{str(path)!r} is larger than {LARGEST_BYTES // 2**20} MiB; split it into smaller ones"
-        )
-    return data
+        ) from error
+    except OSError as error:
+        raise SpecError(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
 def digest_of(path: Path) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from profilers.files import read_bounded
 from tuner.backtest.knowledge import device_of
 from tuner.backtest.rows import Row, digest_of
 from tuner.calibrate.calibration import calibrate
@@ -16,6 +17,7 @@ from tuner.calibrate.report import report_of
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.output import write_directory, write_files
+from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
 
 DATASHEETS: Final = "datasheets"
 RESIDUALS: Final = "residuals.json"
@@ -77,7 +79,7 @@ def write_calibrated(out: Path, made: Calibrated) -> None:
 
 def _files_of(profile: Path) -> dict[str, bytes]:
     return {
-        path.name: path.read_bytes()
+        path.name: read_bounded(path, most_bytes=MAX_PROFILE_FILE_BYTES)
         for path in sorted(profile.iterdir())
         if path.suffix in (".json", ".parquet") and path.is_file()
     }

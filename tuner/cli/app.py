@@ -6,7 +6,6 @@ Anything that is none of our errors is a defect and keeps its traceback.
 Modules of commands are imported for every `--help`, so they import nothing heavy themselves.
 """
 
-import errno
 import io
 import os
 import signal
@@ -36,7 +35,7 @@ from tuner.cli import (
     verify,
 )
 from tuner.cli.panels import PanelCommand
-from tuner.cli.text import printable
+from tuner.cli.text import print_exact, print_text, tell
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
@@ -44,7 +43,8 @@ SIGNALLED: Final = 128
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 ENVIRONMENT: Final = 3
 UNUSABLE: Final = 2
-DISK_ERRORS: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
+UNMAPPED: Final = "failed to map segment"
+"""What the loader says of a library that there is no memory for."""
 
 ClickError: type[Exception] = next(
     # Typer brings its own click in some releases, so the class has no fixed home.
@@ -75,18 +75,20 @@ def _options(
     ] = "",
 ) -> None:
     if show_completion:
-        print(completion.script(show_completion))
+        print_exact(completion.script(show_completion))
         raise typer.Exit
     if install_completion:
-        print(f"written to {completion.installed(install_completion)}; open a new shell to use it")
+        print_text(
+            f"written to {completion.installed(install_completion)}; open a new shell to use it"
+        )
         raise typer.Exit
     if version:
         from importlib.metadata import version as installed
 
-        print(installed("moetune"))
+        print_text(installed("moetune"))
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        print_text(context.get_help())
         raise typer.Exit
 
 
@@ -115,28 +117,20 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     try:
         code = _invoke(list(arguments))
-        if sys.stdout is not None:  # closed by the caller: >&-
-            sys.stdout.flush()
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        tell()
         return INTERRUPTED
     except BrokenPipeError:
         # The reader has seen enough; what is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (SolverError, ProfilerError, TunerError) as error:
-        return _fail(str(error), error.exit_code)
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
+    except Exception as error:
+        refusal = _refusal(error)
+        if refusal is None:
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{place}{error.strerror}", ENVIRONMENT)
-    except ValueError as error:
-        if type(error).__module__.split(".")[0] not in ("pydantic", "pydantic_core"):
-            raise
-        return _fail(_first_problem(error), UNUSABLE)
-    except ClickError as error:
-        return _fail(_usage(error), UNUSABLE)
+        message, code = refusal
+        tell(f"moetune: {' '.join(message.split())}")
     return code
 
 
@@ -169,9 +163,28 @@ def _invoke(arguments: list[str]) -> int:
     return 0
 
 
-def _fail(message: str, code: int) -> int:
-    print(f"moetune: {printable(' '.join(message.split()))}", file=sys.stderr)
-    return code
+def _no_memory(error: Exception) -> str:
+    wanted = f" ({error})" if str(error) else ""
+    return f"no memory left for this{wanted}; free some, or raise the limit (ulimit -v)"
+
+
+def _refusal(error: Exception) -> tuple[str, int] | None:
+    """Return what a user is told of an error and the exit code; None where it is a defect."""
+    if isinstance(error, SolverError | ProfilerError | TunerError):
+        return str(error), error.exit_code
+    if isinstance(error, MemoryError) or (
+        isinstance(error, ImportError) and UNMAPPED in str(error)
+    ):
+        return _no_memory(error), ENVIRONMENT
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}", ENVIRONMENT
+    if isinstance(error, ClickError):
+        return _usage(error), UNUSABLE
+    is_pydantic = type(error).__module__.split(".")[0] in ("pydantic", "pydantic_core")
+    if is_pydantic and isinstance(error, ValueError):
+        return _first_problem(error), UNUSABLE
+    return None
 
 
 def _usage(error: Exception) -> str:

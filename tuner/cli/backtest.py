@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli.text import print_exact, print_text
+
 
 def command(
     runs: Annotated[
@@ -41,7 +43,10 @@ def command(
     with planning() as watch:
         watch(Told(stage="backtest", text=f"predicting the rows of {runs.name}"))
         judged = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
-    print(judged.model_dump_json(indent=2) if as_json else backtest_text(judged))
+    if as_json:
+        print_exact(judged.model_dump_json(indent=2))
+    else:
+        print_text(backtest_text(judged))
     if not judged.total.predicted:
         raise typer.Exit(1)
 
@@ -55,7 +60,10 @@ def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
     with planning() as watch:
         watch(Told(stage="backtest", text=f"predicting the rows of {runs.name}"))
         judged = backtest_serving(runs, profiles=profiles)
-    print(judged.model_dump_json(indent=2) if as_json else serving_text(judged))
+    if as_json:
+        print_exact(judged.model_dump_json(indent=2))
+    else:
+        print_text(serving_text(judged))
     if not judged.tpot.predicted:
         raise typer.Exit(1)
 

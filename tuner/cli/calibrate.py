@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli.text import print_exact, print_text
+
 
 def command(
     profile: Annotated[
@@ -49,7 +51,10 @@ def command(
         watch(Told(stage="fitting", text=f"and cross-validating on {runs.name}"))
         made = calibrated_files(profile, selected(read_rows(runs), profile=profile), runs=runs)
     write_calibrated(out, made)
-    print(made.report.model_dump_json(indent=2) if as_json else report_text(made.report))
+    if as_json:
+        print_exact(made.report.model_dump_json(indent=2))
+    else:
+        print_text(report_text(made.report))
 
 
 def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
@@ -61,4 +66,7 @@ def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
     with planning() as watch:
         watch(Told(stage="fitting", text=f"and cross-validating on {runs.name}"))
         report = calibrate_serving(profile, runs, out)
-    print(report.model_dump_json(indent=2) if as_json else calibration_text(report))
+    if as_json:
+        print_exact(report.model_dump_json(indent=2))
+    else:
+        print_text(calibration_text(report))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli.text import print_exact
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def command(
         profiles=None if profile is None or baseline is None else (profile, baseline),
     )
     if as_json:
-        print(found.model_dump_json(indent=2))
+        print_exact(found.model_dump_json(indent=2))
     else:
         print_table(found)
     tell_ci(found)
@@ -117,7 +118,7 @@ def _found(
     only: tuple[str, ...],
     profiles: tuple[Path, Path] | None,
 ) -> "Check":
-    from tuner.cli.check_text import tell
+    from tuner.cli.check_text import tell_verdict
     from tuner.regress.check import check
 
     return check(
@@ -127,5 +128,5 @@ def _found(
         update=update,
         only=only,
         profiles=profiles,
-        told=tell,
+        told=tell_verdict,
     )

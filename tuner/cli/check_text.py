@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.text import columns
+from tuner.cli.text import columns, print_text, printable, tell
 
 if TYPE_CHECKING:
     from tuner.regress.records import Check, ScenarioResult
@@ -33,10 +33,10 @@ def print_table(found: "Check") -> None:
     is GitHub's own way (docs.github.com, "Workflow commands"), with a word that nobody can know.
     """
     if not _is_github():
-        print(check_text(found))
+        print_text(check_text(found))
         return
     word = secrets.token_hex(16)
-    print(f"::stop-commands::{word}", check_text(found), f"::{word}::", sep="\n", flush=True)
+    print_text(f"::stop-commands::{word}\n{check_text(found)}\n::{word}::")
 
 
 def tell_ci(found: "Check") -> None:
@@ -47,26 +47,21 @@ def tell_ci(found: "Check") -> None:
     if _is_github():
         # Both streams are read for commands; stdout may be JSON.
         for line in annotations(found):
-            print(line, file=sys.stderr)
+            tell(line)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:
             with Path(summary).open("a", encoding="utf-8") as file:
                 file.write(markdown(found) + "\n")
         except OSError as error:  # the verdicts matter more than their summary
-            print(f"moetune: GITHUB_STEP_SUMMARY: {error.strerror}", file=sys.stderr)
+            tell(f"moetune: GITHUB_STEP_SUMMARY: {error.strerror}")
 
 
-def tell(result: "ScenarioResult") -> None:
+def tell_verdict(result: "ScenarioResult") -> None:
     """Tell a verdict on stderr as it is there, where a person watches."""
-    if sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr.isatty():
         line = f"{result.verdict.value:<12} {printable(result.name)}"
-        print(line, file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """Return text without what steers a terminal or ends a line."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+        tell(line)
 
 
 def _is_github() -> bool:

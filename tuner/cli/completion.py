@@ -5,9 +5,10 @@ answers are Typer's, from the commands and the options' own completions.
 """
 
 import os
+from pathlib import Path
 from typing import Any, Final
 
-from tuner.errors import TunerError
+from tuner.errors import EnvironmentMissingError, TunerError
 
 VARIABLE: Final = "_MOETUNE_COMPLETE"
 SHELLS: Final = ("bash", "zsh", "fish")
@@ -51,11 +52,18 @@ def installed(shell: str) -> str:
 
     Raises:
         TunerError: not a shell that we know.
+        EnvironmentMissingError: there is no home.
         OSError: its folder cannot be written.
     """
     from typer._completion_shared import install
 
     _check(shell)
+    home = os.environ.get("HOME", "")
+    if not (home.startswith("/") and Path(home).is_dir()):
+        raise EnvironmentMissingError(
+            f"HOME is {home!r}, which is no folder; set it, or put what --show-completion prints"
+            " where your shell reads it"
+        )
     _, path = install(shell=shell, prog_name="moetune", complete_var=VARIABLE)
     return str(path)
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.text import columns
+from tuner.cli.text import columns, print_exact, print_text
 
 
 def command(
@@ -22,10 +22,10 @@ def command(
         report = Doctor.model_validate(
             {"usable": usable, "findings": [finding.as_json() for finding in findings]}
         )
-        print(report.model_dump_json(indent=2))
+        print_exact(report.model_dump_json(indent=2))
     else:
-        print(columns([(each.name, each.status, each.found) for each in findings]))
+        print_text(columns([(each.name, each.status, each.found) for each in findings]))
         for finding in lacking:
-            print(f"\n{finding.name}: {finding.costs}\n    {finding.remedy}")
+            print_text(f"\n{finding.name}: {finding.costs}\n    {finding.remedy}")
     if not usable:
         raise typer.Exit(3)

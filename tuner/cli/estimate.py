@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli.text import print_exact, print_text
+
 
 def command(
     spec: Annotated[
@@ -72,6 +74,9 @@ def command(
             profiles=tuple(profile or ()),
             calibrated=not uncalibrated,
         )
-    print(found.model_dump_json(indent=2) if as_json else estimate_text(found))
+    if as_json:
+        print_exact(found.model_dump_json(indent=2))
+    else:
+        print_text(estimate_text(found))
     if not found.fits:
         raise typer.Exit(1)

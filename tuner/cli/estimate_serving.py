@@ -7,7 +7,7 @@ from textwrap import wrap
 import typer
 
 from tuner.cli.serve_text import group_text
-from tuner.cli.text import columns
+from tuner.cli.text import columns, print_exact, print_text
 from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingLoad
 from tuner.serve_plan import Latency
 from tuner.units import format_bytes, format_ratio, format_s
@@ -41,7 +41,10 @@ def estimate_serving(
             pool=pool,
             instances=instances,
         )
-    print(found.model_dump_json(indent=2) if as_json else serving_estimate_text(found))
+    if as_json:
+        print_exact(found.model_dump_json(indent=2))
+    else:
+        print_text(serving_estimate_text(found))
     if found.load is None or not found.load.keeps_up:
         raise typer.Exit(1)
 

@@ -7,6 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from tuner.explain.explaining import Explained
+from tuner.cli.text import print_exact, print_text
 
 
 def command(
@@ -50,7 +51,10 @@ def command(
             calibrated=not uncalibrated,
             watch=watch,
         )
-    print(found.model_dump_json(indent=2) if as_json else _text(found, folder=plan))
+    if as_json:
+        print_exact(found.model_dump_json(indent=2))
+    else:
+        print_text(_text(found, folder=plan))
     if found.decision is None:
         raise typer.Exit(1)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import options
+from tuner.cli.text import print_exact, print_text, tell
 from tuner.errors import SpecError, TunerError
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ def command(
     text = draft(kind, answered(kind, given), folder=out.absolute().parent)
     write_files(out.absolute().parent, {out.name: text})
     if as_json:
-        print(json.dumps(parsed_spec(out), indent=2))
+        print_exact(json.dumps(parsed_spec(out), indent=2))
     else:
-        print(f"written to {out}; next: moetune plan {out} -o PLAN")
+        print_text(f"written to {out}; next: moetune plan {out} -o PLAN")
 
 
 def _asked(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str, str]]":
@@ -86,7 +87,7 @@ def _asked(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str,
         try:
             kind = checked_goal(_answer(f"what is planned: {', '.join(GOALS)}", "train"))
         except SpecError as error:
-            print(f"  {error}", file=sys.stderr)
+            tell(f"  {error}")
     answers: dict[str, str] = {}
     for question in questions_of(kind):
         text = given.get(question.key)
@@ -100,14 +101,14 @@ def _asked(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str,
             except SpecError as error:
                 if question.key in given:
                     raise
-                print(f"  {error}", file=sys.stderr)
+                tell(f"  {error}")
                 text = None
     return kind, {**given, **answers}
 
 
 def _answer(asks: str, default: str | None) -> str:
     shown = f" [{default}]" if default else ""
-    print(f"{asks}{shown}: ", end="", file=sys.stderr, flush=True)
+    tell(f"{asks}{shown}: ", end="")
     line = sys.stdin.readline()
     if not line:
         raise SpecError("the answers ended early; nothing was written")

@@ -1,6 +1,5 @@
 """`moetune plan`: choose the configuration to launch, with a certificate, and write its files."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tuner.cli import options
+from tuner.cli.text import tell
 from tuner.errors import SpecError
 
 
@@ -124,6 +124,6 @@ def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterat
     answers = answered(kind, given)
     taken = [f"--{key} {text}" for key, text in answers.items() if text and key not in given]
     if taken:
-        print(f"taken as default: {' '.join(taken)}", file=sys.stderr, flush=True)
+        tell(f"taken as default: {' '.join(taken)}")
     with drafted(kind, answers) as path:
         yield path

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import typer
 
+from tuner.cli.text import print_exact, print_text
+
 
 def plan_place(
     spec: Path,
@@ -25,6 +27,9 @@ def plan_place(
         watch(Told(stage="placing", text="reading recordings, solving, judging pass by pass"))
         made = place(spec, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated)
     written = write_place_plan(out, made.plan, spec=made.spec, maps=made.maps)
-    print(written.model_dump_json(indent=2) if as_json else place_text(written, folder=out))
+    if as_json:
+        print_exact(written.model_dump_json(indent=2))
+    else:
+        print_text(place_text(written, folder=out))
     if written.decision is None:
         raise typer.Exit(1)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import typer
 
+from tuner.cli.text import print_exact, print_text
+
 
 def plan_serve(
     spec: Path, *, out: Path, profiles: Sequence[Path], time_limit_s: float, as_json: bool
@@ -19,6 +21,9 @@ def plan_serve(
         watch(Told(stage="planning", text="pricing instances, solving, playing the traffic"))
         made = deploy(spec, profiles=profiles, time_limit_s=time_limit_s)
     written = write_serve_plan(out, made.plan, spec=made.spec)
-    print(written.model_dump_json(indent=2) if as_json else serve_text(written, folder=out))
+    if as_json:
+        print_exact(written.model_dump_json(indent=2))
+    else:
+        print_text(serve_text(written, folder=out))
     if written.decision is None:
         raise typer.Exit(1)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import typer
 
+from tuner.cli.text import print_exact, print_text
+
 
 def plan_train(
     spec: Path,
@@ -33,6 +35,9 @@ def plan_train(
             watch=watch,
         )
     written = write_plan(out, made.plan, spec=made.spec, profiles=made.profiles)
-    print(written.model_dump_json(indent=2) if as_json else plan_text(written, folder=out))
+    if as_json:
+        print_exact(written.model_dump_json(indent=2))
+    else:
+        print_text(plan_text(written, folder=out))
     if written.decision is None:
         raise typer.Exit(1)

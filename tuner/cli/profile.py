@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tuner.cli import profile_import, profile_links, profile_routing
-from tuner.cli.text import columns, printable
+from tuner.cli.text import columns, print_exact, print_text, printable
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
@@ -150,7 +150,10 @@ def _measure(
         )
     # Only the first rank of a job that a launcher started has something to say.
     if header is not None:
-        print(header.model_dump_json(indent=2) if as_json else summary(header))
+        if as_json:
+            print_exact(header.model_dump_json(indent=2))
+        else:
+            print_text(summary(header))
 
 
 @app.command("show")
@@ -188,15 +191,15 @@ def show(
         shown = found.model_dump(mode="json")
         if recordings:
             shown["recordings"] = [profile_routing.as_json(each) for each in recordings]
-        print(json.dumps(shown, indent=2))
+        print_exact(json.dumps(shown, indent=2))
         return
-    print(summary(found.header))
+    print_text(summary(found.header))
     if found.measurements:
-        print()
-        print(_medians(found))
+        print_text()
+        print_text(_medians(found))
     if recordings:
-        print()
-        print(profile_routing.listed(recordings))
+        print_text()
+        print_text(profile_routing.listed(recordings))
 
 
 def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_json: bool) -> None:
@@ -214,7 +217,7 @@ def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_j
             shown["exchanges"] = profile_links.exchanges_json(found)
         if lagging:
             shown["stragglers"] = [one.model_dump(mode="json") for one in slow]
-        print(json.dumps(shown, indent=2))
+        print_exact(json.dumps(shown, indent=2))
     else:
         parts = [profile_links.links_text(found)] if links else []
         if lagging:
@@ -224,7 +227,7 @@ def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_j
                 if has_peers(found)
                 else profile_links.NOTHING_COMPARED
             )
-        print("\n\n".join(parts))
+        print_text("\n\n".join(parts))
     if strict and slow:
         raise typer.Exit(1)
 
@@ -251,10 +254,10 @@ def diff(
     if as_json:
         rows = [each.model_dump(mode="json") for each in found]
         shown = {"counts": counts, "differences": rows, "differing": differing}
-        print(json.dumps(shown, indent=2))
+        print_exact(json.dumps(shown, indent=2))
     else:
         if differing:
-            print(printable(f"not the same machine: {'; '.join(differing)}"), end="\n\n")
+            print_text(f"not the same machine: {'; '.join(differing)}\n")
         changed = [each for each in found if each.verdict is not Verdict.SAME]
         rows_text = [
             (
@@ -267,9 +270,9 @@ def diff(
             for each in changed
         ]
         if rows_text:
-            print(columns(rows_text, header=("case", "verdict", "first", "second", "ratio")))
-            print()
-        print(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+            print_text(columns(rows_text, header=("case", "verdict", "first", "second", "ratio")))
+            print_text()
+        print_text(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
     if counts[Verdict.SLOWER]:
         raise typer.Exit(1)
 

@@ -1,6 +1,5 @@
 """`moetune profile import`: read what others measured or recorded into our stored forms."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tuner.cli import profile_routing
+from tuner.cli.text import print_exact, print_text, tell
 from tuner.errors import TunerError
 
 
@@ -115,6 +115,9 @@ def _profile(
     )
     write_profile(out, imported.profile)
     for line in imported.left_out:
-        print(f"left out: {line}", file=sys.stderr)
+        tell(f"left out: {line}")
     header = imported.profile.header
-    print(header.model_dump_json(indent=2) if as_json else summary(header))
+    if as_json:
+        print_exact(header.model_dump_json(indent=2))
+    else:
+        print_text(summary(header))

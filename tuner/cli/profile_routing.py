@@ -2,12 +2,11 @@
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tuner.cli.text import columns
+from tuner.cli.text import columns, print_exact, print_text, tell
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
@@ -174,9 +173,12 @@ def _kept(recording: "Recording") -> str:
 def told(path: Path, *, as_object: bool) -> None:
     """Print a recording that was just made, and where it lies."""
     shown(path, as_object=as_object)
-    print(f"recording: {path}", file=sys.stderr)
+    tell(f"recording: {path}")
 
 
 def shown(path: Path, *, as_object: bool) -> None:
     """Print a stored recording."""
-    print(json.dumps(as_json(path), indent=2) if as_object else text(path))
+    if as_object:
+        print_exact(json.dumps(as_json(path), indent=2))
+    else:
+        print_text(text(path))

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli.text import print_exact, print_text
+
 
 class Format(StrEnum):
     """What is written."""
@@ -68,8 +70,8 @@ def command(
     write_files(file.parent, {file.name: content})
     if as_json:
         told = written_of(report, kind=written.value, file=file, content=content)
-        print(told.model_dump_json(indent=2))
+        print_exact(told.model_dump_json(indent=2))
     else:
-        print(f"written: {file}")
+        print_text(f"written: {file}")
     if not report.is_found:
         raise typer.Exit(1)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from tuner.cli.text import print_exact
 from tuner.errors import TunerError
 
 SCHEMAS: Final[Mapping[str, str]] = {
@@ -58,7 +59,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="The same; a schema is JSON.")] = False,
 ) -> None:
     """Print the JSON Schema of a file that moetune reads or writes."""
-    print(json.dumps(json_schema(name), indent=None if as_json else 2))
+    print_exact(json.dumps(json_schema(name), indent=None if as_json else 2))
 
 
 def json_schema(name: str) -> dict[str, Any]:

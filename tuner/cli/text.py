@@ -1,5 +1,10 @@
-"""Plain text for people: aligned columns, the same on a terminal and in a pipe."""
+"""Plain text for people, the same on a terminal and in a pipe; the only place that prints.
 
+Names of files, hosts, pools and experts come from others. What would steer a terminal (escapes,
+tabs, marks of writing direction) is spelled out here, whoever composed the text.
+"""
+
+import sys
 from collections.abc import Sequence
 
 
@@ -8,6 +13,25 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def print_text(text: str = "") -> None:
+    """Print a result for people: names in it may hold what steers a terminal."""
+    print(_lines(text))
+
+
+def print_exact(text: str) -> None:
+    """Print what a program reads, JSON above all, as it is."""
+    print(text)
+
+
+def tell(text: str = "", *, end: str = "\n") -> None:
+    """Say something on stderr, beside the result."""
+    print(_lines(text), end=end, file=sys.stderr, flush=True)
+
+
+def _lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> str:

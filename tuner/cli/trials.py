@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tuner.cli.text import tell
 from tuner.explain.words import short_decision
 from tuner.units import format_s
 from tuner.verify.verification import Watcher
@@ -77,10 +78,10 @@ def _cells(record: "TrialRecord") -> tuple[str, ...]:
 
 def _say_started(decision: "TrainDecision", predicted_s: float) -> None:
     line = f"launching {short_decision(decision)}, {format_s(predicted_s)} a step predicted"
-    print(line, file=sys.stderr, flush=True)
+    tell(line)
 
 
 def _say_ended(record: "TrialRecord") -> None:
     _, _, predicted, measured, status = _cells(record)
     said = f"{measured} measured" if measured else "not measured"
-    print(f"  {status}: {said}, {predicted} predicted", file=sys.stderr, flush=True)
+    tell(f"  {status}: {said}, {predicted} predicted")

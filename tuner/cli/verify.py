@@ -1,11 +1,11 @@
 """`moetune verify`: launch a plan's candidates for a few steps each, and let that decide."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tuner.cli.text import print_exact, print_text, tell
 from tuner.cli.verify_budget import budget_of
 from tuner.cli.verify_deployment import verify_deployment
 from tuner.cli.verify_options import refuse_unfit, written_options
@@ -224,13 +224,16 @@ def command(
             told=_tell,
             budget=limits,
         )
-    print(verified.model_dump_json(indent=2) if as_json else verified_text(verified, folder=plan))
+    if as_json:
+        print_exact(verified.model_dump_json(indent=2))
+    else:
+        print_text(verified_text(verified, folder=plan))
     if verified.winner is None:
         raise typer.Exit(1)
 
 
 def _tell(line: str) -> None:
-    print(f"  {line}", file=sys.stderr, flush=True)
+    tell(f"  {line}")
 
 
 def _verify_placement(folder: Path, *, as_json: bool) -> None:
@@ -238,4 +241,7 @@ def _verify_placement(folder: Path, *, as_json: bool) -> None:
     from tuner.cli.place_text import place_verified_text
 
     verified = verify_place(folder, budget_s=PLACEMENT_BUDGET_S)
-    print(verified.model_dump_json(indent=2) if as_json else place_verified_text(verified))
+    if as_json:
+        print_exact(verified.model_dump_json(indent=2))
+    else:
+        print_text(place_verified_text(verified))

@@ -1,9 +1,10 @@
 """`moetune verify` where the plan serves: launch deployments, measure them by a client."""
 
-import sys
 from pathlib import Path
 
 import typer
+
+from tuner.cli.text import print_exact, print_text, tell
 
 
 def verify_deployment(
@@ -58,14 +59,13 @@ def verify_deployment(
         ),
         reached=Reached(url=url, health=health),
     )
-    print(
-        verified.model_dump_json(indent=2)
-        if as_json
-        else serving_verified_text(verified, folder=folder)
-    )
+    if as_json:
+        print_exact(verified.model_dump_json(indent=2))
+    else:
+        print_text(serving_verified_text(verified, folder=folder))
     if verified.winner is None:
         raise typer.Exit(1)
 
 
 def _tell(line: str) -> None:
-    print(f"  {line}", file=sys.stderr, flush=True)
+    tell(f"  {line}")

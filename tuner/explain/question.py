@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from profilers.files import read_bounded
 from tuner.errors import PlanUnreadableError
 from tuner.place_folder import read_place_plan
 from tuner.place_plan import PlacePlan
@@ -23,6 +24,7 @@ from tuner.plan_folder import kind_of_plan, read_plan
 from tuner.serve_folder import read_serve_plan
 from tuner.serve_plan import ServePlan
 from tuner.spec.cluster import Cluster
+from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.spec_file import parsed_spec
 
 Kind = Literal["train", "serve", "place"]
@@ -69,7 +71,10 @@ def question_of(folder: Path, plan: StoredPlan) -> Question:
         raise PlanUnreadableError(
             f"{folder} holds no used/spec.yaml, so nothing can be solved again; plan anew"
         )
-    if hashlib.sha256(spec.read_bytes()).hexdigest() != plan.provenance.spec_sha256:
+    if (
+        hashlib.sha256(read_bounded(spec, most_bytes=LARGEST_FILE_BYTES)).hexdigest()
+        != plan.provenance.spec_sha256
+    ):
         raise PlanUnreadableError(f"{spec} is not the spec that the plan was made from; plan anew")
     keys = parsed_spec(spec)
     used = spec.parent.absolute()

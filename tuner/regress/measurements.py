@@ -33,8 +33,10 @@ from profilers.compare import (
     incomplete_beta,
     slowest_rank,
 )
+from profilers.files import read_bounded
 from profilers.records import Machine, Profile, Record
 from profilers.store import read_profile
+from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
 from tuner.regress.records import Change, Verdict
 
 HARDWARE: Final = ("device", "device_kind", "threads_per_rank", "world")
@@ -152,8 +154,9 @@ def folder_sha256(folder: Path) -> str:
     """Hash the files of a profile with their names."""
     digest = hashlib.sha256()
     for file in sorted(each for each in folder.iterdir() if each.is_file()):
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        digest.update(file.read_bytes())
+        content = read_bounded(file, most_bytes=MAX_PROFILE_FILE_BYTES)
+        digest.update(f"{file.name}\0{len(content)}\0".encode())
+        digest.update(content)
     return digest.hexdigest()
 
 

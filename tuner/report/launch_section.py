@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from profilers.files import open_regular
 from tuner.errors import PlanUnreadableError
 from tuner.report.content import Block, File, Paragraph, Section
 
@@ -40,9 +41,9 @@ def _read(folder: Path, name: str, *, most_bytes: int) -> File | None:
     if path.is_symlink() or not path.is_file() or most_bytes <= 0:
         return None
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(most_bytes + 1)
-        size_bytes = path.stat().st_size
+            size_bytes = path.stat().st_size
     except OSError as error:
         raise PlanUnreadableError(f"{path}: {error.strerror}") from error
     if b"\0" in content:

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from profilers.files import TooLargeError, read_bounded
+from profilers.routing.npy import npy_array
 from solvers.placement.ranks import Ints, Placement, Ranks
 from tuner.errors import SpecError
 from tuner.spec.files import one_line, read_small_text, shown_path, shown_value
@@ -73,9 +75,11 @@ def _parsed(path: Path, source: str) -> Any:
 
 def _array(path: Path, source: str) -> list[list[int]]:
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise SpecError(f"{source}: larger than {LARGEST_BYTES} bytes, so it is no placement")
-        table = np.load(path, allow_pickle=False)
+        table = npy_array(read_bounded(path, most_bytes=LARGEST_BYTES))
+    except TooLargeError as error:
+        raise SpecError(
+            f"{source}: larger than {LARGEST_BYTES} bytes, so it is no placement"
+        ) from error
     except (OSError, ValueError) as error:
         raise SpecError(one_line(f"{source}: cannot read the placement: {error}")) from error
     if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):

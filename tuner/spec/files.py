@@ -2,10 +2,10 @@
 
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any, Final
 
+from profilers.files import NotRegularError, TooLargeError, read_bounded
 from tuner.errors import SpecError
 
 LARGEST_FILE_BYTES: Final = 1_000_000
@@ -55,15 +55,15 @@ def read_small_text(path: Path, *, what: str, most_bytes: int = LARGEST_FILE_BYT
     """
     shown = shown_path(path)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise SpecError(f"{shown}: not a file; name the file that holds the {what}")
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SpecError(f"{shown}: cannot read the {what}: {reason}") from error
-    if len(content) > most_bytes:
-        raise SpecError(f"{shown}: larger than {most_bytes} bytes, so it is not a {what}")
+        content = read_bounded(path, most_bytes=most_bytes)
+    except (IsADirectoryError, NotRegularError) as error:
+        raise SpecError(f"{shown}: not a file; name the file that holds the {what}") from error
+    except TooLargeError as error:
+        raise SpecError(
+            f"{shown}: larger than {most_bytes} bytes, so it is not a {what}"
+        ) from error
+    except OSError as error:
+        raise SpecError(f"{shown}: cannot read the {what}: {error.strerror}") from error
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

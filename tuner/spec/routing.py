@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from profilers.errors import RecordingUnreadableError
+from profilers.files import read_bounded
 from profilers.records import Record
 from tuner.errors import SpecError
 from tuner.spec.files import read_json_object, shown_path, shown_value
@@ -85,7 +86,9 @@ def routing_json(path: Path) -> bytes:
     Raises:
         SpecError: it cannot be read.
     """
-    return path.read_bytes() if path.suffix == JSON else json.dumps(_recorded(path)).encode()
+    if path.suffix != JSON:
+        return json.dumps(_recorded(path)).encode()
+    return read_bounded(path, most_bytes=LARGEST_RECORD_BYTES)
 
 
 def _recorded(path: Path) -> dict[str, Any]:

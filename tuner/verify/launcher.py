@@ -29,6 +29,7 @@ from typing import Final, Protocol
 
 from pydantic import ValidationError
 
+from profilers.files import open_regular, read_bounded
 from profilers.local_ranks import RENDEZVOUS
 from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
@@ -36,7 +37,7 @@ from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.verify.ending import GRACE_S, TRIAL_MARK, ended_at_last
 from tuner.verify.progress import PROGRESS_NAME, steps_so_far
-from tuner.verify.records import TrialStatus
+from tuner.verify.records import MAX_RECORD_BYTES, TrialStatus
 
 UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
 """For whoever has not set it: a log that is a file would get Python's lines in blocks, after those
@@ -325,7 +326,9 @@ def judge(exit_code: int, *, tail: str, report_file: Path, wall_s: float) -> Lau
     """Turn an exit code, the end of the log and a report into a result."""
     if exit_code == 0:
         try:
-            report = StepReport.model_validate_json(report_file.read_bytes())
+            report = StepReport.model_validate_json(
+                read_bounded(report_file, most_bytes=MAX_RECORD_BYTES)
+            )
         except (OSError, ValidationError):
             reason = "the trial ended without a readable report"
             return LaunchResult(status="crashed", reason=reason, report=None, wall_s=wall_s)
@@ -347,9 +350,9 @@ def log_tail(file: Path) -> str:
     """Return the end of a log; nothing where there is none."""
     if not file.is_file():
         return ""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         stream.seek(max(0, file.stat().st_size - LOG_TAIL_BYTES))
-        return stream.read().decode("utf-8", errors="replace")
+        return stream.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace")
 
 
 def _lack_of_memory(exit_code: int, tail: str) -> str:

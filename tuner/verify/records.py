@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, ValidationError
 
+from profilers.files import TooLargeError, read_bounded
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
 from tuner.costs.residuals import Residual
@@ -146,9 +147,9 @@ def read_trials(folder: Path) -> tuple[TrialRecord, ...]:
 
 def _read_trial(file: Path) -> TrialRecord:
     try:
-        if file.stat().st_size > MAX_RECORD_BYTES:
-            raise PlanUnreadableError(f"{file}: larger than any trial record; delete it")
-        return TrialRecord.model_validate_json(file.read_bytes())
+        return TrialRecord.model_validate_json(read_bounded(file, most_bytes=MAX_RECORD_BYTES))
+    except TooLargeError as error:
+        raise PlanUnreadableError(f"{file}: larger than any trial record; delete it") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "file"

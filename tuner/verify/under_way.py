@@ -14,9 +14,11 @@ from typing import Final, Protocol
 
 from pydantic import ValidationError
 
+from profilers.files import read_bounded
 from tuner.output import write_files
 from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.proposal import Proposal
+from tuner.verify.records import MAX_RECORD_BYTES
 
 PROPOSAL_NAME: Final = "proposal.json"
 
@@ -107,6 +109,6 @@ def folder_of(place: Path, number: int) -> Path:
 
 def _stored(file: Path) -> Stored | None:
     try:
-        return Stored.model_validate_json(file.read_bytes())
+        return Stored.model_validate_json(read_bounded(file, most_bytes=MAX_RECORD_BYTES))
     except (OSError, ValidationError):
         return None

@@ -5,11 +5,13 @@ names; their tokens are one stream that is cut into sequences. A piece is `PIECE
 file may be larger than memory; where it ends inside of a word, that word becomes other tokens.
 """
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from profilers.errors import RecordingUnreadableError
+from profilers.files import open_regular
 
 PIECE: Final = 2**16
 """Characters that are made into tokens at once."""
@@ -62,6 +64,6 @@ def as_bytes(text: str) -> list[int]:
 
 
 def _pieces(file: Path) -> Iterator[str]:
-    with file.open(encoding="utf-8") as stream:
+    with open_regular(file) as opened, io.TextIOWrapper(opened, "utf-8") as stream:
         while piece := stream.read(PIECE):
             yield piece

@@ -104,7 +104,7 @@ def test_text_that_is_no_such_output_is_one_clear_line(
 
 
 def test_a_missing_file_and_a_missing_path_are_said(tmp_path: Path) -> None:
-    with pytest.raises(ProfileUnreadableError, match="must be a regular file"):
+    with pytest.raises(ProfileUnreadableError, match="No such file"):
         imported(tmp_path / "absent.txt")
     with pytest.raises(ProfileUnreadableError, match=r"0 files end in \.txt"):
         imported(tmp_path)

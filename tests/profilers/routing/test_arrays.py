@@ -68,7 +68,7 @@ def test_each_wrong_array_is_one_line(
 def test_objects_damage_and_ambiguity_are_refused(tmp_path: Path, refusal: Refusal) -> None:
     file = tmp_path / "a.npy"
     np.save(file, np.array([{}], dtype=object), allow_pickle=True)
-    assert "allow_pickle" in refusal(file) or "Object arrays" in refusal(file)
+    assert "holds objects" in refusal(file)
     np.save(file, COUNTS)
     file.write_bytes(file.read_bytes()[:-8])
     assert refusal(file)
@@ -83,7 +83,7 @@ def test_an_array_larger_than_what_is_read_is_refused(
 ) -> None:
     monkeypatch.setattr("profilers.routing.eplb_arrays.MOST_BYTES", 1000)
     np.save(tmp_path / "a.npy", np.ones((40, 40)))
-    assert "at most 1000" in refusal(tmp_path / "a.npy")
+    assert "larger than the 1000 bytes" in refusal(tmp_path / "a.npy")
     with zipfile.ZipFile(tmp_path / "b.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", b"0" * 2000)
     assert "unpacks to 2000 bytes" in refusal(tmp_path / "b.npz")

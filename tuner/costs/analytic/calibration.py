@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationError, field_validator
 
+from profilers.files import TooLargeError, read_bounded
 from profilers.records import Record
 from tuner.costs.analytic.constants import (
     FITTED,
@@ -204,12 +205,13 @@ def read_residuals(path: Path) -> Residuals:
     """
     place = path / "residuals.json" if path.is_dir() else path
     try:
-        with place.open("rb") as file:
-            data = file.read(LARGEST_BYTES + 1)
+        data = read_bounded(place, most_bytes=LARGEST_BYTES)
+    except TooLargeError as error:
+        raise SpecError(
+            f"{str(place)!r} is larger than residuals can be; run 'moetune calibrate'"
+        ) from error
     except OSError as error:
-        raise SpecError(f"cannot read {str(place)!r}: {error.strerror or error}") from error
-    if len(data) > LARGEST_BYTES:
-        raise SpecError(f"{str(place)!r} is larger than residuals can be; run 'moetune calibrate'")
+        raise SpecError(f"cannot read {str(place)!r}: {error.strerror}") from error
     try:
         read: Mapping[str, object] = json.loads(data)
         return Residuals.model_validate(read)

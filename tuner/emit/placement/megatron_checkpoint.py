@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from profilers.files import open_regular
 from tuner.emit.placement.expert_names import Part, part_of
 from tuner.errors import OutputError, SpecError
 from tuner.spec.files import one_line, read_json_object, read_small_text, shown_path
@@ -133,7 +134,7 @@ def _check_row(layer: int, row: tuple[int, ...]) -> None:
 def _read_shard(path: Path) -> _Shard:
     source = shown_path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             (size,) = struct.unpack("<Q", file.read(8))
             if size > _LARGEST_HEADER_BYTES:
                 raise SpecError(f"{source}: a header of {size} bytes, so it is no safetensors file")
@@ -261,7 +262,7 @@ def _write_shard(shard: _Shard, target: Path, permutation: Permutation) -> None:
     encoded = json.dumps(header, separators=(",", ":")).encode()
     # The format pads the header with spaces so that data starts at a multiple of 8.
     encoded += b" " * (-len(encoded) % 8)
-    with shard.path.open("rb") as reader, target.open("wb") as writer:
+    with open_regular(shard.path) as reader, target.open("wb") as writer:
         writer.write(struct.pack("<Q", len(encoded)) + encoded)
         for tensor in shard.tensors:
             start, size = shard.data_start + tensor.first, tensor.end - tensor.first

@@ -18,8 +18,8 @@ Not covered: compressed files; which requests share a prefix or a session.
 """
 
 import csv
+import io
 import json
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +30,7 @@ from typing import Any, Final, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from profilers.files import NotRegularError, open_regular
 from tuner.errors import SpecError
 from tuner.spec.files import one_line, shown_path, shown_value
 from tuner.spec.serving.lengths import LARGEST_TOKENS
@@ -91,10 +92,13 @@ def trace_chunks(path: Path) -> Iterator[TraceChunk]:
     """
     where = shown_path(path)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise SpecError(f"{where}: not a file; name the file that holds the trace")
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with (
+            open_regular(path) as opened,
+            io.TextIOWrapper(opened, encoding="utf-8-sig", newline="") as file,
+        ):
             yield from _checked(_numbered(file, where=where), where=where)
+    except (IsADirectoryError, NotRegularError) as error:
+        raise SpecError(f"{where}: not a file; name the file that holds the trace") from error
     except UnicodeDecodeError as error:
         raise SpecError(f"{where}: not UTF-8 text, so it is no trace") from error
     except (OSError, ValueError, csv.Error) as error:

@@ -3,53 +3,117 @@ r"""A regular expression of the user's, with a group `step_s` and, optionally, a
     regex:iter (?P<step>\d+) took (?P<step_s>[0-9.]+) s
 
 Expressions that can take exponential time on a short line exist, and Python's `re` cannot be
-interrupted: a group that is repeated and itself holds a repetition, as in `(a+)+`, is refused,
-lines are cut short, and the expression is bounded. Not covered: expressions that are slow by other
-means (many repetitions beside each other), which cost the user their own time.
+interrupted. So lines are cut short, the expression is bounded, and a process of its own matches
+(regex_worker.py), which ends itself when a line takes it too long.
 """
 
-import re
-from typing import Final
+import json
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, Final
 
 from tuner.errors import SpecError
+from tuner.units import format_s
 from tuner.verify.adapters.reading import Adapter, Job, Reading, believable, number
+from tuner.verify.adapters.regex_worker import LIMIT_S
 
 MAX_EXPRESSION: Final = 512
 MAX_LINE: Final = 1024
+MAX_DIGITS: Final = 19
+"""Of the number of a step."""
 
-_NESTED: Final = re.compile(
-    r"\((?:[^()\\]|\\.)*(?:[+*]|\{\d*,\d*\})(?:[^()\\]|\\.)*\)(?:[+*]|\{\d*,)"
-)
+_WORKER: Final = Path(__file__).with_name("regex_worker.py")
 
 
 def adapter(expression: str) -> Adapter:
     """Return the adapter of an expression.
 
     Raises:
-        SpecError: it is none, is too long, may take for ever, or has no group `step_s`.
+        SpecError: it is none, is too long, takes too long, or has no group `step_s`.
     """
     if len(expression) > MAX_EXPRESSION:
         raise SpecError(f"--metrics regex: longer than {MAX_EXPRESSION} characters")
-    if _NESTED.search(expression):
-        raise SpecError(
-            f"--metrics regex: {expression!r} repeats a group that holds a repetition, which can"
-            " take for ever; write the group once"
-        )
-    try:
-        compiled = re.compile(expression)
-    except re.error as error:
-        raise SpecError(f"--metrics regex: {expression!r}: {error}") from error
-    if "step_s" not in compiled.groupindex:
+    if not expression.isprintable():
+        raise SpecError("--metrics regex: it holds signs that cannot be shown; write them as \\x1b")
+    matcher = _Matcher(expression)
+    if "step_s" not in matcher.groups:
         raise SpecError(
             f"--metrics regex: {expression!r} has no group (?P<step_s>...) around the seconds"
         )
 
     def read(line: str, job: Job) -> Reading | None:
         del job  # A time needs no rate to be one.
-        found = compiled.search(line[:MAX_LINE])
-        if not found or not (step_s := number(found.group("step_s") or "")):
+        found = matcher.search(line[:MAX_LINE])
+        if not found or not (step_s := number(found["step_s"] or "")):
             return None
-        step = found.groupdict().get("step") or ""
-        return believable(Reading(step=int(step) if step.isdecimal() else None, step_s=step_s))
+        step = found.get("step") or ""
+        is_number = step.isdecimal() and len(step) < MAX_DIGITS
+        return believable(Reading(step=int(step) if is_number else None, step_s=step_s))
 
     return read
+
+
+class _Matcher:
+    """The process that matches; it ends with this object."""
+
+    def __init__(self, expression: str) -> None:
+        self._expression = expression
+        self._turn = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(_WORKER), expression],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            # A Ctrl-C is for us to act on.
+            start_new_session=True,
+        )
+        weakref.finalize(self, _end, self._process)
+        answer = self._answer()
+        if "error" in answer:
+            raise SpecError(f"--metrics regex: {expression!r}: {answer['error']}")
+        self.groups = frozenset(answer["groups"])
+
+    def search(self, line: str) -> dict[str, str | None] | None:
+        """Return the groups of the first match; None where there is none.
+
+        Raises:
+            SpecError: it takes too long.
+        """
+        assert self._process.stdin is not None
+        with self._turn:
+            try:
+                self._process.stdin.write(json.dumps(line) + "\n")
+                self._process.stdin.flush()
+            except OSError as error:
+                raise self._too_long() from error
+            found: dict[str, str | None] | None = self._answer()
+            return found
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith("\n"):
+            raise self._too_long()
+        return json.loads(line)
+
+    def _too_long(self) -> SpecError:
+        return SpecError(
+            f"--metrics regex: {self._expression!r} takes more than {format_s(LIMIT_S)} or too much"
+            f" memory on a line of at most {MAX_LINE} characters; repeat less in it"
+        )
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            try:
+                stream.close()
+            except OSError:
+                continue

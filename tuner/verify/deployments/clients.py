@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
 
+from profilers.files import TooLargeError, read_bounded
 from tuner.errors import SpecError
 from tuner.verify.adapters.bench_result import MAX_RESULT_BYTES, BenchReader
 from tuner.verify.deployments.records import BenchRun
@@ -48,12 +49,14 @@ class Client:
                 f"the client left no {self.leaves[0].rpartition('/')[2]}; does --bench write to"
                 " {result} or {folder}, and does --metrics fit it?"
             )
-        if file.stat().st_size > MAX_RESULT_BYTES:
+        try:
+            content = read_bounded(file, most_bytes=MAX_RESULT_BYTES)
+        except TooLargeError as error:
             raise ValueError(
                 f"{file.name} is larger than {MAX_RESULT_BYTES} bytes; save no details"
-            )
+            ) from error
         module, _, function = self.reader.partition(":")
-        return cast(BenchReader, getattr(import_module(module), function))(file.read_bytes())
+        return cast(BenchReader, getattr(import_module(module), function))(content)
 
 
 CLIENTS: Final[Mapping[str, Client]] = {

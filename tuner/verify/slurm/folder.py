@@ -11,10 +11,12 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from profilers.files import read_bounded
 from profilers.records import Record
 from profilers.steps.config import StepReport
 from tuner.output import write_files
 from tuner.verify.launcher import REPORT_NAME
+from tuner.verify.records import MAX_RECORD_BYTES
 from tuner.verify.slurm.script import EXIT_NAME, LEASE_NAME
 
 TICKET_NAME: Final = "ticket.json"
@@ -35,7 +37,9 @@ def report_of(folder: Path) -> StepReport | None:
     if exit_code(folder) != 0:
         return None
     try:
-        return StepReport.model_validate_json((folder / REPORT_NAME).read_bytes())
+        return StepReport.model_validate_json(
+            read_bounded(folder / REPORT_NAME, most_bytes=MAX_RECORD_BYTES)
+        )
     except (OSError, ValidationError):
         return None
 
@@ -43,7 +47,7 @@ def report_of(folder: Path) -> StepReport | None:
 def exit_code(folder: Path) -> int | None:
     """Of the last run, as the batch script saw it; None while there is none."""
     try:
-        return int((folder / EXIT_NAME).read_text(encoding="ascii"))
+        return int(read_bounded(folder / EXIT_NAME, most_bytes=64))
     except (OSError, ValueError):
         return None
 
@@ -59,7 +63,9 @@ def renew_lease(folder: Path) -> None:
 def ticket_of(folder: Path) -> Ticket | None:
     """The ticket; None where nothing was prepared."""
     try:
-        return Ticket.model_validate_json((folder / TICKET_NAME).read_bytes())
+        return Ticket.model_validate_json(
+            read_bounded(folder / TICKET_NAME, most_bytes=MAX_RECORD_BYTES)
+        )
     except (OSError, ValidationError):
         return None
 

@@ -34,7 +34,7 @@ from tuner.units import format_s
 from tuner.verify.study.worker import MOST_WORKERS, Beat, Worker
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection
+    from sqlalchemy import URL, Connection, Engine
 
 Answer = TypeVar("Answer")
 
@@ -43,6 +43,7 @@ SECRETS: Final = ("password", "sslpassword")
 """Parameters of libpq that a URL may end with."""
 
 BEAT_KEY: Final = "worker:"
+_MALFORMED: Final = "not a URL like postgresql://user@host:5432/database"
 
 TURN_S: Final = 60
 """Of idling in a turn, after which the server ends it: its worker is stopped or cut off."""
@@ -53,6 +54,11 @@ for Slurm's controller."""
 
 PAUSE_S: Final = 1.0
 CONNECT_S: Final = 15
+OPTIONS: Final[Mapping[str, Any]] = {
+    "pool_pre_ping": True,
+    "connect_args": {"connect_timeout": CONNECT_S, "application_name": "moetune"},
+}
+"""Of every engine."""
 
 
 class PostgresStore:
@@ -78,6 +84,7 @@ class PostgresStore:
         self._told = told
         self._turn_key = _key(study_name)
         self._study_id = -1
+        self._turns = self._engine()
         self._storage = self._connected()
 
     @property
@@ -166,31 +173,38 @@ class PostgresStore:
     def _trial_id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
-    def _connected(self) -> optuna.storages.RDBStorage:
-        """Open the storage; two that make its tables at once would meet."""
-        from sqlalchemy import create_engine, text
+    def _engine(self) -> "Engine":
+        from sqlalchemy import create_engine
         from sqlalchemy.exc import SQLAlchemyError
 
-        options: dict[str, Any] = {
-            "pool_pre_ping": True,
-            "connect_args": {"connect_timeout": CONNECT_S, "application_name": "moetune"},
-        }
         try:
-            self._turns = create_engine(self._url, **options)
+            return create_engine(self._url, **OPTIONS)
+        except ImportError as error:
+            raise EnvironmentMissingError(
+                "--storage needs a driver of PostgreSQL: pip install 'moetune[postgres]'"
+            ) from error
+        except (SQLAlchemyError, ValueError, TypeError) as error:
+            raise SpecError(f"--storage: {self._line(error)}; {_MALFORMED}") from error
+
+    def _connected(self) -> optuna.storages.RDBStorage:
+        """Open the storage; two that make its tables at once would meet."""
+        from sqlalchemy import text
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
             with self._turns.connect() as connection, connection.begin():
                 connection.execute(
                     text("SELECT pg_advisory_xact_lock(:key)"), {"key": _key("tables")}
                 )
                 return optuna.storages.RDBStorage(
-                    self._url.render_as_string(hide_password=False), engine_kwargs=options
+                    self._url.render_as_string(hide_password=False), engine_kwargs=dict(OPTIONS)
                 )
-        except ImportError as error:
-            raise EnvironmentMissingError(
-                "--storage needs a driver of PostgreSQL: pip install 'moetune[postgres]'"
-            ) from error
         except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
             self._turns.dispose()
             raise StudyError(f"{self.name}: {self._line(error)}") from error
+        except (ValueError, TypeError) as error:
+            # Of the URL's parameters, which the driver takes as they are.
+            raise SpecError(f"--storage: {self._line(error)}; {_MALFORMED}") from error
 
     def _in_turn(self, action: Callable[[], Answer], *, key: int) -> Answer:
         from sqlalchemy import text
@@ -236,7 +250,10 @@ def _parsed(url: str) -> "URL":
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise SpecError(f"--storage: {_MALFORMED}") from error
     if scheme.partition("+")[0] not in SCHEMES:
         raise SpecError(
             f"--storage of kind {scheme or 'file'!r}: a study is shared through"
@@ -245,7 +262,7 @@ def _parsed(url: str) -> "URL":
     try:
         return make_url(url).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError) as error:
-        raise SpecError("--storage: not a URL like postgresql://user@host:5432/database") from error
+        raise SpecError(f"--storage: {_MALFORMED}") from error
 
 
 def _key(name: str) -> int:

@@ -1,0 +1,53 @@
+"""The three streams of the process, made fit for use before a command runs.
+
+A stream that the caller closed (`>&-`) is None in Python, `print(file=None)` writes to another
+one, and the next file that is opened takes its place: it becomes the null device instead. What is
+said on stderr is talk; where it cannot be written (a full disk, a reader that left), the command
+goes on and its exit code stays what it is.
+"""
+
+import io
+import os
+import sys
+from typing import Any, Final
+
+STDIN: Final = 0
+STDOUT: Final = 1
+STDERR: Final = 2
+
+
+def make_usable() -> None:
+    """Open the streams that are closed, and let nothing depend on stderr being heard."""
+    for descriptor, flags in ((STDIN, os.O_RDONLY), (STDOUT, os.O_WRONLY), (STDERR, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest number that is free is taken, and those below are open by now.
+            os.set_inheritable(os.open(os.devnull, flags), True)
+    if sys.stdin is None:
+        sys.stdin = open(STDIN, encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
+    if sys.stdout is None:
+        sys.stdout = open(STDOUT, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(_Talk()), encoding=encoding, errors="backslashreplace", write_through=True
+    )
+
+
+class _Talk(io.RawIOBase):
+    """Stderr; what it does not take is dropped."""
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return STDERR
+
+    def isatty(self) -> bool:
+        return os.isatty(STDERR)
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(STDERR, data)
+        except OSError:
+            return len(data)
