@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.backtest.rows import Row
-from tuner.costs.analytic.constants import Precision, Software
+from tuner.costs.analytic.constants import Precision, Software, software_of_container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +141,6 @@ OF_RELEASE: Final[Mapping[str, Engine]] = {
 }
 """By the name in a release tag `name-version`."""
 
-FIRST_OF_2026: Final = (26, 4)
-"""NeMo containers from here on behave as `Software.MEGATRON_2026`."""
-
 _DATED_PAGE: Final = re.compile(r"_(20\d\d)-?(\d\d)_")
 """torchtitan names its pages of measurements by month."""
 _RELEASE: Final = re.compile(r"([a-z][a-z0-9-]*?)[-=@: ]?v?(\d+(?:\.\d+){0,3})?")
@@ -169,11 +166,9 @@ def memory_family_of(engine: Engine, release: str) -> str:
 
 def software_of(engine: Engine, release: str) -> Software:
     """Return the generation of software that generic constants are known for."""
-    if engine.software is not Software.MEGATRON_2025 or not release:
-        return engine.software
-    version = tuple(int(part) for part in release.split(".") if part.isdigit())
-    is_container = engine is _BRIDGE and version >= FIRST_OF_2026
-    return Software.MEGATRON_2026 if is_container else Software.MEGATRON_2025
+    if engine is _BRIDGE and release:
+        return software_of_container(release)
+    return engine.software
 
 
 def precision_of(row: Row) -> Precision:

@@ -28,6 +28,7 @@ from tuner.backtest.rows import Row
 from tuner.calibrate.bands import STATED, bands_of, covered_ratio
 from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, folds_of, held_out
 from tuner.calibrate.fit import COARSE, Fit, Floats, Problem, blocks_of, fit
+from tuner.calibrate.ratio_bands import pairs_of, ratio_bands_of, setting_of
 from tuner.calibrate.terms import FEWEST_RECIPES, TERMS, Level, Offset, holding, offsets_of
 from tuner.costs.analytic.calibration import (
     Correction,
@@ -37,7 +38,7 @@ from tuner.costs.analytic.calibration import (
     as_constants,
     generic_values,
 )
-from tuner.costs.analytic.constants import FITTED, NAMES
+from tuner.costs.analytic.constants import FITTED, NAMES, version_of
 from tuner.errors import SpecError
 
 FEWEST_RUNS: Final = 2
@@ -104,6 +105,8 @@ def calibrate(
             covered_ratio=nested_coverage(problem, runs, regimes),
             corrections=corrections_of(offsets, whole.offset_P),
             bands=bands_of(regimes, groups, residual_by),
+            ratios=ratio_bands_of(pairs_of(runs, residual_by["setting"])),
+            releases=releases_of(runs),
         ),
     )
 
@@ -163,7 +166,17 @@ def keys_of(runs: Sequence[Run]) -> dict[str, list[str]]:
     keys["release"] = [f"{run.family}|{run.release}" for run in runs]
     keys["generation"] = [f"{run.family}|{run.device.generation}" for run in runs]
     keys["family"] = [run.family for run in runs]
+    keys["setting"] = [setting_of(run) for run in runs]
     return keys
+
+
+def releases_of(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
+    """Return by family the releases that its runs carry, oldest first."""
+    return {
+        family: tuple(sorted(known, key=version_of))
+        for family in sorted({run.family for run in runs})
+        if (known := {run.release for run in runs if run.family == family and run.release})
+    }
 
 
 def corrections_of(offsets: Sequence[Offset], offset_P: Floats) -> tuple[Correction, ...]:

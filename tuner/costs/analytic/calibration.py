@@ -35,6 +35,7 @@ from tuner.costs.analytic.constants import (
     Software,
     uncalibrated,
 )
+from tuner.costs.analytic.ratio_bands import RatioBands
 from tuner.devices.datasheet import Generation
 from tuner.errors import SpecError
 
@@ -134,6 +135,10 @@ class Residuals(Record):
     """Share of groups, held out together with the making of the bands, that they did hold."""
     corrections: tuple[Correction, ...]
     bands: tuple[Band, ...]
+    ratios: RatioBands | None = None
+    """Of the ratio of two configurations' times; None: too few pairs, or an older file."""
+    releases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """By family the releases that runs carry, oldest first."""
 
     @field_validator("schema_version")
     @classmethod

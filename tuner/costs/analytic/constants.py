@@ -47,6 +47,21 @@ class Software(StrEnum):
     """Plain PyTorch modules under FSDP: llm-foundry, torchtitan, DeepSpeed ZeRO-3."""
 
 
+FIRST_OF_2026: Final = (26, 4)
+"""NeMo containers from here on behave as `Software.MEGATRON_2026`."""
+
+
+def version_of(release: str) -> tuple[int, ...]:
+    """Return a release's numbers, to be compared."""
+    return tuple(int(part) for part in release.split(".") if part.isdigit())
+
+
+def software_of_container(release: str) -> Software:
+    """Return the generation of a NeMo container."""
+    is_new = version_of(release) >= FIRST_OF_2026
+    return Software.MEGATRON_2026 if is_new else Software.MEGATRON_2025
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Constants:
     """Residuals of one device, precision and software, or one set per column."""
