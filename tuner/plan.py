@@ -216,7 +216,11 @@ class Alternative(Record):
     decision: TrainDecision
     predicted: TrainPrediction
     within_band: bool
-    """Predicted inside the chosen one's error band: the model cannot tell the two apart."""
+    """1 lies inside the band of the ratio: the model cannot tell the two apart."""
+    ratio_band: Band | None = None
+    """Seconds of its step over those of the chosen one's, as they may measure: four pairs of
+    configurations of five. Narrower than the band of either time, as most errors are common to
+    both; None where none is known for the engine."""
     lost_by: str
     """The cost that made the difference, in words."""
 

@@ -102,6 +102,8 @@ class Rival(Record):
 
     decision: str
     within_band: bool
+    ratio_band: Band | None = None
+    """Of training: seconds of its step over those of the decision's, as they may measure."""
     lost_by: str
     slower_s: float | None = None
     """How much longer it takes: a step of training, or a step of decode; None where no seconds

@@ -82,7 +82,7 @@ def searched(question: Question) -> tuple[Search, dict[str, Any]]:
     found = search(question, Settings(clock=time.perf_counter))
     ranking = ranked(found, time_limit_s=2.0, clock=time.perf_counter)
     objective_s = ranking.objective_s[0] if ranking.objective_s else None
-    certificate = certificate_of(found, band_ratio=0.0, objective_s=objective_s)
+    certificate = certificate_of(found, objective_s=objective_s)
     counts = found.counts
     decisions = counts.priced + counts.bounded + counts.open + counts.num_illegal
     return found, {

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from textwrap import wrap
 
-from tuner.cli.text import columns
+from tuner.cli.text import columns, times_words
 from tuner.estimate.records import Change, Estimate, RankMemory
 from tuner.units import format_bytes, format_flop_per_s, format_ratio, format_s
 
@@ -163,18 +163,26 @@ def _changes(found: Estimate) -> Iterator[str]:
         return
     beats = "beats it" if found.fits else "makes it fit"
     yield f"smallest change that {beats}: {_described(found.smallest_change)}"
+    yield _sure(found.smallest_change)
     yield from _lines(found.smallest_change)
     if found.best_pair is not None:
         yield f"two changes bring more: {_described(found.best_pair)}"
+        yield _sure(found.best_pair)
         yield from _lines(found.best_pair)
     others = [one for one in found.changes if one != found.smallest_change]
     if others:
         yield "other single changes"
         rows = [
-            (f"  {', '.join(one.what)}", _gain(one), format_bytes(one.peak_memory_bytes))
+            (
+                f"  {', '.join(one.what)}",
+                _gain(one),
+                times_words(one.ratio_band),
+                format_bytes(one.peak_memory_bytes),
+                "tie" if one.within_band else "",
+            )
             for one in others
         ]
-        yield columns(rows, header=("  change", "time", "memory"))
+        yield columns(rows, header=("  change", "time", "of the launch", "memory", ""))
 
 
 def _described(change: Change) -> str:
@@ -182,6 +190,12 @@ def _described(change: Change) -> str:
         f"{' and '.join(change.what)} ({_gain(change)}: {format_s(change.step_time_s)} a step, "
         f"{format_bytes(change.peak_memory_bytes)})"
     )
+
+
+def _sure(change: Change) -> str:
+    """Say how sure the change's gain is; a tie is no gain that the model can promise."""
+    band = f"    {times_words(change.ratio_band)} the launch's time, four of five such pairs"
+    return f"{band}: a tie, measure both" if change.within_band else band
 
 
 def _gain(change: Change) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.cli.text import columns
+from tuner.cli.text import columns, times_words
 from tuner.explain.solving import IDLE
 from tuner.units import format_bytes, format_ratio, format_s
 from tuner.what_if import Outcome, Rival, WhatIf, Why
@@ -51,6 +51,8 @@ def _rival(rival: Rival) -> str:
     left = len(terms) - SHOWN_TERMS
     more = f" and {left} smaller" if left > 0 else ""
     tie = " (tie)" if rival.within_band else ""
+    if rival.ratio_band is not None:
+        tie = f" ({times_words(rival.ratio_band)}{', a tie' if rival.within_band else ''})"
     total = "" if rival.slower_s is None else f": {_signed_s(rival.slower_s)}"
     lost = f"; {rival.lost_by}" if "num_devices" in rival.figures else ""
     return f"  {rival.decision}{tie}{total} = {shown}{more}{lost}"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from tuner.cli.text import columns
+from tuner.cli.text import columns, times_words
 from tuner.explain.words import short_decision
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
@@ -37,6 +37,11 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
         *_preference_lines(plan),
         f"inside band    {_ties(plan.certificate)} other combinations of degrees that the "
         "model cannot tell from this one",
+        *(
+            f"runner-up      {short_decision(one.decision)}: {times_words(one.ratio_band)} as long"
+            for one in plan.alternatives[:1]
+            if one.ratio_band is not None
+        ),
         f"bound by       {plan.binding_constraint}",
         *(
             f"not launchable {missing.feature} would save {format_ratio(missing.gain_ratio)}; "
@@ -82,7 +87,7 @@ def explanation(plan: Plan) -> str:
             for missing in plan.unlaunchable
         ),
         "",
-        f"why not the others ({_ties(plan.certificate)} of them inside the error band: ties)",
+        f"why not the others ({_ties(plan.certificate)} of them ties: the ratio may be 1)",
         _alternatives(plan.alternatives),
         *_notes(plan),
     ]
@@ -318,13 +323,15 @@ def _alternatives(alternatives: Iterable[Alternative]) -> str:
             f"  {short_decision(other.decision)}",
             format_s(other.predicted.step_time_s),
             format_bytes(max(other.predicted.peak_memory_bytes)),
+            "" if other.ratio_band is None else times_words(other.ratio_band),
             "tie" if other.within_band else "",
             other.lost_by,
         )
         for other in alternatives
     ]
     shown = columns(
-        rows[:SHOWN_ALTERNATIVES], header=("  decision", "step", "memory", "", "lost by")
+        rows[:SHOWN_ALTERNATIVES],
+        header=("  decision", "step", "memory", "of the chosen", "", "lost by"),
     )
     left = len(rows) - SHOWN_ALTERNATIVES
     return f"{shown}\n  and {left} more in plan.json" if left > 0 else shown

@@ -45,3 +45,8 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in table
     )
+
+
+def times_words(band: tuple[float, float]) -> str:
+    """Say a band of a ratio of times: `0.95 to 1.21 times`."""
+    return f"{band[0]:.2f} to {band[1]:.2f} times"

@@ -24,6 +24,7 @@ from tuner.estimate.legality import broken_rules
 from tuner.estimate.pricing import Bench, Priced, priced
 from tuner.estimate.records import Change
 from tuner.plan import TrainDecision
+from tuner.planner.ratios import Ratios, is_tie
 from tuner.spec.capabilities import TARGETS, Capabilities, refusals
 from tuner.spec.search import Search
 
@@ -54,6 +55,7 @@ class _Search:
     launch: LaunchSettings
     own: Priced
     bench: Bench
+    ratios: Ratios
     limits: Search
     target: Capabilities | None
     accepted: frozenset[str]
@@ -103,12 +105,15 @@ def manifest_refusals(own: Configuration, bench: Bench) -> tuple[str, ...]:
     return refusals(target, model=bench.model, decision=decision_of(own, bench.model))
 
 
-def find_changes(launch: LaunchSettings, own: Priced, bench: Bench, *, limits: Search) -> Changes:
+def find_changes(
+    launch: LaunchSettings, own: Priced, bench: Bench, *, limits: Search, ratios: Ratios
+) -> Changes:
     """Look for the smallest change that beats the launch."""
     search = _Search(
         launch=launch,
         own=own,
         bench=bench,
+        ratios=ratios,
         limits=limits,
         target=TARGETS.get(TARGET_OF[launch.engine]),
         accepted=frozenset(manifest_refusals(own.configuration, bench)),
@@ -188,13 +193,20 @@ def _per_knob(search: _Search, single: Sequence[_Candidate]) -> Iterator[_Candid
 
 def _change(search: _Search, one: _Candidate) -> Change:
     after = one.priced.configuration
+    chosen, decision = (
+        decision_of(each, search.bench.model) for each in (search.own.configuration, after)
+    )
+    ratio = one.priced.step_s / search.own.step_s
+    band = search.ratios.between(chosen, decision, ratio=ratio)
     return Change(
         what=tuple(turn.what for turn in one.turns),
         lines=flag_lines(search.launch, search.own.configuration, after),
         step_time_s=one.priced.step_s,
-        gain_ratio=1.0 - one.priced.step_s / search.own.step_s,
+        ratio_band=band,
+        within_band=is_tie(band),
+        gain_ratio=1.0 - ratio,
         peak_memory_bytes=round(float(one.priced.peak_bytes_P.max())),
-        decision=decision_of(after, search.bench.model),
+        decision=decision,
     )
 
 

@@ -63,9 +63,10 @@ def estimate(
     if broken is not None:
         raise SpecError(f"{launch.source}: {broken}")
     (own,) = priced((configuration,), bench)
-    changes = find_changes(launch, own, bench, limits=spec.search)
+    band, stretch, rests_on = band_and_notes(configuration, bench)
+    ratios = bench.ratios(configuration).widened(stretch)
+    changes = find_changes(launch, own, bench, limits=spec.search, ratios=ratios)
     tokens = configuration.global_batch * configuration.sequence
-    band, rests_on = band_and_notes(configuration, bench)
     low, high = (own.step_s * factor for factor in band)
     per_device = tokens / configuration.devices
     memory = _memory(own)

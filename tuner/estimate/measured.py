@@ -15,11 +15,14 @@ from tuner.planner.analytic.extrapolation import (
 
 def band_and_notes(
     configuration: Configuration, bench: Bench
-) -> tuple[tuple[float, float], tuple[str, ...]]:
-    """Return the band of measured over predicted seconds, and what a reader must know of it."""
+) -> tuple[tuple[float, float], float, tuple[str, ...]]:
+    """Return the band of measured over predicted seconds, and what a reader must know of it.
+
+    Between the two: the factor by which extrapolation alone moves the band's edges.
+    """
     band = bench.band(configuration)
     if bench.measured is None:
-        return band, ()
+        return band, 1.0, ()
 
     def step_s(asked: Bench) -> float:
         return priced((configuration,), asked)[0].step_s
@@ -29,7 +32,7 @@ def band_and_notes(
     longer = replace(bench, stretch=EXTRAPOLATED_FACTOR, asked={}, beyond={})
     kernels, hardware = measured_at(configuration, as_found)
     if kernels is None:
-        return band, ()
+        return band, 1.0, ()
     found = Weighed(
         outside=outside_of(kernels, as_found.beyond),
         stretch=step_s(longer) / measured_s,
@@ -47,4 +50,4 @@ def band_and_notes(
     notes += notes_of(lacking, found)
     if found.outside:
         notes.append(f"priced outside the measured range: {', '.join(found.outside)}")
-    return found.widened(band), tuple(notes)
+    return found.widened(band), found.stretch, tuple(notes)

@@ -40,6 +40,7 @@ from tuner.devices.datasheet import Datasheet
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Dispatcher, Engine, Graphs
 from tuner.planner.analytic.regimes import OF_TARGET, Relative, band_as
+from tuner.planner.ratios import Ratios, ratios_for
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec
 
@@ -106,6 +107,15 @@ class Bench:
         """Return measured over predicted seconds, lowest and highest."""
         relative = SOFTWARE_OF[configuration.engine]
         return band_as(relative, self.regime(configuration), self.residuals)
+
+    def ratios(self, configuration: Configuration) -> Ratios:
+        """Return the bands of ratios of a configuration's time to another's."""
+        return ratios_for(
+            self.residuals,
+            generation=str(self.sheet.generation),
+            has_experts=self.model.moe is not None,
+            band=self.band(configuration),
+        )
 
     def hardware(self, precision: Precision) -> Hardware:
         """Return the machine, with the peak that the linear layers run at."""

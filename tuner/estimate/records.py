@@ -87,6 +87,11 @@ class Change(Record):
     lines: tuple[str, ...]
     """What to write into the launch."""
     step_time_s: Seconds
+    ratio_band: Band
+    """Seconds of its step over the launch's, as they may measure: four pairs of configurations of
+    five. Narrower than either time's band, as most errors are common to both."""
+    within_band: bool
+    """1 lies inside that band: the model cannot tell whether it is faster."""
     gain_ratio: float
     """Share of the step time that is saved; negative where a change only makes the run fit."""
     peak_memory_bytes: Size

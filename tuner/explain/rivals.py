@@ -37,6 +37,7 @@ def _training(plan: Plan) -> tuple[Rival, ...]:
         Rival(
             decision=words(other.decision),
             within_band=other.within_band,
+            ratio_band=other.ratio_band,
             lost_by=other.lost_by,
             slower_s=other.predicted.step_time_s - chosen.step_time_s,
             terms_s=_terms(chosen.breakdown_s, other.predicted.breakdown_s),

@@ -1,7 +1,7 @@
 """The candidates that a training plan keeps, time against memory.
 
 A search prices or bounds every legal decision and keeps few: the Pareto front of what it priced,
-the runners-up, and the ties inside the error band. Only those can be drawn; the certificate counts
+the runners-up, and the ties. Only those can be drawn; the certificate counts
 the rest, and the text says so.
 """
 
@@ -27,7 +27,7 @@ class _Point(NamedTuple):
 
 
 _CHOSEN: Final = "the plan"
-_TIE: Final = "tie: inside the error band"
+_TIE: Final = "tie: inside the band of the ratio"
 _OTHER: Final = "runner-up"
 _FRONT: Final = "Pareto front"
 
@@ -72,7 +72,7 @@ def _reading(plan: Plan) -> str:
         f"Of the search's candidates, {format_count(space.priced)} were priced and "
         f"{format_count(space.bounded)} proven slower by their bounds. A plan keeps the Pareto "
         "front of those priced, the runners-up and listed ties, which are the points here; "
-        f"{ties} combinations of degrees are inside the error band of the choice. "
+        f"{ties} combinations of degrees cannot be told from the choice. "
         "Point at one for its decision."
     )
 

@@ -21,6 +21,7 @@ from tuner.planner.analytic.layouts import layers_of_stages, stages_of
 from tuner.planner.analytic.memory import taken_bytes, unit_memory
 from tuner.planner.analytic.pricing import assembled, batch_of, time_pieces
 from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.ties import NO_TIES, Ties
 from tuner.planner.analytic.ways import Ways
 from tuner.units import format_ratio, format_s
 
@@ -119,7 +120,7 @@ def detailed(search: Search, candidate: Candidates, stages: Stages) -> Detail:
 def certificate_of(
     search: Search,
     *,
-    band_ratio: float,
+    ties: Ties = NO_TIES,
     objective_s: float | None = None,
     decision_s: float | None = None,
     method: str = "bounds",
@@ -128,7 +129,7 @@ def certificate_of(
 
     Args:
         search: what was searched.
-        band_ratio: half width of the error band of a step.
+        ties: of the plan's decision.
         objective_s: of the fastest row where it was played; None: its closed form.
         decision_s: of the plan's decision where that is not the fastest.
         method: name of how the search was made.
@@ -155,26 +156,11 @@ def certificate_of(
             illegal=counts.num_illegal,
             open=counts.open,
         ),
-        within_band=num_ties(search, band_ratio=band_ratio),
-        within_band_is_least=is_least(search, band_ratio=band_ratio),
+        within_band=ties.count,
+        within_band_is_least=ties.is_least,
         solve_s=search.solve_s,
         method=method,
     )
-
-
-def num_ties(search: Search, *, band_ratio: float) -> int:
-    """Other rows, each at its best, that are slower by no more than the error band."""
-    if search.found is None:
-        return 0
-    step_s = search.found.step_s
-    return int((step_s[1:] <= step_s[0] * (1.0 + band_ratio)).sum())
-
-
-def is_least(search: Search, *, band_ratio: float) -> bool:
-    """Whether rows inside the error band may have been left out as too slow to be listed."""
-    if search.found is None:
-        return False
-    return bool(search.found.step_s[0] * (1.0 + band_ratio) > search.complete_s)
 
 
 def why_lost(search: Search, index: int) -> str:

@@ -33,7 +33,8 @@ from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
 from tuner.planner.analytic.relaxing import relaxations, unlaunchable
 from tuner.planner.analytic.search import Settings, search
-from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s, ties_ratio
+from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s
+from tuner.planner.analytic.ties import NO_TIES, ratios_on, ties_of
 from tuner.planner.progress import Told, unwatched
 from tuner.planner.reasons import binding_constraint
 from tuner.spec.cluster import Pool
@@ -83,9 +84,10 @@ def make_analytic_plan(
     if best is not None:
         notes += tuple(_connection_notes(best.decision, site))
     rests_on = None if best is None else weighed(found, best.candidate, best.detail.stages)
-    band = band if rests_on is None else rests_on.widened(band)
-    ties = ties_ratio(band)
-    teller = Teller(spec=spec, site=site, search=found, band=band)
+    ratios = ratios_on(spec, site, band=band)
+    if rests_on is not None:
+        band, ratios = rests_on.widened(band), ratios.widened(rests_on.stretch)
+    teller = Teller(spec=spec, site=site, search=found, band=band, ratios=ratios)
     common = {
         "model": spec.model,
         "cluster": spec.cluster,
@@ -94,7 +96,11 @@ def make_analytic_plan(
         "emit": spec.emit,
         "certificate": certificate_of(
             found,
-            band_ratio=ties,
+            ties=(
+                NO_TIES
+                if best is None
+                else ties_of(found, ratios, chosen=best.candidate, step_s=best.objective_s)
+            ),
             objective_s=None if choice is None else choice.fastest.objective_s,
             decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),
         ),

@@ -34,6 +34,8 @@ from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.finalists import played_s
 from tuner.planner.analytic.found import Search
 from tuner.planner.analytic.memory_band import peak_band
+from tuner.planner.analytic.ties import tied_rows
+from tuner.planner.ratios import Ratios, is_tie
 from tuner.planner.reasons import why_lost
 from tuner.spec.accounting import num_parameters, training_flop_per_token
 from tuner.spec.goal import Reliability as StatedReliability
@@ -88,6 +90,8 @@ class Teller:
     search: Search
     band: Band
     """Measured over predicted seconds."""
+    ratios: Ratios
+    """The same of the ratio of two decisions' seconds."""
 
     def prediction(self, detail: Detail, *, played_s: float | None = None) -> TrainPrediction:
         """Say what is expected of one decision."""
@@ -128,9 +132,9 @@ class Teller:
         found = self.search.found
         assert found is not None
         best = choice.chosen
-        limit_s = best.objective_s * (1.0 + ties_ratio(self.band))
+        tied = tied_rows(self.search, self.ratios, chosen=best.candidate, step_s=best.objective_s)
         others = [index for index in choice.order if index != choice.index]
-        ties = sum(found.step_s[index] <= limit_s for index in others)
+        ties = sum(tied[index] for index in others)
         chosen = self.told(best)
         told = []
         if not choice.is_fastest:
@@ -140,13 +144,26 @@ class Teller:
             if decision != best.decision:
                 told.append((decision, self._played(index)))
         return tuple(
-            Alternative(
-                decision=decision,
-                predicted=predicted,
-                within_band=predicted.step_time_s <= limit_s,
-                lost_by=why_lost(chosen, predicted),
-            )
+            self._alternative(best.decision, chosen, decision, predicted)
             for decision, predicted in told
+        )
+
+    def _alternative(
+        self,
+        chosen: TrainDecision,
+        expected: TrainPrediction,
+        decision: TrainDecision,
+        predicted: TrainPrediction,
+    ) -> Alternative:
+        """Say how a runner-up compares with the chosen decision."""
+        ratio = predicted.step_time_s / expected.step_time_s
+        band = self.ratios.between(chosen, decision, ratio=ratio)
+        return Alternative(
+            decision=decision,
+            predicted=predicted,
+            within_band=is_tie(band),
+            ratio_band=band,
+            lost_by=why_lost(expected, predicted),
         )
 
     def preference(self, choice: Choice) -> Preference | None:
@@ -229,11 +246,6 @@ def failures_of(spec: Spec, site: Site, detail: Detail) -> tuple[Jobs, Reliabili
     profile = None if site.measured is None else site.measured.profile
     host_bytes_per_s = site.sheet.host_bytes_per_s
     return jobs, resolved(stated, host_bytes_per_s=host_bytes_per_s, profile=profile)
-
-
-def ties_ratio(band: Band) -> float:
-    """How much slower than the best, as a share, a decision may be and count as a tie."""
-    return float((band[1] / band[0]) ** 0.5 - 1.0)
 
 
 def stage_predictions(detail: Detail) -> tuple[StagePrediction, ...]:

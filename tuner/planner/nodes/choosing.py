@@ -16,6 +16,7 @@ from tuner.plan import Alternative, Plan, Preference, TrainDecision, TrainPredic
 from tuner.planner.nodes.ordering import least_slow_s, order_nodes, slow_in_order_s
 from tuner.planner.nodes.slowing import slowed
 from tuner.planner.nodes.traffic import Traffic, obstacle, traffic
+from tuner.planner.ratios import is_tie, turned
 from tuner.spec.cluster import Pool
 from tuner.units import format_s
 
@@ -88,10 +89,17 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
     former = plan.preferred
     fastest_s = plan.predicted.step_time_s if former is None else former.fastest_step_s
     lost = f"{format_s(slow_s)} a step lost to slow links, not {format_s(own_slow_s)}"
+    former_slow = slowed(plan.predicted, own_slow_s)
+    band = other.ratio_band and turned(
+        other.ratio_band,
+        before=other.predicted.step_time_s / plan.predicted.step_time_s,
+        after=former_slow.step_time_s / (other.predicted.step_time_s + slow_s),
+    )
     left = Alternative(
         decision=plan.decision,
-        predicted=slowed(plan.predicted, own_slow_s),
-        within_band=other.within_band,
+        predicted=former_slow,
+        within_band=other.within_band if band is None else is_tie(band),
+        ratio_band=band,
         lost_by=f"slow links: {format_s(own_slow_s)}",
     )
     fastest = plan.decision if former is None else former.fastest
@@ -109,11 +117,26 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
         update={
             "decision": other.decision,
             "predicted": other.predicted,
-            "alternatives": (left, *(one for one in plan.alternatives if one is not other)),
+            "alternatives": (
+                left,
+                *(
+                    _against(one, plan.predicted.step_time_s / other.predicted.step_time_s)
+                    for one in plan.alternatives
+                    if one is not other
+                ),
+            ),
             "preferred": preferred,
             "certificate": plan.certificate.model_copy(update={"decision_gap_ratio": gap_ratio}),
         }
     )
+
+
+def _against(one: Alternative, factor: float) -> Alternative:
+    """Compare a runner-up with another decision, whose step is shorter by a factor."""
+    if one.ratio_band is None:
+        return one
+    band = one.ratio_band[0] * factor, one.ratio_band[1] * factor
+    return one.model_copy(update={"ratio_band": band, "within_band": is_tie(band)})
 
 
 def _traffic(

@@ -12,6 +12,8 @@ from tuner.planner.analytic.asking import Site, question_of, site_of
 from tuner.planner.analytic.extrapolation import EXTRAPOLATED_FACTOR, asked_beyond
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
+from tuner.planner.analytic.ties import ratios_on
+from tuner.planner.ratios import Ratios, widest
 from tuner.planner.unlike.spares import spares_by_pool
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.spec import Spec
@@ -31,6 +33,8 @@ class PoolsQuestion:
     """Spare nodes not taken off."""
     bands: tuple[Band, ...]
     """Measured over predicted seconds on each pool, lowest and highest."""
+    ratios: Ratios
+    """The same of the ratio of two chains' seconds, over whichever pools."""
 
     def with_extrapolation(self) -> "PoolsQuestion":
         """Widen the bands of pools whose profiles were asked beyond what they measured.
@@ -43,7 +47,9 @@ class PoolsQuestion:
             else (low, high)
             for own, (low, high) in zip(self.of_pool, self.bands, strict=True)
         )
-        return replace(self, bands=wider)
+        is_beyond = any(asked_beyond(own) for own in self.of_pool)
+        ratios = self.ratios.widened(EXTRAPOLATED_FACTOR) if is_beyond else self.ratios
+        return replace(self, bands=wider, ratios=ratios)
 
     @property
     def alike(self) -> Question:
@@ -93,6 +99,10 @@ def pools_question(
     )
     specs = _specs(spec)
     questions = tuple(question_of(own, site) for own, site in zip(specs, sites, strict=True))
+    bands = tuple(
+        band_for(spec.emit, site.sheet, site.residuals, precision=spec.goal.precision.value)
+        for site in sites
+    )
     return PoolsQuestion(
         cluster=Cluster(
             pools=tuple(
@@ -104,9 +114,9 @@ def pools_question(
         of_pool=questions,
         specs=specs,
         sites=sites,
-        bands=tuple(
-            band_for(spec.emit, site.sheet, site.residuals, precision=spec.goal.precision.value)
-            for site in sites
+        bands=bands,
+        ratios=widest(
+            [ratios_on(spec, site, band=band) for site, band in zip(sites, bands, strict=True)]
         ),
     )
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from tuner.plan import Certificate, Preference, Space
+from tuner.plan import Band, Certificate, Preference, Space
 from tuner.planner.analytic.answer import PROVEN_GAP_RATIO
-from tuner.planner.analytic.telling import ties_ratio
+from tuner.planner.ratios import is_tie
 from tuner.planner.unlike.search import Search
-from tuner.planner.unlike.told import Played, band_over, decision_of
+from tuner.planner.unlike.told import Played, decision_of
 
 
 def certificate_of(found: Search, order: Sequence[Played]) -> Certificate:
@@ -33,7 +33,7 @@ def certificate_of(found: Search, order: Sequence[Played]) -> Certificate:
         )
     chosen, fastest = order[0], fastest_of(order)
     gap_ratio = _gap_ratio(found, fastest)
-    limit_s = chosen.objective_s * (1.0 + ties_of(found, chosen))
+    farthest_s = chosen.objective_s * found.question.ratios.farthest
     return Certificate.model_validate(
         common
         | {
@@ -42,8 +42,8 @@ def certificate_of(found: Search, order: Sequence[Played]) -> Certificate:
             "bound": min(found.bound_s, fastest.objective_s),
             "gap_ratio": gap_ratio,
             "decision_gap_ratio": None if chosen is fastest else _gap_ratio(found, chosen),
-            "within_band": sum(one.objective_s <= limit_s for one in order[1:]),
-            "within_band_is_least": limit_s > found.complete_s,
+            "within_band": sum(is_tie(ratio_band(found, chosen, one)) for one in order[1:]),
+            "within_band_is_least": farthest_s > found.complete_s,
         }
     )
 
@@ -61,9 +61,15 @@ def preference_of(found: Search, order: Sequence[Played]) -> Preference | None:
     )
 
 
-def ties_of(found: Search, chosen: Played) -> float:
-    """How much slower than the chosen one, as a share, a chain may be and count as a tie."""
-    return ties_ratio(band_over(found.question, sorted(set(chosen.chain.pool_S))))
+def ratio_band(found: Search, chosen: Played, other: Played) -> Band:
+    """Return another chain's seconds over the chosen one's, as they may measure."""
+    question, ways = found.question, found.space.ways
+    ratio = other.objective_s / chosen.objective_s
+    if chosen.chain.pool_S != other.chain.pool_S:
+        low, high = question.ratios.other_kernels
+        return ratio * low, ratio * high
+    decisions = [decision_of(one.chain, question, ways) for one in (chosen, other)]
+    return question.ratios.between(*decisions, ratio=ratio)
 
 
 def fastest_of(order: Sequence[Played]) -> Played:

@@ -15,10 +15,11 @@ from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.plan import Alternative, Plan, Provenance, TrainPrediction
 from tuner.planner.analytic.extrapolation import asked_beyond, provenance_of
 from tuner.planner.progress import Told, Watch, unwatched
+from tuner.planner.ratios import is_tie
 from tuner.planner.reasons import why_lost
 from tuner.planner.unlike.alone import PoolAlone, each_alone, plan_alone, told_of
 from tuner.planner.unlike.asked import PoolsQuestion, pools_question
-from tuner.planner.unlike.certifying import certificate_of, preference_of, ties_of
+from tuner.planner.unlike.certifying import certificate_of, preference_of, ratio_band
 from tuner.planner.unlike.relaxing import in_the_way, relaxations
 from tuner.planner.unlike.running import effective_step_s
 from tuner.planner.unlike.search import Search, Settings, search
@@ -146,7 +147,6 @@ def _together(
         return Plan.model_validate(common | nothing)
     best, *others = order
     predicted = prediction_of(best, question)
-    limit_s = best.objective_s * (1.0 + ties_of(found, best))
     return Plan.model_validate(
         common
         | {
@@ -155,8 +155,7 @@ def _together(
             "binding_constraint": _pace(best, question),
             "preferred": preference_of(found, order),
             "alternatives": tuple(
-                _alternative(one, predicted, found, limit_s=limit_s)
-                for one in others[: settings.top - 1]
+                _alternative(one, best, predicted, found) for one in others[: settings.top - 1]
             ),
             "placement": placement_of(best.chain, question),
         }
@@ -183,14 +182,14 @@ def _of_profiles(provenance: Provenance, question: PoolsQuestion) -> Provenance:
     return provenance
 
 
-def _alternative(
-    one: Played, chosen: TrainPrediction, found: Search, *, limit_s: float
-) -> Alternative:
+def _alternative(one: Played, best: Played, chosen: TrainPrediction, found: Search) -> Alternative:
     predicted = prediction_of(one, found.question)
+    band = ratio_band(found, best, one)
     return Alternative(
         decision=decision_of(one.chain, found.question, found.space.ways),
         predicted=predicted,
-        within_band=predicted.step_time_s <= limit_s,
+        within_band=is_tie(band),
+        ratio_band=band,
         lost_by=why_lost(chosen, predicted),
     )
 

@@ -23,8 +23,10 @@ from tuner.planner.analytic.found import Search as Found
 from tuner.planner.analytic.pricing import price
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.ties import Ties, ties_of
 from tuner.planner.analytic.ways import ways_of
 from tuner.planner.progress import Told
+from tuner.planner.ratios import ratios_alike
 from tuner.spec.capabilities import intersection, refusals
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
@@ -137,8 +139,8 @@ def test_a_row_becomes_a_decision_that_is_priced_the_same(found: Found) -> None:
 
 
 def test_the_certificate_repeats_what_is_proven(found: Found) -> None:
-    certificate = certificate_of(found, band_ratio=0.02)
     assert found.found is not None
+    certificate = certificate_of(found, ties=_ties(found, 0.02))
     assert certificate.objective == found.found.step_s[0]
     assert certificate.bound is not None
     assert certificate.objective is not None
@@ -151,8 +153,18 @@ def test_the_certificate_repeats_what_is_proven(found: Found) -> None:
 def test_ties_that_were_not_looked_for_are_said_to_be_at_least_so_many(found: Found) -> None:
     assert found.found is not None
     reached = found.complete_s / float(found.found.step_s[0]) - 1.0
-    assert not certificate_of(found, band_ratio=reached * 0.99).within_band_is_least
-    assert certificate_of(found, band_ratio=reached * 1.01).within_band_is_least
+    assert not _ties(found, reached * 0.99).is_least
+    assert _ties(found, reached * 1.01).is_least
+
+
+def _ties(found: Found, slower_ratio: float) -> Ties:
+    assert found.found is not None
+    return ties_of(
+        found,
+        ratios_alike(slower_ratio),
+        chosen=found.found.candidates.taken(np.array([0])),
+        step_s=float(found.found.step_s[0]),
+    )
 
 
 def test_the_front_is_fastest_first_and_ever_leaner(found: Found) -> None:
@@ -182,7 +194,7 @@ def test_time_that_runs_out_leaves_the_rest_open(ask: MakeQuestion, limit_s: flo
     ticks = iter(range(10_000))
     settings = Settings(clock=lambda: float(next(ticks)), time_limit_s=limit_s, top=3)
     cut_off = search(question, settings)
-    certificate = certificate_of(cut_off, band_ratio=0.0)
+    certificate = certificate_of(cut_off)
     assert cut_off.counts.open > 0
     assert certificate.status in ("feasible", "unknown")
     legal, _ = space(cut_off.ways, cut_off.degrees)

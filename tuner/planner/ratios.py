@@ -1,0 +1,136 @@
+"""How sure the order of two configurations is: the one place where a tie is judged.
+
+The measured seconds of another configuration over those of the chosen one lie in
+
+    predicted ratio * [low, high]
+
+for four pairs of five (tuner/costs/analytic/ratio_bands.py says from which published pairs). Where
+1 lies inside, the model cannot tell the two apart: a tie. Most of what a single time misses is
+common to both, so this band is narrower than that of either time.
+
+Where no band of ratios is known, that of a single time stands in, as if nothing were common.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.costs.analytic.calibration import Residuals
+from tuner.costs.analytic.ratio_bands import ratio_band_among
+from tuner.plan import Band, TrainDecision
+
+KERNEL_FIELDS = (
+    *("tensor_model_parallel_size", "context_parallel_size", "sequence_parallel"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size", "micro_batch_size"),
+    *("recompute", "recompute_modules", "recompute_num_layers", "dispatcher", "a2a_overlap"),
+    *("cuda_graph", "zero_stage", "shard_ranks", "fp8_recipe", "gradient_bytes"),
+    *("optimizer_offload", "activation_offload"),
+)
+"""Equal in two decisions whose layers run the same kernels; the chunks of any stage as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """Measured over predicted ratio of two configurations' seconds, lowest and highest."""
+
+    same_kernels: Band
+    other_kernels: Band
+
+    def between(self, chosen: TrainDecision, other: TrainDecision, *, ratio: float) -> Band:
+        """Return what another's seconds over the chosen one's may measure.
+
+        Args:
+            chosen: the decision that is compared with.
+            other: the other one.
+            ratio: predicted seconds of the other over the chosen one's.
+        """
+        low, high = self.same_kernels if has_same_kernels(chosen, other) else self.other_kernels
+        return ratio * low, ratio * high
+
+    def widened(self, factor: float) -> "Ratios":
+        """Return both bands with their edges moved apart."""
+        return Ratios(
+            same_kernels=_moved(self.same_kernels, factor),
+            other_kernels=_moved(self.other_kernels, factor),
+        )
+
+    @property
+    def farthest(self) -> float:
+        """How many times slower at most a tie is predicted to be."""
+        return 1.0 / min(self.same_kernels[0], self.other_kernels[0])
+
+
+def is_tie(band: Band) -> bool:
+    """Say whether neither of two configurations is known to be the faster one."""
+    return band[0] <= 1.0 <= band[1]
+
+
+def has_same_kernels(one: TrainDecision, other: TrainDecision) -> bool:
+    """Say whether the layers of two decisions run the same kernels, in another arrangement."""
+    return set(one.chunks) == set(other.chunks) and all(
+        getattr(one, name) == getattr(other, name) for name in KERNEL_FIELDS
+    )
+
+
+def ratios_for(
+    residuals: Residuals | None, *, generation: str, has_experts: bool, band: Band
+) -> Ratios:
+    """Return the bands of ratios of a model on a generation of devices.
+
+    Args:
+        residuals: what was fitted; None: the generic constants.
+        generation: of the devices.
+        has_experts: whether the model has any.
+        band: of a single time, which stands in where no band of ratios is known.
+    """
+    stands_in = ratios_alike(ties_ratio(band))
+    if residuals is None or residuals.ratios is None:
+        return stands_in
+    known = residuals.ratios.bands
+
+    def among(*, same_kernels: bool) -> Band | None:
+        return ratio_band_among(
+            known, generation=generation, has_experts=has_experts, same_kernels=same_kernels
+        )
+
+    return Ratios(
+        same_kernels=among(same_kernels=True) or stands_in.same_kernels,
+        other_kernels=among(same_kernels=False) or stands_in.other_kernels,
+    )
+
+
+def turned(band: Band, *, before: float, after: float) -> Band:
+    """Return the band of a pair told the other way round.
+
+    Args:
+        band: of the other's seconds over the chosen one's.
+        before: predicted ratio that it belongs to.
+        after: predicted seconds of the formerly chosen one over the other's.
+    """
+    return before / band[1] * after, before / band[0] * after
+
+
+def ratios_alike(slower_ratio: float) -> Ratios:
+    """Return bands in which whatever is slower by up to a share is a tie."""
+    band = (1.0 / (1.0 + slower_ratio), 1.0 + slower_ratio)
+    return Ratios(same_kernels=band, other_kernels=band)
+
+
+def widest(ratios: Sequence[Ratios]) -> Ratios:
+    """Return the bands that hold all of some, for a step over unlike machines."""
+    return Ratios(
+        same_kernels=_hull([one.same_kernels for one in ratios]),
+        other_kernels=_hull([one.other_kernels for one in ratios]),
+    )
+
+
+def ties_ratio(band: Band) -> float:
+    """Return half the width of a band of single times, as a share."""
+    return float((band[1] / band[0]) ** 0.5 - 1.0)
+
+
+def _moved(band: Band, factor: float) -> Band:
+    return band[0] / factor, band[1] * factor
+
+
+def _hull(bands: Sequence[Band]) -> Band:
+    return min(low for low, _ in bands), max(high for _, high in bands)
