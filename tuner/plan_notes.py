@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 
 from profilers.records import Profile
 from tuner.formulate.pricing import Machine
+from tuner.launch.assumptions import plan_assumptions
+from tuner.plan import Plan
 from tuner.profiles import is_of_device
+from tuner.spec.capabilities import programs
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 
@@ -32,6 +35,16 @@ def analytic_notes(
     else:
         notes.append("planned on the device's datasheet alone: the error band is wide")
     return tuple(notes)
+
+
+def with_assumptions(plan: Plan) -> Plan:
+    """Add to a plan's notes what its launch files leave to the user."""
+    if plan.decision is None:
+        return plan
+    found = plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
+    notes = (*plan.provenance.notes, *found)
+    provenance = plan.provenance.model_copy(update={"notes": notes})
+    return plan.model_copy(update={"provenance": provenance})
 
 
 def profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from solvers.registry import LAYOUT
 from tuner.errors import SpecError
 from tuner.plan import Plan, Provenance
 from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
-from tuner.plan_notes import analytic_notes, profile_notes, reference_notes
+from tuner.plan_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
 from tuner.planner.planning import make_plan
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.search import Settings
@@ -138,7 +138,7 @@ def plan(
         notes=reference_notes(spec, pool, profile, machine),
     )
     made = make_plan(spec, machine, settings=settings, provenance=provenance)
-    return Planned(plan=made, spec=spec, profiles={pool.name: profile_path})
+    return Planned(plan=with_assumptions(made), spec=spec, profiles={pool.name: profile_path})
 
 
 def measured_profile(
@@ -268,7 +268,7 @@ def _plan_on_the_model(
     made = on_measured_nodes(
         made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * time_limit_s
     )
-    return Planned(plan=made, spec=spec, profiles=profiles)
+    return Planned(plan=with_assumptions(made), spec=spec, profiles=profiles)
 
 
 def refuse_unpriced(spec: Spec) -> None:

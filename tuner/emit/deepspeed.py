@@ -13,6 +13,7 @@ from profilers.steps.config import Recompute
 from tuner.emit.evidence import statement
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.launch.assumptions import assumptions
 from tuner.launch.shape import launch_shape
 from tuner.plan import TrainDecision, VerifiedPlan
 from tuner.spec.goal import Precision, TrainGoal
@@ -38,7 +39,12 @@ _YOURS: Final = (
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the configuration, what the program owes it, and a script that starts it."""
     plan, decision = verified.plan, verified.decision
-    said = (*statement(verified), "", *_YOURS)
+    said = (
+        *statement(verified),
+        *assumptions("deepspeed", plan.model, plan.goal, decision),
+        "",
+        *_YOURS,
+    )
     config = configuration(plan.model, plan.goal, decision)
     return (
         EmittedFile(path=PurePosixPath("deepspeed.json"), text=json.dumps(config, indent=2) + "\n"),

@@ -21,6 +21,8 @@ from tuner.emit.megatron_core import GPT_OSS, Core, Value, decision_fields, mode
 from tuner.emit.megatron_environment import environment
 from tuner.emit.megatron_lm import cautions
 from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.launch.assumptions import assumptions
+from tuner.launch.priced_settings import overridden
 from tuner.launch.shape import launch_shape
 from tuner.plan import TrainDecision, VerifiedPlan
 from tuner.spec.goal import TrainGoal
@@ -97,6 +99,7 @@ def _emit(verified: VerifiedPlan, *, core: Core, has_plain_recipe: bool) -> tupl
     said = (
         *statement(verified),
         *cautions(plan.model, decision),
+        *assumptions("megatron-bridge", plan.model, plan.goal, decision),
         f"Recipe: {recipe}." if named else "Recipe: none fits in this release; name a near one.",
         "",
         *_YOURS,
@@ -148,6 +151,8 @@ def overrides(
     return (
         *(_model(model) if not _recipe(model)[0] else ()),
         *((f"model.{name}", value) for name, value in fields.items() if name not in _OF_PRECISION),
+        *overridden(model, decision),
+        *_balance(goal),
         *_pipeline(decision),
         *_state(decision),
         ("model.seq_length", goal.sequence_length),
@@ -181,6 +186,11 @@ def _model(model: ModelSpec) -> Iterator[Override]:
     if model.attention.kind == "gqa":
         yield ("model.position_embedding_type", "rope")
     yield ("model.rotary_base", round(model.rope_theta))
+
+
+def _balance(goal: TrainGoal) -> Iterator[Override]:
+    if goal.moe_aux_loss_coeff is not None:
+        yield ("model.moe_aux_loss_coeff", goal.moe_aux_loss_coeff)
 
 
 def _pipeline(decision: TrainDecision) -> Iterator[Override]:

@@ -20,6 +20,8 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.megatron_core import GPT_OSS, Core, Value, decision_fields, model_fields
 from tuner.emit.megatron_environment import environment
 from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.launch.assumptions import assumptions
+from tuner.launch.priced_settings import written
 from tuner.launch.shape import launch_shape
 from tuner.plan import TrainDecision, VerifiedPlan
 from tuner.spec.goal import TrainGoal
@@ -72,6 +74,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *statement(verified),
         f"The plan counts on a vocabulary of {plan.model.vocab_size}; the tokenizer decides.",
         *cautions(plan.model, verified.decision),
+        *assumptions("megatron-lm", plan.model, plan.goal, verified.decision),
         "",
         *_YOURS,
     )
@@ -130,6 +133,8 @@ def arguments(
         *_flags(model_fields(model)),
         *_model(model, goal),
         *_flags(run),
+        *_flags(written(model, decision)),
+        *_flags({"moe_aux_loss_coeff": goal.moe_aux_loss_coeff}),
         *_state(decision),
         ("--seq-length", str(goal.sequence_length)),
         ("--micro-batch-size", str(decision.micro_batch_size)),

@@ -20,6 +20,7 @@ from profilers.steps.config import Recompute
 from tuner.emit.evidence import statement
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.launch.assumptions import assumptions
 from tuner.launch.shape import launch_shape
 from tuner.plan import TrainDecision, VerifiedPlan
 from tuner.spec.goal import Precision, TrainGoal
@@ -52,7 +53,7 @@ _DISPATCHERS: Final = {"alltoall": "standard", "deepep": "deepep", "hybridep": "
 
 _YOURS: Final = (
     "Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
-    "learning rate, compilation. Add them after run.sh, in torchtitan's own form:",
+    "learning rate. Add them after run.sh, in torchtitan's own form:",
     "  bash run.sh --training.steps 1000 --hf_assets_path ... --optimizer.lr 1e-4",
 )
 
@@ -68,6 +69,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
             if shipped
             else "Model: torchtitan ships none of these widths; MODULE and CONFIG name yours."
         ),
+        *assumptions("torchtitan", plan.model, plan.goal, decision),
         "",
         *_YOURS,
     )

@@ -30,6 +30,7 @@ from tuner.estimate.measured import band_and_notes
 from tuner.estimate.played import played_step_s
 from tuner.estimate.pricing import Bench, Priced, priced
 from tuner.estimate.records import Estimate, ExposedRatios, RankMemory, Utilisation
+from tuner.estimate.unpriced import unpriced_notes
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_flop_per_s
@@ -104,7 +105,12 @@ def estimate(
         flags_ignored=launch.ignored,
         flags_deprecated=launch.deprecated,
         refused_by=manifest_refusals(configuration, bench),
-        notes=(*notes, *_notes(spec, configuration, bench), *rests_on),
+        notes=(
+            *notes,
+            *_notes(spec, configuration, bench),
+            *unpriced_notes(launch, configuration, spec),
+            *rests_on,
+        ),
     )
 
 
@@ -234,8 +240,6 @@ def _data_s(own: Priced, bench: Bench) -> float:
 
 def _notes(spec: Spec, own: Configuration, bench: Bench) -> tuple[str, ...]:
     notes = []
-    if spec.model.moe is not None and spec.routing is None:
-        notes.append("routing is assumed balanced: no recording was given (goal.routing)")
     if own.dispatcher is Dispatcher.ALLGATHER and own.expert > 1:
         notes.append("dispatcher allgather is priced as all-to-all, which moves less")
     if own.zero_stage >= 2 and own.rounds * own.num_microbatches > 1:

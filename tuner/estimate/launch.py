@@ -154,6 +154,11 @@ class LaunchSettings(Record):
     optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     activation_offload_layers: Annotated[int, Field(ge=0)] = 0
     mtp_layers: Annotated[int, Field(ge=0)] = 0
+    balance: str = ""
+    """What of the launch is to spread tokens evenly over experts, as it says it; empty: nothing."""
+    unlike_priced: dict[str, str] = Field(default_factory=dict)
+    """Rows of tuner/launch/priced_settings.py with another value than the priced one: what the
+    launch says, by name."""
 
     stated: tuple[StatedSize, ...] = ()
     spelled: dict[str, str] = Field(default_factory=dict)

@@ -100,6 +100,9 @@ Count = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_whole)]
 Number = Annotated[float, Field(gt=0.0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 """A positive finite number."""
 
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), BeforeValidator(_no_bool)]
+"""A finite number, zero included."""
+
 
 def one_or_many(value: Any) -> Any:
     """Let a single value be written without brackets."""

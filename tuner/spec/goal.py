@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from profilers.records import Record
-from tuner.spec.fields import BytesPerSecond, Count, FilePath, Number, PositiveSeconds, Seconds
+from tuner.spec.fields import (
+    BytesPerSecond,
+    Count,
+    FilePath,
+    NotNegative,
+    Number,
+    PositiveSeconds,
+    Seconds,
+)
 
 
 class Precision(StrEnum):
@@ -96,6 +104,10 @@ class TrainGoal(Record):
     precision: Precision = Precision.BF16
     routing: Routing | None = None
     """Absent: every expert is taken to get the same number of tokens."""
+    moe_aux_loss_coeff: NotNegative | None = None
+    """Coefficient of the auxiliary loss that balances experts, written into launch files whose
+    engine has one. It changes the loss and no price. Absent: not written, and the plan says that
+    it counts on balance."""
     reliability: Reliability | None = None
     """Absent: no failures are priced."""
 

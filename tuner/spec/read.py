@@ -31,6 +31,10 @@ def read_spec(path: Path) -> Spec:
     routing = None if wanted is None else read_routing(wanted.path)
     if routing is not None:
         _check_routing(routing, model, source)
+    if file.goal.moe_aux_loss_coeff is not None and not model.num_moe_layers:
+        raise SpecError(
+            f"{source}: goal.moe_aux_loss_coeff: {model.name} has no experts; leave it out"
+        )
     return Spec(
         path=path,
         model_path=file.model,

@@ -19,6 +19,7 @@ from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings, St
 from tuner.estimate.readers import megatron_flags as table
 from tuner.estimate.readers.arguments import Flags, flags_of_text
 from tuner.estimate.readers.layer_pattern import layer_pattern
+from tuner.estimate.readers.megatron_unpriced import balance, unlike_priced
 from tuner.estimate.readers.pipeline_layout import pipeline_layout
 from tuner.estimate.readers.sections import SLIP_RATIO
 from tuner.spec.files import shown_value
@@ -40,6 +41,7 @@ _SHARDING: Final[Mapping[str, Literal[0, 1, 2, 3]]] = {
     "optim_grads_params": 3,
 }
 _DEEPEST: Final = 6
+_SECTIONS: Final = ("model", "train", "ddp", "optimizer")
 
 
 def read(text: str, *, source: str) -> LaunchSettings:
@@ -71,7 +73,9 @@ def read_yaml(text: str, *, source: str) -> LaunchSettings:
         raise SpecError(
             f"{source}: no setting of Megatron-LM, such as tensor_model_parallel_size, in it"
         )
-    return settings_of(Flags(source=source, values=values, notes=()))
+    # Sections are overrides of a recipe of Megatron-Bridge.
+    has_recipe = any(isinstance(raw.get(section), dict) for section in _SECTIONS)
+    return settings_of(Flags(source=source, values=values, notes=()), has_recipe=has_recipe)
 
 
 def _leaves(mapping: Mapping[str, Any], *, depth: int) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -92,8 +96,8 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def settings_of(given: Flags) -> LaunchSettings:
-    """Turn flags into settings.
+def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
+    """Turn flags into settings; what a recipe sets besides is priced as the recipes set it.
 
     Raises:
         SpecError: a flag holds no value of its kind, or the engine no longer reads it.
@@ -152,6 +156,8 @@ def settings_of(given: Flags) -> LaunchSettings:
         optimizer_offload_ratio=_offload(flags),
         activation_offload_layers=flags.number("cpu-offloading-num-layers", least=0) or 0,
         mtp_layers=flags.number("mtp-num-layers", least=0) or 0,
+        balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
+        unlike_priced=dict(unlike_priced(flags, has_recipe=has_recipe)),
         stated=tuple(_stated(flags)),
         spelled={field: f"--{name}" for field, name in table.SPELLED.items()},
         understood=tuple(flags.said(name) for name in flags.values if name in table.UNDERSTOOD),

@@ -7,6 +7,8 @@ of github.com/NVIDIA/Megatron-LM; flags of classes are their fields with `-` for
 from collections.abc import Mapping
 from typing import Final
 
+from tuner.estimate.readers import megatron_unpriced as unpriced
+
 SPELLED: Final[Mapping[str, str]] = {
     "tensor": "tensor-model-parallel-size",
     "context": "context-parallel-size",
@@ -58,7 +60,7 @@ SIZES: Final[Mapping[str, str]] = {
 }
 """By size of tuner/estimate/stated_model.py: the flag that is a plain number."""
 
-OTHERS: Final = frozenset(
+OTHERS: Final = unpriced.FLAGS | frozenset(
     {
         "ffn-hidden-size",
         "group-query-attention",
@@ -103,7 +105,7 @@ OTHERS: Final = frozenset(
     }
 )
 
-SWITCHES: Final = frozenset(
+SWITCHES: Final = unpriced.SWITCHES | frozenset(
     {
         "sequence-parallel",
         "overlap-moe-expert-parallel-comm",

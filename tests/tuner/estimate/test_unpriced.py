@@ -1,0 +1,97 @@
+"""An estimate names what it takes for granted beside the launch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.emit.registry import emit
+from tuner.emit.testing import sample_decision, sample_verified
+from tuner.errors import SpecError
+from tuner.estimate.configuration import configuration_of
+from tuner.estimate.readers import megatron
+from tuner.estimate.unpriced import unpriced_notes
+from tuner.launch.assumptions import DEADLOCK
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.spec import Spec
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+MakeSpec = Callable[..., Spec]
+MIXTRAL = (
+    "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --bf16 --micro-batch-size 1 "
+    "--global-batch-size 64 --seq-length 4096 --hidden-dropout 0 --attention-dropout 0 "
+    "--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 "
+    "--moe-token-dispatcher-type alltoall "
+)
+PRICED = (
+    "--moe-permute-fusion --cross-entropy-loss-fusion --manual-gc --manual-gc-interval 100 "
+    "--moe-aux-loss-coeff 1e-2 "
+)
+
+
+def _notes(flags: str, spec: Spec) -> str:
+    launch = megatron.read(MIXTRAL + flags, source="run.sh")
+    return "\n".join(unpriced_notes(launch, configuration_of(launch, spec)[0], spec))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("", "nothing in the launch brings it about (--moe-aux-loss-coeff is 0.0"),
+        ("--moe-aux-loss-coeff 0.0", "nothing in the launch brings it about"),
+        ("--moe-aux-loss-coeff 0.001", "--moe-aux-loss-coeff 0.001 is to bring it about"),
+        (
+            "--moe-aux-loss-coeff 0.001 --moe-router-load-balancing-type none",
+            "nothing in the launch brings it about",
+        ),
+        ("--moe-router-enable-expert-bias", "--moe-router-enable-expert-bias is to bring it about"),
+        (
+            "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 0 1e-3",
+            "--moe-aux-loss-coeff 0 1e-3 is to bring it about",
+        ),
+    ],
+)
+def test_what_balances_the_experts_is_named(flags: str, said: str, spec_of: MakeSpec) -> None:
+    assert said in _notes(flags, spec_of("mixtral-8x7b", nodes=2))
+
+
+def test_a_coefficient_that_is_no_number_is_refused(spec_of: MakeSpec) -> None:
+    with pytest.raises(SpecError, match="--moe-aux-loss-coeff 'much' is not a number"):
+        _notes("--moe-aux-loss-coeff much", spec_of("mixtral-8x7b", nodes=2))
+
+
+def test_settings_unlike_the_priced_ones_are_named(spec_of: MakeSpec) -> None:
+    spec = spec_of("mixtral-8x7b", nodes=2)
+    bare = _notes("", spec)
+    for flag in ("moe-permute-fusion", "cross-entropy-loss-fusion", "manual-gc"):
+        assert f"no --{flag} (" in bare
+    assert "set otherwise" not in _notes(PRICED, spec)
+    dropped = _notes(f"{PRICED}--moe-expert-capacity-factor 1.25 --no-rope-fusion", spec)
+    assert "--moe-expert-capacity-factor 1.25 (no token is dropped" in dropped
+    assert "--no-rope-fusion (rotary positions are one fused kernel)" in dropped
+    short = _notes(f"{PRICED}--exp-avg-dtype bf16", spec)
+    assert "--exp-avg-dtype bf16 (type of the first moment: float32)" in short
+
+
+def test_a_recipe_of_megatron_bridge_has_the_priced_settings(spec_of: MakeSpec) -> None:
+    text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
+    launch = megatron.read_yaml(text, source="recipe.yaml")
+    assert launch.unlike_priced == {}
+    assert launch.balance == "the recipe"
+
+
+def test_chunks_under_expert_parallelism_warn(spec_of: MakeSpec) -> None:
+    chunked = (
+        "--recompute-granularity selective --recompute-modules moe --mlp-chunks-for-training 4"
+    )
+    spec = spec_of("mixtral-8x7b", nodes=2)
+    assert DEADLOCK in _notes(chunked, spec)
+    assert DEADLOCK not in _notes("", spec)
+
+
+def test_emitted_arguments_set_nothing_otherwise_than_priced() -> None:
+    model = read_model(MODELS / "mixtral-8x7b" / "config.json")
+    files = emit("megatron-lm", sample_verified(model, sample_decision(), emit=("megatron-lm",)))
+    launch = megatron.read(files[0].text, source="megatron_args.txt")
+    # No overlap is decided, so that no weight gradient is delayed.
+    assert set(launch.unlike_priced) == {"delay_wgrad_compute"}

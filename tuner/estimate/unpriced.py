@@ -1,0 +1,51 @@
+"""What an estimate takes for granted beside the launch, a line each: balance, unpriced settings."""
+
+from collections.abc import Iterator
+
+from tuner.estimate.configuration import Configuration
+from tuner.estimate.decision import decision_of
+from tuner.estimate.launch import Engine, LaunchSettings
+from tuner.launch.assumptions import DEADLOCK, may_deadlock
+from tuner.launch.priced_settings import MEGATRON
+from tuner.spec.spec import Spec
+
+NO_RECORDING = "routing is assumed balanced: no recording was given (goal.routing)"
+
+
+def unpriced_notes(
+    launch: LaunchSettings, configuration: Configuration, spec: Spec
+) -> Iterator[str]:
+    """Yield what the reader of an estimate must know about settings that it does not price."""
+    if spec.model.moe is not None and spec.routing is None:
+        yield f"{NO_RECORDING}; {_balanced_by(launch)}"
+    if launch.engine is not Engine.MEGATRON:
+        return
+    decision = decision_of(configuration, spec.model)
+    rows = {row.name: row for row in MEGATRON if row.applies(spec.model, decision)}
+    unlike = [
+        f"{said} ({rows[name].quantity}{_value(rows[name].priced)})"
+        for name, said in launch.unlike_priced.items()
+        if name in rows
+    ]
+    if unlike:
+        yield f"set otherwise than priced: {'; '.join(unlike)}"
+    if may_deadlock(decision):
+        yield DEADLOCK
+
+
+def _value(priced: object) -> str:
+    """Return the priced value where the words do not imply it."""
+    return "" if isinstance(priced, bool) or priced is None else f": {priced}"
+
+
+def _balanced_by(launch: LaunchSettings) -> str:
+    if launch.engine is Engine.TORCHTITAN:
+        return "torchtitan's expert bias is to bring it about"
+    if launch.engine is Engine.DEEPSPEED:
+        return "your program's auxiliary loss is to bring it about"
+    if launch.balance:
+        return f"{launch.balance} is to bring it about"
+    return (
+        "nothing in the launch brings it about (--moe-aux-loss-coeff is 0.0 unless given, and no "
+        "expert bias is enabled): expect slower steps and more memory on the busiest ranks"
+    )
