@@ -87,6 +87,41 @@ def test_every_depth_by_hand_on_the_published_fit() -> None:
     assert best_s[0] < time_DC[1, 0] < time_DC[0, 0]
 
 
+# Table IV, as printed: speed of the all-to-all over Megatron-LM's at the fixed depth 2 and at the
+# best depth, by (top_k, experts), on 32 devices.
+PUBLISHED_GAINS = {
+    (6, 128): (0.95, 1.37),
+    (8, 128): (1.26, 1.72),
+    (10, 128): (1.30, 1.82),
+    (8, 64): (1.12, 1.57),
+    (8, 256): (1.18, 1.61),
+}
+
+
+def test_gains_at_the_best_depth_are_within_15_percent_of_the_published_table() -> None:
+    # The table names K and E alone. Its row of K 8 and E 128 equals the paper's figure for
+    # Qwen3-30B-A3B, so that model's rows of 2048 bf16 numbers and the micro-batch of 1024 tokens
+    # are taken for all of them; routing is taken as balanced, which the paper's is not.
+    ratios = []
+    for (top_k, experts), (_, published) in PUBLISHED_GAINS.items():
+        reached = balanced_reach(TESTBED, experts=float(experts), top_k=float(top_k))
+        time_DC = dispatch_s(TESTBED, reached=reached, tokens=1024.0, row_bytes=4096.0)
+        depth, best_s = best_depth(time_DC)
+        assert depth.tolist() == [3]
+        ratios.append(float(time_DC[0, 0] / best_s[0]) / published)
+    # Predicted 1.28, 1.48, 1.67, 1.50, 1.47: all below what was measured; real tokens may choose
+    # neighbouring experts more often than balanced ones, which leaves more copies out.
+    assert all(0.85 <= ratio <= 1.0 for ratio in ratios), ratios
+
+
+def test_gains_at_depth_2_exceed_the_published_table() -> None:
+    """A miss: the model promises 11 to 31 % more of the fixed depth than the paper measures."""
+    for (top_k, experts), (published, _) in PUBLISHED_GAINS.items():
+        reached = balanced_reach(TESTBED, experts=float(experts), top_k=float(top_k))
+        time_DC = dispatch_s(TESTBED, reached=reached, tokens=1024.0, row_bytes=4096.0)
+        assert 1.10 <= float(time_DC[0, 0] / time_DC[1, 0]) / published <= 1.35
+
+
 def test_replayed_hops_send_what_the_closed_form_says() -> None:
     """Equations 3-5 and 7 on drawn tokens: what each rank sends in either hop."""
     rng = np.random.default_rng(11)
