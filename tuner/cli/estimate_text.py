@@ -5,6 +5,7 @@ from textwrap import wrap
 
 from tuner.cli.text import columns, times_words
 from tuner.estimate.records import Change, Estimate, RankMemory
+from tuner.train_words import knobs, runs
 from tuner.units import format_bytes, format_flop_per_s, format_ratio, format_s
 
 SHOWN_RANKS = 8
@@ -53,15 +54,22 @@ def _what(found: Estimate) -> Iterator[str]:
         f"{found.sequence_length} tokens, batch {found.global_batch_size}"
     )
     layers = decision.recompute_num_layers
-    whole = f"{layers} layers of each rank" if layers else "whole layers"
+    whole = f"{layers} layers of each stage" if layers else "whole layers"
     by_part = ", ".join(decision.recompute_modules) or "by operation"
     recompute = whole if decision.recompute == "full" else by_part
-    dispatcher = f"dispatcher {decision.dispatcher}{' overlapped' * decision.a2a_overlap}; "
+    dispatcher = f"dispatcher {decision.dispatcher}; "
+    chunks = max(decision.chunks)
     yield (
         f"{found.precision}; {dispatcher if decision.expert_model_parallel_size > 1 else ''}"
         f"recompute {decision.recompute}"
         f"{f' ({recompute})' if decision.recompute != 'none' else ''}"
+        f"{f', {chunks} MemFine chunks' if chunks > 1 else ''}"
     )
+    with_knobs = ", ".join(knobs(decision))
+    if with_knobs:
+        yield from _wrapped("with ", with_knobs)
+    if len(set(decision.pipeline_layout)) > 1:
+        yield f"layers of the stages {runs(decision.pipeline_layout)}"
 
 
 def _times(rounds: int) -> str:
@@ -174,7 +182,7 @@ def _changes(found: Estimate) -> Iterator[str]:
         yield "other single changes"
         rows = [
             (
-                f"  {', '.join(one.what)}",
+                f"  {', '.join((*one.what, *_set(one)))}",
                 _gain(one),
                 times_words(one.ratio_band),
                 format_bytes(one.peak_memory_bytes),
@@ -205,6 +213,16 @@ def _gain(change: Change) -> str:
 
 def _lines(change: Change) -> Iterator[str]:
     yield from (f"    {line}" for line in change.lines)
+    for line in change.environment:
+        assignment, _, why = line.partition("  # ")
+        yield f"    {assignment}"
+        yield from _wrapped("      because ", why)
+
+
+def _set(change: Change) -> Iterator[str]:
+    """Yield the variables that a change needs, e.g. `with CUDA_DEVICE_MAX_CONNECTIONS=32`."""
+    for line in change.environment:
+        yield line.partition("  # ")[0].replace("export", "with", 1)
 
 
 def _flags(found: Estimate) -> Iterator[str]:

@@ -5,7 +5,6 @@ from itertools import groupby
 from pathlib import Path
 
 from tuner.cli.text import columns, times_words
-from tuner.explain.words import short_decision
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
 from tuner.plan import Alternative, Certificate, Plan, TrainDecision, TrainPrediction
@@ -16,7 +15,7 @@ from tuner.spec.accounting import (
     num_parameters,
     training_flop_per_token,
 )
-from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
+from tuner.train_words import knobs, short_decision
 from tuner.units import format_bytes, format_count, format_ratio, format_s
 
 SHOWN_ALTERNATIVES = 8
@@ -137,45 +136,14 @@ def decision_lines(decision: TrainDecision) -> Iterable[str]:
         f"micro-batch {decision.micro_batch_size}"
     )
     stages = zip(decision.pipeline_layout, decision.stage_recompute, decision.chunks, strict=True)
-    knobs = list(_knobs(decision))
-    if knobs:
-        yield f"with {', '.join(knobs)}"
+    with_knobs = ", ".join(knobs(decision))
+    if with_knobs:
+        yield f"with {with_knobs}"
     yield "stages: " + "; ".join(
         f"{f'{len(list(alike))} x ' if len(decision.pipeline_layout) > 1 else ''}"
         f"{layers} layers, recompute {recompute}, {chunks} MemFine chunk{'s' * (chunks > 1)}"
         for (layers, recompute, chunks), alike in groupby(stages)
     )
-
-
-def _knobs(decision: TrainDecision) -> Iterable[str]:
-    """What differs from the plainest way to run the degrees."""
-    if decision.expert_model_parallel_size > 1 and decision.dispatcher != "alltoall":
-        yield f"dispatcher {decision.dispatcher}"
-    if decision.num_state_copies > 1:
-        yield f"{decision.num_state_copies} copies of the sharded state (HSDP)"
-    named = {
-        "overlapped all-to-all": decision.a2a_overlap,
-        "sharded sequences (SP)": decision.sequence_parallel,
-        "overlapped gradient sums": decision.overlap_grad_reduce,
-        "overlapped parameter gathers": decision.overlap_param_gather,
-        "bf16 gradients": decision.gradient_bytes == 2,
-        "optimizer state in host memory": decision.optimizer_offload,
-        "activations in host memory": decision.activation_offload,
-        "a zero-bubble schedule": decision.schedule == "zero_bubble",
-    }
-    yield from (name for name, is_set in named.items() if is_set)
-    if decision.recompute_modules:
-        yield f"recomputation of {'+'.join(decision.recompute_modules)}"
-    if decision.recompute_num_layers is not None:
-        yield f"recomputation of {decision.recompute_num_layers} layers of each stage"
-    if decision.cuda_graph != "none":
-        yield f"CUDA graphs {decision.cuda_graph}"
-    if decision.fp8_recipe:
-        yield f"recipe {decision.fp8_recipe}"
-    if decision.mtp_num_layers:
-        yield f"{decision.mtp_num_layers} multi-token-prediction layer"
-    if decision.rank_order != DEFAULT_RANK_ORDER:
-        yield f"rank order {decision.rank_order}"
 
 
 def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tuner.cli.text import tell
-from tuner.explain.words import short_decision
+from tuner.train_words import short_decision
 from tuner.units import format_s
 from tuner.verify.verification import Watcher
 

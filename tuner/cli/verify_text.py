@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tuner.cli.plan_text import decision_lines
 from tuner.cli.text import columns
-from tuner.explain.words import short_decision
 from tuner.plan import TrainDecision
+from tuner.train_words import short_decision
 from tuner.units import format_ratio, format_s
 from tuner.verify.records import Extrapolated, Trial, Verified
 

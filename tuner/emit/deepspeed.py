@@ -81,6 +81,9 @@ def configuration(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) ->
     }
     if goal.precision is Precision.BF16:
         found["bf16"] = {"enabled": True}
+    if global_recompute(model, decision) is Recompute.FULL:
+        # Turns nothing on by itself; what the user's program checkpoints is kept whole.
+        found["activation_checkpointing"] = {"partition_activations": False}
     if decision.tensor_model_parallel_size > 1:
         found["tensor_parallel"] = {"autotp_size": decision.tensor_model_parallel_size}
     if decision.pipeline_model_parallel_size > 1:

@@ -6,7 +6,7 @@ A plan that nobody measured says so first, with the reason that was given.
 from collections.abc import Iterable
 
 from tuner.plan import TrainDecision, VerifiedPlan
-from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
+from tuner.train_words import knobs
 from tuner.units import format_bytes, format_s
 
 
@@ -72,24 +72,8 @@ def _degrees(decision: TrainDecision) -> tuple[str, ...]:
 
 def _knobs(decision: TrainDecision) -> tuple[str, ...]:
     """Return what differs from the plain way to run, in one line."""
-    said = {
-        f"dispatcher {decision.dispatcher}": decision.dispatcher != "alltoall",
-        "all-to-all overlapped": decision.a2a_overlap,
-        f"precision {decision.fp8_recipe}": bool(decision.fp8_recipe),
-        f"schedule {decision.schedule}": decision.schedule is not None,
-        f"rank order {decision.rank_order}": decision.rank_order != DEFAULT_RANK_ORDER,
-        f"CUDA graphs {decision.cuda_graph}": decision.cuda_graph != "none",
-        f"{decision.num_state_copies} copies of the sharded state": decision.num_state_copies > 1,
-        "gradient sums overlapped": decision.overlap_grad_reduce,
-        "parameter gathers overlapped": decision.overlap_param_gather,
-        f"gradients of {decision.gradient_bytes} bytes": decision.gradient_bytes != 4,
-        "optimizer state in host memory": decision.optimizer_offload,
-        "activations in host memory": decision.activation_offload,
-        f"MTP layers {decision.mtp_num_layers}": decision.mtp_num_layers > 0,
-        "embedding and loss counted as layers": decision.ends_as_layers,
-    }
-    chosen = [text for text, holds in said.items() if holds]
-    return (f"With {', '.join(chosen)}.",) if chosen else ()
+    chosen = ", ".join(knobs(decision))
+    return (f"With {chosen}.",) if chosen else ()
 
 
 def _joined(values: Iterable[object]) -> str:

@@ -17,6 +17,7 @@ from typing import Final
 
 from tuner.estimate.configuration import Configuration, rearranged
 from tuner.estimate.decision import decision_of
+from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
 from tuner.estimate.knobs import Turn, turns
 from tuner.estimate.launch import Engine, LaunchSettings
@@ -207,6 +208,12 @@ def _change(search: _Search, one: _Candidate) -> Change:
         gain_ratio=1.0 - ratio,
         peak_memory_bytes=round(float(one.priced.peak_bytes_P.max())),
         decision=decision,
+        environment=lines_to_set(
+            search.own.configuration,
+            after,
+            search.launch.environment,
+            search.bench.sheet.generation,
+        ),
     )
 
 

@@ -8,6 +8,7 @@ tuner/estimate/division.py places the layers, tuner/estimate/legality.py holds t
 open number decides.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from profilers.steps.config import Recompute
@@ -16,6 +17,7 @@ from tuner.estimate.division import balanced, front_loaded, stages_of
 from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings, StageContent
 from tuner.estimate.nearest import nearest_divisor, nearest_multiple
 from tuner.estimate.stated_model import check_stated_model
+from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
 from tuner.spec.spec import Spec
 
 
@@ -35,6 +37,8 @@ class Configuration:
     expert_tensor: int
     replicas: int
     """Copies of sharded state."""
+    rank_order: str
+    """Groups from neighbouring to distant ranks."""
     sequence_parallel: bool
     sequence: int
     global_batch: int
@@ -90,8 +94,10 @@ class Configuration:
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks that share one copy of sharded state; 0: all."""
-        return self.data * self.context // self.replicas if self.replicas > 1 else 0
+        """Ranks that share one copy of sharded state; 0: all, or nothing is sharded."""
+        if self.replicas == 1 or not self.zero_stage:
+            return 0
+        return self.data * self.context // self.replicas
 
     @property
     def expert_data(self) -> int:
@@ -125,7 +131,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         )
     if launch.precision == "fp16":
         notes.append("fp16 is priced as bf16, which is as fast and as large")
-    per_stage = spec.model.num_layers / launch.pipeline
+    per_rank = spec.model.num_layers / launch.pipeline
     configuration = Configuration(
         engine=launch.engine,
         has_experts=spec.model.moe is not None,
@@ -138,6 +144,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         expert=launch.expert,
         expert_tensor=(launch.expert_tensor or launch.tensor) if spec.model.moe else 1,
         replicas=_replicas(launch, data),
+        rank_order=launch.rank_order if launch.pipeline > 1 else DEFAULT_RANK_ORDER,
         sequence_parallel=launch.sequence_parallel and launch.tensor > 1,
         sequence=sequence,
         global_batch=batch,
@@ -153,7 +160,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         zero_stage=launch.zero_stage,
         recompute=launch.recompute,
         recompute_modules=launch.recompute_modules,
-        recompute_ratio=_recompute_ratio(launch, per_stage),
+        recompute_ratio=_recompute_ratio(launch, stages),
         recompute_products=launch.recompute_products,
         chunks=launch.chunks,
         dispatcher=launch.dispatcher,
@@ -166,7 +173,9 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         flash_attention=launch.flash_attention,
         dropout=launch.dropout,
         optimizer_offload_ratio=launch.optimizer_offload_ratio,
-        activation_offload_ratio=min(1.0, launch.activation_offload_layers / per_stage),
+        activation_offload_ratio=1.0
+        if launch.activation_offload
+        else min(1.0, launch.activation_offload_layers / per_rank),
     )
     return configuration, tuple(notes)
 
@@ -336,12 +345,13 @@ def _precision(launch: LaunchSettings) -> str:
     return recipe if recipe in ("mxfp8", "nvfp4") else f"fp8-{recipe.replace('custom', 'delayed')}"
 
 
-def _recompute_ratio(launch: LaunchSettings, layers_per_rank: float) -> float:
+def _recompute_ratio(launch: LaunchSettings, stages: Sequence[StageContent]) -> float:
     """Share of the layers that full recomputation covers."""
     if launch.recompute is not Recompute.FULL:
         return 0.0
     if launch.recompute_ratio is not None:
         return launch.recompute_ratio
     if launch.recompute_method == "block" and launch.recompute_layers:
-        return min(1.0, launch.recompute_layers / layers_per_rank)
+        covered = sum(min(launch.recompute_layers, stage.layers) for stage in stages)
+        return covered / sum(stage.layers for stage in stages)
     return 1.0

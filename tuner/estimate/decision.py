@@ -1,6 +1,6 @@
 """A configuration in the words of a plan: the two can be compared, and manifests can judge it.
 
-A share of recomputed layers becomes a whole number of layers of every rank, as a plan counts them.
+A share of recomputed layers becomes a whole number of layers of every stage, as a plan counts them.
 """
 
 from typing import Literal
@@ -27,7 +27,9 @@ def decision_of(own: Configuration, model: ModelSpec) -> TrainDecision:
         sequence_parallel=own.sequence_parallel,
         micro_batch_size=own.micro_batch,
         zero_stage=_stage(own.zero_stage),
-        dispatcher=own.dispatcher.value,
+        shard_ranks=own.shard_ranks or None,
+        # Without experts nothing is dispatched, whatever the engine's default.
+        dispatcher=own.dispatcher.value if model.num_moe_layers else "alltoall",
         a2a_overlap=own.a2a_overlap,
         recompute=own.recompute,
         recompute_modules=own.recompute_modules,
@@ -37,7 +39,8 @@ def decision_of(own: Configuration, model: ModelSpec) -> TrainDecision:
         pipeline_layout=tuple(stage.layers for stage in own.stages),
         mtp_num_layers=own.mtp_layers,
         fp8_recipe=own.precision if own.precision not in ("bf16", "fp32") else "",
-        schedule="zero_bubble" if own.zero_bubble else None,
+        schedule=_schedule(own),
+        rank_order=own.rank_order,
         cuda_graph="full_iteration" if own.graphs is Graphs.FULL else own.graphs.value,
         overlap_grad_reduce=own.overlap_gradients,
         overlap_param_gather=own.overlap_parameters,
@@ -56,4 +59,10 @@ def _stage(stage: int) -> Literal[0, 1, 2, 3]:
 def _layers(own: Configuration, model: ModelSpec) -> int | None:
     if own.recompute is not Recompute.FULL or own.recompute_ratio >= 1.0:
         return None
-    return max(1, round(own.recompute_ratio * model.num_layers / own.pipeline))
+    return max(1, round(own.recompute_ratio * model.num_layers / len(own.stages)))
+
+
+def _schedule(own: Configuration) -> Literal["1f1b", "interleaved", "zero_bubble"]:
+    if own.zero_bubble:
+        return "zero_bubble"
+    return "interleaved" if own.virtual_pipeline > 1 else "1f1b"

@@ -10,6 +10,7 @@ once-a-step part loses is visible gradient sums and gathers. Under ZeRO-2 and 3 
 inside the passes, so there it is what the passes lose when the state is not sharded.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.costs.analytic.routing import busiest_ratios
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
+from tuner.estimate import environment
 from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refusals
 from tuner.estimate.configuration import Configuration, configuration_of
 from tuner.estimate.decision import decision_of
@@ -63,6 +65,10 @@ def estimate(
     broken = next(broken_rules(configuration, spec.model, name=launch.name), None)
     if broken is not None:
         raise SpecError(f"{launch.source}: {broken}")
+    at = (configuration, launch.environment, bench.sheet.generation)
+    stopped = next(environment.refused(*at), None)
+    if stopped is not None:
+        raise SpecError(f"{launch.source}: Megatron-LM stops at {stopped}")
     (own,) = priced((configuration,), bench)
     band, stretch, rests_on = band_and_notes(configuration, bench)
     ratios = bench.ratios(configuration).widened(stretch)
@@ -107,7 +113,7 @@ def estimate(
         refused_by=manifest_refusals(configuration, bench),
         notes=(
             *notes,
-            *_notes(spec, configuration, bench),
+            *_notes(spec, configuration, bench, launch.environment),
             *unpriced_notes(launch, configuration, spec),
             *rests_on,
         ),
@@ -238,7 +244,9 @@ def _data_s(own: Priced, bench: Bench) -> float:
     return once_s + passes_s
 
 
-def _notes(spec: Spec, own: Configuration, bench: Bench) -> tuple[str, ...]:
+def _notes(
+    spec: Spec, own: Configuration, bench: Bench, variables: Mapping[str, str]
+) -> tuple[str, ...]:
     notes = []
     if own.dispatcher is Dispatcher.ALLGATHER and own.expert > 1:
         notes.append("dispatcher allgather is priced as all-to-all, which moves less")
@@ -250,6 +258,7 @@ def _notes(spec: Spec, own: Configuration, bench: Bench) -> tuple[str, ...]:
         notes.append("generic constants: no residuals were applied, so the band is wide")
     if bench.pool.link_matrix is not None:
         notes.append("link_matrix changes nothing here: every link is priced as the usual one")
+    notes.extend(environment.notes(own, variables, bench.sheet.generation))
     if spec.goal.precision.value != own.precision:
         notes.append(f"precision {own.precision} replaces the spec's {spec.goal.precision.value}")
     return tuple(notes)

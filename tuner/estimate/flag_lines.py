@@ -83,12 +83,13 @@ def _megatron_recompute(own: Configuration) -> dict[str, str]:
             "--recompute-granularity": "selective",
             "--recompute-modules": " ".join(own.recompute_modules),
         }
-    per_rank = sum(stage.layers for stage in own.stages) / own.pipeline
+    per_stage = sum(stage.layers for stage in own.stages) / len(own.stages)
     is_whole = own.recompute_ratio >= 1.0
+    some = max(1, round(own.recompute_ratio * per_stage))
     return {
         "--recompute-granularity": "full",
         "--recompute-method": "uniform" if is_whole else "block",
-        "--recompute-num-layers": "1" if is_whole else str(round(own.recompute_ratio * per_rank)),
+        "--recompute-num-layers": "1" if is_whole else str(some),
     }
 
 

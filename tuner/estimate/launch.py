@@ -16,6 +16,7 @@ from pydantic import Field
 from profilers.records import Record
 from profilers.steps.config import Recompute
 from tuner.spec.fields import Count
+from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
 
 
 class Engine(StrEnum):
@@ -83,6 +84,11 @@ class LaunchSettings(Record):
     """World size; absent where the launch leaves it to the scheduler."""
     devices_per_node: Count | None = None
 
+    rank_order: str = DEFAULT_RANK_ORDER
+    """Groups from neighbouring to distant ranks."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that the launch sets and that decide what may run at once."""
+
     tensor: Count = 1
     context: Count = 1
     pipeline: Count = 1
@@ -135,7 +141,8 @@ class LaunchSettings(Record):
     """Of selective recomputation, by Megatron's names."""
     recompute_method: Literal["", "uniform", "block"] = ""
     recompute_layers: Count | None = None
-    """Method `uniform`: layers of one unit. `block`: layers of a stage that are recomputed."""
+    """Method `uniform`: layers of one unit. `block`: layers that are recomputed of every stage,
+    where the model chunks of interleaving are stages."""
     recompute_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Share of the layers that is recomputed, where an engine says it so."""
     recompute_products: bool = False
@@ -153,6 +160,8 @@ class LaunchSettings(Record):
     dropout: bool = False
     optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     activation_offload_layers: Annotated[int, Field(ge=0)] = 0
+    activation_offload: bool = False
+    """Saved activations of every layer live in host memory, module by module."""
     mtp_layers: Annotated[int, Field(ge=0)] = 0
     balance: str = ""
     """What of the launch is to spread tokens evenly over experts, as it says it; empty: nothing."""

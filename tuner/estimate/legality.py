@@ -26,6 +26,7 @@ def broken_rules(own: Configuration, model: ModelSpec, *, name: Name) -> Iterato
     yield from _tensor(own, model, name)
     yield from _sequence(own, name)
     yield from _experts(own, model, name)
+    yield from _copies(own)
     yield from _schedule(own, name)
     yield from _recompute(own, model, name)
     yield from _ENGINE[own.engine](own, model, name)
@@ -102,6 +103,20 @@ def _experts(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
             f"devices of a pipeline stage; the nearest expert degree that does is "
             f"{nearest_common_divisor(per_split, experts, own.expert)}"
         )
+
+
+def _copies(own: Configuration) -> Iterator[str]:
+    """Copies of sharded state are whole: each holds every rank of data and expert parallelism."""
+    if not own.shard_ranks:
+        return
+    shared = {"data": own.data, "expert data": own.expert_data}
+    for what, ranks in shared.items():
+        if ranks % own.replicas:
+            yield (
+                f"{own.replicas} copies of sharded state do not divide {what} parallelism {ranks}; "
+                f"the nearest number that does is {nearest_divisor(ranks, own.replicas)}"
+            )
+            return
 
 
 def _schedule(own: Configuration, name: Name) -> Iterator[str]:

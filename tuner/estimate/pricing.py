@@ -1,8 +1,8 @@
 """Prices configurations on the analytic model, many at a time: seconds by cause, bytes by rank.
 
 All configurations of one call share model, machine and software, so they become columns of one
-call of `price_step` and one of `price_memory`. Those of unlike precision are priced apart, because
-precision decides the constants.
+call of `price_step` and one of `price_memory`. Those of unlike precision or order of ranks are
+priced apart: the first decides the constants, the second which groups lie inside a server.
 
 Approximations: dispatcher `allgather` is priced as all-to-all; a recompute method `uniform` with
 several layers per unit keeps fewer inputs than is counted; graphs by `--cuda-graph-modules` are
@@ -39,6 +39,7 @@ from tuner.costs.analytic.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Dispatcher, Engine, Graphs
+from tuner.planner.analytic.axes import COLUMN_OF_MODULE
 from tuner.planner.analytic.regimes import OF_TARGET, Relative, band_as
 from tuner.planner.ratios import Ratios, ratios_for
 from tuner.spec.cluster import Pool
@@ -52,16 +53,6 @@ SOFTWARE_OF: Final[Mapping[Engine, Relative]] = {
 """How residuals know an engine, and which generation's constants it starts from."""
 
 Price = TypeVar("Price", StepPrice, MemoryPrice)
-
-_MODULES: Final[Mapping[str, str]] = {
-    "core_attn": "recompute_core_attention",
-    "mlp": "recompute_mlp",
-    "moe": "recompute_moe",
-    "moe_act": "recompute_moe_act",
-    "layernorm": "recompute_layernorm",
-    "mla_up_proj": "recompute_mla_up_proj",
-    "shared_experts": "recompute_shared_experts",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -156,16 +147,17 @@ class Priced:
 def priced(configurations: Sequence[Configuration], bench: Bench) -> tuple[Priced, ...]:
     """Price every configuration, in the order given."""
     found: dict[int, Priced] = {}
-    kinds = dict.fromkeys((one.precision, one.mtp_layers) for one in configurations)
-    for precision, mtp_layers in kinds:
-        chosen = [
-            index
-            for index, one in enumerate(configurations)
-            if (one.precision, one.mtp_layers) == (precision, mtp_layers)
-        ]
+    kinds = dict.fromkeys(_kind(one) for one in configurations)
+    for kind in kinds:
+        chosen = [index for index, one in enumerate(configurations) if _kind(one) == kind]
         alike = [configurations[index] for index in chosen]
         found |= dict(zip(chosen, _priced_alike(alike, bench), strict=True))
     return tuple(found[index] for index in range(len(configurations)))
+
+
+def _kind(one: Configuration) -> tuple[str, int, str]:
+    """Return what all configurations of one call must share."""
+    return one.precision, one.mtp_layers, one.rank_order
 
 
 def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
@@ -176,7 +168,15 @@ def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
     stages = stages_of_layouts(bench.model, [_layout(one) for one in alike])
     constants = constants_of([bench.regime(alike[0])] * len(alike), bench.residuals)
     kernels, machine = measured_at(alike[0], bench)
-    step = price_step(shape, strategies, machine, constants, stages, kernels=kernels)
+    step = price_step(
+        shape,
+        strategies,
+        machine,
+        constants,
+        stages,
+        kernels=kernels,
+        order=tuple(alike[0].rank_order.split("-")),
+    )
     relative = SOFTWARE_OF[alike[0].engine]
     memory = price_memory(
         shape,
@@ -243,7 +243,7 @@ def strategies_of(own: Configuration, bench: Bench) -> Strategies:
         linear_bytes=1.0 if is_low else 0.0,
         recompute_full=own.recompute_ratio,
         recompute_products=float(own.recompute_products),
-        **{_MODULES[module]: 1.0 for module in own.recompute_modules},
+        **{COLUMN_OF_MODULE[module]: 1.0 for module in own.recompute_modules},
         chunks=float(own.chunks),
         has_flash_attention=float(own.flash_attention),
         dropout=float(own.dropout),

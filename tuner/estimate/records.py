@@ -86,6 +86,8 @@ class Change(Record):
     """In words, one entry a knob."""
     lines: tuple[str, ...]
     """What to write into the launch."""
+    environment: tuple[str, ...] = ()
+    """What must change in the launch's environment, a line of its script each."""
     step_time_s: Seconds
     ratio_band: Band
     """Seconds of its step over the launch's, as they may measure: four pairs of configurations of

@@ -5,12 +5,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from tuner.errors import SpecError
+from tuner.estimate.environment import read_variables
 from tuner.estimate.launch import LaunchSettings
+from tuner.estimate.started import LONGEST_BYTES, Started, started
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
 
@@ -43,10 +45,9 @@ FORMATS: Final[tuple[Format, ...]] = (
         reader="tuner.estimate.readers.megatron:read_yaml",
     ),
     Format(name="megatron", suffixes=(), reader="tuner.estimate.readers.megatron:read"),
+    Format(name="megatron-bridge", suffixes=(), reader="tuner.estimate.readers.bridge:read"),
 )
 NAMES: Final = tuple(dict.fromkeys(format_.name for format_ in FORMATS))
-LONGEST_BYTES: Final = 200_000
-"""Launches are short; what is longer is something else."""
 _COMMAND: Final = re.compile(r"\s|^-")
 
 Reader = Callable[..., LaunchSettings]
@@ -70,7 +71,28 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
             raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
         return _settings(chosen, launch, source="the command")
     text = read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
-    return _settings(chosen, text, source=shown_path(path))
+    found = started(path, text) if format_name in (None, chosen.name) else None
+    if found is None or format_name not in (None, found.format_name):
+        return _settings(chosen, text, source=shown_path(path))
+    return _started_settings(found)
+
+
+def _started_settings(found: Started) -> LaunchSettings:
+    """Read what a script starts; devices and environment are the script's."""
+    more: dict[str, Any] = {}
+    if found.format_name == "megatron":
+        more = {"environment": found.environment, "beside": found.beside}
+    if found.format_name == "megatron-bridge":
+        more = {"program": found.program}
+    read = _settings(_chosen(found.format_name, ""), found.text, source=found.source, **more)
+    if found.nodes and found.devices_per_node and read.devices is None:
+        devices = {
+            "devices": found.nodes * found.devices_per_node,
+            "devices_per_node": found.devices_per_node,
+        }
+        read = read.model_copy(update=devices)
+    variables = read_variables({**found.environment, **read.environment})
+    return read.model_copy(update={"environment": variables})
 
 
 def read_text(text: str, *, format_name: str, source: str) -> LaunchSettings:
@@ -82,10 +104,10 @@ def read_text(text: str, *, format_name: str, source: str) -> LaunchSettings:
     return _settings(_chosen(format_name, ""), text, source=source)
 
 
-def _settings(chosen: Format, text: str, *, source: str) -> LaunchSettings:
+def _settings(chosen: Format, text: str, *, source: str, **more: Any) -> LaunchSettings:
     """Read a text; numbers that only together become impossible are refused here."""
     try:
-        return _reader(chosen)(text, source=source)
+        return _reader(chosen)(text, source=source, **more)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])

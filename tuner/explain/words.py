@@ -1,36 +1,11 @@
 """A decision in a few words, and what differs between two of a kind."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from tuner.place_plan import PlaceDecision
 from tuner.plan import TrainDecision
 from tuner.serve_plan import Instances, ServeDecision
-
-DEGREES: Final = {
-    "tensor_model_parallel_size": "TP",
-    "context_parallel_size": "CP",
-    "pipeline_model_parallel_size": "PP",
-    "virtual_pipeline_model_parallel_size": "VPP",
-    "data_parallel_size": "DP",
-    "expert_model_parallel_size": "EP",
-    "expert_tensor_parallel_size": "ETP",
-    "zero_stage": "ZeRO",
-    "micro_batch_size": "micro-batch",
-}
-KNOBS: Final = (
-    "dispatcher",
-    "a2a_overlap",
-    "recompute",
-    "recompute_modules",
-    "recompute_num_layers",
-    "schedule",
-    "cuda_graph",
-    "optimizer_offload",
-    "activation_offload",
-)
-"""Compared by their own names; those of stages follow from the degrees."""
-
+from tuner.train_words import short_decision, train_changes
 
 Decision = TrainDecision | ServeDecision | PlaceDecision
 
@@ -47,30 +22,12 @@ def words(decision: Decision) -> str:
 def differences(before: Decision, after: Decision) -> tuple[str, ...]:
     """Return what one decision does otherwise than another of its kind, e.g. `PP 2 -> 4`."""
     if isinstance(before, TrainDecision) and isinstance(after, TrainDecision):
-        return _training_changes(before, after)
+        return train_changes(before, after)
     if isinstance(before, ServeDecision) and isinstance(after, ServeDecision):
         return tuple(_serving_changes(before, after))
     if isinstance(before, PlaceDecision) and isinstance(after, PlaceDecision):
         return _placement_changes(before, after)
     raise ValueError("decisions of two kinds have nothing in common")
-
-
-def short_decision(decision: TrainDecision) -> str:
-    """Name a decision in one cell, e.g. `tp1 pp2 dp1 ep1 z0 b2 selective/c4`."""
-    options = dict.fromkeys(
-        f"{recompute}/c{chunks}"
-        for recompute, chunks in zip(decision.stage_recompute, decision.chunks, strict=True)
-    )
-    virtual = decision.virtual_pipeline_model_parallel_size
-    context = decision.context_parallel_size
-    expert_tensor = decision.expert_tensor_parallel_size
-    return (
-        f"tp{decision.tensor_model_parallel_size} pp{decision.pipeline_model_parallel_size}"
-        f"{f'x{virtual}' if virtual > 1 else ''} {f'cp{context} ' if context > 1 else ''}"
-        f"dp{decision.data_parallel_size} ep{decision.expert_model_parallel_size} "
-        f"{f'etp{expert_tensor} ' if expert_tensor > 1 else ''}z{decision.zero_stage} "
-        f"b{decision.micro_batch_size} {'|'.join(options)}"
-    )
 
 
 def serving_words(decision: ServeDecision) -> str:
@@ -89,14 +46,6 @@ def placement_words(decision: PlaceDecision) -> str:
     """Name a placement in one cell, e.g. `8 ranks x 5 slots`."""
     slots = sorted(set(decision.slots_per_rank))
     return f"{decision.ranks} ranks x {'/'.join(map(str, slots))} slots"
-
-
-def _training_changes(before: TrainDecision, after: TrainDecision) -> tuple[str, ...]:
-    return tuple(
-        f"{label} {_shown(old)} -> {_shown(new)}"
-        for name, label in {**DEGREES, **{knob: knob for knob in KNOBS}}.items()
-        if (old := getattr(before, name)) != (new := getattr(after, name))
-    )
 
 
 def _serving_changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
@@ -120,11 +69,3 @@ def _placement_changes(before: PlaceDecision, after: PlaceDecision) -> tuple[str
         for old, new in zip(one, other, strict=True)
     )
     return (f"{moved} slots hold another expert",) if moved else ()
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple):
-        return "+".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)

@@ -4,6 +4,7 @@ from itertools import groupby
 
 from tuner.plan import TrainDecision
 from tuner.serve_plan import Instances, ServeDecision
+from tuner.train_words import knobs, runs
 
 
 def train_words(decision: TrainDecision) -> str:
@@ -26,22 +27,19 @@ def train_words(decision: TrainDecision) -> str:
 
 def train_extras(decision: TrainDecision) -> tuple[str, ...]:
     """Say what a training decision switches on besides its degrees."""
-    d = decision
-    levels = dict.fromkeys(level.value for level in d.stage_recompute if level.value != "none")
-    chunks = sorted(set(d.chunks))
+    levels = dict.fromkeys(level.value for level in decision.stage_recompute)
+    chunks = sorted(set(decision.chunks))
+    is_alike = len(levels) == len(chunks) == 1
     named = {
-        f"recompute {'/'.join(levels)}": bool(levels),
-        f"{'/'.join(map(str, chunks))} MemFine chunks": chunks != [1],
-        d.dispatcher: d.dispatcher != "alltoall" and d.expert_model_parallel_size > 1,
-        "overlapped all-to-all": d.a2a_overlap,
-        "sequence parallel": d.sequence_parallel,
-        d.fp8_recipe: bool(d.fp8_recipe),
-        f"CUDA graphs {d.cuda_graph}": d.cuda_graph != "none",
-        "optimizer on the host": d.optimizer_offload,
-        "activations on the host": d.activation_offload,
-        "zero-bubble schedule": d.schedule == "zero_bubble",
+        f"recompute {'/'.join(levels) if is_alike else runs(decision.stage_recompute)}": (
+            list(levels) != ["none"]
+        ),
+        f"{chunks[0] if is_alike else runs(decision.chunks)} MemFine chunks": chunks != [1],
+        f"stages of {runs(decision.pipeline_layout)} layers": (
+            len(set(decision.pipeline_layout)) > 1
+        ),
     }
-    return tuple(name for name, is_set in named.items() if is_set)
+    return (*(name for name, is_set in named.items() if is_set), *knobs(decision))
 
 
 def stages_words(decision: TrainDecision) -> str:

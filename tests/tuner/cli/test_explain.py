@@ -7,8 +7,8 @@ import pytest
 
 from tuner.cli import app as frame
 from tuner.cli.plan_text import explanation
-from tuner.explain.words import short_decision
 from tuner.plan_folder import PLAN_NAME, read_plan
+from tuner.train_words import short_decision
 
 Captured = pytest.CaptureFixture[str]
 

@@ -6,8 +6,8 @@ the launcher (`torchrun`, `srun`, `deepspeed`), which says how many devices ther
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from tuner.errors import SpecError
@@ -36,6 +36,8 @@ class Flags:
     notes: tuple[str, ...]
     nodes: int | None = None
     devices_per_node: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the text exports."""
 
     def said(self, name: str) -> str:
         """Return a flag as a user would type it."""
@@ -138,7 +140,13 @@ class Flags:
 
 
 def flags_of_text(
-    text: str, *, source: str, known: Iterable[str], switches: frozenset[str] = frozenset()
+    text: str,
+    *,
+    source: str,
+    known: Iterable[str],
+    switches: frozenset[str] = frozenset(),
+    environment: Mapping[str, str] | None = None,
+    beside: Callable[[str], str | None] = lambda _: None,
 ) -> Flags:
     """Find the training command of a script or pasted command and return its flags.
 
@@ -147,11 +155,13 @@ def flags_of_text(
         source: what messages call it.
         known: names of the program's flags; the command with most of them is the training run.
         switches: those of them that take no value.
+        environment: variables that whoever starts the script has set.
+        beside: the text of a file that the script reads.
 
     Raises:
         SpecError: no shell text, or none of the commands has a flag of the program.
     """
-    shell = shell_text(text, source=source)
+    shell = shell_text(text, source=source, environment=environment, beside=beside)
     names = frozenset(known)
     scored = [(_known_flags(command.words, names), command) for command in shell.commands]
     most = max((score for score, _ in scored), default=0)
@@ -188,7 +198,16 @@ def flags_of_text(
         notes=tuple(shown_value(note)[1:-1] if len(note) > 300 else note for note in notes),
         nodes=_count((launcher, scheduler), _NODES),
         devices_per_node=_count((launcher, scheduler), _PER_NODE),
+        environment={**(environment or {}), **shell.environment},
     )
+
+
+def launched_devices(
+    words: Sequence[str], scheduler: Sequence[str]
+) -> tuple[int | None, int | None]:
+    """Return nodes and devices of a node that a command or its scheduler states."""
+    stated = (_parsed(words), _parsed(scheduler))
+    return _count(stated, _NODES), _count(stated, _PER_NODE)
 
 
 def _known_flags(words: Sequence[str], names: frozenset[str]) -> int:
@@ -201,7 +220,7 @@ def _without_unknown(words: Sequence[str], switches: frozenset[str]) -> tuple[li
     aside: list[str] = []
     takes_value = False
     for word in words:
-        if word.startswith("$") and not takes_value:
+        if word.startswith("$") and not takes_value and not _SCRIPT.fullmatch(word):
             aside.append(word)
             continue
         is_flag = word.startswith("--")

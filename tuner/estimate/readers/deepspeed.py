@@ -2,11 +2,13 @@
 
 Names and defaults of https://www.deepspeed.ai/docs/config-json/ (release 0.18). What the training
 script decides and the JSON does not say is taken from the spec (sequence, devices) or stated in the
-notes: whether checkpointing is on (taken as on where `activation_checkpointing` is configured).
+notes: whether checkpointing is on (taken as on where `activation_checkpointing` is configured, or a
+pipeline has an `activation_checkpoint_interval`).
 `"auto"` is filled in by the Hugging Face trainer, so a number has to be written in its place; only
 precision and ZeRO buckets may stay `"auto"`.
 
-Not covered: DeepSpeed's own pipeline module, whose stages the script builds.
+Not covered: what DeepSpeed's own pipeline module holds, which the script builds; its stages are
+taken to be equal.
 """
 
 import json
@@ -15,7 +17,7 @@ from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
 from tuner.errors import SpecError
-from tuner.estimate.launch import Engine, LaunchSettings
+from tuner.estimate.launch import Dispatcher, Engine, LaunchSettings
 from tuner.estimate.readers.sections import Sections
 from tuner.spec.files import one_line, shown_value
 
@@ -30,6 +32,7 @@ SPELLED: Final[Mapping[str, str]] = {
     "recompute": "activation_checkpointing",
     "overlap_gradients": "zero_optimization.overlap_comm",
     "context": "sequence_parallel_size",
+    "pipeline": "pipeline.stages",
     "shard_ranks": "zero_optimization.mics_shard_size",
 }
 _MARKS: Final = frozenset(
@@ -56,7 +59,8 @@ def read(text: str, *, source: str) -> LaunchSettings:
     given = Sections(raw, source=source)
     tensor = given.number(SPELLED["tensor"], default=1, least=0) or 1
     stage = _stage(given)
-    has_checkpointing = given.value(SPELLED["recompute"]) is not None
+    interval = given.number("pipeline.activation_checkpoint_interval", default=0, least=0)
+    has_checkpointing = given.value(SPELLED["recompute"]) is not None or interval > 0
     # AutoEP ignores its settings unless it is enabled.
     is_expert = given.is_on("expert_parallel.enabled")
     expert = given.number(SPELLED["expert"], default=1) if is_expert else 1
@@ -65,6 +69,10 @@ def read(text: str, *, source: str) -> LaunchSettings:
     settings = {
         "tensor": tensor,
         "context": given.number(SPELLED["context"], default=1),
+        "pipeline": given.number(SPELLED["pipeline"], default=1),
+        "dispatcher": Dispatcher.DEEPEP
+        if given.word("expert_parallel.comm_backend", default="comm") == "deepep"
+        else Dispatcher.ALLTOALL,
         "expert": expert,
         "expert_tensor": given.number(SPELLED["expert_tensor"], default=1)
         if expert > 1
@@ -138,7 +146,9 @@ def _precision(given: Sections) -> dict[str, Any]:
     if is_brain and is_half:
         raise SpecError(f"{given.source}: bf16.enabled and fp16.enabled: choose one")
     plain = "bf16" if is_brain else "fp16" if is_half else "fp32"
-    return {"precision": plain, "gradient_bytes": 4 if plain == "fp32" else 2}
+    sums = given.word("data_types.grad_accum_dtype", default="")
+    wide = sums == "fp32" if sums else plain == "fp32"
+    return {"precision": plain, "gradient_bytes": 4 if wide else 2}
 
 
 def _enabled(given: Sections, section: str) -> bool:

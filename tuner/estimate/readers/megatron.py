@@ -10,11 +10,12 @@ whose field names are the flags' with `_`.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
 from tuner.errors import SpecError
+from tuner.estimate.environment import read_variables
 from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings, StatedSize
 from tuner.estimate.readers import megatron_flags as table
 from tuner.estimate.readers.arguments import Flags, flags_of_text
@@ -23,6 +24,7 @@ from tuner.estimate.readers.megatron_unpriced import balance, unlike_priced
 from tuner.estimate.readers.pipeline_layout import pipeline_layout
 from tuner.estimate.readers.sections import SLIP_RATIO
 from tuner.spec.files import shown_value
+from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.spec.yaml_text import parse_yaml
 
 RECOMPUTE_MODULES: Final = (
@@ -44,14 +46,33 @@ _DEEPEST: Final = 6
 _SECTIONS: Final = ("model", "train", "ddp", "optimizer")
 
 
-def read(text: str, *, source: str) -> LaunchSettings:
+def read(
+    text: str,
+    *,
+    source: str,
+    environment: Mapping[str, str] | None = None,
+    beside: Callable[[str], str | None] = lambda _: None,
+) -> LaunchSettings:
     """Read a script, a pasted command or a list of arguments.
+
+    Args:
+        text: the script, command or arguments.
+        source: what messages call it.
+        environment: variables that whoever starts the script has set.
+        beside: the text of a file that the script reads.
 
     Raises:
         SpecError: one line: what cannot be read, and the way out.
     """
     return settings_of(
-        flags_of_text(text, source=source, known=table.KNOWN, switches=table.SWITCHES)
+        flags_of_text(
+            text,
+            source=source,
+            known=table.KNOWN,
+            switches=table.SWITCHES,
+            environment=environment,
+            beside=beside,
+        )
     )
 
 
@@ -131,6 +152,10 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         if layout is not None
         else (),
         replicas=flags.number("num-distributed-optimizer-instances") or 1,
+        rank_order=PIPELINE_INSIDE_ORDER
+        if flags.is_on("use-tp-pp-dp-mapping")
+        else DEFAULT_RANK_ORDER,
+        environment=read_variables(flags.environment),
         first_stage_layers=flags.number("decoder-first-pipeline-num-layers"),
         last_stage_layers=flags.number("decoder-last-pipeline-num-layers"),
         embedding_as_layers=int(flags.is_on("account-for-embedding-in-pipeline-split")),
@@ -147,7 +172,8 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         dispatcher=_dispatcher(flags),
         a2a_overlap=flags.is_on("overlap-moe-expert-parallel-comm"),
         shared_expert_overlap=flags.is_on("moe-shared-expert-overlap"),
-        overlap_gradients=flags.is_on("overlap-grad-reduce"),
+        # Megatron-FSDP overlaps what it shards, whatever the flags say.
+        overlap_gradients=flags.is_on("overlap-grad-reduce") or zero_stage >= 2,
         overlap_parameters=flags.is_on("overlap-param-gather") or zero_stage == 3,
         overlap_tensor=flags.is_on("tp-comm-overlap"),
         graphs=_graphs(flags),
@@ -155,6 +181,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         dropout=max(_dropout(flags, "hidden-dropout"), _dropout(flags, "attention-dropout")) > 0,
         optimizer_offload_ratio=_offload(flags),
         activation_offload_layers=flags.number("cpu-offloading-num-layers", least=0) or 0,
+        activation_offload=flags.is_on("fine-grained-activation-offloading"),
         mtp_layers=flags.number("mtp-num-layers", least=0) or 0,
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
         unlike_priced=dict(unlike_priced(flags, has_recipe=has_recipe)),
@@ -223,6 +250,7 @@ def _renamed(given: Flags) -> Flags:
         notes=given.notes,
         nodes=given.nodes,
         devices_per_node=given.devices_per_node,
+        environment=given.environment,
     )
 
 

@@ -5,6 +5,8 @@ are put in where `$TP`, `${TP}`, `${ARGS[@]}` or `${NNODES:-1}` stands; a defaul
 file assigns nothing; `$((8*2))` is one operation on two whole numbers. Everything else that a shell
 would do (commands in `$( )`, tests, loops, sourced files) is left as it stands: a word that still
 holds a `$` has no value here, and what an `if` or a loop would add is named rather than guessed.
+An array that `mapfile` fills from a file beside the script holds that file's words, comment lines
+left out.
 
 A comment starts at a `#` that begins a word outside quotes. `#SBATCH` lines are kept apart.
 """
@@ -13,8 +15,8 @@ import itertools
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from tuner.errors import SpecError
@@ -68,10 +70,24 @@ class ShellText:
     """Assignments that only a running shell could decide on."""
     defaults: tuple[str, ...]
     """Variables whose default was taken, as `NAME=value`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the text exports, as far as it writes it out."""
 
 
-def shell_text(text: str, *, source: str) -> ShellText:
+def shell_text(
+    text: str,
+    *,
+    source: str,
+    environment: Mapping[str, str] | None = None,
+    beside: Callable[[str], str | None] = lambda _: None,
+) -> ShellText:
     """Split a script or command into commands.
+
+    Args:
+        text: the script or command.
+        source: what messages call it.
+        environment: variables that whoever starts it has set.
+        beside: the text of a file that the script reads, None where there is none.
 
     Raises:
         SpecError: a quote or array is never closed, or the text is no shell text.
@@ -82,7 +98,8 @@ def shell_text(text: str, *, source: str) -> ShellText:
         if line.startswith("#SBATCH")
         for word in line.split()[1:]
     )
-    variables = _Variables(source)
+    variables = _Variables(source, environment or {})
+    exported: set[str] = set()
     commands: list[Command] = []
     skipped: list[str] = []
     depth = 0
@@ -96,6 +113,9 @@ def shell_text(text: str, *, source: str) -> ShellText:
             else:
                 variables.assign(name, values, adds=adds)
         left = rest[len(assigned) :]
+        if not depth:
+            exported |= _exported(words, [name for name, *_ in assigned], left)
+            _read_array(left, variables, beside)
         if left:
             filled = tuple(
                 itertools.takewhile(
@@ -108,7 +128,28 @@ def shell_text(text: str, *, source: str) -> ShellText:
         scheduler=scheduler,
         skipped=tuple(skipped),
         defaults=tuple(f"{name}={value}" for name, value in variables.defaults.items()),
+        environment=variables.written_out(exported),
     )
+
+
+def _exported(words: Sequence[str], assigned: Sequence[str], left: Sequence[str]) -> set[str]:
+    """Return the variables that a statement hands on: exported, or set for its one command."""
+    if "export" in words[: len(words) - len(left)]:
+        return {*assigned, *left}
+    return set(assigned) if left else set()
+
+
+def _read_array(
+    words: Sequence[str], variables: "_Variables", beside: Callable[[str], str | None]
+) -> None:
+    """Fill the array of `mapfile -t NAME < FILE`, also through `grep` or `tr`."""
+    if not words or words[0] not in ("mapfile", "readarray"):
+        return
+    names = [word for word in words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word)]
+    text = beside(words[-1].rstrip(")"))
+    if names and text is not None:
+        lines = (line for line in text.splitlines() if not line.startswith("#"))
+        variables.assign(names[0], [word for line in lines for word in line.split()], adds=False)
 
 
 def _words(text: str, *, source: str) -> Iterator[str]:
@@ -213,11 +254,18 @@ def _closing(words: Sequence[str]) -> int:
 class _Variables:
     """What the text assigns, while it is read from top to bottom."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, environment: Mapping[str, str]) -> None:
         self.defaults: dict[str, str] = {}
         self._source = source
-        self._words: dict[str, tuple[str, ...]] = {}
+        self._words: dict[str, tuple[str, ...]] = {
+            name: (value,) for name, value in environment.items()
+        }
         self._left = MOST_CHARACTERS
+
+    def written_out(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the values of those variables that need no running shell."""
+        found = {name: " ".join(self._words[name]) for name in sorted(names) if name in self._words}
+        return {name: value for name, value in found.items() if "$" not in value}
 
     def assign(self, name: str, values: Sequence[str], *, adds: bool) -> None:
         words = tuple(self.filled(values))

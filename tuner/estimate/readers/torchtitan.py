@@ -1,8 +1,10 @@
 """torchtitan's TOML as `LaunchSettings`.
 
 Names and defaults of the job config of github.com/pytorch/torchtitan before its configs became
-Python (pull request 2386). Its batch is counted differently: `local_batch_size` is what one
-data-parallel rank works on at once, cut into micro-batches only by the pipeline.
+Python (pull request 2386), and the names that release 0.3 gave to some of them: the sections that
+moetune writes (tuner/emit/torchtitan.py) are read too. Its batch is counted differently:
+`local_batch_size` is what one data-parallel rank works on at once, cut into micro-batches only by
+the pipeline.
 
 Priced as the nearest thing that the model knows: selective checkpointing of every n-th layer as
 full recomputation of 1/n of them, a memory budget b as 1 - b of them.
@@ -14,7 +16,14 @@ from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
 from tuner.errors import SpecError
-from tuner.estimate.launch import Dispatcher, Engine, LaunchSettings, StageContent, StatedSize
+from tuner.estimate.launch import (
+    Dispatcher,
+    Engine,
+    Graphs,
+    LaunchSettings,
+    StageContent,
+    StatedSize,
+)
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.sections import Sections
 from tuner.spec.files import one_line, shown_value
@@ -87,7 +96,8 @@ def read(text: str, *, source: str) -> LaunchSettings:
         else tensor,
         "data": None if shard is None else replicate * shard,
         "replicas": replicate,
-        "sequence_parallel": tensor > 1,
+        "sequence_parallel": tensor > 1
+        and given.is_on("parallelism.enable_sequence_parallel", default=True),
         "sequence": given.number(SPELLED["sequence"], default=2048),
         "micro_batch": micro_batch,
         "global_batch": _global_batch(given),
@@ -95,10 +105,11 @@ def read(text: str, *, source: str) -> LaunchSettings:
         **_stages(given, pipeline=pipeline, schedule=schedule),
         **_recompute(given),
         **_precision(given),
-        "dispatcher": Dispatcher.DEEPEP
-        if given.word(SPELLED["dispatcher"], default="standard", choices=("standard", "deepep"))
-        == "deepep"
-        else Dispatcher.ALLTOALL,
+        "dispatcher": _dispatcher(given),
+        # Release 0.3 captures a whole step unless told not to; without the key it is an older one.
+        "graphs": Graphs.NONE
+        if given.is_on("training.disable_cuda_graphs", default=True)
+        else Graphs.FULL,
         "a2a_overlap": overlaps and schedule == "DualPipeV" and pipeline > 1 and expert > 1,
         "overlap_gradients": True,
         "overlap_parameters": zero_stage > 0,
@@ -121,6 +132,17 @@ def read(text: str, *, source: str) -> LaunchSettings:
         ignored=given.left,
         notes=notes,
         **settings,
+    )
+
+
+def _dispatcher(given: Sections) -> Dispatcher:
+    """Read who moves tokens; release 0.3 says it with the model."""
+    own = given.word(
+        "model.moe_comm_backend", default="standard", choices=("standard", "deepep", "hybridep")
+    )
+    word = given.word(SPELLED["dispatcher"], default=own, choices=("standard", "deepep", own))
+    return {"deepep": Dispatcher.DEEPEP, "hybridep": Dispatcher.HYBRIDEP}.get(
+        word, Dispatcher.ALLTOALL
     )
 
 
@@ -185,7 +207,9 @@ def _stages(given: Sections, *, pipeline: int, schedule: str) -> dict[str, Any]:
         "uneven_division": True,
     }
     if parts is not None:
-        return found | {"layout": _parts(given, parts)}
+        # Written out, nothing is left to divide.
+        ends = {"embedding_as_layers": 0, "loss_as_layers": 0}
+        return found | ends | {"layout": _parts(given, parts)}
     layers = given.number(SPELLED["layers_per_virtual_stage"], default=0, least=0)
     if layers:
         return found | {"layers_per_virtual_stage": layers}
@@ -203,7 +227,7 @@ def _parts(given: Sections, parts: Any) -> tuple[StageContent, ...]:
         StageContent(
             layers=sum(name.startswith("layers.") for name in part),
             embedding="tok_embeddings" in part,
-            loss="output" in part,
+            loss="output" in part or "lm_head" in part,
         )
         for part in parts
     )

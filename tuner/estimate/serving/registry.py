@@ -7,10 +7,11 @@ from typing import Final
 
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
-from tuner.estimate.registry import LONGEST_BYTES, is_command
+from tuner.estimate.registry import is_command
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.readers import sglang, vllm
 from tuner.estimate.serving.words import Server, flags_of_server
+from tuner.estimate.started import LONGEST_BYTES
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
 

@@ -5,6 +5,7 @@
 # Expected peak memory by pipeline rank, the fullest device: 15.0 GiB, 15.0 GiB.
 # 16 devices: TP 1, PP 2, VPP 1, CP 1, DP 8, EP 8, ETP 1, EDP 1; ZeRO stage 1, micro-batch 1.
 # By stage: layers 16, 16; recompute selective, selective; chunks of each MoE layer 1, 1.
+# With recomputation of moe.
 # Recipe: vanilla_gpt_pretrain_config.
 #
 # Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,

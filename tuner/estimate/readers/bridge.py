@@ -1,0 +1,117 @@
+"""Megatron-Bridge's overrides as `LaunchSettings`: lines `section.field=value`, and the precision.
+
+The precision is no override but what the program beside them asks for: a line with
+`get_mixed_precision_config("bf16_with_mxfp8_mixed")` in the Python file. What neither says is the
+recipe's, of which only what the price depends on is known: no dropout, bf16.
+
+Not covered: recipes themselves, which are programs.
+"""
+
+import re
+from typing import Final
+
+from tuner.errors import SpecError
+from tuner.estimate.launch import LaunchSettings
+from tuner.estimate.readers import megatron_flags as table
+from tuner.estimate.readers.arguments import Flags
+from tuner.estimate.readers.megatron import settings_of
+from tuner.spec.files import shown_value
+
+_LINE: Final = re.compile(r"([a-z_]+)\.([a-z_.]+)=(.*)")
+_SECTIONS: Final = frozenset({"model", "train", "ddp", "dist", "optimizer"})
+"""Of Bridge's configuration: those whose fields are Megatron-LM's flags."""
+_PRECISION: Final = re.compile(r"get_mixed_precision_config\(\s*[\"']([\w]{1,80})[\"']")
+_GRADIENTS: Final = re.compile(r"grad_reduce_in_fp32\s*=\s*(True|False)\b")
+_RECIPES: Final = {
+    "bf16_with_fp8_delayed_scaling_mixed": "delayed",
+    "bf16_with_fp8_current_scaling_mixed": "tensorwise",
+    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
+    "bf16_with_mxfp8_mixed": "mxfp8",
+}
+"""Bridge's precisions with 8-bit products: Megatron-LM's name of the recipe."""
+_RENAMED: Final = {"gated-linear-unit": "swiglu"}
+"""Fields that are flags of another name, without being the same for every engine."""
+
+
+def is_overrides(text: str) -> bool:
+    """Say whether a text is made of overrides and comments only."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return bool(lines) and all("=" in line for line in lines) and bool(_LINE.match(lines[0]))
+
+
+def read(text: str, *, source: str, program: str = "") -> LaunchSettings:
+    """Read overrides, and the precision out of the text of the program that applies them.
+
+    Raises:
+        SpecError: a line is no override, or two of them disagree.
+    """
+    values: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            if "=" in line:
+                # A whole section, such as comm_overlap=null.
+                continue
+            raise SpecError(
+                f"{source}: line {number}: {shown_value(line)} is no override; they read"
+                " section.field=value"
+            )
+        section, field, value = match.groups()
+        name = field.replace("_", "-")
+        if section not in _SECTIONS or value == "null":
+            continue
+        name = _RENAMED.get(name, name)
+        words = _words(value)
+        if name in values and values[name] != words:
+            raise SpecError(f"{source}: {field} is given twice, with different values; keep one")
+        values[name] = words
+    if not table.KNOWN & set(values):
+        raise SpecError(f"{source}: no override such as model.tensor_model_parallel_size=8")
+    values |= _implied(values)
+    values |= _precision(program)
+    return settings_of(Flags(source=source, values=values, notes=_notes(program)))
+
+
+def _words(value: str) -> tuple[str, ...]:
+    if value.startswith("[") and value.endswith("]"):
+        return tuple(word.strip() for word in value[1:-1].split(",") if word.strip())
+    return (value.strip("'\""),)
+
+
+def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Say what fields say in one word and flags in two, and what every recipe leaves off."""
+    found: dict[str, tuple[str, ...]] = {}
+    if "num-query-groups" in values:
+        found["group-query-attention"] = ()
+    if "share-embeddings-and-output-weights" in values:
+        shared = values["share-embeddings-and-output-weights"] == ("true",)
+        found["untie-embeddings-and-output-weights"] = ("false",) if shared else ()
+    if len(values.get("moe-layer-freq", ())) > 1:
+        found["moe-layer-freq"] = (f"[{','.join(values['moe-layer-freq'])}]",)
+    if "pipeline-model-parallel-layout" in values:
+        # Bridge takes both; the layout says how many stages a rank has.
+        values.pop("virtual-pipeline-model-parallel-size", None)
+    for name in ("hidden-dropout", "attention-dropout"):
+        found[name] = values.get(name, ("0.0",))
+    return found
+
+
+def _precision(program: str) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {"bf16": ()}
+    named = _PRECISION.search(program)
+    if named and named.group(1) in _RECIPES:
+        found |= {"fp8-format": ("hybrid",), "fp8-recipe": (_RECIPES[named.group(1)],)}
+    if named and "nvfp4" in named.group(1):
+        found["fp4-format"] = ("e2m1",)
+    gradients = _GRADIENTS.search(program)
+    if gradients and gradients.group(1) == "False":
+        found["grad-reduce-in-bf16"] = ()
+    return found
+
+
+def _notes(program: str) -> tuple[str, ...]:
+    if _PRECISION.search(program):
+        return ()
+    return ("the overrides say no precision, and no program beside them does: bf16 counts",)

@@ -1,0 +1,183 @@
+"""What a launch script starts: settings that lie in files beside it, found without running it.
+
+    job.sbatch           -> bash ../megatron-lm/run.sh, with the variables that the job exports
+    run.sh               -> the arguments that it reads from a file (`mapfile`)
+    ... train.py         -> the overrides that the program applies (Megatron-Bridge)
+    ... --deepspeed_config FILE, --job.config_file FILE, -m torchtitan.train --module NAME
+
+Only files below the folder above the script's are opened, so that a script cannot point anywhere.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tuner.errors import SpecError
+from tuner.estimate.readers.arguments import launched_devices
+from tuner.estimate.readers.shell_words import Command, ShellText, shell_text
+from tuner.spec.files import read_small_text, shown_path
+
+LONGEST_BYTES: Final = 200_000
+"""Launches are short; what is longer is something else."""
+_DEEPEST: Final = 4
+"""Scripts that start scripts."""
+_SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
+_BESIDE: Final = re.compile(r"with_name\(\s*[\"']([\w.-]{1,80})[\"']\s*\)")
+"""How a Python program names the file of settings beside it."""
+_CONFIG_FLAGS: Final[Mapping[str, str]] = {
+    "--deepspeed_config": "deepspeed",
+    "--deepspeed-config": "deepspeed",
+    "--deepspeed": "deepspeed",
+    "--job.config_file": "torchtitan",
+    "--job.config-file": "torchtitan",
+}
+"""Flags whose value is a file of settings, and its format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The settings at the end of the way."""
+
+    format_name: str
+    """Of tuner/estimate/registry.py."""
+    text: str
+    source: str
+    folder: Path
+    program: str = ""
+    """Text of the Python program that hands the settings over."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the scripts on the way export."""
+    nodes: int | None = None
+    devices_per_node: int | None = None
+
+    def beside(self, name: str) -> str | None:
+        """Return the text of a file that the settings name."""
+        return _text(self.folder, name)
+
+
+def started(path: Path, text: str) -> Started | None:
+    """Return what a script or program starts; None where it holds its settings itself.
+
+    Raises:
+        SpecError: no shell text.
+    """
+    if path.suffix == ".py":
+        return _of_program(path.parent, text)
+    if path.name == "overrides.txt":
+        beside = _text(path.parent, "train.py") or ""
+        return _settings("megatron-bridge", path.parent, path.name, text, program=beside)
+    if path.suffix in _SCRIPTS or text.startswith("#!"):
+        return _of_script(path, text, environment={}, depth=0)
+    return None
+
+
+def _of_script(
+    path: Path, text: str, *, environment: Mapping[str, str], depth: int
+) -> Started | None:
+    folder = path.parent
+    shell = shell_text(
+        text,
+        source=shown_path(path),
+        environment=environment,
+        beside=lambda name: _text(folder, name),
+    )
+    exported = {**environment, **shell.environment}
+    for command in shell.commands:
+        script = _next_script(command)
+        inner = _text(folder, script) if script and depth < _DEEPEST else None
+        if script and inner is not None:
+            return _of_script(folder / script, inner, environment=exported, depth=depth + 1)
+        found = _of_command(folder, command)
+        if found is not None:
+            return _launched(found, shell, command, exported)
+    # The script at the end of the way holds its settings itself.
+    return Started(
+        format_name="megatron",
+        text=text,
+        source=shown_path(path),
+        folder=folder,
+        environment=exported,
+    )
+
+
+def _next_script(command: Command) -> str | None:
+    """Return the script that a command hands to a shell."""
+    for shell, script in zip(command.words, command.words[1:], strict=False):
+        if shell in ("bash", "sh", "source", ".") and Path(script).suffix in _SCRIPTS:
+            return script
+    return None
+
+
+def _of_command(folder: Path, command: Command) -> Started | None:
+    for name, value in _flags(command):
+        if name in _CONFIG_FLAGS:
+            file = value.removeprefix("$PWD/")
+            text = _text(folder, file)
+            if text is not None:
+                return _settings(_CONFIG_FLAGS[name], folder, file, text)
+        program = _text(folder, f"{value}.py") if name == "--module" else None
+        if program is not None:
+            return _of_program(folder, program)
+    for word in command.words:
+        program = _text(folder, word) if word.endswith(".py") and "$" not in word else None
+        found = None if program is None else _of_program(folder, program)
+        if found is not None:
+            return found
+    return None
+
+
+def _flags(command: Command) -> Iterator[tuple[str, str]]:
+    words = command.words
+    for index, word in enumerate(words):
+        name, is_joined, value = word.partition("=")
+        if name.startswith("--"):
+            yield name, value if is_joined else "".join(words[index + 1 : index + 2])
+
+
+def _of_program(folder: Path, program: str) -> Started | None:
+    """Follow a Python program to the file of settings that it names."""
+    for name in _BESIDE.findall(program):
+        text = _text(folder, name)
+        if text is not None:
+            kind = "torchtitan" if name.endswith(".toml") else "megatron-bridge"
+            return _settings(kind, folder, name, text, program=program)
+    return None
+
+
+def _settings(kind: str, folder: Path, name: str, text: str, *, program: str = "") -> Started:
+    return Started(
+        format_name=kind,
+        text=text,
+        source=shown_path(folder / name),
+        folder=folder,
+        program=program,
+    )
+
+
+def _launched(
+    found: Started, shell: ShellText, command: Command, environment: Mapping[str, str]
+) -> Started:
+    nodes, per_node = launched_devices(command.words, shell.scheduler)
+    return Started(
+        format_name=found.format_name,
+        text=found.text,
+        source=found.source,
+        folder=found.folder,
+        program=found.program,
+        environment=environment,
+        nodes=nodes,
+        devices_per_node=per_node,
+    )
+
+
+def _text(folder: Path, name: str) -> str | None:
+    """Return the text of a file below the folder above, None where there is none."""
+    try:
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder.resolve().parent) or not path.is_file():
+            return None
+        return read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
+    except (OSError, ValueError, SpecError):
+        return None

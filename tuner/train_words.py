@@ -1,0 +1,160 @@
+"""A training decision in words: every field is said, or follows from what is.
+
+Whatever names a decision (the text of a plan, `explain`, the report, the head of emitted files)
+takes its words from here, so that two decisions that differ in a field never read alike. A knob is
+named where it differs from the plainest way to run the degrees.
+
+    degrees         parallel degrees, ZeRO stage and micro-batch
+    knobs           what is switched on beside them, in words for a sentence
+    short_decision  both in one cell of a table
+    train_changes   what one decision does otherwise than another
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Final
+
+from profilers.steps.config import Recompute
+from tuner.plan import TrainDecision
+from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
+
+DEGREES: Final[Mapping[str, str]] = {
+    "tensor_model_parallel_size": "TP",
+    "context_parallel_size": "CP",
+    "pipeline_model_parallel_size": "PP",
+    "virtual_pipeline_model_parallel_size": "VPP",
+    "data_parallel_size": "DP",
+    "expert_model_parallel_size": "EP",
+    "expert_tensor_parallel_size": "ETP",
+    "zero_stage": "ZeRO",
+    "micro_batch_size": "micro-batch",
+}
+"""Fields that are degrees, and their usual names."""
+
+FOLLOWING: Final = frozenset({"expert_data_parallel_size", "recompute"})
+"""Fields that others say: the devices that are left, the strongest level of the stages."""
+
+
+def knobs(decision: TrainDecision) -> Iterator[str]:
+    """Say what differs from the plainest way to run the degrees, stage by stage settings aside."""
+    d = decision
+    named = {
+        "sharded sequences (SP)": d.sequence_parallel,
+        f"dispatcher {d.dispatcher}": d.dispatcher != "alltoall",
+        f"{d.num_state_copies} copies of the sharded state (HSDP over {d.shard_ranks} ranks)": (
+            d.shard_ranks is not None
+        ),
+        "overlapped all-to-all": d.a2a_overlap,
+        "overlapped gradient reduction": d.overlap_grad_reduce,
+        "overlapped parameter all-gather": d.overlap_param_gather,
+        "bf16 gradients": d.gradient_bytes == 2,
+        "optimizer state in host memory": d.optimizer_offload,
+        "activations in host memory": d.activation_offload,
+        "a zero-bubble schedule": d.schedule == "zero_bubble",
+        f"recomputation of {'+'.join(d.recompute_modules)}": (
+            bool(d.recompute_modules) and Recompute.SELECTIVE in d.stage_recompute
+        ),
+        f"recomputation of {d.recompute_num_layers} layers of each stage": (
+            d.recompute_num_layers is not None
+        ),
+        f"CUDA graphs {d.cuda_graph}": d.cuda_graph != "none",
+        f"precision {d.fp8_recipe}": bool(d.fp8_recipe),
+        f"{d.mtp_num_layers} multi-token-prediction layer{'s' * (d.mtp_num_layers > 1)}": (
+            d.mtp_num_layers > 0
+        ),
+        f"rank order {d.rank_order}": d.rank_order != DEFAULT_RANK_ORDER,
+        "embedding and loss counted as layers": d.ends_as_layers,
+    }
+    yield from (name for name, is_set in named.items() if is_set)
+
+
+def short_decision(decision: TrainDecision) -> str:
+    """Name a decision in one cell, e.g. `tp1 pp2 dp1 ep1 z0 b2 selective/c4 overlap:a2a`."""
+    d = decision
+    virtual = d.virtual_pipeline_model_parallel_size
+    context, split = d.context_parallel_size, d.expert_tensor_parallel_size
+    parts = (
+        f"tp{d.tensor_model_parallel_size}",
+        f"pp{d.pipeline_model_parallel_size}{f'x{virtual}' if virtual > 1 else ''}",
+        f"cp{context}" if context > 1 else "",
+        f"dp{d.data_parallel_size}",
+        f"ep{d.expert_model_parallel_size}",
+        f"etp{split}" if split > 1 else "",
+        f"z{d.zero_stage}",
+        f"b{d.micro_batch_size}",
+        _short_recompute(d),
+        *_short_knobs(d),
+    )
+    return " ".join(part for part in parts if part)
+
+
+def train_changes(before: TrainDecision, after: TrainDecision) -> tuple[str, ...]:
+    """Return what one decision does otherwise than another, e.g. `PP 2 -> 4`."""
+    named = {name: DEGREES.get(name, name) for name in (*DEGREES, *TrainDecision.model_fields)}
+    return tuple(
+        f"{label} {_shown(name, before)} -> {_shown(name, after)}"
+        for name, label in named.items()
+        if name not in FOLLOWING and getattr(before, name) != getattr(after, name)
+    )
+
+
+def runs(values: Iterable[object], *, joiner: str = "|") -> str:
+    """Join the entries of stages, equal neighbours once, e.g. `15x3|14`."""
+    counted = ((value, len(list(alike))) for value, alike in groupby(values))
+    return joiner.join(f"{value}x{count}" if count > 1 else f"{value}" for value, count in counted)
+
+
+def _short_recompute(d: TrainDecision) -> str:
+    """Say level and chunks, stage by stage where stages differ, and what the level covers."""
+    options = [
+        f"{level}/c{chunks}" for level, chunks in zip(d.stage_recompute, d.chunks, strict=True)
+    ]
+    said = options[0] if len(set(options)) == 1 else runs(options)
+    covers = "+".join(d.recompute_modules)
+    if d.recompute_num_layers is not None:
+        covers = f"{d.recompute_num_layers} layers"
+    # What moetune's own step recomputes, and the only module that needs no name.
+    is_some = d.recompute_num_layers is not None or Recompute.SELECTIVE in d.stage_recompute
+    if covers in ("", "moe") or not is_some:
+        return said
+    return f"{said}({covers})"
+
+
+def _short_knobs(d: TrainDecision) -> Iterator[str]:
+    uneven = len(set(d.pipeline_layout)) > 1
+    overlaps = {
+        "a2a": d.a2a_overlap,
+        "grad": d.overlap_grad_reduce,
+        "param": d.overlap_param_gather,
+    }
+    overlapped = "+".join(name for name, is_on in overlaps.items() if is_on)
+    tokens = {
+        f"layers:{runs(d.pipeline_layout)}": uneven,
+        # Tensor parallelism usually shares the sequence too.
+        "sp" if d.sequence_parallel else "no-sp": (
+            d.sequence_parallel != (d.tensor_model_parallel_size > 1)
+        ),
+        f"shard{d.shard_ranks}": d.shard_ranks is not None,
+        d.dispatcher: d.dispatcher != "alltoall",
+        f"overlap:{overlapped}": bool(overlapped),
+        "zero-bubble": d.schedule == "zero_bubble",
+        f"graphs:{d.cuda_graph}": d.cuda_graph != "none",
+        d.fp8_recipe: bool(d.fp8_recipe),
+        f"mtp{d.mtp_num_layers}": d.mtp_num_layers > 0,
+        "bf16-grads": d.gradient_bytes == 2,
+        "host-optimizer": d.optimizer_offload,
+        "host-activations": d.activation_offload,
+        d.rank_order: d.rank_order != DEFAULT_RANK_ORDER,
+        "ends-as-layers": d.ends_as_layers,
+    }
+    yield from (token for token, is_set in tokens.items() if is_set)
+
+
+def _shown(name: str, decision: TrainDecision) -> str:
+    value = getattr(decision, name)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        is_set = name == "recompute_modules"
+        return ("+".join(value) if is_set else runs(value)) or "none"
+    return "none" if value in (None, "") else str(value)
