@@ -1,0 +1,144 @@
+"""What a launch's own environment forbids is not recommended without saying what must change.
+
+The rules are those of `validate_args` in core_v0.16.1 to core_v0.19.0 of NVIDIA/Megatron-LM.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import SpecError
+from tuner.estimate.configuration import configuration_of
+from tuner.estimate.environment import lines_to_set
+from tuner.estimate.estimate import bench_of, estimate, shipped_residuals
+from tuner.estimate.knobs import turns
+from tuner.estimate.records import Change, Estimate
+from tuner.estimate.registry import read_launch
+from tuner.spec.spec import Spec
+
+LAUNCH = """\
+#!/bin/bash
+{environment}
+torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size {tensor} \\
+  {more} --expert-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 256 \\
+  --seq-length 4096 --bf16 --use-distributed-optimizer --moe-token-dispatcher-type alltoall \\
+  --expert-tensor-parallel-size 1 --hidden-dropout 0 --attention-dropout 0 --overlap-grad-reduce
+"""
+
+
+def _found(
+    folder: Path,
+    spec_of: Callable[..., Spec],
+    environment: str,
+    *,
+    tensor: int = 1,
+    more: str = "",
+    device: str = "h100-sxm",
+) -> Estimate:
+    path = folder / "launch.sh"
+    sharing = "--sequence-parallel" if tensor > 1 else ""
+    path.write_text(LAUNCH.format(environment=environment, tensor=tensor, more=f"{sharing} {more}"))
+    spec = spec_of("qwen3-30b-a3b", nodes=4, device=device)
+    return estimate(spec, read_launch(str(path)), residuals=shipped_residuals())
+
+
+def _overlaps(found: Estimate) -> list[Change]:
+    every = [*found.changes, found.smallest_change, found.best_pair]
+    return [one for one in every if one is not None and "overlap the all-to-all" in one.what]
+
+
+def test_an_overlap_that_one_queue_hinders_says_what_must_change(
+    tmp_path: Path, spec_of: Callable[..., Spec]
+) -> None:
+    # Hopper with TP 2 in one hardware queue, as Megatron-LM asserts: the overlap wants 32.
+    export = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
+    found = _overlaps(_found(tmp_path, spec_of, export, tensor=2))
+    assert found, "the overlap is not offered, so this test says nothing"
+    for change in found:
+        (line,) = change.environment
+        assert line.startswith("export CUDA_DEVICE_MAX_CONNECTIONS=32  # ")
+        assert "tensor and context parallelism, which want 1, then hide less" in line
+
+
+def test_without_tensor_parallelism_nothing_is_lost_by_more_queues(
+    tmp_path: Path, spec_of: Callable[..., Spec]
+) -> None:
+    for export in ("export CUDA_DEVICE_MAX_CONNECTIONS=1", "CUDA_DEVICE_MAX_CONNECTIONS=1 \\"):
+        found = _overlaps(_found(tmp_path, spec_of, export))
+        assert found
+        for change in found:
+            (line,) = change.environment
+            assert line.startswith("export CUDA_DEVICE_MAX_CONNECTIONS=32")
+            assert "hide less" not in line
+
+
+def test_nothing_is_asked_of_an_environment_that_has_it_already(
+    tmp_path: Path, spec_of: Callable[..., Spec]
+) -> None:
+    for environment in ("", "export CUDA_DEVICE_MAX_CONNECTIONS=${CONNECTIONS:-32}"):
+        found = _overlaps(_found(tmp_path, spec_of, environment))
+        assert found
+        assert {change.environment for change in found} == {()}
+
+
+def test_tensor_parallelism_before_blackwell_asks_for_one_queue(
+    tmp_path: Path, spec_of: Callable[..., Spec]
+) -> None:
+    for device, environment, asked in (
+        ("h100-sxm", "", True),
+        ("h100-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=8", True),
+        ("h100-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=1", False),
+        ("a100-80gb-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=8", True),
+        ("b200-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=8", False),
+    ):
+        path = tmp_path / "launch.sh"
+        path.write_text(LAUNCH.format(environment=environment, tensor=1, more=""))
+        spec = spec_of("qwen3-30b-a3b", nodes=4, device=device)
+        launch = read_launch(str(path))
+        own, _ = configuration_of(launch, spec)
+        bench = bench_of(spec, None, measured=None)
+        turned = {
+            turn.what: turn.apply(own) for turn in turns(own, spec.model, bench.sheet.generation)
+        }
+        after = turned["tensor parallelism 2 instead of 1"]
+        lines = lines_to_set(own, after, launch.environment, bench.sheet.generation)
+        expected = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if asked else []
+        assert [line.partition("  #")[0] for line in lines] == expected, (device, environment)
+
+
+def test_graphs_with_expandable_segments_ask_for_unregistered_buffers(
+    tmp_path: Path, spec_of: Callable[..., Spec]
+) -> None:
+    segments = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    unregistered = f"{segments}\nexport NCCL_GRAPH_REGISTER=0"
+    graphs = "--cuda-graph-impl transformer_engine"
+    _found(tmp_path, spec_of, unregistered, more=graphs)
+    _found(tmp_path, spec_of, "", more=graphs)
+    with pytest.raises(SpecError, match="NCCL_GRAPH_REGISTER is not set: CUDA graphs with"):
+        _found(tmp_path, spec_of, segments, more=graphs)
+
+
+def test_a_launch_that_its_engine_stops_at_is_refused_in_one_line(
+    tmp_path: Path, spec_of: Callable[..., Spec]
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        _found(tmp_path, spec_of, "export CUDA_DEVICE_MAX_CONNECTIONS=8", tensor=2)
+    said = str(refused.value)
+    assert "Megatron-LM stops at CUDA_DEVICE_MAX_CONNECTIONS=8" in said
+    assert "set CUDA_DEVICE_MAX_CONNECTIONS=1" in said
+    assert "\n" not in said
+    sharded = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
+    with pytest.raises(SpecError, match="Megatron-FSDP needs more than one hardware queue"):
+        _found(tmp_path, spec_of, "export CUDA_DEVICE_MAX_CONNECTIONS=1", more=sharded)
+
+
+def test_an_overlap_in_one_queue_is_noted_beside_its_price(
+    tmp_path: Path, spec_of: Callable[..., Spec]
+) -> None:
+    overlap = "--overlap-moe-expert-parallel-comm"
+    found = _found(tmp_path, spec_of, "export CUDA_DEVICE_MAX_CONNECTIONS=1", more=overlap)
+    assert any(note.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1, but") for note in found.notes)
+    assert not any(
+        "CUDA_DEVICE" in note for note in _found(tmp_path, spec_of, "", more=overlap).notes
+    )
