@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tuner.cli.text import columns, times_words
+from tuner.equal_stages import equal_stages
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
 from tuner.plan import Alternative, Certificate, Plan, TrainDecision, TrainPrediction
@@ -260,10 +261,10 @@ def _breakdown(predicted: TrainPrediction) -> str:
 
 
 def _stages(decision: TrainDecision, predicted: TrainPrediction) -> str:
+    """A row for each kind of stage; equal ones share theirs."""
     rows = [
         (
-            f"  {index}",
-            stage.layers,
+            str(stage.layers),
             f"{decision.stage_recompute[index]}/c{decision.chunks[index]}",
             format_s(stage.forward_s),
             format_s(stage.backward_s),
@@ -281,8 +282,9 @@ def _stages(decision: TrainDecision, predicted: TrainPrediction) -> str:
         )
         for index, stage in enumerate(predicted.stages)
     ]
-    header = ("  stage", "layers", "recompute", "forward", "backward", "parameters", "gradients")
-    return columns(rows, header=(*header, "optimizer", "activations", "gathered", "total"))
+    table = [(f"  {alike.label}", *alike.row) for alike in equal_stages(rows)]
+    header = ("  stages", "layers", "recompute", "forward", "backward", "parameters", "gradients")
+    return columns(table, header=(*header, "optimizer", "activations", "gathered", "total"))
 
 
 def _alternatives(alternatives: Iterable[Alternative]) -> str:

@@ -6,9 +6,10 @@ Every number is the plan's own (`predicted` of tuner/plan.py); nothing is priced
 from collections.abc import Sequence
 from typing import Final
 
+from tuner.equal_stages import equal_stages
 from tuner.plan import Plan, StagePrediction, TrainPrediction
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
-from tuner.report.content import Figure, Table, between, number, seconds, share, size, word
+from tuner.report.content import Cell, Figure, Table, between, number, seconds, share, size, word
 from tuner.report.decisions import train_words
 from tuner.report.palette import BLUE, GREEN, ORANGE, filled, hatched
 from tuner.units import format_bytes, format_s, parse_bytes
@@ -132,15 +133,16 @@ def stage_time_figure(predicted: TrainPrediction) -> Figure:
         ),
         table=Table(
             caption="Seconds of one micro-batch by stage",
-            header=("stage", "layers", "forward", "backward"),
-            rows=tuple(
-                (
-                    word(name),
-                    number(one.layers, key=f"predicted.stages.{index}.layers"),
-                    seconds(one.forward_s, key=f"predicted.stages.{index}.forward_s"),
-                    seconds(one.backward_s, key=f"predicted.stages.{index}.backward_s"),
-                )
-                for index, (name, one) in enumerate(zip(names, stages, strict=True))
+            header=("stages", "layers", "forward", "backward"),
+            rows=_equal_rows(
+                [
+                    (
+                        number(one.layers, key=f"predicted.stages.{index}.layers"),
+                        seconds(one.forward_s, key=f"predicted.stages.{index}.forward_s"),
+                        seconds(one.backward_s, key=f"predicted.stages.{index}.backward_s"),
+                    )
+                    for index, one in enumerate(stages)
+                ]
             ),
         ),
         height=340,
@@ -183,17 +185,18 @@ def stage_memory_figure(predicted: TrainPrediction) -> Figure:
         ),
         table=Table(
             caption="Bytes of each stage on its fullest device",
-            header=("stage", *_PART_WORDS, "all of it"),
-            rows=tuple(
-                (
-                    word(name),
-                    *(
-                        size(_bytes(one, part), key=f"predicted.stages.{index}.{part}_bytes")
-                        for part in _PARTS
-                    ),
-                    size(one.total_bytes),
-                )
-                for index, (name, one) in enumerate(zip(names, stages, strict=True))
+            header=("stages", *_PART_WORDS, "all of it"),
+            rows=_equal_rows(
+                [
+                    (
+                        *(
+                            size(_bytes(one, part), key=f"predicted.stages.{index}.{part}_bytes")
+                            for part in _PARTS
+                        ),
+                        size(one.total_bytes),
+                    )
+                    for index, one in enumerate(stages)
+                ]
             ),
         ),
         height=360,
@@ -274,6 +277,12 @@ def peak_figure(predicted: TrainPrediction) -> Figure:
 def _bytes(stage: StagePrediction, part: str) -> int:
     value: int = getattr(stage, f"{part}_bytes")
     return value
+
+
+def _equal_rows(rows: Sequence[tuple[Cell, ...]]) -> tuple[tuple[Cell, ...], ...]:
+    """Give a row to each kind of stage, with the numbers of the first one of its kind."""
+    printed = [tuple(cell.text for cell in row) for row in rows]
+    return tuple((word(one.label), *rows[one.stages[0]]) for one in equal_stages(printed))
 
 
 def _stage_names(stages: Sequence[StagePrediction]) -> list[str]:
