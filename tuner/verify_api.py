@@ -36,6 +36,7 @@ from tuner.verify.budget.prices import prices_of
 from tuner.verify.budget.spending import Budget, Spending
 from tuner.verify.candidates import Candidates
 from tuner.verify.command import CommandLauncher, parsed_template
+from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
 from tuner.verify.launching import REFERENCE, engine_of, steps_of
 from tuner.verify.leftovers import end_left, found_again
@@ -120,6 +121,9 @@ def verify(
         )
         if not read_trials(folder / TRIALS_NAME):
             spending.check()
+        for line in spending.without_own_choice():
+            told(line)
+    failures = FailureWatch()
     with (
         trial_folders(folder, by=durable) as scratch,
         opened_study(
@@ -147,13 +151,17 @@ def verify(
             stop=by.stop if by is not None else lambda: None,
             possible=possible,
             spending=spending,
+            failures=failures,
         )
+        stopped = failures.said(records, trials=effort.trials)
+        # What the budget would say of trials that were not begun is not the reason then.
+        stopped = stopped or (spending.said(records) if spending else ())
         notes = _notes(profile, records, by=by)
         verified = conclude(
             made,
             records,
             prior=_prior(made, around),
-            notes=(*notes, *(spending.said(records) if spending else ())),
+            notes=(*notes, *stopped),
             possible=possible,
         )
         emitted = launch_files(verified_plan(around, verified)) if verified.winner else None

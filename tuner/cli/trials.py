@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tuner.cli.text import tell
 from tuner.train_words import short_decision
 from tuner.units import format_s
+from tuner.verify.identical_failures import cause_of
 from tuner.verify.verification import Watcher
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ HEADER = ("trial", "decision", "from", "predicted", "measured", "status")
 @contextmanager
 def live_table(*, total: int) -> Iterator[Watcher]:
     """Show launches as they begin and end."""
+    said = _Causes()
     if not sys.stderr.isatty():
-        yield Watcher(started=_say_started, ended=_say_ended)
+        yield Watcher(started=_say_started, ended=lambda record: _say_ended(record, said))
         return
     from rich.console import Console
     from rich.live import Live
@@ -39,7 +41,7 @@ def live_table(*, total: int) -> Iterator[Watcher]:
             live.update(_table([*rows, (f"{len(rows) + 1}/{total}", *running)]), refresh=True)
 
         def ended(record: "TrialRecord") -> None:
-            rows.append((f"{len(rows) + 1}/{total}", *_cells(record)))
+            rows.append((f"{len(rows) + 1}/{total}", *_cells(record, said)))
             live.update(_table(rows), refresh=True)
 
         yield Watcher(started=started, ended=ended)
@@ -63,16 +65,30 @@ def _table(rows: list[tuple[str, ...]]) -> "Table":
     return table
 
 
-def _cells(record: "TrialRecord") -> tuple[str, ...]:
+class _Causes:
+    """What failed trials were said to have failed of, so that each cause is said once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def words(self, record: "TrialRecord") -> str:
+        """Say how a trial ended, and why where that was not said before."""
+        cause = cause_of(record)
+        if cause and cause in self._said:
+            return f"{record.status} like the one before"
+        self._said.add(cause)
+        return f"{record.status}: {record.reason}" if record.reason else record.status
+
+
+def _cells(record: "TrialRecord", said: _Causes) -> tuple[str, ...]:
     measured = "" if record.measured_step_s is None else format_s(record.measured_step_s)
-    status = f"{record.status}: {record.reason}" if record.reason else record.status
     launched = record.decision if record.scale is None else record.scale.decision
     return (
         short_decision(launched),
         record.origin,
         format_s(record.predicted_step_s),
         measured,
-        status,
+        said.words(record),
     )
 
 
@@ -81,7 +97,7 @@ def _say_started(decision: "TrainDecision", predicted_s: float) -> None:
     tell(line)
 
 
-def _say_ended(record: "TrialRecord") -> None:
-    _, _, predicted, measured, status = _cells(record)
-    said = f"{measured} measured" if measured else "not measured"
-    tell(f"  {status}: {said}, {predicted} predicted")
+def _say_ended(record: "TrialRecord", said: _Causes) -> None:
+    _, _, predicted, measured, status = _cells(record, said)
+    took = f"{measured} measured" if measured else "not measured"
+    tell(f"  {status}: {took}, {predicted} predicted")

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tuner.cli.plan_text import decision_lines
-from tuner.cli.text import columns
+from tuner.cli.text import columns, printable
 from tuner.plan import TrainDecision
 from tuner.train_words import short_decision
 from tuner.units import format_ratio, format_s
+from tuner.verify.identical_failures import cause_of
 from tuner.verify.records import Extrapolated, Trial, Verified
 
 
@@ -16,6 +17,7 @@ def verified_text(verified: Verified, *, folder: Path) -> str:
     lines = [
         columns([_row(trial) for trial in verified.trials], header=_HEADER),
         "",
+        *_failures(verified),
         *_extrapolations(verified),
         *_verdict(verified),
         *_accuracy(verified),
@@ -46,6 +48,17 @@ def _row(trial: Trial) -> tuple[str, ...]:
         _seconds(trial.recalibrated_step_s),
         _error(trial.recalibrated_step_s, measured),
     )
+
+
+def _failures(verified: Verified) -> Iterable[str]:
+    """Say why trials failed, every reason once."""
+    alike: dict[str, list[Trial]] = {}
+    for trial in verified.trials:
+        if trial.status != "ok":
+            alike.setdefault(cause_of(trial) or f"{trial.status}: {trial.reason}", []).append(trial)
+    for trials in alike.values():
+        count = f"{len(trials)} trial{'s' * (len(trials) > 1)}"
+        yield f"failed         {count} {trials[0].status}: {printable(trials[0].reason)}"
 
 
 def _verdict(verified: Verified) -> Iterable[str]:

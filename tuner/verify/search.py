@@ -137,7 +137,7 @@ class StudySearch:
         if wish.decision is None:
             return self._new()
         if wish.scale is not None:
-            if (wish.decision, wish.scale) in self._smaller:
+            if wish.origin != "repeat" and (wish.decision, wish.scale) in self._smaller:
                 return None
             wanted = {"decision": wish.decision, "scale": wish.scale, "origin": wish.origin}
             # The sampler hears nothing of smaller jobs: their times are of another scale.

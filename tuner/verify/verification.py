@@ -2,6 +2,7 @@
 
     for each proposal of the study, until enough trials are measured:
         launch it; tell the study, which keeps its record
+    when two fail for the same reason, begin no more
     when nothing is left but what other processes launch, wait for them
     while noise alone keeps the order of the two fastest open, launch them again
     recalibrate each trial from the others; name the winner and the regret of the first choice
@@ -27,6 +28,7 @@ from tuner.verify.budget.possible import Option, Possible
 from tuner.verify.budget.spending import Spending
 from tuner.verify.evidence import contenders, is_tie, measured_s, slower_than
 from tuner.verify.flights import in_flight
+from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, TrialLauncher, never_hopeless
 from tuner.verify.launching import launch_of, record_of
 from tuner.verify.neighbourhood import Around
@@ -77,6 +79,7 @@ def run_trials(
     stop: Callable[[], None] = lambda: None,
     possible: Possible | None = None,
     spending: Spending | None = None,
+    failures: FailureWatch | None = None,
 ) -> tuple[TrialRecord, ...]:
     """Launch proposals until there are enough trials or nothing new is left to launch.
 
@@ -91,12 +94,21 @@ def run_trials(
         stop: ends what runs beside, when this is left by an exception.
         possible: what smaller jobs may be launched; None: whole ones only.
         spending: a budget that decides what is launched; None: `effort` alone does.
+        failures: says when trials fail alike, so that no more are begun.
 
     Returns:
         The records of all trials of the study, by number, whichever process launched them.
     """
     jobs = possible or Possible(around=neighbourhood)
-    wishes = partial(_wishes, around=neighbourhood, effort=effort, spending=spending)
+    watch = failures or FailureWatch()
+    wanted = partial(_wishes, around=neighbourhood, effort=effort, spending=spending)
+
+    def wishes(progress: "Progress") -> list["Wish"]:
+        if watch.is_over(progress.records):
+            return []
+        again = _again(progress, watch, jobs) if _trials_left(progress, effort) else []
+        return [*again, *wanted(progress)]
+
     with in_flight(effort.parallel, stop=stop) as flights:
         while True:
             found = study.next(wishes) if flights.has_room else None
@@ -123,8 +135,7 @@ def _wishes(
     from tuner.verify.search import Wish
 
     records = progress.records
-    begun = len([one for one in records if one.origin != "repeat"]) + len(progress.open)
-    trials = max(0, effort.trials - begun)
+    trials = _trials_left(progress, effort)
     under_way = [(one.decision, one.scale) for one in progress.open]
     wishes = []
     if spending is None or spending.holds_everything(records, trials=trials):
@@ -140,6 +151,27 @@ def _wishes(
     if again is None or (spending is not None and not spending.affords(again, records)):
         return wishes
     return [*wishes, Wish(decision=again)]
+
+
+def _trials_left(progress: "Progress", effort: Effort) -> int:
+    begun = len([one for one in progress.records if one.origin != "repeat"]) + len(progress.open)
+    return max(0, effort.trials - begun)
+
+
+def _again(progress: "Progress", watch: FailureWatch, jobs: Possible) -> list["Wish"]:
+    """Return what failed alike in an earlier call, each once in this one."""
+    from tuner.verify.search import Wish
+
+    failed = watch.to_repeat(progress.records)
+    last = max((one.number for one in failed), default=-1)
+    begun = [(one.decision, one.scale) for one in progress.records if one.number > last]
+    begun += [(one.decision, one.scale) for one in progress.open]
+    found = dict.fromkeys((one.decision, one.scale) for one in failed)
+    return [
+        Wish(decision=decision, scale=scale, origin="repeat")
+        for decision, scale in found
+        if (decision, scale) not in begun and (scale or decision).num_devices <= jobs.most_devices
+    ]
 
 
 def _origin(around: Around, decision: TrainDecision) -> Origin:

@@ -219,7 +219,7 @@ def launch(config, *, folder, deadline_s, hopeless):
     if launches > patient:
         print("hanging", flush=True)
         sys.stdin.read()
-    return LaunchResult(status="crashed", reason="of no use", report=None, wall_s=0.0)
+    return LaunchResult(status="crashed", reason=f"of no use {launches}", report=None, wall_s=0.0)
 
 api.verify(
     folder, effort=Effort(trials=9, steps=3), resume=True, launch=launch,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tuner.errors import OutsideProfileError
 from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.verify.budget.jobs import Job, job_of
+from tuner.verify.budget.obstacles import Obstacle
 from tuner.verify.budget.scale import Scale, scaled_plan, scales_of, why_none
 from tuner.verify.neighbourhood import Around
 
@@ -37,7 +38,7 @@ class Possible:
     max_devices: int | None = None
     """None: as many as a candidate asks for."""
     _known: dict[TrainDecision, tuple[Option, ...]] = field(default_factory=dict, repr=False)
-    _refused: dict[TrainDecision, str] = field(default_factory=dict, repr=False)
+    _refused: dict[TrainDecision, Obstacle] = field(default_factory=dict, repr=False)
 
     @property
     def most_devices(self) -> int:
@@ -86,12 +87,25 @@ class Possible:
         known = (one for one in self.options_of(candidate) if one.job.scale == scale)
         return next(known, None) or self._scaled(candidate, scale)
 
-    def why_none(self, candidate: TrainDecision) -> str:
+    def why_none(self, candidate: TrainDecision) -> Obstacle:
         """Say why nothing can be launched for a candidate."""
         if self.price is None:
-            return "this plan's model cannot price a smaller job"
+            return Obstacle(rule="this plan's model cannot price a smaller job")
         refused = self._refused.get(candidate)
         return refused or why_none(self.around.plan, candidate, max_devices=self.most_devices)
+
+    def fewest_devices(self) -> int | None:
+        """Return the smallest number of devices on which some candidate has a trial.
+
+        None where no number smaller than a whole job is enough.
+        """
+        obstacles = [self.why_none(one) for one in self.candidates()]
+        counts = {one.least.num_devices for one in obstacles if one.least is not None}
+        for count in sorted(counts):
+            roomier = Possible(around=self.around, price=self.price, max_devices=count)
+            if any(roomier.options_of(one) for one in self.candidates()):
+                return count
+        return None
 
     def _scaled(self, candidate: TrainDecision, scale: Scale) -> Option | None:
         assert self.price is not None
@@ -99,11 +113,13 @@ class Possible:
         try:
             predicted = self.price(plan, scale.decision)
         except OutsideProfileError as error:
-            self._refused[candidate] = str(error)
+            rule = "the model cannot price its smaller jobs"
+            self._refused[candidate] = Obstacle(rule=rule, detail=str(error))
             return None
         limit = predicted.memory_limit_bytes
         if limit is not None and max(predicted.peak_memory_bytes) > limit:
-            self._refused[candidate] = "smaller jobs hold more state per device than fits"
+            rule = "its smaller jobs hold more state per device than fits"
+            self._refused[candidate] = Obstacle(rule=rule)
             return None
         whole_s = self.around.predicted(candidate).step_time_s
         job = job_of(self.around.plan, candidate, scale, predicted, whole_s=whole_s)

@@ -32,6 +32,7 @@ from tuner.launch.shape import launch_shape
 from tuner.plan import Plan, TrainDecision
 from tuner.spec.capabilities import intersection, refusals
 from tuner.spec.model import ModelSpec
+from tuner.verify.budget.obstacles import Obstacle, too_large
 
 LAYER_RATIOS: Final = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
 """Shares of a stage's layers that are tried; 0 keeps one of each kind."""
@@ -66,21 +67,18 @@ def scales_of(plan: Plan, decision: TrainDecision, *, max_devices: int) -> tuple
     return tuple(sorted(unlike, key=lambda one: (-one.num_devices, -len(one.layers))))
 
 
-def why_none(plan: Plan, decision: TrainDecision, *, max_devices: int) -> str:
-    """Say in one line why nothing smaller stands for a decision."""
+def why_none(plan: Plan, decision: TrainDecision, *, max_devices: int) -> Obstacle:
+    """Say why nothing smaller stands for a decision."""
     if len(plan.cluster.pools) > 1:
-        return "several pools: ranks are unlike, so no part of them stands for all"
+        return Obstacle(rule="several pools: ranks are unlike, so no part of them stands for all")
     least = min(
-        (one.num_devices for one in _smaller(plan, decision) if one.decision != decision),
-        default=decision.num_devices,
+        (one.decision for one in _smaller(plan, decision) if one.decision != decision),
+        key=lambda one: one.num_devices,
+        default=decision,
     )
-    if least <= max_devices:
-        return "what is smaller breaks a rule of the target"
-    return (
-        f"its groups (TP {decision.tensor_model_parallel_size}, CP"
-        f" {decision.context_parallel_size}, EP {decision.expert_model_parallel_size}) need"
-        f" {least} devices, {max_devices} are allowed"
-    )
+    if least.num_devices <= max_devices:
+        return Obstacle(rule="what is smaller breaks a rule of the target")
+    return too_large(least, max_devices=max_devices)
 
 
 def scaled_plan(plan: Plan, scale: Scale) -> Plan:

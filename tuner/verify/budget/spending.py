@@ -17,7 +17,7 @@ Not covered: what a job waits in a queue counts as start-up, once it was seen.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,7 @@ from tuner.units import format_ratio, format_s
 from tuner.verify.budget.allocation import Item, best_set, values_X
 from tuner.verify.budget.estimates import evidence_of
 from tuner.verify.budget.extrapolation import Belief, believed
+from tuner.verify.budget.obstacles import Obstacle, in_words
 from tuner.verify.budget.possible import Option, Possible
 from tuner.verify.budget.scale import Scale
 from tuner.verify.evidence import measured_s
@@ -156,6 +157,9 @@ class Spending:
             and option.job.num_devices <= free
             and option.job.candidate not in busy
         ]
+        if own := self._own_first(options, items, affordable, records=records, busy=busy):
+            self.stopped = ""
+            return own
         worthy = [place for place in affordable if items[place].value >= WORTH_RATIO * best_s]
         left_s = self.left_s * self.parallel
         left_s -= sum(self._cost_alone_s(one, records) for one in running)
@@ -169,6 +173,33 @@ class Spending:
         first = max((worthy[place] for place in chosen), key=lambda place: items[place].value)
         return options[first]
 
+    def _own_first(
+        self,
+        options: Sequence[Option],
+        items: Sequence[Item],
+        affordable: Sequence[int],
+        *,
+        records: Sequence[TrialRecord],
+        busy: Set[TrainDecision],
+    ) -> Option | None:
+        """Return the most valuable trial of the plan's own choice where none was begun yet."""
+        own = self.possible.around.plan.decision
+        if self.budget.max_devices is None or own in busy:
+            return None
+        if any(record.decision == own for record in records):
+            return None
+        places = [place for place in affordable if options[place].job.candidate == own]
+        best = max(places, key=lambda place: (items[place].value, -items[place].cost_s), default=-1)
+        return None if best < 0 else options[best]
+
+    def without_own_choice(self) -> tuple[str, ...]:
+        """Say in one line why the plan's own choice has no trial; nothing where it has one."""
+        own = self.possible.around.plan.decision
+        if own is None or self.possible.options_of(own):
+            return ()
+        (reason,) = in_words([self.possible.why_none(own)])
+        return (f"the plan's own choice has no trial: {reason}",)
+
     def said(self, records: Sequence[TrialRecord]) -> tuple[str, ...]:
         """Say why no more was launched, and which candidates had no trial."""
         if not self.has_chosen:
@@ -179,14 +210,20 @@ class Spending:
     def left_out(self, records: Sequence[TrialRecord]) -> tuple[str, ...]:
         """Say of the candidates that had no trial, by reason, how many there are."""
         tried = {record.decision for record in records}
-        reasons: dict[str, int] = {}
+        own = self.without_own_choice()
+        skipped = {self.possible.around.plan.decision} if own else set()
+        reasons: dict[str, list[Obstacle]] = {}
         for candidate in self.possible.candidates():
-            if candidate not in tried:
-                reason = self._why_untried(candidate, records)
-                reasons[reason] = reasons.get(reason, 0) + 1
-        return tuple(
-            f"{count} candidate{'s' if count > 1 else ''} without a trial: {reason}"
-            for reason, count in reasons.items()
+            if candidate not in tried | skipped:
+                obstacle = self._why_untried(candidate, records)
+                reasons.setdefault(obstacle.rule, []).append(obstacle)
+        return (
+            *own,
+            *(
+                f"{len(alike)} candidate{'s' if len(alike) > 1 else ''} without a trial:"
+                f" {in_words(alike)[0]}"
+                for alike in reasons.values()
+            ),
         )
 
     def _why_nothing(self) -> str:
@@ -195,20 +232,30 @@ class Spending:
         if not candidates:
             return "no candidate of the plan fits in memory: nothing can be launched; plan anew"
         # Without a limit the whole jobs are options.
-        reasons = dict.fromkeys(self.possible.why_none(one) for one in candidates)
+        own, *others = (self.possible.why_none(one) for one in candidates)
+        is_own = candidates[0] == self.possible.around.plan.decision
+        name = "the plan's own choice" if is_own else "the first candidate"
+        reasons = [f"{name}: {in_words([own])[0]}"]
+        if others:
+            count = f"{len(others)} other candidate{'s' if len(others) > 1 else ''}"
+            reasons.append(f"its {count}: {', '.join(in_words(others))}")
+        fewest = self.possible.fewest_devices()
+        way_out = "" if fewest is None else f"; give --max-devices {fewest} or more"
         return (
             f"--max-devices {self.possible.most_devices}: no trial is small enough:"
-            f" {'; '.join(reasons)}"
+            f" {'; '.join(reasons)}{way_out}"
         )
 
-    def _why_untried(self, candidate: TrainDecision, records: Sequence[TrialRecord]) -> str:
+    def _why_untried(self, candidate: TrainDecision, records: Sequence[TrialRecord]) -> Obstacle:
         options = self.possible.options_of(candidate)
         if not options:
             return self.possible.why_none(candidate)
         items, _ = self._items(options, records)
         if min(item.cost_s for item in items) > self.left_s:
-            return "the budget ran out"
-        return "not worth one" if self.stopped else "as many trials as were asked for"
+            return Obstacle(rule="the budget ran out")
+        return Obstacle(
+            rule="not worth one" if self.stopped else "as many trials as were asked for"
+        )
 
     def _why_stopped(self, items: Sequence[Item], *, affordable: Sequence[int], trials: int) -> str:
         if trials < 1:

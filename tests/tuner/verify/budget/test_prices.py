@@ -148,7 +148,7 @@ def test_a_plan_of_another_release_has_no_smaller_jobs(sixteen: Path) -> None:
         price(stale, stale.decision)
     possible = Possible(around=around, price=price, max_devices=8)
     assert possible.options_of(stale.decision) == ()
-    assert "plan anew" in possible.why_none(stale.decision)
+    assert "plan anew" in possible.why_none(stale.decision).detail
 
 
 def test_the_users_engine_is_launched_smaller_by_its_own_command(

@@ -12,6 +12,7 @@ from profilers.steps.config import LayerKind, Recompute
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision
 from tuner.spec.model import ModelSpec
+from tuner.verify.budget.obstacles import in_words
 from tuner.verify.budget.scale import scaled_plan, scales_of, why_none
 from tuner.verify.neighbourhood import Neighbourhood
 
@@ -104,7 +105,10 @@ def test_experts_need_their_group_whole_and_a_plan_says_so(job: Job) -> None:
     assert {one.num_devices for one in scales_of(plan, decision, max_devices=16)} == {8}
     assert scales_of(plan, decision, max_devices=4) == ()
     why = why_none(plan, decision, max_devices=4)
-    assert why == "its groups (TP 1, CP 1, EP 8) need 8 devices, 4 are allowed"
+    assert in_words([why]) == (
+        "its smallest job needs 8 devices (TP 1, CP 1, EP 8, DP 8, PP 1), more devices than the 4"
+        " allowed",
+    )
 
 
 def test_gradients_stay_summed_and_a_pipeline_stays_one(job: Job) -> None:
@@ -181,4 +185,4 @@ def test_several_pools_have_no_smaller_job(job: Job) -> None:
     unlike = plan.cluster.model_copy(update={"pools": (pool, other)})
     plan = plan.model_copy(update={"cluster": unlike})
     assert scales_of(plan, decision, max_devices=16) == ()
-    assert why_none(plan, decision, max_devices=16).startswith("several pools")
+    assert why_none(plan, decision, max_devices=16).rule.startswith("several pools")

@@ -110,10 +110,55 @@ def test_a_running_trial_is_ended_at_the_end_of_the_budget_with_grace(
     assert math.isinf(spend(machine, max_devices=8).latest_s())
 
 
+def test_on_few_devices_the_plans_own_choice_is_launched_first(
+    wide: Any, spend: Spend, hidden: Hidden
+) -> None:
+    failed = []
+    for seed in range(8):
+        for devices in (4, 8):
+            spending = spend(hidden(seed), max_devices=devices)
+            own = wide.plan.decision
+            choice = spending.next((), under_way=(), trials=8)
+            assert choice is not None
+            if spending.possible.options_of(own) and choice.job.candidate != own:
+                failed.append((seed, devices))
+            if not spending.possible.options_of(own) and not spending.without_own_choice():
+                failed.append((seed, devices))
+    assert not failed
+
+
+def test_why_the_plans_own_choice_has_no_trial_is_one_line(
+    wide: Any, spend: Spend, hidden: Hidden
+) -> None:
+    lines = {}
+    for devices in (2, 4, 8):
+        spending = spend(hidden(0), max_devices=devices)
+        own = spending.possible.options_of(wide.plan.decision)
+        lines[devices] = spending.without_own_choice()
+        assert len(lines[devices]) == (0 if own else 1)
+        # It is not counted once more among those without a trial.
+        said = spending.left_out(())
+        assert sum("own choice" in line for line in said) == len(lines[devices])
+        assert len(said) <= 3
+    assert lines[2][0].startswith("the plan's own choice has no trial: its smallest job needs ")
+    assert lines[2][0].endswith("more devices than the 2 allowed")
+
+
+def test_the_refusal_names_as_many_devices_as_are_enough(spend: Spend, hidden: Hidden) -> None:
+    with pytest.raises(SpecError) as refused:
+        spend(hidden(0), max_devices=1).check()
+    (line,) = str(refused.value).splitlines()
+    assert line.count("needs") + line.count("need ") == 2
+    enough = int(line.rsplit("give --max-devices ", 1)[1].split()[0])
+    spend(hidden(0), max_devices=enough).check()
+    with pytest.raises(SpecError):
+        spend(hidden(0), max_devices=enough - 1).check()
+
+
 def test_a_budget_for_no_trial_is_refused_in_one_line(spend: Spend, hidden: Hidden) -> None:
     with pytest.raises(SpecError, match=r"^--budget 1.00 s: the shortest trial is predicted to"):
         spend(hidden(0), wall_s=1.0).check()
-    with pytest.raises(SpecError, match=r"^--max-devices 1: no trial is small enough: its groups"):
+    with pytest.raises(SpecError, match=r"^--max-devices 1: no trial is small enough: the"):
         spend(hidden(0), max_devices=1).check()
     spend(hidden(0), max_devices=8).check()
 

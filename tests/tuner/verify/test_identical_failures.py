@@ -1,0 +1,187 @@
+"""Two trials that fail for one reason end the verification, and the reason is said once."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner import api
+from tuner.cli import app as frame
+from tuner.cli.trials import live_table
+from tuner.cli.verify_text import verified_text
+from tuner.plan_folder import TRIALS_NAME, read_plan
+from tuner.verify.identical_failures import FailureWatch, cause_of, identical_failures
+from tuner.verify.launcher import LaunchResult
+from tuner.verify.records import Verified, read_trials
+from tuner.verify.testing import FakeLauncher
+from tuner.verify.verification import Effort
+
+Captured = pytest.CaptureFixture[str]
+Launcher = Callable[..., FakeLauncher]
+Verify = Callable[..., Verified]
+
+
+@dataclass(frozen=True)
+class One:
+    """A trial that ended."""
+
+    number: int
+    status: str
+    reason: str = ""
+
+
+def ended(*statuses: tuple[str, str]) -> list[One]:
+    return [One(number, status, reason) for number, (status, reason) in enumerate(statuses)]
+
+
+LACK = ("crashed", "ModuleNotFoundError: No module named 'megatron'")
+OTHER = ("crashed", "RuntimeError: shapes 4 and 8 do not match")
+OOM = ("out_of_memory", "rank 0 is out of memory")
+RAN = ("ok", "")
+
+
+def test_causes_are_compared_without_what_differs_from_launch_to_launch() -> None:
+    alike = [
+        (
+            "exit code 127: /tmp/a/trials/0000/launch/run.sh: line 22: MEGATRON_LM: is needed",
+            "exit code 127: /tmp/a/trials/0001/launch/run.sh: line 22: MEGATRON_LM: is needed",
+        ),
+        (
+            "DistNetworkError: failed to listen on port:29501",
+            "DistNetworkError: failed to listen on port:31777",
+        ),
+        ("2026-11-23 20:01:02,123 Error: at 0x7f00", "2026-11-23 20:05:09,001 Error: at 0x7f3a"),
+        ("[rank3] Error: no device", "[rank0] Error: no device"),
+    ]
+    for one, other in alike:
+        assert cause_of(One(0, "crashed", one)) == cause_of(One(1, "crashed", other))
+    apart = [
+        ("No module named 'megatron'", "No module named 'deep_ep'"),
+        ("shapes 4 and 8 do not match", "shapes 2 and 8 do not match"),
+        ("exit code 1", "exit code 127"),
+    ]
+    for one, other in apart:
+        assert cause_of(One(0, "crashed", one)) != cause_of(One(1, "crashed", other))
+
+
+def test_only_identical_failures_since_the_last_trial_that_ran_count() -> None:
+    cases: list[tuple[Sequence[tuple[str, str]], int]] = [
+        ([LACK], 0),
+        ([LACK, LACK], 2),
+        ([LACK, OTHER], 0),
+        ([LACK, OTHER, LACK], 2),
+        ([LACK, OOM, LACK], 2),
+        ([LACK, RAN, LACK], 0),
+        ([RAN, LACK, LACK], 2),
+        ([OOM, OOM, OOM], 0),
+        ([("timeout", "no report after 90 s"), ("timeout", "no report after 120 s")], 2),
+    ]
+    found = [len(identical_failures(ended(*statuses))) for statuses, _ in cases]
+    assert found == [count for _, count in cases]
+
+
+def test_failures_of_an_earlier_call_do_not_count_and_are_to_be_repeated() -> None:
+    watch = FailureWatch()
+    earlier = ended(LACK, LACK)
+    assert not watch.is_over(earlier)
+    assert [one.number for one in watch.to_repeat(earlier)] == [0, 1]
+    assert not watch.is_over(ended(LACK, LACK, LACK))
+    assert watch.is_over(ended(LACK, LACK, LACK, LACK))
+    (line,) = watch.said(ended(LACK, LACK, LACK, LACK), trials=8)
+    assert line.startswith("stopped: 2 trials failed alike, so 4 of 8 were not launched")
+    assert watch.said(ended(LACK, LACK, RAN, RAN), trials=8) == ()
+
+
+def test_verification_stops_after_two_identical_crashes(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    launcher = hidden_launcher(planned, otherwise="crashed")
+    found = verify(planned, launcher, trials=8)
+    assert len(launcher.launched) == 2
+    assert launcher.launched[0] == read_plan(planned).decision
+    assert found.winner is None
+    assert any("2 trials failed alike, so 6 of 8 were not launched" in one for one in found.notes)
+    text = verified_text(found, folder=planned)
+    assert text.count("fake crashed") == 1
+    assert "failed         2 trials crashed: fake crashed" in text
+
+
+def test_running_out_of_memory_ends_nothing(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    launcher = hidden_launcher(planned, otherwise="out_of_memory")
+    found = verify(planned, launcher, trials=6)
+    assert len(launcher.launched) == 6
+    assert not any("stopped" in note for note in found.notes)
+
+
+def test_the_cause_is_told_once_while_trials_run(
+    planned: Path, capsys: Captured, hidden_launcher: Launcher
+) -> None:
+    with live_table(total=8) as watcher:
+        api.verify(
+            planned,
+            effort=Effort(trials=8, steps=5),
+            resume=False,
+            watcher=watcher,
+            launch=hidden_launcher(planned, otherwise="crashed"),
+        )
+    told = capsys.readouterr().err
+    assert told.count("fake crashed") == 1
+    assert "  crashed like the one before: not measured" in told
+
+
+def test_what_failed_is_launched_again_first_once_its_cause_is_mended(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    broken = hidden_launcher(planned, otherwise="crashed")
+    verify(planned, broken, trials=8)
+    mended = hidden_launcher(planned)
+    found = verify(planned, mended, trials=8, resume=True)
+    assert mended.launched[:2] == broken.launched
+    assert len(mended.launched) == 8
+    assert found.winner is not None
+    # The plan's own choice was measured after all.
+    assert found.regret_ratio is not None
+
+
+def test_a_cause_that_was_not_mended_ends_the_next_call_as_soon(
+    planned: Path, verify: Verify, hidden_launcher: Launcher
+) -> None:
+    verify(planned, hidden_launcher(planned, otherwise="crashed"), trials=8)
+    again = hidden_launcher(planned, otherwise="crashed")
+    found = verify(planned, again, trials=8, resume=True)
+    assert len(again.launched) == 2
+    assert found.winner is None
+
+
+def test_a_reason_that_names_the_trial_folder_is_the_same_cause(
+    planned: Path, hidden_launcher: Launcher, verify: Verify
+) -> None:
+    launched: list[Any] = []
+
+    def crash(config: Any, *, folder: Path, **_how: Any) -> LaunchResult:
+        launched.append(config)
+        reason = f"exit code 127: {folder}/run.sh: command not found"
+        return LaunchResult(status="crashed", reason=reason, report=None, wall_s=0.1)
+
+    verify(planned, crash, trials=8)
+    assert len(launched) == 2
+
+
+def test_a_real_command_that_lacks_a_module_is_launched_twice(
+    planned: Path, capsys: Captured
+) -> None:
+    command = f"{sys.executable} -c 'import nowhere_to_be_found'"
+    arguments = ["verify", str(planned), "--launcher", "command", "--command", command]
+    assert frame.run(arguments) == 1
+    printed = capsys.readouterr()
+    assert len(read_trials(planned / TRIALS_NAME)) == 2
+    cause = "ModuleNotFoundError: No module named 'nowhere_to_be_found'"
+    assert printed.out.count(cause) == 1
+    assert printed.err.count(cause) == 1
+    assert "no trial ran: nothing is verified" in printed.out
+    assert "so 6 of 8 were not launched" in printed.out
