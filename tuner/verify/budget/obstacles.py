@@ -23,7 +23,7 @@ class Obstacle:
 
 def too_large(least: TrainDecision, *, max_devices: int) -> Obstacle:
     """Return the obstacle of a candidate whose smallest job asks for too many devices."""
-    return Obstacle(rule=f"more devices than the {max_devices} allowed", least=least)
+    return Obstacle(rule=f"more than the {max_devices} allowed", least=least)
 
 
 def in_words(obstacles: Sequence[Obstacle]) -> tuple[str, ...]:
@@ -34,12 +34,32 @@ def in_words(obstacles: Sequence[Obstacle]) -> tuple[str, ...]:
     return tuple(_in_words(rule, alike) for rule, alike in rules.items())
 
 
+def with_the_own_choice(own: Obstacle, others: Sequence[Obstacle]) -> str:
+    """Say what keeps the plan's own choice from a trial, and what the other candidates."""
+    alike = [one for one in others if one.rule == own.rule]
+    unlike = [one for one in others if one.rule != own.rule]
+    if own.least is None and not unlike:
+        return in_words([own, *others])[0]
+    parts = [f"the plan's own choice: {in_words([own])[0]}"]
+    leasts = [one.least.num_devices for one in alike if one.least is not None]
+    if leasts:
+        parts.append(f"{_candidates(len(alike))}: {_range(min(leasts), max(leasts))}")
+    elif alike:
+        parts.append(f"{_candidates(len(alike))}: likewise")
+    if unlike:
+        parts.append(f"{_candidates(len(unlike))}: {', '.join(in_words(unlike))}")
+    return "; ".join(parts)
+
+
+def _candidates(count: int) -> str:
+    return f"{count} other candidate{'s' if count > 1 else ''}"
+
+
 def _in_words(rule: str, alike: Sequence[Obstacle]) -> str:
     leasts = [one.least for one in alike if one.least is not None]
     if leasts:
-        return f"{'its smallest job needs' if len(alike) == 1 else 'their smallest jobs need'} " + (
-            f"{devices_in_words(leasts)}, {rule}"
-        )
+        whose = "its smallest job needs" if len(alike) == 1 else "their smallest jobs need"
+        return f"{whose} {_devices(leasts)}, {rule}"
     details = list(dict.fromkeys(one.detail for one in alike if one.detail))
     if not details:
         return rule
@@ -47,16 +67,18 @@ def _in_words(rule: str, alike: Sequence[Obstacle]) -> str:
     return f"{rule}: {details[0]}{more}"
 
 
-def devices_in_words(jobs: Sequence[TrainDecision]) -> str:
+def _devices(jobs: Sequence[TrainDecision]) -> str:
     """Say how many devices jobs ask for, and which groups make the smallest one that large."""
     least = min(jobs, key=lambda one: one.num_devices)
     most = max(one.num_devices for one in jobs)
-    count = (
-        str(least.num_devices) if most == least.num_devices else f"{least.num_devices} to {most}"
-    )
     groups = (
         f"TP {least.tensor_model_parallel_size}, CP {least.context_parallel_size}, "
         f"EP {least.expert_model_parallel_size}, DP {least.data_parallel_size}, "
         f"PP {least.pipeline_model_parallel_size}"
     )
-    return f"{count} devices ({groups if len(jobs) == 1 else f'the smallest with {groups}'})"
+    which = groups if len(jobs) == 1 else f"the smallest with {groups}"
+    return f"{_range(least.num_devices, most)} ({which})"
+
+
+def _range(fewest: int, most: int) -> str:
+    return f"{fewest} devices" if fewest == most else f"{fewest} to {most} devices"

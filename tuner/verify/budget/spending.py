@@ -27,7 +27,7 @@ from tuner.units import format_ratio, format_s
 from tuner.verify.budget.allocation import Item, best_set, values_X
 from tuner.verify.budget.estimates import evidence_of
 from tuner.verify.budget.extrapolation import Belief, believed
-from tuner.verify.budget.obstacles import Obstacle, in_words
+from tuner.verify.budget.obstacles import Obstacle, in_words, with_the_own_choice
 from tuner.verify.budget.possible import Option, Possible
 from tuner.verify.budget.scale import Scale
 from tuner.verify.evidence import measured_s
@@ -233,17 +233,11 @@ class Spending:
             return "no candidate of the plan fits in memory: nothing can be launched; plan anew"
         # Without a limit the whole jobs are options.
         own, *others = (self.possible.why_none(one) for one in candidates)
-        is_own = candidates[0] == self.possible.around.plan.decision
-        name = "the plan's own choice" if is_own else "the first candidate"
-        reasons = [f"{name}: {in_words([own])[0]}"]
-        if others:
-            count = f"{len(others)} other candidate{'s' if len(others) > 1 else ''}"
-            reasons.append(f"its {count}: {', '.join(in_words(others))}")
         fewest = self.possible.fewest_devices()
         way_out = "" if fewest is None else f"; give --max-devices {fewest} or more"
         return (
             f"--max-devices {self.possible.most_devices}: no trial is small enough:"
-            f" {'; '.join(reasons)}{way_out}"
+            f" {with_the_own_choice(own, others)}{way_out}"
         )
 
     def _why_untried(self, candidate: TrainDecision, records: Sequence[TrialRecord]) -> Obstacle:

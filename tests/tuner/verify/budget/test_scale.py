@@ -106,8 +106,7 @@ def test_experts_need_their_group_whole_and_a_plan_says_so(job: Job) -> None:
     assert scales_of(plan, decision, max_devices=4) == ()
     why = why_none(plan, decision, max_devices=4)
     assert in_words([why]) == (
-        "its smallest job needs 8 devices (TP 1, CP 1, EP 8, DP 8, PP 1), more devices than the 4"
-        " allowed",
+        "its smallest job needs 8 devices (TP 1, CP 1, EP 8, DP 8, PP 1), more than the 4 allowed",
     )
 
 
