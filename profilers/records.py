@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import core_schema
+
+from profilers.numbers_only import numbers_only
 
 SCHEMA_VERSION = 1
 # 1: first release. Tables were added since, from windowed_attention on, for imports: a profile
@@ -29,9 +39,16 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class Record(BaseModel):
-    """Base of everything that is stored: immutable, and strict about its keys."""
+    """Base of everything that is stored: immutable, strict about its keys and its numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        schema: core_schema.CoreSchema = numbers_only(handler(source))
+        return schema
 
 
 class Source(StrEnum):

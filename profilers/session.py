@@ -6,6 +6,7 @@ This is what `moetune profile` calls. It imports torch only when something is re
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from profilers.progress import Progress, silent
 from profilers.ranks import from_environment
 from profilers.records import Case, ProfileHeader
 from profilers.registry import SUITES, load_suite
+from profilers.sole_writer import sole_writer
 from profilers.store import read_header
 from profilers.timing import HostClock
 
@@ -79,13 +81,16 @@ def measure_profile(
     )
     info = from_environment(environment)
     wanted = _default_ranks(device) if ranks is None else ranks
-    if info.world == 1 and wanted > 1:
-        run_workers(job, ranks=wanted, progress=progress)
-        return read_header(out)
+    # Of the ranks that a launcher started, the first one writes.
+    alone = sole_writer(out, what="`moetune profile`") if info.rank == 0 else nullcontext()
+    with alone:
+        if info.world == 1 and wanted > 1:
+            run_workers(job, ranks=wanted, progress=progress)
+            return read_header(out)
 
-    from profilers.conduct import conduct
+        from profilers.conduct import conduct
 
-    return conduct(job, info=info, rendezvous=None, progress=progress, alive=_nobody_watches)
+        return conduct(job, info=info, rendezvous=None, progress=progress, alive=_nobody_watches)
 
 
 def require_torch() -> None:

@@ -225,16 +225,20 @@ class Alternative(Record):
     """The cost that made the difference, in words."""
 
 
+Tally = Annotated[int, Field(ge=0)]
+"""Combinations, of which there can be any number."""
+
+
 class Space(Record):
     """Where every candidate of the search went; the parts add up to the whole space."""
 
-    priced: Size
+    priced: Tally
     """Solved, to a layout or to the proof that none fits."""
-    bounded: Size
+    bounded: Tally
     """Dropped because a lower bound proved them worse than the kept ones."""
-    illegal: Size
+    illegal: Tally
     """Break a rule of the model, the cluster, the batch or the target."""
-    open: Size = 0
+    open: Tally = 0
     """Left without a verdict: time ran out, or the method does not cover them."""
 
 
@@ -250,7 +254,7 @@ class Certificate(Record):
     decision_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """The same of the plan's decision where another is preferred to the fastest."""
     space: Space
-    within_band: Size
+    within_band: Tally
     """Other combinations of degrees, each at its best, that the model cannot tell from the
     chosen one."""
     within_band_is_least: bool = False
@@ -344,6 +348,9 @@ class Plan(Record):
         found = self.certificate.status in ("optimal", "feasible")
         if found != (self.decision is not None) or found != (self.predicted is not None):
             raise ValueError(f"status {self.certificate.status} disagrees with the decision")
+        there = sum(pool.nodes * pool.devices_per_node for pool in self.cluster.pools)
+        if self.decision is not None and self.decision.num_devices > there:
+            raise ValueError(f"decision asks for {self.decision.num_devices} devices of {there}")
         return self
 
 

@@ -21,8 +21,10 @@ from profilers.records import Record, Seconds
 SCHEMA_VERSION = 1
 # 1: first release.
 
-Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
+"""A whole number of things, at least one."""
+Size = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""Bytes, or a whole number of things."""
 
 
 class LayerKind(StrEnum):

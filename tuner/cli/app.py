@@ -43,6 +43,7 @@ SIGNALLED: Final = 128
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 ENVIRONMENT: Final = 3
 UNUSABLE: Final = 2
+LONGEST_LINE: Final = 2000
 UNMAPPED: Final = "failed to map segment"
 """What the loader says of a library that there is no memory for."""
 
@@ -130,7 +131,7 @@ def _run(arguments: Sequence[str]) -> int:
         if refusal is None:
             raise
         message, code = refusal
-        tell(f"moetune: {' '.join(message.split())}")
+        tell(f"moetune: {_shortened(' '.join(message.split()))}")
     return code
 
 
@@ -161,6 +162,13 @@ def _invoke(arguments: list[str]) -> int:
     except typer.Exit as finished:
         return finished.exit_code
     return 0
+
+
+def _shortened(line: str) -> str:
+    """Leave out the middle of a line that a value of the user's makes endless."""
+    if len(line) <= LONGEST_LINE:
+        return line
+    return f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 4 :]}"
 
 
 def _no_memory(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """From a spec's YAML to a validated record, whatever its goal; refusals are one line."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -7,12 +8,13 @@ from pydantic import ValidationError
 
 from profilers.records import Record
 from tuner.errors import SpecError
-from tuner.spec.complaint import complaint
+from tuner.spec.complaint import complaint, field_path
 from tuner.spec.fields import SpecFolder
 from tuner.spec.files import read_small_text, shown_path, shown_value
 from tuner.spec.yaml_text import parse_yaml
 
 File = TypeVar("File", bound=Record)
+Truth = tuple[tuple[str | int, ...], bool]
 
 
 def parsed_spec(path: Path) -> dict[str, Any]:
@@ -36,6 +38,27 @@ def validated_spec(raw: dict[str, Any], path: Path, kind: type[File]) -> File:
         SpecError: the file, the field's path, its value, the rule.
     """
     try:
-        return kind.model_validate(raw, context=SpecFolder(folder=path.parent))
+        spec = kind.model_validate(raw, context=SpecFolder(folder=path.parent))
     except ValidationError as error:
         raise SpecError(f"{shown_path(path)}: {complaint(error, model=kind)}") from error
+    for location, value in _truths(raw, spec):
+        raise SpecError(
+            f"{shown_path(path)}: {field_path(location)}: {shown_value(value)} is not a number"
+        )
+    return spec
+
+
+def _truths(raw: Any, made: Any, location: tuple[str | int, ...] = ()) -> Iterator[Truth]:
+    """Find where true or false was taken for a number, as pydantic does."""
+    if isinstance(raw, bool) and isinstance(made, int | float) and not isinstance(made, bool):
+        yield location, raw
+    elif isinstance(raw, dict):
+        for key, value in raw.items():
+            inner = made.get(key) if isinstance(made, dict) else getattr(made, str(key), None)
+            yield from _truths(value, inner, (*location, key))
+    elif isinstance(raw, list) and isinstance(made, list | tuple) and len(raw) == len(made):
+        for number, value in enumerate(raw):
+            yield from _truths(value, made[number], (*location, number))
+    elif isinstance(made, tuple) and len(made) == 1:
+        # A single value may be written without brackets.
+        yield from _truths(raw, made[0], location)

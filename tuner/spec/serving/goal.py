@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, model_validator
 
 from profilers.records import Record
-from tuner.spec.fields import Count, FilePath, PositiveSeconds
+from tuner.spec.fields import Count, FilePath, PositiveSeconds, SpecFolder
 from tuner.spec.goal import Routing
 from tuner.spec.serving.traffic import Traffic
 
@@ -17,6 +17,13 @@ class Percentiles(Record):
     p50: PositiveSeconds | None = None
     p90: PositiveSeconds | None = None
     p99: PositiveSeconds | None = None
+
+    @model_validator(mode="after")
+    def _limits_something(self, info: ValidationInfo) -> "Percentiles":
+        # A plan stores what is absent; in a spec somebody meant to say more.
+        if isinstance(info.context, SpecFolder) and self == Percentiles():
+            raise ValueError("no target in it; write one like {p90: 2s}, or leave the key out")
+        return self
 
 
 class Slo(Record):

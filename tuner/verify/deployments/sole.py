@@ -41,11 +41,13 @@ def sole_use(trials: Path, *, plan: Path) -> Iterator[Path]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise OutputError(
                 f"{plan}: another `moetune verify` launches this plan's deployments; wait for it,"
                 " or copy the plan"
             ) from error
+        except OSError:
+            pass  # No locks there, see above.
         end_marked(str(scratch.resolve()))
         shutil.rmtree(scratch, ignore_errors=True)
         try:

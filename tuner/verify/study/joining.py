@@ -5,8 +5,8 @@ study lacks are told to it under their own numbers, records that the folder lack
 all workers share the folder and nobody else works, a record that is missing was deleted, to have
 its decision launched again.
 
-A study that holds trials is joined when asked to (`--resume`, or a database that was named), and
-when another worker is at it. Otherwise it is an error: the user may not know of them.
+A study that holds trials, or that another worker is at, is joined when asked to (`--resume`, or a
+database that was named). Otherwise it is an error: the user may not know of them.
 """
 
 import itertools
@@ -54,7 +54,7 @@ class Left:
     may_go_on: bool = True
     """Whether this worker was asked to go on after all of that."""
     refusal: str = ""
-    """What it hears if it was not, and nobody else works on the study."""
+    """What it hears if it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,9 @@ def taking_part(
         pause: waits for some seconds.
 
     Raises:
-        PlanUnreadableError: there are trials already, and nobody is at them.
-        StudyError: the study cannot be reached, or is not of this plan or release.
+        PlanUnreadableError: there are trials already, and going on was not asked for.
+        StudyError: the study cannot be reached, is not of this plan or release, or another worker
+            is at it and joining was not asked for.
         OutputError: the folder cannot be written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -105,6 +106,12 @@ def taking_part(
     is_alone = partial(_is_alone, store, me, others, pause=pause)
 
     def opened() -> optuna.Study:
+        # In turn, so that of two that begin at once the second one sees the first.
+        if not left.may_go_on and not is_alone():
+            raise StudyError(
+                f"another `moetune verify` is at work on {store.name}; add --resume to join it, or"
+                " wait for it"
+            )
         study = store.opened(space=sampling.space, sampler=sampling.sampler, is_alone=is_alone)
         sign()
         return study
@@ -127,7 +134,7 @@ def taking_part(
     try:
         study = store.exclusively(opened)
         with beating(beat, lease_s=others.lease_s):
-            if (left.finished or left.under_way) and not left.may_go_on and is_alone():
+            if (left.finished or left.under_way) and not left.may_go_on:
                 raise PlanUnreadableError(left.refusal)
             shared = SharedStudy(
                 study, store=store, worker=me, sign=sign, attendance=others, outside=outside

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner.errors import OutputError, PlanUnreadableError, StudyError
+from tuner.errors import OutputError, PlanUnreadableError, StudyError, StudyError
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, trial_file
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
@@ -159,13 +159,17 @@ def _refusing(finished: tuple[TrialRecord, ...]) -> Left:
     return Left(finished=finished, may_go_on=False, refusal="add --resume")
 
 
-def test_trials_are_gone_on_with_unasked_only_beside_somebody_at_work(
+def test_a_study_that_somebody_is_at_is_joined_only_when_asked_to(
     planned: Path, around: Around, record: Record, join: Join, ghost: Callable[[], Worker]
 ) -> None:
+    join(around(planned), planned, left=_refusing(()), worker=ghost())
     alive = join(around(planned), planned, worker=this_worker())
     assert _answer(alive, _proposed(alive), record)
     finished = read_trials(planned / TRIALS_NAME)
-    joined = join(around(planned), planned, left=_refusing(finished), worker=this_worker())
+    for left in (_refusing(finished), _refusing(())):
+        with pytest.raises(StudyError, match="another `moetune verify` .* add --resume to join"):
+            join(around(planned), planned, left=left, worker=this_worker())
+    joined = join(around(planned), planned, finished, worker=this_worker())
     assert _proposed(joined).decision != finished[0].decision
 
 

@@ -1,0 +1,273 @@
+"""Spoils every kind of input and holds every command to its promises.
+
+    python -m tests.fuzz.run --seed 22 --mutations 2000 [--only 17,18] [--keep FOLDER]
+
+For each mutation: an exit code of 0 to 3, no traceback, at most 10 s, at most 1 GB of memory more
+than before, a refusal of one line, nothing printed that steers a terminal, and
+nothing written outside of the output. The last line is JSON: what was run, and what was found.
+Commands run in a worker (worker.py), which is started anew when it ends or hangs; a mutation is
+determined by the seed and its number.
+"""
+
+import argparse
+import json
+import os
+import random
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests.fuzz.inputs import ROOT, Kind, build, kinds
+from tests.fuzz.mutations import spoil, text_argument
+
+MOST_S: Final = 10.0
+HANGS_S: Final = 40.0
+"""Of wall time; beyond 10 s only what also used the processor so long is a find, since machines may
+be busy."""
+MOST_BYTES: Final = 10**9
+MOST_CHARACTERS: Final = 2200
+TASKS_OF_A_WORKER: Final = 150
+
+
+class Worker:
+    """A process that runs commands; started when it is needed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._tasks = 0
+
+    def ended(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a command and say how it ended."""
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(task) + "\n")
+        process.stdin.flush()
+        if not select.select([process.stdout], [], [], HANGS_S)[0]:
+            self.stop()
+            return {"code": 99, "crash": f"hangs for {HANGS_S} s"}
+        line = process.stdout.readline()
+        if not line:
+            code = process.wait()
+            self.stop()
+            return {"code": 99, "crash": f"the process died: {code}"}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _started(self) -> "subprocess.Popen[str]":
+        self._tasks += 1
+        if self._process is not None and self._tasks > TASKS_OF_A_WORKER:
+            self.stop()
+        if self._process is None:
+            self._tasks = 1
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fuzz.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        return self._process
+
+    def stop(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def tried(number: int, *, seed: int, base: Path, place: Path, worker: Worker) -> dict[str, Any]:
+    """Run one mutation; return what it was and what was wrong."""
+    rng = random.Random(f"{seed}:{number}")
+    every = kinds()
+    kind = every[number % len(every)]
+    text = text_argument(rng, rng.choice(kind.texts)) if kind.texts else ""
+    command = rng.choice(kind.commands)
+
+    def spoilt(inputs: Path) -> str:
+        return f"argument {text[:80]!r}" if kind.texts else _spoilt(rng, kind, inputs)
+
+    found = _run(kind, command, text, base=base, place=place, worker=worker, spoilt=spoilt)
+    return {"number": number} | found
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        word = word.replace(name, value)
+    return word
+
+
+def _spoilt(rng: random.Random, kind: Kind, inputs: Path) -> str:
+    files = sorted({file for pattern in kind.files for file in inputs.glob(pattern)})
+    file = rng.choice([each for each in files if each.is_file()])
+    try:
+        how = spoil(rng, file)
+    except (ValueError, ArithmeticError, LookupError, TypeError, RuntimeError) as error:
+        file.write_bytes(b"")
+        how = f"emptied, for {error!r}"[:120]
+    return f"{file.relative_to(inputs)}: {how}"
+
+
+def _listing(folder: Path, kind: Kind) -> dict[str, tuple[int, int]]:
+    """Every file with its size and time, where the command has no business to write."""
+    if kind.writes_input:
+        return {}
+    found = {}
+    for file in folder.rglob("*"):
+        about = file.lstat()
+        found[str(file.relative_to(folder))] = (about.st_size, about.st_mtime_ns)
+    return found
+
+
+def _ends_badly(answer: Mapping[str, Any]) -> Iterator[str]:
+    if answer.get("crash"):
+        yield answer["crash"]
+    elif answer["code"] not in (0, 1, 2, 3):
+        yield f"exit code {answer['code']}"
+    if answer.get("wall_s", 0.0) > MOST_S and answer.get("cpu_s", 0.0) > MOST_S:
+        yield f"took {answer['wall_s']:.0f} s"
+    if answer.get("grown_bytes", 0) > MOST_BYTES:
+        yield f"took {answer['grown_bytes'] / 1e6:.0f} MB"
+
+
+def _speaks_badly(code: int, said: str) -> Iterator[str]:
+    if "Traceback" in said or "Exception ignored" in said:
+        yield "a traceback"
+    if "no memory left" in said:
+        yield "ran out of memory"
+    refusal = [line for line in said.splitlines() if line.startswith("moetune: ")]
+    if code in (2, 3) and len(refusal) != 1:
+        yield f"{len(refusal)} lines of refusal"
+    if any(len(line) > MOST_CHARACTERS for line in refusal):
+        yield f"a line of {max(map(len, refusal))} characters"
+    if odd := [sign for sign in said if sign != "\n" and not sign.isprintable()]:
+        yield f"prints {odd[0]!r}"
+
+
+def sound(base: Path, place: Path, worker: Worker) -> list[str]:
+    """Run every command on what is not spoilt; return what is refused all the same."""
+    refused = []
+    for kind in kinds():
+        for number, command in enumerate(kind.commands):
+            text = kind.texts[0] if kind.texts else ""
+            found = _run(kind, command, text, base=base, place=place, worker=worker)
+            # Options are tried with one text for all of them, and nothing answers at the URL.
+            is_wrong = found["code"] not in (0, 1) and kind.name not in ("options", "storage")
+            if found["wrong"] or is_wrong:
+                refused.append(f"{kind.name}, command {number}: {found['wrong']} {found['said']}")
+    return refused
+
+
+def _run(
+    kind: Kind,
+    command: Sequence[str],
+    text: str,
+    *,
+    base: Path,
+    place: Path,
+    worker: Worker,
+    spoilt: Callable[[Path], str] = lambda _inputs: "",
+) -> dict[str, Any]:
+    """Run a command on a copy of a kind's inputs, and judge it."""
+    inputs, out, cwd = place / "in", place / "out", place / "cwd"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(base / kind.folder, inputs, symlinks=True)
+    cwd.mkdir()
+    how = spoilt(inputs)
+    words = {"{in}": str(inputs), "{out}": str(out), "{plan}": str(inputs), "{text}": text}
+    arguments = [_filled(each, words) for each in command]
+    before = _listing(inputs, kind)
+    task = {"arguments": arguments, "cwd": str(cwd), "said": str(place / "said")}
+    answer = worker.ended(task)
+    said = (place / "said").read_bytes().decode("utf-8", "replace")
+    wrong = [*_ends_badly(answer), *_speaks_badly(answer["code"], said)]
+    if (after := _listing(inputs, kind)) != before:
+        changed = sorted(set(after.items()) ^ set(before.items()))
+        wrong.append(f"wrote into its input: {changed[:4]}")
+    if left := [each.name for each in cwd.iterdir()]:
+        wrong.append(f"wrote beside its output: {left}")
+    return {
+        "kind": kind.name,
+        "how": how,
+        "arguments": [each[:300] for each in arguments],
+        "code": answer["code"],
+        "wrong": wrong,
+        "said": said[-600:],
+        "wall_s": round(answer.get("wall_s", HANGS_S), 2),
+        "grown_bytes": answer.get("grown_bytes", 0),
+    }
+
+
+def main() -> int:
+    """Run the mutations; 1 where something was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=22)
+    parser.add_argument("--mutations", type=int, default=2000)
+    parser.add_argument("--only", default="", help="numbers of mutations, with commas between")
+    parser.add_argument("--kind", default="", help="only kinds whose name holds this")
+    parser.add_argument("--base", type=Path, help="where the sound inputs are, or are made")
+    parser.add_argument("--sound", action="store_true", help="also run what is not spoilt")
+    options = parser.parse_args()
+    worker, start_s = Worker(), time.monotonic()
+    tally = {name: Counter[str]() for name in ("codes", "kinds")}
+    slowest: list[tuple[float, int, str]] = []
+    finds = 0
+    say(f"seed {options.seed}, {options.mutations} mutations")
+    with tempfile.TemporaryDirectory(prefix="moetune-fuzz-") as scratch:
+        base, place = options.base or Path(scratch) / "base", Path(scratch) / "case"
+        if not base.exists():
+            build(base)
+        if options.sound:
+            refused = sound(base, place, worker)
+            finds += len(refused)
+            say(*refused)
+        for number in numbers_of(options):
+            found = tried(number, seed=options.seed, base=base, place=place, worker=worker)
+            tally["codes"][str(found["code"])] += 1
+            tally["kinds"][found["kind"]] += 1
+            slowest.append((found["wall_s"], number, found["kind"]))
+            if found["wrong"] or options.only:
+                finds += bool(found["wrong"])
+                say(json.dumps(found))
+        worker.stop()
+    summary = {
+        "seed": options.seed,
+        "mutations": sum(tally["codes"].values()),
+        "finds": finds,
+        "codes": tally["codes"],
+        "kinds": len(tally["kinds"]),
+        "slowest": sorted(slowest, reverse=True)[:5],
+        "wall_s": round(time.monotonic() - start_s),
+    }
+    say(json.dumps(summary))
+    return 1 if finds else 0
+
+
+def numbers_of(options: argparse.Namespace) -> list[int]:
+    """Return the numbers of the mutations to run."""
+    if options.only:
+        return [int(each) for each in options.only.split(",")]
+    every = kinds()
+    wanted = [options.kind in every[number % len(every)].name for number in range(len(every))]
+    return [number for number in range(options.mutations) if wanted[number % len(every)]]
+
+
+def say(*lines: str) -> None:
+    """Write lines that are read while the run goes on."""
+    for line in lines:
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
