@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner.errors import OutputError, PlanUnreadableError, StudyError, StudyError
+from tuner.errors import OutputError, PlanUnreadableError, StudyError
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, trial_file
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
@@ -167,7 +167,7 @@ def test_a_study_that_somebody_is_at_is_joined_only_when_asked_to(
     assert _answer(alive, _proposed(alive), record)
     finished = read_trials(planned / TRIALS_NAME)
     for left in (_refusing(finished), _refusing(())):
-        with pytest.raises(StudyError, match="another `moetune verify` .* add --resume to join"):
+        with pytest.raises(StudyError, match=r"another `moetune verify` .* add --resume to join"):
             join(around(planned), planned, left=left, worker=this_worker())
     joined = join(around(planned), planned, finished, worker=this_worker())
     assert _proposed(joined).decision != finished[0].decision
