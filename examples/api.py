@@ -14,13 +14,15 @@ HERE = Path(__file__).parent
 
 def training(out: Path) -> None:
     """A training run: plan it, write it, ask why and what if."""
-    made = api.plan(HERE / "worked" / "two-pools" / "spec.yaml", time_limit_s=10.0)
+    made = api.plan_training(HERE / "worked" / "two-pools" / "spec.yaml", time_limit_s=10.0)
     assert made.plan.decision is not None
     assert made.plan.predicted is not None
     print(made.plan.decision.pipeline_model_parallel_size, made.plan.predicted.step_time_s)
-    api.write_plan(out / "train", made.plan, spec=made.spec, profiles=made.profiles)
+    api.write(out / "train", made)
 
-    found = api.what_ifs(out / "train", api.parse_changes("memory=-20%"), time_limit_s=10.0)
+    found = api.what_ifs(
+        out / "train" / "plan.json", api.parse_changes("memory=-20%"), time_limit_s=10.0
+    )
     for outcome in (found.base, *found.outcomes):
         print(outcome.says, outcome.status, outcome.figures.get("step_time_s"))
 
@@ -32,6 +34,14 @@ def training(out: Path) -> None:
     explained = api.explain(out / "train", changes=())
     for rival in explained.why.rivals:
         print(rival.decision, rival.slower_s, rival.lost_by)
+
+
+def any_goal(out: Path) -> None:
+    """Whatever a spec asks for: one function plans it, one writes it; paths may be strings."""
+    for name in ("worked/two-pools/spec.yaml", "serving/mixed-pool.yaml", "placement/balance.yaml"):
+        made = api.plan(f"{HERE}/{name}", time_limit_s=5.0)
+        written = api.write(f"{out}/any/{made.spec.goal.kind}", made)
+        print(written.goal.kind, written.certificate.status, len(written.files), "files")
 
 
 def deployment(out: Path) -> None:
@@ -78,6 +88,7 @@ def main() -> None:
     """Run every example, in the folder named or in one that is gone afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch)
+        any_goal(out)
         training(out)
         deployment(out)
         placement(out)

@@ -1,8 +1,9 @@
 """The product as functions, under one name: `from tuner.api import plan, deploy, place, ...`.
 
-    plan, write_plan               a training run; its folder with launch files
-    deploy, write_serve_plan       a deployment; its folder
-    place, write_place_plan        a placement of experts; its folder
+    plan, write                    whatever a spec asks for; its folder with launch files
+    plan_training, write_plan      the same of a training run, for those who know the goal
+    deploy, write_serve_plan       of a deployment
+    place, write_place_plan        of a placement of experts
     explain, what_ifs, what_if     why a plan is what it is; what it would be under other limits
     estimate, estimate_serving     what the launch of today does
     backtest, backtest_serving     predictions beside measured runs
@@ -12,8 +13,10 @@
     check                          stored profiles and accepted plans, planned again
     read_any_plan                  a plan from its folder, whatever its goal
 
-The commands call these same functions. `examples/api.py` has an example of each that plans,
-explains or estimates, and a test executes it. What measures a machine is in `profilers.session`.
+Paths may be strings, one profile may stand for a list of one, and a plan is named by its folder or
+by the `plan.json` in it. The commands call these same functions. `examples/api.py` has an example
+of each that plans, explains or estimates, and a test executes it. What measures a machine is in
+`profilers.session`.
 """
 
 from tuner.backtest_api import backtest as backtest
@@ -28,6 +31,9 @@ from tuner.place_api import Placed as Placed
 from tuner.place_api import place as place
 from tuner.place_api import verify_place as verify_place
 from tuner.place_folder import write_place_plan as write_place_plan
+from tuner.plan_api import AnyPlanned as AnyPlanned
+from tuner.plan_api import plan as plan
+from tuner.plan_api import write as write
 from tuner.plan_folder import write_plan as write_plan
 from tuner.regress.check import check as check
 from tuner.report.written import rendered as rendered
@@ -37,7 +43,7 @@ from tuner.serve_api import deploy as deploy
 from tuner.serve_folder import write_serve_plan as write_serve_plan
 from tuner.train_api import Planned as Planned
 from tuner.train_api import measured_profile as measured_profile
-from tuner.train_api import plan as plan
+from tuner.train_api import plan_training as plan_training
 from tuner.train_api import refuse_unpriced as refuse_unpriced
 from tuner.train_api import version as version
 from tuner.train_api import wanted_cases as wanted_cases

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from tuner.backtest.records import Backtest
 from tuner.backtest.serving.records import ServingBacktest
+from tuner.paths import AnyPath, paths_of
 
 
-def backtest(runs: Path, *, profiles: Sequence[Path] = (), uncalibrated: bool = False) -> Backtest:
+def backtest(
+    runs: AnyPath, *, profiles: AnyPath | Sequence[AnyPath] = (), uncalibrated: bool = False
+) -> Backtest:
     """Predict measured training runs and say how far off the predictions are.
 
     Args:
@@ -21,6 +24,8 @@ def backtest(runs: Path, *, profiles: Sequence[Path] = (), uncalibrated: bool = 
     Raises:
         SpecError: the table is unreadable.
     """
+    runs = Path(runs)
+    profiles = paths_of(profiles)
     from tuner.backtest.knowledge import knowledge_of
     from tuner.backtest.prediction import backtest as backtest_rows
     from tuner.backtest.rows import digest_of, read_rows
@@ -29,7 +34,9 @@ def backtest(runs: Path, *, profiles: Sequence[Path] = (), uncalibrated: bool = 
     return backtest_rows(read_rows(runs), knowledge=knowledge, data_sha256=digest_of(runs))
 
 
-def backtest_serving(runs: Path, *, profiles: Sequence[Path] = ()) -> ServingBacktest:
+def backtest_serving(
+    runs: AnyPath, *, profiles: AnyPath | Sequence[AnyPath] = ()
+) -> ServingBacktest:
     """Predict measured serving runs and say how far off the predictions are.
 
     Args:
@@ -40,6 +47,8 @@ def backtest_serving(runs: Path, *, profiles: Sequence[Path] = ()) -> ServingBac
     Raises:
         SpecError: the table is unreadable.
     """
+    runs = Path(runs)
+    profiles = paths_of(profiles)
     from tuner.backtest.serving.backtest import backtest_serving as backtest_cells
     from tuner.backtest.serving.rows import read_cells
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tuner.estimate.records import Estimate
 from tuner.estimate.serving.records import ServingEstimate
+from tuner.paths import AnyPath, paths_of
 from tuner.serve_api import site_of
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import read_serve_spec
@@ -15,11 +16,11 @@ from tuner.train_api import measured_profile
 
 
 def estimate(
-    spec_path: Path,
+    spec_path: AnyPath,
     *,
     launch: str,
     format_name: str | None = None,
-    profiles: Sequence[Path] = (),
+    profiles: AnyPath | Sequence[AnyPath] = (),
     calibrated: bool = True,
 ) -> Estimate:
     """Price a launch of a training engine.
@@ -35,6 +36,8 @@ def estimate(
         SpecError: the spec or the launch is unusable.
         ProfileUnreadableError: a profile is missing or damaged.
     """
+    spec_path = Path(spec_path)
+    profiles = paths_of(profiles)
     from tuner.estimate.estimate import estimate as estimate_launch
     from tuner.estimate.estimate import shipped_residuals
     from tuner.estimate.registry import read_launch
@@ -49,11 +52,11 @@ def estimate(
 
 
 def estimate_serving(
-    spec_path: Path,
+    spec_path: AnyPath,
     *,
     launch: str,
     format_name: str | None = None,
-    profiles: Sequence[Path] = (),
+    profiles: AnyPath | Sequence[AnyPath] = (),
     pool: str | None = None,
     instances: int = 1,
 ) -> ServingEstimate:
@@ -71,6 +74,8 @@ def estimate_serving(
         SpecError: the spec or the launch is unusable.
         UnknownDeviceError: no description of the pool's device.
     """
+    spec_path = Path(spec_path)
+    profiles = paths_of(profiles)
     from tuner.estimate.serving.estimate import estimate_serving as estimate_server
     from tuner.estimate.serving.estimate import pool_named, surroundings
     from tuner.estimate.serving.registry import read_serving_launch

@@ -12,6 +12,7 @@ import numpy as np
 from profilers.files import read_bounded
 from profilers.routing.recording import Recording
 from tuner.errors import PlanUnreadableError, SpecError
+from tuner.paths import AnyPath, paths_of, plan_folder
 from tuner.place_folder import judged_pass, read_place_plan, write_place_verified
 from tuner.place_plan import PlacePlan, PlaceProvenance
 from tuner.planner.place.planning import Settings, make_place_plan
@@ -41,9 +42,9 @@ class Placed:
 
 
 def place(
-    spec_path: Path,
+    spec_path: AnyPath,
     *,
-    profiles: Sequence[Path] = (),
+    profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     calibrated: bool = True,
     clock: Callable[[], float] = time.perf_counter,
@@ -63,6 +64,8 @@ def place(
         RecordingUnreadableError: a recording is damaged.
         ProfileUnreadableError: a profile is missing or damaged.
     """
+    spec_path = Path(spec_path)
+    profiles = paths_of(profiles)
     from tuner.costs.analytic.calibration import shipped
 
     spec = read_place_spec(spec_path)
@@ -136,7 +139,7 @@ def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") ->
     return tuple(notes)
 
 
-def verify_place(folder: Path, *, budget_s: float, device_kind: str = "auto") -> PlaceVerified:
+def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto") -> PlaceVerified:
     """Run the expert networks of a plan and of its alternatives at recorded rows, on one device.
 
     Args:
@@ -150,6 +153,7 @@ def verify_place(folder: Path, *, budget_s: float, device_kind: str = "auto") ->
         RankError: the device has no room, or is too slow.
         OutputError: the folder cannot be written.
     """
+    folder = plan_folder(folder)
     from tuner.costs.analytic.calibration import shipped
 
     made = read_place_plan(folder)

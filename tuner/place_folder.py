@@ -19,6 +19,7 @@ from solvers.placement.ranks import Floats
 from tuner.emit.placement.registry import emit_placement
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.output import write_files
+from tuner.paths import AnyPath
 from tuner.place_plan import PlacePlan, VerifiedPlacement
 from tuner.plan_folder import MAX_PLAN_BYTES, PLAN_NAME, VERIFIED_NAME, parsed_plan, write_folder
 from tuner.planner.place.evidence import evidence_of
@@ -31,7 +32,7 @@ WAIVED = "judged on recorded passes only; nothing was launched"
 
 
 def write_place_plan(
-    folder: Path, plan: PlacePlan, *, spec: PlaceSpec, maps: Mapping[str, str]
+    folder: AnyPath, plan: PlacePlan, *, spec: PlaceSpec, maps: Mapping[str, str]
 ) -> PlacePlan:
     """Write a placement's plan and return it with its files named.
 
@@ -45,6 +46,7 @@ def write_place_plan(
         OutputError: the folder cannot be written.
         SpecError: an engine cannot take the placement.
     """
+    folder = Path(folder)
     files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
     files |= {f"report/{name}": text for name, text in maps.items()}
     executable = set()

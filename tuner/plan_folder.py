@@ -30,6 +30,7 @@ from profilers.store import read_profile
 from tuner.emit.registry import emit_all
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_directory, write_files
+from tuner.paths import AnyPath
 from tuner.plan import Plan, VerifiedPlan
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.routing import routing_json
@@ -71,7 +72,7 @@ def launch_files(verified: VerifiedPlan) -> LaunchFiles:
     return LaunchFiles(texts=texts, executable=frozenset(executable))
 
 
-def write_plan(folder: Path, plan: Plan, *, spec: Spec, profiles: Mapping[str, Path]) -> Plan:
+def write_plan(folder: AnyPath, plan: Plan, *, spec: Spec, profiles: Mapping[str, AnyPath]) -> Plan:
     """Write a new plan and everything that it used; return it with its files named.
 
     Args:
@@ -84,8 +85,10 @@ def write_plan(folder: Path, plan: Plan, *, spec: Spec, profiles: Mapping[str, P
     Raises:
         OutputError: the folder cannot be written.
     """
+    folder = Path(folder)
     files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
-    for name, profile in _profile_folders(spec, profiles).items():
+    stored = {name: Path(profile) for name, profile in profiles.items()}
+    for name, profile in _profile_folders(spec, stored).items():
         files |= {
             f"used/{name}/{file.name}": read_bounded(file, most_bytes=MAX_PROFILE_FILE_BYTES)
             for file in sorted(profile.iterdir())

@@ -10,6 +10,7 @@ from profilers.errors import ProfilerError
 from tuner.errors import TunerError
 from tuner.explain.question import question_of
 from tuner.explain.solving import what_ifs
+from tuner.paths import AnyPath, paths_of, plan_folder
 from tuner.plan_folder import kind_of_plan
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.report.content import Report
@@ -23,10 +24,10 @@ from tuner.what_if import parse_changes
 
 
 def report(
-    folder: Path,
+    folder: AnyPath,
     *,
     with_what_if: bool = True,
-    profiles: Sequence[Path] = (),
+    profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     calibrated: bool = True,
     watch: Watch = unwatched,
@@ -45,6 +46,8 @@ def report(
         PlanUnreadableError: there is no plan, or what lies beside it is damaged.
         SpecError: the plan's own question can no longer be asked; the message says what is gone.
     """
+    folder = plan_folder(folder)
+    profiles = paths_of(profiles)
     if not with_what_if:
         return report_of(folder)
     kind = kind_of_plan(folder)

@@ -14,6 +14,7 @@ from tuner.costs.kv_profile import kv_table
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
+from tuner.paths import AnyPath, paths_of
 from tuner.planner.serve.answering import Settings
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.planning import make_serve_plan
@@ -38,9 +39,9 @@ class Deployed:
 
 
 def deploy(
-    spec_path: Path,
+    spec_path: AnyPath,
     *,
-    profiles: Sequence[Path] = (),
+    profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Deployed:
@@ -59,6 +60,8 @@ def deploy(
         UnknownDeviceError: no description of a pool's device.
         ProfileUnreadableError: a table is damaged.
     """
+    spec_path = Path(spec_path)
+    profiles = paths_of(profiles)
     spec = read_serve_spec(spec_path)
     sites = tuple(site_of(pool, profiles) for pool in spec.cluster.pools)
     plan = make_serve_plan(

@@ -18,6 +18,7 @@ from profilers.files import TooLargeError, read_bounded
 from tuner.emit.serving.registry import emit_all_serving
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_files
+from tuner.paths import AnyPath
 from tuner.place_plan import PlacePlan, VerifiedPlacement
 from tuner.plan_folder import (
     MAX_PLAN_BYTES,
@@ -65,7 +66,7 @@ def serve_files(verified: VerifiedServing, *, placement: VerifiedPlacement | Non
     return ServeFiles(contents=contents, executable=frozenset(executable))
 
 
-def write_serve_plan(folder: Path, plan: ServePlan, *, spec: ServeSpec) -> ServePlan:
+def write_serve_plan(folder: AnyPath, plan: ServePlan, *, spec: ServeSpec) -> ServePlan:
     """Write a deployment's plan and return it with its files named.
 
     Raises:
@@ -73,6 +74,7 @@ def write_serve_plan(folder: Path, plan: ServePlan, *, spec: ServeSpec) -> Serve
         SpecError: a target cannot express the decision, or the placement.
         PlanUnreadableError: the placement's plan is damaged.
     """
+    folder = Path(folder)
     config = spec.model_path
     files: dict[str, str | bytes] = {
         "used/spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES),

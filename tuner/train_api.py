@@ -17,6 +17,7 @@ from profilers.records import Case, Profile, ProfileHeader
 from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
 from tuner.errors import SpecError
+from tuner.paths import AnyPath, paths_of
 from tuner.plan import Plan, Provenance
 from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
 from tuner.plan_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
@@ -45,12 +46,13 @@ def version() -> str:
     return importlib.metadata.version("moetune")
 
 
-def wanted_cases(spec_path: Path) -> tuple[Case, ...]:
+def wanted_cases(spec_path: AnyPath) -> tuple[Case, ...]:
     """List the sizes that planning a spec will ask prices of.
 
     Raises:
         SpecError: the spec is unusable.
     """
+    spec_path = Path(spec_path)
     spec = read_spec(spec_path)
     refuse_unpriced(spec)
     return cases_for(spec)
@@ -66,10 +68,10 @@ class Planned:
     """Folders of the stored profiles by pool; none where the plan rests on datasheets."""
 
 
-def plan(
-    spec_path: Path,
+def plan_training(
+    spec_path: AnyPath,
     *,
-    profiles: Sequence[Path] = (),
+    profiles: AnyPath | Sequence[AnyPath] = (),
     top: int = 5,
     time_limit_s: float = 60.0,
     method: str = "milp",
@@ -103,6 +105,8 @@ def plan(
         ProfileUnreadableError: a profile is missing or damaged.
         OutsideProfileError: the profile lacks an operation that the model needs.
     """
+    spec_path = Path(spec_path)
+    profiles = paths_of(profiles)
     LAYOUT.solver(method)
     spec = read_spec(spec_path)
     measured = _accelerators(spec, profiles)
@@ -141,8 +145,12 @@ def plan(
     return Planned(plan=with_assumptions(made), spec=spec, profiles={pool.name: profile_path})
 
 
+plan = plan_training
+"""The name it had before `tuner.plan_api.plan` planned any goal."""
+
+
 def measured_profile(
-    spec: Spec, profiles: Sequence[Path], *, calibrated: bool
+    spec: Spec, profiles: AnyPath | Sequence[AnyPath], *, calibrated: bool
 ) -> "MeasuredProfile | None":
     """Read the profile of accelerators that speaks for a spec's only pool; None without one.
 
@@ -152,6 +160,7 @@ def measured_profile(
         ProfileUnreadableError: it is missing or damaged.
         SpecError: none is of the pool's device, or a given one was measured on processors.
     """
+    profiles = paths_of(profiles)
     from tuner.costs.analytic.measured_profile import read_measured
 
     path = profile_of(spec.cluster.pools[0], profiles)

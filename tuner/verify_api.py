@@ -19,6 +19,7 @@ from tuner.costs.residuals import Residual, residual_for
 from tuner.errors import PlanUnreadableError
 from tuner.formulate.pricing import Machine
 from tuner.output import write_files
+from tuner.paths import AnyPath, plan_folder
 from tuner.plan import Plan, VerifiedPlan
 from tuner.plan_folder import (
     TRIALS_NAME,
@@ -59,7 +60,7 @@ from tuner.verify.verification import (
 
 
 def verify(
-    folder: Path,
+    folder: AnyPath,
     *,
     effort: Effort,
     resume: bool,
@@ -97,6 +98,7 @@ def verify(
         SchedulerError: Slurm refuses a trial or stays away.
         StudyError: the study cannot be reached or locked.
     """
+    folder = plan_folder(folder)
     made = read_plan(folder)
     _check_verifiable(made, folder, runs_engine=isinstance(by, CommandLauncher))
     is_measured = bool(made.provenance.device_kind)
@@ -202,7 +204,7 @@ def command_trials(
     *,
     command: str,
     metrics: str,
-    folder: Path | None = None,
+    folder: AnyPath | None = None,
     network: Network = "own",
     told: Callable[[str], None] = lambda _line: None,
 ) -> CommandLauncher:
@@ -223,7 +225,7 @@ def command_trials(
         adapter=adapter_named(metrics),
         environment=os.environ,
         prepare=_write_launch_files,
-        routing=None if folder is None else _used_routing(folder),
+        routing=None if folder is None else _used_routing(plan_folder(folder)),
         network=TrialNetwork(choice=network, told=told),
     )
 

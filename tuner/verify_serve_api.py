@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tuner.emit.serving.registry import unlaunchable
 from tuner.errors import PlanUnreadableError, UnsuitedPlacementError
+from tuner.paths import AnyPath, plan_folder
 from tuner.place_plan import VerifiedPlacement
 from tuner.plan_folder import TRIALS_NAME
 from tuner.serve_folder import (
@@ -59,7 +60,7 @@ class DeploymentEffort:
 
 
 def verify_serve(
-    folder: Path,
+    folder: AnyPath,
     *,
     effort: DeploymentEffort,
     resume: bool,
@@ -81,6 +82,7 @@ def verify_serve(
         EnvironmentMissingError: a program does not exist, or a port is taken.
         OutputError: the folder cannot be written, or another verification has it.
     """
+    folder = plan_folder(folder)
     plan = read_serve_plan(folder)
     if plan.decision is None or plan.predicted is None:
         raise PlanUnreadableError(
@@ -163,7 +165,7 @@ class _Study:
 
 def deployment_trials(
     *,
-    folder: Path,
+    folder: AnyPath,
     command: str,
     bench: str,
     metrics: str,
@@ -189,6 +191,7 @@ def deployment_trials(
     Raises:
         SpecError: a template or the client is none.
     """
+    folder = Path(folder)
     client = client_named(metrics)
     placement = read_used_placement(folder)
     return DeploymentLauncher(

@@ -1,5 +1,6 @@
 """The product as functions: which profile, what is refused, what is noted, and the whole chain."""
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ Launcher = Callable[..., FakeLauncher]
 Spec = Callable[..., Path]
 Store = Callable[[Path, Profile], Path]
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
 SMALL: Fields = {
     "tensor_model_parallel_size": 1,
@@ -40,7 +42,7 @@ SMALL: Fields = {
 
 
 def _plan(spec: Path, *profiles: Path) -> api.Planned:
-    return api.plan(spec, profiles=profiles, method="exact")
+    return api.plan_training(spec, profiles=profiles, method="exact")
 
 
 def _on(profile: Profile, **changes: Any) -> Profile:
@@ -171,7 +173,7 @@ def test_a_pool_without_profile_is_planned_on_its_datasheet(tiny_spec: Spec) -> 
     spec = tiny_spec(
         pool={"profile": None, "device": "H200", "memory_per_device": None}, search=SMALL
     )
-    made = api.plan(spec)
+    made = api.plan_training(spec)
     assert not made.profiles
     assert made.plan.decision is not None
     assert set(made.plan.provenance.profile_source.values()) == {"datasheet"}
@@ -287,3 +289,50 @@ def test_an_unknown_solver_is_refused_where_no_profile_is_read_too(tiny_spec: Sp
     spec = tiny_spec(pool={"profile": None, "device": "H200", "memory_per_device": None})
     with pytest.raises(UnknownSolverError, match="'bogus' is not one of"):
         api.plan(spec, method="bogus")
+
+
+GOALS = {
+    "train": "worked/two-pools/spec.yaml",
+    "serve": "serving/mixed-pool.yaml",
+    "place": "placement/balance.yaml",
+}
+"""An example of each goal."""
+
+
+def test_one_function_plans_and_one_writes_any_goal(tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {"train": api.Planned, "serve": api.Deployed, "place": api.Placed}
+    for goal, spec in GOALS.items():
+        made = api.plan(str(EXAMPLES / spec), time_limit_s=2.0, with_unlaunchable=False)
+        assert isinstance(made, kinds[goal]), goal
+        folder = f"{tmp_path}/{goal}"
+        written = api.write(folder, made)
+        assert written.goal.kind == goal
+        # By its folder and by its file, as a path and as text.
+        for plan in (folder, f"{folder}/plan.json", Path(folder) / "plan.json"):
+            assert api.read_any_plan(plan) == written
+
+
+def test_every_path_of_the_api_may_be_text() -> None:
+    """What takes a path says so in its annotations: each must take text as well."""
+    rigid = []
+    for name, function in vars(api).items():
+        if not inspect.isfunction(function):
+            continue
+        for parameter, said in inspect.get_annotations(function).items():
+            # Folders that a plan's maker found are values, and what is returned is a path.
+            if parameter == "return" or "Path" not in str(said):
+                continue
+            if "str" not in str(said):
+                rigid.append(f"{name}({parameter}: {said})")
+    assert not rigid, "\n".join(rigid)
+
+
+def test_a_profile_may_stand_for_a_list_of_one(
+    tiny_spec: Spec, analytic_profile: Profile, store_profile: Store, tmp_path: Path
+) -> None:
+    one = store_profile(tmp_path / "one", analytic_profile)
+    spec = tiny_spec(search=SMALL)
+    made = api.plan(str(spec), profiles=str(one), method="exact")
+    assert isinstance(made, api.Planned)
+    assert made.profiles == {"here": one}
+    assert made.plan.decision == api.plan(spec, profiles=[one], method="exact").plan.decision

@@ -199,7 +199,7 @@ def _usage(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     message: str = error.format_message()  # type: ignore[attr-defined]  # click's, see ClickError
     path = context.command_path if context is not None else "moetune"
-    return f"{message} Try '{path} --help'."
+    return f"{message.rstrip('. ')}. Try '{path} --help'."
 
 
 def _first_problem(error: ValueError) -> str:

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli import options
+
 if TYPE_CHECKING:
     from tuner.explain.explaining import Explained
 from tuner.cli.text import print_exact, print_text
 
 
 def command(
-    plan: Annotated[Path, typer.Argument(help="Folder of a plan.", show_default=False)],
+    plan: options.PlanArgument,
     what_if: Annotated[
         str,
         typer.Option(

@@ -4,12 +4,27 @@ Every flag is the answer to the question of the same name (tuner/draft/questions
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from tuner.errors import TunerError
+from tuner.paths import plan_folder
 from tuner.units import parse_seconds
+
+
+def _folder_of(plan: Path) -> Path:
+    return plan_folder(plan)
+
+
+PlanArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Folder of a plan, or its plan.json.", show_default=False, callback=_folder_of
+    ),
+]
+"""Every PLAN of the command line."""
 
 
 def seconds(text: str, *, option: str) -> float:

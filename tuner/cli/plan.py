@@ -1,6 +1,6 @@
 """`moetune plan`: choose the configuration to launch, with a certificate, and write its files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,7 +123,16 @@ def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterat
     kind = checked_goal(goal or "train")
     answers = answered(kind, given)
     taken = [f"--{key} {text}" for key, text in answers.items() if text and key not in given]
+    with drafted(kind, answers) as path:
+        try:
+            yield path
+        except typer.Exit:
+            _say_taken(taken)
+            raise
+    # Not beside a refusal, which is one line and names what it is about.
+    _say_taken(taken)
+
+
+def _say_taken(taken: Sequence[str]) -> None:
     if taken:
         tell(f"taken as default: {' '.join(taken)}")
-    with drafted(kind, answers) as path:
-        yield path

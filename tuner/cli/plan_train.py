@@ -20,12 +20,12 @@ def plan_train(
     as_json: bool,
 ) -> None:
     """Plan a training run, write it and print it."""
-    from tuner.api import plan, write_plan
+    from tuner.api import plan_training, write_plan
     from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning
 
     with planning(limit_s=time_limit_s) as watch:
-        made = plan(
+        made = plan_training(
             spec,
             profiles=profiles,
             top=top,

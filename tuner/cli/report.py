@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tuner.cli import options
 from tuner.cli.text import print_exact, print_text
 
 
@@ -18,7 +19,7 @@ class Format(StrEnum):
 
 
 def command(
-    plan: Annotated[Path, typer.Argument(help="Folder of a plan.", show_default=False)],
+    plan: options.PlanArgument,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="File to write. Default: PLAN/report.html, .md, .png."),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tuner.cli import options
 from tuner.cli.text import print_exact, print_text, tell
 from tuner.cli.verify_budget import budget_of
 from tuner.cli.verify_deployment import verify_deployment
@@ -27,7 +28,7 @@ SHARING = "Again, or several at a time"
 
 def command(
     context: typer.Context,
-    plan: Annotated[Path, typer.Argument(help="Folder of a plan.", show_default=False)],
+    plan: options.PlanArgument,
     trials: Annotated[int, typer.Option(min=1, help="Launches in all.")] = 8,
     steps: Annotated[int, typer.Option(min=3, help="Timed steps of each launch.")] = 8,
     budget: Annotated[

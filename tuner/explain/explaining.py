@@ -10,6 +10,7 @@ from tuner.explain.outcomes import figures_of
 from tuner.explain.question import StoredPlan, read_any_plan
 from tuner.explain.rivals import rivals_of
 from tuner.explain.solving import what_ifs
+from tuner.paths import AnyPath, paths_of, plan_folder
 from tuner.place_plan import PlacePlan
 from tuner.plan import Plan
 from tuner.planner.progress import Watch, unwatched
@@ -43,10 +44,10 @@ Explained = ExplainedPlan | ExplainedServePlan | ExplainedPlacePlan
 
 
 def explain(
-    folder: Path,
+    folder: AnyPath,
     *,
     changes: Sequence[Change] | None = None,
-    profiles: Sequence[Path] = (),
+    profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     calibrated: bool = True,
     watch: Watch = unwatched,
@@ -65,6 +66,8 @@ def explain(
         PlanUnreadableError: there is no plan, or it does not hold what it was made from.
         SpecError: `changes` are named, and the plan's own question can no longer be asked.
     """
+    folder = plan_folder(folder)
+    profiles = paths_of(profiles)
     plan = read_any_plan(folder)
     asked = usual_changes(plan) if changes is None else tuple(changes)
     rivals = rivals_of(plan)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from profilers.files import read_bounded
 from tuner.errors import PlanUnreadableError
+from tuner.paths import AnyPath, plan_folder
 from tuner.place_folder import read_place_plan
 from tuner.place_plan import PlacePlan
 from tuner.plan import Plan
@@ -46,12 +47,13 @@ class Question:
     """Of one device, by pool, where the spec does not say and a profile does."""
 
 
-def read_any_plan(folder: Path) -> StoredPlan:
+def read_any_plan(folder: AnyPath) -> StoredPlan:
     """Read the plan of a folder, whatever its goal.
 
     Raises:
         PlanUnreadableError: it is missing or damaged.
     """
+    folder = plan_folder(folder)
     kind = kind_of_plan(folder)
     if kind == "serve":
         return read_serve_plan(folder)

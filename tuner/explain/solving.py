@@ -24,6 +24,7 @@ from tuner.errors import TunerError
 from tuner.explain.changes import changed
 from tuner.explain.outcomes import outcome_of
 from tuner.explain.question import Question, StoredPlan, question_of, read_any_plan
+from tuner.paths import AnyPath, paths_of, plan_folder
 from tuner.place_api import place
 from tuner.plan import Plan
 from tuner.planner.progress import Told, Watch, unwatched
@@ -42,14 +43,16 @@ Planned = Callable[[Mapping[str, Any], float], StoredPlan]
 
 
 def what_if(
-    folder: Path,
+    folder: AnyPath,
     change: Change,
     *,
-    profiles: Sequence[Path] = (),
+    profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 20.0,
     calibrated: bool = True,
 ) -> Outcome:
     """Return what the plan of a folder would be after one change; see `what_ifs`."""
+    folder = plan_folder(folder)
+    profiles = paths_of(profiles)
     found = what_ifs(
         folder, (change,), profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
     )
@@ -57,10 +60,10 @@ def what_if(
 
 
 def what_ifs(
-    folder: Path,
+    folder: AnyPath,
     changes: Sequence[Change],
     *,
-    profiles: Sequence[Path] = (),
+    profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     calibrated: bool = True,
     clock: Callable[[], float] = time.perf_counter,
@@ -83,6 +86,8 @@ def what_ifs(
         PlanUnreadableError: the folder holds no plan, or not the spec that it was made from.
         SpecError: the plan's own question can no longer be asked; the message says what is gone.
     """
+    folder = plan_folder(folder)
+    profiles = paths_of(profiles)
     question = question_of(folder, read_any_plan(folder))
     end_s = clock() + time_limit_s
 

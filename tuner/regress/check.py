@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from tuner.paths import AnyPath, paths_of
 from tuner.regress.checking import Manner, check_all, gone
 from tuner.regress.profile_check import check_profile
 from tuner.regress.records import Check, ScenarioResult, Verdict
@@ -14,13 +15,13 @@ from tuner.regress.versions import other_of
 
 
 def check(
-    folder: Path | None,
+    folder: AnyPath | None,
     *,
     manner: Manner | None = None,
     against: str = "",
     update: bool = False,
     only: tuple[str, ...] = (),
-    profiles: tuple[Path, Path] | None = None,
+    profiles: tuple[AnyPath, AnyPath] | None = None,
     told: Callable[[ScenarioResult], None] = lambda _: None,
 ) -> Check:
     """Check the scenarios of a folder, and a profile against an earlier one.
@@ -41,9 +42,13 @@ def check(
         EnvironmentMissingError: git, or a system that forks, is not there.
         OutputError: accepted plans cannot be written.
     """
-    results: tuple[ScenarioResult, ...] = () if profiles is None else check_profile(*profiles)
+    results: tuple[ScenarioResult, ...] = ()
+    if profiles is not None:
+        measured, earlier = paths_of(profiles)
+        results = check_profile(measured, earlier)
     if folder is None:
         return Check(moetune_version=version("moetune"), scenarios=results)
+    folder = Path(folder)
     every = read_checks(folder)
     chosen = every.only(only)
     updated: tuple[str, ...] = ()

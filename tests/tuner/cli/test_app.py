@@ -86,7 +86,7 @@ def test_a_defect_keeps_its_traceback(error: Exception, monkeypatch: pytest.Monk
     [
         (["bogus"], "moetune: No such command 'bogus'. Try 'moetune --help'."),
         (["schema"], "moetune: Missing argument 'NAME'. Try 'moetune schema --help'."),
-        (["doctor", "--loud"], "moetune: No such option: --loud Try 'moetune doctor --help'."),
+        (["doctor", "--loud"], "moetune: No such option: --loud. Try 'moetune doctor --help'."),
         (["profile", "-o", "x", "--ranks", "0"], "moetune: Invalid value for '--ranks'"),
         (["profile"], "moetune: --out is missing: say where to write"),
         (["profile", "-o", "x", "--budget", "60"], "moetune: --budget: '60' has no unit"),

@@ -107,3 +107,16 @@ def test_it_says_what_the_trials_said_once_there_are_any(capsys: Captured, tmp_p
     (tmp_path / PLAN_NAME).write_bytes((stored / PLAN_NAME).read_bytes())
     assert frame.run(["explain", str(tmp_path), "--what-if", "none"]) == 2
     assert "verified.json" in capsys.readouterr().err
+
+
+def test_a_plan_is_named_by_its_folder_or_by_its_file(
+    planned: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = []
+    monkeypatch.chdir(planned)
+    for plan in (str(planned), str(planned / "plan.json"), "plan.json", "."):
+        assert frame.run(["explain", plan, "--what-if", "none"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert len(set(printed)) == 1
+    assert frame.run(["report", str(planned / "plan.json"), "--no-what-if", "--format", "md"]) == 0
+    assert capsys.readouterr().out == f"written: {planned / 'report.md'}\n"
