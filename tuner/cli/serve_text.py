@@ -9,14 +9,13 @@ from tuner.serve_plan import (
     Band,
     Instances,
     Latency,
-    ServeDecision,
     ServeModeAnswer,
     ServePlan,
     ServePrediction,
 )
+from tuner.serve_words import group_degrees, group_steps, handover_words, short_serve
 from tuner.units import format_bytes, format_s
 
-PLAIN_EXCHANGES = ("none", "allgather")
 SHOWN_RATIO = 0.005
 """What a mode that cannot be launched must save to be worth a line of a plan."""
 
@@ -48,11 +47,9 @@ def _head(plan: ServePlan) -> Iterator[str]:
         return
     yield f"{plan.decision.mode}, {_counted(plan.decision.num_devices, 'device')}"
     yield from (f"  {group_text(group)}" for group in plan.decision.instances)
-    for way in plan.decision.handovers:
-        yield (
-            f"  {way.from_pool} to {way.to_pool}: {format_bytes(way.request_bytes)} of KV cache a"
-            f" request, {format_s(way.seconds)}"
-        )
+    yield from (f"  {handover_words(way)}" for way in plan.decision.handovers)
+    if plan.decision.offload_above_tokens is not None:
+        yield f"  prompts above {plan.decision.offload_above_tokens} tokens go to the remote pool"
     goal = plan.goal.objective
     goal_text = "goodput, most on the fewest devices" if goal == "goodput" else goal
     yield (
@@ -72,27 +69,9 @@ def _head(plan: ServePlan) -> Iterator[str]:
 
 def group_text(group: Instances) -> str:
     """Equal instances in a line: how they are split, and what a step holds."""
-    shape = [f"TP {group.attention_tp}", f"DP {group.attention_dp}"]
-    for name, degree in (("EP", group.ep), ("slices", group.moe_tp), ("PP", group.pp)):
-        if degree > 1:
-            shape.append(f"{name} {degree}")
-    steps = [
-        _counted(group.max_batch, "sequence"),
-        f"{group.max_batched_tokens} tokens a step and rank",
-    ]
-    if group.draft_tokens:
-        steps.append(_counted(group.draft_tokens, "draft"))
-    if group.two_batch_overlap:
-        steps.append("two half batches that overlap")
-    if group.a2a_backend not in PLAIN_EXCHANGES:
-        steps.append(group.a2a_backend.replace("_", " "))
-    if group.page_size is not None:
-        steps.append(f"pages of {group.page_size}")
-    if group.prefill_share_ratio is not None:
-        steps.append(f"{group.prefill_share_ratio:.0%} of multiprocessors for prompts")
     return (
-        f"{group.count} x {group.role} of {group.devices} on {group.pool}: {', '.join(shape)};"
-        f" {', '.join(steps)}"
+        f"{group.count} x {group.role} of {group.devices} on {group.pool}: {group_degrees(group)};"
+        f" {', '.join(group_steps(group))}"
     )
 
 
@@ -168,7 +147,8 @@ def _merged(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 def _others(plan: ServePlan) -> Iterator[str]:
     for other in plan.alternatives:
         yield (
-            f"instead: {_short(other.decision)}, ttft p90 {format_s(other.predicted.ttft_s.p90)},"
+            f"instead: {short_serve(other.decision)},"
+            f" ttft p90 {format_s(other.predicted.ttft_s.p90)},"
             f" tpot p90 {format_s(other.predicted.tpot_s.p90)}; {other.lost_by}"
         )
 
@@ -176,7 +156,7 @@ def _others(plan: ServePlan) -> Iterator[str]:
 def _ways_out(plan: ServePlan) -> Iterator[str]:
     for way in plan.relaxations:
         if way.decision is not None:
-            yield f"with {way.change}: {_short(way.decision)}"
+            yield f"with {way.change}: {short_serve(way.decision)}"
 
 
 def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator[str]:
@@ -186,13 +166,6 @@ def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator
             continue
         saved = f" (would save {one.gain_ratio:.0%})" * (one.gain_ratio >= SHOWN_RATIO)
         yield f"cannot be launched: {one.feature}{saved}"
-
-
-def _short(decision: ServeDecision) -> str:
-    groups = " + ".join(
-        f"{group.count} x {group.devices} {group.role}" for group in decision.instances
-    )
-    return f"{decision.mode} {groups} on {_counted(decision.num_devices, 'device')}"
 
 
 def _counted(count: int, thing: str) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from tuner.place_plan import PlaceDecision
 from tuner.plan import TrainDecision
-from tuner.serve_plan import Instances, ServeDecision
+from tuner.serve_plan import ServeDecision
+from tuner.serve_words import handover_words, short_group, short_serve
 from tuner.train_words import short_decision, train_changes
 
 Decision = TrainDecision | ServeDecision | PlaceDecision
@@ -15,7 +16,7 @@ def words(decision: Decision) -> str:
     if isinstance(decision, TrainDecision):
         return short_decision(decision)
     if isinstance(decision, ServeDecision):
-        return serving_words(decision)
+        return short_serve(decision)
     return placement_words(decision)
 
 
@@ -30,18 +31,6 @@ def differences(before: Decision, after: Decision) -> tuple[str, ...]:
     raise ValueError("decisions of two kinds have nothing in common")
 
 
-def serving_words(decision: ServeDecision) -> str:
-    """Name a deployment in one cell, e.g. `aggregated 1 x 4 on h100 (TP 1, DP 4)`."""
-    return f"{decision.mode} {' + '.join(_group(one) for one in decision.instances)}"
-
-
-def _group(group: Instances) -> str:
-    role = "" if group.role.value == "aggregated" else f"{group.role.value} "
-    shape = f"TP {group.attention_tp}, DP {group.attention_dp}"
-    shape += f", EP {group.ep}" if group.ep > 1 else ""
-    return f"{group.count} x {group.devices} {role}on {group.pool} ({shape})"
-
-
 def placement_words(decision: PlaceDecision) -> str:
     """Name a placement in one cell, e.g. `8 ranks x 5 slots`."""
     slots = sorted(set(decision.slots_per_rank))
@@ -49,13 +38,21 @@ def placement_words(decision: PlaceDecision) -> str:
 
 
 def _serving_changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
-    """Give the mode and the groups of instances that go and come."""
+    """Give the mode, and what goes and comes of instances and of ways for KV caches."""
     if before.mode != after.mode:
         yield f"{before.mode} -> {after.mode}"
-    old = [_group(one) for one in before.instances]
-    new = [_group(one) for one in after.instances]
+    old, new = _parts(before), _parts(after)
     yield from (f"without {one}" for one in old if one not in new)
     yield from (f"with {one}" for one in new if one not in old)
+
+
+def _parts(decision: ServeDecision) -> list[str]:
+    above = decision.offload_above_tokens
+    return [
+        *(short_group(one) for one in decision.instances),
+        *(handover_words(one) for one in decision.handovers),
+        *([] if above is None else [f"prompts above {above} tokens on the remote pool"]),
+    ]
 
 
 def _placement_changes(before: PlaceDecision, after: PlaceDecision) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from itertools import groupby
 
 from tuner.plan import TrainDecision
 from tuner.serve_plan import Instances, ServeDecision
+from tuner.serve_words import group_degrees, short_serve
 from tuner.train_words import knobs, runs
 
 
@@ -49,21 +50,10 @@ def stages_words(decision: TrainDecision) -> str:
 
 
 def serve_words(decision: ServeDecision) -> str:
-    """Name a deployment, e.g. `aggregated: 1 x 4 h100 + 1 x 2 h20`."""
-    groups = " + ".join(
-        f"{group.count} x {group.devices} {group.pool}"
-        f"{'' if group.role.value == 'aggregated' else f' {group.role.value}'}"
-        for group in decision.instances
-    )
-    return f"{decision.mode}: {groups}"
+    """Name a deployment in one cell."""
+    return short_serve(decision)
 
 
 def group_words(group: Instances) -> str:
     """Say how one instance of a group is split."""
-    parts = [f"TP {group.attention_tp}", f"DP {group.attention_dp}"]
-    parts += [f"{name} {value}" for name, value in _splits(group) if value > 1]
-    return ", ".join(parts)
-
-
-def _splits(group: Instances) -> tuple[tuple[str, int], ...]:
-    return (("EP", group.ep), ("MoE TP", group.moe_tp), ("PP", group.pp))
+    return group_degrees(group)

@@ -1,0 +1,261 @@
+"""Every field of a serving decision through every wording, command and reader."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tuner.cli.serve_text import serve_explanation, serve_text
+from tuner.emit.serving.registry import unlaunchable
+from tuner.emit.serving.scripts import emit
+from tuner.emit.serving.shape import group_shapes
+from tuner.emit.serving.testing import (
+    aggregated,
+    disaggregated,
+    sample_serving,
+    shared_device,
+)
+from tuner.errors import SpecError
+from tuner.estimate.serving.launch import ServingLaunch, Surroundings
+from tuner.estimate.serving.registry import read_serving_text
+from tuner.explain.words import differences, words
+from tuner.report.decisions import serve_words
+from tuner.serve_plan import (
+    Handover,
+    Instances,
+    ServeAlternative,
+    ServeDecision,
+    ServePlan,
+    VerifiedServing,
+)
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+Fields = dict[str, Any]
+
+DRAFTS: Final = {"speculative": {"draft_tokens": 2, "acceptance": 0.7, "method": "mtp"}}
+LOW: Final = {"a2a_backend": "deepep_low_latency"}
+INSTANCES: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
+    "role": (disaggregated(), aggregated()),
+    "pool": (aggregated(), aggregated(pool="h200")),
+    "count": (aggregated(), aggregated(count=3)),
+    "devices": (aggregated(), aggregated(devices=4, attention_dp=4, ep=4)),
+    "attention_tp": (aggregated(), aggregated(attention_tp=2, attention_dp=4)),
+    "attention_dp": (
+        aggregated(attention_tp=8, attention_dp=1),
+        aggregated(attention_tp=4, attention_dp=2),
+    ),
+    "moe_tp": (
+        aggregated(attention_tp=8, attention_dp=1, ep=8),
+        aggregated(attention_tp=8, attention_dp=1, moe_tp=8, ep=1),
+    ),
+    "ep": (
+        aggregated(attention_tp=8, attention_dp=1, moe_tp=8, ep=1),
+        aggregated(attention_tp=8, attention_dp=1, ep=8),
+    ),
+    "pp": (
+        aggregated(attention_tp=8, attention_dp=1, moe_tp=8, ep=1),
+        aggregated(attention_tp=4, attention_dp=1, moe_tp=4, ep=1, pp=2),
+    ),
+    "max_batch": (aggregated(), aggregated(max_batch=128)),
+    "max_batched_tokens": (aggregated(), aggregated(max_batched_tokens=4096)),
+    "chunked_prefill": (aggregated(), aggregated(chunked_prefill=False)),
+    "a2a_backend": (aggregated(a2a_backend="allgather"), aggregated(a2a_backend="deepep_normal")),
+    "kv_tokens": (aggregated(), aggregated(kv_tokens=1_000_000)),
+    "page_size": (aggregated(), aggregated(page_size=64)),
+    "draft_tokens": (aggregated(), aggregated(draft_tokens=2)),
+    "two_batch_overlap": (
+        aggregated(a2a_backend="deepep_normal"),
+        aggregated(a2a_backend="deepep_normal", two_batch_overlap=True),
+    ),
+    "prefill_share_ratio": (shared_device(), shared_device(prefill_share_ratio=0.6)),
+}
+"""By field: two deployments that differ in it, and in what must follow."""
+
+DECISIONS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
+    "mode": (disaggregated(), aggregated()),
+    "instances": (aggregated(), aggregated(count=3)),
+    "handovers": (disaggregated(), disaggregated(connector="mooncake")),
+    "offload_above_tokens": (
+        disaggregated(),
+        disaggregated().model_copy(update={"offload_above_tokens": 4096}),
+    ),
+}
+HANDOVERS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
+    "from_pool": (disaggregated(), disaggregated(from_pool="h200")),
+    "to_pool": (disaggregated(), disaggregated(to_pool="h200")),
+    "connector": (disaggregated(), disaggregated(connector="mooncake")),
+    "path": (disaggregated(), disaggregated(path="host")),
+    "request_bytes": (disaggregated(), disaggregated(request_bytes=2**31)),
+    "seconds": (disaggregated(), disaggregated(seconds=0.02)),
+}
+UNSAID: Final[Mapping[str, str]] = {
+    "pool": "where a script is started decides it; estimate asks with --pool",
+    "count": "a script is one instance; estimate asks with --instances",
+    "kv_tokens": "what the engine finds room for, counted anew by estimate",
+    "prefill_share_ratio": "lies in the file that --pdmux-config-path names, beside the script",
+    "from_pool": "where scripts are started decides it",
+    "to_pool": "where scripts are started decides it",
+    "request_bytes": "predicted, not launched",
+    "seconds": "predicted, not launched",
+    "path": "the connector takes the device's memory where it can",
+    "offload_above_tokens": "the router decides by length, not the server",
+}
+"""Fields that no server's command says."""
+FIELDS: Final = {**HANDOVERS, **DECISIONS, **INSTANCES}
+
+
+def _plan(decision: ServeDecision, other: ServeDecision) -> ServePlan:
+    verified = _verified(decision, "sglang")
+    assert verified.plan.predicted is not None
+    beside = ServeAlternative(
+        decision=other, predicted=verified.plan.predicted, within_band=True, lost_by="nothing"
+    )
+    return verified.plan.model_copy(update={"alternatives": (beside,)})
+
+
+def _verified(decision: ServeDecision, engine: str) -> VerifiedServing:
+    model = read_model(MODELS / "deepseek-v3")
+    goal: Fields = {"quantization": "fp8_block"}
+    if any(group.draft_tokens for group in decision.instances):
+        goal |= DRAFTS
+    return sample_serving(
+        model,
+        decision,
+        engine=engine,
+        goal=goal,
+        devices={"h100": "h200-sxm", "h200": "h200-sxm"},
+        waived="test",
+    )
+
+
+def test_every_field_has_a_pair_of_deployments() -> None:
+    walked: Mapping[type, Mapping[str, Any]] = {
+        Instances: INSTANCES,
+        ServeDecision: DECISIONS,
+        Handover: HANDOVERS,
+    }
+    for kind, pairs in walked.items():
+        assert set(pairs) == set(kind.model_fields), kind.__name__  # type: ignore[attr-defined] # of a pydantic model
+    assert set(UNSAID) <= set(FIELDS)
+
+
+WORDINGS: Final[Mapping[str, Callable[[ServePlan, ServeDecision], str]]] = {
+    "a cell of explain": lambda plan, decision: words(decision),
+    "a cell of the report": lambda plan, decision: serve_words(decision),
+    "the text of a plan": lambda plan, decision: serve_text(plan, folder=Path("plan")),
+    "explain": lambda plan, decision: serve_explanation(plan),
+}
+
+
+def test_deployments_that_differ_in_a_field_read_differently(none_of: Any) -> None:
+    failures = []
+    for field, (before, after) in FIELDS.items():
+        plans = _plan(before, after), _plan(after, before)
+        failures += [
+            f"{name}: {field} reads alike"
+            for name, say in WORDINGS.items()
+            if say(plans[0], before) == say(plans[1], after)
+        ]
+        if not differences(before, after):
+            failures.append(f"explain's changes: none where {field} differs")
+    none_of(failures)
+
+
+ENGINES: Final = ("sglang", "vllm")
+
+
+def _scripts(verified: VerifiedServing) -> dict[str, str]:
+    return {
+        str(file.path): "\n".join(
+            line for line in file.text.splitlines() if not line.startswith("#")
+        )
+        for file in emit(verified, None)
+        if file.path.name != "README.txt"
+    }
+
+
+def test_a_field_changes_what_is_emitted_or_is_refused(none_of: Any) -> None:
+    failures = []
+    for engine in ENGINES:
+        for field, (before, after) in FIELDS.items():
+            pair = _verified(before, engine), _verified(after, engine)
+            if any(unlaunchable(one) for one in pair):
+                continue
+            if _scripts(pair[0]) != _scripts(pair[1]):
+                continue
+            if field not in UNSAID:
+                failures.append(f"{engine}: {field} changes no emitted file")
+    none_of(failures)
+
+
+def _read(launch: ServingLaunch) -> Fields:
+    """Return what a command says of an instance, in the fields of a plan."""
+    setting, degrees = launch.setting, launch.setting.degrees
+    backend = setting.a2a_backend
+    return {
+        "role": launch.role,
+        "devices": degrees.devices,
+        "attention_tp": degrees.attention_tensor,
+        "attention_dp": degrees.attention_data,
+        "moe_tp": degrees.moe_tensor,
+        "ep": degrees.expert,
+        "pp": degrees.pipeline,
+        "max_batch": setting.running,
+        "max_batched_tokens": setting.step_tokens,
+        "chunked_prefill": setting.is_chunked,
+        # Data ranks whose experts are spread gather when nothing else is said.
+        "a2a_backend": "allgather" if backend == "none" and degrees.attention_data > 1 else backend,
+        "page_size": setting.page_tokens,
+        "draft_tokens": setting.draft_tokens,
+        "two_batch_overlap": setting.two_batch_overlap,
+    }
+
+
+UNREAD: Final[Mapping[tuple[str, str, str], str]] = {
+    ("sglang", "decode", "max_batched_tokens"): "an instance that only decodes reads no prompts",
+}
+"""By engine, role and field: what its command does not say."""
+
+
+def _wanted(group: Instances) -> Fields:
+    found = group.model_dump()
+    if group.a2a_backend == "none" and group.attention_dp > 1:
+        found["a2a_backend"] = "allgather"
+    return found
+
+
+def test_every_command_reads_back_to_its_instances(none_of: Any) -> None:
+    failures, needed = [], set[tuple[str, str, str]]()
+    for engine in ENGINES:
+        for field, decisions in FIELDS.items():
+            for decision in decisions:
+                verified = _verified(decision, engine)
+                if unlaunchable(verified):
+                    continue
+                texts = _scripts(verified)
+                for shape in group_shapes(verified):
+                    pool = next(
+                        one for one in verified.plan.cluster.pools if one.name == shape.group.pool
+                    )
+                    at = f"{engine} {shape.name} ({field})"
+                    try:
+                        launch = read_serving_text(
+                            texts[f"{shape.name}.sh"],
+                            Surroundings(model=verified.plan.model, pool=pool),
+                            engine=engine,
+                            source=shape.name,
+                        )
+                    except SpecError as error:
+                        failures.append(f"{at}: {error}")
+                        continue
+                    found, wanted = _read(launch), _wanted(shape.group)
+                    assert set(found) == set(Instances.model_fields) - set(UNSAID)
+                    for name, value in found.items():
+                        if value == wanted[name]:
+                            continue
+                        key = (engine, shape.group.role.value, name)
+                        needed.add(key)
+                        if key not in UNREAD:
+                            failures.append(f"{at}: {name} {wanted[name]} reads back as {value}")
+    failures += [f"stale: {entry}" for entry in set(UNREAD) - needed]
+    none_of(failures)

@@ -1,0 +1,74 @@
+"""A deployment in words: every field is said, or follows from what is.
+
+`explain`, the report and the text of a plan take their words from here, so that two deployments
+that differ in a field never read alike.
+
+    group_degrees   how one instance is split
+    group_steps     what its steps hold and how they run
+    short_group     a group of instances in one cell
+    short_serve     a deployment in one cell
+"""
+
+from collections.abc import Iterator
+
+from tuner.serve_plan import Handover, Instances, ServeDecision
+from tuner.units import format_bytes, format_s
+
+
+def group_degrees(group: Instances) -> str:
+    """Say how one instance is split, e.g. `TP 2, DP 4, EP 8`."""
+    parts = [f"TP {group.attention_tp}", f"DP {group.attention_dp}"]
+    further = (("EP", group.ep), ("MoE-TP", group.moe_tp), ("PP", group.pp))
+    return ", ".join((*parts, *(f"{name} {degree}" for name, degree in further if degree > 1)))
+
+
+def group_steps(group: Instances) -> Iterator[str]:
+    """Say what the steps of an instance hold, and what is unlike the engine's plain way."""
+    yield _counted(group.max_batch, "sequence")
+    tokens = f"{group.max_batched_tokens} tokens a step and rank"
+    yield f"{tokens}, prompts in pieces" if group.chunked_prefill else tokens
+    if group.draft_tokens:
+        yield _counted(group.draft_tokens, "draft")
+    if group.two_batch_overlap:
+        yield "two half batches that overlap"
+    if group.a2a_backend != "none":
+        yield group.a2a_backend.replace("_", " ")
+    if group.page_size is not None:
+        yield f"pages of {group.page_size}"
+    if group.prefill_share_ratio is not None:
+        yield f"{group.prefill_share_ratio:.0%} of multiprocessors for prompts"
+    if group.kv_tokens:
+        yield f"cache of {group.kv_tokens} tokens"
+
+
+def short_group(group: Instances) -> str:
+    """Name equal instances in one cell, e.g. `2 x 8 decode on h100 (TP 1, DP 8; 64 sequences)`."""
+    role = "" if group.role.value == "aggregated" else f"{group.role.value} "
+    return (
+        f"{group.count} x {group.devices} {role}on {group.pool} "
+        f"({group_degrees(group)}; {', '.join(group_steps(group))})"
+    )
+
+
+def short_serve(decision: ServeDecision) -> str:
+    """Name a deployment in one cell."""
+    above = decision.offload_above_tokens
+    groups = " + ".join(short_group(group) for group in decision.instances)
+    ways = "".join(f"; {handover_words(way)}" for way in decision.handovers)
+    return f"{decision.mode} {groups}{ways}" + (
+        "" if above is None else f"; prompts above {above} tokens go to the remote pool"
+    )
+
+
+def handover_words(way: Handover) -> str:
+    """Say how KV caches get from prefill to decode."""
+    over = "" if way.connector == "none" else f" by {way.connector}"
+    path = " through host memory" if way.path == "host" else ""
+    return (
+        f"{way.from_pool} to {way.to_pool}{over}{path}: {format_bytes(way.request_bytes)} of KV"
+        f" cache a request, {format_s(way.seconds)}"
+    )
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
