@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from tuner.emit.placement.statement import spans
 from tuner.place_plan import PlaceDecision
 from tuner.plan import TrainDecision
 from tuner.serve_plan import ServeDecision
 from tuner.serve_words import handover_words, short_group, short_serve
-from tuner.train_words import short_decision, train_changes
+from tuner.train_words import runs, short_decision, train_changes
 
 Decision = TrainDecision | ServeDecision | PlaceDecision
 
@@ -32,9 +33,18 @@ def differences(before: Decision, after: Decision) -> tuple[str, ...]:
 
 
 def placement_words(decision: PlaceDecision) -> str:
-    """Name a placement in one cell, e.g. `8 ranks x 5 slots`."""
-    slots = sorted(set(decision.slots_per_rank))
-    return f"{decision.ranks} ranks x {'/'.join(map(str, slots))} slots"
+    """Name a placement, e.g. `64 experts on 8 ranks x 9 slots, 8 a node, layers 1-26 of 27`.
+
+    Which expert stands where is no cell's matter; `differences` counts what moved.
+    """
+    d = decision
+    alike = len(set(d.slots_per_rank)) == 1
+    slots = str(d.slots_per_rank[0]) if alike else runs(d.slots_per_rank)
+    of = "" if d.num_layers is None else f" of {d.num_layers}"
+    return (
+        f"{d.num_experts} experts on {d.ranks} ranks x {slots} slots, {d.ranks_per_node} a node, "
+        f"layers {spans(d.layer_ids)}{of}"
+    )
 
 
 def _serving_changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:

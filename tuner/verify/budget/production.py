@@ -29,6 +29,7 @@ from tuner.planner.analytic.finalists import played_s
 from tuner.planner.analytic.layouts import stages_of
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.telling import stage_predictions
+from tuner.spec.manifests.decision import selective_modules
 
 
 def production_prices(
@@ -123,34 +124,49 @@ def _seconds(
 
 
 def _strategies(question: Question, decision: TrainDecision) -> Strategies:
-    """Say a decision in the columns of the formulas."""
+    """Say a decision in the columns of the formulas, as its question prices them."""
     busiest = question.busiest
     experts = decision.expert_model_parallel_size
     mean, p99 = (1.0, 1.0) if busiest is None else busiest.of_degree(experts)
+    return replace(
+        strategies_of(
+            decision,
+            sequence_length=question.sequence_length,
+            global_batch_size=question.global_batch_size,
+        ),
+        element_bytes=question.element_bytes,
+        linear_bytes=question.linear_bytes,
+        weight_bytes=question.weight_bytes,
+        busiest_ratio=mean,
+        busiest_ratio_p99=p99,
+    )
+
+
+def strategies_of(
+    decision: TrainDecision, *, sequence_length: int, global_batch_size: int
+) -> Strategies:
+    """Say a decision in the columns of the formulas: bf16 and balanced experts."""
     is_full = decision.recompute is Recompute.FULL
     again = decision.recompute_num_layers
     share = 1.0 if again is None else again / max(decision.pipeline_layout)
-    modules = decision.recompute_modules if decision.recompute is Recompute.SELECTIVE else ()
+    modules = selective_modules(decision) if decision.recompute is Recompute.SELECTIVE else ()
     copies = decision.num_state_copies
     shared = decision.data_parallel_size * decision.context_parallel_size
     return Strategies(
-        sequence=float(question.sequence_length),
+        sequence=float(sequence_length),
         micro_batch=float(decision.micro_batch_size),
-        num_microbatches=float(decision.num_microbatches(question.global_batch_size)),
+        num_microbatches=float(decision.num_microbatches(global_batch_size)),
         tensor=float(decision.tensor_model_parallel_size),
         context=float(decision.context_parallel_size),
         pipeline=float(decision.pipeline_model_parallel_size),
         virtual_pipeline=float(decision.virtual_pipeline_model_parallel_size),
         data=float(decision.data_parallel_size),
-        expert=float(experts),
+        expert=float(decision.expert_model_parallel_size),
         expert_tensor=float(decision.expert_tensor_parallel_size),
         sequence_parallel=float(decision.sequence_parallel),
         zero_stage=float(decision.zero_stage),
         shard_ranks=0.0 if copies == 1 else shared / copies,
-        element_bytes=question.element_bytes,
-        linear_bytes=question.linear_bytes,
         gradient_bytes=float(decision.gradient_bytes),
-        weight_bytes=question.weight_bytes,
         recompute_full=min(1.0, share) if is_full else 0.0,
         **{COLUMN_OF_MODULE[module]: 1.0 for module in modules},
         chunks=float(max(decision.chunks)),
@@ -161,9 +177,8 @@ def _strategies(question: Question, decision: TrainDecision) -> Strategies:
         overlap_parameters=float(decision.overlap_param_gather),
         partial_graph=float(decision.cuda_graph == "partial"),
         full_graph=float(decision.cuda_graph == "full_iteration"),
+        ends_as_layers=float(decision.ends_as_layers),
         zero_bubble=float(decision.schedule == "zero_bubble"),
         optimizer_offload=float(decision.optimizer_offload),
         activation_offload=float(decision.activation_offload),
-        busiest_ratio=mean,
-        busiest_ratio_p99=p99,
     )
