@@ -24,6 +24,7 @@ SCHEMA_VERSION = 1
 # 1: first release.
 
 Band = tuple[float, float]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class TrainDecision(Record):
@@ -178,6 +179,16 @@ class TrainPrediction(Record):
     peak_memory_bytes_band: tuple[Band, ...]
     memory_limit_bytes: Size | None = None
     """What the plan may use of one device; absent where devices are unlike."""
+    memory_capacity_bytes: Size | None = None
+    """All that one device has; absent where devices are unlike."""
+    out_of_memory_probability: Probability | None = None
+    """That a device ever needs more than it has, by the errors of published peaks and what a peak
+    grows by over a run (tuner/planner/analytic/memory_risk.py). This and the next two are absent
+    where bytes were counted on the reference step, which published no errors."""
+    out_of_memory_at_start_probability: Probability | None = None
+    """The same in the first steps."""
+    out_of_memory_loss_s: Seconds | None = None
+    """Seconds of the whole run that running out of memory is expected to cost."""
     activation_bytes: tuple[Size, ...]
     """Per pipeline rank, the fullest device: largest live sum of what is saved for backward."""
     breakdown_s: dict[str, float]
@@ -284,6 +295,25 @@ class Preference(Record):
     """How much longer a step of the plan's decision takes than the fastest one's."""
     reasons: tuple[str, ...]
     """What is better about the plan's decision, most important first."""
+    expected_step_s: Seconds | None = None
+    """Seconds of a step of the plan's decision with what running out of memory costs on average."""
+    fastest_expected_step_s: Seconds | None = None
+    """The same of the fastest one."""
+    fastest_out_of_memory_probability: Probability | None = None
+
+
+class Roomier(Record):
+    """The fastest decision that hardly runs out of memory, where the plan's may."""
+
+    decision: TrainDecision
+    step_time_s: Seconds
+    slower_ratio: Annotated[float, Field(ge=0.0)]
+    """How much longer a step takes than the plan's."""
+    slower_s: Seconds
+    """The same over the whole run."""
+    peak_memory_bytes: Size
+    """Of the fullest device."""
+    out_of_memory_probability: Probability
 
 
 class Unlaunchable(Record):
@@ -331,6 +361,7 @@ class Plan(Record):
     """What keeps the plan from being faster, or from existing."""
     alternatives: tuple[Alternative, ...]
     preferred: Preference | None = None
+    roomier: Roomier | None = None
     """Absent where the decision is the fastest found."""
     pareto: tuple[ParetoPoint, ...] = ()
     """Time against memory and cost, fastest first; empty where it was not asked for."""

@@ -23,3 +23,5 @@ def test_predicted_peaks_stay_near_published_ones() -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.count("|bf16") == 17
     assert "uncalibrated median" in done.stdout
+    assert " of 50 warned of, " in done.stdout
+    assert "largest gap of all" in done.stdout

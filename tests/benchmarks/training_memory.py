@@ -9,11 +9,18 @@ that fits, and everything if it does not.
 
 Calibrated figures fit three constants by least squares on relative errors, pulled to their priors,
 to all other groups than the row's. Ends with 1 if a figure exceeds the limits below.
+
+Room in memory: with each recipe left out, what the other recipes of its kind of runtime say of the
+chance that it runs out (tuner/planner/analytic/peak_errors.py), where the device has 0.98 and 1.10
+times the measured peak; and, over many multiples of it, whether about a tenth of the runs with a
+chance of a tenth run out. A run is accepted where it is likelier to run than not. The stated
+chance counts what peaks grow by over a long run; the calibration does not, as those were short.
 """
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +33,8 @@ from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.memory_constants import FITTED, MemoryConstants, memory_constants
 from tuner.costs.analytic.prices import MemoryPrice
 from tuner.planner.analytic.memory_band import peak_band
+from tuner.planner.analytic.memory_risk import GROWTH_RATIO, UNEVEN_RATIO
+from tuner.planner.analytic.peak_errors import RATIOS, Kind, PeakErrors, kind_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,6 +50,18 @@ weights and gradients alone, 263 GiB, leave no room on its device."""
 
 NOISE = 0.005
 """Relative error that a run is expected to keep."""
+
+ROOMY = 0.25
+LIKELY = 0.5
+"""From this chance on a run is likelier to run out than not."""
+MOST_UNWARNED = 9
+"""Runs whose chance of running out is smaller with 0.98 of what they took. Asked: none."""
+MOST_REFUSED = 1
+"""Published runs whose chance is not with 1.10 of it; asked: none."""
+LARGEST_GAP = 0.2
+"""Between a stated chance and how often runs ran out, of all kinds together."""
+MULTIPLES = np.arange(0.70, 1.45, 0.01) + 0.005
+BINS = (0.0, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 1.01)
 
 PUBLIC = {
     "torchtitan": {"recompute_products": 1.0},
@@ -197,8 +218,139 @@ def show_refused(runs: Sequence[Run]) -> bool:
     return len(refused) <= LARGEST_REFUSED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A published run, judged by the other recipes of its kind."""
+
+    run: Run
+    kind: Kind
+    ratio: float
+    """Measured over predicted peak."""
+    growth_ratio: float
+    """What a plan, which knows no routing, expects the peak to grow by."""
+    others: PeakErrors
+
+    def at_start(self, multiple: float) -> float:
+        """Chance of running out at once where the device has so many times the measured peak."""
+        return float(self.others.at_start(np.array([multiple * self.ratio]))[0])
+
+    def stated(self, multiple: float) -> float:
+        """The same at any time, as plans state it."""
+        growth = np.array([self.growth_ratio])
+        return float(self.others.ever(np.array([multiple * self.ratio]), growth_C=growth)[0])
+
+
+def left_out(runs: Sequence[Run]) -> tuple[Left, ...]:
+    """Every run with the errors of all recipes of its kind but its own."""
+    measured = np.array([run.peak_bytes for run in runs], dtype=np.float64)
+    predicted = printed_bytes(runs, constants_of(runs))
+    twice = [replace(run, strategy=replace(run.strategy, busiest_ratio_p99=2.0)) for run in runs]
+    uneven = printed_bytes(twice, constants_of(runs)) - predicted
+    growths = GROWTH_RATIO + UNEVEN_RATIO * uneven / predicted
+    ratios = measured / predicted
+    kinds = [kind_of(run.software, has_pipeline=float(run.strategy.pipeline) > 1) for run in runs]
+    found = []
+    for run, kind, ratio, growth in zip(runs, kinds, ratios, growths, strict=True):
+        sources: dict[str, dict[str, list[float]]] = {}
+        for other, its_kind, its_ratio in zip(runs, kinds, ratios, strict=True):
+            if its_kind is kind and _recipe(other) != _recipe(run):
+                source, recipe = _recipe(other)
+                sources.setdefault(source, {}).setdefault(recipe, []).append(float(its_ratio))
+        others = PeakErrors.of([[tuple(r) for r in one.values()] for one in sources.values()])
+        found.append(
+            Left(
+                run=run,
+                kind=kind,
+                ratio=float(ratio),
+                growth_ratio=float(growth),
+                others=others,
+            )
+        )
+    return tuple(found)
+
+
+def _recipe(run: Run) -> tuple[str, str]:
+    """Where it was published, a page of several apart, and its recipe there."""
+    return run.row.text("url") or run.row.source, run.row.group
+
+
+def show_ratios(left: Sequence[Left]) -> bool:
+    """Print measured over predicted peaks as peak_errors.py holds them; say whether it does."""
+    shipped = sorted(
+        (kind.value, tuple(round(ratio, 3) for ratio in recipe))
+        for kind, sources in RATIOS.items()
+        for recipes in sources.values()
+        for recipe in recipes
+    )
+    recipes: dict[tuple[str, tuple[str, str]], list[float]] = {}
+    for one in left:
+        recipes.setdefault((one.kind.value, _recipe(one.run)), []).append(round(one.ratio, 4))
+    _say("Measured over predicted peaks by kind of runtime, source and recipe")
+    for (kind, (source, recipe)), ratios in recipes.items():
+        _say(f"  {kind:17} {source.rsplit('/', 1)[-1][:36]:36} {recipe[:40]:40} {tuple(ratios)}")
+    printed = sorted((kind, tuple(round(r, 3) for r in of)) for (kind, _), of in recipes.items())
+    return printed == shipped
+
+
+def show_room(left: Sequence[Left]) -> bool:
+    """Print the chances at 0.98 and 1.10 of the measured peak, and whether few enough miss."""
+    _say("Stated chance of running out, its recipe left out, at 0.98 and 1.10 of the measured peak")
+    warned = {one.run.row.id: one.stated(0.98) >= LIKELY for one in left}
+    accepted = {one.run.row.id: one.stated(1.10) < LIKELY for one in left}
+    for kind in Kind:
+        own = [one for one in left if one.kind is kind]
+        _say(
+            f"  {kind.value:17} {len(own):3} rows: {sum(warned[one.run.row.id] for one in own):3}"
+            f" warned of, {sum(accepted[one.run.row.id] for one in own):3} accepted, of them"
+            f" {sum(one.stated(1.10) < ROOMY for one in own):3} below {ROOMY:.0%}"
+        )
+    _say("  missed                measured of predicted   at 0.98   at 1.10   at start alone")
+    for one in left:
+        if not (warned[one.run.row.id] and accepted[one.run.row.id]):
+            name = f"{one.run.row.text('model')} x{one.run.row.numbers['num_gpus']:g}"
+            _say(
+                f"  {name:20} {one.run.row.text('notes')[:16]:16} {one.ratio:6.3f}"
+                f" {one.stated(0.98):9.1%} {one.stated(1.10):9.1%}"
+                f" {one.at_start(0.98):9.1%} {one.at_start(1.10):6.1%}"
+            )
+    _say(f"  {sum(warned.values())} of {len(left)} warned of, {sum(accepted.values())} accepted")
+    return (
+        sum(not is_so for is_so in warned.values()) <= MOST_UNWARNED
+        and sum(not is_so for is_so in accepted.values()) <= MOST_REFUSED
+    )
+
+
+def show_calibration(left: Sequence[Left]) -> bool:
+    """Print by chance at the start how often runs ran out, every recipe weighing alike."""
+    _say("Chance at start against runs that ran out, memory 0.70 to 1.45 of the measured peak")
+    share = [1.0 / sum(_recipe(o.run) == _recipe(one.run) for o in left) for one in left]
+    worst = 0.0
+    for kinds in (*((kind,) for kind in Kind), tuple(Kind)):
+        cells = []
+        for low, high in pairwise(BINS):
+            weights, stated, out = 0.0, 0.0, 0.0
+            for one, weight in zip(left, share, strict=True):
+                if one.kind not in kinds:
+                    continue
+                for multiple in MULTIPLES:
+                    chance = one.at_start(float(multiple))
+                    if low <= chance < high:
+                        weights += weight
+                        stated += weight * chance
+                        out += weight * (multiple < 1.0)
+            cells.append(
+                f"{stated / weights:4.0%} {out / weights:4.0%}" if weights else "        -"
+            )
+            if len(kinds) == len(Kind) and weights:
+                worst = max(worst, abs(stated - out) / weights)
+        name = "all" if len(kinds) > 1 else kinds[0].value
+        _say(f"  {name:17} " + "  ".join(f"{cell:>9}" for cell in cells))
+    _say(f"  (a pair a bin of stated chance, stated and observed; largest gap of all {worst:.0%})")
+    return worst <= LARGEST_GAP
+
+
 def main(path: str) -> int:
-    """Print three tables."""
+    """Print the tables."""
     runs, reasons = runs_of(rows_of(Path(path)))
     runs = tuple(run for run in runs if not run.row.has_run_out_of_memory)
     _say(f"{len(runs)} rows read, {len(reasons)} cannot be predicted")
@@ -208,6 +360,8 @@ def main(path: str) -> int:
         show_others([run for run in measured if run.family != "megatron-lm"]),
         show_refused(runs),
     ]
+    left = left_out(measured)
+    inside += [show_ratios(left), show_room(left), show_calibration(left)]
     return 0 if all(inside) else 1
 
 

@@ -157,6 +157,13 @@ def _verdict(found: Estimate) -> Iterator[str]:
     limit, peak = format_bytes(found.memory_limit_bytes), format_bytes(found.peak_memory_bytes)
     where = f"pipeline rank {found.fullest_pipeline_rank} needs {peak}, {limit} may be used"
     yield f"fits           {where}" if found.fits else f"DOES NOT FIT   {where}"
+    yield from _wrapped(
+        "memory room    ",
+        f"{format_ratio(found.out_of_memory_probability)} chance of running out of the "
+        f"{format_bytes(found.memory_capacity_bytes)} that a device has "
+        f"({format_ratio(found.out_of_memory_at_start_probability)} at the start); expected to "
+        f"cost {format_s(found.out_of_memory_loss_s)} of the run",
+    )
 
 
 def _changes(found: Estimate) -> Iterator[str]:

@@ -10,6 +10,7 @@ from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
 from tuner.plan import Alternative, Certificate, Plan, TrainDecision, TrainPrediction
 from tuner.planner.planning import certificate_line
+from tuner.report.memory_room import chance_sentence, memory_warning, trade_words
 from tuner.spec.accounting import (
     active_parameters,
     kv_bytes_per_token,
@@ -29,6 +30,7 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
     if plan.decision is None or plan.predicted is None:
         return "\n".join(_nothing_fits(plan))
     lines = [
+        *_warning_lines(plan),
         *decision_lines(plan.decision),
         "",
         *_prediction_lines(plan.predicted),
@@ -67,6 +69,7 @@ def explanation(plan: Plan) -> str:
     if plan.decision is None or plan.predicted is None:
         return "\n".join(_nothing_fits(plan))
     lines = [
+        *_warning_lines(plan),
         _model_line(plan),
         *decision_lines(plan.decision),
         "",
@@ -94,6 +97,14 @@ def explanation(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _warning_lines(plan: Plan) -> Iterable[str]:
+    """What must be known before anything else."""
+    said = memory_warning(plan, name=short_decision)
+    if said is not None:
+        yield f"WARNING        {said}"
+        yield ""
+
+
 def _ties(certificate: Certificate) -> str:
     least = "at least " if certificate.within_band_is_least else ""
     return f"{least}{certificate.within_band}"
@@ -107,7 +118,7 @@ def _preference_lines(plan: Plan) -> Iterable[str]:
     yield (
         f"preferred      {one.slower_ratio:.2%} slower than the fastest found "
         f"({short_decision(one.fastest)}, {format_s(one.fastest_step_s)}, which the certificate is "
-        f"about), chosen because of {', '.join(one.reasons)}; "
+        f"about), chosen because of {'; '.join((', '.join(one.reasons), *trade_words(one)))}; "
         f"within {gap or 0.0:.2%} of optimal itself"
     )
 
@@ -172,19 +183,13 @@ def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:
 
 
 def _room_lines(predicted: TrainPrediction) -> Iterable[str]:
-    """How much of the fullest device's error band lies above what a plan may use."""
-    limit = predicted.memory_limit_bytes
-    if limit is None:
+    """How likely the fullest device runs out, and between what its peak is expected."""
+    if predicted.out_of_memory_probability is None:
         return
     low, high = max(predicted.peak_memory_bytes_band, key=lambda band: band[1])
-    band = f"error band of the peak, {format_bytes(int(low))} to {format_bytes(int(high))}"
-    if high <= limit:
-        yield f"memory room    all of the {band}, fits into the {format_bytes(limit)} usable"
-        return
-    share = format_ratio(min(1.0, (high - limit) / (high - low)))
     yield (
-        f"memory room    {share} of the {band}, lies above the {format_bytes(limit)} usable: it "
-        "may run out; a smaller usable_memory_ratio of the pool keeps more back"
+        f"memory room    {chance_sentence(predicted)}; published peaks of such runs were between "
+        f"{format_bytes(int(low))} and {format_bytes(int(high))}"
     )
 
 

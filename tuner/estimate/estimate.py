@@ -11,7 +11,7 @@ inside the passes, so there it is what the passes lose when the state is not sha
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -30,9 +30,10 @@ from tuner.estimate.launch import Dispatcher, LaunchSettings
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.measured import band_and_notes
 from tuner.estimate.played import played_step_s
-from tuner.estimate.pricing import Bench, Priced, priced
+from tuner.estimate.pricing import SOFTWARE_OF, Bench, Priced, priced, uneven_bytes_of
 from tuner.estimate.records import Estimate, ExposedRatios, RankMemory, Utilisation
 from tuner.estimate.unpriced import unpriced_notes
+from tuner.planner.analytic.memory_risk import MemoryForecast, forecast_of, loss_prices
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_flop_per_s
@@ -101,6 +102,8 @@ def estimate(
         fullest_pipeline_rank=max(memory, key=lambda rank: rank.total_bytes).pipeline_rank,
         peak_memory_bytes=peak,
         memory_limit_bytes=int(bench.memory_limit_bytes),
+        memory_capacity_bytes=int(bench.memory_capacity_bytes),
+        **asdict(_risk(spec, own, bench)),
         fits=peak <= bench.memory_limit_bytes,
         smallest_change=changes.smallest,
         best_pair=changes.best_pair,
@@ -186,6 +189,17 @@ def _memory(own: Priced) -> tuple[RankMemory, ...]:
             reserve_bytes=at("reserve_PC", rank) + at("context_PC", rank),
         )
         for rank in range(configuration.pipeline)
+    )
+
+
+def _risk(spec: Spec, own: Priced, bench: Bench) -> MemoryForecast:
+    is_uneven = bench.busiest is None and bench.model.moe is not None
+    return forecast_of(
+        own.peak_bytes_P,
+        uneven_bytes_of(own.configuration, bench) if is_uneven else 0.0,
+        capacity_bytes=bench.memory_capacity_bytes,
+        software=SOFTWARE_OF[own.configuration.engine].software,
+        prices=loss_prices(spec.goal),
     )
 
 

@@ -40,6 +40,7 @@ from tuner.devices.datasheet import Datasheet
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Dispatcher, Engine, Graphs
 from tuner.planner.analytic.axes import COLUMN_OF_MODULE
+from tuner.planner.analytic.memory_risk import uneven_bytes
 from tuner.planner.analytic.regimes import OF_TARGET, Relative, band_as
 from tuner.planner.ratios import Ratios, ratios_for
 from tuner.spec.cluster import Pool
@@ -77,11 +78,15 @@ class Bench:
     """Filled while pricing: collectives beyond the profile, in words."""
 
     @property
+    def memory_capacity_bytes(self) -> float:
+        """All that one device has."""
+        measured = None if self.measured is None else self.measured.memory_bytes
+        return float(self.pool.memory_per_device or measured or self.sheet.memory_bytes)
+
+    @property
     def memory_limit_bytes(self) -> float:
         """What a plan may use of one device."""
-        measured = None if self.measured is None else self.measured.memory_bytes
-        total = self.pool.memory_per_device or measured or self.sheet.memory_bytes
-        return total * self.pool.usable_memory_ratio
+        return self.memory_capacity_bytes * self.pool.usable_memory_ratio
 
     def regime(self, configuration: Configuration) -> Regime:
         """Return what a configuration's kernels and host depend on."""
@@ -193,6 +198,18 @@ def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
         )
         for index, one in enumerate(alike)
     ]
+
+
+def uneven_bytes_of(one: Configuration, bench: Bench) -> npt.NDArray[np.float64]:
+    """What each pipeline rank's peak grows by when the busiest expert rank's load doubles."""
+    relative = SOFTWARE_OF[one.engine]
+    return uneven_bytes(
+        model_shape(one, bench),
+        stacked([strategies_of(one, bench)]),
+        bench.hardware(PRECISION_OF[one.precision]),
+        stages_of_layouts(bench.model, [_layout(one)]),
+        constants=memory_constants([relative.software], [relative.family]),
+    )[: one.pipeline]
 
 
 def measured_at(one: Configuration, bench: Bench) -> tuple[MeasuredKernels | None, Hardware]:

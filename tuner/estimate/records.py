@@ -6,7 +6,7 @@ from pydantic import Field
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
-from tuner.plan import Band, TrainDecision
+from tuner.plan import Band, Probability, TrainDecision
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -135,6 +135,12 @@ class Estimate(Record):
     peak_memory_bytes: Size
     memory_limit_bytes: Size
     """What may be used of one device."""
+    memory_capacity_bytes: Size
+    """All that one device has."""
+    out_of_memory_probability: Probability
+    """That a device ever needs more than it has; these three as in a plan's prediction."""
+    out_of_memory_at_start_probability: Probability
+    out_of_memory_loss_s: Seconds
     fits: bool
     smallest_change: Change | None
     """The best change of one knob, or of two where no single one helps; absent when nothing in

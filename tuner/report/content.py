@@ -126,6 +126,8 @@ class Report:
     proof: str
     """What is proven and what binds, in a sentence or two."""
     sections: tuple[Section, ...]
+    warning: str = ""
+    """What must be known before the verdict; empty where there is nothing."""
 
     @property
     def figures(self) -> tuple[Figure, ...]:

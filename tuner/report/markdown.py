@@ -39,6 +39,7 @@ def markdown(report: Report) -> str:
         "",
         f"*{_text(report.kind)}.* {_text(report.verdict)}",
         "",
+        *([f"**Warning.** {_text(report.warning)}", ""] if report.warning else []),
         *_facts(report.facts),
         f"> {_text(report.proof)}",
         "",

@@ -102,6 +102,7 @@ def _headline(report: Report) -> Fragment:
         "header",
         element("p", report.kind, class_="kind"),
         element("h1", report.title),
+        *([element("p", report.warning, class_="warning", role="alert")] if report.warning else []),
         element("p", report.verdict, class_="verdict"),
         _block(report.facts),
         element("p", report.proof, class_="proof"),

@@ -27,6 +27,7 @@ from tuner.report.decision_section import decision_section
 from tuner.report.decisions import train_words
 from tuner.report.expert_loads import loads_section
 from tuner.report.launch_section import launch_section
+from tuner.report.memory_room import chance_sentence, memory_warning, trade_words
 from tuner.report.provenance import provenance_section
 from tuner.report.step_figures import (
     breakdown_figure,
@@ -84,6 +85,7 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
     return Report(
         title=title,
         kind="Training plan",
+        warning=memory_warning(plan, name=train_words) or "",
         verdict=_verdict(plan, decision, predicted, evidence.verified),
         is_found=True,
         facts=Facts(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
@@ -232,21 +234,14 @@ def _memory(predicted: TrainPrediction) -> Section:
 
 
 def _room(predicted: TrainPrediction) -> Paragraph:
-    """Say how much of the fullest rank's band lies above the limit."""
-    limit = predicted.memory_limit_bytes
-    if limit is None:
-        return Paragraph(
-            text="The plan states no limit of its own: devices are unlike or measured."
-        )
+    """Say how likely the fullest rank runs out, and between what its peak is expected."""
     low, high = max(predicted.peak_memory_bytes_band, key=lambda band: band[1])
-    if high <= limit:
-        said = f"fits into the {format_bytes(limit)} that are usable"
-    else:
-        above = format_ratio(min(1.0, (high - limit) / (high - low)))
-        said = f"lies {above} above the {format_bytes(limit)} that are usable: it may run out"
-    return Paragraph(
-        text=f"The band of the fullest rank, {format_bytes(low)} to {format_bytes(high)}, {said}."
-    )
+    band = f"The band of the fullest rank is {format_bytes(low)} to {format_bytes(high)}"
+    if predicted.out_of_memory_probability is None:
+        return Paragraph(
+            text=f"{band}; bytes were counted on the reference step, without a chance."
+        )
+    return Paragraph(text=f"{band}: {chance_sentence(predicted)}.")
 
 
 def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
@@ -271,7 +266,7 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
         preferred = Paragraph(
             text=f"The decision is {one.slower_ratio:.2%} slower than the fastest found "
             f"({train_words(one.fastest)}, {format_s(one.fastest_step_s)}) and was preferred "
-            f"because of {', '.join(one.reasons)}."
+            f"because of {'; '.join((', '.join(one.reasons), *trade_words(one)))}."
         )
     missing = tuple(
         f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; {one.target} lacks it"

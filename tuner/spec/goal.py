@@ -110,6 +110,9 @@ class TrainGoal(Record):
     it counts on balance."""
     reliability: Reliability | None = None
     """Absent: no failures are priced."""
+    failed_start: Seconds | None = None
+    """What a start that runs out of memory costs, planning anew and queueing again included,
+    seconds; absent: tuner/planner/analytic/memory_risk.py."""
 
     @property
     def tokens_per_step(self) -> int:

@@ -103,6 +103,7 @@ def question_of(spec: Spec, site: Site) -> Question:
         kernels=kernels,
         num_devices=_num_devices(spec, site.pool),
         memory_limit_bytes=site.memory_limit_bytes,
+        usable_memory_ratio=site.pool.usable_memory_ratio,
         sequence_length=spec.goal.sequence_length,
         global_batch_size=spec.goal.global_batch_size,
         capabilities=capabilities,

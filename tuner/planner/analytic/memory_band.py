@@ -1,10 +1,9 @@
-"""The error band of a predicted peak, and how much of it lies above what a device may use.
+"""The error band of a predicted peak.
 
 A peak p is expected between p / (1 + over) and p / (1 - under), where `over` and `under` are the
 largest errors of predictions above and below the measured peak, over the published runs of a
 software, pipelines apart (tests/benchmarks/training_memory.py prints them). The band is a largest
-error, not a distribution, so what is said of a peak below the limit is the share of the band's
-width above it, and no probability.
+error, not a distribution; how likely a peak is to be exceeded is said by peak_errors.py.
 
 Not covered: pipelines that nobody published peaks of. Megatron's of more than two ranks take the
 errors of its runs of one and two; DeepSpeed's and the reference step's, which run PyTorch's modules
@@ -64,12 +63,3 @@ def peak_band(peak_bytes: float, *, software: Software, pipeline: int) -> tuple[
     """Bytes between which one predicted peak is expected to be met."""
     low, high = peak_bands(np.array([peak_bytes]), software=software, pipeline_C=pipeline)
     return float(low[0]), float(high[0])
-
-
-def above_ratio(
-    peak_bytes_C: Floats, *, software: Software, pipeline_C: npt.ArrayLike, limit_bytes: float
-) -> Floats:
-    """Share of the bands of some peaks that lies above a limit."""
-    low_C, high_C = peak_bands(peak_bytes_C, software=software, pipeline_C=pipeline_C)
-    found: Floats = np.clip((high_C - limit_bytes) / (high_C - low_C), 0.0, 1.0)
-    return found

@@ -28,6 +28,7 @@ from tuner.planner.analytic.asking import Site, question_of
 from tuner.planner.analytic.extrapolation import provenance_of, weighed
 from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked
 from tuner.planner.analytic.found import Found, Search
+from tuner.planner.analytic.memory_risk import loss_prices
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO, preferred
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
@@ -137,6 +138,7 @@ def make_analytic_plan(
             "decision": best.decision,
             "predicted": teller.told(best),
             "preferred": teller.preference(choice),
+            "roomier": teller.roomier(choice),
             "binding_constraint": binding_constraint(
                 teller.told(choice.fastest),
                 unlimited_s=unlimited_s,
@@ -167,15 +169,16 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
     index, chosen = min(tried.items(), key=effective_s)
     row = _row_of(chosen)
     fastest = _best(found, row, chosen.detail, played_s=chosen.played_s)
-    most_s = effective_s((index, chosen)) * (1.0 + TOLERANCE_RATIO)
+    fastest_s = effective_s((index, chosen))
 
-    def is_near(detail: Detail, step_s: float) -> bool:
-        return wall_clock_s(detail, step_s) <= most_s
+    def is_near(detail: Detail, step_s: float, most_ratio: float) -> bool:
+        return wall_clock_s(detail, step_s) <= fastest_s * most_ratio
 
     other = preferred(
         found,
         row,
-        limit_s=fastest.objective_s * (1.0 + TOLERANCE_RATIO),
+        objective_s=fastest.objective_s,
+        prices=loss_prices(spec.goal),
         play=played_s,
         is_near=is_near,
     )
@@ -187,6 +190,8 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
         order=order,
         index=index,
         reasons=other.reasons,
+        expected_s=other.expected_s,
+        fastest_expected_s=other.fastest_expected_s,
     )
 
 

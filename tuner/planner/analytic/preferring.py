@@ -1,11 +1,12 @@
 """Which of the decisions that the model cannot tell apart an engineer would rather launch.
 
 The search proves how fast a step can be; beside its fastest decision stand others that take a
-percent longer and are easier to run. Every way of every row whose step is within `TOLERANCE_RATIO`
-of the fastest is put in one total order, the first criterion that differs decides:
+percent longer and are easier to run. Running out of memory is priced first: what it is expected to
+cost is added to every step (memory_risk.py), so that a decision without room may be dearer than one
+that takes longer. Every way of every row whose step is then within `TOLERANCE_RATIO` of the least
+is put in one total order, the first criterion that differs decides:
 
-    memory        none of the peak's error band above what a device may use, or up to a quarter of
-                  it, or more: a run that dies of memory costs more than any percent
+    memory        the probability of running out is small, or up to a quarter, or more
     kinds         of parallelism in use, of tensor, context, pipeline, virtual and expert tensor:
                   each brings a communicator, a launch flag and a way to fail
     context       one rank a sequence needs no balanced cut of it and no other attention kernel
@@ -21,7 +22,7 @@ of the fastest is put in one total order, the first criterion that differs decid
     time          of a step
 
 Not applied beyond the tolerance, and not to what the proof is about: objective, bound and gap stay
-those of the fastest, and the chosen decision's own gap is told beside them.
+those of the fastest step, and the chosen decision's own gap is told beside them.
 
 Letters: C candidates, K criteria.
 """
@@ -35,12 +36,13 @@ import numpy.typing as npt
 
 from tuner.planner.analytic.answer import Detail, detail_of
 from tuner.planner.analytic.axes import Recomputed
-from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.candidates import Candidates, strategies_of
 from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.fitting import fits_somehow
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.leaning import price_to_fit
-from tuner.planner.analytic.memory_band import above_ratio
+from tuner.planner.analytic.memory import bytes_of_devices
+from tuner.planner.analytic.memory_risk import SMALL, Chances, LossPrices, chances
 from tuner.planner.analytic.pricing import least_s
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.ways import Ways
@@ -59,14 +61,21 @@ MOST_ROWS: Final = 48
 MOST_PLAYED: Final = 32
 """Decisions whose schedule is played in search of one that stays within the tolerance."""
 
-MEMORY_STEPS: Final = (0.0, 0.25)
-"""Shares of the memory band above the limit up to which risks count as alike: none, a small one.
-Beyond, whether a run fits is a coin toss, and a few percent less of it are worth nothing."""
+MOST_SLOWER_RATIO: Final = 0.1
+"""Steps that take longer than the fastest by more than this are not looked at, whatever running out
+of memory costs: a launch of a few minutes says more than any forecast then."""
+
+MEMORY_STEPS: Final = (SMALL, 0.25)
+"""Probabilities of running out of memory up to which risks count as alike. Beyond, a few percent
+less of it are worth nothing."""
+
+RISK_STEPS: Final = (0.01, SMALL, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75)
+"""Probabilities of running out between which decisions are priced alike."""
 
 KINDS: Final = ("tensor", "context", "pipeline", "virtual_pipeline", "expert_tensor")
 
 CRITERIA: Final[tuple[tuple[str, str], ...]] = (
-    ("memory", "less of the memory band above the limit"),
+    ("memory", "less chance of running out of memory"),
     ("kinds", "fewer kinds of parallelism"),
     ("context", "smaller CP"),
     ("expert_tensor", "smaller ETP"),
@@ -98,47 +107,130 @@ class Preferred:
     played_s: float
     reasons: tuple[str, ...]
     """What is better about it, in words."""
+    expected_s: float
+    """Seconds of its step with what running out of memory is expected to cost."""
+    fastest_expected_s: float
+    """The same of the fastest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Near:
+    """Decisions near the fastest, itself among them as the first."""
+
+    found: Found
+    expected_s: Floats
+    """Seconds a step, with what running out of memory is expected to cost."""
+    most_s: float
+    """Of them within the tolerance."""
 
 
 def preferred(
     search: Search,
     fastest: Found,
     *,
-    limit_s: float,
+    objective_s: float,
+    prices: LossPrices,
     play: Callable[[Detail], float],
-    is_near: Callable[[Detail, float], bool],
+    is_near: Callable[[Detail, float, float], bool],
 ) -> Preferred | None:
     """Return the decision that comes first in the order; None where the fastest does.
 
     Args:
         search: with the rows near the fastest found.
         fastest: one column.
-        limit_s: closed form of a step that may still be within the tolerance.
+        objective_s: seconds of its step, the larger of closed form and play.
+        prices: what running out of memory costs.
         play: seconds of a step whose schedule is played.
-        is_near: whether a priced decision and its step are within the tolerance.
+        is_near: whether a priced decision, whose step takes some seconds with what running out is
+            expected to cost, takes at most so many times what the fastest does without.
     """
-    tied = _near_ways(search, limit_s=limit_s)
-    if tied is None:
-        return None
-    own_K, keys_CK = criteria(search, fastest)[0], criteria(search, tied)
-    near = replace(search, found=tied)
-    for index in np.lexsort((tied.step_s, *keys_CK.T[::-1]))[:MOST_PLAYED]:
-        if tuple(keys_CK[index]) >= tuple(own_K):
+    near = _near(search, fastest, objective_s=objective_s, prices=prices)
+    is_fastest_near = near.expected_s[0] <= near.most_s
+    keys_CK = criteria(search, near.found)
+    own = tuple(keys_CK[0])
+    others = 1 + np.flatnonzero(near.expected_s[1:] <= near.most_s)
+    order = np.lexsort((near.found.step_s[others], *keys_CK[others].T[::-1]))
+    for index in others[order][:MOST_PLAYED]:
+        if is_fastest_near and tuple(keys_CK[index]) >= own:
             return None
-        detail, row = detail_of(near, int(index)), tied.taken(np.array([index]))
+        row = near.found.taken(np.array([index]))
+        detail = detail_of(replace(search, found=row), 0)
         played_s = play(detail)
-        if is_near(detail, max(float(tied.step_s[index]), played_s)):
+        step_s = float(row.step_s[0])
+        expected_s = float(near.expected_s[index]) + max(0.0, played_s - step_s)
+        if is_near(detail, expected_s, near.most_s / objective_s):
             reasons = tuple(_reasons(search, fastest, row))
-            return Preferred(row=row, detail=detail, played_s=played_s, reasons=reasons)
+            return Preferred(
+                row=row,
+                detail=detail,
+                played_s=played_s,
+                reasons=reasons,
+                expected_s=expected_s,
+                fastest_expected_s=float(near.expected_s[0]),
+            )
     return None
 
 
-def criteria(search: Search, found: Found) -> Ints:
+def roomier(search: Search, *, step_s: float) -> Found | None:
+    """The fastest decision that hardly runs out of memory, one column; None without one in reach.
+
+    Args:
+        search: with the rows near the fastest found.
+        step_s: of the decision that may run out.
+    """
+    found = _near_ways(search, limit_s=step_s * (1.0 + MOST_SLOWER_RATIO))
+    if found is None:
+        return None
+    roomy = np.flatnonzero(chances_of(search, found).ever_C <= SMALL)
+    if not len(roomy):
+        return None
+    return found.taken(roomy[np.argmin(found.step_s[roomy])][None])
+
+
+def chances_of(search: Search, found: Found) -> Chances:
+    """How likely decisions run out of memory."""
+    question = search.question
+    return chances(
+        found.peak_bytes,
+        capacity_bytes=question.capacity_bytes,
+        software=question.software,
+        pipeline_C=found.candidates.rows["pipeline"],
+        uneven_bytes_C=_uneven_bytes(search, found),
+    )
+
+
+def _near(search: Search, fastest: Found, *, objective_s: float, prices: LossPrices) -> _Near:
+    """Price the risks of the fastest and of those that may be within the tolerance with them."""
+    own = chances_of(search, fastest)
+    fastest = replace(fastest, step_s=np.array([objective_s]))
+    expected_s = float(prices.expected_s(fastest.step_s, own, roomier_s=None)[0])
+    # Were it roomier, what is run after running out would be looked for up to the tolerance.
+    more_ratio = TOLERANCE_RATIO * (1.0 + float(own.ever_C[0]))
+    limit_s = min(
+        expected_s * (1.0 + more_ratio),
+        objective_s * (1.0 + MOST_SLOWER_RATIO),
+    )
+    others = _near_ways(search, limit_s=limit_s)
+    found = fastest if others is None else fastest.beside(others)
+    risks = chances_of(search, found)
+    roomy = np.flatnonzero(risks.ever_C <= SMALL)
+    found_s = prices.expected_s(
+        found.step_s,
+        risks,
+        roomier_s=float(found.step_s[roomy].min()) if len(roomy) else None,
+    )
+    # Closed forms of others may be below the fastest as it plays; it is the least that is known.
+    least_s = max(objective_s, float(found_s.min()))
+    return _Near(found=found, expected_s=found_s, most_s=least_s * (1.0 + TOLERANCE_RATIO))
+
+
+def criteria(search: Search, found: Found, *, risks: Chances | None = None) -> Ints:
     """Every criterion of every candidate but time, [C, K]; smaller is better."""
+    risks = risks or chances_of(search, found)
     rows, ways = found.candidates.rows, found.candidates.ways
     is_copied = np.array([one == "domain" for one in search.ways.choices["sharding"]])
     columns = {
-        "memory": np.searchsorted(MEMORY_STEPS, _above_ratio(search, found)),
+        "memory": np.searchsorted(MEMORY_STEPS, risks.ever_C),
         "kinds": sum((rows[name] > 1).astype(np.int64) for name in KINDS),
         "stages": rows["pipeline"] * rows["virtual_pipeline"],
         "copies": np.where(is_copied[ways["sharding"]], rows["copies"], 1),
@@ -181,9 +273,12 @@ def _near_ways(search: Search, *, limit_s: float) -> Found | None:
 
 
 def _fastest_of_each(search: Search, found: Found) -> Found:
-    """The fastest of those that no criterion tells apart."""
+    """The fastest of those that neither a criterion nor their risk tells apart."""
     by_time = np.argsort(found.step_s, kind="stable")
-    _, first = np.unique(criteria(search, found)[by_time], axis=0, return_index=True)
+    risks = chances_of(search, found)
+    risk_C = np.searchsorted(RISK_STEPS, risks.ever_C)
+    keys_CK = np.column_stack((criteria(search, found, risks=risks), risk_C))
+    _, first = np.unique(keys_CK[by_time], axis=0, return_index=True)
     return found.taken(by_time[np.sort(first)])
 
 
@@ -199,14 +294,23 @@ def _unfolded(search: Search, rows: Candidates) -> Iterator[Candidates]:
             )
 
 
-def _above_ratio(search: Search, found: Found) -> Floats:
-    """Shares of the peaks' error bands above what a device may use, [C]."""
-    return above_ratio(
-        found.peak_bytes,
-        software=search.question.software,
-        pipeline_C=found.candidates.rows["pipeline"],
-        limit_bytes=search.question.memory_limit_bytes,
+def _uneven_bytes(search: Search, found: Found) -> Floats | float:
+    """What peaks grow by when the busiest rank's load doubles; 0 where it is recorded, [C]."""
+    question, candidates = search.question, found.candidates
+    if question.busiest is not None or question.model.moe is None:
+        return 0.0
+    strategies = strategies_of(question, search.ways, candidates)
+    once, twice = (
+        bytes_of_devices(
+            question,
+            replace(strategies, busiest_ratio_p99=ratio),
+            candidates,
+            found.layers_PC[: int(candidates.rows["pipeline"].max())],
+        ).max(axis=0)
+        for ratio in (1.0, 2.0)
     )
+    grown: Floats = twice - once
+    return grown
 
 
 def _choices(ways: Ways, chosen: Mapping[str, Ints], axis: str) -> Ints:
@@ -228,6 +332,6 @@ def _reasons(search: Search, fastest: Found, chosen: Found) -> Iterator[str]:
         values = [str(chosen_K[at]), str(own_K[at])]
         if name == "memory":
             values = [
-                format_ratio(float(_above_ratio(search, one)[0])) for one in (chosen, fastest)
+                format_ratio(float(chances_of(search, one).ever_C[0])) for one in (chosen, fastest)
             ]
         yield words if name == "recompute" else f"{words} ({values[0]} instead of {values[1]})"

@@ -44,3 +44,10 @@ class Question:
     busiest: BusiestRatios | None = None
     """From recorded routing; None: balanced experts."""
     price_per_device_hour: float | None = None
+    usable_memory_ratio: float = 0.95
+    """`memory_limit_bytes` as a share of what the device has."""
+
+    @property
+    def capacity_bytes(self) -> float:
+        """All that a device has."""
+        return self.memory_limit_bytes / self.usable_memory_ratio

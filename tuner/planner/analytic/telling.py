@@ -3,7 +3,7 @@
 A band of (low, high) around a prediction p holds measurements from low p to high p.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from tuner.plan import (
     Band,
     ParetoPoint,
     Preference,
+    Roomier,
     StagePrediction,
     TrainDecision,
     TrainPrediction,
@@ -34,6 +35,14 @@ from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.finalists import played_s
 from tuner.planner.analytic.found import Search
 from tuner.planner.analytic.memory_band import peak_band
+from tuner.planner.analytic.memory_risk import (
+    SMALL,
+    MemoryForecast,
+    forecast_of,
+    loss_prices,
+    uneven_bytes,
+)
+from tuner.planner.analytic.preferring import roomier
 from tuner.planner.analytic.ties import tied_rows
 from tuner.planner.ratios import Ratios, is_tie
 from tuner.planner.reasons import why_lost
@@ -74,6 +83,10 @@ class Choice:
     """The fastest one's row."""
     reasons: tuple[str, ...] = ()
     """What is better about the chosen one."""
+    expected_s: float | None = None
+    """Seconds of a step of the chosen one with what running out of memory costs on average; of the
+    fastest the next. Absent where they are the same."""
+    fastest_expected_s: float | None = None
 
     @property
     def is_fastest(self) -> bool:
@@ -116,6 +129,8 @@ class Teller:
                 for peak in peaks
             ),
             memory_limit_bytes=int(self.search.question.memory_limit_bytes),
+            memory_capacity_bytes=int(self.search.question.capacity_bytes),
+            **asdict(self.risk(detail)),
             activation_bytes=tuple(round(float(b)) for b in detail.memory.activations_PC[:, 0]),
             breakdown_s=seconds,
             communication_s=sum(
@@ -125,6 +140,47 @@ class Teller:
             mfu_ratio=self._mfu(step_s),
             played_step_time_s=played_s,
             run=self._run(detail, step_s=step_s),
+        )
+
+    def risk(self, detail: Detail) -> MemoryForecast:
+        """Say how likely one decision runs out of memory."""
+        question = self.search.question
+        is_recorded = question.busiest is not None or question.model.moe is None
+        return forecast_of(
+            detail.memory.total_PC[:, 0],
+            0.0
+            if is_recorded
+            else uneven_bytes(
+                question.shape,
+                detail.strategies,
+                question.hardware,
+                detail.stages,
+                constants=question.memory_constants,
+            ),
+            capacity_bytes=question.capacity_bytes,
+            software=question.software,
+            prices=loss_prices(self.spec.goal),
+        )
+
+    def roomier(self, choice: Choice) -> Roomier | None:
+        """Say what hardly running out of memory would cost, where the chosen one may."""
+        best = choice.chosen
+        chosen = self.told(best)
+        if (chosen.out_of_memory_probability or 0.0) <= SMALL:
+            return None
+        row = roomier(self.search, step_s=best.objective_s)
+        if row is None:
+            return None
+        alone = replace(self.search, found=row)
+        predicted = replace(self, search=alone)._played(0)
+        slower_ratio = max(0.0, predicted.step_time_s / chosen.step_time_s - 1.0)
+        return Roomier(
+            decision=TrainDecision.model_validate(decision_of(alone, 0)),
+            step_time_s=predicted.step_time_s,
+            slower_ratio=slower_ratio,
+            slower_s=slower_ratio * loss_prices(self.spec.goal).run_s(chosen.step_time_s),
+            peak_memory_bytes=max(predicted.peak_memory_bytes),
+            out_of_memory_probability=predicted.out_of_memory_probability or 0.0,
         )
 
     def alternatives(self, choice: Choice, *, top: int) -> tuple[Alternative, ...]:
@@ -170,11 +226,15 @@ class Teller:
         """Say why the fastest was not chosen; None where it was."""
         if choice.is_fastest:
             return None
+        risk = self.risk(choice.fastest.detail)
         return Preference(
             fastest=choice.fastest.decision,
             fastest_step_s=choice.fastest.objective_s,
             slower_ratio=max(0.0, choice.chosen.objective_s / choice.fastest.objective_s - 1.0),
             reasons=choice.reasons,
+            expected_step_s=choice.expected_s,
+            fastest_expected_step_s=choice.fastest_expected_s,
+            fastest_out_of_memory_probability=risk.out_of_memory_probability,
         )
 
     def told(self, best: Best) -> TrainPrediction:

@@ -5,14 +5,21 @@ for one pool, so that every bound on the closed form bounds it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from tuner.placement import Placement, StagePlacement
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.planner.analytic.answer import named
+from tuner.planner.analytic.layouts import stages_of
 from tuner.planner.analytic.memory_band import peak_band
+from tuner.planner.analytic.memory_risk import (
+    MemoryForecast,
+    forecast_of,
+    loss_prices,
+    uneven_bytes,
+)
 from tuner.planner.analytic.ways import Ways
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.chains import Chain, stretches
@@ -87,6 +94,7 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
         peak_memory_bytes_band=tuple(
             peak_band(peak, software=alike.software, pipeline=len(peaks)) for peak in peaks
         ),
+        **asdict(_risk(chain, question)),
         activation_bytes=tuple(
             round(float(memory.activations_PC[stage, 0]))
             for stage, memory in enumerate(price.memory_S)
@@ -99,6 +107,33 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
         / (_peak_flop_per_s(chain, question) * step_s),
         played_step_time_s=one.played_s,
         run=run_of(chain, question, step_s=step_s),
+    )
+
+
+def _risk(chain: Chain, question: PoolsQuestion) -> MemoryForecast:
+    """How likely any stage runs out on its own pool's devices."""
+    alike, stages_S = question.alike, range(len(chain.pool_S))
+    uneven_S = np.zeros(len(chain.pool_S))
+    if alike.busiest is None and alike.model.moe is not None:
+        layout = stages_of(alike.model, np.array(chain.layers_S)[:, None])
+        of_pool = {
+            index: uneven_bytes(
+                own.shape,
+                replace(chain.column.on(index).strategies, pipeline=float(len(chain.pool_S))),
+                own.hardware,
+                layout,
+                constants=own.memory_constants,
+            )
+            for index, own in enumerate(question.of_pool)
+            if index in chain.pool_S
+        }
+        uneven_S = np.array([of_pool[chain.pool_S[stage]][stage] for stage in stages_S])
+    return forecast_of(
+        np.array(chain.price.bytes_S),
+        uneven_S,
+        capacity_bytes=np.array([question.of_pool[pool].capacity_bytes for pool in chain.pool_S]),
+        software=alike.software,
+        prices=loss_prices(question.specs[0].goal),
     )
 
 

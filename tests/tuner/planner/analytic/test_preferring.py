@@ -8,21 +8,32 @@ import numpy as np
 import pytest
 
 from tuner.costs.analytic.constants import Software
+from tuner.costs.analytic.routing import BusiestRatios
 from tuner.costs.analytic.shapes import number
 from tuner.planner.analytic.answer import Detail
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.counting import by_facts
-from tuner.planner.analytic.finalists import played_s
 from tuner.planner.analytic.found import Found
 from tuner.planner.analytic.found import Search as Searched
 from tuner.planner.analytic.leaning import price_to_fit
-from tuner.planner.analytic.preferring import CRITERIA, TOLERANCE_RATIO, criteria, preferred
+from tuner.planner.analytic.memory_risk import SMALL, LossPrices
+from tuner.planner.analytic.preferring import (
+    CRITERIA,
+    MOST_SLOWER_RATIO,
+    TOLERANCE_RATIO,
+    Preferred,
+    chances_of,
+    criteria,
+    preferred,
+    roomier,
+)
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.search import Settings, search
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
 MakeQuestion = Callable[..., Question]
+USUAL = LossPrices()
 SETTINGS = Settings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
 
 
@@ -69,27 +80,43 @@ def closed_form_s(detail: Detail) -> float:
     return number(detail.step.step_s)
 
 
+def chosen_among(
+    found: Searched,
+    fastest: Found,
+    *,
+    prices: LossPrices = USUAL,
+    is_near: Callable[[Detail, float, float], bool] = lambda *_: True,
+) -> Preferred | None:
+    return preferred(
+        found,
+        fastest,
+        objective_s=float(fastest.step_s[0]),
+        prices=prices,
+        play=closed_form_s,
+        is_near=is_near,
+    )
+
+
 @pytest.mark.parametrize("limit_ratio", [1.0, 0.3])
-def test_nothing_near_the_fastest_comes_before_the_preferred(
+def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
     ask: MakeQuestion, limit_ratio: float
 ) -> None:
     found = searched(ask, limit_ratio=limit_ratio)
     assert found.found is not None
     fastest = found.found.taken(np.array([0]))
-    limit_s = float(fastest.step_s[0]) * (1.0 + TOLERANCE_RATIO)
-    chosen = preferred(
-        found,
-        fastest,
-        limit_s=limit_s,
-        play=closed_form_s,
-        is_near=lambda _, step_s: step_s <= limit_s,
-    )
+    chosen = chosen_among(found, fastest)
     row = fastest if chosen is None else chosen.row
     every = every_decision(found)
-    near = every.taken(np.flatnonzero(every.step_s <= limit_s))
+    every = every.taken(np.flatnonzero(every.step_s <= float(fastest.step_s[0]) * 1.1))
+    risks = chances_of(found, every)
+    roomy_s = every.step_s[risks.ever_C <= SMALL].min(initial=np.inf)
+    expected_s = LossPrices().expected_s(
+        every.step_s, risks, roomier_s=float(roomy_s) if np.isfinite(roomy_s) else None
+    )
+    least_s = max(float(fastest.step_s[0]), float(expected_s.min()))
+    near = every.taken(np.flatnonzero(expected_s <= least_s * (1.0 + TOLERANCE_RATIO)))
     first = min(tuple(key) for key in criteria(found, near))
     assert tuple(criteria(found, row)[0]) == first
-    assert float(row.step_s[0]) <= limit_s
     assert float(row.peak_bytes[0]) <= found.question.memory_limit_bytes
 
 
@@ -98,30 +125,64 @@ def test_a_schedule_that_plays_too_slowly_is_passed_over(ask: MakeQuestion) -> N
     assert found.found is not None
     last = found.found.taken(np.array([len(found.found) - 1]))
     worst = replace(last, peak_bytes=np.array([found.question.memory_limit_bytes]))
-
-    def choose(is_near: Callable[[Detail, float], bool]) -> bool:
-        limit_s = float(last.step_s[0])
-        chosen = preferred(found, worst, limit_s=limit_s, play=played_s, is_near=is_near)
-        return chosen is not None
-
-    assert choose(lambda _detail, _step_s: True)
-    assert not choose(lambda _detail, _step_s: False)
+    assert chosen_among(found, worst) is not None
+    assert chosen_among(found, worst, is_near=lambda *_: False) is None
 
 
-def test_more_room_in_memory_comes_before_everything_else(ask: MakeQuestion) -> None:
+def test_less_chance_of_running_out_comes_before_everything_else(ask: MakeQuestion) -> None:
     found = searched(ask)
     assert found.found is not None
     one = found.found.taken(np.array([0]))
-    limit = found.question.memory_limit_bytes
-    names = [name for name, _ in CRITERIA]
+    capacity = found.question.capacity_bytes
 
     def key(share: float) -> tuple[int, ...]:
-        return tuple(criteria(found, replace(one, peak_bytes=np.array([share * limit])))[0])
+        return tuple(criteria(found, replace(one, peak_bytes=np.array([share * capacity])))[0])
 
-    assert names[0] == "memory"
-    # Bands end at 1 / 0.88 of the peak: 20 % of the second and 53 % of the last lie above.
-    assert [key(share)[0] for share in (0.87, 0.92, 1.0)] == [0, 1, 2]
-    assert key(0.87)[1:] == key(1.0)[1:]
+    assert CRITERIA[0][0] == "memory"
+    assert [key(share)[0] for share in (0.5, 0.9, 1.0)] == [0, 1, 2]
+    assert key(0.5)[1:] == key(1.0)[1:]
+
+
+def test_the_capacity_is_all_of_the_device_not_what_a_plan_may_use(ask: MakeQuestion) -> None:
+    question = searched(ask).question
+    assert question.capacity_bytes * question.usable_memory_ratio == pytest.approx(
+        question.memory_limit_bytes
+    )
+    assert question.usable_memory_ratio < 1.0
+
+
+def test_a_dearer_failure_reaches_for_roomier_decisions(ask: MakeQuestion) -> None:
+    """The fastest is made to run out for sure; the dearer that is, the slower a step may be."""
+    found = searched(ask)
+    assert found.found is not None
+    fastest = found.found.taken(np.array([0]))
+    full = replace(fastest, peak_bytes=np.array([1.2 * found.question.capacity_bytes]))
+
+    def expected_s(failed_start_s: float) -> float:
+        prices = LossPrices(failed_start_s=failed_start_s, run_steps=1e4)
+        chosen = chosen_among(found, full, prices=prices)
+        assert chosen is not None
+        assert float(chosen.row.peak_bytes[0]) < found.question.capacity_bytes
+        return chosen.fastest_expected_s
+
+    step_s = float(fastest.step_s[0])
+    cheap, dear = (expected_s(share * step_s * 1e4) for share in (0.0, 0.05))
+    assert step_s <= cheap < dear
+    assert dear == pytest.approx(1.05 * step_s, rel=0.02)
+
+
+def test_the_roomier_decision_is_the_fastest_with_a_small_chance(ask: MakeQuestion) -> None:
+    found = searched(ask, limit_ratio=0.3)
+    assert found.found is not None
+    step_s = float(found.found.step_s[0])
+    row = roomier(found, step_s=step_s)
+    every = every_decision(found)
+    every = every.taken(np.flatnonzero(every.step_s <= step_s * (1.0 + MOST_SLOWER_RATIO)))
+    roomy = every.step_s[chances_of(found, every).ever_C <= SMALL]
+    assert (row is None) == (len(roomy) == 0)
+    if row is not None:
+        assert float(row.step_s[0]) == pytest.approx(float(roomy.min()))
+        assert float(chances_of(found, row).ever_C[0]) <= SMALL
 
 
 def test_pipelines_of_torchtitan_need_more_room_than_others(ask: MakeQuestion) -> None:
@@ -130,12 +191,28 @@ def test_pipelines_of_torchtitan_need_more_room_than_others(ask: MakeQuestion) -
     ranks = found.found.candidates.rows["pipeline"]
     both = found.found.taken(np.array([np.argmin(ranks), np.argmax(ranks)]))
     assert list(both.candidates.rows["pipeline"] > 1) == [False, True]
-    peak_bytes = np.full(2, 0.85 * found.question.memory_limit_bytes)
+    peak_bytes = np.full(2, 0.85 * found.question.capacity_bytes)
     torch = replace(found, question=replace(found.question, software=Software.TORCH_FSDP))
 
-    def risks(search: Searched) -> list[int]:
-        return list(criteria(search, replace(both, peak_bytes=peak_bytes))[:, 0])
+    def at_start(search: Searched) -> list[float]:
+        return list(chances_of(search, replace(both, peak_bytes=peak_bytes)).at_start_C)
 
-    assert risks(found) == [0, 0]
-    # 0.85 / 0.77 of the limit: 30 % of a band that begins at 0.85 / 1.12 lies above.
-    assert risks(torch) == [0, 2]
+    alike, other = at_start(found), at_start(torch)
+    assert alike[0] == pytest.approx(alike[1])
+    assert other[0] < 0.2
+    assert other[1] > 0.5
+
+
+def test_experts_without_a_recording_grow_and_those_with_one_do_not(ask: MakeQuestion) -> None:
+    found = searched(ask)
+    assert found.found is not None
+    one = found.found.taken(np.array([0]))
+    full = replace(one, peak_bytes=np.array([0.93 * found.question.capacity_bytes]))
+    degrees = tuple(d for d in range(1, 65) if 64 % d == 0)
+    flat = BusiestRatios(
+        degrees=degrees, mean_DM=np.ones((len(degrees), 16)), p99_D=np.ones(len(degrees))
+    )
+    recorded = replace(found, question=replace(found.question, busiest=flat))
+    guessed, known = chances_of(found, full), chances_of(recorded, full)
+    assert guessed.at_start_C[0] == known.at_start_C[0]
+    assert guessed.later_C[0] > 2.0 * known.later_C[0]

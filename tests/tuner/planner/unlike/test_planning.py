@@ -58,6 +58,11 @@ def test_a_plan_over_two_pools_is_a_plan(together: Plan) -> None:
     assert sum(made.predicted.breakdown_s.values()) == pytest.approx(made.predicted.step_time_s)
     assert made.predicted.mfu_ratio is not None
     assert 0.0 < made.predicted.mfu_ratio < 1.0
+    chance = made.predicted.out_of_memory_probability
+    at_start = made.predicted.out_of_memory_at_start_probability
+    assert chance is not None
+    assert at_start is not None
+    assert 0.0 <= at_start <= chance <= 1.0
     assert "sets the pace" in made.binding_constraint
 
 

@@ -1,0 +1,112 @@
+"""Running out of memory is the first thing that a page and a text say, where it is likely."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.cli.plan_text import explanation, plan_text
+from tuner.plan import Plan, Preference, Roomier
+from tuner.report.memory_room import memory_warning, trade_words
+from tuner.report.reading import report_of
+
+Page = Callable[[Any], str]
+Parsed = Callable[[str], Any]
+
+
+@pytest.fixture
+def own_folder(train_folder: Path, tmp_path: Path) -> Path:
+    """A copy, since others read the plan too."""
+    return Path(shutil.copytree(train_folder, tmp_path / "plan"))
+
+
+def with_chance(folder: Path, chance: float, *, is_roomier_found: bool = False) -> Plan:
+    """Store another chance in a plan's folder."""
+    path = folder / "plan.json"
+    plan = Plan.model_validate_json(path.read_text())
+    assert plan.predicted is not None
+    assert plan.decision is not None
+    predicted = plan.predicted.model_copy(
+        update={
+            "out_of_memory_probability": chance,
+            "out_of_memory_at_start_probability": chance / 2,
+            "out_of_memory_loss_s": 5400.0,
+        }
+    )
+    one = Roomier(
+        decision=plan.decision,
+        step_time_s=1.014 * predicted.step_time_s,
+        slower_ratio=0.014,
+        slower_s=12_240.0,
+        peak_memory_bytes=66 * 2**30,
+        out_of_memory_probability=0.004,
+    )
+    plan = plan.model_copy(
+        update={"predicted": predicted, "roomier": one if is_roomier_found else None}
+    )
+    path.write_text(plan.model_dump_json())
+    return plan
+
+
+@pytest.mark.parametrize("chance", [0.04, 0.34, 0.9])
+def test_a_page_begins_with_the_warning_where_the_chance_is_not_small(
+    own_folder: Path, page_of: Page, parsed: Parsed, chance: float
+) -> None:
+    plan = with_chance(own_folder, chance)
+    page = parsed(page_of(report_of(own_folder)))
+    warnings = [node for node in page.all("p") if node.attributes.get("class") == "warning"]
+    first = plan_text(plan, folder=own_folder).splitlines()[0]
+    assert [node.attributes.get("role") for node in warnings] == ["alert"] * (chance > 0.05)
+    for text in (*(node.text for node in warnings), *([first] if chance > 0.05 else [])):
+        assert f"{chance:.0%}".replace("%", "") in text
+        assert "chance of running out of memory" in text
+    assert first.startswith("WARNING") == (chance > 0.05)
+    assert explanation(plan).startswith("WARNING") == (chance > 0.05)
+    classes = [node.attributes.get("class") for node in page.all("p")]
+    if warnings:
+        assert classes.index("warning") < classes.index("verdict")
+
+
+def test_the_warning_names_the_roomier_decision_and_what_it_costs(own_folder: Path) -> None:
+    said = memory_warning(with_chance(own_folder, 0.34, is_roomier_found=True), name=str)
+    assert said is not None
+    for words in ("34.0 %", "17.0 %", "1.50 h", "66.0 GiB", "0.4 %", "1.4 %", "3.40 h"):
+        assert words in said, (words, said)
+    alone = memory_warning(with_chance(own_folder, 0.34), name=str)
+    assert alone is not None
+    assert "more nodes" in alone
+
+
+def test_the_trade_is_said_where_the_fastest_may_run_out(own_folder: Path) -> None:
+    plan = with_chance(own_folder, 0.01)
+    assert plan.decision is not None
+    one = Preference(
+        fastest=plan.decision,
+        fastest_step_s=7.18,
+        slower_ratio=0.0247,
+        reasons=("less chance of running out of memory",),
+        expected_step_s=7.36,
+        fastest_expected_step_s=7.24,
+        fastest_out_of_memory_probability=0.34,
+    )
+    (said,) = trade_words(one)
+    assert "7.36 s" in said
+    assert "7.24 s" in said
+    assert "equally fast" in said
+    (less,) = trade_words(one.model_copy(update={"fastest_expected_step_s": 7.6}))
+    assert "equally fast" not in less
+    assert not list(trade_words(one.model_copy(update={"fastest_out_of_memory_probability": 0.02})))
+
+
+def test_a_stored_plan_without_a_chance_is_read_and_says_none(own_folder: Path) -> None:
+    path = own_folder / "plan.json"
+    values = json.loads(path.read_text())
+    for name in [name for name in values["predicted"] if name.startswith("out_of_memory")]:
+        del values["predicted"][name]
+    values.pop("roomier", None)
+    plan = Plan.model_validate(values)
+    assert memory_warning(plan, name=str) is None
+    assert "WARNING" not in plan_text(plan, folder=own_folder)

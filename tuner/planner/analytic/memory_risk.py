@@ -1,0 +1,223 @@
+"""How likely a decision runs out of memory, and what that is expected to cost beside a slower step.
+
+    at start   the peak was predicted too low (peak_errors.py): the job dies in its first steps
+    later      it started, but its peak grows: by GROWTH_RATIO on average, and where no routing was
+               recorded by UNEVEN_RATIO of what the busiest expert rank's load decides
+
+    loss       at start * failed start + later * (CRASHES * crash + failed start)      seconds
+    expected   step * (1 + loss / run) + ever * what the roomier decision's step takes more
+
+A job that ran out is planned anew and goes on with the roomier decision; one that dies late is
+first started again CRASHES times. `expected` is seconds a step, spread over the run: the steps that
+`goal.tokens` take, or USUAL_RUN_S.
+
+Judged against all that a device has, not what a plan may use of it (`usable_memory_ratio`, a limit
+on the predicted peak). Ranks of one job err alike, so the fullest one decides.
+
+Letters: C candidates, P devices of a pipeline.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.analytic.constants import Software
+from tuner.costs.analytic.memory import price_memory
+from tuner.costs.analytic.memory_constants import MemoryConstants
+from tuner.costs.analytic.shapes import Hardware, ModelShape, Stages, Strategies
+from tuner.planner.analytic.peak_errors import kind_of, published
+from tuner.spec.goal import TrainGoal
+
+Floats = npt.NDArray[np.float64]
+
+HOUR_S: Final = 3600.0
+
+FAILED_START_S: Final = 4.0 * HOUR_S
+"""From a start that runs out of memory to the first step of the next: somebody reads the log, plans
+anew and queues again, half a working day. Prior; `goal.failed_start` states one's own."""
+
+CRASHES: Final = 2.0
+"""Late crashes until somebody plans anew: the first is taken for a fault and restarted. Prior."""
+
+RESTART_S: Final = 0.5 * HOUR_S
+"""From a crash to the next step; `goal.reliability.restart` states one's own. Prior."""
+
+CHECKPOINT_INTERVAL_S: Final = HOUR_S
+"""Half of it is lost in a crash; `goal.reliability.checkpoint.interval` states one's own. Prior."""
+
+USUAL_RUN_S: Final = 7.0 * 24.0 * HOUR_S
+"""Length of a run whose spec states no tokens. Prior."""
+
+GROWTH_RATIO: Final = 0.005
+"""Growth of a peak over a run, on average: evaluation, checkpoints, blocks that no longer fit.
+Prior; no published run states it."""
+
+UNEVEN_RATIO: Final = 0.1
+"""By how much the busiest expert rank's load exceeds balance at its worst, on average, where the
+routing is assumed balanced. Prior: recordings of Mixtral and OLMoE on C4 over 8 expert ranks have
+1.12 and 1.20 in one pass of a hundred, and trained with a balancing loss less. Where a recording is
+given its P99 is in the peak already."""
+
+SMALL: Final = 0.05
+"""Up to this probability a decision is called roomy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chances:
+    """Probabilities of running out of memory."""
+
+    at_start_C: Floats
+    ever_C: Floats
+    """At the start or later."""
+
+    @property
+    def later_C(self) -> Floats:
+        """After it has started."""
+        return self.ever_C - self.at_start_C
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPrices:
+    """Seconds that running out of memory costs, and what they are a share of."""
+
+    failed_start_s: float = FAILED_START_S
+    crash_s: float = RESTART_S + CHECKPOINT_INTERVAL_S / 2.0
+    run_steps: float | None = None
+    """Of the whole run; None: it takes USUAL_RUN_S."""
+
+    def loss_s(self, chances: Chances) -> Floats:
+        """Seconds that running out is expected to cost over the run."""
+        late_s = CRASHES * self.crash_s + self.failed_start_s
+        found: Floats = chances.at_start_C * self.failed_start_s + chances.later_C * late_s
+        return found
+
+    def run_s(self, step_s: float) -> float:
+        """Seconds of the run."""
+        return USUAL_RUN_S if self.run_steps is None else self.run_steps * step_s
+
+    def expected_s(self, step_s_C: Floats, chances: Chances, *, roomier_s: float | None) -> Floats:
+        """Seconds a step with what running out is expected to cost.
+
+        Args:
+            step_s_C: of the decisions.
+            chances: theirs.
+            roomier_s: a step of what is run after it ran out; None: as long as before.
+        """
+        if not len(step_s_C):
+            return step_s_C
+        run_s = self.run_s(float(step_s_C.min()))
+        slower_s = 0.0 if roomier_s is None else np.maximum(0.0, roomier_s - step_s_C)
+        found: Floats = step_s_C * (1.0 + self.loss_s(chances) / run_s) + chances.ever_C * slower_s
+        return found
+
+
+def loss_prices(goal: TrainGoal) -> LossPrices:
+    """Read off a goal what running out costs."""
+    stated = goal.reliability
+    interval_s = None if stated is None else stated.checkpoint.interval
+    restart_s = RESTART_S if stated is None else stated.restart
+    return LossPrices(
+        failed_start_s=FAILED_START_S if goal.failed_start is None else goal.failed_start,
+        crash_s=restart_s + (interval_s or CHECKPOINT_INTERVAL_S) / 2.0,
+        run_steps=None if goal.tokens is None else goal.tokens / goal.tokens_per_step,
+    )
+
+
+def chances(
+    peak_bytes_C: Floats,
+    *,
+    capacity_bytes: Floats | float,
+    software: Software,
+    pipeline_C: npt.ArrayLike,
+    uneven_bytes_C: Floats | float = 0.0,
+) -> Chances:
+    """Probabilities that peaks exceed what a device has.
+
+    Args:
+        peak_bytes_C: predicted.
+        capacity_bytes: all that a device has.
+        software: that runs.
+        pipeline_C: ranks of the pipeline, or one number for all.
+        uneven_bytes_C: what a peak grows by when the busiest expert rank's load doubles; 0 where a
+            recording says how uneven the load is, or there are no experts.
+    """
+    room_C = capacity_bytes / peak_bytes_C
+    growth_C = GROWTH_RATIO + UNEVEN_RATIO * uneven_bytes_C / peak_bytes_C
+    growth_C = np.broadcast_to(growth_C, room_C.shape)
+    is_piped_C = np.broadcast_to(np.asarray(pipeline_C) > 1, room_C.shape)
+    at_start_C, ever_C = np.empty(room_C.shape), np.empty(room_C.shape)
+    for has_pipeline in (False, True):
+        of_kind = is_piped_C == has_pipeline
+        errors = published(kind_of(software, has_pipeline=has_pipeline))
+        at_start_C[of_kind] = errors.at_start(room_C[of_kind])
+        ever_C[of_kind] = errors.ever(room_C[of_kind], growth_C=growth_C[of_kind])
+    return Chances(at_start_C=at_start_C, ever_C=ever_C)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryForecast:
+    """What is said of one decision."""
+
+    out_of_memory_probability: float
+    """At any time of the run."""
+    out_of_memory_at_start_probability: float
+    out_of_memory_loss_s: float
+    """Seconds of the run that running out is expected to cost."""
+
+
+def forecast_of(
+    peak_bytes_P: Floats,
+    uneven_bytes_P: Floats | float,
+    *,
+    capacity_bytes: Floats | float,
+    software: Software,
+    prices: LossPrices,
+) -> MemoryForecast:
+    """Say how likely one decision runs out, by the device of its pipeline that is most likely to.
+
+    Args:
+        peak_bytes_P: predicted.
+        uneven_bytes_P: what the peaks grow by when the busiest expert rank's load doubles.
+        capacity_bytes: all that each device has.
+        software: that runs.
+        prices: what running out costs.
+    """
+    every = chances(
+        peak_bytes_P,
+        capacity_bytes=capacity_bytes,
+        software=software,
+        pipeline_C=len(peak_bytes_P),
+        uneven_bytes_C=uneven_bytes_P,
+    )
+    at = int(np.argmax(every.ever_C))
+    worst = Chances(at_start_C=every.at_start_C[at : at + 1], ever_C=every.ever_C[at : at + 1])
+    return MemoryForecast(
+        out_of_memory_probability=min(1.0, float(worst.ever_C[0])),
+        out_of_memory_at_start_probability=min(1.0, float(worst.at_start_C[0])),
+        out_of_memory_loss_s=float(prices.loss_s(worst)[0]),
+    )
+
+
+def uneven_bytes(
+    shape: ModelShape,
+    strategies: Strategies,
+    hardware: Hardware,
+    stages: Stages,
+    *,
+    constants: MemoryConstants,
+) -> Floats:
+    """What each device's peak grows by when the busiest expert rank's load doubles, [P]."""
+    once, twice = (
+        price_memory(
+            shape,
+            replace(strategies, busiest_ratio_p99=ratio),
+            hardware,
+            stages,
+            constants=constants,
+        ).total_PC[:, 0]
+        for ratio in (1.0, 2.0)
+    )
+    grown: Floats = np.maximum(twice - once, 0.0)
+    return grown

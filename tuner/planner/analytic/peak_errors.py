@@ -1,0 +1,171 @@
+"""How likely a predicted peak is to be exceeded, from every published run whose peak was measured.
+
+Each recipe (model, devices, degrees, precision) left a ratio of measured over predicted peak. A new
+run is taken to err like one of them, blurred by Student's t of four degrees of freedom:
+
+    P(measured / predicted > x) = sum over recipes of weight * T4((ln ratio - ln x) / SCATTER)
+
+so the distribution keeps its own centre: where recipes were predicted too low, as torchtitan's
+pipelines, most of the probability lies above the predicted peak. A source with n recipes weighs
+sqrt(n), shared by them: recipes of one machine and release share much of their error (one vote a
+source), but not all of it (one vote a recipe).
+
+Kinds of runtime are told apart where their errors differ: Megatron; PyTorch's modules under FSDP
+(torchtitan, DeepSpeed); the same in a pipeline, which gathers whole stages. Nobody published peaks
+of Megatron's pipelines of more than two ranks; they take the errors of those of one and two.
+
+A run that starts may still run out later. What its peak grows by is taken as exponential; see
+memory_risk.py for its mean.
+
+`tests/benchmarks/training_memory.py RUNS.csv` prints RATIOS anew, and how well the probabilities
+are calibrated with each recipe left out.
+
+Letters: C peaks, N published runs, G grid of ratios.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.analytic.constants import Software
+
+Floats = npt.NDArray[np.float64]
+Recipe = tuple[float, ...]
+"""Measured over predicted peaks of one recipe's runs."""
+
+
+class Kind(StrEnum):
+    """Runtimes whose predicted peaks err alike."""
+
+    MEGATRON = "megatron"
+    """Megatron-LM and Megatron-Bridge, with a pipeline and without."""
+    PYTORCH = "pytorch"
+    """torchtitan, DeepSpeed, plain FSDP; no pipeline."""
+    PYTORCH_PIPELINE = "pytorch-pipeline"
+    """The same with one."""
+
+
+RATIOS: Final[Mapping[Kind, Mapping[str, tuple[Recipe, ...]]]] = {
+    Kind.MEGATRON: {
+        "simumax-b200": (
+            (1.0001, 1.0001),
+            (0.9996, 0.9996, 0.9996),
+            (0.9997,),
+            (1.0063, 1.0063),
+            (1.0074, 1.0074),
+            (0.9988,),
+            (1.0068,),
+            (1.0078,),
+            (1.0001, 1.0001, 1.0001),
+            (1.0003, 1.0003, 1.0003),
+            (0.9998, 0.9998),
+            (0.9996,),
+            (1.0001,),
+            (1.0004,),
+            (1.0002,),
+            (1.0001,),
+            (1.0004,),
+        ),
+        "mbridge-skills": ((1.0954, 1.0954, 1.0954),),
+    },
+    Kind.PYTORCH: {
+        "torchtitan 2024-12, H100": (
+            (1.0687, 0.9986),
+            (1.0621, 0.9828),
+            (0.9797,),
+            (1.0768,),
+            (1.0806,),
+            (1.1311,),
+        ),
+        "torchtitan 2025-06, H200": ((0.9608,), (0.9775,)),
+        "torchtitan-fork-pr": ((1.0384,), (1.041,), (1.0463,), (1.0495,), (1.0588, 1.0638)),
+    },
+    Kind.PYTORCH_PIPELINE: {
+        "torchtitan 2024-12, H100": ((1.2586, 1.202), (1.1488,), (1.2952,)),
+    },
+}
+"""By source, a recipe a tuple, its runs in the order of the table of published runs."""
+
+SCATTER: Final = 0.02
+"""Of ln ratio between recipes of one source. 0.015 to 0.03 miss the same published peaks."""
+
+GRID_STEP: Final = 5e-4
+MOST_LOG: Final = 2.0
+"""Ratios from 1 / 7.4 to 7.4; beyond, probabilities are those of the ends."""
+
+GROWTH_QUANTILES: Final = (np.arange(16) + 0.5) / 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PeakErrors:
+    """Measured over predicted peaks of some runs, what each weighs, and the sums on a grid."""
+
+    log_ratio_N: Floats
+    weight_N: Floats
+    exceeding_G: Floats
+
+    @classmethod
+    def of(cls, sources: Iterable[Sequence[Recipe]]) -> "PeakErrors":
+        """Weigh the recipes of some sources.
+
+        Raises:
+            ValueError: there are none.
+        """
+        logs, weights = [], []
+        for recipes in sources:
+            for runs in recipes:
+                logs += [float(np.log(ratio)) for ratio in runs]
+                weights += [len(recipes) ** -0.5 / len(runs)] * len(runs)
+        if not logs:
+            raise ValueError("no published peak to learn from")
+        log_N, weight_N = np.array(logs), np.array(weights)
+        weight_N = weight_N / weight_N.sum()
+        upper_GN = _student_4((log_N - _grid()[:, None]) / SCATTER)
+        return cls(log_ratio_N=log_N, weight_N=weight_N, exceeding_G=upper_GN @ weight_N)
+
+    def at_start(self, room_C: Floats) -> Floats:
+        """Probability that the first steps take more than a device has.
+
+        Args:
+            room_C: capacity over predicted peak.
+        """
+        log_room_C = np.log(np.maximum(room_C, np.finfo(np.float64).tiny))
+        found: Floats = np.interp(log_room_C, _grid(), self.exceeding_G)
+        return found
+
+    def ever(self, room_C: Floats, *, growth_C: Floats) -> Floats:
+        """The same at any time of a long run, whose peak grows by `growth_C` on average."""
+        steps = -np.log1p(-GROWTH_QUANTILES)
+        found: Floats = np.mean(
+            [self.at_start(room_C / (1.0 + step * growth_C)) for step in steps], axis=0
+        )
+        return found
+
+
+def kind_of(software: Software, *, has_pipeline: bool) -> Kind:
+    """Say which published runs a run errs like."""
+    if software is not Software.TORCH_FSDP:
+        return Kind.MEGATRON
+    return Kind.PYTORCH_PIPELINE if has_pipeline else Kind.PYTORCH
+
+
+@cache
+def published(kind: Kind) -> PeakErrors:
+    """Errors of all published runs of a kind."""
+    return PeakErrors.of(RATIOS[kind].values())
+
+
+def _student_4(t: Floats) -> Floats:
+    """Cumulative distribution of Student's t with four degrees of freedom (closed form)."""
+    square = 1.0 + t * t / 4.0
+    found: Floats = 0.5 + 0.375 * t / np.sqrt(square) * (1.0 - t * t / square / 12.0)
+    return found
+
+
+def _grid() -> Floats:
+    return np.arange(-MOST_LOG, MOST_LOG + GRID_STEP, GRID_STEP)
