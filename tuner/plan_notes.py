@@ -115,6 +115,7 @@ def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
         f"cluster.pools.{pool.name}.scale_up_domain": pool.scale_up_domain is not None,
         f"cluster.pools.{pool.name}.link_matrix": pool.link_matrix is not None,
         f"cluster.pools.{pool.name}.price_per_device_hour": pool.price_per_device_hour is not None,
+        "goal.engine": spec.goal.engine is not None,
         "goal.tokens": spec.goal.tokens is not None,
         "goal.reliability": spec.goal.reliability is not None,
     }

@@ -20,9 +20,9 @@ from tuner.estimate.decision import decision_of
 from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
 from tuner.estimate.knobs import Turn, turns
-from tuner.estimate.launch import Engine, LaunchSettings
+from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
-from tuner.estimate.pricing import Bench, Priced, priced
+from tuner.estimate.pricing import TARGET_OF, Bench, Priced, priced
 from tuner.estimate.records import Change
 from tuner.plan import TrainDecision
 from tuner.planner.ratios import Ratios, is_tie
@@ -32,11 +32,6 @@ from tuner.spec.search import Search
 LEAST_GAIN_RATIO: Final = 0.01
 """Smaller differences are below what two runs of one launch differ by."""
 SHOWN_KNOBS: Final = 8
-TARGET_OF: Final = {
-    Engine.MEGATRON: "megatron-lm",
-    Engine.TORCHTITAN: "torchtitan",
-    Engine.DEEPSPEED: "deepspeed",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,6 +151,7 @@ def bench_of(
         residuals=(measured and measured.own_residuals) or residuals,
         busiest=busiest,
         measured=measured,
+        engine=spec.goal.engine,
     )
 
 
@@ -268,6 +269,8 @@ def _notes(
         notes.append("gradients are sharded, so every micro-batch sums them")
     if own.precision == "fp32":
         notes.append("fp32 products are priced at the bf16 rate: no constants are known for them")
+    if said := bench.release(own).note:
+        notes.append(said)
     if bench.residuals is None:
         notes.append("generic constants: no residuals were applied, so the band is wide")
     if bench.pool.link_matrix is not None:

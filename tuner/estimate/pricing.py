@@ -41,15 +41,22 @@ from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Dispatcher, Engine, Graphs
 from tuner.planner.analytic.axes import COLUMN_OF_MODULE
 from tuner.planner.analytic.memory_risk import uneven_bytes
-from tuner.planner.analytic.regimes import OF_TARGET, Relative, band_as
+from tuner.planner.analytic.regimes import OF_TARGET, Relative, band_as, regime_as
+from tuner.planner.analytic.releases import Priced as PricedRelease
+from tuner.planner.analytic.releases import priced_release
 from tuner.planner.ratios import Ratios, ratios_for
 from tuner.spec.cluster import Pool
+from tuner.spec.goal import TrainEngine
 from tuner.spec.model import ModelSpec
 
+TARGET_OF: Final[Mapping[Engine, str]] = {
+    Engine.MEGATRON: "megatron-lm",
+    Engine.TORCHTITAN: "torchtitan",
+    Engine.DEEPSPEED: "deepspeed",
+}
+"""The launch target whose manifest and releases an engine's launches are judged by."""
 SOFTWARE_OF: Final[Mapping[Engine, Relative]] = {
-    Engine.MEGATRON: OF_TARGET["megatron-lm"],
-    Engine.TORCHTITAN: OF_TARGET["torchtitan"],
-    Engine.DEEPSPEED: OF_TARGET["deepspeed"],
+    engine: OF_TARGET[target] for engine, target in TARGET_OF.items()
 }
 """How residuals know an engine, and which generation's constants it starts from."""
 
@@ -68,6 +75,8 @@ class Bench:
     """From recorded routing; None: balanced experts."""
     measured: MeasuredProfile | None = None
     """Of the pool; None: priced on the datasheet."""
+    engine: TrainEngine | None = None
+    """Whose release the goal names; None: the newest that is known."""
     has_links: bool = True
     """Whether collectives that the profile measured count."""
     stretch: float = 1.0
@@ -90,19 +99,26 @@ class Bench:
 
     def regime(self, configuration: Configuration) -> Regime:
         """Return what a configuration's kernels and host depend on."""
-        relative = SOFTWARE_OF[configuration.engine]
-        return Regime(
-            device=self.sheet.name,
-            generation=self.sheet.generation,
-            precision=PRECISION_OF[configuration.precision],
-            software=relative.software,
-            family=relative.family,
+        return self._regime(configuration, release=self.release(configuration).release)
+
+    def release(self, configuration: Configuration) -> PricedRelease:
+        """Return the release of its engine that a configuration is priced for."""
+        target = TARGET_OF[configuration.engine]
+        return priced_release((target,), self.engine, self.residuals)
+
+    def _regime(self, configuration: Configuration, *, release: str) -> Regime:
+        return regime_as(
+            SOFTWARE_OF[configuration.engine],
+            self.sheet,
+            precision=configuration.precision,
+            release=release,
         )
 
     def band(self, configuration: Configuration) -> tuple[float, float]:
         """Return measured over predicted seconds, lowest and highest."""
         relative = SOFTWARE_OF[configuration.engine]
-        return band_as(relative, self.regime(configuration), self.residuals)
+        regime = self._regime(configuration, release=self.release(configuration).stated)
+        return band_as(relative, regime, self.residuals)
 
     def ratios(self, configuration: Configuration) -> Ratios:
         """Return the bands of ratios of a configuration's time to another's."""

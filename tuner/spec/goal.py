@@ -91,6 +91,15 @@ class Reliability(Record):
     """Until a failed machine is back; None: before the spares run out."""
 
 
+class TrainEngine(Record):
+    """The software that will train, where its release is known."""
+
+    name: Annotated[str, Field(min_length=1, max_length=40)]
+    """The launch target, e.g. `megatron-bridge`, or `nemo` for its containers."""
+    version: Annotated[str, Field(min_length=1, max_length=40)]
+    """As published runs name it, e.g. "26.04" of a container; in quotes, as it is no number."""
+
+
 class TrainGoal(Record):
     """A pretraining run."""
 
@@ -102,6 +111,8 @@ class TrainGoal(Record):
     tokens: Number | None = None
     """Tokens of the whole run, for its duration and price."""
     precision: Precision = Precision.BF16
+    engine: TrainEngine | None = None
+    """Absent: the newest release that published runs of the launch target carry."""
     routing: Routing | None = None
     """Absent: every expert is taken to get the same number of tokens."""
     moe_aux_loss_coeff: NotNegative | None = None

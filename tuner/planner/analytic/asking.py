@@ -22,6 +22,7 @@ from tuner.errors import SpecError
 from tuner.planner.analytic.axes import DISPATCHERS
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import regime_of
+from tuner.planner.analytic.releases import priced_release
 from tuner.spec.capabilities import intersection
 from tuner.spec.cluster import Pool
 from tuner.spec.search import Search as Limits
@@ -81,7 +82,8 @@ def question_of(spec: Spec, site: Site) -> Question:
     """
     capabilities = intersection(spec.emit)
     precision = PRECISION_OF[spec.goal.precision.value]
-    regime = regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value)
+    release = priced_release(spec.emit, spec.goal.engine, site.residuals).release
+    regime = regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value, release=release)
     routing, record = spec.goal.routing, spec.routing
     is_low = precision is not Precision.BF16
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0

@@ -33,6 +33,7 @@ from tuner.planner.analytic.preferring import TOLERANCE_RATIO, preferred
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
 from tuner.planner.analytic.relaxing import relaxations, unlaunchable
+from tuner.planner.analytic.releases import priced_release
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s
 from tuner.planner.analytic.ties import NO_TIES, ratios_on, ties_of
@@ -66,16 +67,19 @@ def make_analytic_plan(
     """
     question = question_of(spec, site)
     precision = spec.goal.precision.value
-    band = band_for(spec.emit, site.sheet, site.residuals, precision=precision)
+    priced = priced_release(spec.emit, spec.goal.engine, site.residuals)
+    band = band_for(
+        spec.emit, site.sheet, site.residuals, precision=precision, release=priced.stated
+    )
     settings = replace(settings, band_ratio=max(settings.band_ratio, TOLERANCE_RATIO))
     watch, settings = settings.watch, replace(settings, watch=unwatched)
     found = search(question, replace(settings, watch=watch))
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = (priced.note,) if priced.note else ()
     if found.found is None and spec.search != question.limits:
         watch(Told(stage="search", text="nothing fits; once more with offloading"))
         found = search(replace(question, limits=spec.search), settings)
         if found.found is not None:
-            notes = ("fits only with offloading or dropped tokens, which no published run prices",)
+            notes += ("fits only with offloading or dropped tokens, which no published run prices",)
     if found.found is not None:
         watch(Told(stage="choice", text="the best are played pass by pass, and put in order"))
     choice = None if found.found is None else _choice(found, settings, spec=spec, site=site)

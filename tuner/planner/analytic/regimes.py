@@ -16,9 +16,12 @@ from typing import Final, NamedTuple
 
 from tuner.costs.analytic.calibration import Regime, Residuals, band_of
 from tuner.costs.analytic.columns_of import PRECISION_OF
-from tuner.costs.analytic.constants import Software
+from tuner.costs.analytic.constants import Software, software_of_container
 from tuner.devices.datasheet import Datasheet
 from tuner.spec.capabilities import programs
+
+CONTAINER: Final = "nemo"
+"""The family whose releases are NeMo's containers."""
 
 
 class Relative(NamedTuple):
@@ -43,17 +46,30 @@ OF_TARGET: Final[Mapping[str, Relative]] = {
 }
 
 
-def regime_of(targets: Sequence[str], sheet: Datasheet, *, precision: str) -> Regime:
-    """Return the regime of the first program among the targets."""
-    return _regime(OF_TARGET[programs(targets)[0]], sheet, precision=precision)
+def regime_of(
+    targets: Sequence[str], sheet: Datasheet, *, precision: str, release: str = ""
+) -> Regime:
+    """Return the regime of the first program among the targets; no release stands for all."""
+    relative = OF_TARGET[programs(targets)[0]]
+    return regime_as(relative, sheet, precision=precision, release=release)
 
 
 def band_for(
-    targets: Sequence[str], sheet: Datasheet, residuals: Residuals | None, *, precision: str
+    targets: Sequence[str],
+    sheet: Datasheet,
+    residuals: Residuals | None,
+    *,
+    precision: str,
+    release: str = "",
 ) -> tuple[float, float]:
-    """Return measured over predicted seconds of the first program, lowest and highest."""
+    """Return measured over predicted seconds of the first program, lowest and highest.
+
+    The release is one that is known to run: where it is only taken to be the newest, the band is
+    that of any.
+    """
     relative = OF_TARGET[programs(targets)[0]]
-    return band_as(relative, _regime(relative, sheet, precision=precision), residuals)
+    regime = regime_as(relative, sheet, precision=precision, release=release)
+    return band_as(relative, regime, residuals)
 
 
 def band_as(relative: Relative, regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
@@ -61,11 +77,14 @@ def band_as(relative: Relative, regime: Regime, residuals: Residuals | None) -> 
     return band_of(regime if relative.runs_alike else replace(regime, family=""), residuals)
 
 
-def _regime(relative: Relative, sheet: Datasheet, *, precision: str) -> Regime:
+def regime_as(relative: Relative, sheet: Datasheet, *, precision: str, release: str = "") -> Regime:
+    """Return the regime of a relative on a device."""
+    is_container = relative.family == CONTAINER and bool(release)
     return Regime(
         device=sheet.name,
         generation=sheet.generation,
         precision=PRECISION_OF[precision],
-        software=relative.software,
+        software=software_of_container(release) if is_container else relative.software,
         family=relative.family,
+        release=release,
     )

@@ -12,6 +12,7 @@ from tuner.planner.analytic.asking import Site, question_of, site_of
 from tuner.planner.analytic.extrapolation import EXTRAPOLATED_FACTOR, asked_beyond
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
+from tuner.planner.analytic.releases import priced_release
 from tuner.planner.analytic.ties import ratios_on
 from tuner.planner.ratios import Ratios, widest
 from tuner.planner.unlike.spares import spares_by_pool
@@ -100,7 +101,13 @@ def pools_question(
     specs = _specs(spec)
     questions = tuple(question_of(own, site) for own, site in zip(specs, sites, strict=True))
     bands = tuple(
-        band_for(spec.emit, site.sheet, site.residuals, precision=spec.goal.precision.value)
+        band_for(
+            spec.emit,
+            site.sheet,
+            site.residuals,
+            precision=spec.goal.precision.value,
+            release=priced_release(spec.emit, spec.goal.engine, site.residuals).stated,
+        )
         for site in sites
     )
     return PoolsQuestion(

@@ -14,6 +14,7 @@ from tuner.costs.analytic.calibration import Residuals
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.plan import Alternative, Plan, Provenance, TrainPrediction
 from tuner.planner.analytic.extrapolation import asked_beyond, provenance_of
+from tuner.planner.analytic.releases import priced_release
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.ratios import is_tie
 from tuner.planner.reasons import why_lost
@@ -126,6 +127,9 @@ def _together(
     watch: Watch,
 ) -> Plan:
     question, ways = found.question, found.space.ways
+    note = priced_release(spec.emit, spec.goal.engine, question.sites[0].residuals).note
+    if note:
+        provenance = provenance.model_copy(update={"notes": (*provenance.notes, note)})
     common = {
         "model": spec.model,
         "cluster": spec.cluster,
