@@ -19,8 +19,10 @@ from tuner.backtest.columns import Run
 from tuner.backtest.errors import Scored, errors_of
 from tuner.backtest.prediction import Knowledge, backtest, case_of, tokens_of
 from tuner.backtest.records import Errors
+from tuner.backtest.releases import release_scatter
 from tuner.backtest.rows import read_rows
 from tuner.calibrate.calibration import Calibration, calibrate
+from tuner.cli.backtest_text import scatter_text
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,6 +84,8 @@ def _calibrated(made: Calibration) -> list[bool]:
     for name in dict.fromkeys(run.row.source for run in made.runs):
         _show(made, name, _of(made, name), made.held_out["group"])
     _show(made, "models with experts", experts, made.held_out["group"])
+    _scatter(made, "models with experts", experts)
+    _scatter(made, "other models", ~experts)
     for generation in dict.fromkeys(str(run.device.generation) for run in made.runs):
         here = np.array([run.device.generation == generation for run in made.runs])
         _show(made, generation, here, made.held_out["group"])
@@ -152,6 +156,15 @@ def _show(made: Calibration, name: str, chosen: npt.NDArray[np.bool_], residual:
         f"  mean {100 * found.mean_ape:5.1f}  P90 {100 * found.p90_ape:5.1f}"
         f"  bias {100 * (found.bias or 0.0):+6.1f} %"
     )
+
+
+def _scatter(made: Calibration, name: str, chosen: npt.NDArray[np.bool_]) -> None:
+    """Print how far recipes move between releases, beside the errors of runs left out."""
+    runs = [run for run, is_chosen in zip(made.runs, chosen, strict=True) if is_chosen]
+    measured_s = np.array([run.measured_s for run in runs], dtype=np.float64)
+    found = release_scatter(runs, measured_s * np.exp(made.held_out["group"][chosen]))
+    if found is not None:
+        _say(scatter_text(name, found))
 
 
 def _check(name: str, found: float | None, aim: float, *, is_most: bool = True) -> bool:

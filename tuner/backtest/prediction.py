@@ -20,7 +20,8 @@ from tuner.backtest.pricing import (
     pricer_of,
     regime_of,
 )
-from tuner.backtest.records import Backtest, Errors, Judged
+from tuner.backtest.records import Backtest, Errors, Judged, ReleaseScatter
+from tuner.backtest.releases import release_scatter
 from tuner.backtest.rows import Row
 from tuner.costs.analytic.calibration import Regime, Residuals, band_of, constants_of
 
@@ -91,8 +92,21 @@ def backtest(
         ),
         total=errors_of(scored),
         moe_total=errors_of([one for _, one in moe]),
+        release_scatter=_release_scatter(tuple(predicted.values())),
         rows=judged,
     )
+
+
+def _release_scatter(predicted: Sequence[Predicted]) -> dict[str, ReleaseScatter]:
+    by_kind = {
+        name: [one for one in predicted if bool(one.run.shape.experts) == has_experts]
+        for name, has_experts in (("moe", True), ("dense", False))
+    }
+    found = {
+        name: release_scatter([one.run for one in some], np.array([one.step_s for one in some]))
+        for name, some in by_kind.items()
+    }
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def predictions(runs: Sequence[Run], *, knowledge: Knowledge) -> tuple[Predicted, ...]:

@@ -48,6 +48,25 @@ class Errors(Record):
     memory_max_ape: float | None
 
 
+class ReleaseScatter(Record):
+    """Recipes that several releases of their software ran, and how far they moved."""
+
+    recipes: Count
+    rows: Count
+    """Runs of these recipes."""
+    spread_median: float
+    """Slowest over fastest release of a recipe, median over recipes."""
+    spread_p90: float
+    far_ratio: float
+    """Share of the recipes whose spread is more than 1.25."""
+    one_number_p90_ape: float
+    """Error on these runs of each recipe's own geometric mean: scatter between releases alone."""
+    p90_ape: float
+    """Error of the predictions on these runs."""
+    means_p90_ape: float
+    """Error of the predictions' geometric means per recipe: what is left without the scatter."""
+
+
 class Judged(Record):
     """One row of the table, predicted or with the reason why not."""
 
@@ -90,4 +109,7 @@ class Backtest(Record):
     total: Errors
     moe_total: Errors
     """All rows of models with experts."""
+    release_scatter: dict[str, ReleaseScatter] = Field(default_factory=dict)
+    """Of models with experts (`moe`) and of the others (`dense`), where recipes were published
+    under several releases."""
     rows: tuple[Judged, ...]

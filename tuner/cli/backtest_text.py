@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tuner.backtest.records import Backtest, Errors
+from tuner.backtest.records import Backtest, Errors, ReleaseScatter
 from tuner.calibrate.records import CalibrationReport
 from tuner.cli.left_out import LeftOut, left_out_text
 from tuner.cli.text import columns
@@ -23,6 +23,14 @@ def backtest_text(judged: Backtest) -> str:
     ]
     if judged.moe_only:
         parts.append(_table("models with experts", {**judged.moe_only, "total": judged.moe_total}))
+    parts += [
+        scatter_text(name, one)
+        for name, one in (
+            ("models with experts", judged.release_scatter.get("moe")),
+            ("other models", judged.release_scatter.get("dense")),
+        )
+        if one is not None
+    ]
     if judged.generations:
         parts.append(_table("by generation", judged.generations))
     parts.append(_memory(judged))
@@ -30,6 +38,18 @@ def backtest_text(judged: Backtest) -> str:
         parts.append(f"inside their printed band: {_percent(judged.coverage_ratio)} of runs")
     parts.append(_left_out(judged))
     return "\n\n".join(part for part in parts if part)
+
+
+def scatter_text(name: str, found: ReleaseScatter) -> str:
+    """Return how far recipes move between releases, beside the errors on the same runs."""
+    return (
+        f"between releases, {name}: {found.recipes} recipes ran under several, {found.rows} runs; "
+        f"slowest over fastest {found.spread_median:.2f} median, {found.spread_p90:.2f} P90, more "
+        f"than 1.25 in {_percent(found.far_ratio)} of them\n"
+        f"  P90 on these runs {_percent(found.p90_ape)}; of one number per recipe (scatter alone) "
+        f"{_percent(found.one_number_p90_ape)}; of the recipes' means (without scatter) "
+        f"{_percent(found.means_p90_ape)}"
+    )
 
 
 def report_text(report: CalibrationReport) -> str:

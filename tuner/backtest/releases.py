@@ -1,0 +1,79 @@
+"""How far the same recipe moves between releases of its software, which no recipe explains.
+
+A recipe here is a model on a machine in one layout: source, software, model, device and how many,
+precision, sequence, batch, micro-batch and every degree. Flags that a release sets by itself
+(recomputation, dispatcher, graphs) may differ and are part of the scatter. Of the n >= 2 releases
+that published it
+
+    spread       slowest over fastest
+    one number   the error that the recipe's geometric mean has on each of its runs: a prediction
+                 that knows the recipe perfectly and not the release errs as much
+
+Beside the P90 of predictions, the P90 of "one number" says how much of a tail may be scatter; the
+error of the recipes' own means says what is left, missing terms. Letters: C runs.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.backtest.columns import Run
+from tuner.backtest.records import ReleaseScatter
+
+Floats = npt.NDArray[np.float64]
+
+LAYOUT: Final = (
+    *("sequence", "micro_batch", "num_microbatches", "tensor", "context", "pipeline"),
+    *("virtual_pipeline", "data", "expert", "expert_tensor"),
+)
+"""Fields of a strategy that a recipe is known by."""
+FAR: Final = 1.25
+"""A spread that no noise of one machine explains."""
+
+
+def release_scatter(runs: Sequence[Run], predicted_s_C: Floats) -> ReleaseScatter | None:
+    """Return the scatter of recipes that several releases ran; None where there are none."""
+    recipes = recipes_of(runs)
+    if not recipes:
+        return None
+    measured_C = np.array([run.measured_s or np.nan for run in runs])
+    spreads, single, rows, means = [], [], [], []
+    for places in recipes:
+        measured, error = measured_C[places], np.log(predicted_s_C[places] / measured_C[places])
+        mean_s = np.exp(np.log(measured).mean())
+        spreads.append(measured.max() / measured.min())
+        single.extend(np.abs(mean_s / measured - 1.0))
+        rows.extend(np.abs(np.expm1(error)))
+        means.append(abs(np.expm1(error.mean())))
+    return ReleaseScatter(
+        recipes=len(recipes),
+        rows=len(rows),
+        spread_median=float(np.median(spreads)),
+        spread_p90=float(np.quantile(spreads, 0.9)),
+        far_ratio=float(np.mean(np.array(spreads) > FAR)),
+        one_number_p90_ape=float(np.quantile(single, 0.9)),
+        p90_ape=float(np.quantile(rows, 0.9)),
+        means_p90_ape=float(np.quantile(means, 0.9)),
+    )
+
+
+def recipes_of(runs: Sequence[Run]) -> list[list[int]]:
+    """Group the measured runs that differ in nothing but the release, where they do."""
+    by_recipe: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, run in enumerate(runs):
+        if run.release and run.measured_s is not None:
+            by_recipe[_recipe(run)].append(place)
+    return [
+        places
+        for _, places in sorted(by_recipe.items(), key=lambda item: item[1])
+        if len({runs[place].release for place in places}) > 1
+    ]
+
+
+def _recipe(run: Run) -> tuple[object, ...]:
+    layout = (float(np.asarray(getattr(run.strategy, name))) for name in LAYOUT)
+    named = (run.row.source, run.family, run.row.text("model"), run.device.name)
+    return (*named, str(run.precision), *layout)
