@@ -25,9 +25,9 @@ def rank_within(group: Ints) -> Ints:
     return rank
 
 
-def batches(order: Ints, rows_N: Ints) -> Iterator[Ints]:
-    """Cut cells, best first, into batches of so many rows."""
-    most, start = FIRST_ROWS, 0
+def batches(order: Ints, rows_N: Ints, *, first: int = FIRST_ROWS) -> Iterator[Ints]:
+    """Cut cells, best first, into batches of so many rows; `first` limits the first batch."""
+    most, start = first, 0
     ends = np.cumsum(rows_N[order])
     while start < len(order):
         done = int(ends[start - 1]) if start else 0

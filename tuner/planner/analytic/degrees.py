@@ -148,7 +148,7 @@ def legal_degrees(question: Question, *, without: frozenset[str] = frozenset()) 
     return Degrees(
         dense_D=dense,
         cells_N=cells,
-        pairs_E=kept | {"copies": _num_copies(question, pairs)},
+        pairs_E=kept | {"copies": state_copies(question, pairs)},
         illegal=dict(sorted(illegal.items())),
     )
 
@@ -214,7 +214,7 @@ def _all_pairs(
     return _at(dense, index) | pairs | {"dense": index}
 
 
-def _num_copies(question: Question, pairs: Table) -> Ints:
+def state_copies(question: Question, pairs: Table) -> Ints:
     """Copies of the training state when one lies in each scale-up domain, if the targets can."""
     target = question.capabilities
     # Stages of ZeRO that can have copies which save bytes, with a pipeline and in general.

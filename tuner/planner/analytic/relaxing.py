@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tuner.plan import Relaxation, TrainDecision, Unlaunchable
+from tuner.planner.analytic.added import Known, only_adds
 from tuner.planner.analytic.answer import decision_of
 from tuner.planner.analytic.axes import Facts
 from tuner.planner.analytic.candidates import Candidates
@@ -303,15 +304,18 @@ def unlaunchable(found: Search, settings: Settings) -> tuple[Unlaunchable, ...]:
     names = ", ".join(name for name in question.capabilities.names if name not in WRAPPERS)
     missing = []
     below_s = best_s * (1.0 - WORTH_NAMING_RATIO)
-    able_of = _with_features(question.capabilities)
+    able_of = with_features(question.capabilities)
     # All features together take no longer than the search itself may.
     share_s = settings.time_limit_s / max(1, len(able_of))
     better = replace(settings, top=1, band_ratio=0.0, below_s=below_s, time_limit_s=share_s)
     better = replace(better, watch=unwatched)
+    known = Known(question=question, ways=found.ways)
     for index, (feature, able) in enumerate(able_of.items()):
         text = f"{index} of {len(able_of)} that they lack: {feature}"
         settings.watch(Told(stage="targets", text=text, is_passing=True))
-        again = search(replace(question, capabilities=able), better)
+        more = replace(question, capabilities=able)
+        left_out = known if only_adds(more, question) else None
+        again = search(more, replace(better, known=left_out))
         if again.found is None:
             continue
         gain = 1.0 - float(again.found.step_s[0]) / best_s
@@ -324,7 +328,7 @@ def unlaunchable(found: Search, settings: Settings) -> tuple[Unlaunchable, ...]:
     return tuple(sorted(missing, key=lambda one: -one.gain_ratio))
 
 
-def _with_features(capabilities: Capabilities) -> dict[str, Capabilities]:
+def with_features(capabilities: Capabilities) -> dict[str, Capabilities]:
     """The manifest with one feature more, for each that it lacks."""
     found = {}
     for feature, names in FEATURES.items():

@@ -27,11 +27,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.planner.analytic.axes import Facts
-from tuner.planner.analytic.batching import batches, rank_within, unfolded
+from tuner.planner.analytic.added import Kinds, Known
+from tuner.planner.analytic.batching import FIRST_ROWS, MOST_ROWS, batches, rank_within, unfolded
 from tuner.planner.analytic.bounds import Allowed, least_step_s
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.counting import by_facts, space
+from tuner.planner.analytic.counting import space
 from tuner.planner.analytic.degrees import Table, legal_degrees
 from tuner.planner.analytic.fitting import fits_somehow
 from tuner.planner.analytic.found import Counts, Found, Search
@@ -44,7 +44,7 @@ from tuner.planner.analytic.rows import Rows, groups_of_frames, joined, taken_ro
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.watching import counted, ended, opened, passing
 from tuner.planner.analytic.ways import ways_of
-from tuner.planner.analytic.waytable import WayTable, way_table
+from tuner.planner.analytic.waytable import WayTable
 from tuner.planner.progress import Told, Watch, unwatched
 
 Floats = npt.NDArray[np.float64]
@@ -75,6 +75,9 @@ class Settings:
     """Rows that are slower than the best by no more than this share are found and counted."""
     below_s: float = np.inf
     """Only faster steps than this are of interest."""
+    known: Known | None = None
+    """What was searched before, at the same prices; its decisions are left out, and what is not
+    priced is not counted."""
     time_limit_s: float = 60.0
     clock: Callable[[], float]
     watch: Watch = unwatched
@@ -94,8 +97,9 @@ class _Run:
         self._start_s = settings.clock()
         self._ways = ways_of(question)
         self._degrees = legal_degrees(question)
-        self._legal, self._illegal = space(self._ways, self._degrees)
-        self._tables: dict[Facts, WayTable] = {}
+        is_whole = settings.known is None
+        self._legal, self._illegal = space(self._ways, self._degrees) if is_whole else (0, {})
+        self._kinds = Kinds(ways=self._ways, known=settings.known)
         self._found: Found | None = None
         self._bound_s = np.inf
         self._priced = 0
@@ -108,11 +112,12 @@ class _Run:
         bound_N = cell_bounds_s(self._question, self._ways, self._degrees)
         watch(opened(len(bound_N), float(bound_N.min(initial=np.inf))))
         order = np.argsort(bound_N, kind="stable")
+        order = order[bound_N[order] <= self._wanted_s()]
         seeds = self._seeds(order)
         self._visit(self._opened(seeds))
         order = order[~np.isin(order, seeds)]
         pending: list[Rows] = []
-        for batch in batches(order, self._degrees.num_pairs_N):
+        for batch in batches(order, self._degrees.num_pairs_N, first=self._first_rows()):
             least_s = float(bound_N[batch[0]])
             if least_s > self._wanted_s():
                 break
@@ -125,6 +130,10 @@ class _Run:
         found = self._summary()
         watch(ended(found))
         return found
+
+    def _first_rows(self) -> int:
+        """Small batches are for a threshold that has yet to fall."""
+        return MOST_ROWS if np.isfinite(self._settings.below_s) else FIRST_ROWS
 
     def _passing(self, least_s: float, done: int, total: int, what: str) -> Told:
         bound_s = min(least_s, self._bound_s)
@@ -140,15 +149,15 @@ class _Run:
     def _opened(self, cells: Ints) -> list[Rows]:
         """Bound the rows of some cells in their leading frames; what cannot fit is left out."""
         rows = self._degrees.rows(cells)
-        found: list[Rows] = []
-        for facts, chosen in by_facts(rows):
-            table = self._table(facts)
-            if len(table.ways_TA):
-                found += self._opened_alike(table, taken_rows(rows, chosen))
-        return found
+        return [
+            alike
+            for table, chosen in self._kinds.sorted(rows)
+            for alike in self._opened_alike(table, taken_rows(rows, chosen))
+        ]
 
     def _opened_alike(self, table: WayTable, rows: Table) -> Iterator[Rows]:
-        if self._found is None:
+        has_threshold = bool(np.isfinite(self._wanted_s()))
+        if not has_threshold:
             # Nothing is too slow yet, so what cannot fit goes first.
             rows = taken_rows(rows, self._fitting(table, rows))
         if not len(rows["tensor"]):
@@ -156,7 +165,7 @@ class _Run:
         allowed = allowed_by(self._ways, table)
         bound_CF = self._frame_bounds_s(table, table.leading_F, rows, allowed)
         kept = np.flatnonzero(bound_CF.min(axis=1) <= self._wanted_s())
-        if self._found is not None:
+        if has_threshold:
             kept = kept[self._fitting(table, taken_rows(rows, kept))]
         if len(kept):
             rows = taken_rows(rows, kept)
@@ -174,7 +183,7 @@ class _Run:
             [np.zeros(0, np.int64), *(np.arange(len(p.least_C)) for p in parts)]
         )
         order = np.argsort(least_C, kind="stable")
-        for batch in batches(order, np.ones_like(order)):
+        for batch in batches(order, np.ones_like(order), first=self._first_rows()):
             least_s = float(least_C[batch[0]])
             if least_s > self._wanted_s():
                 return
@@ -342,9 +351,8 @@ class _Run:
     def _leave_cells(self, cells: Ints, least_s: float) -> None:
         """Time is over: nothing is known of these but their bound."""
         self._bound_s = min(self._bound_s, least_s)
-        for facts, chosen in by_facts(rows := self._degrees.rows(cells)):
-            self._open += len(chosen) * self._table(facts).num_legal
-        del rows
+        for table, chosen in self._kinds.sorted(self._degrees.rows(cells)):
+            self._open += len(chosen) * table.num_legal
 
     def _leave_frames(self, rows: Rows, row: Ints, frame: Ints) -> None:
         self._bound_s = min(self._bound_s, float(rows.bound_CF[row, frame].min()))
@@ -354,16 +362,11 @@ class _Run:
         )
         self._open += int(ways_F[frame].sum())
 
-    def _table(self, facts: Facts) -> WayTable:
-        if facts not in self._tables:
-            self._tables[facts] = way_table(self._ways, facts)
-        return self._tables[facts]
-
     def _summary(self) -> Search:
         found = self._found
         counts = Counts(
             priced=self._priced,
-            bounded=self._legal - self._priced - self._open,
+            bounded=max(0, self._legal - self._priced - self._open),
             illegal=self._illegal,
             open=self._open,
             rows=self._degrees.num_legal,

@@ -20,6 +20,7 @@ does not, none of its ways is faster than the first again that fits.
 Letters: T ways, A axes, F frames, G keepings, H agains, Z stages of ZeRO.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -51,7 +52,7 @@ class WayTable:
     axes: tuple[str, ...]
     ways_TA: Ints
     num_legal: int
-    """Before beaten ways were left out."""
+    """Beaten ways included."""
     frame_FA: Ints
     """One way per frame, nothing computed again; not always legal itself."""
     leading_F: tuple[int, ...]
@@ -78,12 +79,17 @@ class WayTable:
         return {axis: ways[:, index] for index, axis in enumerate(self.axes)}
 
 
-def way_table(ways: Ways, facts: Facts) -> WayTable:
-    """Arrange the legal ways of degrees with these facts."""
+def way_table(ways: Ways, facts: Facts, *, without_TA: Ints | None = None) -> WayTable:
+    """Arrange the legal ways of degrees with these facts, without some that are legal too."""
     axes = tuple(ways.choices)
     sizes = [len(ways.choices[axis]) for axis in axes]
     legal = ways.legal(facts)
-    kept = legal[~_beaten(ways, axes, legal, sizes)]
+    kept, num_legal = legal[~_beaten(ways, axes, legal, sizes)], len(legal)
+    if without_TA is not None:
+        is_left_out = np.zeros(math.prod(sizes), dtype=np.bool_)
+        is_left_out[np.ravel_multi_index(tuple(without_TA.T), sizes)] = True
+        kept = kept[~is_left_out[np.ravel_multi_index(tuple(kept.T), sizes)]]
+        num_legal -= len(without_TA)
     frame_at = [axes.index(axis) for axis in FRAME_AXES]
     again_at = [axes.index(axis) for axis in AGAIN_AXES]
     keeping_at = [
@@ -116,7 +122,7 @@ def way_table(ways: Ways, facts: Facts) -> WayTable:
     return WayTable(
         axes=axes,
         ways_TA=kept,
-        num_legal=len(legal),
+        num_legal=num_legal,
         frame_FA=frame_FA,
         leading_F=_leading(ways, axes, frame_FA),
         keeping_GA=keeping_GA,
@@ -169,6 +175,8 @@ def _beaten(ways: Ways, axes: tuple[str, ...], legal: Ints, sizes: list[int]) ->
     """Whether another legal way differs only in a choice that is never worse."""
     radix = np.cumprod([1, *sizes[:0:-1]])[::-1]
     code = legal @ radix
+    is_legal = np.zeros(math.prod(sizes), dtype=np.bool_)
+    is_legal[code] = True
     found = np.zeros(len(legal), dtype=np.bool_)
     for axis, pairs in NEVER_WORSE.items():
         at = axes.index(axis)
@@ -177,6 +185,6 @@ def _beaten(ways: Ways, axes: tuple[str, ...], legal: Ints, sizes: list[int]) ->
             if worse not in choices or better not in choices:
                 continue
             shift = (choices.index(better) - choices.index(worse)) * radix[at]
-            has_worse = legal[:, at] == choices.index(worse)
-            found |= has_worse & np.isin(code + shift, code)
+            has_worse = np.flatnonzero(legal[:, at] == choices.index(worse))
+            found[has_worse] |= is_legal[code[has_worse] + shift]
     return found
