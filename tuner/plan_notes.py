@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from profilers.records import Profile
+from tuner.faults.measured import node_bytes_per_s
+from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
 from tuner.formulate.pricing import Machine
 from tuner.launch.assumptions import plan_assumptions
 from tuner.plan import Plan
@@ -11,6 +13,7 @@ from tuner.profiles import is_of_device
 from tuner.spec.capabilities import programs
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
+from tuner.units import format_bytes_per_s
 
 if TYPE_CHECKING:
     from tuner.costs.analytic.measured_profile import MeasuredProfile
@@ -23,6 +26,7 @@ def analytic_notes(
     notes = []
     if spec.routing is None and spec.model.moe is not None:
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
+    notes += _assumed_checkpoints(spec, measured)
     if measured:
         if calibrated and not all(one.own_residuals for one in measured.values()):
             notes.append("what was not measured is corrected by residuals of published runs")
@@ -45,6 +49,26 @@ def with_assumptions(plan: Plan) -> Plan:
     notes = (*plan.provenance.notes, *found)
     provenance = plan.provenance.model_copy(update={"notes": notes})
     return plan.model_copy(update={"provenance": provenance})
+
+
+def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
+    """Say at which rate checkpoints are taken to be written where nobody stated or measured it."""
+    stated = spec.goal.reliability
+    if stated is None or stated.checkpoint.bandwidth is not None:
+        return
+    assumed = [
+        pool.name
+        for pool in spec.cluster.pools
+        if pool.name not in measured
+        or node_bytes_per_s(measured[pool.name].profile, kind="write") is None
+    ]
+    if assumed:
+        where = f" of pool {', '.join(assumed)}" if len(spec.cluster.pools) > 1 else ""
+        yield (
+            f"checkpoint bandwidth is assumed: {format_bytes_per_s(USUAL_NODE_BYTES_PER_S)} a"
+            f" machine{where}; state goal.reliability.checkpoint.bandwidth, of all machines"
+            " together, or measure it with `moetune profile --suite storage`"
+        )
 
 
 def profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:

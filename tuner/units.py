@@ -47,12 +47,26 @@ _SECONDS: Final[Mapping[str, float]] = {
     "min": 60.0,
     "h": 3600.0,
     "d": 86400.0,
+    "w": 7 * 86400.0,
+}
+_PRINTED_SECONDS: Final = {unit: factor for unit, factor in _SECONDS.items() if unit != "w"}
+"""Runs of months are told in days, as schedulers and bills do."""
+_PERIODS: Final[Mapping[str, float]] = {
+    **_SECONDS,
+    "second": 1.0,
+    "minute": 60.0,
+    "hour": 3600.0,
+    "day": 86400.0,
+    "week": 7 * 86400.0,
+    "month": 30 * 86400.0,
+    "year": 365 * 86400.0,
 }
 _SPELT_OUT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
     **dict.fromkeys(("m", "mins", "minute", "minutes"), "min"),
     **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
     **dict.fromkeys(("day", "days"), "d"),
+    **dict.fromkeys(("wk", "wks", "week", "weeks"), "w"),
     **{f"{prefix.lower()}bps": f"{prefix}bit/s" for prefix in _PREFIXES},
     **{f"{prefix.lower()}b": f"{prefix}B" for prefix in _PREFIXES},
 }
@@ -60,6 +74,9 @@ _SPELT_OUT: Final[Mapping[str, str]] = {
 _PER_S: Final[Mapping[str, float]] = {"/s": 1.0, "/min": 1 / 60.0, "/h": 1 / 3600.0}
 
 _QUANTITY: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*?|)\s*")
+_SHARE: Final = re.compile(
+    r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*%\s*(?:per|/)\s*(\S.*?)\s*"
+)
 _LONGEST_QUANTITY: Final = 64
 """Characters; longer texts are no quantity and would only fill the message."""
 
@@ -100,8 +117,40 @@ def parse_per_s(text: str) -> float:
     return _parse(text, _PER_S, example="20/s")
 
 
+def parse_share_per_s(text: str) -> float:
+    """Read a share lost in a period, such as `1% per week` or `0.5%/30d`, as a ratio per second.
+
+    Months have 30 days and years 365.
+
+    Raises:
+        ValueError: no percentage, no period, nothing or nothing finite.
+    """
+    shown = _shown(text)
+    match = _SHARE.fullmatch(text) if len(text) <= _LONGEST_QUANTITY else None
+    if match is None:
+        raise ValueError(f"{shown!r} is not a share of a period, such as '1% per week'")
+    percent, period = match.groups()
+    period_s = _PERIODS.get(period, 0.0)
+    if not period_s:
+        try:
+            period_s = parse_seconds(period)
+        except ValueError as error:
+            words = ", ".join(name for name in _PERIODS if len(name) > 3)
+            raise ValueError(
+                f"{shown!r}: unknown period {period!r}; write {words} or a duration like '10d'"
+            ) from error
+    ratio = float(percent) / 100.0
+    if not ratio > 0.0 or not period_s > 0.0 or not math.isfinite(ratio):
+        raise ValueError(f"{shown!r}: share and period must be above zero and finite")
+    return ratio / period_s
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _LONGEST_QUANTITY else text[: _LONGEST_QUANTITY - 3] + "..."
+
+
 def _parse(text: str, factors: Mapping[str, float], *, example: str) -> float:
-    shown = text if len(text) <= _LONGEST_QUANTITY else text[: _LONGEST_QUANTITY - 3] + "..."
+    shown = _shown(text)
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_QUANTITY else None
     if match is None:
         raise ValueError(f"{shown!r} is not a number with a unit, such as {example!r}")
@@ -147,7 +196,7 @@ def format_flop_per_s(rate_flop_per_s: float) -> str:
 
 def format_s(time_s: float) -> str:
     """Write a duration in seconds with the unit that suits its size, e.g. `3.20 ms`."""
-    return _scaled(time_s, _SECONDS)
+    return _scaled(time_s, _PRINTED_SECONDS)
 
 
 def format_count(count: float) -> str:

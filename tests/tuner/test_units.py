@@ -16,6 +16,7 @@ from tuner.units import (
     parse_bytes_per_s,
     parse_per_s,
     parse_seconds,
+    parse_share_per_s,
 )
 
 
@@ -161,3 +162,39 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
             assert len(found.splitlines()) == 1
         else:
             assert 0 <= found < math.inf
+
+
+def test_weeks_are_read_and_days_are_printed() -> None:
+    assert parse_seconds("2w") == 14 * 86400.0
+    assert format_s(14 * 86400.0) == "14.0 d"
+    with pytest.raises(ValueError, match="did you mean 'w'"):
+        parse_seconds("2 weeks")
+
+
+def test_a_share_of_a_period_is_a_ratio_a_second() -> None:
+    week_s = 7 * 86400.0
+    wanted = {
+        "1% per week": 0.01 / week_s,
+        "1 % per week": 0.01 / week_s,
+        "1%/w": 0.01 / week_s,
+        "1%/7d": 0.01 / week_s,
+        "250% per year": 2.5 / (365 * 86400.0),
+        ".5% per month": 0.005 / (30 * 86400.0),
+        "2e-1% per 10d": 0.002 / (10 * 86400.0),
+    }
+    found = {text: parse_share_per_s(text) for text in wanted}
+    assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1%", "1 per week", "1% per", "0% per week", "1% per fortnight", "1% per 0d", "-1% per week"],
+)
+def test_what_is_no_share_of_a_period_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r"1% per week|week|above zero"):
+        parse_share_per_s(text)
+
+
+def test_a_long_share_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"\.\.\.'"):
+        parse_share_per_s("1" * 100_000 + "% per week")

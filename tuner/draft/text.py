@@ -40,7 +40,7 @@ def _train(answers: Answers, folder: Path | None) -> Iterator[str]:
     yield "  # tokens: 1.0e12                # of the whole run: its days, device hours and cost"
     yield "  # routing: {path: routing.json}  # recorded loads of experts; absent: balanced"
     yield "  # moe_aux_loss_coeff: 0.001     # changes the loss; absent: not written"
-    yield "  # reliability: {device_mtbf: 50000h, restart: 10min}"
+    yield "  # reliability: {nodes_lost: 1% per week, restart: 10min}  # or device_mtbf: 50000h"
     yield f"emit: {_list(answers['emit'])}      # targets also limit what is searched"
 
 

@@ -64,7 +64,8 @@ class Reliability:
     """How often machines fail and what is done about it."""
 
     device_mtbf_s: float
-    """Mean time between failures of one device that stop the job."""
+    """Mean time between failures of one device that stop the job; infinite where only whole nodes
+    are said to fail."""
     node_mtbf_s: float = math.inf
     """The same for the rest of a node: host, cards, cables, software."""
     restart_s: float
@@ -77,10 +78,11 @@ class Reliability:
     """Useful work between checkpoints; None: the best there is."""
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.device_mtbf_s < math.inf and self.node_mtbf_s > 0.0):
+        rarest = (self.device_mtbf_s, self.node_mtbf_s)
+        if not (min(rarest) > 0.0 and min(rarest) < math.inf):
             raise ValueError(
                 f"mean times between failures {self.device_mtbf_s}, {self.node_mtbf_s} s"
-                " must be above zero, the device's finite"
+                " must be above zero, one of them finite"
             )
         if not (0.0 <= self.restart_s < math.inf and 0.0 <= self.repair_s < math.inf):
             raise ValueError(

@@ -32,8 +32,8 @@ def resolved(
         write = _measured(profile, "write") or USUAL_NODE_BYTES_PER_S
         read = _measured(profile, "read") or write
     return Reliability(
-        device_mtbf_s=stated.device_mtbf,
-        node_mtbf_s=math.inf if stated.node_mtbf is None else stated.node_mtbf,
+        device_mtbf_s=math.inf if stated.device_mtbf is None else stated.device_mtbf,
+        node_mtbf_s=math.inf if stated.node_mtbf_s is None else stated.node_mtbf_s,
         restart_s=stated.restart,
         repair_s=0.0 if stated.repair is None else stated.repair,
         storage=Storage(

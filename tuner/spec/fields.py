@@ -13,7 +13,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from tuner.spec.files import home_expanded
-from tuner.units import parse_bytes, parse_bytes_per_s, parse_per_s, parse_seconds
+from tuner.units import (
+    parse_bytes,
+    parse_bytes_per_s,
+    parse_per_s,
+    parse_seconds,
+    parse_share_per_s,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,14 @@ BytesPerSecond = Annotated[
     _text_schema("400Gbit/s"),
 ]
 """Bytes per second; in a file a bandwidth with its unit."""
+
+SharePerSecond = Annotated[
+    float,
+    Field(gt=0.0, allow_inf_nan=False),
+    BeforeValidator(_quantity(parse_share_per_s, "1% per week")),
+    _text_schema("1% per week"),
+]
+"""Share of things that a second takes; in a file a percentage of a period."""
 
 PerSecond = Annotated[
     float,

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from profilers.records import Record
 from tuner.spec.fields import (
@@ -14,6 +14,7 @@ from tuner.spec.fields import (
     Number,
     PositiveSeconds,
     Seconds,
+    SharePerSecond,
 )
 
 
@@ -73,14 +74,23 @@ class Checkpoint(Record):
 
 
 class Reliability(Record):
-    """How often devices fail and what that costs."""
+    """How often devices and machines fail and what that costs.
 
-    device_mtbf: PositiveSeconds
-    """Mean time between failures of one device, seconds."""
+    At least one of `device_mtbf`, `node_mtbf` and `nodes_lost` is needed; what is not stated never
+    fails. The failures of devices and machines add up.
+    """
+
+    device_mtbf: PositiveSeconds | None = None
+    """Mean time between failures of one device, seconds; None: it never fails apart from its
+    machine."""
     restart: Seconds
     """From a failure to the first step after it, checkpoint reading apart, seconds."""
     node_mtbf: PositiveSeconds | None = None
     """Mean time between failures of what the devices of a machine share; None: it never fails."""
+    nodes_lost: SharePerSecond | None = None
+    """Instead of `node_mtbf`: the share of machines that fail in a period, e.g. `1% per week`. A
+    share p in a time T is a mean time between failures of T / p a machine, 100 weeks here: machines
+    that failed are replaced or repaired, so that the share of a longer period may exceed 100 %."""
     checkpoint: Checkpoint = Checkpoint()
     spare_nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Machines of the cluster that wait to replace a failed one; the plan does not use them. A
@@ -89,6 +99,22 @@ class Reliability(Record):
     keeps one that works."""
     repair: PositiveSeconds | None = None
     """Until a failed machine is back; None: before the spares run out."""
+
+    @property
+    def node_mtbf_s(self) -> float | None:
+        """Mean time between failures of one machine, however it was stated."""
+        return self.node_mtbf if self.nodes_lost is None else 1.0 / self.nodes_lost
+
+    @model_validator(mode="after")
+    def _something_fails(self) -> "Reliability":
+        if self.node_mtbf is not None and self.nodes_lost is not None:
+            raise ValueError("node_mtbf and nodes_lost say the same; give one of them")
+        if self.device_mtbf is None and self.node_mtbf_s is None:
+            raise ValueError(
+                "nothing is said to fail: give nodes_lost (e.g. 1% per week), node_mtbf or"
+                " device_mtbf (e.g. 50000h)"
+            )
+        return self
 
 
 class TrainEngine(Record):
