@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from profilers.errors import ProfileUnreadableError
 from profilers.files import require_regular
+from profilers.out_of_memory import raise_lack_of_memory
 from profilers.records import AXES, Case, Measurement, Source, Status
 
 MAX_FILE_BYTES = 256 * 2**20
@@ -49,9 +50,8 @@ def read_parquet(
     """
     try:
         table = _table(path, operation=operation, expected_rows=expected_rows)
-    except pa.ArrowMemoryError:
-        raise
     except (pa.ArrowException, OSError, ValueError) as error:
+        raise_lack_of_memory(error)
         raise ProfileUnreadableError(f"{path}: {_one_line(error)}; measure it again") from error
     rows = []
     for number, flat in enumerate(table.to_pylist()):
@@ -90,9 +90,8 @@ def read_columns(path: Path, *, operation: str, expected_rows: int) -> Columns:
         if table.num_rows and lengths.min() < 1:
             raise ValueError("a row has no repeat")
         sources = pc.value_counts(table["source"]).to_pylist()
-    except pa.ArrowMemoryError:
-        raise
     except (pa.ArrowException, OSError, ValueError) as error:
+        raise_lack_of_memory(error)
         raise ProfileUnreadableError(f"{path}: {_one_line(error)}; measure it again") from error
     flat = table["times_s"].combine_chunks().flatten().to_numpy()
     row_T = np.repeat(np.arange(table.num_rows), lengths)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from tuner.memory_limit import limited_bytes, survived
 from tuner.streams import make_usable
 
 SIBLINGS = ("solvers", "profilers")
@@ -24,6 +25,11 @@ def main() -> int:
         print(f"moetune: {stranger}", file=sys.stderr)  # noqa: T201 - the command's one line
         return 3
 
+    limit = limited_bytes()
+    return _run() if limit is None else survived(_run, most_bytes=limit)
+
+
+def _run() -> int:
     interrupt = _Interrupt()
     former = signal.getsignal(signal.SIGINT)
     if former is signal.default_int_handler:

@@ -13,6 +13,7 @@ from profilers.arrays import Counts, Texts
 from profilers.errors import ProfileUnreadableError
 from profilers.files import require_regular
 from profilers.imports.aiconfigurator_tables import DTYPES
+from profilers.out_of_memory import raise_lack_of_memory
 from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES, require_unique
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
@@ -42,9 +43,8 @@ def read_columns(file: Path) -> Columns:
                     f" of {MAX_UNPACKED_BYTES} bytes are read"
                 )
             table = opened.read(use_threads=False)
-    except pa.ArrowMemoryError:
-        raise
     except (pa.ArrowException, OSError, ValueError) as error:
+        raise_lack_of_memory(error)
         reason = " ".join(str(error).split())[:200]
         raise ProfileUnreadableError(f"{file}: {reason}") from error
     found: dict[str, npt.NDArray[np.generic]] = {}

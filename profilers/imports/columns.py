@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from profilers.errors import ProfileUnreadableError
 from profilers.files import open_regular, require_regular
+from profilers.out_of_memory import raise_lack_of_memory
 from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES, require_unique
 
 Row = Mapping[str, Any]
@@ -41,9 +42,8 @@ def read_rows(path: Path) -> list[Row]:
             if file.read(len(POINTER)) == POINTER:
                 raise ValueError("only a Git LFS pointer; fetch the file itself with git lfs pull")
         return _parquet(path) if path.suffix == ".parquet" else _text(path)
-    except pa.ArrowMemoryError:
-        raise
     except (pa.ArrowException, OSError, ValueError) as error:
+        raise_lack_of_memory(error)
         reason = " ".join(str(error).split())[:200]
         raise ProfileUnreadableError(f"{path}: {reason}") from error
 

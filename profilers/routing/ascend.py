@@ -73,9 +73,11 @@ def read(path: Path, *, naming: Naming) -> Recording:
 
 def _shapes(load: npt.NDArray[Any], *, layers: int, slots: int) -> tuple[tuple[int, ...], ...]:
     """The shapes that a load of this many axes may have."""
+    if not load.ndim:
+        return ()
     rows = ((layers, slots), (layers, load.shape[-2] if load.ndim > 2 else 1, load.shape[-1]))
     fit = tuple(shape for shape in rows if math.prod(shape[1:]) == slots)
-    return (*fit, *((load.shape[0], *shape) for shape in fit)) if load.ndim else ()
+    return (*fit, *((load.shape[0], *shape) for shape in fit))
 
 
 def _map(values: Mapping[str, Any]) -> Counts:
@@ -90,7 +92,7 @@ def _map(values: Mapping[str, Any]) -> Counts:
             ]
             for layer in layers
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             "its expert map lacks layer_list, device_list or device_expert; record it anew"
         ) from error

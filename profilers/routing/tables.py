@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from profilers.files import require_regular
+from profilers.out_of_memory import raise_lack_of_memory
 
 MAX_FILE_BYTES: Final = 2**30
 VALUES: Final = "values"
@@ -45,9 +46,8 @@ def read_array(
     """
     try:
         return _array(path, axes=axes, shape=shape, dtype=np.dtype(dtype))
-    except pa.ArrowMemoryError:
-        raise
     except (pa.ArrowException, OSError) as error:
+        raise_lack_of_memory(error)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ValueError(" ".join(reason.split())[:200]) from error
 

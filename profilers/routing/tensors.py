@@ -15,14 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from profilers.errors import MissingLibraryError
+from profilers.out_of_memory import raise_lack_of_memory
 from profilers.routing import archives
 from profilers.routing.archives import names_in, unpacked_bytes
 
 MOST_BYTES: Final = 2**32
 MOST_TIMES: Final = 4
 """How often tensors may show the bytes that a file holds: views of one tensor share them."""
-OUT_OF_MEMORY: Final = "can't allocate memory"
-"""In the RuntimeError of torch's allocator on the processor."""
 DAMAGED: Final = (
     *archives.DAMAGED,
     RuntimeError,
@@ -69,9 +68,8 @@ def load(path: Path, *, mapped: bool = False) -> Any:
             " save it with torch.save of plain tensors, or as .npy"
         ) from error
     except DAMAGED as error:
+        raise_lack_of_memory(error)
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        if OUT_OF_MEMORY in reason:
-            raise MemoryError(reason) from error
         raise ValueError(f"damaged or cut short: {reason}") from error
 
 

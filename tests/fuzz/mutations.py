@@ -279,7 +279,7 @@ def _spoil_csv(rng: random.Random, file: Path) -> str:
     elif way == "twice":
         rows = [[*each, *each[cell : cell + 1]] for each in rows]
     else:
-        rows += [rows[row]] * rng.choice((1, 3000))
+        rows += [rows[row]] * rng.choice((1, 300))
     stream = io.StringIO()
     csv.writer(stream).writerows(rows)
     file.write_text(stream.getvalue(), encoding="utf-8", errors="surrogatepass")

@@ -143,7 +143,7 @@ def _ends_badly(answer: Mapping[str, Any]) -> Iterator[str]:
 def _speaks_badly(code: int, said: str) -> Iterator[str]:
     if "Traceback" in said or "Exception ignored" in said:
         yield "a traceback"
-    if "no memory left" in said:
+    if "no memory is left" in said:
         yield "ran out of memory"
     refusal = [line for line in said.splitlines() if line.startswith("moetune: ")]
     if code in (2, 3) and len(refusal) != 1:

@@ -18,6 +18,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from profilers.errors import ProfilerError
+from profilers.out_of_memory import is_lack_of_memory
 from solvers.errors import SolverError
 from tuner.cli import (
     backtest,
@@ -44,8 +45,7 @@ ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 ENVIRONMENT: Final = 3
 UNUSABLE: Final = 2
 LONGEST_LINE: Final = 2000
-UNMAPPED: Final = "failed to map segment"
-"""What the loader says of a library that there is no memory for."""
+NO_MEMORY: Final = "no memory is left for this; free some, or raise the limit (ulimit -v)"
 
 ClickError: type[Exception] = next(
     # Typer brings its own click in some releases, so the class has no fixed home.
@@ -164,26 +164,12 @@ def _invoke(arguments: list[str]) -> int:
     return 0
 
 
-def _shortened(line: str) -> str:
-    """Leave out the middle of a line that a value of the user's makes endless."""
-    if len(line) <= LONGEST_LINE:
-        return line
-    return f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 4 :]}"
-
-
-def _no_memory(error: Exception) -> str:
-    wanted = f" ({error})" if str(error) else ""
-    return f"no memory left for this{wanted}; free some, or raise the limit (ulimit -v)"
-
-
 def _refusal(error: Exception) -> tuple[str, int] | None:
     """Return what a user is told of an error and the exit code; None where it is a defect."""
     if isinstance(error, SolverError | ProfilerError | TunerError):
         return str(error), error.exit_code
-    if isinstance(error, MemoryError) or (
-        isinstance(error, ImportError) and UNMAPPED in str(error)
-    ):
-        return _no_memory(error), ENVIRONMENT
+    if isinstance(error, MemoryError | ImportError | RuntimeError) and is_lack_of_memory(error):
+        return NO_MEMORY, ENVIRONMENT
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror or error}", ENVIRONMENT
@@ -193,6 +179,13 @@ def _refusal(error: Exception) -> tuple[str, int] | None:
     if is_pydantic and isinstance(error, ValueError):
         return _first_problem(error), UNUSABLE
     return None
+
+
+def _shortened(line: str) -> str:
+    """Leave out the middle of a line that a value of the user's makes endless."""
+    if len(line) <= LONGEST_LINE:
+        return line
+    return f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 4 :]}"
 
 
 def _usage(error: Exception) -> str:

@@ -8,6 +8,7 @@ interrupted. So lines are cut short, the expression is bounded, and a process of
 """
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -25,6 +26,10 @@ MAX_LINE: Final = 1024
 MAX_DIGITS: Final = 19
 """Of the number of a step."""
 
+_NESTED: Final = re.compile(
+    r"\((?:[^()\\]|\\.)*(?:[+*]|\{\d*,\d*\})(?:[^()\\]|\\.)*\)(?:[+*]|\{\d*,)"
+)
+"""The commonest such expression, which is told before anything is launched."""
 _WORKER: Final = Path(__file__).with_name("regex_worker.py")
 
 
@@ -38,6 +43,11 @@ def adapter(expression: str) -> Adapter:
         raise SpecError(f"--metrics regex: longer than {MAX_EXPRESSION} characters")
     if not expression.isprintable():
         raise SpecError("--metrics regex: it holds signs that cannot be shown; write them as \\x1b")
+    if _NESTED.search(expression):
+        raise SpecError(
+            f"--metrics regex: {expression!r} repeats a group that holds a repetition, which can"
+            " take for ever; write the group once"
+        )
     matcher = _Matcher(expression)
     if "step_s" not in matcher.groups:
         raise SpecError(

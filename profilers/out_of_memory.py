@@ -1,0 +1,31 @@
+"""How libraries say that there is no memory, where they raise something else than MemoryError."""
+
+from typing import Final
+
+SIGNS: Final = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+    "Cannot allocate memory",
+    "Failed to launch worker thread",
+    "std::bad_alloc",
+    "malloc of size",
+    "realloc of size",
+)
+"""Of the loader of libraries, torch's allocator, Python's threads, the system, Arrow, C++."""
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Whether an error is about memory and not about the input."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in SIGNS)
+
+
+def raise_lack_of_memory(error: BaseException) -> None:
+    """Raise MemoryError where an error is about memory, so that nobody blames the input.
+
+    Raises:
+        MemoryError: it is.
+    """
+    if is_lack_of_memory(error):
+        raise MemoryError(" ".join(str(error).split())[:200]) from error
