@@ -77,6 +77,7 @@ def plan_training(
     method: str = "milp",
     calibrated: bool = True,
     with_unlaunchable: bool = True,
+    processes: int = 1,
     clock: Callable[[], float] = time.perf_counter,
     watch: Watch = unwatched,
 ) -> Planned:
@@ -96,6 +97,8 @@ def plan_training(
         calibrated: whether datasheets are corrected by the residuals that ship.
         with_unlaunchable: whether to search once more for each feature that the targets lack; about
             half of the time on the analytic model, and nothing else of the plan depends on it.
+        processes: that may work at a time where the analytic model plans one pool; beyond 1, this
+            one is forked, which a program with threads of its own may not want.
         clock: for the time limit and the reported solve time.
         watch: told about every stage of a search on the analytic model.
 
@@ -118,6 +121,7 @@ def plan_training(
             time_limit_s=time_limit_s,
             calibrated=calibrated,
             with_unlaunchable=with_unlaunchable,
+            processes=processes,
             clock=clock,
             watch=watch,
         )
@@ -218,6 +222,7 @@ def _plan_on_the_model(
     time_limit_s: float,
     calibrated: bool,
     with_unlaunchable: bool,
+    processes: int,
     clock: Callable[[], float],
     watch: Watch,
 ) -> Planned:
@@ -268,7 +273,13 @@ def _plan_on_the_model(
         made = make_analytic_plan(
             spec,
             site_of(pool, residuals=residuals, measured=measured.get(pool.name)),
-            settings=AnalyticSettings(top=top, time_limit_s=time_limit_s, clock=clock, watch=watch),
+            settings=AnalyticSettings(
+                top=top,
+                time_limit_s=time_limit_s,
+                processes=processes,
+                clock=clock,
+                watch=watch,
+            ),
             provenance=provenance,
             with_unlaunchable=with_unlaunchable,
         )

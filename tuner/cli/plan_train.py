@@ -20,9 +20,12 @@ def plan_train(
     as_json: bool,
 ) -> None:
     """Plan a training run, write it and print it."""
-    from tuner.api import plan_training, write_plan
+    # Not from tuner.api, which brings every other command along.
     from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning
+    from tuner.plan_folder import write_plan
+    from tuner.planner.forked import usable_cores
+    from tuner.train_api import plan_training
 
     with planning(limit_s=time_limit_s) as watch:
         made = plan_training(
@@ -32,6 +35,7 @@ def plan_train(
             time_limit_s=time_limit_s,
             method=method,
             calibrated=calibrated,
+            processes=usable_cores(),
             watch=watch,
         )
     written = write_plan(out, made.plan, spec=made.spec, profiles=made.profiles)

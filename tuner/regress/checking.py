@@ -6,7 +6,6 @@
 A scenario that cannot be read or planned is an `error` of its own; the others go on.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -111,12 +110,6 @@ def check_all(
                 for planner in planners:
                     planner.stop()
                 pool.shutdown(wait=True, cancel_futures=True)
-
-
-def cores() -> int:
-    """Return how many processor cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def gone(checks: Checks, other: Other | None) -> tuple[ScenarioResult, ...]:

@@ -18,6 +18,7 @@ from tuner.plan import (
     Plan,
     Provenance,
     TrainDecision,
+    Unlaunchable,
 )
 from tuner.planner.analytic.answer import (
     Detail,
@@ -32,11 +33,12 @@ from tuner.planner.analytic.memory_risk import loss_prices
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO, preferred
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
-from tuner.planner.analytic.relaxing import relaxations, unlaunchable
+from tuner.planner.analytic.relaxing import feature_tasks, relaxations, unlaunchable
 from tuner.planner.analytic.releases import priced_release
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s
 from tuner.planner.analytic.ties import NO_TIES, ratios_on, ties_of
+from tuner.planner.forked import numbers
 from tuner.planner.progress import Told, unwatched
 from tuner.planner.reasons import binding_constraint
 from tuner.spec.cluster import Pool
@@ -126,16 +128,12 @@ def make_analytic_plan(
                 "relaxations": ways_out,
             }
         )
-    watch(Told(stage="memory", text="searching once more without its limit"))
-    unlimited = search(
-        replace(question, memory_limit_bytes=UNLIMITED_BYTES),
-        replace(settings, top=1, band_ratio=0.0, below_s=choice.fastest.objective_s),
+    unlimited_s, lacking = _beyond(
+        found,
+        replace(settings, watch=watch),
+        below_s=choice.fastest.objective_s,
+        with_unlaunchable=with_unlaunchable,
     )
-    played = ranked(unlimited, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock)
-    unlimited_s = min(played.objective_s, default=None)
-    if with_unlaunchable:
-        watch(Told(stage="targets", text="searching with each feature that they lack"))
-    lacking = unlaunchable(found, replace(settings, watch=watch)) if with_unlaunchable else ()
     return Plan.model_validate(
         common
         | {
@@ -153,6 +151,43 @@ def make_analytic_plan(
             "unlaunchable": lacking,
         }
     )
+
+
+def _beyond(
+    found: Search, settings: Settings, *, below_s: float, with_unlaunchable: bool
+) -> tuple[float | None, tuple[Unlaunchable, ...]]:
+    """Search without the memory limit and with what the targets lack, side by side.
+
+    Returns:
+        Seconds of the fastest step in any memory where that is less than `below_s`, and features
+        that would gain.
+    """
+    unlimited = replace(found.question, memory_limit_bytes=UNLIMITED_BYTES)
+    quiet = replace(settings, top=1, band_ratio=0.0, below_s=below_s, watch=unwatched)
+
+    def unlimited_s() -> float | None:
+        again = search(unlimited, quiet)
+        played = ranked(again, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock)
+        return min(played.objective_s, default=None)
+
+    features = feature_tasks(found, settings) if with_unlaunchable else {}
+
+    def tell(index: int) -> None:
+        if index == 0:
+            settings.watch(Told(stage="memory", text="searching once more without its limit"))
+            return
+        text = f"{index - 1} of {len(features)} that they lack: {list(features)[index - 1]}"
+        settings.watch(Told(stage="targets", text=text, is_passing=True))
+
+    memory_s, *step_s = numbers(
+        (unlimited_s, *features.values()),
+        processes=settings.processes,
+        patience_s=settings.time_limit_s,
+        starting=tell,
+    )
+    if not with_unlaunchable:
+        return memory_s, ()
+    return memory_s, unlaunchable(found, dict(zip(features, step_s, strict=True)))
 
 
 def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Choice:

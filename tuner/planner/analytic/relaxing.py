@@ -6,6 +6,7 @@ or a gap in the targets' manifests. Nothing is guessed from the first search.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +34,8 @@ from tuner.planner.analytic.rules import (
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.unlaunched_exchange import exchange_gains
 from tuner.planner.analytic.ways import Ways, ways_of
-from tuner.planner.progress import Told, unwatched
+from tuner.planner.forked import Task
+from tuner.planner.progress import unwatched
 from tuner.spec.capabilities import WRAPPERS
 from tuner.spec.manifests.manifest import Capabilities
 from tuner.units import format_bytes
@@ -295,34 +297,49 @@ def _leanest_ways(ways: Ways, facts: Facts) -> Ints:
     return legal[order[np.sort(one_each)]][:MOST_LEAN_WAYS]
 
 
-def unlaunchable(found: Search, settings: Settings) -> tuple[Unlaunchable, ...]:
-    """Price what the targets lack, one feature at a time, by searching with it."""
+def feature_tasks(found: Search, settings: Settings) -> dict[str, Task]:
+    """Searches for what the targets lack, by feature: seconds of the fastest step with it.
+
+    None where a step with the feature is hardly faster than what was found, or nothing was found.
+    """
     question = found.question
     if found.found is None:
-        return ()
-    best_s = float(found.found.step_s[0])
-    names = ", ".join(name for name in question.capabilities.names if name not in WRAPPERS)
-    missing = []
-    below_s = best_s * (1.0 - WORTH_NAMING_RATIO)
+        return {}
     able_of = with_features(question.capabilities)
-    # All features together take no longer than the search itself may.
-    share_s = settings.time_limit_s / max(1, len(able_of))
-    better = replace(settings, top=1, band_ratio=0.0, below_s=below_s, time_limit_s=share_s)
-    better = replace(better, watch=unwatched)
+    better = replace(
+        settings,
+        top=1,
+        band_ratio=0.0,
+        below_s=float(found.found.step_s[0]) * (1.0 - WORTH_NAMING_RATIO),
+        # All features together take no longer than the search itself may.
+        time_limit_s=settings.time_limit_s / max(1, len(able_of)),
+        watch=unwatched,
+    )
     known = Known(question=question, ways=found.ways)
-    for index, (feature, able) in enumerate(able_of.items()):
-        text = f"{index} of {len(able_of)} that they lack: {feature}"
-        settings.watch(Told(stage="targets", text=text, is_passing=True))
+
+    def step_s(able: Capabilities) -> float | None:
         more = replace(question, capabilities=able)
         left_out = known if only_adds(more, question) else None
         again = search(more, replace(better, known=left_out))
-        if again.found is None:
-            continue
-        gain = 1.0 - float(again.found.step_s[0]) / best_s
-        if gain > WORTH_NAMING_RATIO:
-            missing.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
-    for feature, step_s in exchange_gains(found):
-        gain = 1.0 - step_s / best_s
+        return None if again.found is None else float(again.found.step_s[0])
+
+    return {feature: partial(step_s, able) for feature, able in able_of.items()}
+
+
+def unlaunchable(found: Search, step_s_of: Mapping[str, float | None]) -> tuple[Unlaunchable, ...]:
+    """Say what the targets lack that would gain, most first.
+
+    Args:
+        found: what can be launched.
+        step_s_of: what each of `feature_tasks` came to.
+    """
+    if found.found is None:
+        return ()
+    best_s = float(found.found.step_s[0])
+    names = ", ".join(name for name in found.question.capabilities.names if name not in WRAPPERS)
+    missing = []
+    for feature, step_s in (*step_s_of.items(), *exchange_gains(found)):
+        gain = 0.0 if step_s is None else 1.0 - step_s / best_s
         if gain > WORTH_NAMING_RATIO:
             missing.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
     return tuple(sorted(missing, key=lambda one: -one.gain_ratio))

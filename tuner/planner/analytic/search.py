@@ -79,6 +79,8 @@ class Settings:
     """What was searched before, at the same prices; its decisions are left out, and what is not
     priced is not counted."""
     time_limit_s: float = 60.0
+    processes: int = 1
+    """That may answer questions about what was found side by side; one search is one process."""
     clock: Callable[[], float]
     watch: Watch = unwatched
 

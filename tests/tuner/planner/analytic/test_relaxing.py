@@ -7,9 +7,11 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tuner.costs.analytic.shapes import number
+from tuner.plan import Unlaunchable
 from tuner.planner.analytic.answer import detail_of
+from tuner.planner.analytic.found import Search as Found
 from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.relaxing import relaxations, unlaunchable
+from tuner.planner.analytic.relaxing import feature_tasks, relaxations, unlaunchable
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.unlaunched_exchange import exchange_gains
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
@@ -17,6 +19,12 @@ from tuner.spec.search import Search
 
 MakeQuestion = Callable[..., Question]
 SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=3)
+
+
+def lacking(found: Found) -> tuple[Unlaunchable, ...]:
+    """What the targets lack, searched in this process."""
+    tasks = feature_tasks(found, SETTINGS)
+    return unlaunchable(found, {feature: task() for feature, task in tasks.items()})
 
 
 @pytest.mark.parametrize(
@@ -101,7 +109,7 @@ def test_a_missing_feature_is_listed_with_its_gain(ask: MakeQuestion) -> None:
     limited = replace(MEGATRON_0_18, dispatchers=frozenset({"alltoall"}), a2a_overlap=False)
     question = ask("deepseek-v2-lite", devices=16, capabilities=limited)
     found = search(question, SETTINGS)
-    missing = unlaunchable(found, SETTINGS)
+    missing = lacking(found)
     assert found.found is not None
     assert missing
     gains = {one.feature: one.gain_ratio for one in missing}
@@ -126,7 +134,7 @@ def test_exchanges_that_nothing_launches_are_priced_on_the_best_rows(ask: MakeQu
     assert gains[hierarchical] < 0.9 * best_s
     assert "pieces forward" in pipelined
     assert gains[pipelined] < best_s
-    listed = {one.feature: one.gain_ratio for one in unlaunchable(found, SETTINGS)}
+    listed = {one.feature: one.gain_ratio for one in lacking(found)}
     assert listed[hierarchical] == pytest.approx(1.0 - gains[hierarchical] / best_s)
 
 
@@ -166,4 +174,4 @@ def test_a_dense_model_exchanges_nothing(ask: MakeQuestion) -> None:
 
 
 def test_a_target_that_lacks_nothing_has_nothing_unlaunchable(ask: MakeQuestion) -> None:
-    assert unlaunchable(search(ask(), SETTINGS), SETTINGS) == ()
+    assert lacking(search(ask(), SETTINGS)) == ()

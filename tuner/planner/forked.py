@@ -1,0 +1,132 @@
+"""Numbers that independent tasks come to, worked out side by side in forked processes.
+
+Whoever is free takes the next task, this process too, so results do not depend on who worked out
+what. A forked process shares what this one has read and built until then, and answers in plain
+numbers. Where no process can be forked, and for what one that died owes, this process works alone.
+
+Not covered: systems other than Linux, where forking a process that has loaded numpy is not safe.
+"""
+
+import contextlib
+import math
+import os
+import select
+import signal
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
+from typing import Final
+
+Task = Callable[[], float | None]
+"""Works out one number; None where there is none."""
+
+MOST_TASKS: Final = 256
+"""An index is one byte."""
+
+ANSWER: Final = struct.Struct("<Bd")
+"""Index of a task and its number, not-a-number where it has none: few enough bytes that a pipe
+takes them whole."""
+
+
+def usable_cores() -> int:
+    """Return how many processor cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def numbers(
+    tasks: Sequence[Task],
+    *,
+    processes: int,
+    patience_s: float,
+    starting: Callable[[int], None] = lambda _index: None,
+) -> list[float | None]:
+    """Return the number of every task.
+
+    Args:
+        tasks: independent of each other; the longest should come first.
+        processes: at most so many at a time, this one included.
+        patience_s: how long to wait for others when this process has nothing left to do.
+        starting: called with the index of each task that this process begins.
+    """
+
+    def own(index: int) -> float | None:
+        starting(index)
+        return tasks[index]()
+
+    others = min(processes, len(tasks)) - 1
+    if others < 1 or sys.platform != "linux" or len(tasks) > MOST_TASKS:
+        return [own(index) for index in range(len(tasks))]
+    found: dict[int, float | None] = {}
+    with _pipe() as (queue, fill), _pipe() as (answers, tell), _workers() as workers:
+        fill.write(bytes(range(len(tasks))))
+        fill.close()
+        for _ in range(others):
+            with contextlib.suppress(OSError):  # no process more: this one works alone
+                workers.append(_forked(tasks, queue=queue, tell=tell))
+        tell.close()
+        for index in _taken(queue):
+            found[index] = own(index)
+        found |= _told(answers, patience_s=patience_s) if workers else {}
+    return [found[index] if index in found else own(index) for index in range(len(tasks))]
+
+
+def _forked(tasks: Sequence[Task], *, queue: FileIO, tell: FileIO) -> int:
+    """Start a process that takes tasks from the queue until none is left; return its id."""
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    # Only plain numbers leave from here: no exception, no output, no handler of the parent's.
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for index in _taken(queue):
+            number = tasks[index]()
+            tell.write(ANSWER.pack(index, math.nan if number is None else number))
+            if os.getppid() != parent:
+                break
+    finally:
+        os._exit(0)
+
+
+def _taken(queue: FileIO) -> Iterator[int]:
+    """Take tasks, one byte at a time, until none is left."""
+    while taken := queue.read(1):
+        yield taken[0]
+
+
+def _told(answers: FileIO, *, patience_s: float) -> dict[int, float | None]:
+    """Collect what other processes found out, until all have ended or take too long."""
+    told = b""
+    while select.select([answers], [], [], patience_s)[0]:
+        part = answers.read(ANSWER.size * MOST_TASKS)
+        if not part:
+            break
+        told += part
+    whole = len(told) - len(told) % ANSWER.size
+    return {
+        index: None if math.isnan(number) else number
+        for index, number in ANSWER.iter_unpack(told[:whole])
+    }
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
+    """Give the ends of a pipe, to read and to write, and close them."""
+    out, into = os.pipe()
+    with FileIO(out, "r") as reading, FileIO(into, "w") as writing:
+        yield reading, writing
+
+
+@contextlib.contextmanager
+def _workers() -> Iterator[list[int]]:
+    """Give a list of processes, all of which are ended and waited for."""
+    workers: list[int] = []
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
