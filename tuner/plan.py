@@ -72,6 +72,8 @@ class TrainDecision(Record):
     cuda_graph: Literal["none", "partial", "full_iteration"] = "none"
     overlap_grad_reduce: bool = False
     """Gradient sums run beside the backward pass."""
+    ddp_bucket_size: Count | None = None
+    """Parameters of one bucket of overlapped gradient reduction; None: the engine's own size."""
     overlap_param_gather: bool = False
     """Parameter gathers of the sharded optimizer run beside the forward pass."""
     gradient_bytes: Literal[2, 4] = 4

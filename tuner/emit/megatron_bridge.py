@@ -220,6 +220,8 @@ def _state(decision: TrainDecision) -> Iterator[Override]:
         yield ("ddp.average_in_collective", False)
     yield ("ddp.num_distributed_optimizer_instances", decision.num_state_copies)
     yield ("ddp.overlap_grad_reduce", decision.overlap_grad_reduce)
+    # None, because a recipe may state a size.
+    yield ("ddp.bucket_size", decision.ddp_bucket_size)
     yield ("ddp.overlap_param_gather", decision.overlap_param_gather)
     yield ("optimizer.overlap_param_gather", decision.overlap_param_gather)
     yield ("optimizer.optimizer_cpu_offload", decision.optimizer_offload)

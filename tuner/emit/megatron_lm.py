@@ -202,8 +202,12 @@ def _state(decision: TrainDecision) -> Iterator[Argument]:
         yield ("--ckpt-format", "fsdp_dtensor")
     if decision.num_state_copies > 1:
         yield ("--num-distributed-optimizer-instances", str(decision.num_state_copies))
-    if decision.overlap_grad_reduce:
-        yield ("--overlap-grad-reduce",)
+    yield from _flags(
+        {
+            "overlap_grad_reduce": decision.overlap_grad_reduce,
+            "ddp_bucket_size": decision.ddp_bucket_size,
+        }
+    )
     if decision.overlap_param_gather:
         yield ("--overlap-param-gather",)
     if decision.gradient_bytes == 2:

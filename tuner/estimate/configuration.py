@@ -69,6 +69,8 @@ class Configuration:
     a2a_overlap: bool
     shared_expert_overlap: bool
     overlap_gradients: bool
+    ddp_bucket_size: int | None
+    """Parameters of one bucket of overlapped gradient reduction; None: the engine's own size."""
     overlap_parameters: bool
     overlap_tensor: bool
     graphs: Graphs
@@ -167,6 +169,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         a2a_overlap=launch.a2a_overlap,
         shared_expert_overlap=launch.shared_expert_overlap,
         overlap_gradients=launch.overlap_gradients,
+        ddp_bucket_size=launch.ddp_bucket_size if launch.overlap_gradients else None,
         overlap_parameters=launch.overlap_parameters,
         overlap_tensor=launch.overlap_tensor,
         graphs=launch.graphs,

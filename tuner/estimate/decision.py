@@ -43,6 +43,7 @@ def decision_of(own: Configuration, model: ModelSpec) -> TrainDecision:
         rank_order=own.rank_order,
         cuda_graph="full_iteration" if own.graphs is Graphs.FULL else own.graphs.value,
         overlap_grad_reduce=own.overlap_gradients,
+        ddp_bucket_size=own.ddp_bucket_size,
         overlap_param_gather=own.overlap_parameters,
         gradient_bytes=2 if own.gradient_bytes == 2 else 4,
         optimizer_offload=own.optimizer_offload_ratio > 0.0,

@@ -60,6 +60,8 @@ def _megatron(launch: LaunchSettings, before: Configuration, own: Configuration)
         "--moe-shared-expert-overlap": own.shared_expert_overlap,
     }
     found |= {flag: "" for flag, is_on in switches.items() if is_on}
+    if own.ddp_bucket_size is not None:
+        found["--ddp-bucket-size"] = str(own.ddp_bucket_size)
     if own.has_experts and (launch.expert_tensor or own.expert_tensor != own.tensor):
         # Left out, the engine takes that of the dense layers.
         found["--expert-tensor-parallel-size"] = str(own.expert_tensor)

@@ -153,6 +153,8 @@ class LaunchSettings(Record):
     a2a_overlap: bool = False
     shared_expert_overlap: bool = False
     overlap_gradients: bool = False
+    ddp_bucket_size: Count | None = None
+    """Parameters of one bucket of gradients; absent: the engine's own size."""
     overlap_parameters: bool = False
     overlap_tensor: bool = False
     graphs: Graphs = Graphs.NONE

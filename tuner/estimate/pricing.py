@@ -284,6 +284,7 @@ def strategies_of(own: Configuration, bench: Bench) -> Strategies:
         is_deepep=float(own.dispatcher is Dispatcher.DEEPEP),
         is_hybridep=float(own.dispatcher is Dispatcher.HYBRIDEP),
         overlap_gradients=float(own.overlap_gradients),
+        bucket_parameters=float(own.ddp_bucket_size or 0),
         overlap_parameters=float(own.overlap_parameters),
         overlap_tensor=float(own.overlap_tensor),
         partial_graph=float(own.graphs is Graphs.PARTIAL),

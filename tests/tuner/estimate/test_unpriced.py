@@ -95,3 +95,26 @@ def test_emitted_arguments_set_nothing_otherwise_than_priced() -> None:
     launch = megatron.read(files[0].text, source="megatron_args.txt")
     # No overlap is decided, so that no weight gradient is delayed.
     assert set(launch.unlike_priced) == {"delay_wgrad_compute"}
+
+
+def test_the_size_of_buckets_is_read_and_priced_where_gradients_overlap(spec_of: MakeSpec) -> None:
+    spec = spec_of("mixtral-8x7b", nodes=2)
+    for flags, size in (
+        ("--ddp-bucket-size 80000000 --overlap-grad-reduce", 80_000_000),
+        ("--ddp-bucket-size 80000000", None),
+        ("--overlap-grad-reduce", None),
+    ):
+        launch = megatron.read(MIXTRAL + flags, source="run.sh")
+        assert configuration_of(launch, spec)[0].ddp_bucket_size == size
+    launch = megatron.read(f"{MIXTRAL}--ddp-bucket-size 80000000", source="run.sh")
+    assert any("has no effect without --overlap-grad-reduce" in note for note in launch.notes)
+    text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
+    bridge = megatron.read_yaml(f"{text}ddp: {{bucket_size: 80000000}}\n", source="recipe.yaml")
+    assert bridge.ddp_bucket_size == 80_000_000
+
+
+def test_number_and_size_of_buckets_exclude_each_other() -> None:
+    with pytest.raises(SpecError, match="--ddp-num-buckets 4 and --ddp-bucket-size 9: choose one"):
+        megatron.read(f"{MIXTRAL}--ddp-num-buckets 4 --ddp-bucket-size 9", source="run.sh")
+    launch = megatron.read(f"{MIXTRAL}--ddp-num-buckets 4", source="run.sh")
+    assert any("is priced as the engine's own size" in note for note in launch.notes)

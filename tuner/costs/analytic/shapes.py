@@ -134,6 +134,9 @@ class Strategies:
     """Dispatcher HybridEP, the same over a rack-wide scale-up domain."""
     overlap_gradients: Numbers = 1.0
     """Gradient sums of data parallelism run beside the backward pass."""
+    bucket_parameters: Numbers = 0.0
+    """Of one bucket of gradients where they are reduced beside the backward pass; 0: the engine's
+    own size."""
     overlap_parameters: Numbers = 1.0
     """Parameter gathers of the sharded optimizer run beside the forward pass."""
     overlap_tensor: Numbers = 0.0

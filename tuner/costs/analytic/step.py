@@ -24,9 +24,10 @@ keep them gathered and sum once a step, as ZeRO-1 does (torchtitan, parallelize_
 
 `assemble` reads of a strategy what `unit_costs` does not (pipeline, virtual_pipeline, data,
 num_microbatches, zero_stage, shard_ranks, gradient_bytes, weight_bytes, overlap_gradients,
-overlap_parameters, zero_bubble, the offloads) and, for groups and what crosses a boundary, tensor,
-context, expert, expert_tensor, sequence, micro_batch, element_bytes, busiest_ratio; where
-activations are offloaded, whatever decides how many there are (activations.py).
+bucket_parameters, overlap_parameters, zero_bubble, the offloads) and, for groups and what crosses a
+boundary, tensor, context, expert, expert_tensor, sequence, micro_batch, element_bytes,
+busiest_ratio; where activations are offloaded, whatever decides how many there are
+(activations.py).
 
 Letters: C columns, S stages in execution order, P devices of a pipeline. Stage s runs on device
 s mod p.
@@ -43,6 +44,7 @@ import numpy as np
 from tuner.costs.analytic.activations import activation_bytes
 from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.fold import Held, held_by_device, held_by_stage, per_device, weighed
+from tuner.costs.analytic.gradient_buckets import Reduced, default_bucket, resized_s
 from tuner.costs.analytic.hybrid_sharding import between_copies, num_copies, of_one_copy
 from tuner.costs.analytic.kernels import Kernels
 from tuner.costs.analytic.links import (
@@ -120,14 +122,17 @@ def assemble(
     weight_PC = weighed(held, units, "weight_s", shape=width) if is_any(s.zero_bubble) else None
     boundary_s = send_s(_sent_bytes(asked), asked.groups.boundary, hardware, constants)
     pipeline_s = _pipeline_s(asked, devices_PC, weight_PC, boundary_s)
-    parameters = weighed(held, units, "parameters", shape=width).max(axis=0)
-    experts = weighed(held, units, "expert_parameters", shape=width).max(axis=0)
+    parameters_PC = weighed(held, units, "parameters", shape=width)
+    experts_PC = weighed(held, units, "expert_parameters", shape=width)
     once_s = _once_s(
         asked,
-        parameters=parameters,
-        experts=experts,
+        parameters=parameters_PC.max(axis=0),
+        experts=experts_PC.max(axis=0),
         forward_s=forward_PC.max(axis=0),
         backward_s=backward_PC.max(axis=0),
+        resized=lambda usual_s: _resized(
+            asked, usual_s, parameters_PC[0], experts_PC[0], backward_PC[0]
+        ),
     )
     forward_SC, backward_SC = _by_stage(asked, units, stages, columns if by_stage else 0)
     parts = _parts(units, held, s)
@@ -161,6 +166,7 @@ def _num_columns(asked: _Asked, units: UnitCosts, stages: Stages) -> int:
     values = [getattr(cost, field.name) for cost in costs for field in fields(LayerCost)]
     s = asked.strategies
     values += [units.load_forward_s, s.pipeline, s.num_microbatches, s.busiest_ratio]
+    values += [s.bucket_parameters]
     shapes = [np.shape(value) for value in values] + [stages.dense_SC.shape[1:]]
     return int(np.broadcast_shapes(*shapes)[0])
 
@@ -214,6 +220,7 @@ def _once_s(
     experts: Numbers,
     forward_s: Numbers,
     backward_s: Numbers,
+    resized: Callable[[Numbers], Numbers],
 ) -> Numbers:
     """On the device that holds the most, beside the longest passes of one micro-batch."""
     s, own, machine = asked.strategies, asked.constants, asked.hardware
@@ -222,7 +229,9 @@ def _once_s(
     if is_any(experts):
         sums_s = sums_s + _sums_s(asked, experts, asked.groups.expert_data)
         gathers_s = gathers_s + _gathers_s(asked, experts, asked.groups.expert_data)
-    visible_s = _visible_s(sums_s, backward_s, s.overlap_gradients, own.gradient_exposed_ratio)
+    visible_s = resized(
+        _visible_s(sums_s, backward_s, s.overlap_gradients, own.gradient_exposed_ratio)
+    )
     visible_s = visible_s + _visible_s(
         gathers_s, forward_s, s.overlap_parameters, own.parameter_exposed_ratio
     )
@@ -235,6 +244,29 @@ def _once_s(
     on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
     total: Numbers = visible_s + local * (on_device + on_host) + own.step_fixed_s
     return total
+
+
+def _resized(
+    asked: _Asked, usual_s: Numbers, parameters: Numbers, experts: Numbers, backward_s: Numbers
+) -> Numbers:
+    """Visible gradient sums in buckets of the stated size, where one is stated.
+
+    Of the first pipeline rank's first chunk, given the rank's parameters and backward pass.
+    """
+    s = asked.strategies
+    if not is_any(s.bucket_parameters):
+        return usual_s
+    v, shared = s.virtual_pipeline, asked.groups.shared
+    kinds = [Reduced(parameters=parameters / v, reduce_s=lambda part: _sums_s(asked, part, shared))]
+    if is_any(experts):
+        spread = asked.groups.expert_data
+        kinds.append(
+            Reduced(parameters=experts / v, reduce_s=lambda part: _sums_s(asked, part, spread))
+        )
+    own = default_bucket(shared.ranks)
+    is_stated = np.greater(s.bucket_parameters, 0.0) & np.greater(s.overlap_gradients, 0.0)
+    bucket = np.where(is_stated, s.bucket_parameters, own)
+    return resized_s(usual_s, tuple(kinds), bucket=bucket, default=own, backward_s=backward_s / v)
 
 
 def _visible_s(moved_s: Numbers, beside_s: Numbers, overlaps: Numbers, exposed: Numbers) -> Numbers:

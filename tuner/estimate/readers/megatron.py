@@ -174,6 +174,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         shared_expert_overlap=flags.is_on("moe-shared-expert-overlap"),
         # Megatron-FSDP overlaps what it shards, whatever the flags say.
         overlap_gradients=flags.is_on("overlap-grad-reduce") or zero_stage >= 2,
+        ddp_bucket_size=_bucket(flags),
         overlap_parameters=flags.is_on("overlap-param-gather") or zero_stage == 3,
         overlap_tensor=flags.is_on("tp-comm-overlap"),
         graphs=_graphs(flags),
@@ -224,6 +225,13 @@ def _remarks(flags: Flags) -> Iterator[str]:
             f"{flags.said('recompute-modules')} has no effect without "
             "--recompute-granularity selective"
         )
+    if "ddp-num-buckets" in flags.values:
+        yield (
+            f"{flags.said('ddp-num-buckets')} is priced as the engine's own size of buckets; "
+            "--ddp-bucket-size is priced as it is"
+        )
+    elif "ddp-bucket-size" in flags.values and not flags.is_on("overlap-grad-reduce"):
+        yield f"{flags.said('ddp-bucket-size')} has no effect without --overlap-grad-reduce"
     if "recompute-method" in flags.values and "recompute-granularity" not in flags.values:
         yield f"{flags.said('recompute-method')} has no effect without --recompute-granularity full"
 
@@ -348,6 +356,15 @@ def _graphs(flags: Flags) -> Graphs:
     if kind == "full_iteration" or (kind == "local" and "full_iteration" in scope):
         return Graphs.FULL
     return Graphs.NONE if kind == "none" else Graphs.PARTIAL
+
+
+def _bucket(flags: Flags) -> int | None:
+    if "ddp-bucket-size" in flags.values and "ddp-num-buckets" in flags.values:
+        raise SpecError(
+            f"{flags.source}: {flags.said('ddp-num-buckets')} and {flags.said('ddp-bucket-size')}: "
+            "choose one"
+        )
+    return flags.number("ddp-bucket-size")
 
 
 def _flash(flags: Flags) -> bool:

@@ -19,7 +19,7 @@ from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.layouts import layers_of_stages, stages_of
 from tuner.planner.analytic.memory import taken_bytes, unit_memory
-from tuner.planner.analytic.pricing import assembled, batch_of, time_pieces
+from tuner.planner.analytic.pricing import TimePiece, assembled, batch_of, time_pieces
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.ties import NO_TIES, Ties
 from tuner.planner.analytic.ways import Ways
@@ -39,6 +39,8 @@ class Detail:
     stages: Stages
     step: StepPrice
     memory: MemoryPrice
+    piece: TimePiece | None = None
+    """What its time was priced from; None where no other price of it is asked for."""
 
 
 def decision_of(search: Search, index: int) -> dict[str, Any]:
@@ -110,6 +112,7 @@ def detailed(search: Search, candidate: Candidates, stages: Stages) -> Detail:
     units, unit_of = unit_memory(question, batch.strategies, candidate)
     strategies = taken(batch.strategies, np.array([0]))
     return Detail(
+        piece=piece,
         strategies=strategies,
         stages=stages,
         step=assembled(question, piece, stages),

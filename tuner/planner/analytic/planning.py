@@ -26,6 +26,7 @@ from tuner.planner.analytic.answer import (
     decision_of,
 )
 from tuner.planner.analytic.asking import Site, question_of
+from tuner.planner.analytic.bucketing import bucket_note, saved_s, with_best_bucket
 from tuner.planner.analytic.extrapolation import provenance_of, weighed
 from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked
 from tuner.planner.analytic.found import Found, Search
@@ -89,7 +90,7 @@ def make_analytic_plan(
     if best is not None and (best.decision.optimizer_offload or best.decision.activation_offload):
         notes += (_host_note(question, best.detail, site.pool),)
     if best is not None:
-        notes += tuple(_connection_notes(best.decision, site))
+        notes += (*_connection_notes(best.decision, site), *filter(None, (best.note,)))
     rests_on = None if best is None else weighed(found, best.candidate, best.detail.stages)
     ratios = ratios_on(spec, site, band=band)
     if rests_on is not None:
@@ -235,12 +236,18 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
 
 
 def _best(found: Search, row: Found, detail: Detail, *, played_s: float) -> Best:
+    bucket, own = with_best_bucket(found.question, detail)
+    saved = saved_s(detail, own)
+    objective_s = max(number(detail.step.step_s), played_s)
     return Best(
-        decision=TrainDecision.model_validate(decision_of(replace(found, found=row), 0)),
+        decision=TrainDecision.model_validate(
+            decision_of(replace(found, found=row), 0) | {"ddp_bucket_size": bucket}
+        ),
         candidate=row.candidates,
-        detail=detail,
-        objective_s=max(number(detail.step.step_s), played_s),
-        played_s=played_s,
+        detail=own,
+        objective_s=objective_s,
+        played_s=played_s - saved,
+        note="" if bucket is None else bucket_note(bucket, objective_s=objective_s, saved=saved),
     )
 
 

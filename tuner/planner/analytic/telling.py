@@ -31,6 +31,7 @@ from tuner.planner.analytic.answer import (
     pareto_front,
 )
 from tuner.planner.analytic.asking import Site
+from tuner.planner.analytic.bucketing import saved_s, with_best_bucket
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.finalists import played_s
 from tuner.planner.analytic.found import Search
@@ -67,8 +68,11 @@ class Best:
     candidate: Candidates
     detail: Detail
     objective_s: float
-    """The larger of closed form and play."""
+    """The larger of closed form and play, with the engine's own buckets of gradients."""
     played_s: float
+    """With the decision's own buckets, as `detail` is."""
+    note: str = ""
+    """What those buckets save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,10 +176,10 @@ class Teller:
         if row is None:
             return None
         alone = replace(self.search, found=row)
-        predicted = replace(self, search=alone)._played(0)
+        decision, predicted = replace(self, search=alone)._decided(0)
         slower_ratio = max(0.0, predicted.step_time_s / chosen.step_time_s - 1.0)
         return Roomier(
-            decision=TrainDecision.model_validate(decision_of(alone, 0)),
+            decision=decision,
             step_time_s=predicted.step_time_s,
             slower_ratio=slower_ratio,
             slower_s=slower_ratio * loss_prices(self.spec.goal).run_s(chosen.step_time_s),
@@ -196,9 +200,9 @@ class Teller:
         if not choice.is_fastest:
             told.append((choice.fastest.decision, self.told(choice.fastest)))
         for index in others[: max(top - 1, min(ties, MOST_TIES))]:
-            decision = TrainDecision.model_validate(decision_of(self.search, index))
+            decision, predicted = self._decided(index)
             if decision != best.decision:
-                told.append((decision, self._played(index)))
+                told.append((decision, predicted))
         return tuple(
             self._alternative(best.decision, chosen, decision, predicted)
             for decision, predicted in told
@@ -241,10 +245,18 @@ class Teller:
         """Say what is expected of a priced and played decision."""
         return self.prediction(best.detail, played_s=best.played_s)
 
-    def _played(self, index: int) -> TrainPrediction:
-        """Say what is expected of a found row, its schedule played like the chosen one's."""
-        detail = detail_of(self.search, index)
-        return self.prediction(detail, played_s=played_s(detail))
+    def _decided(self, index: int) -> tuple[TrainDecision, TrainPrediction]:
+        """Say a found row's decision with buckets of its own, and what is expected of it.
+
+        Its schedule is played like the chosen one's.
+        """
+        usual = detail_of(self.search, index)
+        bucket, detail = with_best_bucket(self.search.question, usual)
+        decision = TrainDecision.model_validate(
+            decision_of(self.search, index) | {"ddp_bucket_size": bucket}
+        )
+        played = played_s(usual) - saved_s(usual, detail)
+        return decision, self.prediction(detail, played_s=played)
 
     def pareto(self) -> tuple[ParetoPoint, ...]:
         """Say what more time would save in memory."""

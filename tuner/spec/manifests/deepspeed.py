@@ -27,6 +27,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     zero_stages_with_pipeline=frozenset({0, 1}),
     shard_ranks_zero_stages=frozenset(),
     optimizer_offload_zero_stages=frozenset({1, 2, 3}),
+    ddp_bucket_size=False,
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_modules=frozenset(),
     recompute_num_layers=False,

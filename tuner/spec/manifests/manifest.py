@@ -73,6 +73,8 @@ class Capabilities:
     """Stages whose optimizer state can live in host memory; empty: it never can."""
     overlap_grad_reduce: bool = True
     """Gradient sums can run beside the backward pass."""
+    ddp_bucket_size: bool = True
+    """The size of the buckets that are reduced there can be stated."""
     overlap_param_gather: bool = True
     """Parameter gathers can run beside the forward pass."""
     param_gather_needs_grad_reduce: bool = False

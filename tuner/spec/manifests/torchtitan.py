@@ -32,6 +32,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     zero_stages=frozenset({0, 2, 3}),
     shard_ranks_zero_stages=frozenset({2, 3}),
     gradient_bytes=frozenset({4}),
+    ddp_bucket_size=False,
     # enable_cpu_offload moves parameters and gradients along, which no price covers.
     optimizer_offload_zero_stages=frozenset(),
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),

@@ -55,6 +55,8 @@ def _state(target: Capabilities, decision: Decision) -> Iterator[str]:
         )
     if decision.overlap_grad_reduce and not target.overlap_grad_reduce:
         yield "overlap_grad_reduce is not offered"
+    if decision.ddp_bucket_size is not None:
+        yield from _buckets(target, decision)
     if decision.overlap_param_gather and not target.overlap_param_gather:
         yield "overlap_param_gather is not offered"
     elif (
@@ -63,6 +65,15 @@ def _state(target: Capabilities, decision: Decision) -> Iterator[str]:
         and not (decision.overlap_grad_reduce and stage)
     ):
         yield "overlap_param_gather needs overlap_grad_reduce and zero_stage 1 or more"
+
+
+def _buckets(target: Capabilities, decision: Decision) -> Iterator[str]:
+    if not target.ddp_bucket_size:
+        yield "ddp_bucket_size is not offered"
+    if not decision.overlap_grad_reduce:
+        yield "ddp_bucket_size needs overlap_grad_reduce"
+    if decision.zero_stage > 1:
+        yield "ddp_bucket_size needs zero_stage 0 or 1"
 
 
 def _recompute(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:

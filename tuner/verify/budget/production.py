@@ -174,6 +174,7 @@ def strategies_of(
         is_deepep=float(decision.dispatcher == "deepep"),
         is_hybridep=float(decision.dispatcher == "hybridep"),
         overlap_gradients=float(decision.overlap_grad_reduce),
+        bucket_parameters=float(decision.ddp_bucket_size or 0),
         overlap_parameters=float(decision.overlap_param_gather),
         partial_graph=float(decision.cuda_graph == "partial"),
         full_graph=float(decision.cuda_graph == "full_iteration"),

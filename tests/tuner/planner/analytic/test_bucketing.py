@@ -1,0 +1,98 @@
+"""The size of gradient buckets is stated where it pays, and reaches launch file and estimate."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.plan_text import explanation, plan_text
+from tuner.costs.analytic.calibration import shipped
+from tuner.emit.megatron_bridge import overrides
+from tuner.emit.registry import emit
+from tuner.estimate.estimate import estimate
+from tuner.estimate.readers import megatron
+from tuner.plan import Plan, Provenance, VerifiedPlan
+from tuner.planner.analytic.asking import site_of
+from tuner.planner.analytic.bucketing import LEAST_GAIN_RATIO, MENU
+from tuner.planner.analytic.planning import make_analytic_plan
+from tuner.planner.analytic.search import Settings
+from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.goal import TrainGoal
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.search import Search
+from tuner.spec.spec import Spec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+NOTHING = Provenance(
+    moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
+)
+
+
+def _spec(*, nodes: int, target: str = "megatron-lm") -> Spec:
+    pool = Pool(name="pool", device="h100-sxm", nodes=nodes, devices_per_node=8, nic=25e9)
+    return Spec(
+        path=Path("spec.yaml"),
+        model_path=MODELS / "llama-3.1-8b",
+        model=read_model(MODELS / "llama-3.1-8b"),
+        cluster=Cluster(pools=(pool,)),
+        goal=TrainGoal(kind="train", sequence_length=4096, global_batch_size=nodes * 8),
+        search=Search(
+            zero_stage=(1,),
+            tensor_model_parallel_size=(1,),
+            context_parallel_size=(1,),
+            pipeline_model_parallel_size=(1,),
+        ),
+        emit=(target,),
+    )
+
+
+def _planned(spec: Spec) -> Plan:
+    settings = Settings(top=3, time_limit_s=60.0, clock=time.perf_counter)
+    site = site_of(spec.cluster.pools[0], residuals=shipped())
+    return make_analytic_plan(spec, site, settings=settings, provenance=NOTHING)
+
+
+@pytest.fixture(scope="module")
+def wide() -> Plan:
+    """Llama 3.1 8B on 1,024 devices, where the engine's buckets hold an eighth of the gradients."""
+    return _planned(_spec(nodes=128))
+
+
+def test_a_size_is_stated_where_it_saves_more_than_noise(wide: Plan) -> None:
+    assert wide.decision is not None
+    assert wide.predicted is not None
+    assert wide.decision.ddp_bucket_size in MENU
+    assert wide.certificate.objective is not None
+    saved = 1.0 - wide.predicted.step_time_s / wide.certificate.objective
+    assert LEAST_GAIN_RATIO - 0.02 < saved < 0.1
+    (note,) = (note for note in wide.provenance.notes if "gradient buckets of" in note)
+    assert "predicted to save" in note
+    assert sum(wide.predicted.breakdown_s.values()) == pytest.approx(wide.predicted.step_time_s)
+
+
+def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Plan) -> None:
+    decision = wide.decision
+    assert decision is not None
+    assert wide.predicted is not None
+    size = decision.ddp_bucket_size
+    for text in (plan_text(wide, folder=Path("plan")), explanation(wide)):
+        assert f"gradient buckets of {size} parameters" in text
+    verified = VerifiedPlan.waive(wide, reason="a test")
+    arguments = emit("megatron-lm", verified)[0].text
+    assert f"\n--ddp-bucket-size {size}\n" in arguments
+    assert ("ddp.bucket_size", size) in overrides(wide.model, wide.goal, decision)
+    spec = _spec(nodes=128)
+    found = estimate(spec, megatron.read(arguments, source="args"), residuals=shipped())
+    assert found.decision.ddp_bucket_size == size
+    assert found.step_time_s == pytest.approx(wide.predicted.step_time_s, rel=1e-6)
+    without = arguments.replace(f"--ddp-bucket-size {size}\n", "")
+    usual = estimate(spec, megatron.read(without, source="args"), residuals=shipped())
+    assert usual.step_time_s > found.step_time_s * (1 + LEAST_GAIN_RATIO / 2)
+
+
+def test_no_size_is_stated_where_none_pays_or_the_target_has_none() -> None:
+    for spec in (_spec(nodes=4), _spec(nodes=128, target="deepspeed")):
+        plan = _planned(spec)
+        assert plan.decision is not None
+        assert plan.decision.ddp_bucket_size is None
+        assert not any("gradient buckets" in note for note in plan.provenance.notes)
