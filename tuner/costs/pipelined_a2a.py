@@ -6,18 +6,18 @@ piece), the links inside a node (G and S), the matrix units (X). One piece of r 
 
     t(r) = alpha + (work / r) for each of A, G, S, X
 
-and the layer takes as long as the busiest of the three needs, plus what surrounds it; g seconds of
-gradient sums, backward only, share the network:
+and the layer takes as long as the busiest of the three needs, plus what surrounds it:
 
-    1  network, gradients last   2 r A + g
-    2  experts                   2 A + G + S + r X
-    3  network                   2 r A + G + S
-    4  node links                2 A + r (G + S)
+    2  experts      2 A + G + S + r X
+    3  network      2 r A + G + S
+    4  node links   2 A + r (G + S)
 
-Source: FSMoE, arXiv 2501.10714, equation 1 and its four cases. The paper's conditions Q1 to Q7 name
-the largest of the four (Q1 compares A with G, which says the same where G = S), so the largest is
-taken. Against a replay of the three streams the largest is exact in cases 1, 2 and 4; in case 3 it
-is too long by G + S at most, since dispatches of later pieces already fill that gap.
+Source: FSMoE, arXiv 2501.10714, equation 1 and its cases 2 to 4. The paper's conditions Q1 to Q7
+name the largest (Q1 compares A with G, which says the same where G = S), so the largest is taken.
+Against a replay of the three streams the largest is exact in cases 2 and 4; in case 3 it is too
+long by G + S at most, since dispatches of later pieces already fill that gap. Its case 1 lets
+gradient reduction share the network; no engine cuts that by layers, and what they do cut, buckets,
+is priced in tuner/costs/analytic/gradient_buckets.py.
 
 Each case is convex in r, so their largest is; its integer minimum lies beside a stationary point
 of one case or a crossing of two, and those are what `best_degree` tries. Backward passes have their
@@ -65,17 +65,14 @@ class PipelinedLayer:
     gather: Part
     scatter: Part
     experts: Part
-    gradient_s: Numbers = 0.0
-    """Gradient sums that use the network meanwhile; backward only."""
 
 
 def case_times_s(layer: PipelinedLayer, *, pieces: Numbers) -> Grid:
-    """Seconds by case 1 to 4, [4, ...]."""
+    """Seconds by case 2 to 4, [3, ...]."""
     exchange_s = layer.exchange.piece_s(pieces)
     inside_s = layer.gather.piece_s(pieces) + layer.scatter.piece_s(pieces)
     experts_s = layer.experts.piece_s(pieces)
     cases = (
-        2.0 * pieces * exchange_s + layer.gradient_s,
         2.0 * exchange_s + inside_s + pieces * experts_s,
         2.0 * pieces * exchange_s + inside_s,
         2.0 * exchange_s + pieces * inside_s,
@@ -84,10 +81,7 @@ def case_times_s(layer: PipelinedLayer, *, pieces: Numbers) -> Grid:
 
 
 def overlapped_moe_s(layer: PipelinedLayer, *, pieces: Numbers) -> npt.NDArray[np.float64]:
-    """Seconds of the layer in so many pieces; the plain sum of its parts for one piece.
-
-    With one piece and gradients the network can still be busy with them when the layer is done.
-    """
+    """Seconds of the layer in so many pieces; the plain sum of its parts for one piece."""
     times: npt.NDArray[np.float64] = case_times_s(layer, pieces=pieces).max(axis=0)
     return times
 
@@ -133,9 +127,7 @@ def _coefficients(
     work_s = np.asarray(layer.gather.work_s + layer.scatter.work_s, dtype=np.float64)
     twice_start_s = np.asarray(2.0 * exchange.start_s, dtype=np.float64)
     twice_work_s = np.asarray(2.0 * exchange.work_s, dtype=np.float64)
-    none = np.zeros(())
     return [
-        (twice_work_s + layer.gradient_s, twice_start_s, none),
         (
             twice_start_s + start_s + experts.work_s,
             np.asarray(experts.start_s, dtype=np.float64),
