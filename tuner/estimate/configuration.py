@@ -169,7 +169,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         a2a_overlap=launch.a2a_overlap,
         shared_expert_overlap=launch.shared_expert_overlap,
         overlap_gradients=launch.overlap_gradients,
-        ddp_bucket_size=launch.ddp_bucket_size if launch.overlap_gradients else None,
+        ddp_bucket_size=_bucket(launch),
         overlap_parameters=launch.overlap_parameters,
         overlap_tensor=launch.overlap_tensor,
         graphs=launch.graphs,
@@ -301,6 +301,12 @@ def _batch(
     if batch != spec.goal.global_batch_size:
         notes.append(f"a global batch of {batch} replaces the spec's {spec.goal.global_batch_size}")
     return sequence, batch, micro_batch
+
+
+def _bucket(launch: LaunchSettings) -> int | None:
+    """Return the size of buckets where gradients have any: overlapped, and not sharded."""
+    has_buckets = launch.overlap_gradients and launch.zero_stage < 2
+    return launch.ddp_bucket_size if has_buckets else None
 
 
 def _check_batch(launch: LaunchSettings, batch: int, each: int, said: str) -> None:

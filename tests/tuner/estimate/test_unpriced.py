@@ -102,6 +102,7 @@ def test_the_size_of_buckets_is_read_and_priced_where_gradients_overlap(spec_of:
     for flags, size in (
         ("--ddp-bucket-size 80000000 --overlap-grad-reduce", 80_000_000),
         ("--ddp-bucket-size 80000000", None),
+        ("--ddp-bucket-size 80000000 --overlap-grad-reduce --use-megatron-fsdp", None),
         ("--overlap-grad-reduce", None),
     ):
         launch = megatron.read(MIXTRAL + flags, source="run.sh")
