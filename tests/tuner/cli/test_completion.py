@@ -61,3 +61,12 @@ def test_it_is_installed_where_bash_looks(
 def test_an_unknown_shell_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert frame.run(["--show-completion", "tcsh"]) == 2
     assert "'tcsh' is no shell" in capsys.readouterr().err
+
+
+def test_a_home_that_is_no_folder_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for home in ("/dev/null", "relative", "", "/absent"):
+        monkeypatch.setenv("HOME", home)
+        assert frame.run(["--install-completion", "bash"]) == 3
+        assert f"HOME is {home!r}, which is no folder" in capsys.readouterr().err
