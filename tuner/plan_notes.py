@@ -142,6 +142,7 @@ def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
         "goal.engine": spec.goal.engine is not None,
         "goal.tokens": spec.goal.tokens is not None,
         "goal.reliability": spec.goal.reliability is not None,
+        "goal.failed_start": spec.goal.failed_start is not None,
     }
     return tuple(
         f"{name} changes nothing on a profile of the reference step"

@@ -188,8 +188,8 @@ def _room_lines(predicted: TrainPrediction) -> Iterable[str]:
         return
     low, high = max(predicted.peak_memory_bytes_band, key=lambda band: band[1])
     yield (
-        f"memory room    {chance_sentence(predicted)}; published peaks of such runs were between "
-        f"{format_bytes(int(low))} and {format_bytes(int(high))}"
+        f"memory room    {chance_sentence(predicted)}; the largest errors of published peaks put "
+        f"it between {format_bytes(int(low))} and {format_bytes(int(high))}"
     )
 
 

@@ -157,6 +157,30 @@ def test_what_does_not_fit_gets_the_change_that_makes_it_fit(spec_of: MakeSpec) 
     assert found.smallest_change.peak_memory_bytes <= found.memory_limit_bytes
 
 
+def test_the_chance_of_running_out_is_judged_by_all_that_a_device_has(spec_of: MakeSpec) -> None:
+    """What a plan may use is its own limit and changes no chance; what there is does."""
+    spec = spec_of("mixtral-8x7b", nodes=8)
+    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+    (pool,) = spec.cluster.pools
+
+    def found(**changes: float) -> Estimate:
+        cluster = Cluster(pools=(pool.model_copy(update=changes),))
+        return estimate(spec.model_copy(update={"cluster": cluster}), launch)
+
+    usual, careful = found(), found(usable_memory_ratio=0.5)
+    peak = usual.peak_memory_bytes
+    assert careful.out_of_memory_probability == usual.out_of_memory_probability
+    assert careful.memory_limit_bytes < careful.memory_capacity_bytes == usual.memory_capacity_bytes
+    chances = [
+        found(memory_per_device=int(share * peak)).out_of_memory_probability
+        for share in (0.8, 1.0, 1.2, 2.0)
+    ]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] > 0.95
+    assert chances[-1] < 0.01
+    assert 0.0 <= usual.out_of_memory_at_start_probability <= usual.out_of_memory_probability
+
+
 def test_limits_of_the_spec_hold_for_changes_too(spec_of: MakeSpec, mixtral: Estimate) -> None:
     spec = spec_of("mixtral-8x7b", nodes=8)
     limits = Search(virtual_pipeline_model_parallel_size=(1,), pipeline_model_parallel_size=(4,))

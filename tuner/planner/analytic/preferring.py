@@ -6,7 +6,7 @@ cost is added to every step (memory_risk.py), so that a decision without room ma
 that takes longer. Every way of every row whose step is then within `TOLERANCE_RATIO` of the least
 is put in one total order, the first criterion that differs decides:
 
-    memory        the probability of running out is small, or up to a quarter, or more
+    memory        a smaller probability of running out, in steps of about a fifth
     kinds         of parallelism in use, of tensor, context, pipeline, virtual and expert tensor:
                   each brings a communicator, a launch flag and a way to fail
     context       one rank a sequence needs no balanced cut of it and no other attention kernel
@@ -65,12 +65,9 @@ MOST_SLOWER_RATIO: Final = 0.1
 """Steps that take longer than the fastest by more than this are not looked at, whatever running out
 of memory costs: a launch of a few minutes says more than any forecast then."""
 
-MEMORY_STEPS: Final = (SMALL, 0.25)
-"""Probabilities of running out of memory up to which risks count as alike. Beyond, a few percent
-less of it are worth nothing."""
-
-RISK_STEPS: Final = (0.01, SMALL, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75)
-"""Probabilities of running out between which decisions are priced alike."""
+MEMORY_STEPS: Final = (SMALL, 0.15, 0.3, 0.5, 0.7, 0.85)
+"""Probabilities of running out of memory up to which risks count as alike; published peaks are too
+few to tell finer."""
 
 KINDS: Final = ("tensor", "context", "pipeline", "virtual_pipeline", "expert_tensor")
 
@@ -224,13 +221,12 @@ def _near(search: Search, fastest: Found, *, objective_s: float, prices: LossPri
     return _Near(found=found, expected_s=found_s, most_s=least_s * (1.0 + TOLERANCE_RATIO))
 
 
-def criteria(search: Search, found: Found, *, risks: Chances | None = None) -> Ints:
+def criteria(search: Search, found: Found) -> Ints:
     """Every criterion of every candidate but time, [C, K]; smaller is better."""
-    risks = risks or chances_of(search, found)
     rows, ways = found.candidates.rows, found.candidates.ways
     is_copied = np.array([one == "domain" for one in search.ways.choices["sharding"]])
     columns = {
-        "memory": np.searchsorted(MEMORY_STEPS, risks.ever_C),
+        "memory": np.searchsorted(MEMORY_STEPS, chances_of(search, found).ever_C),
         "kinds": sum((rows[name] > 1).astype(np.int64) for name in KINDS),
         "stages": rows["pipeline"] * rows["virtual_pipeline"],
         "copies": np.where(is_copied[ways["sharding"]], rows["copies"], 1),
@@ -273,12 +269,9 @@ def _near_ways(search: Search, *, limit_s: float) -> Found | None:
 
 
 def _fastest_of_each(search: Search, found: Found) -> Found:
-    """The fastest of those that neither a criterion nor their risk tells apart."""
+    """The fastest of those that no criterion tells apart."""
     by_time = np.argsort(found.step_s, kind="stable")
-    risks = chances_of(search, found)
-    risk_C = np.searchsorted(RISK_STEPS, risks.ever_C)
-    keys_CK = np.column_stack((criteria(search, found, risks=risks), risk_C))
-    _, first = np.unique(keys_CK[by_time], axis=0, return_index=True)
+    _, first = np.unique(criteria(search, found)[by_time], axis=0, return_index=True)
     return found.taken(by_time[np.sort(first)])
 
 
