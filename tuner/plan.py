@@ -269,7 +269,7 @@ class Certificate(Record):
     space: Space
     within_band: Tally
     """Other combinations of degrees, each at its best, that the model cannot tell from the
-    chosen one."""
+    chosen one: their `ratio_band` holds 1 (the step's own band where no ratio's is known)."""
     within_band_is_least: bool = False
     """There may be more: the search leaves what is slower than the runners-up asked for uncounted,
     and what time ran out on."""
