@@ -224,7 +224,7 @@ class ParetoPoint(Record):
 
 
 class Alternative(Record):
-    """A runner-up, and why it lost."""
+    """A runner-up, and why it lost; the best found of its layout (TP, CP, PP, DP, EP, ETP)."""
 
     decision: TrainDecision
     predicted: TrainPrediction
@@ -236,6 +236,8 @@ class Alternative(Record):
     both; None where none is known for the engine."""
     lost_by: str
     """The cost that made the difference, in words."""
+    num_variants: Size = 0
+    """How many of the plan's `variants` run the same layout."""
 
 
 Tally = Annotated[int, Field(ge=0)]
@@ -362,6 +364,10 @@ class Plan(Record):
     binding_constraint: str
     """What keeps the plan from being faster, or from existing."""
     alternatives: tuple[Alternative, ...]
+    """One for each layout but the decision's own."""
+    variants: tuple[Alternative, ...] = ()
+    """What runs the layout of the decision or of an alternative in another way: other micro-batch,
+    interleaving, ZeRO stage, recomputation, overlap and so on. Trials tell them apart."""
     preferred: Preference | None = None
     roomier: Roomier | None = None
     """Absent where the decision is the fastest found."""
@@ -375,6 +381,12 @@ class Plan(Record):
     """[MoE layers][experts] that the plan was priced with; empty means balanced."""
     provenance: Provenance
     files: tuple[str, ...] = ()
+
+    @property
+    def runners_up(self) -> tuple[Alternative, ...]:
+        """Alternatives and variants together, fastest first."""
+        every = (*self.alternatives, *self.variants)
+        return tuple(sorted(every, key=lambda one: one.predicted.step_time_s))
 
     @model_validator(mode="after")
     def _payload_agrees(self) -> "Plan":

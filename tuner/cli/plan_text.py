@@ -8,7 +8,8 @@ from tuner.cli.text import columns, times_words
 from tuner.equal_stages import equal_stages
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
-from tuner.plan import Alternative, Certificate, Plan, TrainDecision, TrainPrediction
+from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
+from tuner.planner.layout_groups import layout_of, variants_of, variants_words
 from tuner.planner.planning import certificate_line
 from tuner.report.memory_room import chance_sentence, memory_warning, trade_words
 from tuner.spec.accounting import (
@@ -91,7 +92,8 @@ def explanation(plan: Plan) -> str:
         ),
         "",
         f"why not the others ({_ties(plan.certificate)} of them ties: the ratio may be 1)",
-        _alternatives(plan.alternatives),
+        _alternatives(plan),
+        *_own_variants(plan),
         *_notes(plan),
     ]
     return "\n".join(lines)
@@ -292,7 +294,8 @@ def _stages(decision: TrainDecision, predicted: TrainPrediction) -> str:
     return columns(table, header=(*header, "optimizer", "activations", "gathered", "total"))
 
 
-def _alternatives(alternatives: Iterable[Alternative]) -> str:
+def _alternatives(plan: Plan) -> str:
+    """A row for each other layout, with what its variants span."""
     rows = [
         (
             f"  {short_decision(other.decision)}",
@@ -300,16 +303,28 @@ def _alternatives(alternatives: Iterable[Alternative]) -> str:
             format_bytes(max(other.predicted.peak_memory_bytes)),
             "" if other.ratio_band is None else times_words(other.ratio_band),
             "tie" if other.within_band else "",
+            variants_words(plan, other),
             other.lost_by,
         )
-        for other in alternatives
+        for other in plan.alternatives[:SHOWN_ALTERNATIVES]
     ]
-    shown = columns(
-        rows[:SHOWN_ALTERNATIVES],
-        header=("  decision", "step", "memory", "of the chosen", "", "lost by"),
-    )
-    left = len(rows) - SHOWN_ALTERNATIVES
+    header = ("  decision", "step", "memory", "of the chosen", "", "variants", "lost by")
+    shown = columns(rows, header=header)
+    left = len(plan.alternatives) - SHOWN_ALTERNATIVES
     return f"{shown}\n  and {left} more in plan.json" if left > 0 else shown
+
+
+def _own_variants(plan: Plan) -> Iterable[str]:
+    """Say what else would run the plan's own layout."""
+    assert plan.decision is not None
+    own = variants_of(layout_of(plan.decision), plan.variants)
+    if own:
+        seconds = [one.predicted.step_time_s for one in own]
+        least, most = format_s(min(seconds)), format_s(max(seconds))
+        yield (
+            f"  the plan's own layout: {len(own)} variant{'s' * (len(own) > 1)}, "
+            f"{least if least == most else f'{least} to {most}'} (in plan.json)"
+        )
 
 
 def _nothing_fits(plan: Plan) -> Iterable[str]:

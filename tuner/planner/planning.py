@@ -13,6 +13,7 @@ from tuner.costs.workload import Workload
 from tuner.formulate.pricing import Machine
 from tuner.plan import Alternative, Certificate, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.planner.decisions import options_of
+from tuner.planner.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.planner.loads import load_ratios
 from tuner.planner.predict import predict
 from tuner.planner.reasons import (
@@ -96,7 +97,7 @@ def make_plan(spec: Spec, machine: Machine, *, settings: Settings, provenance: P
             unlimited_s=unlimited_s,
             memory_limit_bytes=machine.memory_limit_bytes,
         ),
-        alternatives=_alternatives(result, settings),
+        **by_layout(best.decision, _runners_up(result, settings)),
         unlaunchable=_unlaunchable(question, best, settings),
     )
 
@@ -116,11 +117,13 @@ def _plan(question: Question, **fields: object) -> Plan:
     )
 
 
-def _alternatives(result: SearchResult, settings: Settings) -> tuple[Alternative, ...]:
+def _runners_up(result: SearchResult, settings: Settings) -> tuple[Alternative, ...]:
     best = result.found[0]
     chosen = predict(best.costs, best.decision)
     ties = result.certificate.within_band
-    wanted = result.found[1 : 1 + max(settings.top - 1, min(ties, MOST_TIES))]
+    layouts = [layout_of(one.decision) for one in result.found]
+    enough = (rows_of_layouts(layouts, top=settings.top) or len(layouts)) - 1
+    wanted = result.found[1 : 1 + max(enough, min(ties, MOST_TIES))]
     alternatives = []
     for index, other in enumerate(wanted):
         predicted = predict(other.costs, other.decision)

@@ -27,6 +27,7 @@ from tuner.formulate.pricing import CandidateCosts, Machine, layout_problem
 from tuner.formulate.space import Enumeration, enumerate_degrees
 from tuner.plan import Certificate, Space, TrainDecision
 from tuner.planner.decisions import decode
+from tuner.planner.layout_groups import layout_of, rows_of_layouts
 from tuner.planner.predict import band_around, predict
 from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
@@ -280,11 +281,10 @@ class _BranchAndBound:
         )
 
     def _wanted_s(self) -> float:
-        """Slower than this is of no interest: not among the K best, and no tie of the best."""
-        if len(self.found) < self._settings.top:
-            return float("inf")
-        best = sorted(one.objective_s for one in self.found)
-        return max(best[self._settings.top - 1], self._tie_s())
+        """Slower is of no interest: not the best of the K best layouts, and no tie of the best."""
+        best = sorted(self.found, key=lambda one: one.objective_s)
+        rows = rows_of_layouts((layout_of(one.decision) for one in best), top=self._settings.top)
+        return math.inf if rows is None else max(best[rows - 1].objective_s, self._tie_s())
 
     def _tie_s(self) -> float:
         """The upper edge of the error band around the best."""

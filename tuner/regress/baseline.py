@@ -25,7 +25,7 @@ from tuner.regress.records import Effort
 from tuner.spec.files import read_json_object, shown_path
 
 MOST_TIES: Final = 4
-"""Runners-up that an accepted plan keeps."""
+"""Runners-up that an accepted plan keeps, and variants of layouts."""
 PRUNED: Final = ("pareto", "relaxations", "unlaunchable", "files")
 """Lists of a plan that are not compared."""
 
@@ -116,8 +116,10 @@ def refuse_newer(values: Mapping[str, Any], *, known: int, file: Path) -> None:
 def pruned(values: Mapping[str, Any]) -> dict[str, Any]:
     """Keep of a plan what is compared, and as many ties as are worth keeping; it stays a plan."""
     kept = {name: value for name, value in values.items() if name not in PRUNED}
-    ties = [one for one in values.get("alternatives", ()) if one.get("within_band")]
-    kept["alternatives"] = [_without_stages(tie) for tie in ties[:MOST_TIES]]
+    for name in ("alternatives", "variants"):
+        ties = [one for one in values.get(name, ()) if one.get("within_band")]
+        if name in values:
+            kept[name] = [_without_stages(tie) for tie in ties[:MOST_TIES]]
     return kept
 
 

@@ -97,7 +97,11 @@ def observed(plan: Json) -> Observed:
         verdict_word=str(verdict.get("word", "")),
         figures=tuple(_figures(kind, predicted)),
         terms_s={name: float(value) for name, value in predicted.get("breakdown_s", {}).items()},
-        runners_up=tuple(_runner_up(kind, one) for one in plan.get("alternatives", ())),
+        runners_up=tuple(
+            _runner_up(kind, one)
+            for name in ("alternatives", "variants")
+            for one in plan.get(name, ())
+        ),
         question={name: plan[name] for name in QUESTION if name in plan},
         version=str(provenance.get("moetune_version", "")),
         inputs={

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.planner.layout_groups import variants_words
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.content import Cell, Figure, Table, seconds, size, word
 from tuner.report.decisions import train_words
@@ -24,6 +25,7 @@ class _Point(NamedTuple):
     peak_bytes: float
     key: str
     lost_by: str
+    variants: str = ""
 
 
 _CHOSEN: Final = "the plan"
@@ -71,7 +73,8 @@ def _reading(plan: Plan) -> str:
     return (
         f"Of the search's candidates, {format_count(space.priced)} were priced and "
         f"{format_count(space.bounded)} proven slower by their bounds. A plan keeps the Pareto "
-        "front of those priced, the runners-up and listed ties, which are the points here; "
+        "front of those priced, the runners-up, the best of each layout, and listed ties: the "
+        "points here (+N: variants that run a layout otherwise); "
         f"{ties} combinations of degrees cannot be told from the choice. "
         "Point at one for its decision."
     )
@@ -92,6 +95,7 @@ def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_Point]:
             max(one.predicted.peak_memory_bytes),
             f"alternatives.{index}.predicted.step_time_s",
             one.lost_by,
+            variants_words(plan, one),
         )
     for index, point in enumerate(plan.pareto):
         yield _Point(
@@ -141,7 +145,7 @@ def _hover(point: _Point) -> str:
 def _row(point: _Point) -> tuple[Cell, ...]:
     return (
         word(train_words(point.decision)),
-        word(point.group),
+        word(f"{point.group} ({point.variants})" if point.variants else point.group),
         seconds(point.step_time_s, key=point.key),
         size(point.peak_bytes),
         word(point.lost_by),

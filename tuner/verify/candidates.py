@@ -20,7 +20,7 @@ class Candidates:
 
     @property
     def candidates(self) -> Mapping[str, TrainDecision]:
-        """The plan's choice and its alternatives, best first, by their place in the plan."""
+        """The plan's choice and its runners-up, best first, by their place in that order."""
         return {f"choice {place}": one for place, one in enumerate(self._predicted())}
 
     @property
@@ -61,6 +61,6 @@ class Candidates:
         found: dict[TrainDecision, TrainPrediction] = {}
         if plan.decision is not None and plan.predicted is not None:
             found[plan.decision] = plan.predicted
-        for other in plan.alternatives:
+        for other in plan.runners_up:
             found.setdefault(other.decision, other.predicted)
         return found

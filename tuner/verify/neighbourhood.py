@@ -68,9 +68,9 @@ class Neighbourhood:
 
     @property
     def candidates(self) -> Mapping[str, TrainDecision]:
-        """The plan's choice and its alternatives by the name of their degrees, best first."""
+        """The plan's choice and its runners-up by the name of their degrees, best first."""
         plan = self.plan
-        decisions = [plan.decision, *(other.decision for other in plan.alternatives)]
+        decisions = [plan.decision, *(other.decision for other in plan.runners_up)]
         return {degrees_name(one): one for one in decisions if one is not None}
 
     @property

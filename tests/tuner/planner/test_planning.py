@@ -74,14 +74,14 @@ def test_memory_that_costs_time_is_what_binds(ask: Ask) -> None:
 def test_ties_are_listed_as_ties_and_others_say_why_they_lost(ask: Ask) -> None:
     plan = ask(machine={"band_ratio": 0.05}, settings={"top": 6}, **PLAIN).planned()
     assert plan.predicted is not None
-    within = [one for one in plan.alternatives if one.within_band]
+    within = [one for one in plan.runners_up if one.within_band]
     assert len(within) == plan.certificate.within_band > 0
     edge = plan.predicted.step_time_s_band[1]
-    for one in plan.alternatives:
+    for one in plan.runners_up:
         assert one.within_band == (one.predicted.step_time_s <= edge)
         assert one.predicted.step_time_s >= plan.predicted.step_time_s
         assert one.lost_by
-    assert len(plan.alternatives) >= 5
+    assert len(plan.runners_up) >= 5
 
 
 def test_a_search_without_verdict_has_no_plan_and_no_made_up_reason(ask: Ask) -> None:

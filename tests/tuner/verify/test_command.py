@@ -179,7 +179,7 @@ def test_recorded_routing_is_forced_in_trials_and_in_no_file_of_the_job(
 def test_nothing_but_what_the_plan_names_is_launched(datasheet_plan: Path, engine: Path) -> None:
     found = _verify(datasheet_plan, _command(engine), trials=60)
     plan = read_plan(datasheet_plan)
-    named = {plan.decision, *(other.decision for other in plan.alternatives)}
+    named = {plan.decision, *(other.decision for other in plan.runners_up)}
     assert {trial.decision for trial in found.trials} == named
     assert len(found.trials) == len(named)
 

@@ -51,7 +51,7 @@ def test_repeats_join_the_trial_that_they_repeat(record: Record) -> None:
 
 
 def test_only_an_order_that_noise_keeps_open_is_asked_again(record: Record, planned: Path) -> None:
-    other = read_plan(planned).alternatives[0].decision
+    other = read_plan(planned).runners_up[0].decision
     first = record(0, measured_steps_s=NOISY_S)
     near = record(1, measured_s=2.05, measured_steps_s=NOISY_S, decision=other)
     far = record(1, measured_s=3.0, measured_steps_s=NOISY_S, decision=other)

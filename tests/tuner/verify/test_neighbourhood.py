@@ -52,7 +52,7 @@ def test_the_plans_candidates_are_priced_as_the_plan_priced_them(
     plan = one.plan
     assert plan.decision is not None
     assert one.predicted(plan.decision) == plan.predicted
-    for other in plan.alternatives:
+    for other in plan.runners_up:
         assert one.predicted(other.decision) == other.predicted
         assert one.excess_bytes(other.decision) <= 0
 

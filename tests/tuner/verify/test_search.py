@@ -81,7 +81,7 @@ def test_it_stops_when_everything_that_fits_was_launched(
     planned: Path, around: Around, record: Record, join: Join
 ) -> None:
     plan = around(planned).plan
-    one = around(planned, search=NARROW, alternatives=plan.alternatives[:2])
+    one = around(planned, search=NARROW, alternatives=plan.runners_up[:2], variants=())
     points = {(degrees, option) for degrees in one.candidates for option in one.option_names}
     assert len(points) == 9
     fit: set[TrainDecision] = set()

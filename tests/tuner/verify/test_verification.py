@@ -298,7 +298,7 @@ def _concluded(planned: Path, records: list[TrialRecord]) -> Verified:
 
 
 def _others(planned: Path) -> list[TrainDecision]:
-    return [other.decision for other in read_plan(planned).alternatives]
+    return [other.decision for other in read_plan(planned).runners_up]
 
 
 def test_regret_and_rank_by_hand(planned: Path, record: Record) -> None:

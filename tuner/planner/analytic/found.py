@@ -1,7 +1,8 @@
 """What a search found and what it proves: rows at their best, counts of the space, a bound."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,12 @@ from tuner.planner.analytic.degrees import Degrees
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.ways import Ways
+from tuner.planner.layout_groups import Layout
 
 Floats = npt.NDArray[np.float64]
+
+LAYOUT: Final = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
+"""Columns of a row that make its layout, as tuner/planner/layout_groups.py lists them."""
 
 MOST_KEPT = 65_536
 """Rows that are remembered."""
@@ -71,6 +76,12 @@ class Found:
             peak_bytes=self.peak_bytes[chosen],
             layers_PC=self.layers_PC[:, chosen],
         )
+
+    def layouts(self) -> Iterator[Layout]:
+        """The layout of each, best first."""
+        rows = self.candidates.rows
+        columns = [rows[name] for name in LAYOUT]
+        return (tuple(int(column[at]) for column in columns) for at in range(len(self)))
 
     def __len__(self) -> int:
         return len(self.step_s)

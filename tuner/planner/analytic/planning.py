@@ -40,6 +40,7 @@ from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s
 from tuner.planner.analytic.ties import NO_TIES, ratios_on, ties_of
 from tuner.planner.forked import numbers
+from tuner.planner.layout_groups import by_layout
 from tuner.planner.progress import Told, unwatched
 from tuner.planner.reasons import binding_constraint
 from tuner.spec.cluster import Pool
@@ -147,7 +148,7 @@ def make_analytic_plan(
                 unlimited_s=unlimited_s,
                 memory_limit_bytes=int(question.memory_limit_bytes),
             ),
-            "alternatives": teller.alternatives(choice, top=settings.top),
+            **by_layout(best.decision, teller.alternatives(choice, top=settings.top)),
             "pareto": teller.pareto(),
             "unlaunchable": lacking,
         }

@@ -8,7 +8,7 @@
 
 Cells are opened in the order of their bounds, then their rows visited in the order of theirs. A
 frame that fits with nothing computed again is unfolded into keepings, one that does not into agains
-(waytable.py). What is bounded by more than is still wanted (the K-th best row, each row at its
+(waytable.py). What is bounded by more than is still wanted (the K-th best layout, each row at its
 best) is left where it stands; so is what fits in no layout. Bounds only ever grow from level to
 level, so that
 
@@ -45,6 +45,7 @@ from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.watching import counted, ended, opened, passing
 from tuner.planner.analytic.ways import ways_of
 from tuner.planner.analytic.waytable import WayTable
+from tuner.planner.layout_groups import rows_of_layouts
 from tuner.planner.progress import Told, Watch, unwatched
 
 Floats = npt.NDArray[np.float64]
@@ -70,7 +71,7 @@ class Settings:
     """How to search."""
 
     top: int = 8
-    """Rows to return at least, when there are as many."""
+    """Layouts to find at least, when there are as many (layout_groups.py)."""
     band_ratio: float = 0.0
     """Rows that are slower than the best by no more than this share are found and counted."""
     below_s: float = np.inf
@@ -338,13 +339,15 @@ class _Run:
         self._found = new if self._found is None else self._found.joined(new)
 
     def _wanted_s(self) -> float:
-        """Slower is of no interest: neither among the K best rows nor a tie of the best."""
-        top = self._settings.top
-        if self._found is None or len(self._found) < top:
+        """Slower is of no interest: not the best of the K best layouts, and no tie of the best."""
+        if self._found is None:
+            return self._settings.below_s
+        rows = rows_of_layouts(self._found.layouts(), top=self._settings.top)
+        if rows is None:
             return self._settings.below_s
         steps_s = self._found.step_s
         tie_s = float(steps_s[0]) * (1.0 + self._settings.band_ratio)
-        return min(max(float(steps_s[top - 1]), tie_s), self._settings.below_s)
+        return min(max(float(steps_s[rows - 1]), tie_s), self._settings.below_s)
 
     def _is_late(self) -> bool:
         elapsed_s = self._settings.clock() - self._start_s

@@ -45,6 +45,7 @@ from tuner.planner.analytic.memory_risk import (
 )
 from tuner.planner.analytic.preferring import roomier
 from tuner.planner.analytic.ties import tied_rows
+from tuner.planner.layout_groups import layout_of, rows_of_layouts
 from tuner.planner.ratios import Ratios, is_tie
 from tuner.planner.reasons import why_lost
 from tuner.spec.accounting import num_parameters, training_flop_per_token
@@ -188,7 +189,10 @@ class Teller:
         )
 
     def alternatives(self, choice: Choice, *, top: int) -> tuple[Alternative, ...]:
-        """Say which rows come next and why they lost; the fastest first where it was not chosen."""
+        """Say which rows come next and why they lost; the fastest first where it was not chosen.
+
+        As many as hold `top` layouts with the chosen one's, and the ties.
+        """
         found = self.search.found
         assert found is not None
         best = choice.chosen
@@ -199,7 +203,10 @@ class Teller:
         told = []
         if not choice.is_fastest:
             told.append((choice.fastest.decision, self.told(choice.fastest)))
-        for index in others[: max(top - 1, min(ties, MOST_TIES))]:
+        layouts = list(found.layouts())
+        ranked = [layout_of(best.decision), *(layouts[index] for index in others)]
+        enough = (rows_of_layouts(ranked, top=top) or len(ranked)) - 1
+        for index in others[: max(enough, min(ties, MOST_TIES))]:
             decision, predicted = self._decided(index)
             if decision != best.decision:
                 told.append((decision, predicted))

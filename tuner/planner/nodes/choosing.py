@@ -13,6 +13,7 @@ from typing import Final
 
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.plan import Alternative, Plan, Preference, TrainDecision, TrainPrediction
+from tuner.planner.layout_groups import by_layout
 from tuner.planner.nodes.ordering import least_slow_s, order_nodes, slow_in_order_s
 from tuner.planner.nodes.slowing import slowed
 from tuner.planner.nodes.traffic import Traffic, obstacle, traffic
@@ -49,7 +50,7 @@ def least_hurt(plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float
         return LeastHurt(plan=plan, nodes=None)
     others = [
         (other, sent)
-        for other in plan.alternatives
+        for other in plan.runners_up
         if (sent := _traffic(plan, other.decision, other.predicted, pool)) is not None
     ]
     # An order is as good for all that lie on the nodes alike, so each kind is ordered once.
@@ -117,12 +118,15 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
         update={
             "decision": other.decision,
             "predicted": other.predicted,
-            "alternatives": (
-                left,
-                *(
-                    _against(one, plan.predicted.step_time_s / other.predicted.step_time_s)
-                    for one in plan.alternatives
-                    if one is not other
+            **by_layout(
+                other.decision,
+                (
+                    left,
+                    *(
+                        _against(one, plan.predicted.step_time_s / other.predicted.step_time_s)
+                        for one in plan.runners_up
+                        if one is not other
+                    ),
                 ),
             ),
             "preferred": preferred,

@@ -7,7 +7,7 @@ good, the plan is that pool's and the others are left out. The search itself ran
 that no bound is proven on what failures cost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tuner.costs.analytic.calibration import Residuals
@@ -15,6 +15,7 @@ from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.plan import Alternative, Plan, Provenance, TrainPrediction
 from tuner.planner.analytic.extrapolation import asked_beyond, provenance_of
 from tuner.planner.analytic.releases import priced_release
+from tuner.planner.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.ratios import is_tie
 from tuner.planner.reasons import why_lost
@@ -151,19 +152,30 @@ def _together(
         return Plan.model_validate(common | nothing)
     best, *others = order
     predicted = prediction_of(best, question)
+    decision = decision_of(best.chain, question, ways)
     return Plan.model_validate(
         common
         | {
-            "decision": decision_of(best.chain, question, ways),
+            "decision": decision,
             "predicted": predicted,
             "binding_constraint": _pace(best, question),
             "preferred": preference_of(found, order),
-            "alternatives": tuple(
-                _alternative(one, best, predicted, found) for one in others[: settings.top - 1]
+            **by_layout(
+                decision,
+                [
+                    _alternative(one, best, predicted, found)
+                    for one in others[: _enough(order, found, top=settings.top)]
+                ],
             ),
             "placement": placement_of(best.chain, question),
         }
     )
+
+
+def _enough(order: Sequence[Played], found: Search, *, top: int) -> int:
+    """Return how many runners-up there are until `top` layouts are reached."""
+    layouts = [layout_of(decision_of(one.chain, found.question, found.space.ways)) for one in order]
+    return (rows_of_layouts(layouts, top=top) or len(layouts)) - 1
 
 
 def _of_profiles(provenance: Provenance, question: PoolsQuestion) -> Provenance:

@@ -3,7 +3,7 @@
 Rows of degrees are visited in the order of a bound that holds for every way to run them. A row's
 columns (degrees and a way) are bounded over every choice of pools (bounds.py), then the partition
 of their layers is solved in the order of these bounds, until the next one is no better than the
-K-th best row. So
+best of the K-th best layout. So
 
     space = priced (solved, or proven to fit in no partition) + bounded + illegal + open
 
@@ -21,8 +21,10 @@ from typing import Final
 import numpy as np
 
 from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.found import LAYOUT
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.waytable import WayTable
+from tuner.planner.layout_groups import rows_of_layouts
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.bounds import (
     can_fit,
@@ -210,10 +212,12 @@ class _Run:
             self._best[row] = found.chain
 
     def _wanted_s(self) -> float:
-        """Slower than this is of no interest: not among the K best rows."""
-        if len(self._best) < self._settings.top:
-            return math.inf
-        return sorted(chain.price.step_s for chain in self._best.values())[self._settings.top - 1]
+        """Slower than this is of no interest: not the best of the K best layouts."""
+        best = sorted((chain.price.step_s, row) for row, chain in self._best.items())
+        columns = [self._space.rows_N[name] for name in LAYOUT]
+        layouts = (tuple(int(column[row]) for column in columns) for _, row in best)
+        rows = rows_of_layouts(layouts, top=self._settings.top)
+        return math.inf if rows is None else best[rows - 1][0]
 
     def _wanted_of_s(self, entry: int) -> float:
         """The same of one entry, which must also be able to beat what its row has already."""

@@ -99,6 +99,7 @@ def scaled_plan(plan: Plan, scale: Scale) -> Plan:
             "cluster": _cluster(plan, scale),
             "decision": scale.decision,
             "alternatives": (),
+            "variants": (),
             "preferred": None,
             "pareto": (),
             "unlaunchable": (),

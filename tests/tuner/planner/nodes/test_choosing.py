@@ -78,11 +78,13 @@ def test_a_runner_up_that_slow_links_hurt_less_takes_the_place(plan: Plan) -> No
     assert "lost to slow links, not" in plan_text(found, folder=Path("plan"))
     # The bound of the sample is 2 s.
     assert found.certificate.decision_gap_ratio == pytest.approx(1.0 - 2.0 / 2.1)
-    first, second = found.alternatives
+    (first,) = found.alternatives
     assert first.decision == plan.decision
     assert first.predicted.step_time_s > found.predicted.step_time_s
     assert first.lost_by.startswith("slow links: ")
-    assert second == plan.alternatives[0]
+    # The other runner-up runs the layout that is chosen now with larger micro-batches.
+    (variant,) = found.variants
+    assert variant.decision == plan.alternatives[0].decision
 
 
 def test_the_fastest_needs_no_reason_when_it_comes_back(plan: Plan) -> None:

@@ -63,7 +63,9 @@ def wide(
     profile = profile_for(path)
     store_profile(folder / "profile", profile)
     plan = api.plan(path, method="exact", top=CANDIDATES).plan
-    plan = plan.model_copy(update={"alternatives": plan.alternatives[: CANDIDATES - 1]})
+    plan = plan.model_copy(
+        update={"alternatives": plan.runners_up[: CANDIDATES - 1], "variants": ()}
+    )
     return Site(
         around=Neighbourhood(
             plan=plan,

@@ -21,7 +21,7 @@ def _job(
     """A job with these seconds of its parts; a smaller one keeps so many layers."""
     plan = wide.plan
     possible = wide.possible()
-    decision = plan.alternatives[candidate].decision
+    decision = plan.runners_up[candidate].decision
     scales = [one.job.scale for one in possible.options_of(decision) if one.job.scale is not None]
     scale = None if layers is None else next(one for one in scales if len(one.layers) == layers)
     # A model of eight layers.

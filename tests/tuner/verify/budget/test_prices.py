@@ -81,7 +81,7 @@ def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
     plan = read_plan(folder)
     price = prices_of(Candidates(plan=plan), used=folder / "used")
     assert price is not None
-    decisions = [plan.decision, *(one.decision for one in plan.alternatives)]
+    decisions = [plan.decision, *(one.decision for one in plan.runners_up)]
     seen = 0
     for decision in decisions:
         assert decision is not None
@@ -106,7 +106,7 @@ def test_a_whole_job_costs_what_the_plan_says(sixteen: Path) -> None:
     price = prices_of(Candidates(plan=plan), used=sixteen / "used")
     assert price is not None
     known = [(plan.decision, plan.predicted)]
-    known += [(one.decision, one.predicted) for one in plan.alternatives]
+    known += [(one.decision, one.predicted) for one in plan.runners_up]
     assert len(known) > 3
     for decision, predicted in known:
         assert decision is not None
@@ -124,7 +124,7 @@ def test_fewer_layers_cost_less_and_ends_stay(sixteen: Path) -> None:
     price = prices_of(Candidates(plan=plan), used=sixteen / "used")
     assert price is not None
     decision = next(
-        one.decision for one in plan.alternatives if one.decision.pipeline_model_parallel_size == 1
+        one.decision for one in plan.runners_up if one.decision.pipeline_model_parallel_size == 1
     )
     whole = price(plan, decision)
     for scale in scales_of(plan, decision, max_devices=16):

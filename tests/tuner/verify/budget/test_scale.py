@@ -86,7 +86,7 @@ def test_groups_micro_batches_and_kernels_stay(job: Job) -> None:
 
 def test_every_smaller_job_is_one_that_the_reference_step_accepts(wide: Any) -> None:
     plan: Plan = wide.plan
-    decisions = [plan.decision, *(one.decision for one in plan.alternatives)]
+    decisions = [plan.decision, *(one.decision for one in plan.runners_up)]
     seen = 0
     for decision in decisions:
         assert decision is not None

@@ -93,7 +93,7 @@ def test_smaller_jobs_are_launched_recorded_and_extrapolated(
         low_s, high_s = trial.extrapolated.step_time_s_band
         assert low_s < trial.extrapolated.step_time_s < high_s
         assert trial.extrapolated.error_ratio < 0.6
-    assert found.winner in [plan.decision, *(one.decision for one in plan.alternatives)]
+    assert found.winner in [plan.decision, *(one.decision for one in plan.runners_up)]
     assert found.winner_extrapolated is not None
     assert found.winner_step_s == found.winner_extrapolated.step_time_s
     assert any("without a trial" in note or "stopped" in note for note in found.notes)

@@ -1,0 +1,85 @@
+"""Runners-up by layout: one for each, and the others that only run a layout differently.
+
+A layout is how the devices are divided: TP, CP, PP, DP, EP and ETP. Decisions that differ in
+anything else (micro-batch, interleaving, ZeRO, dispatcher, recomputation, overlap ...) are variants
+of it. They are often within a percent of each other, so listed side by side they hide the layouts
+that are really different; a verification still launches them, since measuring tells them apart.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tuner.plan import Alternative, Plan, TrainDecision
+from tuner.units import format_ratio
+
+Layout = tuple[int, ...]
+
+MOST_VARIANTS: Final = 3
+"""Rows of a search that are looked through for each layout asked for, on average: variants of a few
+layouts may fill thousands of rows before the next layout comes."""
+
+
+def layout_of(decision: TrainDecision) -> Layout:
+    """Return the layout of a decision; expert data parallelism follows from it."""
+    return (
+        decision.tensor_model_parallel_size,
+        decision.context_parallel_size,
+        decision.pipeline_model_parallel_size,
+        decision.data_parallel_size,
+        decision.expert_model_parallel_size,
+        decision.expert_tensor_parallel_size,
+    )
+
+
+def rows_of_layouts(layouts: Iterable[Layout], *, top: int) -> int | None:
+    """Return how many rows, best first, hold so many layouts; None where there are too few rows.
+
+    Never more than `MOST_VARIANTS` times as many rows as layouts.
+    """
+    known: set[Layout] = set()
+    for count, layout in enumerate(layouts, start=1):
+        known.add(layout)
+        if len(known) == top or count == MOST_VARIANTS * top:
+            return count
+    return None
+
+
+def by_layout(
+    decision: TrainDecision, runners_up: Sequence[Alternative]
+) -> dict[str, tuple[Alternative, ...]]:
+    """Return a plan's `alternatives`, one for each other layout, and `variants`, all the rest.
+
+    Args:
+        decision: of the plan, whose own layout is no alternative.
+        runners_up: best first; the first of its layout stands for it.
+    """
+    groups: dict[Layout, list[Alternative]] = {layout_of(decision): []}
+    for one in runners_up:
+        groups.setdefault(layout_of(one.decision), []).append(one)
+    _own, *others = groups.values()
+    firsts = {id(group[0]) for group in others}
+    return {
+        "alternatives": tuple(
+            group[0].model_copy(update={"num_variants": len(group) - 1}) for group in others
+        ),
+        "variants": tuple(
+            one.model_copy(update={"num_variants": 0})
+            for one in runners_up
+            if id(one) not in firsts
+        ),
+    }
+
+
+def variants_of(layout: Layout, variants: Iterable[Alternative]) -> tuple[Alternative, ...]:
+    """Return those that run one layout."""
+    return tuple(one for one in variants if layout_of(one.decision) == layout)
+
+
+def variants_words(plan: Plan, one: Alternative) -> str:
+    """Say how many variants an alternative has and how far apart they are: `+3 within 0.4 %`."""
+    variants = variants_of(layout_of(one.decision), plan.variants)
+    if not variants:
+        return ""
+    step_s = one.predicted.step_time_s
+    apart = max(abs(other.predicted.step_time_s / step_s - 1.0) for other in variants)
+    return f"+{len(variants)} within {format_ratio(apart)}"
