@@ -38,6 +38,7 @@ BEYOND_LAYERS: Final = (
     "shard_ranks",
     "gradient_bytes",
     "overlap_gradients",
+    "bucket_parameters",
     "overlap_parameters",
     "ends_as_layers",
     "zero_bubble",

@@ -51,7 +51,7 @@ def _megatron(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Ite
 
 def _bridge(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterator[str]:
     yield from _megatron_balance(model, goal, default="is the recipe's")
-    yield "memory is priced with fp32 moments; recipes that keep bf16 ones (DeepSeek-V3) use less"
+    yield "assumed: fp32 moments; recipes that keep bf16 ones (DeepSeek-V3) use less memory"
     yield from _megatron_core(model, decision)
 
 
@@ -61,15 +61,15 @@ def _megatron_balance(model: ModelSpec, goal: TrainGoal, *, default: str) -> Ite
     assert model.moe is not None
     if goal.moe_aux_loss_coeff:
         yield (
-            "balanced routing is assumed; the auxiliary loss with coefficient "
-            f"{goal.moe_aux_loss_coeff:g} is to bring it about"
+            "assumed: balanced routing, which the auxiliary loss with coefficient "
+            f"{goal.moe_aux_loss_coeff:g} is to bring about"
         )
     elif model.moe.score_correction_bias:
-        yield "balanced routing is assumed; the experts' bias is to bring it about"
+        yield "assumed: balanced routing, which the experts' bias is to bring about"
     else:
         yield (
-            "balanced routing is assumed and nothing written here brings it about: "
-            f"moe_aux_loss_coeff {default}; {STATE_IT}"
+            "assumed: balanced routing, which nothing written here brings about "
+            f"(moe_aux_loss_coeff {default}); {STATE_IT}"
         )
 
 
@@ -78,7 +78,7 @@ def _megatron_core(model: ModelSpec, decision: TrainDecision) -> Iterator[str]:
         yield DEADLOCK
     if refuses_delayed_gradients(model, decision):
         yield (
-            "delayed weight gradients are priced, which the engine refuses beside CUDA graphs of "
+            "assumed: delayed weight gradients, which the engine refuses beside CUDA graphs of "
             "attention with biases: expect less overlap"
         )
 
@@ -97,28 +97,30 @@ DEADLOCK: Final = (
 
 
 def _torchtitan(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterator[str]:
-    yield "compilation is left to you: the price lies between compiled and eager runs"
+    yield "assumed: a step between compiled and eager ones; compilation is left to you"
     if _is_balanced_by_assumption(model, goal):
         yield (
-            "balanced routing is assumed; torchtitan's expert bias (load_balance_coeff 0.001 in "
-            "the model's configuration) is to bring it about"
+            "assumed: balanced routing, which torchtitan's expert bias (load_balance_coeff 0.001 "
+            "in the model's configuration) is to bring about"
         )
     if goal.moe_aux_loss_coeff:
         yield "goal.moe_aux_loss_coeff is not written: torchtitan has no auxiliary loss"
 
 
 def _deepspeed(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterator[str]:
-    yield "attention is priced as one fused kernel; your model chooses it"
+    yield "assumed: attention as one fused kernel, which your model chooses"
     shared = decision.data_parallel_size * decision.context_parallel_size
     if decision.gradient_bytes == 4 and shared > 1 and goal.precision.value != "fp32":
         yield (
-            "gradients are priced as summed in fp32; DeepSpeed sums them in bf16, twice as fast, "
-            "unless communication_data_type says fp32"
+            "assumed: gradients summed in fp32; DeepSpeed sums them in bf16, twice as fast, unless "
+            "communication_data_type says fp32"
         )
     if _is_balanced_by_assumption(model, goal):
+        stated = goal.moe_aux_loss_coeff
+        coefficient = f" with coefficient {stated:g}" if stated else ""
         yield (
-            "balanced routing is assumed; your program's auxiliary loss is to bring it about"
-            + (f", with coefficient {goal.moe_aux_loss_coeff:g}" if goal.moe_aux_loss_coeff else "")
+            "assumed: balanced routing, which your program's auxiliary loss"
+            f"{coefficient} is to bring about"
         )
 
 
