@@ -5,6 +5,9 @@
 # Expected peak memory by pipeline rank, the fullest device: 15.0 GiB, 15.0 GiB.
 # 16 devices: TP 1, PP 2, VPP 1, CP 1, DP 8, EP 8, ETP 1, EDP 1; ZeRO stage 1, micro-batch 1.
 # By stage: layers 16, 16; recompute full, full; chunks of each MoE layer 1, 1.
+# assumed: attention as one fused kernel, which your model chooses
+# assumed: gradients summed in fp32; DeepSpeed sums them in bf16, twice as fast, unless communication_data_type says fp32
+# assumed: balanced routing, which your program's auxiliary loss is to bring about
 #
 # Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
 # learning rate. They belong to your program, which TRAIN names:

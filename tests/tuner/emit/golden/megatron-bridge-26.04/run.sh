@@ -6,6 +6,8 @@
 # 16 devices: TP 1, PP 2, VPP 1, CP 1, DP 8, EP 8, ETP 1, EDP 1; ZeRO stage 1, micro-batch 1.
 # By stage: layers 16, 16; recompute selective, selective; chunks of each MoE layer 1, 1.
 # With recomputation of moe.
+# assumed: balanced routing, which nothing written here brings about (moe_aux_loss_coeff is the recipe's); state goal.moe_aux_loss_coeff to have it written (it changes the loss)
+# assumed: fp32 moments; recipes that keep bf16 ones (DeepSeek-V3) use less memory
 # Recipe: vanilla_gpt_pretrain_config.
 #
 # Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,

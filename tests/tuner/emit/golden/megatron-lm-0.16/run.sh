@@ -7,6 +7,7 @@
 # By stage: layers 16, 16; recompute selective, selective; chunks of each MoE layer 1, 1.
 # With recomputation of moe.
 # The plan counts on a vocabulary of 32000; the tokenizer decides.
+# assumed: balanced routing, which nothing written here brings about (moe_aux_loss_coeff is 0.0 unless given); state goal.moe_aux_loss_coeff to have it written (it changes the loss)
 #
 # Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
 # learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:

@@ -7,6 +7,8 @@
 # By stage: layers 16, 16; recompute selective, selective; chunks of each MoE layer 4, 4.
 # With recomputation of moe.
 # The plan counts on a vocabulary of 32000; the tokenizer decides.
+# assumed: balanced routing, which nothing written here brings about (moe_aux_loss_coeff is 0.0 unless given); state goal.moe_aux_loss_coeff to have it written (it changes the loss)
+# WARNING: mlp_chunks_for_training cuts each rank's own tokens into at most so many chunks. Under expert parallelism, ranks of a group with unequal numbers of tokens may run unequal numbers of all-to-alls and hang: give every rank sequences of one length (pad them, and do not pack sequences of varying length)
 #
 # Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
 # learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:

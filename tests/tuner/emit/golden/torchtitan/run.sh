@@ -6,9 +6,11 @@
 # 16 devices: TP 1, PP 2, VPP 1, CP 1, DP 8, EP 8, ETP 1, EDP 1; ZeRO stage 3, micro-batch 1.
 # By stage: layers 16, 16; recompute full, full; chunks of each MoE layer 1, 1.
 # Model: torchtitan ships none of these widths; MODULE and CONFIG name yours.
+# assumed: a step between compiled and eager ones; compilation is left to you
+# assumed: balanced routing, which torchtitan's expert bias (load_balance_coeff 0.001 in the model's configuration) is to bring about
 #
 # Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
-# learning rate, compilation. Add them after run.sh, in torchtitan's own form:
+# learning rate. Add them after run.sh, in torchtitan's own form:
 #   bash run.sh --training.steps 1000 --hf_assets_path ... --optimizer.lr 1e-4
 #
 # Start it once on every node. From the environment, each with a default:
