@@ -30,7 +30,7 @@ def make_usable() -> None:
         sys.stdout = open(STDOUT, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(_Talk()), encoding=encoding, errors="backslashreplace", write_through=True
+        io.BufferedWriter(_Talk()), encoding=encoding, errors="backslashreplace", line_buffering=True
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tuner.cli.text import printable
 from tuner.units import format_s
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def planning(*, limit_s: float | None = None) -> "Iterator[Watch]":
         task = bar.add_task("reading", total=None, text="")
 
         def show(told: "Told", /) -> None:
-            bar.update(task, description=told.stage, text=told.text)
+            bar.update(task, description=told.stage, text=printable(told.text))
 
         yield show
 

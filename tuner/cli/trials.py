@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tuner.cli.text import tell
+from tuner.cli.text import printable, tell
 from tuner.train_words import short_decision
 from tuner.units import format_s
 from tuner.verify.identical_failures import cause_of
@@ -61,7 +61,7 @@ def _table(rows: list[tuple[str, ...]]) -> "Table":
     table = Table(*HEADER, box=None)
     for row in rows:
         # As text, so that no cell is read as markup.
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
