@@ -28,9 +28,11 @@ def make_usable() -> None:
         sys.stdin = open(STDIN, encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
     if sys.stdout is None:
         sys.stdout = open(STDOUT, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
-    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(_Talk()), encoding=encoding, errors="backslashreplace", line_buffering=True
+        io.BufferedWriter(_Talk()),
+        encoding=getattr(sys.stderr, "encoding", None) or "utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
     )
 
 
