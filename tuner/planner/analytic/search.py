@@ -116,9 +116,10 @@ class _Run:
         watch(opened(len(bound_N), float(bound_N.min(initial=np.inf))))
         order = np.argsort(bound_N, kind="stable")
         order = order[bound_N[order] <= self._wanted_s()]
-        seeds = self._seeds(order)
-        self._visit(self._opened(seeds))
-        order = order[~np.isin(order, seeds)]
+        if not np.isfinite(self._settings.below_s):
+            seeds = self._seeds(order)
+            self._visit(self._opened(seeds))
+            order = order[~np.isin(order, seeds)]
         pending: list[Rows] = []
         for batch in batches(order, self._degrees.num_pairs_N, first=self._first_rows()):
             least_s = float(bound_N[batch[0]])

@@ -1,0 +1,141 @@
+"""Seconds of whole commands; run as `python tests/benchmarks/whole_commands.py`.
+
+Each command is a process of its own, as a user starts it, a few times over; printed are medians:
+
+    wall     of the clock, start to end
+    cpu      of the processor, this process and those that it forked
+    start    of the processor, until all modules are there
+    proof    of the clock, the search that the certificate is about, as `plan.json` says
+    rest     wall without start and proof: choice, searches beyond the limits, launch files
+
+Commands plan DeepSeek-V3 on 2,048 H800 and Qwen3-235B on 512 H100 with nothing left out, and with
+`--all` also the other specs of the examples that need no measured profile. On a busy machine only
+the seconds of the processor compare.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+QWEN = f"""
+schema_version: 1
+model: {EXAMPLES}/models/qwen3-235b-a22b/config.json
+cluster:
+  pools: [{{name: h100, device: h100-sxm, nodes: 64, devices_per_node: 8, nic: 400Gbit/s}}]
+goal: {{kind: train, sequence_length: 4096, global_batch_size: 2048, precision: bf16}}
+emit: [megatron-lm, slurm]
+"""
+
+LARGE = "worked/deepseek-v3-2048-h800"
+
+OTHERS = (
+    "worked/mixtral-8x7b-64-a100",
+    "worked/qwen3-30b-a3b-16-h100",
+    "worked/two-pools",
+    "slow-link",
+    "checks/train-infeasible",
+    "checks/train-llama-dense",
+    "checks/serve-disaggregated",
+    "checks/serve-mixed-pool",
+    "checks/place-balance",
+)
+
+MODULES = (
+    "tuner.cli.plan_train, tuner.train_api, tuner.plan_folder, tuner.planner.analytic.planning"
+)
+
+
+def specs(folder: Path, *, every: bool) -> dict[str, Path]:
+    """The specs to plan by name; what is no example is written to a folder."""
+    qwen = folder / "qwen3-235b-512-h100.yaml"
+    qwen.write_text(QWEN, encoding="utf-8")
+    found = {LARGE: EXAMPLES / LARGE / "spec.yaml", qwen.stem: qwen}
+    if every:
+        found |= {name: EXAMPLES / name / "spec.yaml" for name in OTHERS}
+    return found
+
+
+def timed(command: list[str], *, folder: Path) -> dict[str, float]:
+    """Run a command to its end; seconds of the clock and of the processor.
+
+    Raises:
+        RuntimeError: it neither succeeded nor said that nothing fits.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    streams = [
+        (os.POSIX_SPAWN_OPEN, number, str(folder / name), os.O_WRONLY | os.O_CREAT, 0o600)
+        for number, name in ((1, "stdout"), (2, "stderr"))
+    ]
+    started_s = time.perf_counter()
+    child = os.posix_spawn(command[0], command, environment, file_actions=streams)
+    _, status, usage = os.wait4(child, 0)
+    wall_s = time.perf_counter() - started_s
+    if os.waitstatus_to_exitcode(status) not in (0, 1):
+        raise RuntimeError(f"{' '.join(command)}: {(folder / 'stderr').read_text()[-2000:]}")
+    return {"wall_s": wall_s, "cpu_s": usage.ru_utime + usage.ru_stime}
+
+
+def planned(spec: Path) -> dict[str, float]:
+    """Plan a spec in a process of its own; its seconds and those of its proof."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plan = folder / "plan"
+        command = [sys.executable, "-m", "tuner", "plan", str(spec), "-o", str(plan)]
+        seconds = timed(command, folder=folder)
+        written = json.loads((plan / "plan.json").read_text(encoding="utf-8"))
+    return seconds | {"proof_s": float((written.get("certificate") or {}).get("solve_s") or 0.0)}
+
+
+def started() -> float:
+    """Processor seconds until everything that planning a run needs has been imported."""
+    with tempfile.TemporaryDirectory() as name:
+        return timed([sys.executable, "-c", f"import {MODULES}"], folder=Path(name))["cpu_s"]
+
+
+def median(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each figure."""
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+def report(*, repeats: int, every: bool) -> dict[str, Any]:
+    """Time all commands."""
+    start_s = statistics.median(started() for _ in range(repeats))
+    with tempfile.TemporaryDirectory() as name:
+        found = specs(Path(name), every=every)
+        commands = {
+            spec: median([planned(path) for _ in range(repeats)]) for spec, path in found.items()
+        }
+    return {"start_s": start_s, "commands": commands}
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--all", action="store_true", help="the other examples, too")
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    found = report(repeats=given.repeats, every=given.all)
+    if given.json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return
+    start_s = found["start_s"]
+    for name, one in found["commands"].items():
+        rest_s = max(0.0, one["wall_s"] - start_s - one["proof_s"])
+        sys.stdout.write(
+            f"{name}: wall {one['wall_s']:.1f} s, cpu {one['cpu_s']:.1f} s;"
+            f" start {start_s:.1f} s, proof {one['proof_s']:.1f} s, rest {rest_s:.1f} s\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
