@@ -14,6 +14,7 @@ import select
 import signal
 import struct
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 from typing import Final
@@ -75,7 +76,11 @@ def numbers(
 def _forked(tasks: Sequence[Task], *, queue: FileIO, tell: FileIO) -> int:
     """Start a process that takes tasks from the queue until none is left; return its id."""
     parent = os.getpid()
-    child = os.fork()
+    with warnings.catch_warnings():
+        # From Python 3.12 on, of threads beside this one: a progress bar has one, and the new
+        # process neither prints nor waits for it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child:
         return child
     # Only plain numbers leave from here: no exception, no output, no handler of the parent's.

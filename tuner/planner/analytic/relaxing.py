@@ -311,19 +311,25 @@ def feature_tasks(found: Search, settings: Settings) -> dict[str, Task]:
         top=1,
         band_ratio=0.0,
         below_s=float(found.found.step_s[0]) * (1.0 - WORTH_NAMING_RATIO),
-        # All features together take no longer than the search itself may.
-        time_limit_s=settings.time_limit_s / max(1, len(able_of)),
         watch=unwatched,
     )
     known = Known(question=question, ways=found.ways)
+    start_s = settings.clock()
+    # All features together take no longer than the search itself may; half of that is theirs in
+    # equal shares, and whoever comes next has what others left of the rest.
+    share_s = settings.time_limit_s / 2.0 / max(1, len(able_of))
 
-    def step_s(able: Capabilities) -> float | None:
+    def step_s(able: Capabilities, *, later: int) -> float | None:
+        left_s = settings.time_limit_s - (settings.clock() - start_s) - share_s * later
         more = replace(question, capabilities=able)
         left_out = known if only_adds(more, question) else None
-        again = search(more, replace(better, known=left_out))
+        again = search(more, replace(better, known=left_out, time_limit_s=max(share_s, left_s)))
         return None if again.found is None else float(again.found.step_s[0])
 
-    return {feature: partial(step_s, able) for feature, able in able_of.items()}
+    return {
+        feature: partial(step_s, able, later=len(able_of) - 1 - index)
+        for index, (feature, able) in enumerate(able_of.items())
+    }
 
 
 def unlaunchable(found: Search, step_s_of: Mapping[str, float | None]) -> tuple[Unlaunchable, ...]:
