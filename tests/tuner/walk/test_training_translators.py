@@ -10,7 +10,9 @@ stands in `UNPRICED` with the reason.
 """
 
 import ast
+import csv
 import inspect
+import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -19,6 +21,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from tuner.backtest.columns import run_of
+from tuner.backtest.rows import read_rows
 from tuner.costs.analytic.shapes import Strategies
 from tuner.emit.registry import emit
 from tuner.emit.testing import sample_verified, write_emitted
@@ -30,6 +34,7 @@ from tuner.estimate.registry import read_launch
 from tuner.plan import TrainDecision
 from tuner.planner import decisions as of_the_reference_step
 from tuner.planner.analytic import answer, ways
+from tuner.planner.analytic.axes import COLUMN_OF_MODULE
 from tuner.spec.capabilities import intersection
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.refusals import refusals
@@ -185,3 +190,121 @@ def test_every_builder_of_decisions_says_every_field(
             for field in sorted((every - names) ^ UNMENTIONED[builder])
         ]
     )
+
+
+_LEVELS: Final = {"none": "none", "full": "full"}
+ROW: Final[Mapping[str, str]] = {
+    "shard_ranks": "a copy within a replica is the only kind that tables print (FSDP=<ranks>)",
+    "zero_stage": "Megatron sums gradients once a step, whatever stage a table prints",
+    "sequence_parallel": "on wherever Megatron has tensor parallelism, unless a table says more",
+    "optimizer_offload": "no column",
+    "gradient_bytes": "a habit of the engine's release, no column",
+    "overlap_grad_reduce": "a habit of the engine's release, no column",
+    "overlap_param_gather": "a habit of the engine's release, no column",
+    "activation_offload": "as cpu_offload_layers, layer by layer",
+    "chunks": "no column",
+    "schedule": "no column",
+    "cuda_graph": "a local graph of parts and one of the whole step have names of their own",
+    "recompute_num_layers": "printed for a rank, not for a stage",
+    "ends_as_layers": "follows from whether the layers of the row divide",
+}
+"""Fields of a decision that a table of published runs says otherwise or not at all."""
+_CELLS: Final[Mapping[str, str]] = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "virtual_pipeline_model_parallel_size": "vpp",
+    "context_parallel_size": "cp",
+    "data_parallel_size": "dp",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
+    "micro_batch_size": "mbs",
+    "stage_recompute": "recompute",
+    "recompute_modules": "recompute_modules",
+    "dispatcher": "dispatcher",
+    "a2a_overlap": "a2a_overlap",
+}
+"""Fields that have a column of their own."""
+_COLUMNS: Final = (
+    *("tensor", "context", "pipeline", "virtual_pipeline", "data", "expert", "expert_tensor"),
+    *("micro_batch", "num_microbatches", "recompute_full", "a2a_overlap", "is_deepep"),
+    *("is_hybridep", *COLUMN_OF_MODULE.values()),
+)
+
+
+def _row(pair: Any, decision: TrainDecision) -> dict[str, Any]:
+    """Write a decision down as a published run would be."""
+    model, goal = pair.model, sample_verified(pair.model, decision).plan.goal
+    cells: dict[str, Any] = {column: getattr(decision, field) for field, column in _CELLS.items()}
+    level = decision.stage_recompute[0].value
+    cells["recompute"] = _LEVELS.get(level, "+".join(decision.recompute_modules))
+    cells["recompute_modules"] = "+".join(decision.recompute_modules)
+    cells["a2a_overlap"] = str(decision.a2a_overlap).lower()
+    assert model.moe is not None
+    arch = {
+        "hidden": model.hidden_size,
+        "layers": model.num_layers,
+        "heads": model.attention.num_heads,
+        "kv_heads": model.attention.num_kv_heads,
+        "head_dim": model.attention.head_dim,
+        "ffn": model.dense_ffn_size or 1,
+        "glu": True,
+        "vocab": model.vocab_size,
+        "experts": model.moe.num_experts,
+        "topk": model.moe.top_k,
+        "moe_ffn": model.moe.expert_ffn_size,
+        "dense_layers": model.num_layers - model.num_moe_layers,
+    }
+    cells |= {
+        "id": "walk",
+        "source": "walk",
+        "model": model.name,
+        "arch_json": json.dumps(arch),
+        "gpu": "H100-SXM",
+        "num_gpus": decision.num_devices,
+        "gbs": goal.global_batch_size,
+        "seq": goal.sequence_length,
+        "zero_or_fsdp": "ZeRO-1",
+        "precision": "bf16",
+        "step_time_s": 1.0,
+        "release": "nemo-26.04",
+        "recipe_match": "exact",
+        "cuda_graph": "none",
+    }
+    return cells
+
+
+def test_a_published_row_and_a_decision_are_the_same_columns(
+    pairs: Any, follows: Any, none_of: Any, tmp_path: Path
+) -> None:
+    failures, compared = [], set[str]()
+    for number, (pair, name) in enumerate(
+        (pair, name) for pair in pairs for name in ("before", "after")
+    ):
+        decision = getattr(pair, name)
+        beyond = {"hierarchical", "allgather"}
+        is_mixed = len({*decision.stage_recompute}) > 1 or decision.recompute_num_layers
+        if pair.model.name != "qwen3-30b-a3b" or decision.dispatcher in beyond or is_mixed:
+            continue
+        if decision.fp8_recipe or decision.mtp_num_layers or decision.zero_stage != 1:
+            continue
+        path = tmp_path / f"{number}.csv"
+        cells = _row(pair, decision)
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, cells)
+            writer.writeheader()
+            writer.writerow(cells)
+        (row,) = read_rows(path)
+        found = _columns(run_of(row).strategy)
+        wanted = _of_decision(pair, decision)
+        compared.add(pair.field)
+        failures += [
+            f"{pair.field} ({name}): {column} {found[column]} of the row, {wanted[column]}"
+            for column in _COLUMNS
+            if found[column] != wanted[column]
+        ]
+    # Of a level of recomputation the pairs print modules, which are a field of their own.
+    assert set(_CELLS) - compared <= {"stage_recompute"}
+    said = {*_CELLS, *ROW, *UNPRICED, *follows}
+    assert said == set(TrainDecision.model_fields)
+    assert not set(_CELLS) & set(ROW)
+    none_of(failures)
