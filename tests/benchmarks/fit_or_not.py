@@ -26,7 +26,6 @@ import json
 import math
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -40,6 +39,7 @@ import numpy as np
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from profilers.local_ranks import PARENT, RENDEZVOUS, STORE_NAME
 from profilers.records import Record
 from profilers.steps.__main__ import main as run_step
 from profilers.steps.config import (
@@ -331,10 +331,9 @@ def trial(number: int, case: Case, *, limit_bytes: int, scratch: Path) -> Row:
 
 def _run(folder: Path, *, world: int) -> int:
     """Run the ranks of a job; the exit code of the first that fails, which ends the others."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = {_forked(folder, rank=rank, world=world, port=port) for rank in range(world)}
+    meeting = folder / "ranks"
+    meeting.mkdir(mode=0o700)
+    ranks = {_forked(folder, rank=rank, world=world, meeting=meeting) for rank in range(world)}
     while ranks:
         pid, status = os.wait()
         ranks.discard(pid)
@@ -347,8 +346,9 @@ def _run(folder: Path, *, world: int) -> int:
     return 0
 
 
-def _forked(folder: Path, *, rank: int, world: int, port: int) -> int:
-    """Start a rank as torchrun would, but without loading PyTorch again; its process id."""
+def _forked(folder: Path, *, rank: int, world: int, meeting: Path) -> int:
+    """Start a rank as verification would, but without loading PyTorch again; its process id."""
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
@@ -359,14 +359,12 @@ def _forked(folder: Path, *, rank: int, world: int, port: int) -> int:
         os.dup2(log, 2)
         if world > 1:
             os.environ |= {
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                RENDEZVOUS: str(meeting / STORE_NAME),
+                PARENT: str(parent),
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(world),
                 "LOCAL_WORLD_SIZE": str(world),
-                "TORCHELASTIC_RUN_ID": "fit-or-not",
-                "GLOO_SOCKET_IFNAME": "lo",
             }
         files = [str(folder / CONFIG_NAME), f"--report={folder / REPORT_NAME}"]
         code = run_step([*files, f"--deadline={DEADLINE_S}"])

@@ -166,23 +166,32 @@ def test_an_interrupt_leaves_no_process_and_no_half_table(tmp_path: Path) -> Non
     assert read_profile(tmp_path, with_incomplete=True).header == read_header(tmp_path)
 
 
-def test_ranks_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
+def test_ranks_leave_when_their_parent_is_killed_and_take_their_folder_with_them(
+    tmp_path: Path,
+) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
     script = (
         "from pathlib import Path\n"
         "from profilers.session import measure_profile\n"
-        f"measure_profile(Path({str(tmp_path)!r}), suites=('links',), budget_s=60.0, ranks=2,\n"
-        "    device='cpu', environment={}, progress=lambda event: print('measuring', flush=True))\n"
+        f"measure_profile(Path({str(tmp_path / 'profile')!r}), suites=('links',), ranks=2,\n"
+        "    budget_s=60.0, device='cpu', environment={}, progress=lambda event: print('measuring', flush=True))\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", script], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(scratch)},
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "measuring\n"
         ranks = psutil.Process(parent.pid).children()
+        assert list(scratch.glob("moetune-ranks-*/meet"))
         parent.kill()
     assert len(ranks) == 2
     _, alive = psutil.wait_procs(ranks, timeout=60.0)
     assert alive == []
+    assert list(scratch.glob("moetune-*")) == []
 
 
 def test_resuming_keeps_complete_tables_and_measures_the_rest(tmp_path: Path) -> None:
