@@ -175,7 +175,8 @@ def test_ranks_leave_when_their_parent_is_killed_and_take_their_folder_with_them
         "from pathlib import Path\n"
         "from profilers.session import measure_profile\n"
         f"measure_profile(Path({str(tmp_path / 'profile')!r}), suites=('links',), ranks=2,\n"
-        "    budget_s=60.0, device='cpu', environment={}, progress=lambda event: print('measuring', flush=True))\n"
+        "    budget_s=60.0, device='cpu', environment={},\n"
+        "    progress=lambda event: print('measuring', flush=True))\n"
     )
     with subprocess.Popen(
         [sys.executable, "-P", "-c", script],
