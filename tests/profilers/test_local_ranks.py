@@ -142,8 +142,8 @@ if rank:
 while not (other := Path(sys.argv[1], "1.pid")).exists() or not other.read_text():
     time.sleep(0.01)
 go_on = f"import os, time; time.sleep(1.0); os.kill({os.getppid()}, {int(signal.SIGCONT)})"
-subprocess.Popen([sys.executable, "-S", "-c", go_on], start_new_session=True)
 os.kill(os.getppid(), signal.SIGSTOP)
+subprocess.Popen([sys.executable, "-S", "-c", go_on], start_new_session=True)
 os.kill(int(other.read_text().split()[0]), signal.SIGKILL)
 sys.exit(1)
 """

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,7 +109,8 @@ def test_only_what_is_known_to_stay_on_this_machine_is_cut_off(tmp_path: Path) -
     script = tmp_path / "run.sh"
     script.write_text("", encoding="utf-8")
     script.chmod(0o755)
-    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    torchrun = str(tmp_path / "torchrun")
+    Path(torchrun).touch(mode=0o755)
     staying = (
         ("bash", str(script), "--steps", "3"),
         ("/bin/bash", str(script)),
@@ -191,9 +191,6 @@ def test_a_trial_that_failed_for_lack_of_a_network_is_told_how_it_gets_one() -> 
     assert dataclasses.replace(own, is_own=False).explained(crash, tail=tail) == crash
 
 
-Unprivileged = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
 @needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="is what the other tests try where nobody is root")
 def test_a_user_without_rights_has_a_network_of_its_own_too() -> None:
@@ -206,10 +203,14 @@ def test_a_user_without_rights_has_a_network_of_its_own_too() -> None:
         os.setuid(nobody)
 
     probe = subprocess.run(
-        ["unshare", "--user", "--net", "true"], preexec_fn=drop, check=False, capture_output=True
+        ["unshare", "--user", "--net", "python3", "-c", ""],
+        preexec_fn=drop,
+        cwd="/",
+        check=False,
+        capture_output=True,
     )
     if probe.returncode:
-        pytest.skip("users without rights may not make namespaces here")
+        pytest.skip("users without rights may not make namespaces here, or run Python")
     listing = "import os, socket; print(os.getuid(), os.getgid(), socket.if_nameindex())"
     done = subprocess.run(
         ["/usr/bin/env", "python3", "-IS", "-", "python3", "-c", listing],
