@@ -1,6 +1,7 @@
 """Every function of `tuner.api` once: python examples/api.py [FOLDER]. About a minute.
 
-A plan is a value; nothing is written until a `write_...` function is called.
+`api.plan` plans whatever the spec's goal is. A plan is a value; nothing is written until
+`api.write` is called.
 """
 
 import sys
@@ -14,7 +15,7 @@ HERE = Path(__file__).parent
 
 def training(out: Path) -> None:
     """A training run: plan it, write it, ask why and what if."""
-    made = api.plan_training(HERE / "worked" / "two-pools" / "spec.yaml", time_limit_s=10.0)
+    made = api.plan(HERE / "worked" / "two-pools" / "spec.yaml", time_limit_s=10.0)
     assert made.plan.decision is not None
     assert made.plan.predicted is not None
     print(made.plan.decision.pipeline_model_parallel_size, made.plan.predicted.step_time_s)
@@ -36,30 +37,24 @@ def training(out: Path) -> None:
         print(rival.decision, rival.slower_s, rival.lost_by)
 
 
-def any_goal(out: Path) -> None:
-    """Whatever a spec asks for: one function plans it, one writes it; paths may be strings."""
-    for name in ("worked/two-pools/spec.yaml", "serving/mixed-pool.yaml", "placement/balance.yaml"):
-        made = api.plan(f"{HERE}/{name}", time_limit_s=5.0)
-        written = api.write(f"{out}/any/{made.spec.goal.kind}", made)
-        print(written.goal.kind, written.certificate.status, len(written.files), "files")
-
-
 def deployment(out: Path) -> None:
     """A deployment: instances that serve the traffic within the targets."""
-    made = api.deploy(HERE / "serving" / "mixed-pool.yaml", time_limit_s=10.0)
+    made = api.plan(HERE / "serving" / "mixed-pool.yaml", time_limit_s=10.0)
+    assert isinstance(made, api.Deployed)
     assert made.plan.decision is not None
     for group in made.plan.decision.instances:
         print(group.role, group.pool, group.count, "x", group.devices)
-    written = api.write_serve_plan(out / "serve", made.plan, spec=made.spec)
+    written = api.write(out / "serve", made)
     print(*written.files)
 
 
 def placement(out: Path) -> None:
     """A placement of experts: judged on passes that it was not made from."""
-    made = api.place(HERE / "placement" / "balance.yaml", time_limit_s=5.0)
+    made = api.plan(f"{HERE}/placement/balance.yaml", time_limit_s=5.0)  # paths may be text
+    assert isinstance(made, api.Placed)
     assert made.plan.verdict is not None
     print(made.plan.verdict.word, made.plan.verdict.gain_ratio)
-    api.write_place_plan(out / "place", made.plan, spec=made.spec, maps=made.maps)
+    api.write(f"{out}/place", made)
     print(api.read_any_plan(out / "place").certificate.objective)
 
 
@@ -88,7 +83,6 @@ def main() -> None:
     """Run every example, in the folder named or in one that is gone afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch)
-        any_goal(out)
         training(out)
         deployment(out)
         placement(out)

@@ -36,8 +36,8 @@ def plan(
 ) -> Planned | Any:
     """Plan what a spec describes: a training run, a deployment or a placement.
 
-    Which of `AnyPlanned` comes back is the spec's choice, which no type checker reads; it is told
-    `Planned | Any`, so that callers who know their goal need no cast.
+    Which of `AnyPlanned` comes back is the spec's choice, which no type checker reads: to it the
+    plan is a training run's until `isinstance` says otherwise.
 
     What a goal does not know of the arguments changes nothing, as with `moetune plan`: `top`,
     `method`, `with_unlaunchable` and `watch` are of training runs, `calibrated` of these and of
