@@ -95,8 +95,8 @@ def plan_training(
         time_limit_s: for the search and each further question that is asked as one.
         method: layout solver, see solvers/registry.py.
         calibrated: whether datasheets are corrected by the residuals that ship.
-        with_unlaunchable: whether to search for what each feature that the targets lack would gain; up
-            to half of the time on the analytic model, and nothing else of the plan depends on it.
+        with_unlaunchable: whether to search for what each feature that the targets lack would gain;
+            up to half of the time on the analytic model; nothing else of the plan depends on it.
         processes: that may work at a time where the analytic model plans one pool; beyond 1, this
             one is forked, which a program with threads of its own may not want.
         clock: for the time limit and the reported solve time.
