@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from profilers.records import Record
 from tuner.spec.fields import (
@@ -124,6 +124,13 @@ class TrainEngine(Record):
     """The launch target, e.g. `megatron-bridge`, or `nemo` for its containers."""
     version: Annotated[str, Field(min_length=1, max_length=40)]
     """As published runs name it, e.g. "26.04" of a container; in quotes, as it is no number."""
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _quoted(cls, value: object) -> object:
+        if isinstance(value, int | float):
+            raise ValueError(f"{value} is read as a number; write it in quotes, e.g. '26.04'")  # noqa: TRY004 # pydantic turns only ValueError into its own
+        return value
 
 
 class TrainGoal(Record):

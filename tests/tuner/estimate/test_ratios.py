@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from tuner.errors import SpecError
 from tuner.estimate.estimate import estimate, shipped_residuals
@@ -47,6 +48,8 @@ def test_the_release_that_the_goal_names_is_priced_and_said(spec_of: MakeSpec) -
     )
     assert any("over all published releases of nemo" in note for note in plain.notes)
     assert any("priced as nemo 25.11" in note for note in named.notes)
+    with pytest.raises(ValidationError, match="in quotes"):
+        spec_of("mixtral-8x7b", nodes=8, engine={"name": "nemo", "version": 26.04})
     assert named.step_time_s != plain.step_time_s
     with pytest.raises(SpecError, match=r"goal\.engine\.version: '1\.0' is no release"):
         _estimated(spec_of("mixtral-8x7b", nodes=8, engine={"name": "nemo", "version": "1.0"}))
