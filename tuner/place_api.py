@@ -17,6 +17,7 @@ from tuner.place_folder import judged_pass, read_place_plan, write_place_verifie
 from tuner.place_plan import PlacePlan, PlaceProvenance
 from tuner.planner.place.planning import Settings, make_place_plan
 from tuner.planner.place.pricing import pricing_of
+from tuner.planning_time import timed
 from tuner.profiles import profile_of
 from tuner.report.placement_maps import heat_maps
 from tuner.spec.cluster import Cluster
@@ -68,6 +69,7 @@ def place(
     profiles = paths_of(profiles)
     from tuner.costs.analytic.calibration import shipped
 
+    started_s = clock()
     spec = read_place_spec(spec_path)
     if profiles and (spec.cluster is None or spec.model is None):
         raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
@@ -95,6 +97,7 @@ def place(
             notes=_price_notes(cluster, measured),
         ),
     )
+    made = timed(made, wall_s=clock() - started_s)
     return Placed(plan=made, spec=spec, maps=heat_maps(spec, made))
 
 

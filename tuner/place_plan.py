@@ -141,6 +141,7 @@ class PlaceCertificate(Record):
     within_band: Size = 0
     """Alternatives whose objective differs by less than the noise of the gain: ties."""
     solve_s: Seconds
+    """Wall time of planning: from reading the spec to the finished plan, all searches included."""
     method: str
 
 

@@ -276,6 +276,7 @@ class Certificate(Record):
     """There may be more: the search leaves what is slower than the runners-up asked for uncounted,
     and what time ran out on."""
     solve_s: Seconds
+    """Wall time of planning: from reading the spec to the finished plan, all searches included."""
     method: str
 
 

@@ -18,6 +18,7 @@ from tuner.paths import AnyPath, paths_of
 from tuner.planner.serve.answering import Settings
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.planning import make_serve_plan
+from tuner.planning_time import timed
 from tuner.serve_kernels import kernel_hashes
 from tuner.serve_plan import ServePlan, ServeProvenance
 from tuner.spec.cluster import Pool
@@ -60,6 +61,7 @@ def deploy(
         UnknownDeviceError: no description of a pool's device.
         ProfileUnreadableError: a table is damaged.
     """
+    started_s = clock()
     spec_path = Path(spec_path)
     profiles = paths_of(profiles)
     spec = read_serve_spec(spec_path)
@@ -78,7 +80,7 @@ def deploy(
             notes=() if spec.model.moe is None else tuple(_kernel_notes(sites)),
         ),
     )
-    return Deployed(plan=plan, spec=spec)
+    return Deployed(plan=timed(plan, wall_s=clock() - started_s), spec=spec)
 
 
 def _kernel_notes(sites: Sequence[PoolSite]) -> Iterator[str]:

@@ -181,6 +181,7 @@ class ServeCertificate(Record):
     within_band_is_least: bool = False
     """There may be more; so many were looked for."""
     solve_s: Seconds
+    """Wall time of planning: from reading the spec to the finished plan, all searches included."""
     method: str
 
 

@@ -7,7 +7,7 @@ import hashlib
 import importlib.metadata
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from tuner.planner.planning import make_plan
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
+from tuner.planning_time import timed
 from tuner.profiles import profile_of
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
@@ -108,13 +109,14 @@ def plan_training(
         ProfileUnreadableError: a profile is missing or damaged.
         OutsideProfileError: the profile lacks an operation that the model needs.
     """
+    started_s = clock()
     spec_path = Path(spec_path)
     profiles = paths_of(profiles)
     LAYOUT.solver(method)
     spec = read_spec(spec_path)
     measured = _accelerators(spec, profiles)
     if measured is not None:
-        return _plan_on_the_model(
+        found = _plan_on_the_model(
             spec,
             measured,
             top=top,
@@ -125,6 +127,7 @@ def plan_training(
             clock=clock,
             watch=watch,
         )
+        return replace(found, plan=timed(found.plan, wall_s=clock() - started_s))
     refuse_unpriced(spec)
     pool = spec.cluster.pools[0]
     profile_path = profile_of(pool, profiles)
@@ -146,7 +149,8 @@ def plan_training(
         notes=reference_notes(spec, pool, profile, machine),
     )
     made = make_plan(spec, machine, settings=settings, provenance=provenance)
-    return Planned(plan=with_assumptions(made), spec=spec, profiles={pool.name: profile_path})
+    made = timed(with_assumptions(made), wall_s=clock() - started_s)
+    return Planned(plan=made, spec=spec, profiles={pool.name: profile_path})
 
 
 plan = plan_training

@@ -31,10 +31,16 @@ from tuner.planner.analytic.extrapolation import provenance_of, weighed
 from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.memory_risk import loss_prices
+from tuner.planner.analytic.more_nodes import more_nodes
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO, preferred
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
-from tuner.planner.analytic.relaxing import feature_tasks, relaxations, unlaunchable
+from tuner.planner.analytic.relaxing import (
+    MEMORY_LIMIT,
+    feature_tasks,
+    relaxations,
+    unlaunchable,
+)
 from tuner.planner.analytic.releases import priced_release
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s
@@ -120,12 +126,15 @@ def make_analytic_plan(
     if choice is None or best is None:
         watch(Told(stage="ways out", text="nothing fits; looking for what would"))
         ways_out = relaxations(question, settings)
+        in_the_way = ", ".join(one.limit for one in ways_out) or "no verdict"
+        if in_the_way == MEMORY_LIMIT:
+            ways_out = (*more_nodes(spec, site, settings=settings, band=band), *ways_out)
         return Plan.model_validate(
             common
             | {
                 "decision": None,
                 "predicted": None,
-                "binding_constraint": ", ".join(one.limit for one in ways_out) or "no verdict",
+                "binding_constraint": in_the_way,
                 "alternatives": (),
                 "relaxations": ways_out,
             }

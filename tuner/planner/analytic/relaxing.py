@@ -51,6 +51,9 @@ WORTH_NAMING_RATIO: Final = 5e-3
 
 MOST_RULES: Final = 3
 
+MEMORY_LIMIT: Final = "memory_per_device"
+"""Name of the limit where everything legal asks for more memory."""
+
 EVERYTHING: Final = Capabilities(names=("nothing in particular",))
 """A manifest without limits."""
 
@@ -238,7 +241,7 @@ def _more_memory(question: Question, settings: Settings) -> tuple[Relaxation, ..
         decision = TrainDecision.model_validate(decision_of(found, 0))
     return (
         Relaxation(
-            limit="memory_per_device",
+            limit=MEMORY_LIMIT,
             change=(
                 f"{format_bytes(int(usable))} ({int(usable)} B) usable instead of "
                 f"{format_bytes(int(limit))}: {format_bytes(int(usable - limit))} more per device"

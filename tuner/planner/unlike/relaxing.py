@@ -65,15 +65,15 @@ def in_the_way(found: Search) -> str:
 
 
 def relaxations(found: Search, settings: Settings) -> tuple[Relaxation, ...]:
-    """Say what would have to give for a question without an answer."""
+    """Say what would have to give for a question without an answer: more nodes come first."""
     question, method = found.question, settings.method
     if not found.space.num_legal:
         return tuple(_of_limits(question, method=method))
     columns = lean_columns(question, found.space)
     return (
-        *_of_unasked(question, method=method),
-        *_of_memory(question, found.space, columns, method=method),
         *_of_nodes(question, found.space, columns, method=method),
+        *_of_memory(question, found.space, columns, method=method),
+        *_of_unasked(question, method=method),
     )
 
 

@@ -127,9 +127,38 @@ def test_too_little_memory_is_said_with_an_amount_that_would_do() -> None:
     made = planned(spec.model_copy(update={"cluster": cluster}))
     assert made.decision is None
     assert made.certificate.status == "infeasible"
-    (way_out,) = made.relaxations
+    assert made.binding_constraint == "memory_per_device"
+    way_out = made.relaxations[-1]
     assert way_out.limit == "memory_per_device"
     assert way_out.decision is not None
+
+
+def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
+    def with_nodes(nodes: int) -> Plan:
+        spec = spec_of("mixtral-8x7b-64-a100", nodes=nodes, batch=64)
+        (pool,) = spec.cluster.pools
+        small = pool.model_copy(update={"memory_per_device": 12 * 2**30})
+        cluster = spec.cluster.model_copy(update={"pools": (small,)})
+        return planned(spec.model_copy(update={"cluster": cluster}))
+
+    made = with_nodes(1)
+    assert made.decision is None
+    assert [one.limit for one in made.relaxations] == ["nodes", "memory_per_device"]
+    offered = made.relaxations[0]
+    assert offered.decision is not None
+    assert offered.predicted is not None
+    nodes = offered.decision.num_devices // 8
+    assert offered.change == f"{nodes} nodes instead of 1: {8 * nodes} devices"
+    assert max(offered.predicted.peak_memory_bytes) <= (offered.predicted.memory_limit_bytes or 0)
+    # The planner finds a plan there, and none on the multiple before.
+    again = with_nodes(nodes)
+    assert again.certificate.objective == pytest.approx(offered.predicted.step_time_s, rel=0.05)
+    fewer = {2: 1, 3: 2, 4: 3, 6: 4, 8: 6}[nodes]
+    assert with_nodes(fewer).decision is None
+    lines = plan_text(made, folder=Path("plan")).splitlines()
+    ways = [line for line in lines if line.startswith("nearest way out")]
+    assert ways[0].startswith(f"nearest way out: nodes: {nodes} nodes instead of 1")
+    assert ways[1].startswith("nearest way out: memory_per_device")
 
 
 @pytest.mark.parametrize("target", ["megatron-lm", "torchtitan"])
