@@ -176,7 +176,7 @@ def test_the_job_is_named_before_it_exists_and_known_before_it_is_awaited(lab: L
     job = (lab.trial / JOB_NAME).read_text()
     assert "#SBATCH --job-name=moetune-" in job
     assert "#SBATCH --requeue" in job
-    assert "torch.distributed.run" in (lab.trial / NODE_NAME).read_text()
+    assert "profilers.local_ranks" in (lab.trial / NODE_NAME).read_text()
 
 
 def test_a_lost_answer_of_sbatch_is_found_by_the_name_and_not_submitted_again(

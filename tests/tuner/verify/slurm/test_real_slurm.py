@@ -121,7 +121,8 @@ def _runs() -> dict[str, frozenset[str]]:
             environment, command = process.environ(), process.cmdline()
         except psutil.Error:
             continue
-        if "profilers.steps" in command and "torch.distributed.run" not in command:
+        starters = {"torch.distributed.run", "profilers.local_ranks"}
+        if "profilers.steps" in command and not starters & set(command):
             names = ("SLURM_JOB_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
             run = ".".join(environment.get(name, "0") for name in names)
             found.setdefault(environment[TRIAL_MARK], set()).add(run)
