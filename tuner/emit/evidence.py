@@ -3,8 +3,7 @@
 A plan that nobody measured says so first, with the reason that was given.
 """
 
-from collections.abc import Iterable
-
+from tuner.equal_stages import equal_stages
 from tuner.plan import TrainDecision, VerifiedPlan
 from tuner.train_words import knobs
 from tuner.units import format_bytes, format_s
@@ -42,7 +41,8 @@ def _evidence(verified: VerifiedPlan) -> tuple[str, ...]:
 def _expectation(verified: VerifiedPlan) -> tuple[str, ...]:
     predicted = verified.predicted
     low, high = predicted.step_time_s_band
-    memory = ", ".join(format_bytes(size) for size in predicted.peak_memory_bytes)
+    peaks = equal_stages([format_bytes(size) for size in predicted.peak_memory_bytes])
+    memory = ", ".join(f"{peak.label}: {peak.row}" for peak in peaks)
     return (
         f"Expected: {format_s(predicted.step_time_s)} a step "
         f"(between {format_s(low)} and {format_s(high)}), "
@@ -63,9 +63,7 @@ def _degrees(decision: TrainDecision) -> tuple[str, ...]:
         f"ETP {decision.expert_tensor_parallel_size}, "
         f"EDP {decision.expert_data_parallel_size}; "
         f"ZeRO stage {decision.zero_stage}, micro-batch {decision.micro_batch_size}.",
-        f"By stage: layers {_joined(decision.pipeline_layout)}; "
-        f"recompute {_joined(decision.stage_recompute)}; "
-        f"chunks of each MoE layer {_joined(decision.chunks)}.",
+        f"By stage: {_stages(decision)}.",
         *_knobs(decision),
     )
 
@@ -76,5 +74,11 @@ def _knobs(decision: TrainDecision) -> tuple[str, ...]:
     return (f"With {chosen}.",) if chosen else ()
 
 
-def _joined(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values))
+def _stages(decision: TrainDecision) -> str:
+    """Say what every stage does, equal ones once, e.g. `0-14: layers 4, ...; 15: layers 1, ...`."""
+    stages = zip(decision.pipeline_layout, decision.stage_recompute, decision.chunks, strict=True)
+    return "; ".join(
+        f"{alike.label}: layers {layers}, recompute {recompute}, chunks of each MoE layer {chunks}"
+        for alike in equal_stages(list(stages))
+        for layers, recompute, chunks in (alike.row,)
+    )
