@@ -42,7 +42,7 @@ GIB = 2.0**30
 LARGEST_MEDIAN = 0.025
 LARGEST_CALIBRATED_MEDIAN = 0.005
 LARGEST_CALIBRATED = 0.03
-LARGEST_SHARDED = 0.12
+LARGEST_SHARDED = 0.07
 """FSDP without a pipeline."""
 LARGEST_REFUSED = 1
 """Runs that ran and are predicted not to fit. The one is a page's 70B model without sharding whose
@@ -54,7 +54,7 @@ NOISE = 0.005
 ROOMY = 0.25
 LIKELY = 0.5
 """From this chance on a run is likelier to run out than not."""
-MOST_UNWARNED = 9
+MOST_UNWARNED = 7
 """Runs whose chance of running out is smaller with 0.98 of what they took. Asked: none."""
 MOST_REFUSED = 1
 """Published runs whose chance is not with 1.10 of it; asked: none."""

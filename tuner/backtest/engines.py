@@ -159,9 +159,12 @@ def engine_of(row: Row) -> tuple[Engine, str]:
     return engine, (match.group(2) or "") if match else row.text("release")[:32]
 
 
-def memory_family_of(engine: Engine, release: str) -> str:
+def memory_family_of(engine: Engine, release: str, notes: str) -> str:
     """Return the family that constants of memory know the software by."""
-    return "torchtitan-2024" if engine is _TITAN and release.startswith("2024") else engine.family
+    if engine is not _TITAN:
+        return engine.family
+    early = "-2024" if release.startswith("2024") else ""
+    return f"{engine.family}{early}{'-compiled' if 'torch.compile' in notes else ''}"
 
 
 def software_of(engine: Engine, release: str) -> Software:

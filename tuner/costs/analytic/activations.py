@@ -25,10 +25,15 @@ busiest rank in one of a hundred passes. A module that is computed again keeps i
     mlp               drops the dense network and its input    moe_act        drops the product
     moe, chunks > 1   drops router, shared and experts         shared_experts drops them
     mla_up_proj       drops q, k, v                            full           keeps n h D alone
-    products          keeps n h D, q, v, the core's output, one of gate and up, the last product;
-                      of experts the copies that arrived
+    products          keeps n h D, q, v, the core's output; of a dense network gate or up and,
+                      in eager mode, the last product; of experts the copies that arrived
 
 What is dropped comes back, one layer at a time, during its backward pass: `again`.
+
+Where every second product is kept, PyTorch in eager mode keeps the listed ones whether or not the
+backward pass reads them (torch/utils/checkpoint.py, a cache of outputs by operation). A compiled
+layer keeps those alone that its backward graph reads (torch/_functorch/partitioners.py), so not the
+last product, which is only added to the residual.
 
 Letters as in state.py. Sources: Korthikanti et al., arXiv 2205.05198, section 4 (34 s b h + 5 a s^2
 b); FlashAttention, arXiv 2205.14135 (log-sum-exp in place of the scores); Megatron-LM's MoE layer,
@@ -86,12 +91,17 @@ class ActivationBytes:
 
 
 def activation_bytes(
-    model: ModelShape, strategies: Strategies, *, exchanged_ratio: Numbers
+    model: ModelShape,
+    strategies: Strategies,
+    *,
+    exchanged_ratio: Numbers,
+    last_product_ratio: Numbers = 1.0,
 ) -> ActivationBytes:
     """Count what one layer of each kind keeps.
 
     Under context parallelism `exchanged_ratio` of attention's output is kept a second time, as it
-    lay before the exchange that gives every rank its own tokens back.
+    lay before the exchange that gives every rank its own tokens back. Where every second product is
+    kept, `last_product_ratio` of the dense network's last one is: 1 in eager mode, 0 compiled.
     """
     width = strategies.element_bytes
     group = strategies.tokens
@@ -100,7 +110,13 @@ def activation_bytes(
     whole = group * model.hidden * width
     attention = _attention(model, strategies, own, exchanged_ratio)
     norm_input = own * model.hidden * _linear_bytes(strategies)
-    dense = _dense(model, strategies, attention, norm_input=norm_input, hidden=hidden)
+    dense = _dense(
+        model,
+        strategies,
+        attention,
+        norm_input=norm_input,
+        last_product=last_product_ratio * hidden,
+    )
     moe = _moe(model, strategies, own, attention)
     return ActivationBytes(
         dense=_layer(strategies, hidden, norm_input, own, dense),
@@ -211,7 +227,7 @@ def _dense(
     attention: _Part,
     *,
     norm_input: Numbers,
-    hidden: Numbers,
+    last_product: Numbers,
 ) -> _Layer:
     width = strategies.element_bytes
     product = strategies.tokens * model.dense_ffn / strategies.tensor
@@ -221,7 +237,7 @@ def _dense(
         attention=attention,
         network=_Part(
             whole=whole,
-            products=product * width + model.is_gated * hidden,
+            products=product * width + model.is_gated * last_product,
             dropped=dropped,
             again=dropped,
         ),

@@ -41,6 +41,9 @@ class MemoryConstants:
     """Temporary weight gradients over one per shape of weight."""
     exchanged_ratio: Numbers = 1.0
     """Of attention's output under context parallelism, kept as it lay before the exchange."""
+    last_product_ratio: Numbers = 1.0
+    """Of a dense network's last product, where every second product is kept; 0 where layers are
+    compiled (activations.py)."""
     live_bytes: Numbers = 2.0 * WORKSPACE_BYTES
     """In the allocator whatever the model."""
     unused_ratio: Numbers = 0.03
@@ -55,10 +58,13 @@ class MemoryConstants:
 
 
 _EAGER_LOSS: Final = MemoryConstants(
-    logit_bytes=12.0, split_logit_bytes=4.0, exchanged_ratio=0.0, unused_ratio=0.02
+    logit_bytes=14.0, split_logit_bytes=4.0, exchanged_ratio=0.0, unused_ratio=0.02
 )
 """PyTorch's cross entropy of logits cast to fp32: its output, the gradient of that and of its
-input; where the vocabulary is split a product of them (torch/distributed/tensor/parallel/loss.py).
+input, 12 bytes a logit; where the vocabulary is split a product of them
+(torch/distributed/tensor/parallel/loss.py). 2 more for the bf16 logits: until the loss is known
+they lie beside their fp32 copy, and then stay alive or leave a hole that is too small for the last
+fp32 tensor, so that the allocator grows by one more (tests/tuner/costs/analytic/test_memory.py).
 Expandable segments leave little unused (torchtitan's run_train.sh)."""
 
 _FUSED_LOSS: Final = replace(_EAGER_LOSS, logit_bytes=4.0, split_logit_bytes=0.0)
@@ -87,6 +93,9 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     # Compiled loss, but in December 2024 (commit e8977b0, "turning off compile on loss function").
     "torchtitan": _FUSED_LOSS,
     "torchtitan-2024": _EAGER_LOSS,
+    # Runs that say that their layers were compiled.
+    "torchtitan-compiled": replace(_FUSED_LOSS, last_product_ratio=0.0),
+    "torchtitan-2024-compiled": replace(_EAGER_LOSS, last_product_ratio=0.0),
     # bf16 parameters and moments under torch.optim.Adam, loss in bf16
     # (examples/benchmark/configs/*.yaml).
     "automodel": replace(

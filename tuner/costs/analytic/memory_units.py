@@ -76,7 +76,12 @@ def unit_bytes(
 ) -> MemoryUnits:
     """Price what a column has regardless of its pipeline; see the module for the fields read."""
     count = parameters(model, strategies)
-    kept = activation_bytes(model, strategies, exchanged_ratio=constants.exchanged_ratio)
+    kept = activation_bytes(
+        model,
+        strategies,
+        exchanged_ratio=constants.exchanged_ratio,
+        last_product_ratio=constants.last_product_ratio,
+    )
     moe = np.where(np.asarray(model.moe_layers) > 0.0, 1.0, 0.0)
     scale = constants.activation_ratio
     on_device = scale * (1.0 - strategies.activation_offload)

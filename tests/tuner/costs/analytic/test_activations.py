@@ -224,6 +224,19 @@ def test_every_second_product_is_kept_by_torchtitan() -> None:
     assert _moe(recompute_products=1.0)[0] == TOKENS * kept
 
 
+def test_a_compiled_layer_does_not_keep_its_last_product() -> None:
+    # A bf16 number of the residual a token, in dense layers alone; experts' are not kept at all.
+    at = dataclasses.replace(_strategy(GPT_530B), recompute_products=1.0)
+    model = dataclasses.replace(_model(GPT_530B), is_gated=1.0)
+    eager, compiled = (
+        activation_bytes(model, at, exchanged_ratio=0.0, last_product_ratio=ratio)
+        for ratio in (1.0, 0.0)
+    )
+    own = at.tokens / (at.tensor if at.sequence_parallel else 1.0)
+    assert eager.dense.saved - compiled.dense.saved == own * model.hidden * 2
+    assert eager.moe.saved == compiled.moe.saved
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     micro_batch=st.integers(1, 8),

@@ -260,7 +260,7 @@ def test_what_the_allocator_and_the_context_take_is_told_apart() -> None:
 def test_losses_differ_by_software_and_by_split() -> None:
     names = ["torchtitan", "torchtitan-2024", "llm-foundry", "automodel", ""]
     constants = memory_constants([Software.TORCH_FSDP] * 4 + [Software.MEGATRON_2025], names)
-    assert np.asarray(constants.logit_bytes).tolist() == [4.0, 12.0, 4.0, 6.0, 2.0]
+    assert np.asarray(constants.logit_bytes).tolist() == [4.0, 14.0, 4.0, 6.0, 2.0]
     assert np.asarray(constants.split_logit_bytes).tolist() == [0.0, 4.0, 0.0, 2.0, 0.0]
     assert np.asarray(constants.master_bytes).tolist() == [4.0, 4.0, 4.0, 2.0, 4.0]
     strategy = Strategies(sequence=16.0, micro_batch=1.0, num_microbatches=1.0, tensor=2.0)
@@ -268,7 +268,49 @@ def test_losses_differ_by_software_and_by_split() -> None:
         unit_bytes(TOY, strategy, MACHINE, constants=OF_FAMILY[name]).head_saved_C[0]
         for name in ("torchtitan", "torchtitan-2024")
     ]
-    assert saved[1] - saved[0] == 12 * 16 * 1024 / 2
+    assert saved[1] - saved[0] == 14 * 16 * 1024 / 2
+
+
+def test_an_eager_loss_reserves_the_logits_a_second_time() -> None:
+    """Its tensors in order through an allocator of one segment that takes the best fit."""
+    names = ["torchtitan-2024", "torchtitan-2024-compiled"]
+    constants = memory_constants([Software.TORCH_FSDP] * 2, names)
+    whole = "logits:2 fp32:4 output:4 -fp32 -logits loss:4 gradient:4 -loss -output last:2"
+    split = (
+        "logits:2 fp32:4 shifted:4 exp:4 -exp output:4 -shifted -fp32 -logits"
+        " loss:4 exp:4 sum:4 -exp gradient:4 -sum -loss -output last:2"
+    )
+    whole_bytes = np.asarray(constants.logit_bytes)
+    assert whole_bytes.tolist() == [_reserved(whole)] * 2
+    assert (whole_bytes + constants.split_logit_bytes).tolist() == [_reserved(split)] * 2
+
+
+def _reserved(script: str) -> int:
+    """Bytes that an allocator ends with: `name:bytes` allocates, `-name` frees."""
+    memory: list[str] = []
+    for step in script.split():
+        if step.startswith("-"):
+            memory = ["" if name == step[1:] else name for name in memory]
+            continue
+        name, size = step.split(":")
+        starts = [
+            at for at in range(len(memory)) if memory[at] == "" and (not at or memory[at - 1])
+        ]
+        holes = [(_free_from(memory, at), at) for at in starts]
+        fitting = [hole for hole in holes if hole[0] >= int(size)]
+        if fitting:
+            first = min(fitting)[1]
+        elif memory and memory[-1] == "":
+            first = max(holes, key=lambda hole: hole[1])[1]
+        else:
+            first = len(memory)
+        memory[first : first + int(size)] = [name] * int(size)
+    return len(memory)
+
+
+def _free_from(memory: list[str], start: int) -> int:
+    used = [at for at in range(start, len(memory)) if memory[at]]
+    return (used[0] if used else len(memory)) - start
 
 
 def _random(draw: st.DrawFn) -> tuple[Strategies, Stages]:
