@@ -28,7 +28,7 @@ cluster:
   pools: [{{name: h100, device: h100-sxm, nodes: 4, devices_per_node: 8, nic: 400Gbit/s}}]
 goal: {{kind: train, sequence_length: 4096, global_batch_size: 128, precision: bf16}}
 search:
-  tensor_model_parallel_size: [1, 2]
+  tensor_model_parallel_size: [1, 2, 4]
   context_parallel_size: 1
   expert_tensor_parallel_size: 1
   micro_batch_size: 1

@@ -237,6 +237,13 @@ FIELDS: Final[Mapping[str, tuple[tuple[str, Changes, Changes], ...]]] = {
             {**_DENSE_ONE_STAGE, "zero_stage": 0, "cuda_graph": "full_iteration"},
         ),
     ),
+    "ddp_bucket_size": (
+        (
+            MOE,
+            {**_TWO_COPIES, "overlap_grad_reduce": True},
+            {**_TWO_COPIES, "overlap_grad_reduce": True, "ddp_bucket_size": 120_000_000},
+        ),
+    ),
     "overlap_grad_reduce": (
         (MOE, {}, {"overlap_grad_reduce": True}),
         (MOE, {"zero_stage": 0}, {"zero_stage": 0, "overlap_grad_reduce": True}),

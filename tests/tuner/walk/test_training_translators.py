@@ -55,6 +55,7 @@ UNMENTIONED: Final[Mapping[str, frozenset[str]]] = {
             "a2a_overlap",
             "activation_offload",
             "cuda_graph",
+            "ddp_bucket_size",
             "ends_as_layers",
             "fp8_recipe",
             "gradient_bytes",
@@ -69,7 +70,8 @@ UNMENTIONED: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
     "estimate": frozenset(),
-    "the search": frozenset({"ends_as_layers"}),
+    # Buckets are chosen for what the search found (planner/analytic/bucketing.py).
+    "the search": frozenset({"ddp_bucket_size", "ends_as_layers"}),
 }
 """By builder: fields that it leaves at their defaults."""
 
@@ -199,6 +201,7 @@ ROW: Final[Mapping[str, str]] = {
     "sequence_parallel": "on wherever Megatron has tensor parallelism, unless a table says more",
     "optimizer_offload": "no column",
     "gradient_bytes": "a habit of the engine's release, no column",
+    "ddp_bucket_size": "no column",
     "overlap_grad_reduce": "a habit of the engine's release, no column",
     "overlap_param_gather": "a habit of the engine's release, no column",
     "activation_offload": "as cpu_offload_layers, layer by layer",
