@@ -11,7 +11,7 @@ SPEC = ROOT / "examples" / "worked" / "mixtral-8x7b-64-a100" / "spec.yaml"
 def test_each_budget_has_its_line() -> None:
     script = ROOT / "tests" / "benchmarks" / "trial_budgets.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(SPEC), "1", "64", "0.25", "1"],
+        [sys.executable, str(script), str(SPEC), "1", "32", "0.25", "1"],
         capture_output=True,
         text=True,
         timeout=280,
@@ -22,6 +22,6 @@ def test_each_budget_has_its_line() -> None:
     lines = done.stdout.splitlines()
     assert [line.split(",")[0] for line in lines] == ["15.0 min", "1.00 h"]
     for line in lines:
-        assert re.search(r"64 devices: \d\.\d trials; ", line)
+        assert re.search(r"32 devices: \d\.\d trials; ", line)
         assert "; choice " in line
     assert "whole jobs within the stated error" in lines[0]

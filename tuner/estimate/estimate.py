@@ -12,6 +12,7 @@ inside the passes, so there it is what the passes lose when the state is not sha
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from typing import Final
 
 import numpy as np
 
@@ -37,6 +38,9 @@ from tuner.planner.analytic.memory_risk import MemoryForecast, forecast_of, loss
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_flop_per_s
+
+LARGEST_BYTES: Final = 2.0**60
+"""Of one device. What would hold more is a slip in the launch, and no whole number of a record."""
 
 _NO_TIME = 1e9
 """Factor on link bandwidths that leaves their latency alone."""
@@ -71,6 +75,12 @@ def estimate(
     if stopped is not None:
         raise SpecError(f"{launch.source}: Megatron-LM stops at {stopped}")
     (own,) = priced((configuration,), bench)
+    most_bytes = float(own.peak_bytes_P.max())
+    if most_bytes > LARGEST_BYTES:
+        raise SpecError(
+            f"{launch.source}: one device would hold {most_bytes:.1e} bytes, more than any"
+            f" machine ({LARGEST_BYTES:.1e}); check its batch sizes and sequence length"
+        )
     band, stretch, rests_on = band_and_notes(configuration, bench)
     ratios = bench.ratios(configuration).widened(stretch)
     changes = find_changes(launch, own, bench, limits=spec.search, ratios=ratios)
