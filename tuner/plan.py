@@ -262,7 +262,8 @@ class Certificate(Record):
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     objective: float | None
-    """Predicted seconds per step of the fastest decision found; absent without one."""
+    """Predicted seconds per step of the fastest decision found, in the engine's own buckets of
+    gradients; absent without one."""
     bound: float | None
     """No legal candidate is faster than this, under the model."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]

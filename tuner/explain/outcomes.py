@@ -91,7 +91,8 @@ def _training(plan: Plan) -> Figures | None:
     predicted = plan.predicted
     if predicted is None:
         return None
-    fastest_s = plan.certificate.objective or predicted.step_time_s
+    # The certificate's objective is in the engine's own buckets of gradients, a step is not.
+    fastest_s = predicted.step_time_s if plan.preferred is None else plan.preferred.fastest_step_s
     tokens = plan.goal.tokens_per_step
     low, high = predicted.step_time_s_band
     values = {

@@ -252,9 +252,9 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
         ("solved in", seconds(certificate.solve_s, key="certificate.solve_s")),
     ]
     if certificate.objective is not None:
-        facts.insert(
-            1, ("fastest found", seconds(certificate.objective, key="certificate.objective"))
-        )
+        is_resized = certificate.objective > predicted.step_time_s
+        said = "fastest found, in the engine's buckets" if is_resized else "fastest found"
+        facts.insert(1, (said, seconds(certificate.objective, key="certificate.objective")))
     if certificate.bound is not None:
         facts.insert(2, ("nothing is below", seconds(certificate.bound, key="certificate.bound")))
     if certificate.decision_gap_ratio is not None:

@@ -24,6 +24,7 @@ from tuner.planner.analytic.answer import (
     Detail,
     certificate_of,
     decision_of,
+    detail_of,
 )
 from tuner.planner.analytic.asking import Site, question_of
 from tuner.planner.analytic.bucketing import bucket_note, saved_s, with_best_bucket
@@ -170,8 +171,8 @@ def _beyond(
     """Search without the memory limit and with what the targets lack, side by side.
 
     Returns:
-        Seconds of the fastest step in any memory where that is less than `below_s`, and features
-        that would gain.
+        Seconds of the fastest step in any memory with its own buckets of gradients, where it is
+        less than `below_s` without them, and features that would gain.
     """
     unlimited = replace(found.question, memory_limit_bytes=UNLIMITED_BYTES)
     quiet = replace(settings, top=1, band_ratio=0.0, below_s=below_s, watch=unwatched)
@@ -179,7 +180,11 @@ def _beyond(
     def unlimited_s() -> float | None:
         again = search(unlimited, quiet)
         played = ranked(again, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock)
-        return min(played.objective_s, default=None)
+        if not played.objective_s:
+            return None
+        usual = detail_of(again, played.order[0])
+        saved = saved_s(usual, with_best_bucket(again.question, usual)[1])
+        return played.objective_s[0] - saved
 
     features = feature_tasks(found, settings) if with_unlaunchable else {}
 

@@ -75,6 +75,16 @@ class Best:
     note: str = ""
     """What those buckets save."""
 
+    @property
+    def step_s(self) -> float:
+        """Like `objective_s`, with the decision's own buckets."""
+        return max(number(self.detail.step.step_s), self.played_s)
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds of a step that those buckets save."""
+        return self.objective_s - self.step_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
@@ -238,13 +248,17 @@ class Teller:
         if choice.is_fastest:
             return None
         risk = self.risk(choice.fastest.detail)
+
+        def with_buckets_s(expected_s: float | None, best: Best) -> float | None:
+            return None if expected_s is None else expected_s - best.saved_s
+
         return Preference(
             fastest=choice.fastest.decision,
-            fastest_step_s=choice.fastest.objective_s,
-            slower_ratio=max(0.0, choice.chosen.objective_s / choice.fastest.objective_s - 1.0),
+            fastest_step_s=choice.fastest.step_s,
+            slower_ratio=max(0.0, choice.chosen.step_s / choice.fastest.step_s - 1.0),
             reasons=choice.reasons,
-            expected_step_s=choice.expected_s,
-            fastest_expected_step_s=choice.fastest_expected_s,
+            expected_step_s=with_buckets_s(choice.expected_s, choice.chosen),
+            fastest_expected_step_s=with_buckets_s(choice.fastest_expected_s, choice.fastest),
             fastest_out_of_memory_probability=risk.out_of_memory_probability,
         )
 

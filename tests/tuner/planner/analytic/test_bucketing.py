@@ -11,6 +11,7 @@ from tuner.emit.megatron_bridge import overrides
 from tuner.emit.registry import emit
 from tuner.estimate.estimate import estimate
 from tuner.estimate.readers import megatron
+from tuner.explain.outcomes import figures_of
 from tuner.plan import Plan, Provenance, VerifiedPlan
 from tuner.planner.analytic.asking import site_of
 from tuner.planner.analytic.bucketing import LEAST_GAIN_RATIO, MENU
@@ -21,6 +22,7 @@ from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
+from tuner.units import format_ratio, format_s
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 NOTHING = Provenance(
@@ -28,8 +30,21 @@ NOTHING = Provenance(
 )
 
 
-def _spec(*, nodes: int, target: str = "megatron-lm") -> Spec:
-    pool = Pool(name="pool", device="h100-sxm", nodes=nodes, devices_per_node=8, nic=25e9)
+def _spec(
+    *,
+    nodes: int,
+    target: str = "megatron-lm",
+    usable_memory_ratio: float = 0.95,
+    tensor: tuple[int, ...] = (1,),
+) -> Spec:
+    pool = Pool(
+        name="pool",
+        device="h100-sxm",
+        nodes=nodes,
+        devices_per_node=8,
+        nic=25e9,
+        usable_memory_ratio=usable_memory_ratio,
+    )
     return Spec(
         path=Path("spec.yaml"),
         model_path=MODELS / "llama-3.1-8b",
@@ -38,7 +53,7 @@ def _spec(*, nodes: int, target: str = "megatron-lm") -> Spec:
         goal=TrainGoal(kind="train", sequence_length=4096, global_batch_size=nodes * 8),
         search=Search(
             zero_stage=(1,),
-            tensor_model_parallel_size=(1,),
+            tensor_model_parallel_size=tensor,
             context_parallel_size=(1,),
             pipeline_model_parallel_size=(1,),
         ),
@@ -88,6 +103,39 @@ def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Pla
     without = arguments.replace(f"--ddp-bucket-size {size}\n", "")
     usual = estimate(spec, megatron.read(without, source="args"), residuals=shipped())
     assert usual.step_time_s > found.step_time_s * (1 + LEAST_GAIN_RATIO / 2)
+
+
+def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan) -> None:
+    assert wide.predicted is not None
+    assert wide.certificate.objective is not None
+    assert wide.certificate.objective > wide.predicted.step_time_s
+    figures = figures_of(wide)
+    assert figures is not None
+    assert figures.values["fastest_step_time_s"] == wide.predicted.step_time_s
+    tight = _planned(_spec(nodes=128, usable_memory_ratio=0.6, tensor=(1, 2)))
+    assert tight.predicted is not None
+    gain = format_ratio(1.0 - wide.predicted.step_time_s / tight.predicted.step_time_s)
+    would = f"a step would take {format_s(wide.predicted.step_time_s)}, {gain} less"
+    assert tight.binding_constraint.endswith(would)
+
+
+def test_the_fastest_is_told_with_its_buckets_where_another_is_preferred() -> None:
+    plan = _planned(_spec(nodes=128, usable_memory_ratio=0.4, tensor=(1, 2)))
+    one, predicted, objective_s = plan.preferred, plan.predicted, plan.certificate.objective
+    assert one is not None
+    assert predicted is not None
+    assert objective_s is not None
+    assert one.fastest.ddp_bucket_size in MENU
+    (listed,) = (other for other in plan.runners_up if other.decision == one.fastest)
+    assert one.fastest_step_s == pytest.approx(listed.predicted.step_time_s)
+    assert one.fastest_step_s < objective_s * (1.0 - LEAST_GAIN_RATIO / 2)
+    assert one.slower_ratio == pytest.approx(predicted.step_time_s / one.fastest_step_s - 1.0)
+    for expected_s, step_s in (
+        (one.expected_step_s, predicted.step_time_s),
+        (one.fastest_expected_step_s, one.fastest_step_s),
+    ):
+        assert expected_s is not None
+        assert step_s <= expected_s < step_s * 1.002
 
 
 def test_no_size_is_stated_where_none_pays_or_the_target_has_none() -> None:
