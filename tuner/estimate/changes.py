@@ -2,7 +2,8 @@
 
 Every turn of tuner/estimate/knobs.py is applied, thrown out where a rule, the user's limits or the
 target's manifest speaks against it, and priced; all in two calls of the analytic model, one for
-single turns and one for pairs of turns of unlike knobs. Better means: fits, and faster by more than
+single turns and one for pairs of turns of unlike knobs (of the sizes of gradient buckets, only the
+fastest alone is paired). Better means: fits, and faster by more than
 `LEAST_GAIN_RATIO`; for a launch that does not fit, fitting is better than any time.
 
 The manifest may refuse the launch itself, which runs nevertheless; a change is held back only for
@@ -19,7 +20,7 @@ from tuner.estimate.configuration import Configuration, rearranged
 from tuner.estimate.decision import decision_of
 from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
-from tuner.estimate.knobs import Turn, turns
+from tuner.estimate.knobs import BUCKET, Turn, turns
 from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.pricing import TARGET_OF, Bench, Priced, priced
@@ -116,12 +117,13 @@ def find_changes(
     )
     every = tuple(turns(own.configuration, bench.model, bench.sheet.generation))
     single = _tried(search, [(turn,) for turn in every])
+    paired = _paired(every, single)
     pairs = _tried(
         search,
         [
             (first, second)
-            for index, first in enumerate(every)
-            for second in every[index + 1 :]
+            for index, first in enumerate(paired)
+            for second in paired[index + 1 :]
             if first.knob != second.knob
         ],
     )
@@ -139,6 +141,13 @@ def find_changes(
         by_knob=tuple(_change(search, one) for one in _per_knob(search, single)),
         num_tried=len(single) + len(pairs),
     )
+
+
+def _paired(every: Sequence[Turn], single: Sequence[_Candidate]) -> tuple[Turn, ...]:
+    """Leave out every size of buckets but the fastest: which one it is hangs little on the rest."""
+    sizes = [one for one in single if one.turns[0].knob == BUCKET]
+    best = min(sizes, key=lambda one: one.priced.step_s).turns if sizes else ()
+    return tuple(turn for turn in every if turn.knob != BUCKET or turn in best)
 
 
 def _tried(search: _Search, groups: Sequence[tuple[Turn, ...]]) -> list[_Candidate]:

@@ -18,13 +18,16 @@ from tuner.devices.datasheet import Generation
 from tuner.estimate.configuration import Configuration, rearranged
 from tuner.estimate.division import balanced
 from tuner.estimate.launch import Dispatcher, Engine, Graphs
+from tuner.planner.analytic.bucketing import MENU
 from tuner.spec.model import ModelSpec
+from tuner.units import format_count
 
 HAS_DEEPEP: Final = frozenset({Generation.HOPPER, Generation.BLACKWELL})
 """DeepEP's and HybridEP's kernels are written for these (github.com/deepseek-ai/DeepEP, README)."""
 MOST_MICRO_BATCH: Final = 16
 MOST_VIRTUAL: Final = 16
 MOST_TENSOR: Final = 64
+BUCKET: Final = "ddp_bucket_size"
 _SELECTIVE: Final[tuple[tuple[str, ...], ...]] = (
     ("layernorm",),
     ("moe_act",),
@@ -67,6 +70,7 @@ def turns(own: Configuration, model: ModelSpec, generation: Generation) -> Itera
     if own.engine is Engine.MEGATRON:
         yield from _layouts(own, model)
         yield from _megatron_switches(own)
+        yield from _buckets(own)
     if model.moe is not None:
         yield from _experts(own, model.moe.num_experts)
         yield from _dispatchers(own, generation)
@@ -247,6 +251,21 @@ def _megatron_switches(own: Configuration) -> Iterator[Turn]:
     for knob, (is_on, what, changes) in switches.items():
         if not is_on:
             yield Turn(knob=knob, what=what, apply=_set(**changes))
+
+
+def _buckets(own: Configuration) -> Iterator[Turn]:
+    """Sizes of gradient buckets where there are any: overlapped, shared by ranks, not sharded."""
+    if not own.overlap_gradients or own.zero_stage > 1 or own.data * own.context <= 1:
+        return
+    engine = (None,) if own.ddp_bucket_size is not None else ()
+    for size in (*engine, *MENU):
+        if size != own.ddp_bucket_size:
+            said = "the engine's own size" if size is None else f"{format_count(size)} parameters"
+            yield Turn(
+                knob=BUCKET,
+                what=f"gradient buckets of {said}",
+                apply=_set(ddp_bucket_size=size),
+            )
 
 
 def _experts(own: Configuration, num_experts: int) -> Iterator[Turn]:

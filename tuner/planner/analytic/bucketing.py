@@ -20,7 +20,9 @@ from tuner.units import format_count, format_ratio, format_s
 LEAST_GAIN_RATIO: Final = 0.01
 """Of a step: smaller gains are below what two runs of one launch differ by."""
 
-MENU: Final = tuple(1e6 * size for size in (10, 20, 40, 80, 120, 160, 240, 320, 480, 640, 960))
+MENU: Final = tuple(
+    1_000_000 * size for size in (10, 20, 40, 80, 120, 160, 240, 320, 480, 640, 960)
+)
 """Parameters of one bucket."""
 
 
@@ -34,7 +36,7 @@ def with_best_bucket(question: Question, detail: Detail) -> tuple[int | None, De
         return None, detail
     if np.all(s.data * s.context <= 1.0) or np.any(s.zero_stage > 1.0):
         return None, detail
-    sizes = np.array((0.0, *MENU))
+    sizes = np.array((0, *MENU), dtype=np.float64)
     steps = assembled(question, _with_bucket(piece, sizes), detail.stages)
     step_s = np.ravel(steps.step_s)
     index = int(step_s.argmin())

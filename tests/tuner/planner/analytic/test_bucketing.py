@@ -103,6 +103,12 @@ def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Pla
     without = arguments.replace(f"--ddp-bucket-size {size}\n", "")
     usual = estimate(spec, megatron.read(without, source="args"), residuals=shipped())
     assert usual.step_time_s > found.step_time_s * (1 + LEAST_GAIN_RATIO / 2)
+    (change,) = (one for one in usual.changes if "gradient buckets" in one.what[0])
+    assert change.decision.ddp_bucket_size == size
+    assert change.lines == (f"--ddp-bucket-size {size}",)
+    assert change.step_time_s == pytest.approx(found.step_time_s)
+    offered = [one.decision.ddp_bucket_size for one in found.changes]
+    assert set(offered) <= {size}, "the plan's size is the best of the menu"
 
 
 def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan) -> None:
