@@ -371,8 +371,9 @@ class Plan(Record):
     """What runs the layout of the decision or of an alternative in another way: other micro-batch,
     interleaving, ZeRO stage, recomputation, overlap and so on. Trials tell them apart."""
     preferred: Preference | None = None
-    roomier: Roomier | None = None
     """Absent where the decision is the fastest found."""
+    roomier: Roomier | None = None
+    """Absent where the decision hardly runs out of memory, or nothing roomier was found near it."""
     pareto: tuple[ParetoPoint, ...] = ()
     """Time against memory and cost, fastest first; empty where it was not asked for."""
     unlaunchable: tuple[Unlaunchable, ...] = ()
