@@ -159,10 +159,15 @@ def _tell(line: str) -> None:
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    # The ranks are being ended from here on; who asks again must not interrupt that.
+    # The ranks are being ended from here on; who asks again must not interrupt that. Not SIG_IGN:
+    # Python complains of a signal that came before that and is handled after it.
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(each, signal.SIG_IGN)
+        signal.signal(each, _go_on)
     raise SystemExit(SIGNAL_EXIT + number)
+
+
+def _go_on(_number: int, _frame: FrameType | None) -> None:
+    pass
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -29,6 +30,18 @@ Path(sys.argv[1], f"{rank}.pid").write_text(f"{os.getpid()} {oct(meet.parent.sta
 """Says where it is, and goes on as the test says."""
 
 PATIENCE_S = 30.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def _signals_as_in_a_terminal() -> Iterator[None]:
+    """Start a process that ignores none: under nohup, or in the background, they inherit that."""
+    former = {one: signal.signal(one, signal.SIG_DFL) for one in ENDING}
+    try:
+        yield
+    finally:
+        for one, handler in former.items():
+            signal.signal(one, handler)
 
 
 class Job:
@@ -39,21 +52,22 @@ class Job:
         self.scratch = folder / "tmp"
         self.scratch.mkdir()
         (folder / "rank.py").write_text(RANK + text)
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "profilers.local_ranks", f"--ranks={ranks}"),
-                *("rank", str(folder)),
-            ],
-            env=os.environ
-            | {
-                "TMPDIR": str(self.scratch),
-                "PYTHONPATH": str(folder),
-                "GLOO_SOCKET_IFNAME": "eth0",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with _signals_as_in_a_terminal():
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "profilers.local_ranks", f"--ranks={ranks}"),
+                    *("rank", str(folder)),
+                ],
+                env=os.environ
+                | {
+                    "TMPDIR": str(self.scratch),
+                    "PYTHONPATH": str(folder),
+                    "GLOO_SOCKET_IFNAME": "eth0",
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
 
     def rank(self, rank: int) -> psutil.Process:
         """The process of a rank, once it has said where it is."""
@@ -155,7 +169,7 @@ def test_whoever_asks_for_the_end_gets_it_and_nothing_is_left(
     jobs: list[Job], tmp_path: Path
 ) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         job = _job(
             jobs, tmp_path / number.name, deaf if number is signal.SIGHUP else "time.sleep(600)"
         )
