@@ -40,6 +40,8 @@ PARENT: Final = "MOETUNE_RENDEZVOUS_PARENT"
 """The process that started them, without which they leave."""
 
 STORE_NAME: Final = "meet"
+FOLDER_PREFIX: Final = "moetune-ranks-"
+"""Of the folders that are made here, the only ones that are removed."""
 GRACE_S: Final = 2.0
 """Between asking a rank to leave and killing it."""
 WATCH_S: Final = 0.5
@@ -51,7 +53,7 @@ OUT_OF_MEMORY_EXIT: Final = 77
 @contextmanager
 def rendezvous_folder(inside: Path | None = None) -> Iterator[Path]:
     """Make a folder that this user alone may enter, and remove it in the end."""
-    with tempfile.TemporaryDirectory(prefix="moetune-ranks-", dir=inside) as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=inside) as folder:
         yield Path(folder)
 
 
@@ -73,7 +75,9 @@ def leave_with(parent: int, *, folder: Path) -> None:
     def watch() -> NoReturn:
         while os.getppid() == parent:
             time.sleep(WATCH_S)
-        shutil.rmtree(folder, ignore_errors=True)
+        # The path is from the environment, where anything may stand.
+        if folder.name.startswith(FOLDER_PREFIX):
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -82,7 +82,9 @@ def start(config: StepConfig, *, device: torch.device) -> Layout:
     degrees = config.parallelism
     backend = "nccl" if device.type == "cuda" else "gloo"
     bound = device if device.type == "cuda" else None
-    if rendezvous := os.environ.get(RENDEZVOUS):
+    rendezvous, parent = (os.environ.get(name, "") for name in (RENDEZVOUS, PARENT))
+    if rendezvous and parent.isdecimal():
+        leave_with(int(parent), folder=Path(rendezvous).parent)
         _meet(Path(rendezvous), backend=backend, bound=bound)
     elif dist.is_torchelastic_launched():
         dist.init_process_group(backend, timeout=GROUP_TIMEOUT, device_id=bound)
@@ -99,8 +101,7 @@ def start(config: StepConfig, *, device: torch.device) -> Layout:
 
 
 def _meet(file: Path, *, backend: str, bound: torch.device | None) -> None:
-    """Join the other ranks of this host through a file; leave when who started them is gone."""
-    leave_with(int(os.environ[PARENT]), folder=file.parent)
+    """Join the other ranks of this host through a file."""
     world = int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(str(file), world)  # type: ignore[attr-defined]  # not in the stub
     store.set_timeout(GROUP_TIMEOUT)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from profilers.local_ranks import GRACE_S, RENDEZVOUS
+from profilers.local_ranks import FOLDER_PREFIX, GRACE_S, RENDEZVOUS
 
 RANK = """
 import os, signal, sys, time
@@ -195,6 +195,25 @@ def test_ranks_whose_starter_was_killed_leave_and_take_the_folder_with_them(
     job.process.kill()
     assert not job.left()
     assert list(job.scratch.iterdir()) == []
+
+
+def test_a_folder_that_was_not_made_here_is_never_removed(tmp_path: Path) -> None:
+    script = """
+import sys, time
+from pathlib import Path
+from profilers.local_ranks import leave_with
+leave_with(1, folder=Path(sys.argv[1]))
+time.sleep(600)
+"""
+    for name, is_left in (("of the user", True), (f"{FOLDER_PREFIX}x", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "file").write_text("of the user")
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", script, str(folder)], timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 1
+        assert (folder / "file").exists() == is_left
 
 
 def test_what_cannot_be_started_is_one_line(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ from tuner.verify.launcher import (
     Launch,
     LaunchResult,
     failure,
+    is_of_a_launcher,
     log_tail,
     run_command,
     timed_out,
@@ -84,9 +85,6 @@ LISTS: Final = frozenset({"megatron_args", "torchtitan_args"})
 
 SHORTEST_DEADLINE_S: Final = 600.0
 """Engines load libraries, build data sets and compile before their first step."""
-
-LAUNCHER_VARIABLES: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What a surrounding launcher may have left for its own ranks."""
 
 MAX_TEMPLATE: Final = 65536
 
@@ -333,11 +331,7 @@ def _free_port() -> int:
 
 
 def _environment(environment: Mapping[str, str], emitted: str, *, folder: Path) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name not in LAUNCHER_VARIABLES and not name.startswith("TORCHELASTIC_")
-    }
+    kept = {name: value for name, value in environment.items() if not is_of_a_launcher(name)}
     paths = [emitted, *filter(None, [environment.get("PYTHONPATH")])]
     # torchrun would leave a folder in the temporary one.
     logs = {"PET_LOG_DIR": str(folder.resolve() / "torchrun")}

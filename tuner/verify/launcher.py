@@ -30,7 +30,7 @@ from typing import Final, Protocol
 from pydantic import ValidationError
 
 from profilers.files import open_regular, read_bounded
-from profilers.local_ranks import RENDEZVOUS
+from profilers.local_ranks import PARENT, RENDEZVOUS
 from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
 from tuner.launch.step_config import step_config
@@ -51,6 +51,10 @@ REPORT_NAME: Final = "report.json"
 LOG_NAME: Final = "log.txt"
 
 LOG_TAIL_BYTES: Final = 64 * 1024
+LAUNCHER_VARIABLES: Final = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", RENDEZVOUS, PARENT}
+)
+
 OUT_OF_MEMORY_MARK: Final = "is out of memory"
 """What profilers/steps prints before it exits for lack of memory."""
 
@@ -310,15 +314,14 @@ def timed_out(deadline_s: float, *, wall_s: float) -> LaunchResult:
     return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
 
 
+def is_of_a_launcher(name: str) -> bool:
+    """Whether a variable is what a surrounding launcher may have left for its own ranks."""
+    return name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")
+
+
 def trial_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Pin threads, and drop what a surrounding launcher may have left for its own ranks."""
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name
-        not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", RENDEZVOUS)
-        and not name.startswith("TORCHELASTIC_")
-    }
+    kept = {name: value for name, value in environment.items() if not is_of_a_launcher(name)}
     return kept | {"OMP_NUM_THREADS": "1"}
 
 

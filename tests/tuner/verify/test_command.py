@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from profilers.local_ranks import RENDEZVOUS
 from tuner import api
 from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, SpecError
@@ -281,7 +282,7 @@ def _launcher(text: str, metrics: str = "jsonl") -> CommandLauncher:
     return CommandLauncher(
         template=parsed_template(f"{sys.executable} -S -u -c {code} " + "{metrics}"),
         adapter=adapter_named(metrics),
-        environment=os.environ | {"RANK": "3", "WORLD_SIZE": "9"},
+        environment=os.environ | {"RANK": "3", "WORLD_SIZE": "9", RENDEZVOUS: "/stray/meet"},
         prepare=lambda _launch: None,
     )
 
@@ -338,7 +339,10 @@ def test_ends_without_steps_have_a_reason(launch: Launch) -> None:
 
 
 def test_ranks_of_a_surrounding_launcher_are_not_handed_on(launch: Launch) -> None:
-    result = _launcher("import os; assert 'RANK' not in os.environ, 'Error: has a rank'")(launch)
+    code = (
+        f"import os; assert not {{'RANK', {RENDEZVOUS!r}}} & {{*os.environ}}, 'Error: has a rank'"
+    )
+    result = _launcher(code)(launch)
     assert "told no step" in result.reason
 
 

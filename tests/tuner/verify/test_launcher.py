@@ -184,6 +184,7 @@ def test_the_environment_of_another_launcher_is_dropped_and_threads_are_pinned()
             "MASTER_PORT": "1",
             "TORCHELASTIC_RUN_ID": "x",
             "MOETUNE_RENDEZVOUS": "/elsewhere",
+            "MOETUNE_RENDEZVOUS_PARENT": "1",
             "OMP_NUM_THREADS": "16",
             "PATH": "/bin",
         }
