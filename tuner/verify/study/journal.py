@@ -38,13 +38,20 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial
 from pydantic import ValidationError
 
+from profilers.files import open_regular, read_bounded, require_regular
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
 from tuner.verify.study.worker import MOST_WORKERS, WORKER_TOKEN, WORKERS_SUFFIX, Beat, Worker
 
 Answer = TypeVar("Answer")
 
+LOCK_SUFFIX: Final = ".lock"
+TURN_SUFFIX: Final = ".turn"
+
 COUNT_DIGITS: Final = 20
 MOST_BEAT_BYTES: Final = 8192
+
+MOST_JOURNAL_BYTES: Final = 2**28
+"""A trial takes some kilobytes."""
 
 SAY_AFTER_S: Final = 30.0
 """Of waiting for the turn, before the user hears whom it is waited for."""
@@ -73,6 +80,8 @@ class JournalStore:
         self._watched: set[str] = set()
         with _one_line(journal.parent):
             self._workers.mkdir(parents=True, exist_ok=True)
+        for suffix in ("", LOCK_SUFFIX, TURN_SUFFIX):
+            _require_file(journal.with_name(f"{journal.name}{suffix}"))
 
     @property
     def name(self) -> str:
@@ -156,7 +165,7 @@ class JournalStore:
         return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
 
     def _study(self, sampler: BaseSampler) -> optuna.Study:
-        lock = _KernelLock(self._journal.with_name(f"{self._journal.name}.lock"))
+        lock = _KernelLock(self._journal.with_name(f"{self._journal.name}{LOCK_SUFFIX}"))
         self._storage = JournalStorage(_MendedFile(str(self._journal), lock_obj=lock))
         return optuna.create_study(
             study_name=self._study_name, storage=self._storage, sampler=sampler, load_if_exists=True
@@ -164,7 +173,7 @@ class JournalStore:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        file = self._journal.with_name(f"{self._journal.name}.turn")
+        file = self._journal.with_name(f"{self._journal.name}{TURN_SUFFIX}")
         descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
         try:
             self._wait_for_turn(descriptor)
@@ -246,11 +255,23 @@ def _name_aside(journal: Path) -> Path:
     return next(place for name in names if not (place := journal.with_name(name)).exists())
 
 
+def _require_file(path: Path) -> None:
+    """Refuse what Optuna and we would wait for, or read without an end."""
+    try:
+        require_regular(path, most_bytes=MOST_JOURNAL_BYTES)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise PlanUnreadableError(
+            f"{path}: {error.strerror}; move it away and go on with --resume"
+        ) from error
+
+
 def _is_whole(journal: Path) -> bool:
     """Whether every line was written to its end."""
     if not journal.exists():
         return True
-    data = journal.read_bytes()
+    data = read_bounded(journal, most_bytes=MOST_JOURNAL_BYTES)
     try:
         lines = [json.loads(line) for line in data.splitlines()]
     except ValueError:
@@ -259,7 +280,7 @@ def _is_whole(journal: Path) -> bool:
 
 
 def _beat(file: Path) -> Beat:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         count, _, worker = stream.read(MOST_BEAT_BYTES).partition(b"\n")
     return Beat(count=int(count), worker=Worker.model_validate_json(worker))
 
