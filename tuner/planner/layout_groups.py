@@ -51,10 +51,11 @@ def by_layout(
 
     Args:
         decision: of the plan, whose own layout is no alternative.
-        runners_up: best first; the first of its layout stands for it.
+        runners_up: in any order; the fastest of its layout stands for it, the first of equals.
     """
+    fastest_first = sorted(runners_up, key=lambda one: one.predicted.step_time_s)
     groups: dict[Layout, list[Alternative]] = {layout_of(decision): []}
-    for one in runners_up:
+    for one in fastest_first:
         groups.setdefault(layout_of(one.decision), []).append(one)
     _own, *others = groups.values()
     firsts = {id(group[0]) for group in others}
@@ -64,7 +65,7 @@ def by_layout(
         ),
         "variants": tuple(
             one.model_copy(update={"num_variants": 0})
-            for one in runners_up
+            for one in fastest_first
             if id(one) not in firsts
         ),
     }
