@@ -5,24 +5,35 @@ the links that are slow. The runners-up that a plan lists are priced with their 
 that could not win even with the solver's lower bound on its slow links is passed over. What the
 certificate is about stays the fastest decision with usual links.
 
-Not covered: decisions that the plan does not list; chains over several pools.
+What the plan says of the replaced decision alone (what more room costs, its buckets, what it
+offloads, what binds it) goes with it.
+
+Not covered: decisions that the plan does not list; chains over several pools; what slow links cost
+the other runners-up, whose seconds and ratios stay those of usual links.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from profilers.imports.link_matrix import LinkMatrix
-from tuner.plan import Alternative, Plan, Preference, TrainDecision, TrainPrediction
+from tuner.plan import Alternative, Band, Plan, Preference, TrainDecision, TrainPrediction
 from tuner.planner.layout_groups import by_layout
 from tuner.planner.nodes.ordering import least_slow_s, order_nodes, slow_in_order_s
 from tuner.planner.nodes.slowing import slowed
 from tuner.planner.nodes.traffic import Traffic, obstacle, traffic
-from tuner.planner.ratios import is_tie, turned
+from tuner.planner.ratios import has_same_kernels, is_tie, turned
+from tuner.planner.reasons import binding_constraint
 from tuner.spec.cluster import Pool
 from tuner.units import format_s
 
 LEAST_GAIN_RATIO: Final = 0.01
 """Share of a step that another decision must save to take the chosen one's place."""
+
+UNCHECKED_HOST: Final = (
+    "offloading needs free host memory on each node, which the cluster does not state and the plan"
+    " does not check"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +125,20 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
         )
         bound_s = plan.certificate.bound or 0.0
         gap_ratio = max(0.0, 1.0 - bound_s / other.predicted.step_time_s)
+    known = _known_bands(plan)
     return plan.model_copy(
         update={
             "decision": other.decision,
             "predicted": other.predicted,
+            "roomier": None,
+            "binding_constraint": _binding(plan, other),
+            "provenance": plan.provenance.model_copy(update={"notes": tuple(_notes(plan, other))}),
             **by_layout(
                 other.decision,
                 (
                     left,
                     *(
-                        _against(one, plan.predicted.step_time_s / other.predicted.step_time_s)
+                        _against(plan, one, other, known)
                         for one in plan.runners_up
                         if one is not other
                     ),
@@ -135,12 +150,65 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
     )
 
 
-def _against(one: Alternative, factor: float) -> Alternative:
-    """Compare a runner-up with another decision, whose step is shorter by a factor."""
+def _known_bands(plan: Plan) -> dict[bool, Band]:
+    """Return measured over predicted ratios by whether the kernels are the same."""
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    known = {}
+    for one in plan.runners_up:
+        if one.ratio_band is not None:
+            ratio = one.predicted.step_time_s / plan.predicted.step_time_s
+            low, high = one.ratio_band
+            known[has_same_kernels(plan.decision, one.decision)] = low / ratio, high / ratio
+    return known
+
+
+def _against(
+    plan: Plan, one: Alternative, other: Alternative, known: Mapping[bool, Band]
+) -> Alternative:
+    """Compare a runner-up with the one that takes the decision's place.
+
+    Where no pair of the plan shows the band that two such decisions have, that of the runner-up
+    with the replaced decision stands in.
+    """
+    assert plan.decision is not None
     if one.ratio_band is None:
         return one
-    band = one.ratio_band[0] * factor, one.ratio_band[1] * factor
+    was_same = has_same_kernels(plan.decision, one.decision)
+    is_same = has_same_kernels(other.decision, one.decision)
+    low, high = known.get(is_same, known[was_same])
+    ratio = one.predicted.step_time_s / other.predicted.step_time_s
+    band = low * ratio, high * ratio
     return one.model_copy(update={"ratio_band": band, "within_band": is_tie(band)})
+
+
+def _binding(plan: Plan, other: Alternative) -> str:
+    """Say what binds the new decision; what memory keeps from all of them still holds."""
+    if plan.binding_constraint.startswith("memory_per_device"):
+        return plan.binding_constraint
+    return binding_constraint(
+        other.predicted,
+        unlimited_s=None,
+        memory_limit_bytes=other.predicted.memory_limit_bytes or 0,
+    )
+
+
+def _notes(plan: Plan, other: Alternative) -> Iterator[str]:
+    """Yield the plan's notes without those on the replaced decision that do not hold any more."""
+    decision = other.decision
+    is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
+    for note in plan.provenance.notes:
+        if note.startswith("gradient buckets of "):
+            continue
+        if note.startswith("overlapped all-to-all wants ") and not (
+            decision.a2a_overlap and is_cut
+        ):
+            continue
+        if note.startswith("offloading needs "):
+            continue
+        yield note
+    if decision.optimizer_offload or decision.activation_offload:
+        yield UNCHECKED_HOST
 
 
 def _traffic(

@@ -7,7 +7,8 @@ import pytest
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.cli.plan_text import plan_text
 from tuner.emit.testing import sample_decision, sample_verified
-from tuner.plan import Alternative, Plan, Preference, TrainPrediction
+from tuner.plan import Alternative, Plan, Preference, Roomier, TrainPrediction
+from tuner.planner.analytic.bucketing import bucket_note
 from tuner.planner.nodes.ordering import least_slow_s, order_nodes
 from tuner.planner.nodes.slowing import SLOW_LINKS
 from tuner.planner.nodes.told import on_measured_nodes
@@ -85,6 +86,73 @@ def test_a_runner_up_that_slow_links_hurt_less_takes_the_place(plan: Plan) -> No
     # The other runner-up runs the layout that is chosen now with larger micro-batches.
     (variant,) = found.variants
     assert variant.decision == plan.alternatives[0].decision
+
+
+def test_what_was_said_of_the_replaced_decision_goes_with_it(plan: Plan) -> None:
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    gone = (
+        bucket_note(80_000_000, objective_s=2.0, saved=0.1),
+        "overlapped all-to-all wants a large CUDA_DEVICE_MAX_CONNECTIONS",
+        "offloading needs 3.00 GiB of free host memory on each node",
+    )
+    room = Roomier(
+        decision=plan.decision,
+        step_time_s=2.2,
+        slower_ratio=0.1,
+        slower_s=10.0,
+        peak_memory_bytes=1,
+        out_of_memory_probability=0.0,
+    )
+    notes = (*gone, "planned on the datasheet")
+    told = plan.model_copy(
+        update={
+            "roomier": room,
+            "binding_constraint": "pipeline bubble: 1 s of the step",
+            "provenance": plan.provenance.model_copy(update={"notes": notes}),
+        }
+    )
+    kept = on(told, links(slow=400e9))
+    assert kept.roomier == room
+    assert set(notes) <= set(kept.provenance.notes)
+    found = on(told, links(slow=4e9))
+    assert found.decision == plan.alternatives[1].decision
+    assert found.roomier is None
+    assert not set(gone) & set(found.provenance.notes)
+    assert notes[-1] in found.provenance.notes
+    assert found.binding_constraint.startswith("compute: 2.10 s of the step")
+
+
+def test_a_runner_up_is_compared_with_the_new_decision_by_the_kernels_of_both(plan: Plan) -> None:
+    """It shares no kernels with the replaced decision, and all of them with the new one."""
+    same, other = (0.99, 1.01), (0.8, 1.2)
+    narrow = of(plan, DEEP | {"overlap_param_gather": True}, step_s=2.2)
+    rows = (
+        (of(plan, WIDE | {"overlap_param_gather": True}, step_s=2.5), same),
+        (of(plan, DEEP | {"zero_stage": 0}, step_s=2.1), other),
+        (of(plan, DEEP | {"zero_stage": 0, "overlap_grad_reduce": True}, step_s=2.2), other),
+        (narrow, same),
+    )
+    banded = tuple(
+        row.model_copy(
+            update={
+                "ratio_band": tuple(edge * row.predicted.step_time_s / 2.0 for edge in band),
+            }
+        )
+        for row, band in rows
+    )
+    found = on(plan.model_copy(update={"alternatives": banded}), links(slow=4e9))
+    assert found.decision == rows[1][0].decision
+    shown = {
+        one.decision.overlap_grad_reduce: one
+        for one in found.variants
+        if one.decision.zero_stage == 0
+    }
+    assert shown[True].ratio_band == pytest.approx(tuple(edge * 2.2 / 2.1 for edge in same))
+    assert not shown[True].within_band
+    (slower,) = (one for one in found.variants if one.decision == narrow.decision)
+    assert slower.ratio_band == pytest.approx(tuple(edge * 2.2 / 2.1 for edge in other))
+    assert slower.within_band
 
 
 def test_the_fastest_needs_no_reason_when_it_comes_back(plan: Plan) -> None:
