@@ -28,6 +28,12 @@ from tuner.spec.spec import Spec
 MULTIPLES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Of the pool's nodes."""
 
+OFFLOADED: Final = (
+    "; fits there only with offloading or dropped tokens, which no published run prices, and host"
+    " memory is not checked"
+)
+"""Beside an offer that needs what only the user may ask for."""
+
 
 def more_nodes(spec: Spec, site: Site, *, settings: Settings, band: Band) -> tuple[Relaxation, ...]:
     """Return the smallest multiple of the pool's nodes on which something fits; none if none does.
@@ -54,7 +60,8 @@ def more_nodes(spec: Spec, site: Site, *, settings: Settings, band: Band) -> tup
                 continue
             found = search(limited, replace(settings, top=1, band_ratio=0.0, time_limit_s=left_s))
             if found.found is not None:
-                return (_relaxation(spec, site, larger, found, band=band),)
+                note = "" if asked == question.limits else OFFLOADED
+                return (_relaxation(spec, site, larger, found, band=band, note=note),)
     return ()
 
 
@@ -70,13 +77,15 @@ def _may_fit(question: Question) -> bool:
     return bool(legal) and memory_that_would_do(question) <= question.memory_limit_bytes
 
 
-def _relaxation(spec: Spec, site: Site, larger: Site, found: Search, *, band: Band) -> Relaxation:
+def _relaxation(
+    spec: Spec, site: Site, larger: Site, found: Search, *, band: Band, note: str
+) -> Relaxation:
     ratios = ratios_on(spec, larger, band=band)
     teller = Teller(spec=spec, site=larger, search=found, band=band, ratios=ratios)
     nodes, each = larger.pool.nodes, larger.pool.devices_per_node
     return Relaxation(
         limit="nodes",
-        change=f"{nodes} nodes instead of {site.pool.nodes}: {nodes * each} devices",
+        change=f"{nodes} nodes instead of {site.pool.nodes}: {nodes * each} devices{note}",
         decision=TrainDecision.model_validate(decision_of(found, 0)),
         predicted=teller.prediction(detail_of(found, 0)),
     )

@@ -10,6 +10,7 @@ from tuner.costs.analytic.calibration import shipped
 from tuner.plan import Plan, Provenance
 from tuner.planner.analytic.asking import site_of
 from tuner.planner.analytic.memory_risk import SMALL
+from tuner.planner.analytic.more_nodes import OFFLOADED, more_nodes
 from tuner.planner.analytic.planning import make_analytic_plan
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO
 from tuner.planner.analytic.search import Settings
@@ -148,7 +149,9 @@ def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
     assert offered.decision is not None
     assert offered.predicted is not None
     nodes = offered.decision.num_devices // 8
-    assert offered.change == f"{nodes} nodes instead of 1: {8 * nodes} devices"
+    offloads = offered.decision.optimizer_offload or offered.decision.activation_offload
+    said = f"{nodes} nodes instead of 1: {8 * nodes} devices"
+    assert offered.change == (said + OFFLOADED if offloads else said)
     assert max(offered.predicted.peak_memory_bytes) <= (offered.predicted.memory_limit_bytes or 0)
     # The planner finds a plan there, and none on the multiple before.
     again = with_nodes(nodes)
@@ -159,6 +162,17 @@ def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
     ways = [line for line in lines if line.startswith("nearest way out")]
     assert ways[0].startswith(f"nearest way out: nodes: {nodes} nodes instead of 1")
     assert ways[1].startswith("nearest way out: memory_per_device")
+
+
+def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
+    """Mixtral 8x22B on one A100 server fits on two with its optimizer on the hosts."""
+    spec = read_spec(WORKED.parent / "checks" / "train-infeasible" / "spec.yaml")
+    site = site_of(spec.cluster.pools[0], residuals=shipped())
+    settings = Settings(top=1, time_limit_s=60.0, clock=time.perf_counter)
+    (offered,) = more_nodes(spec, site, settings=settings, band=(0.9, 1.1))
+    assert offered.decision is not None
+    assert offered.decision.optimizer_offload
+    assert offered.change == f"2 nodes instead of 1: 16 devices{OFFLOADED}"
 
 
 @pytest.mark.parametrize("target", ["megatron-lm", "torchtitan"])
