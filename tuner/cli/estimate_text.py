@@ -176,12 +176,12 @@ def _changes(found: Estimate) -> Iterator[str]:
             "ask moetune plan"
         )
         return
-    beats = "beats it" if found.fits else "makes it fit"
-    yield f"smallest change that {beats}: {_described(found.smallest_change)}"
+    yield f"{_best(found, found.smallest_change)}: {_described(found.smallest_change)}"
     yield _sure(found.smallest_change)
     yield from _lines(found.smallest_change)
     if found.best_pair is not None:
-        yield f"two changes bring more: {_described(found.best_pair)}"
+        beats = "may bring more (a tie)" if found.best_pair.within_band else "bring more"
+        yield f"two changes {beats}: {_described(found.best_pair)}"
         yield _sure(found.best_pair)
         yield from _lines(found.best_pair)
     others = [one for one in found.changes if one != found.smallest_change]
@@ -198,6 +198,15 @@ def _changes(found: Estimate) -> Iterator[str]:
             for one in others
         ]
         yield columns(rows, header=("  change", "time", "of the launch", "memory", ""))
+
+
+def _best(found: Estimate, change: Change) -> str:
+    """Name what the smallest change is; one that ties with the launch is not said to beat it."""
+    if not found.fits:
+        return "smallest change that makes it fit"
+    if not change.within_band:
+        return "smallest change that beats it"
+    return f"best {'single change' if len(change.what) == 1 else 'two changes'} (a tie)"
 
 
 def _described(change: Change) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tuner.cli import app as frame
+from tuner.cli.estimate_text import estimate_text
 from tuner.estimate.records import Estimate
 
 Captured = pytest.CaptureFixture[str]
@@ -55,6 +56,27 @@ def test_a_person_reads_time_utilisation_memory_and_what_to_change(
     ):
         assert part in shown, part
     assert max(map(len, shown.splitlines())) < 160
+
+
+def test_a_change_that_ties_is_not_said_to_beat_the_launch(spec: Path, capsys: Captured) -> None:
+    assert run(spec, "--launch", LAUNCHES / "mixtral.sh", "--json") == 0
+    found = Estimate.model_validate(json.loads(capsys.readouterr().out))
+    assert found.smallest_change is not None
+    for what, ties, begins in (
+        (("PP 4",), False, "smallest change that beats it: PP 4"),
+        (("PP 4",), True, "best single change (a tie): PP 4"),
+        (("PP 4", "TP 2"), True, "best two changes (a tie): PP 4 and TP 2"),
+    ):
+        own = found.smallest_change.model_copy(update={"what": what, "within_band": ties})
+        pair = own.model_copy(update={"what": ("PP 8", "TP 4")})
+        lines = estimate_text(
+            found.model_copy(update={"smallest_change": own, "best_pair": pair})
+        ).splitlines()
+        assert any(line.startswith(begins) for line in lines), begins
+        more = "two changes may bring more (a tie): " if ties else "two changes bring more: "
+        assert any(line.startswith(more) for line in lines), more
+        assert any("a tie, measure both" in line for line in lines) == ties
+        assert any("beats" in line for line in lines) != ties
 
 
 def test_json_holds_the_same_as_a_record(spec: Path, capsys: Captured) -> None:
