@@ -330,8 +330,9 @@ def _own_variants(plan: Plan) -> Iterable[str]:
 def _nothing_fits(plan: Plan) -> Iterable[str]:
     yield f"no plan: {certificate_line(plan.certificate)}"
     yield f"what stands in the way: {plan.binding_constraint}"
-    for relaxation in plan.relaxations:
-        yield f"nearest way out: {relaxation.limit}: {relaxation.change}"
+    for index, relaxation in enumerate(plan.relaxations):
+        label = "or:" if index else "nearest way out:"
+        yield f"{label:<16} {relaxation.limit}: {relaxation.change}"
         if relaxation.decision is not None and relaxation.predicted is not None:
             yield f"  it would allow {short_decision(relaxation.decision)}"
             yield f"  at {format_s(relaxation.predicted.step_time_s)} a step"
