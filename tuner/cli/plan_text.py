@@ -91,8 +91,8 @@ def explanation(plan: Plan) -> str:
             for missing in plan.unlaunchable
         ),
         "",
-        f"why not the others ({_ties(plan.certificate)} of them ties: the ratio may be 1)",
-        _alternatives(plan),
+        f"why not the others ({_ties(plan.certificate)} cannot be told apart from the chosen one)",
+        *_alternatives(plan),
         *_own_variants(plan),
         *_notes(plan),
     ]
@@ -294,8 +294,11 @@ def _stages(decision: TrainDecision, predicted: TrainPrediction) -> str:
     return columns(table, header=(*header, "optimizer", "activations", "gathered", "total"))
 
 
-def _alternatives(plan: Plan) -> str:
+def _alternatives(plan: Plan) -> Iterable[str]:
     """A row for each other layout, with what its variants span."""
+    if not plan.alternatives:
+        yield "  no other layout was kept by the search"
+        return
     rows = [
         (
             f"  {short_decision(other.decision)}",
@@ -309,9 +312,10 @@ def _alternatives(plan: Plan) -> str:
         for other in plan.alternatives[:SHOWN_ALTERNATIVES]
     ]
     header = ("  decision", "step", "memory", "of the chosen", "", "variants", "lost by")
-    shown = columns(rows, header=header)
+    yield columns(rows, header=header)
     left = len(plan.alternatives) - SHOWN_ALTERNATIVES
-    return f"{shown}\n  and {left} more in plan.json" if left > 0 else shown
+    if left > 0:
+        yield f"  and {left} more in plan.json"
 
 
 def _own_variants(plan: Plan) -> Iterable[str]:

@@ -30,7 +30,16 @@ def test_it_breaks_time_and_memory_down_by_stage_and_says_why_others_lost(
     for other in plan.alternatives[:3]:
         assert short_decision(other.decision) in text
         assert other.lost_by in text
-    assert f"({plan.certificate.within_band} of them ties: the ratio may be 1)" in text
+    ties = plan.certificate.within_band
+    assert f"why not the others ({ties} cannot be told apart from the chosen one)" in text
+
+
+def test_no_empty_table_of_others_is_printed(bound_plan: Path) -> None:
+    plan = read_plan(bound_plan)
+    assert "lost by" in explanation(plan)
+    alone = explanation(plan.model_copy(update={"alternatives": (), "variants": ()}))
+    assert "lost by" not in alone
+    assert "no other layout was kept by the search" in alone
 
 
 def test_a_stage_is_listed_with_its_own_option(bound_plan: Path) -> None:
