@@ -21,7 +21,7 @@ def binding_constraint(
     """Name what keeps the plan from being faster.
 
     Args:
-        predicted: what the chosen decision is expected to do.
+        predicted: what the fastest decision found is expected to do.
         unlimited_s: step time of the best decision if memory were unlimited, re-solved.
         memory_limit_bytes: what one device may use.
     """
@@ -30,7 +30,8 @@ def binding_constraint(
         gain = format_ratio(1.0 - unlimited_s / step_s)
         return (
             f"memory_per_device: with more than {format_bytes(memory_limit_bytes)} usable a step "
-            f"would take {format_s(unlimited_s)}, {gain} less"
+            f"would take {format_s(unlimited_s)}, {gain} less than the fastest found "
+            f"({format_s(step_s)})"
         )
     cause, seconds = max(predicted.breakdown_s.items(), key=lambda item: item[1])
     share = format_ratio(seconds / step_s)

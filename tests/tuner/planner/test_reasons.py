@@ -39,7 +39,11 @@ CHOSEN = _prediction({"experts": 3.0, "attention": 1.0})
         (4.0, "experts: 3.00 s of the step (75"),
         (3.999, "experts:"),
         (None, "experts:"),
-        (3.0, "memory_per_device: with more than 1.00 KiB usable a step would take 3.00 s, 25"),
+        (
+            3.0,
+            "memory_per_device: with more than 1.00 KiB usable a step would take 3.00 s, 25.0 % "
+            "less than the fastest found (4.00 s)",
+        ),
     ],
 )
 def test_memory_binds_only_where_more_of_it_would_help(
