@@ -23,6 +23,11 @@ _PER_NODE: Final = (
     "num-gpus",
     "nproc",
 )
+_RENDEZVOUS: Final = re.compile(
+    r"--?(node|machine)-rank|--?rdzv-(backend|endpoint|id|conf)|--?(master|main-process)-(addr|ip|port)"
+    r"|--?local-addr"
+)
+"""How processes find each other, which changes no time; `_` written as `-`."""
 _SCRIPT: Final = re.compile(r"[^\s=]*\.py|[\w.]+\.pretrain_gpt|pretrain_gpt")
 
 
@@ -181,10 +186,11 @@ def flags_of_text(
     words, aside = _without_unknown(words, switches)
     split = _script_index(words)
     launcher = _parsed(words[:split])
+    undecided = [one for one in shell.skipped if not _is_rendezvous(one)]
     notes = [
         *(f"not read, because the text does not set it: {word}" for word in aside),
         *_notes(shell.commands, scored, chosen, is_list=is_list),
-        *(f"not read, because a condition decides: {skipped}" for skipped in shell.skipped[:8]),
+        *(f"not read, because a condition decides: {skipped}" for skipped in undecided[:8]),
         *(
             f"not set in the file, so its default counts: {default}"
             for default in shell.defaults
@@ -200,6 +206,25 @@ def flags_of_text(
         devices_per_node=_count((launcher, scheduler), _PER_NODE),
         environment={**(environment or {}), **shell.environment},
     )
+
+
+def _is_rendezvous(assignment: str) -> bool:
+    """Say whether an assignment only states how the processes of a launch find each other."""
+    name, _, value = assignment.partition("=")
+    if name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"):
+        return True
+    # What a default or a message holds may have spaces.
+    for held in (r"\$\(\([^()]*\)\)", r"\$\{[^{}]*\}"):
+        value = re.sub(held, "$", value)
+    words = value.split()
+    takes_value = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        is_own = _RENDEZVOUS.fullmatch(flag.replace("_", "-")) is not None
+        if not is_own and (word.startswith("-") or not takes_value):
+            return False
+        takes_value = is_own and not equals
+    return bool(words)
 
 
 def launched_devices(

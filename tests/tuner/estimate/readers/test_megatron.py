@@ -37,6 +37,27 @@ def refusal(text: str) -> str:
     return message
 
 
+def test_how_processes_find_each_other_is_not_noted_and_all_else_is() -> None:
+    golden = Path(__file__).parents[2] / "emit" / "golden" / "megatron-lm"
+    launch = megatron.read(
+        (golden / "run.sh").read_text(),
+        source="run.sh",
+        beside=lambda name: (golden / name).read_text(),
+    )
+    assert not [note for note in launch.notes if "a condition decides" in note]
+    for assigned, is_noted in (
+        ("L+=(--node-rank=$R --master_addr ${A:?is needed} --rdzv-backend=static)", False),
+        ("MASTER_PORT=${P:-$((20000 + RANDOM % 12000))}", False),
+        ("L+=(--node-rank=0 --recompute-granularity full)", True),
+        ("L+=(--node-rank 0 stray)", True),
+        ("L=()", True),
+        ("L+=(--master-addr --micro-batch-size=4)", True),
+        ("TP=4", True),
+    ):
+        launch = read(f"if true; then\n{assigned}\nfi\npretrain_gpt.py {LEAST}")
+        assert any("a condition decides" in note for note in launch.notes) == is_noted, assigned
+
+
 def test_a_script_with_arrays_variables_and_a_launcher_is_read() -> None:
     launch = read((LAUNCHES / "mixtral.sh").read_text())
 
