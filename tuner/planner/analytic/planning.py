@@ -115,7 +115,7 @@ def make_analytic_plan(
             ties=(
                 NO_TIES
                 if best is None
-                else ties_of(found, ratios, chosen=best.candidate, step_s=best.objective_s)
+                else ties_of(found, ratios, chosen=best.decision, step_s=best.objective_s)
             ),
             objective_s=None if choice is None else choice.fastest.objective_s,
             decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),

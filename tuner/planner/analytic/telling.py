@@ -206,7 +206,7 @@ class Teller:
         found = self.search.found
         assert found is not None
         best = choice.chosen
-        tied = tied_rows(self.search, self.ratios, chosen=best.candidate, step_s=best.objective_s)
+        tied = tied_rows(self.search, self.ratios, chosen=best.decision, step_s=best.objective_s)
         others = [index for index in choice.order if index != choice.index]
         ties = sum(tied[index] for index in others)
         chosen = self.told(best)

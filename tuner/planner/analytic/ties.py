@@ -1,19 +1,42 @@
 """Which found rows the model cannot tell from the chosen decision.
 
+tuner/planner/ratios.py decides what a tie is, by the fields of two decisions; here the same fields
+are compared for all rows at once.
+
 Letters: C candidates.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tuner.plan import Band
+from tuner.plan import Band, TrainDecision
 from tuner.planner.analytic.asking import Site
-from tuner.planner.analytic.candidates import DEGREES, TIME_DEGREES, Candidates
-from tuner.planner.analytic.found import Search
-from tuner.planner.ratios import Ratios, ratios_for
+from tuner.planner.analytic.axes import Recomputed
+from tuner.planner.analytic.found import Found, Search
+from tuner.planner.analytic.layouts import layers_of_stages
+from tuner.planner.ratios import KERNEL_FIELDS, Ratios, ratios_for
 from tuner.spec.spec import Spec
+
+Mask = npt.NDArray[np.bool_]
+
+DEGREE_OF: Final[Mapping[str, str]] = {
+    "tensor_model_parallel_size": "tensor",
+    "pipeline_model_parallel_size": "pipeline",
+    "virtual_pipeline_model_parallel_size": "virtual_pipeline",
+    "context_parallel_size": "context",
+    "data_parallel_size": "data",
+    "expert_model_parallel_size": "expert",
+    "expert_tensor_parallel_size": "expert_tensor",
+    "micro_batch_size": "micro_batch",
+}
+"""By field of a decision the column of its degree."""
+
+OF_QUESTION: Final = ("fp8_recipe", "gradient_bytes")
+"""Fields that every decision of one question has alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,37 +61,96 @@ def ratios_on(spec: Spec, site: Site, *, band: Band) -> Ratios:
     )
 
 
-def ties_of(search: Search, ratios: Ratios, *, chosen: Candidates, step_s: float) -> Ties:
-    """Count the rows that tie with a chosen candidate of so many seconds."""
+def ties_of(search: Search, ratios: Ratios, *, chosen: TrainDecision, step_s: float) -> Ties:
+    """Count the rows that tie with a chosen decision of so many seconds."""
     return Ties(
         count=int(tied_rows(search, ratios, chosen=chosen, step_s=step_s).sum()),
         is_least=bool(step_s * ratios.farthest > search.complete_s),
     )
 
 
-def tied_rows(
-    search: Search, ratios: Ratios, *, chosen: Candidates, step_s: float
-) -> npt.NDArray[np.bool_]:
-    """Say of every found row whether it ties with a chosen candidate of other degrees."""
+def tied_rows(search: Search, ratios: Ratios, *, chosen: TrainDecision, step_s: float) -> Mask:
+    """Say of every found row whether it ties with a chosen decision of other degrees."""
     if search.found is None:
         return np.zeros(0, dtype=bool)
-    candidates, ratio_C = search.found.candidates, search.found.step_s / step_s
-    own_C = _equal(candidates, chosen, DEGREES)
-    same_C = _equal(candidates, chosen, (*TIME_DEGREES, *candidates.ways))
+    found, ratio_C = search.found, search.found.step_s / step_s
+    same_C = _has_same_kernels(search, found, chosen)
     low_C, high_C = (
         np.where(same_C, ratios.same_kernels[edge], ratios.other_kernels[edge]) * ratio_C
         for edge in (0, 1)
     )
-    tied_C: npt.NDArray[np.bool_] = ~own_C & (low_C <= 1.0) & (high_C >= 1.0)
-    return tied_C
+    rows = found.candidates.rows
+    own_C = _all([rows[degree] == getattr(chosen, name) for name, degree in DEGREE_OF.items()])
+    return ~own_C & (low_C <= 1.0) & (high_C >= 1.0)
+
+
+def _has_same_kernels(search: Search, found: Found, chosen: TrainDecision) -> Mask:
+    """`ratios.has_same_kernels` of every row with a decision."""
+    special = _special(search, found, chosen)
+    fields = [name for name in KERNEL_FIELDS if name not in OF_QUESTION]
+    return _all([_equal(search, found, chosen, name, special) for name in (*fields, "chunks")])
 
 
 def _equal(
-    candidates: Candidates, chosen: Candidates, names: tuple[str, ...]
-) -> npt.NDArray[np.bool_]:
-    equal_C = np.ones(len(candidates), dtype=bool)
-    for name in names:
-        columns = candidates.rows if name in candidates.rows else candidates.ways
-        own = chosen.rows if name in chosen.rows else chosen.ways
-        equal_C &= columns[name] == own[name][0]
-    return equal_C
+    search: Search, found: Found, chosen: TrainDecision, name: str, special: Mapping[str, Mask]
+) -> Mask:
+    """Say of every row whether it has the decision's value of a field."""
+    if name in special:
+        return special[name]
+    own = getattr(chosen, name)
+    if name in DEGREE_OF:
+        equal_C: Mask = found.candidates.rows[DEGREE_OF[name]] == own
+        return equal_C
+    return _is_chosen(search, found, name, [choice == own for choice in search.ways.choices[name]])
+
+
+def _special(search: Search, found: Found, chosen: TrainDecision) -> dict[str, Mask]:
+    """Fields of a decision that are no column, as `answer.named` makes them."""
+    rows = found.candidates.rows
+    again: list[Recomputed] = list(search.ways.choices["recompute"])  # type: ignore[arg-type] # this axis only
+    share_C = np.array([one.share for one in again])[found.candidates.ways["recompute"]]
+    is_part_C = (share_C > 0.0) & (share_C < 1.0)
+    layers_C = np.where(is_part_C, np.ceil(share_C * _most_layers(found)), 0.0)
+    is_domain = [choice == "domain" for choice in search.ways.choices["sharding"]]
+    copies_C = np.where(_is_chosen(search, found, "sharding", is_domain), rows.get("copies", 1), 1)
+    ranks_C = np.where(copies_C > 1, rows["data"] * rows["context"] // copies_C, 0)
+    has_sequence = search.question.capabilities.sequence_parallel
+    chunks = [{choice} == set(chosen.chunks) for choice in search.ways.choices["chunks"]]
+    modules = set(chosen.recompute_modules)
+    return {
+        "sequence_parallel": ((rows["tensor"] > 1) & has_sequence) == chosen.sequence_parallel,
+        "recompute": _is_chosen(
+            search, found, "recompute", [one.level == chosen.recompute for one in again]
+        ),
+        "recompute_modules": _is_chosen(
+            search, found, "recompute", [one.modules == modules for one in again]
+        ),
+        "recompute_num_layers": layers_C == (chosen.recompute_num_layers or 0),
+        "shard_ranks": ranks_C == (chosen.shard_ranks or 0),
+        "chunks": _is_chosen(search, found, "chunks", chunks),
+    }
+
+
+def _is_chosen(search: Search, found: Found, axis: str, is_wanted: list[bool]) -> Mask:
+    """Say of every row whether its choice on an axis is among the wanted ones."""
+    wanted_C: Mask = np.array(is_wanted, dtype=np.bool_)[found.candidates.ways[axis]]
+    return wanted_C
+
+
+def _most_layers(found: Found) -> npt.NDArray[np.int64]:
+    """Layers of every row's longest stage."""
+    most_C = np.zeros(len(found), dtype=np.int64)
+    first, shape_C = found.candidates.same(("pipeline", "virtual_pipeline"))
+    for shape, index in enumerate(first):
+        pipeline, virtual = (
+            int(found.candidates.rows[name][index]) for name in ("pipeline", "virtual_pipeline")
+        )
+        like = np.flatnonzero(shape_C == shape)
+        layers_SC = layers_of_stages(found.layers_PC[:pipeline, like], virtual=virtual)
+        most_C[like] = layers_SC.max(axis=0)
+    return most_C
+
+
+def _all(masks: list[Mask]) -> Mask:
+    every_C: Mask = np.logical_and.reduce(masks)
+    return every_C

@@ -1,0 +1,116 @@
+"""All rows at once are judged as tuner/planner/ratios.py judges each decision."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from tuner.plan import TrainDecision
+from tuner.planner.analytic.answer import decision_of
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.counting import by_facts
+from tuner.planner.analytic.found import Found
+from tuner.planner.analytic.found import Search as Searched
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.ties import DEGREE_OF, OF_QUESTION, tied_rows
+from tuner.planner.ratios import KERNEL_FIELDS, Ratios, has_same_kernels, is_tie
+from tuner.spec.manifests.manifest import Capabilities
+from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
+from tuner.spec.manifests.torchtitan import TORCHTITAN_0_3
+from tuner.spec.search import Search
+
+MakeQuestion = Callable[..., Question]
+RATIOS = Ratios(same_kernels=(0.96, 1.05), other_kernels=(0.8, 1.25))
+SETTINGS = Settings(clock=time.perf_counter, top=200, band_ratio=1.0)
+WAYS_OF_ROW = 4
+NUM_CHOSEN = 20
+
+
+def _searched(ask: MakeQuestion, target: Capabilities, zero_stage: tuple[int, ...]) -> Searched:
+    limits = Search(
+        micro_batch_size=(1, 2),
+        zero_stage=zero_stage,
+        tensor_model_parallel_size=(1, 2),
+        pipeline_model_parallel_size=(1, 2),
+        virtual_pipeline_model_parallel_size=(1, 4),
+    )
+    found = search(ask("olmoe-1b-7b", devices=16, capabilities=target, limits=limits), SETTINGS)
+    assert found.found is not None
+    return found
+
+
+def _searches(ask: MakeQuestion) -> Iterator[Searched]:
+    yield _in_other_ways(_searched(ask, MEGATRON_0_18, (0, 1)))
+    yield _in_other_ways(_searched(ask, TORCHTITAN_0_3, (2, 3)))
+
+
+def _in_other_ways(found: Searched) -> Searched:
+    """Every row of a search in some other legal ways, as if they took as long."""
+    assert found.found is not None
+    random, every, chosen = np.random.default_rng(22), list[Candidates](), list[int]()
+    rows = found.found.candidates.rows
+    for facts, like in by_facts(rows):
+        legal = found.ways.legal(facts)
+        some = np.repeat(like, WAYS_OF_ROW)
+        picked = legal[random.integers(len(legal), size=len(some))]
+        ways = {axis: picked[:, at] for at, axis in enumerate(found.ways.choices)}
+        every.append(
+            Candidates(rows={name: column[some] for name, column in rows.items()}, ways=ways)
+        )
+        chosen.extend(some)
+    candidates = every[0]
+    for more in every[1:]:
+        candidates = candidates.joined(more)
+    at = np.array(chosen)
+    both = found.found.beside(
+        Found(
+            candidates=candidates,
+            step_s=found.found.step_s[at],
+            peak_bytes=found.found.peak_bytes[at],
+            layers_PC=found.found.layers_PC[:, at],
+        )
+    )
+    return replace(found, found=both)
+
+
+def _is_of_other_degrees(one: TrainDecision, other: TrainDecision) -> bool:
+    return any(getattr(one, name) != getattr(other, name) for name in DEGREE_OF)
+
+
+def _decisions(every: Searched) -> list[TrainDecision]:
+    assert every.found is not None
+    return [
+        TrainDecision.model_validate(decision_of(every, index)) for index in range(len(every.found))
+    ]
+
+
+def test_rows_tie_where_their_decisions_do(ask: MakeQuestion) -> None:
+    wrong, seen = [], set[tuple[bool, bool, bool]]()
+    for every in _searches(ask):
+        assert every.found is not None
+        decisions, step_s = _decisions(every), every.found.step_s
+        for index in range(0, len(decisions), max(1, len(decisions) // NUM_CHOSEN)):
+            chosen, own_s = decisions[index], float(step_s[index])
+            tied = tied_rows(every, RATIOS, chosen=chosen, step_s=own_s)
+            for at, other in enumerate(decisions):
+                band = RATIOS.between(chosen, other, ratio=float(step_s[at]) / own_s)
+                expected = _is_of_other_degrees(chosen, other) and is_tie(band)
+                if expected != tied[at]:
+                    wrong.append((index, at))
+                same_overlap = chosen.overlap_grad_reduce == other.overlap_grad_reduce
+                seen.add((has_same_kernels(chosen, other), same_overlap, expected))
+    assert not wrong, f"{len(wrong)} rows, e.g. {wrong[:5]}"
+    # Same kernels under another overlap of gradients: what a comparison of all ways would miss.
+    assert {(same, False, tied) for same in (True, False) for tied in (True, False)} <= seen
+
+
+def test_every_field_that_tells_kernels_apart_differs_somewhere(ask: MakeQuestion) -> None:
+    for name in OF_QUESTION:
+        for every in _searches(ask):
+            assert len({getattr(one, name) for one in _decisions(every)}) == 1, name
+    decisions = [one for every in _searches(ask) for one in _decisions(every)]
+    for name in (*KERNEL_FIELDS, "chunks"):
+        num_values = len({str(getattr(one, name)) for one in decisions})
+        assert num_values > 1 or name in OF_QUESTION, f"{name} never differs"
