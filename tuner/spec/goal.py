@@ -145,7 +145,8 @@ class TrainGoal(Record):
     """Tokens of the whole run, for its duration and price."""
     precision: Precision = Precision.BF16
     engine: TrainEngine | None = None
-    """Absent: the newest release that published runs of the launch target carry."""
+    """Absent: the newest release that published runs of the launch target carry; for a target whose
+    releases they do not carry (megatron-lm), all of them together."""
     routing: Routing | None = None
     """Absent: every expert is taken to get the same number of tokens."""
     moe_aux_loss_coeff: NotNegative | None = None

@@ -79,10 +79,11 @@ def _refuse(engine: TrainEngine, target: str, known: Sequence[str]) -> None:
             f"goal.engine.name: {engine.name!r} is not what {target} launches; known: "
             f"{', '.join(names)}"
         )
+    usual = "the newest" if target in SPAN else "all of them together"
     if known and engine.version not in known:
         raise SpecError(
             f"goal.engine.version: {engine.version!r} is no release of {target} that published "
-            f"runs carry; known: {', '.join(known)}; leave goal.engine out for the newest"
+            f"runs carry; known: {', '.join(known)}; leave goal.engine out for {usual}"
         )
 
 

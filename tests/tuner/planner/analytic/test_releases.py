@@ -109,3 +109,10 @@ def test_a_stated_release_that_cannot_matter_is_said_to_change_nothing() -> None
     old = _residuals(releases={})
     told = priced_release(("torchtitan",), TrainEngine(name="torchtitan", version="1"), old)
     assert "changes nothing" in told.note
+
+
+def test_the_way_out_of_an_unknown_release_says_what_is_priced_without_one() -> None:
+    engine = TrainEngine(name="nemo", version="1.0")
+    for target, usual in (("megatron-bridge", "the newest"), ("megatron-lm", "all of them")):
+        with pytest.raises(SpecError, match=f"leave goal.engine out for {usual}"):
+            priced_release((target,), engine, _residuals())
