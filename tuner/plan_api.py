@@ -31,6 +31,7 @@ def plan(
     method: str = "milp",
     calibrated: bool = True,
     with_unlaunchable: bool = True,
+    processes: int = 1,
     clock: Callable[[], float] = time.perf_counter,
     watch: Watch = unwatched,
 ) -> Planned | Any:
@@ -40,8 +41,8 @@ def plan(
     plan is a training run's until `isinstance` says otherwise.
 
     What a goal does not know of the arguments changes nothing, as with `moetune plan`: `top`,
-    `method`, `with_unlaunchable` and `watch` are of training runs, `calibrated` of these and of
-    placements. `plan_training`, `deploy` and `place` are the same for one goal each.
+    `method`, `with_unlaunchable`, `processes` and `watch` are of training runs, `calibrated` of
+    these and of placements. `plan_training`, `deploy` and `place` are the same for one goal each.
 
     Args:
         spec_path: the YAML file; its `goal.kind` decides.
@@ -51,6 +52,7 @@ def plan(
         method: layout solver, see solvers/registry.py.
         calibrated: whether datasheets are corrected by the residuals that ship.
         with_unlaunchable: whether to ask what each feature that the targets lack would gain.
+        processes: that may work at a time; beyond 1, this one is forked.
         clock: for the time limit and the reported solve time.
         watch: told about every stage of a search.
 
@@ -75,6 +77,7 @@ def plan(
         method=method,
         calibrated=calibrated,
         with_unlaunchable=with_unlaunchable,
+        processes=processes,
         clock=clock,
         watch=watch,
     )

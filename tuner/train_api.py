@@ -153,10 +153,6 @@ def plan_training(
     return Planned(plan=made, spec=spec, profiles={pool.name: profile_path})
 
 
-plan = plan_training
-"""The name it had before `tuner.plan_api.plan` planned any goal."""
-
-
 def measured_profile(
     spec: Spec, profiles: AnyPath | Sequence[AnyPath], *, calibrated: bool
 ) -> "MeasuredProfile | None":

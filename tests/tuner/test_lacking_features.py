@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import Any
 
-from tuner.train_api import plan
+from tuner.train_api import plan_training
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 SPEC = """\
@@ -19,7 +19,7 @@ def test_nothing_but_what_the_targets_lack_depends_on_asking_for_it(tmp_path: Pa
     file.write_text(SPEC.format(models=MODELS), encoding="utf-8")
 
     def planned(*, with_unlaunchable: bool) -> dict[str, Any]:
-        made = plan(file, with_unlaunchable=with_unlaunchable).plan.model_dump(mode="json")
+        made = plan_training(file, with_unlaunchable=with_unlaunchable).plan.model_dump(mode="json")
         made["certificate"].pop("solve_s")
         return made
 

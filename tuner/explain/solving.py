@@ -30,7 +30,7 @@ from tuner.plan import Plan
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.serve_api import deploy
 from tuner.spec.files import shown_path
-from tuner.train_api import plan as plan_training
+from tuner.train_api import plan_training
 from tuner.what_if import Change, Outcome, WhatIf
 
 AS_PLANNED: Final = "as planned"
