@@ -42,8 +42,7 @@ from tuner.estimate.launch import Dispatcher, Engine, Graphs
 from tuner.planner.analytic.axes import COLUMN_OF_MODULE
 from tuner.planner.analytic.memory_risk import uneven_bytes
 from tuner.planner.analytic.regimes import OF_TARGET, Relative, band_as, regime_as
-from tuner.planner.analytic.releases import Priced as PricedRelease
-from tuner.planner.analytic.releases import priced_release
+from tuner.planner.analytic.releases import PricedRelease, priced_release
 from tuner.planner.ratios import Ratios, ratios_for
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import TrainEngine

@@ -53,7 +53,7 @@ class ExposedRatios(Record):
     context_ratio: Ratio
     """Visible exchanges of context parallelism."""
     data_ratio: Ratio
-    """Visible gradient sums and parameter gathers of data parallelism."""
+    """Visible gradient reduction and parameter gathers of data parallelism."""
     bubble_ratio: Ratio
     """Waiting for other pipeline stages."""
     recompute_ratio: Ratio

@@ -69,7 +69,7 @@ def numbers(
         tell.close()
         for index in _taken(queue):
             found[index] = own(index)
-        found |= _told(answers, patience_s=patience_s) if workers else {}
+        found |= _answered(answers, patience_s=patience_s) if workers else {}
     return [found[index] if index in found else own(index) for index in range(len(tasks))]
 
 
@@ -101,7 +101,7 @@ def _taken(queue: FileIO) -> Iterator[int]:
         yield taken[0]
 
 
-def _told(answers: FileIO, *, patience_s: float) -> dict[int, float | None]:
+def _answered(answers: FileIO, *, patience_s: float) -> dict[int, float | None]:
     """Collect what other processes found out, until all have ended or take too long."""
     told = b""
     while select.select([answers], [], [], patience_s)[0]:

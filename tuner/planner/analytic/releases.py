@@ -33,7 +33,7 @@ are not those that rows carry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
+class PricedRelease:
     """The release that prices are for, and what to say of it."""
 
     release: str = ""
@@ -46,7 +46,7 @@ class Priced:
 
 def priced_release(
     targets: Sequence[str], engine: TrainEngine | None, residuals: Residuals | None
-) -> Priced:
+) -> PricedRelease:
     """Return the release that the first program among the targets is priced for.
 
     Raises:
@@ -58,17 +58,17 @@ def priced_release(
         _refuse(engine, target, known)
     if not known:
         note = f"goal.engine changes nothing: no release of {target} was compared"
-        return Priced(note="" if engine is None else note)
+        return PricedRelease(note="" if engine is None else note)
     others = f"of {', '.join(known)}"
     if engine is not None:
         note = f"priced as {family} {engine.version}, {others}"
-        return Priced(release=engine.version, stated=engine.version, note=note)
+        return PricedRelease(release=engine.version, stated=engine.version, note=note)
     if target in SPAN:
         newest = known[-1]
         note = f"priced as {family} {newest}, the newest published; goal.engine names one {others}"
-        return Priced(release=newest, note=note)
+        return PricedRelease(release=newest, note=note)
     note = f"priced over all published releases of {family}; goal.engine names one {others}"
-    return Priced(note=note)
+    return PricedRelease(note=note)
 
 
 def _refuse(engine: TrainEngine, target: str, known: Sequence[str]) -> None:
