@@ -45,6 +45,8 @@ FOLDER_PREFIX: Final = "moetune-ranks-"
 GRACE_S: Final = 2.0
 """Between asking a rank to leave and killing it."""
 WATCH_S: Final = 0.5
+LOOK_S: Final = 0.02
+"""Between two looks at whether a rank that was asked to leave has left."""
 SIGNAL_EXIT: Final = 128
 OUT_OF_MEMORY_EXIT: Final = 77
 """Of profilers/steps."""
@@ -63,10 +65,26 @@ def end_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         _signal(process, signal.SIGTERM)
     deadline_s = time.monotonic() + GRACE_S
     for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
+        while not has_ended(process) and time.monotonic() < deadline_s:
+            time.sleep(LOOK_S)
         _signal(process, signal.SIGKILL)
         process.wait()
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the leader of a session has ended; it is not reaped, so its number stays its own."""
+    if process.returncode is not None:
+        return True
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, options) is not None
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of a leader that has ended, and kill what is left of its session."""
+    if not has_ended(process):
+        return None
+    _signal(process, signal.SIGKILL)
+    return process.wait()
 
 
 def leave_with(parent: int, *, folder: Path) -> None:
@@ -128,12 +146,12 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait until all have ended well or one has not; name that one."""
     left = dict(enumerate(processes))
     while left:
-        # Sleeps until a child ends, whichever it is, and leaves it for `poll` to find.
+        # Sleeps until a child ends, whichever it is, and leaves it for `exit_code` to find.
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if ended is not None and ended.si_pid not in {each.pid for each in processes}:
             os.waitpid(ended.si_pid, 0)  # Of whoever became this process by exec.
             continue
-        codes = {rank: process.poll() for rank, process in left.items()}
+        codes = {rank: exit_code(process) for rank, process in left.items()}
         failed = [(code, rank) for rank, code in codes.items() if code]
         if failed:
             # Whoever merely lost a peer ends by itself, with a traceback.
@@ -153,7 +171,8 @@ def _ending(code: int) -> str:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    if process.poll() is None:
+    # A leader that is not reaped keeps its number, even when it has ended before its session.
+    if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 

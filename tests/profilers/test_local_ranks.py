@@ -71,7 +71,14 @@ class Job:
 
     def rank(self, rank: int) -> psutil.Process:
         """The process of a rank, once it has said where it is."""
-        file = self.folder / f"{rank}.pid"
+        return self._process(f"{rank}.pid")
+
+    def child(self, rank: int) -> psutil.Process:
+        """The process that a rank has started, once it has said so."""
+        return self._process(f"child-{rank}.pid")
+
+    def _process(self, name: str) -> psutil.Process:
+        file = self.folder / name
         until_s = time.monotonic() + PATIENCE_S
         while not file.exists() or not file.read_text():
             assert time.monotonic() < until_s
@@ -183,6 +190,27 @@ def test_whoever_asks_for_the_end_gets_it_and_nothing_is_left(
         assert not job.left()
         assert list(job.scratch.iterdir()) == [], number
         assert time.monotonic() - begun_s < GRACE_S + 20.0
+
+
+def test_processes_that_a_rank_left_behind_are_ended(jobs: list[Job], tmp_path: Path) -> None:
+    # Deaf to SIGTERM, in the session of a rank that leaves before it.
+    text = """
+import subprocess
+endless = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-S", "-u", "-c", endless], stdout=subprocess.PIPE)
+child.stdout.readline()
+Path(sys.argv[1], f"child-{rank}.pid").write_text(f"{child.pid} of {rank}")
+"""
+    endings = {"asked": "time.sleep(600)", "failed": "sys.exit(7)", "well": "sys.exit(0)"}
+    for name, ending in endings.items():
+        job = _job(jobs, tmp_path / name, text + ending, ranks=1)
+        if name == "asked":
+            job.child(0)
+            job.process.terminate()
+        code, _ = job.ended()
+        assert code == {"asked": 128 + signal.SIGTERM, "failed": 7, "well": 0}[name]
+        assert (tmp_path / name / "child-0.pid").exists()
+        assert not job.left(), name
 
 
 def test_ranks_whose_starter_was_killed_leave_and_take_the_folder_with_them(
