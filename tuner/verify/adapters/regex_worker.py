@@ -21,7 +21,10 @@ LIMIT_BYTES = 2**30
 
 def main() -> None:
     """Answer until there is no more to read."""
-    resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
+    _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
+    # A limit that is stricter already stays; only root could raise it.
+    if most_bytes == resource.RLIM_INFINITY or most_bytes > LIMIT_BYTES:
+        resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
     _allow(LIMIT_S)
