@@ -49,10 +49,11 @@ if (( 10#$NNODES > 1 )); then
     "--master-port=${MASTER_PORT:-29500}"
   )
 else
-  # gloo and NCCL stay on loopback. torchrun's own store does not: it listens on every address of
-  # this node without authentication, which no option of it changes; keep the port from others.
-  export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
-  export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=lo}"
+  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's own store does not:
+  # it listens on every address of this node without authentication, which no option of it changes;
+  # keep the port from others.
+  export GLOO_SOCKET_IFNAME=lo
+  export NCCL_SOCKET_IFNAME="=lo"
   LAUNCHER+=(
     "--node-rank=0"
     "--rdzv-backend=static"
