@@ -373,7 +373,11 @@ class Plan(Record):
     preferred: Preference | None = None
     """Absent where the decision is the fastest found."""
     roomier: Roomier | None = None
-    """Absent where the decision hardly runs out of memory, or nothing roomier was found near it."""
+    """Absent where the decision hardly runs out of memory, and where no other with more room was
+    found."""
+    roomier_within_ratio: Annotated[float, Field(ge=0.0)] | None = None
+    """Up to this share longer than the plan's were the steps of decisions with more room that were
+    searched for; absent where no such search was made."""
     pareto: tuple[ParetoPoint, ...] = ()
     """Time against memory and cost, fastest first; empty where it was not asked for."""
     unlaunchable: tuple[Unlaunchable, ...] = ()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from tuner.plan import Plan, Preference, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import SMALL
-from tuner.planner.analytic.preferring import MOST_SLOWER_RATIO, TOLERANCE_RATIO
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO
 from tuner.units import format_bytes, format_ratio, format_s
 
 
@@ -46,11 +46,13 @@ def trade_words(one: Preference) -> Iterator[str]:
 
 def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
     one = plan.roomier
+    if one is None and plan.roomier_within_ratio is None:
+        return "More nodes, or a smaller usable_memory_ratio of the pool, make room."
     if one is None:
         return (
-            f"No decision found within {format_ratio(MOST_SLOWER_RATIO)} of its step has a chance "
-            f"below {format_ratio(SMALL)}: more nodes, or a smaller usable_memory_ratio of the "
-            "pool, make room."
+            f"No decision found within {format_ratio(plan.roomier_within_ratio or 0.0)} of its "
+            f"step has a chance below {format_ratio(SMALL)}: more nodes, or a smaller "
+            "usable_memory_ratio of the pool, make room."
         )
     return (
         f"{name(one.decision)} has {format_ratio(one.out_of_memory_probability)} "

@@ -45,7 +45,11 @@ def with_chance(folder: Path, chance: float, *, is_roomier_found: bool = False) 
         out_of_memory_probability=0.004,
     )
     plan = plan.model_copy(
-        update={"predicted": predicted, "roomier": one if is_roomier_found else None}
+        update={
+            "predicted": predicted,
+            "roomier": one if is_roomier_found else None,
+            "roomier_within_ratio": None,
+        }
     )
     path.write_text(plan.model_dump_json())
     return plan
@@ -77,7 +81,16 @@ def test_the_warning_names_the_roomier_decision_and_what_it_costs(own_folder: Pa
         assert words in said, (words, said)
     alone = memory_warning(with_chance(own_folder, 0.34), name=str)
     assert alone is not None
-    assert "more nodes" in alone
+    assert "More nodes" in alone
+
+
+def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folder: Path) -> None:
+    plan = with_chance(own_folder, 0.34)
+    for ratio, is_said in ((None, False), (0.07, True)):
+        said = memory_warning(plan.model_copy(update={"roomier_within_ratio": ratio}), name=str)
+        assert said is not None
+        assert ("No decision found within 7.0 %" in said) == is_said, said
+        assert "ore nodes, or a smaller usable_memory_ratio" in said
 
 
 def test_the_trade_is_said_where_the_fastest_may_run_out(own_folder: Path) -> None:

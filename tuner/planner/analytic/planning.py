@@ -33,7 +33,11 @@ from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranke
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.memory_risk import loss_prices
 from tuner.planner.analytic.more_nodes import more_nodes
-from tuner.planner.analytic.preferring import TOLERANCE_RATIO, preferred
+from tuner.planner.analytic.preferring import (
+    TOLERANCE_RATIO,
+    Preferred,
+    preferred,
+)
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
 from tuner.planner.analytic.relaxing import (
@@ -43,6 +47,7 @@ from tuner.planner.analytic.relaxing import (
     unlaunchable,
 )
 from tuner.planner.analytic.releases import priced_release
+from tuner.planner.analytic.roomy_search import roomy_search
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s
 from tuner.planner.analytic.ties import NO_TIES, ratios_on, ties_of
@@ -153,6 +158,7 @@ def make_analytic_plan(
             "predicted": teller.told(best),
             "preferred": teller.preference(choice),
             "roomier": teller.roomier(choice),
+            "roomier_within_ratio": choice.searched_ratio,
             "binding_constraint": binding_constraint(
                 teller.told(choice.fastest),
                 unlimited_s=unlimited_s,
@@ -229,16 +235,24 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
     def is_near(detail: Detail, step_s: float, most_ratio: float) -> bool:
         return wall_clock_s(detail, step_s) <= fastest_s * most_ratio
 
-    other = preferred(
-        found,
-        row,
-        objective_s=fastest.objective_s,
-        prices=loss_prices(spec.goal),
-        play=played_s,
-        is_near=is_near,
-    )
+    def preferred_with(roomy: Search | None) -> Preferred | None:
+        return preferred(
+            found,
+            row,
+            objective_s=fastest.objective_s,
+            prices=loss_prices(spec.goal),
+            play=played_s,
+            is_near=is_near,
+            roomy=roomy,
+        )
+
+    other = preferred_with(None)
+    full, step_s = (row, fastest.objective_s) if other is None else (other.row, other.step_s)
+    roomy = roomy_search(found, settings, full=full, step_s=step_s)
+    if roomy is not None and roomy.found is not None:
+        other = preferred_with(roomy)
     if other is None:
-        return Choice(chosen=fastest, fastest=fastest, order=order, index=index)
+        return Choice(chosen=fastest, fastest=fastest, order=order, index=index, roomy=roomy)
     return Choice(
         chosen=_best(found, other.row, other.detail, played_s=other.played_s),
         fastest=fastest,
@@ -247,6 +261,7 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
         reasons=other.reasons,
         expected_s=other.expected_s,
         fastest_expected_s=other.fastest_expected_s,
+        roomy=roomy,
     )
 
 

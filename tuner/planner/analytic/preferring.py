@@ -63,7 +63,8 @@ MOST_PLAYED: Final = 32
 
 MOST_SLOWER_RATIO: Final = 0.1
 """Steps that take longer than the fastest by more than this are not looked at, whatever running out
-of memory costs: a launch of a few minutes says more than any forecast then."""
+of memory costs: a launch of a few minutes says more than any forecast then. Where the decision that
+would be chosen may run out, those with more room are looked at up to this share beyond its step."""
 
 MEMORY_STEPS: Final = (SMALL, 0.15, 0.3, 0.5, 0.7, 0.85)
 """Probabilities of running out of memory up to which risks count as alike; published peaks are too
@@ -109,6 +110,11 @@ class Preferred:
     fastest_expected_s: float
     """The same of the fastest."""
 
+    @property
+    def step_s(self) -> float:
+        """Seconds of its step, the larger of closed form and play."""
+        return max(float(self.row.step_s[0]), self.played_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Near:
@@ -129,6 +135,7 @@ def preferred(
     prices: LossPrices,
     play: Callable[[Detail], float],
     is_near: Callable[[Detail, float, float], bool],
+    roomy: Search | None = None,
 ) -> Preferred | None:
     """Return the decision that comes first in the order; None where the fastest does.
 
@@ -140,8 +147,9 @@ def preferred(
         play: seconds of a step whose schedule is played.
         is_near: whether a priced decision, whose step takes some seconds with what running out is
             expected to cost, takes at most so many times what the fastest does without.
+        roomy: a search for decisions with more room, where one was made.
     """
-    near = _near(search, fastest, objective_s=objective_s, prices=prices)
+    near = _near(search, fastest, objective_s=objective_s, prices=prices, roomy=roomy)
     is_fastest_near = near.expected_s[0] <= near.most_s
     keys_CK = criteria(search, near.found)
     own = tuple(keys_CK[0])
@@ -168,20 +176,25 @@ def preferred(
     return None
 
 
-def roomier(search: Search, *, step_s: float) -> Found | None:
-    """The fastest decision that hardly runs out of memory, one column; None without one in reach.
+def roomier(search: Search, *, step_s: float, roomy: Search | None = None) -> Found | None:
+    """The fastest found that hardly runs out of memory, one column; None without one in reach.
 
     Args:
         search: with the rows near the fastest found.
         step_s: of the decision that may run out.
+        roomy: a search for decisions with more room, where one was made.
     """
-    found = _near_ways(search, limit_s=step_s * (1.0 + MOST_SLOWER_RATIO))
+    limit_s = step_s * (1.0 + MOST_SLOWER_RATIO)
+    found = _beside(
+        _near_ways(search, limit_s=limit_s),
+        None if roomy is None else _near_ways(roomy, limit_s=limit_s),
+    )
     if found is None:
         return None
-    roomy = np.flatnonzero(chances_of(search, found).ever_C <= SMALL)
-    if not len(roomy):
+    with_room = np.flatnonzero(chances_of(search, found).ever_C <= SMALL)
+    if not len(with_room):
         return None
-    return found.taken(roomy[np.argmin(found.step_s[roomy])][None])
+    return found.taken(with_room[np.argmin(found.step_s[with_room])][None])
 
 
 def chances_of(search: Search, found: Found) -> Chances:
@@ -192,29 +205,36 @@ def chances_of(search: Search, found: Found) -> Chances:
         capacity_bytes=question.capacity_bytes,
         software=question.software,
         pipeline_C=found.candidates.rows["pipeline"],
-        uneven_bytes_C=_uneven_bytes(search, found),
+        uneven_bytes_C=uneven_bytes_of(search, found),
     )
 
 
-def _near(search: Search, fastest: Found, *, objective_s: float, prices: LossPrices) -> _Near:
+def _near(
+    search: Search,
+    fastest: Found,
+    *,
+    objective_s: float,
+    prices: LossPrices,
+    roomy: Search | None,
+) -> _Near:
     """Price the risks of the fastest and of those that may be within the tolerance with them."""
     own = chances_of(search, fastest)
     fastest = replace(fastest, step_s=np.array([objective_s]))
     expected_s = float(prices.expected_s(fastest.step_s, own, roomier_s=None)[0])
     # Were it roomier, what is run after running out would be looked for up to the tolerance.
     more_ratio = TOLERANCE_RATIO * (1.0 + float(own.ever_C[0]))
-    limit_s = min(
-        expected_s * (1.0 + more_ratio),
-        objective_s * (1.0 + MOST_SLOWER_RATIO),
-    )
-    others = _near_ways(search, limit_s=limit_s)
+    most_s = expected_s * (1.0 + more_ratio)
+    others = _near_ways(search, limit_s=min(most_s, objective_s * (1.0 + MOST_SLOWER_RATIO)))
+    if roomy is not None and roomy.found is not None:
+        roomy_s = float(roomy.found.step_s[0]) * (1.0 + MOST_SLOWER_RATIO)
+        others = _beside(others, _near_ways(roomy, limit_s=min(most_s, roomy_s)))
     found = fastest if others is None else fastest.beside(others)
     risks = chances_of(search, found)
-    roomy = np.flatnonzero(risks.ever_C <= SMALL)
+    with_room = np.flatnonzero(risks.ever_C <= SMALL)
     found_s = prices.expected_s(
         found.step_s,
         risks,
-        roomier_s=float(found.step_s[roomy].min()) if len(roomy) else None,
+        roomier_s=float(found.step_s[with_room].min()) if len(with_room) else None,
     )
     # Closed forms of others may be below the fastest as it plays; it is the least that is known.
     least_s = max(objective_s, float(found_s.min()))
@@ -237,6 +257,13 @@ def criteria(search: Search, found: Found) -> Ints:
         "recompute": _recomputed(search.ways)[ways["recompute"]],
     }
     return np.stack([columns[n] if n in columns else rows[n] for n, _ in CRITERIA], axis=1)
+
+
+def _beside(one: Found | None, other: Found | None) -> Found | None:
+    """Both, where there are both."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one.beside(other)
 
 
 def _near_ways(search: Search, *, limit_s: float) -> Found | None:
@@ -287,7 +314,7 @@ def _unfolded(search: Search, rows: Candidates) -> Iterator[Candidates]:
             )
 
 
-def _uneven_bytes(search: Search, found: Found) -> Floats | float:
+def uneven_bytes_of(search: Search, found: Found) -> Floats | float:
     """What peaks grow by when the busiest rank's load doubles; 0 where it is recorded, [C]."""
     question, candidates = search.question, found.candidates
     if question.busiest is not None or question.model.moe is None:

@@ -102,6 +102,16 @@ class Choice:
     """Seconds of a step of the chosen one with what running out of memory costs on average; of the
     fastest the next. Absent where they are the same."""
     fastest_expected_s: float | None = None
+    roomy: Search | None = None
+    """A search for decisions with more room, where the chosen one's chance asked for it."""
+
+    @property
+    def searched_ratio(self) -> float | None:
+        """How much longer than the chosen one's are steps that were searched for more room."""
+        if self.roomy is None:
+            return None
+        ratio = self.roomy.complete_s / self.chosen.objective_s - 1.0
+        return ratio if ratio > 0.0 else None
 
     @property
     def is_fastest(self) -> bool:
@@ -183,7 +193,7 @@ class Teller:
         chosen = self.told(best)
         if (chosen.out_of_memory_probability or 0.0) <= SMALL:
             return None
-        row = roomier(self.search, step_s=best.objective_s)
+        row = roomier(self.search, step_s=best.objective_s, roomy=choice.roomy)
         if row is None:
             return None
         alone = replace(self.search, found=row)

@@ -131,6 +131,7 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
             "decision": other.decision,
             "predicted": other.predicted,
             "roomier": None,
+            "roomier_within_ratio": None,
             "binding_constraint": _binding(plan, other),
             "provenance": plan.provenance.model_copy(update={"notes": tuple(_notes(plan, other))}),
             **by_layout(
