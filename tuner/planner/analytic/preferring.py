@@ -6,7 +6,7 @@ cost is added to every step (memory_risk.py), so that a decision without room ma
 that takes longer. Every way of every row whose step is then within `TOLERANCE_RATIO` of the least
 is put in one total order, the first criterion that differs decides:
 
-    memory        a smaller probability of running out, in steps of about a fifth
+    memory        a smaller probability of running out, in the steps of MEMORY_STEPS
     kinds         of parallelism in use, of tensor, context, pipeline, virtual and expert tensor:
                   each brings a communicator, a launch flag and a way to fail
     context       one rank a sequence needs no balanced cut of it and no other attention kernel
@@ -66,7 +66,7 @@ MOST_SLOWER_RATIO: Final = 0.1
 of memory costs: a launch of a few minutes says more than any forecast then. Where the decision that
 would be chosen may run out, those with more room are looked at up to this share beyond its step."""
 
-MEMORY_STEPS: Final = (SMALL, 0.15, 0.3, 0.5, 0.7, 0.85)
+MEMORY_STEPS: Final = (0.01, SMALL, 0.15, 0.3, 0.5, 0.7, 0.85)
 """Probabilities of running out of memory up to which risks count as alike; published peaks are too
 few to tell finer."""
 
