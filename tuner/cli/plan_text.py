@@ -11,7 +11,7 @@ from tuner.placement import Placement
 from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
 from tuner.planner.layout_groups import layout_of, variants_of, variants_words
 from tuner.planner.planning import certificate_line
-from tuner.report.memory_room import chance_sentence, memory_warning, trade_words
+from tuner.report.memory_room import chance_sentence, is_warned_of, memory_warning, trade_words
 from tuner.spec.accounting import (
     active_parameters,
     kv_bytes_per_token,
@@ -185,13 +185,14 @@ def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:
 
 
 def _room_lines(predicted: TrainPrediction) -> Iterable[str]:
-    """How likely the fullest device runs out, and between what its peak is expected."""
+    """How likely a device runs out, where no warning said it, and how far its peak may be off."""
     if predicted.out_of_memory_probability is None:
         return
     low, high = max(predicted.peak_memory_bytes_band, key=lambda band: band[1])
+    said = "see the warning" if is_warned_of(predicted) else chance_sentence(predicted)
     yield (
-        f"memory room    {chance_sentence(predicted)}; the largest errors of published peaks put "
-        f"it between {format_bytes(int(low))} and {format_bytes(int(high))}"
+        f"memory room    {said}; the largest errors of published peaks put the fullest peak "
+        f"between {format_bytes(int(low))} and {format_bytes(int(high))}"
     )
 
 

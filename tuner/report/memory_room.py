@@ -1,32 +1,49 @@
 """Running out of memory in words: the warning, what more room costs, what was given up for it."""
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from tuner.plan import Plan, Preference, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import SMALL
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO
 from tuner.units import format_bytes, format_ratio, format_s
 
+HARDLY_ANY: Final = 0.001
+"""Chances below this are not told in figures: published peaks are too few for them."""
+
 
 def memory_warning(plan: Plan, *, name: Callable[[TrainDecision], str]) -> str | None:
     """Say that the plan's decision may run out, and what would not; None where it hardly does."""
     predicted = plan.predicted
-    if predicted is None or (predicted.out_of_memory_probability or 0.0) <= SMALL:
+    if predicted is None or not is_warned_of(predicted):
         return None
     return f"{chance_sentence(predicted)}. {_way_out(plan, name)}"
 
 
+def is_warned_of(predicted: TrainPrediction) -> bool:
+    """Whether the chance of running out is large enough to be said before anything else."""
+    return (predicted.out_of_memory_probability or 0.0) > SMALL
+
+
 def chance_sentence(predicted: TrainPrediction) -> str:
-    """Say how likely it runs out, against all that a device has, and what that costs."""
+    """Say how likely it runs out, against all that a device has, and what that costs.
+
+    Pools of unlike devices have no one capacity, and their fullest device need not be the one that
+    is most likely to run out: the peak is left out.
+    """
+    has, chance = predicted.memory_capacity_bytes, predicted.out_of_memory_probability or 0.0
     peak = max(predicted.peak_memory_bytes)
-    has = predicted.memory_capacity_bytes
-    of_capacity = "" if has is None else f" of the {format_bytes(has)} that a device has"
-    ever = format_ratio(predicted.out_of_memory_probability or 0.0)
+    against = (
+        ""
+        if has is None
+        else f", {format_bytes(peak)} predicted of the {format_bytes(has)} that a device has"
+    )
+    if chance < HARDLY_ANY:
+        return f"hardly any chance of running out of memory{against}"
     at_start = format_ratio(predicted.out_of_memory_at_start_probability or 0.0)
     return (
-        f"{ever} chance of running out of memory ({at_start} at the start), {format_bytes(peak)} "
-        f"predicted{of_capacity}; expected to cost "
-        f"{format_s(predicted.out_of_memory_loss_s or 0.0)} of the run"
+        f"{format_ratio(chance)} chance of running out of memory ({at_start} at the start)"
+        f"{against}; expected to cost {format_s(predicted.out_of_memory_loss_s or 0.0)} of the run"
     )
 
 

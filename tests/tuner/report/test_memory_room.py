@@ -10,7 +10,7 @@ import pytest
 
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.plan import Plan, Preference, Roomier
-from tuner.report.memory_room import memory_warning, trade_words
+from tuner.report.memory_room import chance_sentence, memory_warning, trade_words
 from tuner.report.reading import report_of
 
 Page = Callable[[Any], str]
@@ -91,6 +91,26 @@ def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folde
         assert said is not None
         assert ("No decision found within 7.0 %" in said) == is_said, said
         assert "ore nodes, or a smaller usable_memory_ratio" in said
+
+
+def test_the_chance_is_said_once_and_without_figures_where_there_is_hardly_any(
+    own_folder: Path,
+) -> None:
+    for chance in (0.0, 0.0004, 0.02, 0.34):
+        text = plan_text(with_chance(own_folder, chance), folder=own_folder)
+        assert text.count("at the start)") == (chance > 0.001), text
+        assert ("hardly any chance of running out of memory" in text) == (chance < 0.001), text
+        assert text.count("expected to cost") == (chance > 0.001), text
+        assert ("memory room    see the warning" in text) == (chance > 0.05), text
+
+
+def test_without_one_capacity_no_peak_is_paired_with_the_chance(own_folder: Path) -> None:
+    predicted = with_chance(own_folder, 0.34).predicted
+    assert predicted is not None
+    for capacity, is_said in ((80 * 2**30, True), (None, False)):
+        one = predicted.model_copy(update={"memory_capacity_bytes": capacity})
+        assert ("GiB predicted of the 80.0 GiB" in chance_sentence(one)) == is_said
+        assert ("predicted" in chance_sentence(one)) == is_said
 
 
 def test_the_trade_is_said_where_the_fastest_may_run_out(own_folder: Path) -> None:
