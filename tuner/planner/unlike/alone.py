@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from tuner.placement import Alone, Placement, StagePlacement
 from tuner.plan import Plan, Provenance
 from tuner.planner.analytic.answer import detail_of
+from tuner.planner.analytic.memory_risk import loss_prices
 from tuner.planner.analytic.planning import make_analytic_plan
+from tuner.planner.analytic.preferring import chances_of
 from tuner.planner.analytic.search import Settings as PoolSettings
 from tuner.planner.analytic.search import search
 from tuner.planner.analytic.telling import effective_step_s
@@ -27,7 +31,8 @@ class PoolAlone:
     """Of the pool in the cluster."""
     told: Alone
     effective_step_s: float
-    """Wall clock per step with failures; infinite where the model does not fit."""
+    """Wall clock per step with failures and with what running out of memory costs on average;
+    infinite where the model does not fit."""
 
 
 def each_alone(question: PoolsQuestion, settings: Settings) -> tuple[PoolAlone, ...]:
@@ -41,7 +46,13 @@ def each_alone(question: PoolsQuestion, settings: Settings) -> tuple[PoolAlone, 
         step_s, lasting_s = None, inf
         if result.found is not None:
             step_s = float(result.found.step_s[0])
-            lasting_s = effective_step_s(spec, site, detail_of(result, 0), step_s=step_s)
+            expected_s = loss_prices(spec.goal).expected_s(
+                result.found.step_s, chances_of(result, result.found), roomier_s=None
+            )
+            least = int(np.argmin(expected_s))
+            lasting_s = effective_step_s(
+                spec, site, detail_of(result, least), step_s=float(expected_s[least])
+            )
         told = Alone(pool=site.pool.name, devices=own.num_devices, step_time_s=step_s)
         found.append(PoolAlone(index=index, told=told, effective_step_s=lasting_s))
     return tuple(found)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tuner.plan import Band, Certificate, Preference, Space
 from tuner.planner.analytic.answer import PROVEN_GAP_RATIO
 from tuner.planner.ratios import is_tie
+from tuner.planner.unlike.risk import priced
 from tuner.planner.unlike.search import Search
 from tuner.planner.unlike.told import Played, decision_of
 
@@ -53,11 +54,20 @@ def preference_of(found: Search, order: Sequence[Played]) -> Preference | None:
     chosen, fastest = order[0], fastest_of(order)
     if chosen is fastest:
         return None
+    expected = [priced(one, found.question) for one in (chosen, fastest)]
+    has_less_risk = expected[0].chance < expected[1].chance
+    has_failures = found.question.specs[0].goal.reliability is not None
     return Preference(
         fastest=decision_of(fastest.chain, found.question, found.space.ways),
         fastest_step_s=fastest.objective_s,
         slower_ratio=max(0.0, chosen.objective_s / fastest.objective_s - 1.0),
-        reasons=("less wall clock per step with failures",),
+        reasons=(
+            *(("less chance of running out of memory",) if has_less_risk else ()),
+            *(("less wall clock per step with failures",) if has_failures else ()),
+        ),
+        expected_step_s=expected[0].step_s,
+        fastest_expected_step_s=expected[1].step_s,
+        fastest_out_of_memory_probability=expected[1].chance,
     )
 
 

@@ -2,9 +2,10 @@
 
 The chains that the search found are played pass by pass; they and the best plan of each pool alone,
 which may use what a chain over pools cannot (interleaved schedules), are ranked by wall clock per
-step, failures included: the pools together have more devices to fail. Where a pool alone is as
-good, the plan is that pool's and the others are left out. The search itself ranks by the step, so
-that no bound is proven on what failures cost.
+step, failures and what running out of memory costs on average included: the pools together have
+more devices to fail. Chains with more room are not searched for. Where a pool alone is as good, the
+plan is that pool's and the others are left out. The search itself ranks by the step, so that no
+bound is proven on what failures cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from tuner.costs.analytic.calibration import Residuals
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.plan import Alternative, Plan, Provenance, TrainPrediction
 from tuner.planner.analytic.extrapolation import asked_beyond, provenance_of
+from tuner.planner.analytic.memory_risk import SMALL
 from tuner.planner.analytic.releases import priced_release
 from tuner.planner.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.planner.progress import Told, Watch, unwatched
@@ -23,6 +25,7 @@ from tuner.planner.unlike.alone import PoolAlone, each_alone, plan_alone, told_o
 from tuner.planner.unlike.asked import PoolsQuestion, pools_question
 from tuner.planner.unlike.certifying import certificate_of, preference_of, ratio_band
 from tuner.planner.unlike.relaxing import in_the_way, relaxations
+from tuner.planner.unlike.risk import priced
 from tuner.planner.unlike.running import effective_step_s
 from tuner.planner.unlike.search import Search, Settings, search
 from tuner.planner.unlike.told import (
@@ -33,7 +36,7 @@ from tuner.planner.unlike.told import (
     prediction_of,
 )
 from tuner.spec.spec import Spec
-from tuner.units import format_s
+from tuner.units import format_ratio, format_s
 
 
 def plan_over_pools(
@@ -97,7 +100,8 @@ def _by_wall_clock(found: Search) -> list[Played]:
 
 
 def _wall_clock_s(one: Played, question: PoolsQuestion) -> float:
-    return effective_step_s(one.chain, question, step_s=one.objective_s)
+    """Wall clock per step with failures and with what running out of memory costs on average."""
+    return effective_step_s(one.chain, question, step_s=priced(one, question).step_s)
 
 
 def _is_better(order: list[Played], alone: PoolAlone, question: PoolsQuestion) -> bool:
@@ -112,9 +116,12 @@ def _why_alone(order: list[Played], alone: PoolAlone, question: PoolsQuestion) -
     told = "no stages over several pools fit or are near as fast"
     if together is not None:
         told = f"over all pools a step takes {format_s(together.objective_s)}"
-        lasting_s = _wall_clock_s(together, question)
+        lasting_s = effective_step_s(together.chain, question, step_s=together.objective_s)
         if lasting_s > together.objective_s:
             told += f", {format_s(lasting_s)} of wall clock with failures"
+        chance = priced(together, question).chance
+        if chance > SMALL:
+            told += f", with a {format_ratio(chance)} chance of running out of memory"
     return f"only pool {alone.told.pool!r} is used; {told}"
 
 

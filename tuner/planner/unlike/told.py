@@ -94,7 +94,7 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
         peak_memory_bytes_band=tuple(
             peak_band(peak, software=alike.software, pipeline=len(peaks)) for peak in peaks
         ),
-        **asdict(_risk(chain, question)),
+        **asdict(risk_of(chain, question)),
         activation_bytes=tuple(
             round(float(memory.activations_PC[stage, 0]))
             for stage, memory in enumerate(price.memory_S)
@@ -110,7 +110,7 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
     )
 
 
-def _risk(chain: Chain, question: PoolsQuestion) -> MemoryForecast:
+def risk_of(chain: Chain, question: PoolsQuestion) -> MemoryForecast:
     """How likely any stage runs out on its own pool's devices."""
     alike, stages_S = question.alike, range(len(chain.pool_S))
     uneven_S = np.zeros(len(chain.pool_S))

@@ -27,6 +27,8 @@ TWO: dict[str, Any] = {
     "global_batch_size": 64,
 }
 
+TIGHT: dict[str, Any] = TWO | {"limits": PLAIN}
+
 
 def plan(spec: Spec, provenance: Provenance, **settings: Any) -> Plan:
     return plan_over_pools(
@@ -295,3 +297,30 @@ def test_the_nearest_legal_value_of_a_limit_is_named(
     assert one.change == "3 leaves nothing legal; the nearest legal value is 2"
     assert one.decision is not None
     assert one.decision.tensor_model_parallel_size in (1, 2)
+
+
+def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    small = {"memory_per_device": 24 * 10**9, "usable_memory_ratio": 1.0}
+    chances, steps_s = [], []
+    for failed_start_s in (1.0, 1e6):
+        asked = spec("olmoe-1b-7b", new=small, old=small, failed_start=failed_start_s, **TIGHT)
+        made = plan_over_pools(
+            asked,
+            residuals=None,
+            settings=Settings(top=12, clock=time.perf_counter),
+            provenance=provenance,
+        )
+        assert made.predicted is not None
+        chances.append(made.predicted.out_of_memory_probability or 0.0)
+        steps_s.append(made.predicted.step_time_s)
+        assert len(made.cluster.pools) == 2
+        assert made.roomier_within_ratio is None
+    assert chances[1] < chances[0]
+    assert steps_s[1] > steps_s[0]
+    assert made.preferred is not None
+    assert made.preferred.reasons == ("less chance of running out of memory",)
+    assert made.preferred.expected_step_s is not None
+    assert made.preferred.fastest_expected_step_s is not None
+    assert made.preferred.expected_step_s < made.preferred.fastest_expected_step_s
