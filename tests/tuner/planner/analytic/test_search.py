@@ -162,7 +162,7 @@ def _ties(found: Found, slower_ratio: float) -> Ties:
     return ties_of(
         found,
         ratios_alike(slower_ratio),
-        chosen=found.found.candidates.taken(np.array([0])),
+        chosen=TrainDecision.model_validate(decision_of(found, 0)),
         step_s=float(found.found.step_s[0]),
     )
 
