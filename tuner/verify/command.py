@@ -238,7 +238,7 @@ class CommandLauncher:
         reader.read_on(to_end=True)
         tail = log_tail(launch.folder / LOG_NAME)
         if ran.exit_code is None and not ran.stopped:
-            return timed_out(deadline_s, wall_s=ran.wall_s)
+            return timed_out(deadline_s, wall_s=ran.wall_s, steps=len(metrics().steps_s))
         if ran.exit_code:
             return start.explained(failure(ran.exit_code, tail=tail, wall_s=ran.wall_s), tail=tail)
         found = metrics()

@@ -1,11 +1,12 @@
 """Trials that fail for one and the same reason: after two of them no more are begun.
 
-Two configurations that crash with the same last error, or hang without a step, one after the other,
-tell of the environment: a module that is missing, a command that does not exist, a port that is
-taken. All further ones would end like them. Running out of memory is no such failure: it is what a
-trial finds out about its own configuration. A trial that ran in between shows that the environment
-works, so only failures since the last one count; and those of an earlier call do not, whose reason
-may be mended by now.
+Two configurations that crash with the same last error, or hang without a step, tell of the
+environment: a module that is missing, a command that does not exist, a port that is taken. All
+further ones would end like them. Running out of memory is no such failure, nor is being slow: that
+is what a trial finds out about its own configuration. Nor is the end of a budget, or of the time
+that Slurm gives: another trial says more of neither. A trial that ran in between shows that the
+environment works, so only failures since the last one count; and those of an earlier call do not,
+whose reason may be mended by now.
 
 Reasons are compared without what differs from launch to launch: folders, ports, addresses, dates.
 """
@@ -14,6 +15,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
+
+from tuner.verify.launcher import NO_REPORT
 
 ENOUGH: Final = 2
 """Failures alike."""
@@ -27,6 +30,9 @@ PASSING: Final = (
     re.compile(r"\brank[ :]?\d+\b", re.IGNORECASE),
 )
 """Dates, times, addresses, ports, and which of a trial's ranks was the first to fail."""
+
+HUNG: Final = re.compile(rf"{NO_REPORT} \d+ s;")
+"""The reason of a trial that told no step until its own deadline."""
 
 
 class Outcome(Protocol):
@@ -52,7 +58,7 @@ Trial = TypeVar("Trial", bound=Ended)
 def cause_of(ended: Outcome) -> str:
     """Return what made a trial fail, alike for trials that failed alike; empty where unknown."""
     if ended.status == "timeout":
-        return "timeout"
+        return "timeout" if HUNG.match(ended.reason) else ""
     if ended.status != "crashed" or not ended.reason:
         return ""
     cause = FOLDER.sub("", ended.reason)

@@ -50,6 +50,9 @@ CONFIG_NAME: Final = "step.json"
 REPORT_NAME: Final = "report.json"
 LOG_NAME: Final = "log.txt"
 
+NO_REPORT: Final = "no report after"
+"""How the reason of a trial begins that missed its deadline."""
+
 LOG_TAIL_BYTES: Final = 64 * 1024
 LAUNCHER_VARIABLES: Final = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", RENDEZVOUS, PARENT}
@@ -240,7 +243,7 @@ def launch_command(
     if ran.stopped:
         return ended_early(folder, reason=ran.stopped, wall_s=ran.wall_s)
     if ran.exit_code is None:
-        return timed_out(deadline_s, wall_s=ran.wall_s)
+        return timed_out(deadline_s, wall_s=ran.wall_s, steps=len(steps_so_far(folder)))
     return judge(
         ran.exit_code, tail=log_tail(folder / LOG_NAME), report_file=report_file, wall_s=ran.wall_s
     )
@@ -308,9 +311,16 @@ def run_command(
     return Ran(exit_code=exit_code, stopped=stopped, wall_s=time.monotonic() - start_s)
 
 
-def timed_out(deadline_s: float, *, wall_s: float) -> LaunchResult:
-    """Return the result of a trial that was ended at its deadline."""
-    reason = f"no report after {deadline_s:.0f} s; the trial was ended"
+def timed_out(deadline_s: float, *, wall_s: float, steps: int) -> LaunchResult:
+    """Return the result of a trial that was ended at its deadline.
+
+    Args:
+        deadline_s: after which it was ended.
+        wall_s: that it took.
+        steps: timed ones that it told until then.
+    """
+    told = f", {steps} timed steps" if steps else ""
+    reason = f"{NO_REPORT} {deadline_s:.0f} s{told}; the trial was ended"
     return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
 
 

@@ -5,6 +5,7 @@ A trial is ended when it takes ten times what is predicted, or when its budget i
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,7 @@ from profilers.steps.config import StepReport
 from tuner.plan import Plan, TrainDecision
 from tuner.spec.capabilities import programs
 from tuner.verify.budget.possible import Option
-from tuner.verify.launcher import Launch, LaunchResult
+from tuner.verify.launcher import Launch, LaunchResult, TrialLauncher
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 
@@ -65,6 +66,14 @@ def launch_of(
         latest_s=latest_s,
         hopeless=hopeless,
     )
+
+
+def launched(launch: TrialLauncher, asked: Launch) -> LaunchResult:
+    """Run a trial, and say of one that ran into the end of the budget that this was why."""
+    result = launch(asked)
+    if result.status != "timeout" or result.wall_s < asked.latest_s:
+        return result
+    return replace(result, reason="the budget was over while the job ran; it was ended")
 
 
 def record_of(option: Option, proposal: Proposal, result: LaunchResult) -> TrialRecord:

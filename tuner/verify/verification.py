@@ -30,7 +30,7 @@ from tuner.verify.evidence import contenders, is_tie, measured_s, slower_than
 from tuner.verify.flights import in_flight
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, TrialLauncher, never_hopeless
-from tuner.verify.launching import launch_of, record_of
+from tuner.verify.launching import launch_of, launched, record_of
 from tuner.verify.neighbourhood import Around
 from tuner.verify.proposal import Origin, Proposal
 from tuner.verify.recalibration import fitted_residual, recalibrated_step_s
@@ -116,7 +116,7 @@ def run_trials(
                 asked = _launch(jobs, found, effort, scratch, study.records, spending)
                 begin(asked.folder, found)
                 watcher.started(asked.decision, asked.predicted.step_time_s)
-                flights.start(found, partial(launch, asked))
+                flights.start(found, partial(launched, launch, asked))
             elif len(flights):
                 ended, result = flights.first_ended()
                 record = record_of(_option(jobs, ended), ended, result)

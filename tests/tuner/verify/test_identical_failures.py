@@ -14,7 +14,7 @@ from tuner.cli.trials import live_table
 from tuner.cli.verify_text import verified_text
 from tuner.plan_folder import TRIALS_NAME, read_plan
 from tuner.verify.identical_failures import FailureWatch, cause_of, identical_failures
-from tuner.verify.launcher import LaunchResult
+from tuner.verify.launcher import LaunchResult, timed_out
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.testing import FakeLauncher
 from tuner.verify.verification import Effort
@@ -41,6 +41,9 @@ LACK = ("crashed", "ModuleNotFoundError: No module named 'megatron'")
 OTHER = ("crashed", "RuntimeError: shapes 4 and 8 do not match")
 OOM = ("out_of_memory", "rank 0 is out of memory")
 RAN = ("ok", "")
+HUNG = ("timeout", timed_out(90.0, wall_s=90.0, steps=0).reason)
+SLOW = ("timeout", timed_out(90.0, wall_s=90.0, steps=3).reason)
+LATE = ("timeout", "the budget was over while the job ran; it was ended")
 
 
 def test_causes_are_compared_without_what_differs_from_launch_to_launch() -> None:
@@ -77,7 +80,10 @@ def test_only_identical_failures_since_the_last_trial_that_ran_count() -> None:
         ([LACK, RAN, LACK], 0),
         ([RAN, LACK, LACK], 2),
         ([OOM, OOM, OOM], 0),
-        ([("timeout", "no report after 90 s"), ("timeout", "no report after 120 s")], 2),
+        ([HUNG, ("timeout", timed_out(120.0, wall_s=120.0, steps=0).reason)], 2),
+        ([SLOW, SLOW], 0),
+        ([LATE, LATE], 0),
+        ([("timeout", "no report when Slurm ended the job at its time limit")] * 2, 0),
     ]
     found = [len(identical_failures(ended(*statuses))) for statuses, _ in cases]
     assert found == [count for _, count in cases]

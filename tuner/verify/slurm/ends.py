@@ -57,7 +57,8 @@ def overrun_of(
     if losses > MOST_RESTARTS:
         return _crash(f"{losses} of its nodes failed", wall_s=wall_s)
     if state.state not in WAITING and state.run_s > launch.deadline_s:
-        return timed_out(launch.deadline_s, wall_s=state.run_s)
+        steps = len(steps_so_far(folder))
+        return timed_out(launch.deadline_s, wall_s=state.run_s, steps=steps)
     if wall_s > launch.latest_s:
         return _late(state, wall_s=wall_s)
     if reason := launch.hopeless(steps_so_far(folder)):
