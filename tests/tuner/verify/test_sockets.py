@@ -1,5 +1,6 @@
 """A trial on this machine opens no door: its ranks listen on loopback and leave nothing behind."""
 
+import contextlib
 import stat
 import threading
 from collections.abc import Callable
@@ -34,11 +35,13 @@ def test_a_trial_of_verify_listens_on_loopback_alone(
         while not is_over.wait(LOOK_S):
             for process, addresses in sockets_of_children().items():
                 seen.setdefault(process, set()).update(addresses)
-            modes.update(
-                stat.S_IMODE(folder.stat().st_mode)
-                for folder in scratch.rglob("moetune-ranks-*")
-                if folder.is_dir()
-            )
+            # Folders vanish while they are looked at.
+            with contextlib.suppress(FileNotFoundError):
+                modes.update(
+                    stat.S_IMODE(folder.stat().st_mode)
+                    for folder in scratch.rglob("moetune-ranks-*")
+                    if folder.is_dir()
+                )
 
     looking = threading.Thread(target=look)
     looking.start()
