@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Final
 
@@ -40,7 +41,9 @@ def survived(command: Callable[[], int], *, most_bytes: int) -> int:
         try:
             return command()
         finally:
-            os.write(writer, b"1")
+            # A parent that was killed hears nothing.
+            with suppress(OSError):
+                os.write(writer, b"1")
     os.close(writer)
     status = _waited(child)
     came_to_its_end = os.read(reader, 1) == b"1"
@@ -48,8 +51,8 @@ def survived(command: Callable[[], int], *, most_bytes: int) -> int:
     code = os.waitstatus_to_exitcode(status)
     if came_to_its_end or (code < 0 and -code not in DEADLY):
         return code if code >= 0 else 128 - code
-    line = f"moetune: ran out of memory under the limit of {most_bytes // 2**20} MiB (ulimit -v);"
-    print(line, "raise it", file=sys.stderr)  # noqa: T201 - the command's one line
+    line = f"moetune: ran out of memory under the limit of {most_bytes // 2**20} MiB"
+    print(line, "(ulimit -v or -d); raise it", file=sys.stderr)  # noqa: T201 - the command's one line
     return OUT_OF_MEMORY
 
 
