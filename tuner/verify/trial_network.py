@@ -33,8 +33,12 @@ Network = Literal["own", "host"]
 SHELLS: Final = frozenset({"bash", "sh"})
 PYTHON: Final = re.compile(r"(pypy|python)[0-9.]*")
 TORCHRUN_MODULE: Final = ("-m", "torch.distributed.run")
-PLACE: Final = re.compile(r"--(?:nnodes|rdzv[-_]endpoint|master[-_]addr)(?:=(.*))?")
-"""Options of torchrun that may name other machines."""
+PLACES: Final = ("nnodes", "rdzv-endpoint", "master-addr")
+"""Options of torchrun that may name other machines; it takes their beginnings too."""
+SHORTEST: Final = len("nn")
+OPTION: Final = re.compile(r"--([a-z][a-z_-]*)(?:=(.*))?")
+PLACE_VARIABLES: Final = ("PET_NNODES", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR")
+"""What gives those options where the command does not."""
 HERE: Final = re.compile(r"1|(localhost|127\.0\.0\.1)(:\d+)?")
 """What they say of a job of this one."""
 PROBE_S: Final = 10.0
@@ -114,6 +118,8 @@ class TrialNetwork:
             return "as --network host says"
         if nodes > 1 or environment.get("NNODES", "1") != "1":
             return "as their nodes have to reach each other"
+        if any(not HERE.fullmatch(environment.get(name) or "1") for name in PLACE_VARIABLES):
+            return "as PET_ variables of torchrun name other machines"
         if not stays_here(command, script=script):
             return "as only 'bash {launch}/run.sh' and torchrun are known to do without it"
         if self._obstacle is None:
@@ -139,10 +145,15 @@ def stays_here(command: Sequence[str], *, script: Path) -> bool:
     elif name != "torchrun":
         return False
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        named = PLACE.fullmatch(word)
-        if named and not HERE.fullmatch(following if named[1] is None else named[1]):
+        named = OPTION.fullmatch(word)
+        if named and _is_place(named[1]) and not HERE.fullmatch(named[2] or following):
             return False
     return True
+
+
+def _is_place(option: str) -> bool:
+    name = option.replace("_", "-")
+    return len(name) >= SHORTEST and any(place.startswith(name) for place in PLACES)
 
 
 def obstacle() -> str:

@@ -132,6 +132,8 @@ def test_only_what_is_known_to_stay_on_this_machine_is_cut_off(tmp_path: Path) -
         (sys.executable, "train.py"),
         (str(tmp_path / "absent" / "torchrun"), "--standalone", "train.py"),
     )
+    for words in (("--nnode", "2"), ("--master-ad", "head"), ("--rdzv-end=head:1",)):
+        assert not stays_here((torchrun, *words, "train.py"), script=script), words
     assert [command for command in staying if not stays_here(command, script=script)] == []
     assert [command for command in leaving if stays_here(command, script=script)] == []
 
@@ -144,6 +146,12 @@ def test_whoever_shares_the_machines_network_is_told_once_and_why(tmp_path: Path
         (TrialNetwork(choice="host", probe=str), here, "as --network host says"),
         (TrialNetwork(probe=str), here | {"nodes": 2}, "nodes have to reach each other"),
         (TrialNetwork(probe=str), here | {"environment": {"NNODES": "2"}}, "nodes have to reach"),
+        (TrialNetwork(probe=str), here | {"environment": {"PET_NNODES": "2"}}, "PET_ variables"),
+        (
+            TrialNetwork(probe=str),
+            here | {"environment": {"PET_RDZV_ENDPOINT": "head:1"}},
+            "PET_ variables",
+        ),
         (TrialNetwork(probe=str), here | {"command": ("srun", "x")}, "only 'bash {launch}/run.sh'"),
     )
     for network, asked, words in cases:
