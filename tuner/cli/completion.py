@@ -12,6 +12,8 @@ from tuner.errors import EnvironmentMissingError, TunerError
 
 VARIABLE: Final = "_MOETUNE_COMPLETE"
 SHELLS: Final = ("bash", "zsh", "fish")
+SHELL_FILES: Final = (".bashrc", ".zshrc")
+"""Files of the user that are added to."""
 
 
 def is_asked() -> bool:
@@ -64,6 +66,10 @@ def installed(shell: str) -> str:
             f"HOME is {home!r}, which is no folder; set it, or put what --show-completion prints"
             " where your shell reads it"
         )
+    for name in SHELL_FILES:
+        file = Path(home, name)
+        if file.exists() and not file.is_file():
+            raise EnvironmentMissingError(f"{file}: not a regular file; put one there")
     _, path = install(shell=shell, prog_name="moetune", complete_var=VARIABLE)
     return str(path)
 
