@@ -10,11 +10,13 @@ determined by the seed and its number.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,7 +85,9 @@ class Worker:
     def stop(self) -> None:
         """End the process, if there is one."""
         if self._process is not None:
-            self._process.kill()
+            # With all that it has started in its session.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
             self._process = None
 
