@@ -1,6 +1,10 @@
 """How libraries say that there is no memory, where they raise something else than MemoryError."""
 
+import errno
 from typing import Final
+
+LIBRARY_ERRORS: Final = (OSError, ImportError, RuntimeError, SystemError)
+"""What libraries raise for it; the text of others may repeat the user's own words."""
 
 SIGNS: Final = (
     "failed to map segment",
@@ -18,7 +22,11 @@ SIGNS: Final = (
 
 def is_lack_of_memory(error: BaseException) -> bool:
     """Whether an error is about memory and not about the input."""
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in SIGNS)
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    return isinstance(error, LIBRARY_ERRORS) and any(sign in str(error) for sign in SIGNS)
 
 
 def raise_lack_of_memory(error: BaseException) -> None:

@@ -38,6 +38,8 @@ def survived(command: Callable[[], int], *, most_bytes: int) -> int:
     if not child:
         os.close(reader)
         _end_with_parent()
+        # Its threads reserve the most, and where they cannot it interrupts its own process.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         try:
             return command()
         finally:
