@@ -4,13 +4,14 @@ It holds reading, every search (also for what targets lack and for ways out), pl
 comparing; not the start of the program, nor writing files.
 """
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from tuner.place_plan import PlacePlan
-from tuner.plan import Plan
-from tuner.serve_plan import ServePlan
+if TYPE_CHECKING:
+    from tuner.place_plan import PlacePlan
+    from tuner.plan import Plan
+    from tuner.serve_plan import ServePlan
 
-AnyPlan = TypeVar("AnyPlan", Plan, ServePlan, PlacePlan)
+AnyPlan = TypeVar("AnyPlan", "Plan", "ServePlan", "PlacePlan")
 
 
 def timed(plan: AnyPlan, *, wall_s: float) -> AnyPlan:

@@ -33,7 +33,6 @@ from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
 from tuner.verify.launching import REFERENCE
-from tuner.verify_api import machine_of
 
 if TYPE_CHECKING:
     from tuner.costs.analytic.measured_profile import MeasuredProfile
@@ -136,6 +135,8 @@ def plan_training(
             f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
             "DIR` and name it in the spec or with --profile DIR"
         )
+    from tuner.verify_api import machine_of
+
     profile = read_profile(profile_path)
     machine = machine_of(pool, profile)
     settings = Settings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)

@@ -4,13 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-MOST_PROOFS = 6.0
-"""Without their start, whole commands took 7.1 and 7.7 proofs when every missing feature was
-searched from nothing, 3.3 and 4.0 since only what a feature adds is. On a busy machine the proof,
-whose seconds are those of the clock, only gets longer."""
+MOST_TIMES = 3.5
+"""Of the processor, start left out: a whole command over the same plan without what the targets
+lack. It was 5 times when every missing feature was searched from nothing, and is 2 since only what
+a feature adds is."""
 
 
-def test_a_whole_plan_takes_little_more_than_its_proof() -> None:
+def test_what_the_targets_lack_takes_no_longer_than_a_few_plans_without_it() -> None:
     script = Path(__file__).with_name("whole_commands.py")
     done = subprocess.run(
         [sys.executable, str(script), "--json", "--repeats", "1"],
@@ -27,7 +27,8 @@ def test_a_whole_plan_takes_little_more_than_its_proof() -> None:
     slow = [
         one
         for one in (large, other)
-        if one["cpu_s"] - report["start_s"] > MOST_PROOFS * one["proof_s"]
+        if one["cpu_s"] - report["start_s"]
+        > MOST_TIMES * (one["without_lacking_cpu_s"] - report["start_s"])
     ]
     assert not slow, report
-    assert all(one["wall_s"] > one["proof_s"] > 0.0 for one in (large, other))
+    assert all(one["without_lacking_cpu_s"] > report["start_s"] > 0.0 for one in (large, other))

@@ -68,7 +68,7 @@ def test_memory_that_costs_time_is_what_binds(ask: Ask) -> None:
     assert tight.certificate.objective > ample.certificate.objective
     assert tight.binding_constraint.startswith("memory_per_device: with more than")
     gain = 1.0 - ample.certificate.objective / tight.certificate.objective
-    assert tight.binding_constraint.endswith(f"{format_ratio(gain)} less")
+    assert f"{format_ratio(gain)} less" in tight.binding_constraint
 
 
 def test_ties_are_listed_as_ties_and_others_say_why_they_lost(ask: Ask) -> None:

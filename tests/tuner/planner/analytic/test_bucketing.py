@@ -130,7 +130,7 @@ def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan)
     assert tight.predicted is not None
     gain = format_ratio(1.0 - wide.predicted.step_time_s / tight.predicted.step_time_s)
     would = f"a step would take {format_s(wide.predicted.step_time_s)}, {gain} less"
-    assert tight.binding_constraint.endswith(would)
+    assert would in tight.binding_constraint
 
 
 def test_the_fastest_is_told_with_its_buckets_where_another_is_preferred() -> None:
