@@ -45,6 +45,7 @@ ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 ENVIRONMENT: Final = 3
 UNUSABLE: Final = 2
 LONGEST_LINE: Final = 2000
+"""Characters of a refusal; what a user's value makes longer loses its middle."""
 NO_MEMORY: Final = "no memory is left for this; free some, or raise the limit (ulimit -v)"
 
 ClickError: type[Exception] = next(

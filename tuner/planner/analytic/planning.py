@@ -33,11 +33,7 @@ from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranke
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.memory_risk import loss_prices
 from tuner.planner.analytic.more_nodes import more_nodes
-from tuner.planner.analytic.preferring import (
-    TOLERANCE_RATIO,
-    Preferred,
-    preferred,
-)
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO, Preferred, preferred
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
 from tuner.planner.analytic.relaxing import (
