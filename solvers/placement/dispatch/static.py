@@ -28,13 +28,18 @@ ENGINE_SEED: Final = 42
 
 def rank_loads(case: DispatchCase) -> Floats:
     """Return token copies of each rank, `[P][L][G]`."""
+    return split_loads(case, split(case))
+
+
+def split(case: DispatchCase) -> Floats:
+    """Return the share of each expert's token copies that each rank draws, `[L][E][G]`."""
     source_ratio_HLE = case.source_ratio_HLE
     split_LEG = (case.copies_LEG > 0).astype(np.float64)
     for layer, expert, target_H in targets(case):
         split_LEG[layer, expert] = np.bincount(
             target_H, weights=source_ratio_HLE[:, layer, expert], minlength=case.ranks.num_ranks
         )
-    return split_loads(case, split_LEG)
+    return split_LEG
 
 
 def targets(case: DispatchCase) -> Iterator[tuple[int, int, Ints]]:
