@@ -36,7 +36,6 @@ from typing import Any, Final
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from sglang_expert_location import ExpertLocation, expert_location_file
 
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.problem import BalanceProblem
@@ -46,6 +45,7 @@ from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import expected_loads, sampled_loads
 from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement, Ranks
+from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_location_file
 from tuner.place_api import place
 from tuner.planner.place.candidates import rule_of
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of

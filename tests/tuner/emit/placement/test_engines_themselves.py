@@ -20,6 +20,7 @@ import torch
 from solvers.placement.dispatch.static import ENGINE_SEED, targets
 from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Ranks
+from tests.benchmarks.sglang_expert_location import ExpertLocation
 from tuner.emit.placement.registry import emit_placement
 from tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.emit.testing import write_emitted
@@ -61,18 +62,12 @@ def _load(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def sglang() -> Any:
+def sglang() -> ExpertLocation:
     """The engine's reader, as the benchmark of dispatch rules runs it."""
-    script = Path(__file__).parents[3] / "benchmarks/sglang_expert_location.py"
-    spec = importlib.util.spec_from_file_location("sglang_expert_location", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.ExpertLocation(_installed("sglang", "srt/eplb/expert_location.py"))
+    return ExpertLocation(_installed("sglang", "srt/eplb/expert_location.py"))
 
 
-def test_sglang_reads_its_file(sglang: Any, tmp_path: Path) -> None:
+def test_sglang_reads_its_file(sglang: ExpertLocation, tmp_path: Path) -> None:
     decision = sample_decision(ranks_per_node=2)
     write_emitted(tmp_path, emit_placement("sglang", sample_placement(decision)))
     (first, *_) = sglang.read(
@@ -91,7 +86,7 @@ def test_sglang_reads_its_file(sglang: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("per_node", [4, 16])
-def test_sglang_sends_statically_as_we_say(sglang: Any, per_node: int) -> None:
+def test_sglang_sends_statically_as_we_say(sglang: ExpertLocation, per_node: int) -> None:
     ranks = Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=per_node)
     case = sample_case(passes=1, layers=3, experts=64, ranks=ranks, seed=7)
     target_HLE = sglang.targets(
