@@ -26,7 +26,7 @@ from tuner.spec.place_recordings import (
     check_top_k,
     common_shape,
 )
-from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals
+from tuner.spec.place_targets import PLACE_TARGETS, dispatch_refusal, shape_refusals
 from tuner.spec.spec_file import parsed_spec, validated_spec
 
 Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
@@ -91,6 +91,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
     layers, experts = common_shape(recordings, source)
     ranks = _ranks(goal, experts=experts, source=source)
     model = None if file.model is None else read_model(file.model)
+    _refuse_dispatch(file.emit, goal, model, source)
     _check_priced(file, goal, source)
     if model is not None:
         check_model(model, experts=experts, layers=layers, source=source)
@@ -150,6 +151,26 @@ def _refuse_targets(emit: tuple[str, ...]) -> None:
             raise UnknownTargetError(
                 f"emit: {name!r} takes no placement; those that do are {', '.join(PLACE_TARGETS)}"
             )
+
+
+def _refuse_dispatch(
+    emit: tuple[str, ...], goal: PlaceGoal, model: ModelSpec | None, source: str
+) -> None:
+    for name in emit:
+        refused = dispatch_refusal(
+            PLACE_TARGETS[name],
+            dispatch=None if goal.dispatch is None else goal.dispatch.value,
+            a2a_backend=goal.a2a_backend,
+            architecture=None if model is None else model.architecture,
+        )
+        if refused is not None:
+            raise SpecError(f"{source}: {refused}")
+    asking = [name for name, target in PLACE_TARGETS.items() if target.a2a_backends]
+    if goal.a2a_backend is not None and not set(asking) & set(emit):
+        raise SpecError(
+            f"{source}: goal.a2a_backend: no engine under emit asks for one"
+            f" ({', '.join(asking)} does); leave it out"
+        )
 
 
 def _refuse_shapes(

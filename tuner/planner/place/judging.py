@@ -13,6 +13,8 @@ import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.registry import rank_loads
+from solvers.placement.dispatch.sampling import SPLITS, expected_loads
+from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.place_plan import Band, PassSpread
 from tuner.spec.place import Dispatch
@@ -69,11 +71,20 @@ def judge(
     dispatch: str,
     source_HLE: Floats | None = None,
 ) -> Judged:
-    """Share out the passes and find the busiest ranks."""
-    if dispatch == Dispatch.DYNAMIC.value:
-        load_PLE = whole_tokens(load_PLE)
-    case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=ranks, source_HLE=source_HLE)
-    copies_PLG = rank_loads(dispatch, case)
+    """Share out the passes and find the busiest ranks.
+
+    Loads are those that a rule expects. `static` chooses once and keeps to it, so that its loads
+    are those of the engine's own seed.
+    """
+    case = DispatchCase(
+        load_PLE=load_PLE,
+        placement=placement,
+        ranks=ranks,
+        source_HLE=source_HLE,
+        seed=ENGINE_SEED,
+    )
+    is_expected = dispatch in SPLITS and dispatch != Dispatch.STATIC.value
+    copies_PLG = (expected_loads if is_expected else rank_loads)(dispatch, case)
     time_PLG = copies_PLG / ranks.speed_G
     mean_PL = copies_PLG.sum(axis=2) / ranks.speed_G.sum()
     largest_PL = time_PLG.max(axis=2)

@@ -40,6 +40,7 @@ from tuner.planner.place.comparing import (
     priced_threes,
 )
 from tuner.planner.place.costing import active_load_of, planned_cost
+from tuner.planner.place.dispatch_choice import choose_dispatch, made_for
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
 from tuner.planner.place.leaving_out import left_out
@@ -111,6 +112,8 @@ def make_place_plan(
         )
     solve_s = settings.clock() - started_s
     method, chosen, alternatives = _chosen(spec, evidence, candidates, rule, pricing, dispatch)
+    choice = choose_dispatch(spec, evidence, chosen, planned=dispatch)
+    dispatch = choice.rule
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
     folds, worst = left_out(
@@ -167,7 +170,9 @@ def make_place_plan(
             layer_times=times,
             traffic=traffic,
             migration=moved,
+            dispatches=choice.outcomes,
         ),
+        made_for=made_for(spec, choice),
         verdict=verdict_of(
             gain_ratio=gain.gain_ratio,
             noise_ratio=gain.noise_ratio,
