@@ -357,6 +357,13 @@ def kinds() -> tuple[Kind, ...]:
             texts=("1s", "4", "2GiB", "h100-sxm", "3-60", "a,b", "config.json"),
             commands=tuple(_options()),
         ),
+        Kind(
+            name="study",
+            folder="study",
+            files=("trials/study.journal",),
+            commands=(_VERIFY_ON, _VERIFY_ON, _VERIFY_ON, explain[0]),
+            writes_input=True,
+        ),
     )
 
 
@@ -372,6 +379,7 @@ VERIFY: Final = (
     "--command",
     "cat {plan}/steps.jsonl",
 )
+_VERIFY_ON: Final = ("verify", "{in}", "--trials", "4", "--resume", *VERIFY[4:])
 PRINTED: Final = """sh -c 'test -f "$0" && head -c 4000000 "$0"' {plan}/log.txt"""
 """The user's own command does not wait for a pipe."""
 RECORDINGS: Final = {
@@ -687,3 +695,13 @@ def _planned(base: Path) -> None:
     code = run(arguments)
     if code not in (0, 1):
         raise SystemExit(f"the sound plan is not verified: exit code {code}")
+    _study(base)
+
+
+def _study(base: Path) -> None:
+    """Leave a study as a kill does: one trial told, one claimed by a worker that has gone."""
+    shutil.copytree(base / "verified", base / "study")
+    (base / "study" / "trials" / "0001.json").unlink()
+    journal = base / "study" / "trials" / "study.journal"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:-2]))

@@ -245,6 +245,54 @@ def _spoil_json(rng: random.Random, file: Path) -> str:
     return how
 
 
+def _spoil_journal(rng: random.Random, file: Path) -> str:
+    """Spoil a line of Optuna's journal: its values, what it holds as text, its place."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    at = rng.randrange(len(lines))
+    way = rng.choice(("value", "value", "value", "code", "study", "text", "swap", "twice", "drop"))
+    if way == "value":
+        lines[at], how = spoilt_value(rng, lines[at])
+        way = f"{way}, {how}"
+    elif way == "code":
+        lines[at]["op_code"] = rng.choice((*range(-1, 12), *NUMBERS))
+    elif way == "study":
+        field = rng.choice(("study_name", "directions", "study_id", "user_attr"))
+        lines[at][field] = a_value(rng) if rng.random() < 0.5 else rng.choice(_OF_A_STUDY)
+    elif way == "text":
+        held = {"distributions": {name: _distribution(rng) for name in ("degrees", "option")}}
+        lines[at] |= held
+    elif way == "swap":
+        other = rng.randrange(len(lines))
+        lines[at], lines[other] = lines[other], lines[at]
+    elif way == "twice":
+        lines[at:at] = [lines[at]] * rng.choice((1, 2, 500))
+    else:
+        del lines[at]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"line {at}: {way}"
+
+
+_OF_A_STUDY: Final[tuple[Any, ...]] = (
+    "another",
+    [0],
+    [1, 1],
+    [2],
+    [3],
+    7,
+    {"withdrawn": 5},
+    {"withdrawn": ["a", None]},
+    {"withdrawn": [0, 10**30]},
+)
+
+
+def _distribution(rng: random.Random) -> str:
+    name = rng.choice(("CategoricalDistribution", "FloatDistribution", "IntDistribution", "os"))
+    choices = rng.choice((["planned"], ["choice 0"], [], [None], [[1]], list(range(3)), "planned"))
+    bounds = {"low": rng.choice(NUMBERS), "high": rng.choice(NUMBERS), "step": None, "log": False}
+    attributes = {"choices": choices} if name.startswith("Cat") else bounds
+    return json.dumps({"name": name, "attributes": attributes})
+
+
 def _spoil_yaml(rng: random.Random, file: Path) -> str:
     text = file.read_text(encoding="utf-8")
     if rng.random() < 0.15:
@@ -421,6 +469,7 @@ def _spoil_tensor(rng: random.Random, file: Path) -> str:
 _STRUCTURED: Final[Mapping[str, Callable[[random.Random, Path], str]]] = {
     ".json": _spoil_json,
     ".jsonl": _spoil_json,
+    ".journal": _spoil_journal,
     ".yaml": _spoil_yaml,
     ".csv": _spoil_csv,
     ".parquet": _spoil_parquet,

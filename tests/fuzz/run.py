@@ -41,11 +41,17 @@ TASKS_OF_A_WORKER: Final = 150
 
 
 class Worker:
-    """A process that runs commands; started when it is needed."""
+    """A process that runs commands; started when it is needed, ended when this is left."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._tasks = 0
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
 
     def ended(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Run a command and say how it ended."""
@@ -248,17 +254,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--mutations", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first mutation")
     parser.add_argument("--only", default="", help="numbers of mutations, with commas between")
     parser.add_argument("--kind", default="", help="only kinds whose name holds this")
     parser.add_argument("--base", type=Path, help="where the sound inputs are, or are made")
     parser.add_argument("--sound", action="store_true", help="also run what is not spoilt")
     options = parser.parse_args()
-    worker, start_s = Worker(), time.monotonic()
-    tally = {name: Counter[str]() for name in ("codes", "kinds")}
+    # What ends a long run from outside must not leave its worker and folders.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    say(f"seed {options.seed}, {options.mutations} mutations")
+    summary = _all_tried(options)
+    say(json.dumps(summary))
+    return 1 if summary["finds"] else 0
+
+
+def _all_tried(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the mutations that are asked for; return how they ended."""
+    start_s = time.monotonic()
+    codes, seen = Counter[str](), Counter[str]()
     slowest: list[tuple[float, int, str]] = []
     finds = 0
-    say(f"seed {options.seed}, {options.mutations} mutations")
-    with tempfile.TemporaryDirectory(prefix="moetune-fuzz-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="moetune-fuzz-") as scratch, Worker() as worker:
         base, place = options.base or Path(scratch) / "base", Path(scratch) / "case"
         if not base.exists():
             build(base)
@@ -268,24 +284,21 @@ def main() -> int:
             say(*refused)
         for number in numbers_of(options):
             found = tried(number, seed=options.seed, base=base, place=place, worker=worker)
-            tally["codes"][str(found["code"])] += 1
-            tally["kinds"][found["kind"]] += 1
+            codes[str(found["code"])] += 1
+            seen[found["kind"]] += 1
             slowest.append((found["wall_s"], number, found["kind"]))
             if found["wrong"] or options.only:
                 finds += bool(found["wrong"])
                 say(json.dumps(found))
-        worker.stop()
-    summary = {
+    return {
         "seed": options.seed,
-        "mutations": sum(tally["codes"].values()),
+        "mutations": codes.total(),
         "finds": finds,
-        "codes": tally["codes"],
-        "kinds": len(tally["kinds"]),
+        "codes": codes,
+        "kinds": len(seen),
         "slowest": sorted(slowest, reverse=True)[:5],
         "wall_s": round(time.monotonic() - start_s),
     }
-    say(json.dumps(summary))
-    return 1 if finds else 0
 
 
 def numbers_of(options: argparse.Namespace) -> list[int]:
@@ -294,7 +307,8 @@ def numbers_of(options: argparse.Namespace) -> list[int]:
         return [int(each) for each in options.only.split(",")]
     every = kinds()
     wanted = [options.kind in every[number % len(every)].name for number in range(len(every))]
-    return [number for number in range(options.mutations) if wanted[number % len(every)]]
+    numbers = range(options.first, options.first + options.mutations)
+    return [number for number in numbers if wanted[number % len(every)]]
 
 
 def say(*lines: str) -> None:
