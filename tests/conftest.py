@@ -3,11 +3,14 @@
 import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.leaks import MARK, Leaks
 
 # The same examples in every run, however slow the machine: what fails once fails again. To look
 # for new ones: HYPOTHESIS_PROFILE=random pytest tests/...; a find becomes an @example.
@@ -15,6 +18,31 @@ _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", _PATIENT, derandomize=True)
 settings.register_profile("random", _PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaks]:
+    """Fail a run that leaves a process, or a folder in the temporary directory that it is given."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    former = {"TMPDIR": os.environ.get("TMPDIR"), MARK: os.environ.get(MARK)}
+    os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    leaks = Leaks(temporary)
+    yield leaks
+    found = leaks.found()
+    tempfile.tempdir = None
+    for name, value in former.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if found:
+        pytest.fail("these tests leave\n" + "\n".join(found), pytrace=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leaks_of_a_file(_leaks: Leaks, request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    _leaks.note(request.node.name)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,13 +29,16 @@ LAUNCHERS = {"Open MPI": OPEN_MPI, "MPICH": MPICH, "torchrun": TORCHRUN}
 def _start(launcher: Sequence[str], out: Path, *, budget: str) -> "subprocess.Popen[str]":
     if shutil.which(launcher[0]) is None:
         pytest.skip(f"needs {launcher[0]}: apt-get install openmpi-bin mpich")
+    # torchrun leaves its folders.
+    scratch = out.parent / "scratch"
+    scratch.mkdir()
     command = (sys.executable, "-m", "tuner", "profile", "-o", str(out), "--suite", "links")
     return subprocess.Popen(
         [*launcher, *command, "--budget", budget],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)},
         start_new_session=True,
     )
 

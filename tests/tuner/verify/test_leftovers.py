@@ -43,6 +43,14 @@ def sleeper() -> Iterator[Sleeper]:
         yield start
 
 
+@pytest.fixture
+def own_scratch(tmp_path: Path) -> dict[str, str]:
+    """An environment whose temporary directory is the test's: who is killed leaves folders."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return os.environ | {"TMPDIR": str(scratch)}
+
+
 def _await(holds: Callable[[], bool]) -> None:
     until_s = time.monotonic() + LIMIT_S
     while not holds():
@@ -108,7 +116,10 @@ def test_a_damaged_note_ends_nothing(tmp_path: Path, sleeper: Sleeper) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_leaves_no_command_that_runs_on(
-    tiny_spec: Callable[..., Path], tmp_path: Path, number: signal.Signals
+    tiny_spec: Callable[..., Path],
+    tmp_path: Path,
+    own_scratch: dict[str, str],
+    number: signal.Signals,
 ) -> None:
     pool = {"profile": None, "device": "H200", "memory_per_device": None}
     made = api.plan(tiny_spec(pool=pool, emit=("megatron-lm",)))
@@ -119,7 +130,7 @@ def test_a_second_signal_leaves_no_command_that_runs_on(
     command = f"{sys.executable} -S {program} {told}"
     words = ["verify", str(folder), "--launcher", "command", "--command", command]
     with subprocess.Popen(
-        [sys.executable, "-m", "tuner", *words], stderr=subprocess.PIPE
+        [sys.executable, "-m", "tuner", *words], stderr=subprocess.PIPE, env=own_scratch
     ) as moetune:
         _await(lambda: told.exists() and told.read_text() != "")
         left = psutil.Process(int(told.read_text()))
@@ -137,7 +148,7 @@ def test_a_second_signal_leaves_no_command_that_runs_on(
 
 
 def test_a_killed_verification_leaves_a_command_that_the_next_one_ends(
-    tiny_spec: Callable[..., Path], tmp_path: Path
+    tiny_spec: Callable[..., Path], tmp_path: Path, own_scratch: dict[str, str]
 ) -> None:
     pool = {"profile": None, "device": "H200", "memory_per_device": None}
     made = api.plan(tiny_spec(pool=pool, emit=("megatron-lm",)))
@@ -149,7 +160,7 @@ def test_a_killed_verification_leaves_a_command_that_the_next_one_ends(
     command = f"bash -c '{sys.executable} -S {program} {told} & wait'"
     words = ["verify", str(folder), "--launcher", "command", "--command", command]
     with subprocess.Popen(
-        [sys.executable, "-m", "tuner", *words], stderr=subprocess.PIPE
+        [sys.executable, "-m", "tuner", *words], stderr=subprocess.PIPE, env=own_scratch
     ) as moetune:
         try:
             _await(lambda: told.exists() and told.read_text() != "")

@@ -187,12 +187,15 @@ def test_two_processes_of_a_launcher_make_one_recording(
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = tmp_path / "run.py"
     script.write_text(program)
+    # torchrun leaves its folders.
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     subprocess.run(
         [*torchrun, str(script), *arguments],
         check=True,
         capture_output=True,
         timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)},
         cwd=Path(__file__).parents[4],
     )
     found = read_recording(out / FOLDER / "lines")

@@ -4,9 +4,11 @@ A server writes its call into a pipe and, where it is told to, waits until the t
 `hold`; a router reads as many calls as there are servers and ends, which ends the script.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.leaks import MARK
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
@@ -128,24 +131,31 @@ class Programs:
         try:
             # A file, because what the script leaves running would keep a pipe open.
             with said.open("w") as stderr:
-                done = subprocess.run(
+                script = subprocess.Popen(
                     [bash, *words],
                     cwd=cwd,
                     env={
                         "PATH": f"{self._path}{os.pathsep}{os.environ['PATH']}",
                         "MODEL": "model",
+                        MARK: os.environ[MARK],
                         **waits,
                         **environment,
                     },
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
-                    check=False,
-                    timeout=60,
+                    start_new_session=True,
                 )
+            try:
+                code = script.wait(timeout=60)
+            finally:
+                # A server that starts late would wait for ever for whoever lets go of `hold`.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(script.pid, signal.SIGKILL)
+                script.wait()
         finally:
             os.close(hold)
             os.close(calls)
-        return Ran(code=done.returncode, stderr=said.read_text())
+        return Ran(code=code, stderr=said.read_text())
 
     def calls(self, name: str = "calls.jsonl") -> list[dict[str, Any]]:
         """Return what was called, in no order."""

@@ -122,7 +122,7 @@ def cluster() -> Iterator[Cluster]:
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and {missing or 'nothing more'}: apt-get install slurm-wlm munge")
     # Not below pytest's own folder, which is closed to the user that munge runs as.
-    folder = Path(tempfile.mkdtemp(prefix="moetune-slurm-"))
+    folder = Path(tempfile.mkdtemp(prefix="moetune-slurm-", dir="/tmp"))
     folder.chmod(0o755)
     one = Cluster(folder)
     munge: subprocess.Popen[bytes] | None = None
