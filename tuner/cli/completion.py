@@ -5,15 +5,45 @@ answers are Typer's, from the commands and the options' own completions.
 """
 
 import os
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
-from tuner.errors import EnvironmentMissingError, TunerError
+from profilers.files import read_bounded
+from tuner.errors import EnvironmentMissingError, OutputError, TunerError
+from tuner.output import write_files
 
 VARIABLE: Final = "_MOETUNE_COMPLETE"
-SHELLS: Final = ("bash", "zsh", "fish")
-SHELL_FILES: Final = (".bashrc", ".zshrc")
-"""Files of the user that are added to."""
+MOST_STARTUP_BYTES: Final = 2**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a shell looks for completions, below the home."""
+
+    script: str
+    startup: str = ""
+    """File of the user that has to name the script; empty where the shell finds it by itself."""
+    line: str = ""
+    """What that file has to hold."""
+
+
+PLACES: Final = MappingProxyType(
+    {
+        "bash": Place(
+            script=".bash_completions/moetune.sh", startup=".bashrc", line="source {script}"
+        ),
+        "zsh": Place(
+            script=".zfunc/_moetune",
+            startup=".zshrc",
+            line="fpath+=~/.zfunc; autoload -Uz compinit; compinit",
+        ),
+        "fish": Place(script=".config/fish/completions/moetune.fish"),
+    }
+)
+SHELLS: Final = tuple(PLACES)
 
 
 def is_asked() -> bool:
@@ -54,24 +84,45 @@ def installed(shell: str) -> str:
 
     Raises:
         TunerError: not a shell that we know.
-        EnvironmentMissingError: there is no home.
-        OSError: its folder cannot be written.
+        EnvironmentMissingError: there is no home, or its files cannot be written or added to.
     """
-    from typer._completion_shared import install
-
-    _check(shell)
+    text = script(shell)
     home = os.environ.get("HOME", "")
     if not (home.startswith("/") and Path(home).is_dir()):
         raise EnvironmentMissingError(
             f"HOME is {home!r}, which is no folder; set it, or put what --show-completion prints"
             " where your shell reads it"
         )
-    for name in SHELL_FILES:
-        file = Path(home, name)
-        if file.exists() and not file.is_file():
-            raise EnvironmentMissingError(f"{file}: not a regular file; put one there")
-    _, path = install(shell=shell, prog_name="moetune", complete_var=VARIABLE)
-    return str(path)
+    place = PLACES[shell]
+    target = Path(home, place.script)
+    try:
+        write_files(Path(home), {place.script: f"{text}\n"})
+    except OutputError as error:
+        raise EnvironmentMissingError(
+            f"cannot write {str(target)!r}: {getattr(error.__cause__, 'strerror', '')}; make room for it, or put what"
+            " --show-completion prints where your shell reads it"
+        ) from error
+    if place.startup:
+        line = place.line.format(script=shlex.quote(str(target)))
+        _add_line(Path(home, place.startup), line)
+    return str(target)
+
+
+def _add_line(file: Path, line: str) -> None:
+    """Add a line to the end of a file of the user's that lacks it; nothing of it is rewritten."""
+    try:
+        text = read_bounded(file, most_bytes=MOST_STARTUP_BYTES) if file.exists() else b""
+        if line.encode() in text:
+            return
+        # A pipe that came meanwhile is not waited for.
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        with os.fdopen(descriptor, "ab") as stream:
+            stream.write(f"\n{line}\n".encode())
+    except OSError as error:
+        raise EnvironmentMissingError(
+            f"{file}: {error.strerror}; add the line {line!r} to what your shell reads, and what"
+            " --show-completion prints to where it points"
+        ) from error
 
 
 def _check(shell: str) -> None:
