@@ -98,8 +98,9 @@ def installed(shell: str) -> str:
     try:
         write_files(Path(home), {place.script: f"{text}\n"})
     except OutputError as error:
+        reason = getattr(error.__cause__, "strerror", "")
         raise EnvironmentMissingError(
-            f"cannot write {str(target)!r}: {getattr(error.__cause__, 'strerror', '')}; make room for it, or put what"
+            f"cannot write {str(target)!r}: {reason}; make room for it, or put what"
             " --show-completion prints where your shell reads it"
         ) from error
     if place.startup:
