@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.leaks import MARK, Leaks
 
+# As tests/run.sh has it: threads of BLAS take memory and time that tests bound.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples in every run, however slow the machine: what fails once fails again. To look
 # for new ones: HYPOTHESIS_PROFILE=random pytest tests/...; a find becomes an @example.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,8 +1,11 @@
 """Files that a user named are opened without waiting and read within a bound."""
 
 import os
-import resource
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,7 +46,33 @@ def test_a_file_with_a_hole_takes_no_memory(tmp_path: Path) -> None:
     file = tmp_path / "hole"
     with file.open("wb") as stream:
         stream.truncate(2**40)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(TooLargeError):
-        read_bounded(file, most_bytes=2**30)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLargeError):
+            read_bounded(file, most_bytes=2**28)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2**20
+
+
+def test_a_file_of_unknown_size_takes_no_more_memory_than_its_bound(tmp_path: Path) -> None:
+    most_bytes = 2**22
+    file = tmp_path / "hole"
+    with file.open("wb") as stream:
+        stream.truncate(2**40)
+    tracemalloc.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            # As a file below /proc says of itself.
+            patch.setattr("os.fstat", _of_no_size)
+            with pytest.raises(TooLargeError):
+                read_bounded(file, most_bytes=most_bytes)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 3 * most_bytes
+
+
+def _of_no_size(descriptor: int, stat: Callable[[int], os.stat_result] = os.fstat) -> Any:
+    return SimpleNamespace(st_mode=stat(descriptor).st_mode, st_size=0)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -202,6 +203,8 @@ def test_a_trial_that_failed_for_lack_of_a_network_is_told_how_it_gets_one() -> 
 @needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="is what the other tests try where nobody is root")
 def test_a_user_without_rights_has_a_network_of_its_own_too() -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare: apt-get install util-linux")
     text = Path(own_network.__file__).read_text(encoding="utf-8")
     nobody = 65534
 
