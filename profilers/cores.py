@@ -15,6 +15,8 @@ from typing import Final
 
 import psutil
 
+from profilers.affinity import usable_cores
+
 CPUS: Final = Path("/sys/devices/system/cpu")
 LAST_CACHE: Final = "cache/index3/shared_cpu_list"
 MOST_CORES: Final = 8
@@ -35,7 +37,7 @@ class Cores:
         """Those near the core that this process runs on just now."""
         if not hasattr(os, "sched_getaffinity"):
             return cls()
-        allowed = frozenset(os.sched_getaffinity(0))
+        allowed = usable_cores()
         here = psutil.Process().cpu_num()
         first = here if here in allowed else min(allowed)
         near = cores_in(cpus / f"cpu{first}" / LAST_CACHE) & allowed

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from profilers.affinity import usable_cores
 from profilers.records import Machine
 from profilers.topology import node_topology
 
@@ -23,7 +24,7 @@ THREADS_PER_RANK = 1
 
 def fingerprint(*, device_kind: str, world: int, local_world: int) -> Machine:
     """Describe the machine as one rank sees it; `device_kind` is cpu or cuda."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cores())
     host_bytes = int(psutil.virtual_memory().total)
     libraries = {"python": platform.python_version()}
     if device_kind == "cuda":

@@ -37,13 +37,14 @@ class Leaks:
         """
         self._temporary = temporary
         self._mark = secrets.token_hex(8)
-        self._first_seen: dict[int, str] = {}
+        self._first_seen: dict[int | Path, str] = {}
         os.environ[MARK] = self._mark
 
     def note(self, name: str) -> None:
         """Note what is there after some tests, to say later where it came from."""
-        for process in self._processes():
-            self._first_seen.setdefault(process.pid, name)
+        left: list[int | Path] = [process.pid for process in self._processes()]
+        for one in (*left, *self._folders()):
+            self._first_seen.setdefault(one, name)
 
     def found(self) -> list[str]:
         """End the processes that are left, and say a line for each of them and each folder."""
@@ -57,8 +58,12 @@ class Leaks:
                 process.send_signal(signal.SIGKILL)
                 lines.append(f"{line} (first seen after {self._first_seen.get(process.pid)})")
         return lines + [
-            f"folder {path}" for pattern in PATTERNS for path in self._temporary.glob(pattern)
+            f"folder {path} (first seen after {self._first_seen.get(path)})"
+            for path in self._folders()
         ]
+
+    def _folders(self) -> list[Path]:
+        return [path for pattern in PATTERNS for path in self._temporary.glob(pattern)]
 
     def _processes(self) -> Iterator[psutil.Process]:
         ours = {process.pid for process in psutil.Process().children(recursive=True)}

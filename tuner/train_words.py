@@ -99,10 +99,10 @@ def train_changes(before: TrainDecision, after: TrainDecision) -> tuple[str, ...
     )
 
 
-def runs(values: Iterable[object], *, joiner: str = "|") -> str:
+def runs(values: Iterable[object]) -> str:
     """Join the entries of stages, equal neighbours once, e.g. `15x3|14`."""
     counted = ((value, len(list(alike))) for value, alike in groupby(values))
-    return joiner.join(f"{value}x{count}" if count > 1 else f"{value}" for value, count in counted)
+    return "|".join(f"{value}x{count}" if count > 1 else f"{value}" for value, count in counted)
 
 
 def _short_recompute(d: TrainDecision) -> str:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # stub
 
+from profilers.affinity import usable_cores
 from profilers.errors import RankError
 from profilers.links.groups import Shape, members
 from profilers.links.meeting import met
@@ -48,7 +49,7 @@ class Seat:
             name=info.node_name or host,
             node=info.node,
             host=host,
-            cores=frozenset(os.sched_getaffinity(0)),
+            cores=usable_cores(),
         )
 
 

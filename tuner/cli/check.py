@@ -90,8 +90,8 @@ def command(
 
 
 def _manner(tolerance: float, time_limit: str, memory_limit: str, jobs: int | None) -> "Manner":
+    from profilers.affinity import usable_cores
     from tuner.cli.options import seconds
-    from tuner.planner.forked import usable_cores
     from tuner.regress.checking import Manner
     from tuner.regress.judging import Tolerance
     from tuner.regress.running import Limits
@@ -106,7 +106,7 @@ def _manner(tolerance: float, time_limit: str, memory_limit: str, jobs: int | No
     return Manner(
         tolerance=Tolerance(ratio=ratio, tie_ratio=max(ratio, Tolerance().tie_ratio)),
         limits=Limits(solve_s=solve_s, wall_s=5.0 * solve_s, memory_bytes=memory_bytes),
-        workers=jobs or usable_cores(),
+        workers=jobs or len(usable_cores()),
     )
 
 

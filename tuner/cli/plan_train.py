@@ -21,10 +21,10 @@ def plan_train(
 ) -> None:
     """Plan a training run, write it and print it."""
     # Not from tuner.api, which brings every other command along.
+    from profilers.affinity import usable_cores
     from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning
     from tuner.plan_folder import write_plan
-    from tuner.planner.forked import usable_cores
     from tuner.train_api import plan_training
 
     with planning(limit_s=time_limit_s) as watch:
@@ -35,7 +35,7 @@ def plan_train(
             time_limit_s=time_limit_s,
             method=method,
             calibrated=calibrated,
-            processes=usable_cores(),
+            processes=len(usable_cores()),
             watch=watch,
         )
     written = write_plan(out, made.plan, spec=made.spec, profiles=made.profiles)

@@ -30,12 +30,6 @@ ANSWER: Final = struct.Struct("<Bd")
 takes them whole."""
 
 
-def usable_cores() -> int:
-    """Return how many processor cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
 def numbers(
     tasks: Sequence[Task],
     *,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.planner.forked import Task, numbers, usable_cores
+from tuner.planner.forked import Task, numbers
 
 
 def squares(count: int) -> list[Task]:
@@ -84,7 +84,3 @@ def test_only_tasks_that_begin_here_are_told() -> None:
     begun: list[int] = []
     numbers(squares(5), processes=1, patience_s=1.0, starting=begun.append)
     assert begun == [0, 1, 2, 3, 4]
-
-
-def test_there_is_a_core_to_run_on() -> None:
-    assert 1 <= usable_cores() <= (os.cpu_count() or 1)

@@ -1,6 +1,7 @@
 """The whole loop over a stored plan, with a launcher that answers from a hidden machine."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -229,13 +230,16 @@ api.verify(
 
 
 def test_a_killed_process_is_resumed_without_repeating_a_finished_trial(
-    planned: Path, verify: Verify, hidden_launcher: Launcher
+    planned: Path, verify: Verify, hidden_launcher: Launcher, tmp_path: Path
 ) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", KILL_ME, str(planned), "2"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env=os.environ | {"TMPDIR": str(scratch)},
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "hanging\n"
