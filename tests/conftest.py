@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.leaks import MARK, Leaks
+from tests.sockets import reachable_at
 
 # As tests/run.sh has it: threads of BLAS take memory and time that tests bound.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -65,13 +66,7 @@ def sockets_of_children() -> Callable[[], dict[int, set[str]]]:
         for process in psutil.Process().children(recursive=True):
             # Whoever has ended between the two looks listens no more.
             with contextlib.suppress(psutil.Error):
-                its = {
-                    each.laddr.ip
-                    for each in process.net_connections("inet")
-                    if each.status == psutil.CONN_LISTEN
-                    or (each.status == psutil.CONN_NONE and not each.raddr)
-                }
-                if its:
+                if its := reachable_at(process):
                     found[process.pid] = its
         return found
 

@@ -14,11 +14,12 @@ MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"
 
 PROGRAM = """
 import json, os, psutil, torch.distributed as dist
+from tests.sockets import reachable_at
 dist.init_process_group("gloo")
 dist.barrier()
 me = psutil.Process()
 listening = {
-    name: sorted({one.laddr.ip for one in process.net_connections() if one.status == "LISTEN"})
+    name: sorted(reachable_at(process))
     for name, process in (("rank", me), ("torchrun", me.parent()))
 }
 if dist.get_rank() == 0:
@@ -61,6 +62,7 @@ def test_one_node_meets_on_loopback_as_far_as_torchrun_goes_and_leaves_nothing_b
             "TRAIN": str(program),
             "SEEN": str(seen),
             "TMPDIR": str(scratch),
+            "PYTHONPATH": str(Path(__file__).parents[3]),
         },
         capture_output=True,
         text=True,

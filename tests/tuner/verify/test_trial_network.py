@@ -17,6 +17,7 @@ from tuner.verify.launcher import LOG_NAME, Launch, LaunchResult
 from tuner.verify.metrics import adapter_named
 from tuner.verify.trial_network import Start, TrialNetwork, obstacle, stays_here
 
+ROOT = Path(__file__).parents[3]
 NO_NAMESPACE = obstacle()
 needs_namespaces = pytest.mark.skipif(
     bool(NO_NAMESPACE), reason=f"no network namespace can be made here: {NO_NAMESPACE}"
@@ -24,14 +25,14 @@ needs_namespaces = pytest.mark.skipif(
 
 RANKS = """
 import json, os, pathlib, psutil, torch.distributed as dist
+from tests.sockets import reachable_at
 dist.init_process_group("gloo")
 dist.barrier()
 if dist.get_rank() == 0:
     tree = [psutil.Process().parent(), *psutil.Process().parent().children()]
-    open = [one for each in tree for one in each.net_connections() if one.status == "LISTEN"]
     cards = psutil.net_if_addrs().items()
     seen = {
-        "listening": sorted({one.laddr.ip for one in open}),
+        "listening": sorted(set().union(*map(reachable_at, tree))),
         "cards": sorted(name for name, each in cards if any(a.family == 2 for a in each)),
         "namespace": os.readlink("/proc/self/ns/net"),
         "user": os.geteuid(),
@@ -70,7 +71,7 @@ def _launcher(command: str, network: TrialNetwork, **environment: str) -> Comman
     return CommandLauncher(
         template=parsed_template(command),
         adapter=adapter_named("jsonl"),
-        environment={**os.environ, **environment},
+        environment={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         prepare=prepare,
         network=network,
     )

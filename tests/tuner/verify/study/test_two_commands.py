@@ -38,12 +38,15 @@ def roomy(
 
 def _verify(plan: Path, *options: str, log: Path) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "tuner", "verify", str(plan), "--steps", "3", *options]
+    # Who is killed leaves its folders.
+    scratch = log.parent / "scratch"
+    scratch.mkdir(exist_ok=True)
     with log.open("wb") as stderr:
         return subprocess.Popen(
             words,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)},
         )
 
 
