@@ -8,7 +8,9 @@ no model is run here; options that the plan does not name are not tried.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tuner.errors import PlanUnreadableError
 from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.train_words import short_decision
 from tuner.verify.neighbourhood import PLANNED, Point
 
 
@@ -42,8 +44,18 @@ class Candidates:
         return self.predicted(self.candidates[point.degrees]).step_time_s
 
     def predicted(self, decision: TrainDecision) -> TrainPrediction:
-        """Return what the plan says of a decision."""
-        return self._predicted()[decision]
+        """Return what the plan says of a decision.
+
+        Raises:
+            PlanUnreadableError: the plan does not name it, so it is out of another plan's trials.
+        """
+        known = self._predicted().get(decision)
+        if known is None:
+            raise PlanUnreadableError(
+                f"a trial launched {short_decision(decision)}, which this plan does not name:"
+                " delete its record in trials/ and go on with --resume"
+            )
+        return known
 
     def excess_bytes(self, decision: TrainDecision) -> int:
         """How far the decision is over the memory limit; negative when it fits."""

@@ -35,6 +35,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 from pydantic import ValidationError
 
@@ -49,6 +50,16 @@ TURN_SUFFIX: Final = ".turn"
 
 COUNT_DIGITS: Final = 20
 MOST_BEAT_BYTES: Final = 8192
+
+MISREAD: Final = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What Optuna raises at lines that are JSON and no journal of this study."""
 
 MOST_JOURNAL_BYTES: Final = 2**28
 """A trial takes some kilobytes."""
@@ -98,10 +109,13 @@ class JournalStore:
             _take_back_half_a_line(self._journal)
         if _is_whole(self._journal):
             # Whole lines can still tell a story that Optuna cannot follow.
-            with contextlib.suppress(AssertionError, LookupError, TypeError, ValueError):
+            with contextlib.suppress(*MISREAD):
                 study = self._study(sampler)
                 asked = [trial.distributions for trial in study.get_trials(deepcopy=False)]
-                if all(space.get(name) == one for each in asked for name, one in each.items()):
+                is_minimized = study.direction is StudyDirection.MINIMIZE
+                if is_minimized and all(
+                    space.get(name) == one for each in asked for name, one in each.items()
+                ):
                     return study
         if not is_alone():
             raise PlanUnreadableError(
@@ -274,7 +288,7 @@ def _is_whole(journal: Path) -> bool:
     data = read_bounded(journal, most_bytes=MOST_JOURNAL_BYTES)
     try:
         lines = [json.loads(line) for line in data.splitlines()]
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return data[-1:] in (b"", b"\n") and all(isinstance(line, dict) for line in lines)
 
