@@ -9,6 +9,7 @@ Not covered: two writers of one directory at a time; the last one wins, file by 
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -71,6 +72,9 @@ def _stay_inside(names: Iterable[str]) -> None:
 
 def _write(path: Path, content: str | bytes, *, executable: bool) -> None:
     data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        # What is renamed over /dev/null would be there in its place, for everybody.
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

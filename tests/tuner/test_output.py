@@ -87,3 +87,19 @@ def test_a_name_that_leaves_the_directory_is_refused(name: str, tmp_path: Path) 
     with pytest.raises(ValueError, match="leaves its directory"):
         write_directory(tmp_path / "plan", {name: ""})
     assert _left(tmp_path) == []
+
+
+def test_a_device_or_a_pipe_is_refused_and_stays(tmp_path: Path) -> None:
+    # Through links: what is replaced by mistake is the link and not the machine's device.
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("null", "zero", "pipe"):
+        with pytest.raises(OutputError, match="not a regular file; choose another place with -o"):
+            write_files(tmp_path, {name: "text"})
+        assert not (tmp_path / name).is_file(), name
+    (tmp_path / "kept").write_text("old")
+    (tmp_path / "link").symlink_to("kept")
+    write_files(tmp_path, {"link": "new"})
+    assert (tmp_path / "link").read_text() == "new"
+    assert _left(tmp_path) == ["kept", "link", "null", "pipe", "zero"]
