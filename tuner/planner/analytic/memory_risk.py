@@ -5,11 +5,14 @@
                recorded by UNEVEN_RATIO of what the busiest expert rank's load decides
 
     loss       at start * failed start + later * (CRASHES * crash + failed start)      seconds
-    expected   step * (1 + loss / run) + ever * what the roomier decision's step takes more
+    expected   (1 - ever) * step + ever * fallback's step + step * loss / run
 
-A job that ran out is planned anew and goes on with the roomier decision; one that dies late is
-first started again CRASHES times. `expected` is seconds a step, spread over the run: the steps that
-`goal.tokens` take, or USUAL_RUN_S.
+A decision that runs out never delivers its own step: the job is planned anew and goes on with the
+fallback, the fastest decision that hardly runs out. One that dies late is first started again
+CRASHES times; what it did until then is not counted for it, since nothing tells when it dies. So
+late crashes cost rather too much. Without a fallback nothing is expected: the run may never end.
+`expected` is seconds a step, spread over the run: the steps that `goal.tokens` take, or
+USUAL_RUN_S.
 
 Judged against all that a device has, not what a plan may use of it (`usable_memory_ratio`, a limit
 on the predicted peak). Ranks of one job err alike, so the fullest one decides.
@@ -63,6 +66,10 @@ given its P99 is in the peak already."""
 SMALL: Final = 0.05
 """Up to this probability a decision is called roomy."""
 
+LIKELY: Final = 0.5
+"""Beyond this probability a decision is taken not to fit: the median of what its peak may be is
+more than the device has. It is planned only where no other found is less likely to run out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chances:
@@ -97,20 +104,22 @@ class LossPrices:
         """Seconds of the run."""
         return USUAL_RUN_S if self.run_steps is None else self.run_steps * step_s
 
-    def expected_s(self, step_s_C: Floats, chances: Chances, *, roomier_s: float | None) -> Floats:
+    def expected_s(self, step_s_C: Floats, chances: Chances, *, fallback_s: float | None) -> Floats:
         """Seconds a step with what running out is expected to cost.
 
         Args:
             step_s_C: of the decisions.
             chances: theirs.
-            roomier_s: a step of what is run after it ran out; None: as long as before.
+            fallback_s: a step of what is run after one ran out; None where nothing is known that
+                could be run then: infinite for what may run out.
         """
         if not len(step_s_C):
             return step_s_C
         run_s = self.run_s(float(step_s_C.min()))
-        slower_s = 0.0 if roomier_s is None else np.maximum(0.0, roomier_s - step_s_C)
-        found: Floats = step_s_C * (1.0 + self.loss_s(chances) / run_s) + chances.ever_C * slower_s
-        return found
+        found: Floats = step_s_C * (1.0 + self.loss_s(chances) / run_s)
+        if fallback_s is None:
+            return np.where(chances.ever_C > 0.0, np.inf, found)
+        return found + chances.ever_C * np.maximum(0.0, fallback_s - step_s_C)
 
 
 def loss_prices(goal: TrainGoal) -> LossPrices:

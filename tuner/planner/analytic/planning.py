@@ -43,7 +43,7 @@ from tuner.planner.analytic.relaxing import (
     unlaunchable,
 )
 from tuner.planner.analytic.releases import priced_release
-from tuner.planner.analytic.roomy_search import roomy_search
+from tuner.planner.analytic.roomy_search import NO_ROOMS, Rooms, roomy_searches
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s
 from tuner.planner.analytic.ties import NO_TIES, ratios_on, ties_of
@@ -231,7 +231,7 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
     def is_near(detail: Detail, step_s: float, most_ratio: float) -> bool:
         return wall_clock_s(detail, step_s) <= fastest_s * most_ratio
 
-    def preferred_with(roomy: Search | None) -> Preferred | None:
+    def preferred_with(rooms: Rooms) -> Preferred | None:
         return preferred(
             found,
             row,
@@ -239,16 +239,16 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
             prices=loss_prices(spec.goal),
             play=played_s,
             is_near=is_near,
-            roomy=roomy,
+            rooms=rooms.searches,
         )
 
-    other = preferred_with(None)
+    other = preferred_with(NO_ROOMS)
     full, step_s = (row, fastest.objective_s) if other is None else (other.row, other.step_s)
-    roomy = roomy_search(found, settings, full=full, step_s=step_s)
-    if roomy is not None and roomy.found is not None:
-        other = preferred_with(roomy)
+    rooms = roomy_searches(found, settings, full=full, step_s=step_s)
+    if rooms.searches:
+        other = preferred_with(rooms)
     if other is None:
-        return Choice(chosen=fastest, fastest=fastest, order=order, index=index, roomy=roomy)
+        return Choice(chosen=fastest, fastest=fastest, order=order, index=index, rooms=rooms)
     return Choice(
         chosen=_best(found, other.row, other.detail, played_s=other.played_s),
         fastest=fastest,
@@ -257,7 +257,7 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
         reasons=other.reasons,
         expected_s=other.expected_s,
         fastest_expected_s=other.fastest_expected_s,
-        roomy=roomy,
+        rooms=rooms,
     )
 
 

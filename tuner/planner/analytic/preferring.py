@@ -2,9 +2,12 @@
 
 The search proves how fast a step can be; beside its fastest decision stand others that take a
 percent longer and are easier to run. Running out of memory is priced first: what it is expected to
-cost is added to every step (memory_risk.py), so that a decision without room may be dearer than one
-that takes longer. Every way of every row whose step is then within `TOLERANCE_RATIO` of the least
-is put in one total order, the first criterion that differs decides:
+cost is added to every step (memory_risk.py), above all that the run then goes on with the fallback,
+the fastest decision found that hardly runs out. So a decision without room may be dearer than one
+that takes longer. One that more likely than not runs out is left out where another is less likely
+to; where none is, those with the least chance are left. Every way of every row whose step is then
+within `TOLERANCE_RATIO` of the least is put in one total order, the first criterion that differs
+decides:
 
     memory        a smaller probability of running out, in the steps of MEMORY_STEPS
     kinds         of parallelism in use, of tensor, context, pipeline, virtual and expert tensor:
@@ -27,7 +30,7 @@ those of the fastest step, and the chosen decision's own gap is told beside them
 Letters: C candidates, K criteria.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -42,13 +45,14 @@ from tuner.planner.analytic.fitting import fits_somehow
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.leaning import price_to_fit
 from tuner.planner.analytic.memory import bytes_of_devices
-from tuner.planner.analytic.memory_risk import SMALL, Chances, LossPrices, chances
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, Chances, LossPrices, chances
 from tuner.planner.analytic.pricing import least_s
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.ways import Ways
 from tuner.planner.analytic.waytable import way_table
 from tuner.units import format_ratio
 
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 TOLERANCE_RATIO: Final = 0.02
@@ -62,11 +66,10 @@ MOST_PLAYED: Final = 32
 """Decisions whose schedule is played in search of one that stays within the tolerance."""
 
 MOST_SLOWER_RATIO: Final = 0.1
-"""Steps that take longer than the fastest by more than this are not looked at, whatever running out
-of memory costs: a launch of a few minutes says more than any forecast then. Where the decision that
-would be chosen may run out, those with more room are looked at up to this share beyond its step."""
+"""Of the rows that a search kept, those slower than its fastest by more than this are not looked
+at."""
 
-MEMORY_STEPS: Final = (0.01, SMALL, 0.15, 0.3, 0.5, 0.7, 0.85)
+MEMORY_STEPS: Final = (0.01, SMALL, 0.15, 0.3, LIKELY, 0.7, 0.85)
 """Probabilities of running out of memory up to which risks count as alike; published peaks are too
 few to tell finer."""
 
@@ -105,9 +108,10 @@ class Preferred:
     played_s: float
     reasons: tuple[str, ...]
     """What is better about it, in words."""
-    expected_s: float
-    """Seconds of its step with what running out of memory is expected to cost."""
-    fastest_expected_s: float
+    expected_s: float | None
+    """Seconds of its step with what running out of memory is expected to cost; None where nothing
+    found hardly runs out, so that the run may never end."""
+    fastest_expected_s: float | None
     """The same of the fastest."""
 
     @property
@@ -123,8 +127,17 @@ class _Near:
     found: Found
     expected_s: Floats
     """Seconds a step, with what running out of memory is expected to cost."""
+    is_fit_C: Bools
+    """Whether it is as likely to fit as may be asked."""
     most_s: float
-    """Of them within the tolerance."""
+    """Of `expected_s` within the tolerance."""
+    has_fallback: bool
+    """Some decision found hardly runs out."""
+
+    @property
+    def eligible_C(self) -> Bools:
+        """Within the tolerance, and as likely to fit as may be asked."""
+        return self.is_fit_C & (self.expected_s <= self.most_s)
 
 
 def preferred(
@@ -135,7 +148,7 @@ def preferred(
     prices: LossPrices,
     play: Callable[[Detail], float],
     is_near: Callable[[Detail, float, float], bool],
-    roomy: Search | None = None,
+    rooms: Sequence[Search] = (),
 ) -> Preferred | None:
     """Return the decision that comes first in the order; None where the fastest does.
 
@@ -147,16 +160,16 @@ def preferred(
         play: seconds of a step whose schedule is played.
         is_near: whether a priced decision, whose step takes some seconds with what running out is
             expected to cost, takes at most so many times what the fastest does without.
-        roomy: a search for decisions with more room, where one was made.
+        rooms: searches for decisions with more room, where any were made.
     """
-    near = _near(search, fastest, objective_s=objective_s, prices=prices, roomy=roomy)
-    is_fastest_near = near.expected_s[0] <= near.most_s
+    near = _near(search, fastest, objective_s=objective_s, prices=prices, rooms=rooms)
+    eligible_C = near.eligible_C
     keys_CK = criteria(search, near.found)
     own = tuple(keys_CK[0])
-    others = 1 + np.flatnonzero(near.expected_s[1:] <= near.most_s)
+    others = 1 + np.flatnonzero(eligible_C[1:])
     order = np.lexsort((near.found.step_s[others], *keys_CK[others].T[::-1]))
     for index in others[order][:MOST_PLAYED]:
-        if is_fastest_near and tuple(keys_CK[index]) >= own:
+        if eligible_C[0] and tuple(keys_CK[index]) >= own:
             return None
         row = near.found.taken(np.array([index]))
         detail = detail_of(replace(search, found=row), 0)
@@ -170,31 +183,43 @@ def preferred(
                 detail=detail,
                 played_s=played_s,
                 reasons=reasons,
-                expected_s=expected_s,
-                fastest_expected_s=float(near.expected_s[0]),
+                expected_s=expected_s if near.has_fallback else None,
+                fastest_expected_s=float(near.expected_s[0]) if near.has_fallback else None,
             )
     return None
 
 
-def roomier(search: Search, *, step_s: float, roomy: Search | None = None) -> Found | None:
-    """The fastest found that hardly runs out of memory, one column; None without one in reach.
+def roomier(
+    search: Search, *, step_s: float, rooms: Sequence[Search] = (), most_chance: float = SMALL
+) -> Found | None:
+    """The fastest found that hardly runs out of memory, one column; None where none was found.
 
     Args:
         search: with the rows near the fastest found.
         step_s: of the decision that may run out.
-        roomy: a search for decisions with more room, where one was made.
+        rooms: searches for decisions with more room, where any were made.
+        most_chance: of running out.
     """
-    limit_s = step_s * (1.0 + MOST_SLOWER_RATIO)
-    found = _beside(
-        _near_ways(search, limit_s=limit_s),
-        None if roomy is None else _near_ways(roomy, limit_s=limit_s),
-    )
-    if found is None:
-        return None
-    with_room = np.flatnonzero(chances_of(search, found).ever_C <= SMALL)
+    found = _near_ways(search, limit_s=step_s * (1.0 + MOST_SLOWER_RATIO))
+    for room in rooms:
+        found = _beside(found, _room_ways(room))
+    return None if found is None else _fastest_with(search, found, most_chance=most_chance)
+
+
+def _fastest_with(search: Search, found: Found, *, most_chance: float) -> Found | None:
+    """The fastest whose chance of running out is no larger."""
+    with_room = np.flatnonzero(chances_of(search, found).ever_C <= most_chance)
     if not len(with_room):
         return None
     return found.taken(with_room[np.argmin(found.step_s[with_room])][None])
+
+
+def _room_ways(room: Search, *, limit_s: float = np.inf) -> Found | None:
+    """What a search for more room found, and what is hardly slower."""
+    if room.found is None:
+        return None
+    least_s = float(room.found.step_s[0])
+    return _near_ways(room, limit_s=min(limit_s, least_s * (1.0 + MOST_SLOWER_RATIO)))
 
 
 def chances_of(search: Search, found: Found) -> Chances:
@@ -215,30 +240,48 @@ def _near(
     *,
     objective_s: float,
     prices: LossPrices,
-    roomy: Search | None,
+    rooms: Sequence[Search],
 ) -> _Near:
     """Price the risks of the fastest and of those that may be within the tolerance with them."""
-    own = chances_of(search, fastest)
     fastest = replace(fastest, step_s=np.array([objective_s]))
-    expected_s = float(prices.expected_s(fastest.step_s, own, roomier_s=None)[0])
-    # Were it roomier, what is run after running out would be looked for up to the tolerance.
-    more_ratio = TOLERANCE_RATIO * (1.0 + float(own.ever_C[0]))
-    most_s = expected_s * (1.0 + more_ratio)
-    others = _near_ways(search, limit_s=min(most_s, objective_s * (1.0 + MOST_SLOWER_RATIO)))
-    if roomy is not None and roomy.found is not None:
-        roomy_s = float(roomy.found.step_s[0]) * (1.0 + MOST_SLOWER_RATIO)
-        others = _beside(others, _near_ways(roomy, limit_s=min(most_s, roomy_s)))
+    with_room: Found | None = None
+    for room in rooms:
+        with_room = _beside(with_room, _room_ways(room))
+    limit_s = _near_limit_s(search, fastest, prices=prices, with_room=with_room)
+    others = _beside(_near_ways(search, limit_s=limit_s), with_room)
     found = fastest if others is None else fastest.beside(others)
     risks = chances_of(search, found)
-    with_room = np.flatnonzero(risks.ever_C <= SMALL)
-    found_s = prices.expected_s(
-        found.step_s,
-        risks,
-        roomier_s=float(found.step_s[with_room].min()) if len(with_room) else None,
+    roomy = _fastest_with(search, found, most_chance=SMALL)
+    is_fit_C = risks.ever_C <= LIKELY
+    if not is_fit_C.any():
+        step_C = np.searchsorted(MEMORY_STEPS, risks.ever_C)
+        is_fit_C = step_C == step_C.min()
+    # Without a fallback the order is that of the failed starts alone.
+    expected_s = prices.expected_s(
+        found.step_s, risks, fallback_s=0.0 if roomy is None else float(roomy.step_s[0])
     )
     # Closed forms of others may be below the fastest as it plays; it is the least that is known.
-    least_s = max(objective_s, float(found_s.min()))
-    return _Near(found=found, expected_s=found_s, most_s=least_s * (1.0 + TOLERANCE_RATIO))
+    least_s = max(objective_s, float(expected_s[is_fit_C].min()))
+    return _Near(
+        found=found,
+        expected_s=expected_s,
+        is_fit_C=is_fit_C,
+        most_s=least_s * (1.0 + TOLERANCE_RATIO),
+        has_fallback=roomy is not None,
+    )
+
+
+def _near_limit_s(
+    search: Search, fastest: Found, *, prices: LossPrices, with_room: Found | None
+) -> float:
+    """Seconds beyond which no step of the first search can be within the tolerance."""
+    own, step_s = chances_of(search, fastest), float(fastest.step_s[0])
+    roomy = None if with_room is None else _fastest_with(search, with_room, most_chance=SMALL)
+    # Were a fallback near, it would be looked for up to the tolerance.
+    fallback_s = step_s * (1.0 + TOLERANCE_RATIO) if roomy is None else float(roomy.step_s[0])
+    expected_s = prices.expected_s(fastest.step_s, own, fallback_s=fallback_s)
+    most_s = float(expected_s[0]) * (1.0 + TOLERANCE_RATIO)
+    return min(most_s, step_s * (1.0 + MOST_SLOWER_RATIO))
 
 
 def criteria(search: Search, found: Found) -> Ints:

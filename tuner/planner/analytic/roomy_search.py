@@ -1,17 +1,24 @@
 """Decisions that hardly run out of memory, searched for beyond the rows next to the fastest.
 
 A search keeps the rows whose best way, as full as the memory limit allows, is near the fastest.
-What has more room and takes a few percent longer is seldom among them, so it is searched for under
-the memory limit at which the chance of running out is `SMALL`.
+What has more room and takes longer is seldom among them, so it is searched for under the memory
+limit at which the chance of running out is small: first near the decision that may run out, then
+however slow it is, since a run goes on with it. In between lie decisions that are faster than that
+fallback and run out less often than the fastest; they are looked for under the limits of
+CHANCES. Where nothing hardly runs out, what takes least memory is searched for.
+
+Runtimes whose peaks err otherwise without a pipeline (peak_errors.py) are searched so as well.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from tuner.planner.analytic.found import Found, Search
-from tuner.planner.analytic.memory_risk import SMALL, chances
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, chances
+from tuner.planner.analytic.peak_errors import kind_of
 from tuner.planner.analytic.preferring import (
     MOST_SLOWER_RATIO,
     TOLERANCE_RATIO,
@@ -19,8 +26,13 @@ from tuner.planner.analytic.preferring import (
     roomier,
     uneven_bytes_of,
 )
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.relaxing import memory_that_would_do
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.progress import Told, unwatched
+
+CHANCES: Final = (0.3, LIKELY)
+"""Chances of running out whose limits are searched beside that of SMALL."""
 
 MOST_SEARCHES: Final = 3
 """Under ever lower limits, where what was found still runs out: its peak errs or grows more."""
@@ -29,46 +41,122 @@ PEAKS: Final = 2048
 """Shares of a device's memory that are tried as a limit."""
 
 
-def roomy_search(found: Search, settings: Settings, *, full: Found, step_s: float) -> Search | None:
-    """Search for decisions with room whose steps take at most `MOST_SLOWER_RATIO` longer.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rooms:
+    """What was searched for with more room."""
+
+    searches: tuple[Search, ...] = ()
+    """That found something."""
+    complete_s: float | None = None
+    """Seconds of a step up to which every decision that hardly runs out was searched for; infinite
+    where all were. None where none was asked for."""
+
+
+NO_ROOMS: Final = Rooms()
+
+
+def roomy_searches(found: Search, settings: Settings, *, full: Found, step_s: float) -> Rooms:
+    """Search for decisions with room, the near ones first.
 
     Args:
         found: the search that was made.
-        settings: of it.
+        settings: of it; all searches together take half its time.
         full: a decision that may run out, one column.
         step_s: of that decision.
-
-    Returns:
-        The last search that was made; it may have found nothing. None where `full` has room.
     """
     if float(chances_of(found, full).ever_C[0]) <= SMALL:
-        return None
+        return NO_ROOMS
     settings.watch(Told(stage="memory", text="searching for decisions with more room"))
-    quiet = replace(
-        settings,
-        top=1,
-        band_ratio=TOLERANCE_RATIO,
-        below_s=step_s * (1.0 + MOST_SLOWER_RATIO),
-        time_limit_s=settings.time_limit_s / 4.0,
-        watch=unwatched,
-    )
-    again, one = found, full
-    for _ in range(MOST_SEARCHES):
-        limit_bytes = min(_limit_bytes(again, one), again.question.memory_limit_bytes)
-        question = replace(
-            found.question,
-            memory_limit_bytes=limit_bytes,
-            usable_memory_ratio=limit_bytes / found.question.capacity_bytes,
+    return _Looking(found, settings, full).result(step_s)
+
+
+class _Looking:
+    """Searches for room that share a time limit; lives as long as the call that made it."""
+
+    def __init__(self, found: Search, settings: Settings, full: Found) -> None:
+        self._found = found
+        self._full = full
+        self._clock = settings.clock
+        self._end_s = settings.clock() + settings.time_limit_s / 2.0
+        self._settings = replace(settings, top=1, band_ratio=TOLERANCE_RATIO, watch=unwatched)
+        self._kept: list[Search] = []
+
+    def result(self, step_s: float) -> Rooms:
+        """Search."""
+        near_s = step_s * (1.0 + MOST_SLOWER_RATIO)
+        complete_s = self._under(SMALL, below_s=near_s)
+        if not self._kept:
+            complete_s = self._under(SMALL, below_s=np.inf)
+        fallback_s = self._least_s()
+        for chance in CHANCES:
+            # Only what is between the two can be better than both.
+            if self._least_s() > step_s * (1.0 + TOLERANCE_RATIO):
+                self._under(chance, below_s=self._least_s())
+        if not np.isfinite(fallback_s):
+            self._leanest()
+        return Rooms(searches=tuple(self._kept), complete_s=complete_s)
+
+    def _least_s(self) -> float:
+        return min((float(one.found.step_s[0]) for one in self._kept if one.found), default=np.inf)
+
+    def _under(self, chance: float, *, below_s: float) -> float:
+        """Search under the limits at which running out has a chance; say up to which step."""
+        return min(
+            self._of_kind(question, chance, has_pipeline=has_pipeline, below_s=below_s)
+            for question, has_pipeline in self._kinds()
         )
-        again = search(question, quiet)
-        if again.found is None or roomier(again, step_s=step_s) is not None:
-            return again
-        one = again.found.taken(np.array([0]))
-    return again
+
+    def _kinds(self) -> Iterator[tuple[Question, bool]]:
+        """What is searched, and whether its peaks err like those of pipelines."""
+        question, software = self._found.question, self._found.question.software
+        limited = question.limits.pipeline_model_parallel_size
+        yield question, True
+        alike = len({kind_of(software, has_pipeline=piped) for piped in (False, True)}) == 1
+        if not alike and (limited is None or 1 in limited):
+            plain = question.limits.model_copy(update={"pipeline_model_parallel_size": (1,)})
+            yield replace(question, limits=plain), False
+
+    def _of_kind(
+        self, question: Question, chance: float, *, has_pipeline: bool, below_s: float
+    ) -> float:
+        again, one = self._found, self._full
+        limit_bytes = question.memory_limit_bytes
+        for _ in range(MOST_SEARCHES):
+            lower_bytes = _limit_bytes(again, one, chance=chance, has_pipeline=has_pipeline)
+            limit_bytes = min(lower_bytes, limit_bytes)
+            if not limit_bytes:
+                return np.inf
+            again = self._search(question, limit_bytes=limit_bytes, below_s=below_s)
+            if again.found is None:
+                break
+            one = again.found.taken(np.array([0]))
+            if roomier(again, step_s=float(one.step_s[0]), most_chance=chance) is not None:
+                self._kept.append(again)
+                break
+        return again.complete_s
+
+    def _leanest(self) -> None:
+        """Search for what takes least memory, where nothing hardly runs out."""
+        question = self._found.question
+        limit_bytes = memory_that_would_do(question)
+        if limit_bytes >= question.memory_limit_bytes:
+            return
+        found = self._search(question, limit_bytes=limit_bytes, below_s=np.inf)
+        if found.found is not None:
+            self._kept.append(found)
+
+    def _search(self, question: Question, *, limit_bytes: float, below_s: float) -> Search:
+        asked = replace(
+            question,
+            memory_limit_bytes=limit_bytes,
+            usable_memory_ratio=limit_bytes / question.capacity_bytes,
+        )
+        left_s = max(0.0, self._end_s - self._clock())
+        return search(asked, replace(self._settings, below_s=below_s, time_limit_s=left_s))
 
 
-def _limit_bytes(found: Search, one: Found) -> float:
-    """The largest peak with a small chance, were it to err and grow as one decision's does."""
+def _limit_bytes(found: Search, one: Found, *, chance: float, has_pipeline: bool) -> float:
+    """The largest peak with a chance, were it to err and grow as one decision's does."""
     capacity_bytes = found.question.capacity_bytes
     peaks = capacity_bytes * np.arange(1, PEAKS + 1) / PEAKS
     uneven_ratio = uneven_bytes_of(found, one) / one.peak_bytes
@@ -76,7 +164,7 @@ def _limit_bytes(found: Search, one: Found) -> float:
         peaks,
         capacity_bytes=capacity_bytes,
         software=found.question.software,
-        pipeline_C=int(one.candidates.rows["pipeline"][0]),
+        pipeline_C=2 if has_pipeline else 1,
         uneven_bytes_C=peaks * uneven_ratio,
     ).ever_C
-    return float(peaks[ever <= SMALL].max(initial=0.0))
+    return float(peaks[ever <= chance].max(initial=0.0))

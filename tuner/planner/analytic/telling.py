@@ -3,6 +3,7 @@
 A band of (low, high) around a prediction p holds measurements from low p to high p.
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -44,6 +45,7 @@ from tuner.planner.analytic.memory_risk import (
     uneven_bytes,
 )
 from tuner.planner.analytic.preferring import roomier
+from tuner.planner.analytic.roomy_search import NO_ROOMS, Rooms
 from tuner.planner.analytic.ties import tied_rows
 from tuner.planner.layout_groups import layout_of, rows_of_layouts
 from tuner.planner.ratios import Ratios, is_tie
@@ -102,16 +104,16 @@ class Choice:
     """Seconds of a step of the chosen one with what running out of memory costs on average; of the
     fastest the next. Absent where they are the same."""
     fastest_expected_s: float | None = None
-    roomy: Search | None = None
-    """A search for decisions with more room, where the chosen one's chance asked for it."""
+    rooms: Rooms = NO_ROOMS
+    """Searches for decisions with more room, where the fastest near the best asked for them."""
 
     @property
     def searched_ratio(self) -> float | None:
         """How much longer than the chosen one's are steps that were searched for more room."""
-        if self.roomy is None:
+        if self.rooms.complete_s is None:
             return None
-        ratio = self.roomy.complete_s / self.chosen.objective_s - 1.0
-        return ratio if ratio > 0.0 else None
+        ratio = self.rooms.complete_s / self.chosen.objective_s - 1.0
+        return ratio if 0.0 < ratio < math.inf else None
 
     @property
     def is_fastest(self) -> bool:
@@ -193,7 +195,7 @@ class Teller:
         chosen = self.told(best)
         if (chosen.out_of_memory_probability or 0.0) <= SMALL:
             return None
-        row = roomier(self.search, step_s=best.objective_s, roomy=choice.roomy)
+        row = roomier(self.search, step_s=best.objective_s, rooms=choice.rooms.searches)
         if row is None:
             return None
         alone = replace(self.search, found=row)

@@ -47,7 +47,7 @@ def each_alone(question: PoolsQuestion, settings: Settings) -> tuple[PoolAlone, 
         if result.found is not None:
             step_s = float(result.found.step_s[0])
             expected_s = loss_prices(spec.goal).expected_s(
-                result.found.step_s, chances_of(result, result.found), roomier_s=None
+                result.found.step_s, chances_of(result, result.found), fallback_s=None
             )
             least = int(np.argmin(expected_s))
             lasting_s = effective_step_s(

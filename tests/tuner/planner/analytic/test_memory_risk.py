@@ -31,9 +31,9 @@ def test_a_failed_start_costs_itself_and_a_late_crash_its_restarts_too() -> None
 def test_the_expected_step_spreads_the_loss_and_goes_on_with_the_roomier() -> None:
     # A run of 100 steps of 10 s. Out at the start for sure: 50 s lost are 5 %, then 11 s a step.
     prices = LossPrices(failed_start_s=50.0, crash_s=0.0, run_steps=100.0)
-    found = prices.expected_s(np.array([10.0]), certain(1.0, 1.0), roomier_s=11.0)
+    found = prices.expected_s(np.array([10.0]), certain(1.0, 1.0), fallback_s=11.0)
     assert found == pytest.approx([10.0 * 1.05 + 1.0])
-    safe = prices.expected_s(np.array([10.0]), certain(0.0, 0.0), roomier_s=11.0)
+    safe = prices.expected_s(np.array([10.0]), certain(0.0, 0.0), fallback_s=11.0)
     assert safe == pytest.approx([10.0])
 
 

@@ -110,9 +110,8 @@ def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
     every = every.taken(np.flatnonzero(every.step_s <= float(fastest.step_s[0]) * 1.1))
     risks = chances_of(found, every)
     roomy_s = every.step_s[risks.ever_C <= SMALL].min(initial=np.inf)
-    expected_s = LossPrices().expected_s(
-        every.step_s, risks, roomier_s=float(roomy_s) if np.isfinite(roomy_s) else None
-    )
+    assert np.isfinite(roomy_s)
+    expected_s = LossPrices().expected_s(every.step_s, risks, fallback_s=float(roomy_s))
     least_s = max(float(fastest.step_s[0]), float(expected_s.min()))
     near = every.taken(np.flatnonzero(expected_s <= least_s * (1.0 + TOLERANCE_RATIO)))
     first = min(tuple(key) for key in criteria(found, near))
