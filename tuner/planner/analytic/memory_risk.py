@@ -5,12 +5,15 @@
                recorded by UNEVEN_RATIO of what the busiest expert rank's load decides
 
     loss       at start * failed start + later * (CRASHES * crash + failed start)      seconds
-    expected   (1 - ever) * step + ever * fallback's step + step * loss / run
+    expected   (1 - ever) * step + ever * (expected of what is run next) + step * loss / run
 
-A decision that runs out never delivers its own step: the job is planned anew and goes on with the
-fallback, the fastest decision that hardly runs out. One that dies late is first started again
-CRASHES times; what it did until then is not counted for it, since nothing tells when it dies. So
-late crashes cost rather too much. Without a fallback nothing is expected: the run may never end.
+A decision that runs out never delivers its own step: the job is planned anew, with the decision of
+less chance and longer step from which on the least is expected. Predictions of one job's peaks err
+alike, so what is run next runs out with the share of chances `ever(next) / ever`. The last is the
+fallback, the fastest that hardly runs out; without one nothing is expected, as the run may never
+end. One that dies late is first started again CRASHES times; what it did until then is not counted
+for it, since nothing tells when it dies. So late crashes cost rather too much.
+
 `expected` is seconds a step, spread over the run: the steps that `goal.tokens` take, or
 USUAL_RUN_S.
 
@@ -104,22 +107,34 @@ class LossPrices:
         """Seconds of the run."""
         return USUAL_RUN_S if self.run_steps is None else self.run_steps * step_s
 
-    def expected_s(self, step_s_C: Floats, chances: Chances, *, fallback_s: float | None) -> Floats:
+    def expected_s(self, step_s_C: Floats, chances: Chances) -> Floats:
         """Seconds a step with what running out is expected to cost.
+
+        One that hardly runs out, or has none that is roomier and slower beside it, goes on as it is
+        after it ran out.
 
         Args:
             step_s_C: of the decisions.
             chances: theirs.
-            fallback_s: a step of what is run after one ran out; None where nothing is known that
-                could be run then: infinite for what may run out.
         """
         if not len(step_s_C):
             return step_s_C
-        run_s = self.run_s(float(step_s_C.min()))
-        found: Floats = step_s_C * (1.0 + self.loss_s(chances) / run_s)
-        if fallback_s is None:
-            return np.where(chances.ever_C > 0.0, np.inf, found)
-        return found + chances.ever_C * np.maximum(0.0, fallback_s - step_s_C)
+        ever_C = chances.ever_C
+        lost_s_C = step_s_C * self.loss_s(chances) / self.run_s(float(step_s_C.min()))
+        later_s_C = np.full(len(step_s_C), np.inf)
+        longest_s = np.inf
+        # Of decisions alike in chance the fastest comes first; whoever is slower is no way on.
+        for j in np.lexsort((step_s_C, np.maximum(ever_C, SMALL))):
+            if step_s_C[j] >= longest_s:
+                continue
+            longest_s = step_s_C[j]
+            later_s = ever_C[j] * longest_s if np.isinf(later_s_C[j]) else later_s_C[j]
+            from_j_s_C = (ever_C - ever_C[j]) * longest_s + lost_s_C[j] + later_s
+            is_way_on_C = (ever_C > max(SMALL, ever_C[j])) & (step_s_C <= longest_s)
+            later_s_C = np.where(is_way_on_C, np.minimum(later_s_C, from_j_s_C), later_s_C)
+        later_s_C = np.where(np.isinf(later_s_C), ever_C * step_s_C, later_s_C)
+        found: Floats = (1.0 - ever_C) * step_s_C + later_s_C + lost_s_C
+        return found
 
 
 def loss_prices(goal: TrainGoal) -> LossPrices:

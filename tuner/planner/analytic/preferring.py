@@ -214,12 +214,12 @@ def _fastest_with(search: Search, found: Found, *, most_chance: float) -> Found 
     return found.taken(with_room[np.argmin(found.step_s[with_room])][None])
 
 
-def _room_ways(room: Search, *, limit_s: float = np.inf) -> Found | None:
+def _room_ways(room: Search) -> Found | None:
     """What a search for more room found, and what is hardly slower."""
     if room.found is None:
         return None
     least_s = float(room.found.step_s[0])
-    return _near_ways(room, limit_s=min(limit_s, least_s * (1.0 + MOST_SLOWER_RATIO)))
+    return _near_ways(room, limit_s=least_s * (1.0 + MOST_SLOWER_RATIO))
 
 
 def chances_of(search: Search, found: Found) -> Chances:
@@ -251,15 +251,11 @@ def _near(
     others = _beside(_near_ways(search, limit_s=limit_s), with_room)
     found = fastest if others is None else fastest.beside(others)
     risks = chances_of(search, found)
-    roomy = _fastest_with(search, found, most_chance=SMALL)
     is_fit_C = risks.ever_C <= LIKELY
     if not is_fit_C.any():
         step_C = np.searchsorted(MEMORY_STEPS, risks.ever_C)
         is_fit_C = step_C == step_C.min()
-    # Without a fallback the order is that of the failed starts alone.
-    expected_s = prices.expected_s(
-        found.step_s, risks, fallback_s=0.0 if roomy is None else float(roomy.step_s[0])
-    )
+    expected_s = prices.expected_s(found.step_s, risks)
     # Closed forms of others may be below the fastest as it plays; it is the least that is known.
     least_s = max(objective_s, float(expected_s[is_fit_C].min()))
     return _Near(
@@ -267,7 +263,7 @@ def _near(
         expected_s=expected_s,
         is_fit_C=is_fit_C,
         most_s=least_s * (1.0 + TOLERANCE_RATIO),
-        has_fallback=roomy is not None,
+        has_fallback=bool((risks.ever_C <= SMALL).any()),
     )
 
 
@@ -275,12 +271,17 @@ def _near_limit_s(
     search: Search, fastest: Found, *, prices: LossPrices, with_room: Found | None
 ) -> float:
     """Seconds beyond which no step of the first search can be within the tolerance."""
-    own, step_s = chances_of(search, fastest), float(fastest.step_s[0])
-    roomy = None if with_room is None else _fastest_with(search, with_room, most_chance=SMALL)
-    # Were a fallback near, it would be looked for up to the tolerance.
-    fallback_s = step_s * (1.0 + TOLERANCE_RATIO) if roomy is None else float(roomy.step_s[0])
-    expected_s = prices.expected_s(fastest.step_s, own, fallback_s=fallback_s)
-    most_s = float(expected_s[0]) * (1.0 + TOLERANCE_RATIO)
+    step_s = float(fastest.step_s[0])
+    if with_room is None:
+        own = chances_of(search, fastest)
+        expected_s = float(prices.expected_s(fastest.step_s, own)[0])
+        # Were it to go on with another, that would be looked for up to the tolerance.
+        most_s = expected_s * (1.0 + TOLERANCE_RATIO * (1.0 + float(own.ever_C[0])))
+        return min(most_s, step_s * (1.0 + MOST_SLOWER_RATIO))
+    every = fastest.beside(with_room)
+    risks = chances_of(search, every)
+    fitting_s = prices.expected_s(every.step_s, risks)[risks.ever_C <= LIKELY]
+    most_s = float(fitting_s.min(initial=np.inf)) * (1.0 + TOLERANCE_RATIO)
     return min(most_s, step_s * (1.0 + MOST_SLOWER_RATIO))
 
 

@@ -16,7 +16,7 @@ from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.found import Found
 from tuner.planner.analytic.found import Search as Searched
 from tuner.planner.analytic.leaning import price_to_fit
-from tuner.planner.analytic.memory_risk import SMALL, LossPrices
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, LossPrices
 from tuner.planner.analytic.preferring import (
     CRITERIA,
     MOST_SLOWER_RATIO,
@@ -109,9 +109,9 @@ def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
     every = every_decision(found)
     every = every.taken(np.flatnonzero(every.step_s <= float(fastest.step_s[0]) * 1.1))
     risks = chances_of(found, every)
-    roomy_s = every.step_s[risks.ever_C <= SMALL].min(initial=np.inf)
-    assert np.isfinite(roomy_s)
-    expected_s = LossPrices().expected_s(every.step_s, risks, fallback_s=float(roomy_s))
+    assert (risks.ever_C <= SMALL).any()
+    expected_s = LossPrices().expected_s(every.step_s, risks)
+    expected_s = np.where(risks.ever_C <= LIKELY, expected_s, np.inf)
     least_s = max(float(fastest.step_s[0]), float(expected_s.min()))
     near = every.taken(np.flatnonzero(expected_s <= least_s * (1.0 + TOLERANCE_RATIO)))
     first = min(tuple(key) for key in criteria(found, near))
