@@ -382,6 +382,8 @@ class Plan(Record):
     """Time against memory and cost, fastest first; empty where it was not asked for."""
     unlaunchable: tuple[Unlaunchable, ...] = ()
     relaxations: tuple[Relaxation, ...] = ()
+    """What would make something fit: where nothing does, and where all that was found runs out of
+    memory more likely than not."""
     placement: Placement | None = None
     """Which machines run which stage; absent where all are alike and none was measured apart."""
     load_ratio: tuple[tuple[float, ...], ...] = ()

@@ -63,6 +63,9 @@ def trade_words(one: Preference) -> Iterator[str]:
 
 def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
     one = plan.roomier
+    if one is None and plan.relaxations:
+        ways = "; ".join(f"{way.limit}: {way.change}" for way in plan.relaxations)
+        return f"No decision found is less likely to run out. What makes room: {ways}."
     if one is None and plan.roomier_within_ratio is None:
         return "More nodes, or a smaller usable_memory_ratio of the pool, make room."
     if one is None:

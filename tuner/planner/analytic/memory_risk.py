@@ -69,6 +69,9 @@ given its P99 is in the peak already."""
 SMALL: Final = 0.05
 """Up to this probability a decision is called roomy."""
 
+PEAKS: Final = 2048
+"""Shares of a device's memory that are tried as a limit of predicted peaks."""
+
 LIKELY: Final = 0.5
 """Beyond this probability a decision is taken not to fit: the median of what its peak may be is
 more than the device has. It is planned only where no other found is less likely to run out."""
@@ -178,6 +181,35 @@ def chances(
         at_start_C[of_kind] = errors.at_start(room_C[of_kind])
         ever_C[of_kind] = errors.ever(room_C[of_kind], growth_C=growth_C[of_kind])
     return Chances(at_start_C=at_start_C, ever_C=ever_C)
+
+
+def largest_peak_bytes(
+    capacity_bytes: float,
+    *,
+    chance: float,
+    software: Software,
+    has_pipeline: bool,
+    uneven_ratio: float,
+) -> float:
+    """The largest predicted peak that is no likelier to run out; 0 where even none is.
+
+    Args:
+        capacity_bytes: all that a device has.
+        chance: of running out.
+        software: that runs.
+        has_pipeline: whether it runs a pipeline.
+        uneven_ratio: share of the peak by which it grows when the busiest expert rank's load
+            doubles.
+    """
+    peaks = capacity_bytes * np.arange(1, PEAKS + 1) / PEAKS
+    ever = chances(
+        peaks,
+        capacity_bytes=capacity_bytes,
+        software=software,
+        pipeline_C=2 if has_pipeline else 1,
+        uneven_bytes_C=peaks * uneven_ratio,
+    ).ever_C
+    return float(peaks[ever <= chance].max(initial=0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,9 @@ from tuner.planner.analytic.bucketing import bucket_note, saved_s, with_best_buc
 from tuner.planner.analytic.extrapolation import provenance_of, weighed
 from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked
 from tuner.planner.analytic.found import Found, Search
-from tuner.planner.analytic.memory_risk import loss_prices
+from tuner.planner.analytic.memory_risk import LIKELY, loss_prices
 from tuner.planner.analytic.more_nodes import more_nodes
+from tuner.planner.analytic.more_room import more_room
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO, Preferred, preferred
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
@@ -147,11 +148,17 @@ def make_analytic_plan(
         below_s=choice.fastest.objective_s,
         with_unlaunchable=with_unlaunchable,
     )
+    predicted = teller.told(best)
+    ways_out = ()
+    if (predicted.out_of_memory_probability or 0.0) > LIKELY and choice.rooms.room_ratio:
+        ratio = choice.rooms.room_ratio
+        ways_out = more_room(spec, site, room_ratio=ratio, settings=settings, band=band)
     return Plan.model_validate(
         common
         | {
             "decision": best.decision,
-            "predicted": teller.told(best),
+            "predicted": predicted,
+            "relaxations": ways_out,
             "preferred": teller.preference(choice),
             "roomier": teller.roomier(choice),
             "roomier_within_ratio": choice.searched_ratio,

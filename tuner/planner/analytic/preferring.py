@@ -189,6 +189,41 @@ def preferred(
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LeastExpected:
+    """A decision whose step is expected to be the shortest, running out of memory included."""
+
+    row: Found
+    """One column."""
+    expected_s: float
+    chance: float
+    """Of running out."""
+
+
+def least_expected(
+    search: Search, *, prices: LossPrices, rooms: Sequence[Search] = ()
+) -> LeastExpected:
+    """Find it by closed forms alone, the order of criteria left aside.
+
+    Args:
+        search: that found something.
+        prices: what running out of memory costs.
+        rooms: searches for decisions with more room, where any were made.
+    """
+    if search.found is None:
+        raise ValueError("the search found nothing that fits")
+    fastest = search.found.taken(np.array([0]))
+    step_s = float(fastest.step_s[0])
+    near = _near(search, fastest, objective_s=step_s, prices=prices, rooms=rooms)
+    least = int(np.argmin(np.where(near.is_fit_C, near.expected_s, np.inf)))
+    row = near.found.taken(np.array([least]))
+    return LeastExpected(
+        row=row,
+        expected_s=float(near.expected_s[least]),
+        chance=float(chances_of(search, row).ever_C[0]),
+    )
+
+
 def roomier(
     search: Search, *, step_s: float, rooms: Sequence[Search] = (), most_chance: float = SMALL
 ) -> Found | None:

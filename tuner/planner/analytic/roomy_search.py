@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from tuner.planner.analytic.found import Found, Search
-from tuner.planner.analytic.memory_risk import LIKELY, SMALL, chances
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, largest_peak_bytes
 from tuner.planner.analytic.peak_errors import kind_of
 from tuner.planner.analytic.preferring import (
     MOST_SLOWER_RATIO,
@@ -37,9 +37,6 @@ CHANCES: Final = (0.3, LIKELY)
 MOST_SEARCHES: Final = 3
 """Under ever lower limits, where what was found still runs out: its peak errs or grows more."""
 
-PEAKS: Final = 2048
-"""Shares of a device's memory that are tried as a limit."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rooms:
@@ -50,6 +47,8 @@ class Rooms:
     complete_s: float | None = None
     """Seconds of a step up to which every decision that hardly runs out was searched for; infinite
     where all were. None where none was asked for."""
+    room_ratio: float | None = None
+    """Share of a device's memory that a predicted peak may take and hardly run out."""
 
 
 NO_ROOMS: Final = Rooms()
@@ -94,7 +93,13 @@ class _Looking:
                 self._under(chance, below_s=self._least_s())
         if not np.isfinite(fallback_s):
             self._leanest()
-        return Rooms(searches=tuple(self._kept), complete_s=complete_s)
+        is_piped = int(self._full.candidates.rows["pipeline"][0]) > 1
+        limit_bytes = _limit_bytes(self._found, self._full, chance=SMALL, has_pipeline=is_piped)
+        return Rooms(
+            searches=tuple(self._kept),
+            complete_s=complete_s,
+            room_ratio=limit_bytes / self._found.question.capacity_bytes,
+        )
 
     def _least_s(self) -> float:
         return min((float(one.found.step_s[0]) for one in self._kept if one.found), default=np.inf)
@@ -157,14 +162,11 @@ class _Looking:
 
 def _limit_bytes(found: Search, one: Found, *, chance: float, has_pipeline: bool) -> float:
     """The largest peak with a chance, were it to err and grow as one decision's does."""
-    capacity_bytes = found.question.capacity_bytes
-    peaks = capacity_bytes * np.arange(1, PEAKS + 1) / PEAKS
-    uneven_ratio = uneven_bytes_of(found, one) / one.peak_bytes
-    ever = chances(
-        peaks,
-        capacity_bytes=capacity_bytes,
+    uneven_ratio = np.asarray(uneven_bytes_of(found, one) / one.peak_bytes)
+    return largest_peak_bytes(
+        found.question.capacity_bytes,
+        chance=chance,
         software=found.question.software,
-        pipeline_C=2 if has_pipeline else 1,
-        uneven_bytes_C=peaks * uneven_ratio,
-    ).ever_C
-    return float(peaks[ever <= chance].max(initial=0.0))
+        has_pipeline=has_pipeline,
+        uneven_ratio=float(uneven_ratio.max()),
+    )

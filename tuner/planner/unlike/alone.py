@@ -5,7 +5,7 @@ it keeps back are its own share (spares.py); those of the pools left out are not
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -15,7 +15,8 @@ from tuner.plan import Plan, Provenance
 from tuner.planner.analytic.answer import detail_of
 from tuner.planner.analytic.memory_risk import loss_prices
 from tuner.planner.analytic.planning import make_analytic_plan
-from tuner.planner.analytic.preferring import chances_of
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO, least_expected
+from tuner.planner.analytic.roomy_search import roomy_searches
 from tuner.planner.analytic.search import Settings as PoolSettings
 from tuner.planner.analytic.search import search
 from tuner.planner.analytic.telling import effective_step_s
@@ -30,9 +31,13 @@ class PoolAlone:
     index: int
     """Of the pool in the cluster."""
     told: Alone
-    effective_step_s: float
+    effective_step_s: float = inf
     """Wall clock per step with failures and with what running out of memory costs on average;
     infinite where the model does not fit."""
+    step_s: float = inf
+    """Seconds of a step of the decision that this is of."""
+    chance: float = 1.0
+    """Of its running out of memory."""
 
 
 def each_alone(question: PoolsQuestion, settings: Settings) -> tuple[PoolAlone, ...]:
@@ -42,19 +47,28 @@ def each_alone(question: PoolsQuestion, settings: Settings) -> tuple[PoolAlone, 
     share_s = settings.time_limit_s / question.num_pools
     for index, own in enumerate(question.of_pool):
         spec, site = question.specs[index], question.sites[index]
-        result = search(own, PoolSettings(top=1, time_limit_s=share_s, clock=settings.clock))
-        step_s, lasting_s = None, inf
-        if result.found is not None:
-            step_s = float(result.found.step_s[0])
-            expected_s = loss_prices(spec.goal).expected_s(
-                result.found.step_s, chances_of(result, result.found), fallback_s=None
+        settings_of = PoolSettings(
+            top=1, band_ratio=TOLERANCE_RATIO, time_limit_s=share_s, clock=settings.clock
+        )
+        result = search(own, settings_of)
+        told = Alone(pool=site.pool.name, devices=own.num_devices, step_time_s=None)
+        if result.found is None:
+            found.append(PoolAlone(index=index, told=told))
+            continue
+        step_s = float(result.found.step_s[0])
+        fastest = result.found.taken(np.array([0]))
+        rooms = roomy_searches(result, settings_of, full=fastest, step_s=step_s)
+        least = least_expected(result, prices=loss_prices(spec.goal), rooms=rooms.searches)
+        detail = detail_of(replace(result, found=least.row), 0)
+        found.append(
+            PoolAlone(
+                index=index,
+                told=told.model_copy(update={"step_time_s": step_s}),
+                effective_step_s=effective_step_s(spec, site, detail, step_s=least.expected_s),
+                step_s=float(least.row.step_s[0]),
+                chance=least.chance,
             )
-            least = int(np.argmin(expected_s))
-            lasting_s = effective_step_s(
-                spec, site, detail_of(result, least), step_s=float(expected_s[least])
-            )
-        told = Alone(pool=site.pool.name, devices=own.num_devices, step_time_s=step_s)
-        found.append(PoolAlone(index=index, told=told, effective_step_s=lasting_s))
+        )
     return tuple(found)
 
 

@@ -1,11 +1,11 @@
 """What the search over pools proves, in seconds of a step: the certificate and its ties."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tuner.plan import Band, Certificate, Preference, Space
 from tuner.planner.analytic.answer import PROVEN_GAP_RATIO
 from tuner.planner.ratios import is_tie
-from tuner.planner.unlike.risk import priced
+from tuner.planner.unlike.risk import Priced
 from tuner.planner.unlike.search import Search
 from tuner.planner.unlike.told import Played, decision_of
 
@@ -49,12 +49,14 @@ def certificate_of(found: Search, order: Sequence[Played]) -> Certificate:
     )
 
 
-def preference_of(found: Search, order: Sequence[Played]) -> Preference | None:
+def preference_of(
+    found: Search, order: Sequence[Played], risks: Mapping[Played, Priced]
+) -> Preference | None:
     """Say why the fastest chain was not chosen; None where it was."""
     chosen, fastest = order[0], fastest_of(order)
     if chosen is fastest:
         return None
-    expected = [priced(one, found.question) for one in (chosen, fastest)]
+    expected = [risks[one] for one in (chosen, fastest)]
     has_less_risk = expected[0].chance < expected[1].chance
     has_failures = found.question.specs[0].goal.reliability is not None
     return Preference(
@@ -65,8 +67,8 @@ def preference_of(found: Search, order: Sequence[Played]) -> Preference | None:
             *(("less chance of running out of memory",) if has_less_risk else ()),
             *(("less wall clock per step with failures",) if has_failures else ()),
         ),
-        expected_step_s=expected[0].step_s,
-        fastest_expected_step_s=expected[1].step_s,
+        expected_step_s=expected[0].expected_s if expected[0].has_fallback else None,
+        fastest_expected_step_s=expected[1].expected_s if expected[1].has_fallback else None,
         fastest_out_of_memory_probability=expected[1].chance,
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from tuner.placement import Placement, StagePlacement
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
@@ -112,29 +113,33 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
 
 def risk_of(chain: Chain, question: PoolsQuestion) -> MemoryForecast:
     """How likely any stage runs out on its own pool's devices."""
-    alike, stages_S = question.alike, range(len(chain.pool_S))
-    uneven_S = np.zeros(len(chain.pool_S))
-    if alike.busiest is None and alike.model.moe is not None:
-        layout = stages_of(alike.model, np.array(chain.layers_S)[:, None])
-        of_pool = {
-            index: uneven_bytes(
-                own.shape,
-                replace(chain.column.on(index).strategies, pipeline=float(len(chain.pool_S))),
-                own.hardware,
-                layout,
-                constants=own.memory_constants,
-            )
-            for index, own in enumerate(question.of_pool)
-            if index in chain.pool_S
-        }
-        uneven_S = np.array([of_pool[chain.pool_S[stage]][stage] for stage in stages_S])
     return forecast_of(
         np.array(chain.price.bytes_S),
-        uneven_S,
+        uneven_bytes_of(chain, question),
         capacity_bytes=np.array([question.of_pool[pool].capacity_bytes for pool in chain.pool_S]),
-        software=alike.software,
+        software=question.alike.software,
         prices=loss_prices(question.specs[0].goal),
     )
+
+
+def uneven_bytes_of(chain: Chain, question: PoolsQuestion) -> npt.NDArray[np.float64]:
+    """What each stage's peak grows by when the busiest expert rank's load doubles, [S]."""
+    alike, stages_S = question.alike, range(len(chain.pool_S))
+    if alike.busiest is not None or alike.model.moe is None:
+        return np.zeros(len(chain.pool_S))
+    layout = stages_of(alike.model, np.array(chain.layers_S)[:, None])
+    of_pool = {
+        index: uneven_bytes(
+            own.shape,
+            replace(chain.column.on(index).strategies, pipeline=float(len(chain.pool_S))),
+            own.hardware,
+            layout,
+            constants=own.memory_constants,
+        )
+        for index, own in enumerate(question.of_pool)
+        if index in chain.pool_S
+    }
+    return np.array([of_pool[chain.pool_S[stage]][stage] for stage in stages_S])
 
 
 def band_over(question: PoolsQuestion, pools: Sequence[int]) -> Band:

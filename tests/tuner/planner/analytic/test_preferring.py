@@ -163,6 +163,7 @@ def test_a_dearer_failure_reaches_for_roomier_decisions(ask: MakeQuestion) -> No
         chosen = chosen_among(found, full, prices=prices)
         assert chosen is not None
         assert float(chosen.row.peak_bytes[0]) < found.question.capacity_bytes
+        assert chosen.fastest_expected_s is not None
         return chosen.fastest_expected_s
 
     step_s = float(fastest.step_s[0])

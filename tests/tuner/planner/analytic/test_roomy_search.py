@@ -6,15 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from tuner.cli.plan_text import plan_text
 from tuner.costs.analytic.calibration import shipped
 from tuner.plan import Plan, Provenance
-from tuner.planner.analytic.asking import site_of
-from tuner.planner.analytic.memory_risk import SMALL, loss_prices
+from tuner.planner.analytic.asking import question_of, site_of
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
 from tuner.planner.analytic.planning import make_analytic_plan
 from tuner.planner.analytic.preferring import MOST_SLOWER_RATIO, TOLERANCE_RATIO
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.relaxing import memory_that_would_do
 from tuner.planner.analytic.search import Settings
+from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.goal import TrainGoal
+from tuner.spec.huggingface.read import read_model
 from tuner.spec.read import read_spec
+from tuner.spec.search import Search
+from tuner.spec.spec import Spec
+from tuner.units import parse_bytes
 
+MODELS = Path(__file__).parents[4] / "examples" / "models"
 QWEN = Path(__file__).parents[4] / "examples" / "worked" / "qwen3-30b-a3b-16-h100" / "spec.yaml"
 NOTHING = Provenance(
     moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
@@ -42,11 +52,13 @@ def planned(*, usable_ratio: float = 0.95, failed_start_s: float | None = None) 
 
 
 def expected_s(plan: Plan) -> float:
-    """Seconds of a step with what running out costs; nothing roomier is run afterwards."""
+    """Seconds of a step with what running out costs; the run goes on with the roomier decision."""
     assert plan.predicted is not None
-    step_s = plan.predicted.step_time_s
+    step_s, chance = plan.predicted.step_time_s, plan.predicted.out_of_memory_probability or 0.0
     loss_s = plan.predicted.out_of_memory_loss_s or 0.0
-    return step_s * (1.0 + loss_s / loss_prices(plan.goal).run_s(step_s))
+    next_s = step_s if plan.roomier is None else plan.roomier.step_time_s
+    more_s = chance * max(0.0, next_s - step_s)
+    return step_s * (1.0 + loss_s / loss_prices(plan.goal).run_s(step_s)) + more_s
 
 
 def test_a_roomier_decision_beyond_the_rows_of_the_search_is_found() -> None:
@@ -65,3 +77,101 @@ def test_less_usable_memory_never_makes_the_expected_step_shorter() -> None:
         assert more <= less * (1.0 + TOLERANCE_RATIO), found
     # The fastest is expected to take 31 s, and what is as near as 2 % of it 25.3 s.
     assert found[0] == pytest.approx(24.1, abs=0.4)
+
+
+def llama_70b(**pool: object) -> Plan:
+    """Llama 3.1 70B for 90 days on 128 H100 under torchtitan, whose pipelines take more than
+    predicted."""
+    model = read_model(MODELS / "llama-3.1-70b")
+    h100 = {"name": "h100", "device": "h100-sxm", "nodes": 16, "devices_per_node": 8, "nic": 5e10}
+    cluster = Cluster(pools=(Pool.model_validate(h100 | pool),))
+    goal = {"kind": "train", "sequence_length": 8192, "global_batch_size": 512}
+    limits = {"micro_batch_size": (1,), "virtual_pipeline_model_parallel_size": (1, 2, 20)}
+    spec = Spec(
+        path=Path("spec.yaml"),
+        model_path=MODELS / "llama-3.1-70b",
+        model=model,
+        cluster=cluster,
+        goal=TrainGoal.model_validate(goal | {"tokens": 1e12, "failed_start": 1800.0}),
+        search=Search.model_validate(limits),
+        emit=("torchtitan",),
+    )
+    return make_analytic_plan(
+        spec,
+        site_of(cluster.pools[0], residuals=shipped()),
+        settings=Settings(top=2, clock=time.perf_counter),
+        provenance=NOTHING,
+        with_unlaunchable=False,
+    )
+
+
+def test_what_runs_out_nearly_for_sure_is_not_planned_however_cheap_a_failed_start() -> None:
+    """Half an hour of 90 days is nothing, but the faster step is never delivered."""
+    plan = llama_70b()
+    assert plan.predicted is not None
+    assert plan.preferred is not None
+    assert (plan.preferred.fastest_out_of_memory_probability or 0.0) > 0.95
+    assert (plan.predicted.out_of_memory_probability or 0.0) <= SMALL
+    assert plan.preferred.slower_ratio > TOLERANCE_RATIO
+    assert plan.preferred.expected_step_s is not None
+    assert plan.preferred.fastest_expected_step_s is not None
+    assert plan.preferred.fastest_expected_step_s > plan.preferred.fastest_step_s * 1.02
+    assert plan.relaxations == ()
+
+
+def test_where_nothing_is_likely_to_fit_the_plan_warns_and_offers_nodes_and_memory() -> None:
+    question = planned_question("mixtral-8x7b", memory_per_device=80 * 10**9)
+    least_bytes = memory_that_would_do(question)
+    plan = planned_pipeline("mixtral-8x7b", memory_per_device=int(1.03 * least_bytes))
+    assert plan.predicted is not None
+    assert (plan.predicted.out_of_memory_probability or 0.0) > LIKELY
+    assert plan.roomier is None
+    assert plan.preferred is None or plan.preferred.expected_step_s is None
+    assert [one.limit for one in plan.relaxations] == ["nodes", "memory_per_device"]
+    warning = plan_text(plan, folder=Path("plan")).splitlines()[0]
+    for words in (
+        "WARNING",
+        "No decision found is less likely",
+        "nodes instead of 2",
+        "per device",
+    ):
+        assert words in warning, warning
+    # With the memory that it names, what is planned fits more likely than not.
+    said = plan.relaxations[1].change.split(" per device")[0]
+    roomy = planned_pipeline("mixtral-8x7b", memory_per_device=int(parse_bytes(said) * 1.01))
+    assert roomy.predicted is not None
+    assert (roomy.predicted.out_of_memory_probability or 0.0) <= LIKELY
+    assert roomy.relaxations == ()
+
+
+def pipeline_spec(model: str, *, memory_per_device: int) -> Spec:
+    """Two nodes of A100 under torchtitan, in a pipeline of two ranks."""
+    pool = {"name": "a100", "device": "a100-80gb", "nodes": 2, "devices_per_node": 8, "nic": 2.5e10}
+    limits = {"pipeline_model_parallel_size": (2,), "micro_batch_size": (1,)}
+    memory = {"memory_per_device": memory_per_device, "usable_memory_ratio": 1.0}
+    goal = {"kind": "train", "sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"}
+    return Spec(
+        path=Path("spec.yaml"),
+        model_path=MODELS / model,
+        model=read_model(MODELS / model),
+        cluster=Cluster(pools=(Pool.model_validate(pool | memory),)),
+        goal=TrainGoal.model_validate(goal),
+        search=Search.model_validate(limits),
+        emit=("torchtitan",),
+    )
+
+
+def planned_question(model: str, *, memory_per_device: int) -> Question:
+    spec = pipeline_spec(model, memory_per_device=memory_per_device)
+    return question_of(spec, site_of(spec.cluster.pools[0], residuals=shipped()))
+
+
+def planned_pipeline(model: str, *, memory_per_device: int) -> Plan:
+    spec = pipeline_spec(model, memory_per_device=memory_per_device)
+    return make_analytic_plan(
+        spec,
+        site_of(spec.cluster.pools[0], residuals=shipped()),
+        settings=Settings(top=2, clock=time.perf_counter),
+        provenance=NOTHING,
+        with_unlaunchable=False,
+    )
