@@ -7,6 +7,7 @@ named where it differs from the plainest way to run the degrees.
     degrees         parallel degrees, ZeRO stage and micro-batch
     knobs           what is switched on beside them, in words for a sentence
     short_decision  both in one cell of a table
+    short_layout    the parallel degrees in use alone
     train_changes   what one decision does otherwise than another
 """
 
@@ -87,6 +88,23 @@ def short_decision(decision: TrainDecision) -> str:
         *_short_knobs(d),
     )
     return " ".join(part for part in parts if part)
+
+
+def short_layout(decision: TrainDecision) -> str:
+    """Name a layout alone, e.g. `tp2 pp8x2 dp128 ep32`: the parallel degrees in use."""
+    d = decision
+    virtual = d.virtual_pipeline_model_parallel_size
+    degrees = {
+        f"tp{d.tensor_model_parallel_size}": d.tensor_model_parallel_size,
+        f"pp{d.pipeline_model_parallel_size}{f'x{virtual}' if virtual > 1 else ''}": (
+            d.pipeline_model_parallel_size
+        ),
+        f"cp{d.context_parallel_size}": d.context_parallel_size,
+        f"dp{d.data_parallel_size}": d.data_parallel_size,
+        f"ep{d.expert_model_parallel_size}": d.expert_model_parallel_size,
+        f"etp{d.expert_tensor_parallel_size}": d.expert_tensor_parallel_size,
+    }
+    return " ".join(word for word, degree in degrees.items() if degree > 1) or "one device"
 
 
 def train_changes(before: TrainDecision, after: TrainDecision) -> tuple[str, ...]:

@@ -18,12 +18,13 @@ from tuner.spec.accounting import (
     num_parameters,
     training_flop_per_token,
 )
-from tuner.train_words import knobs, short_decision
+from tuner.train_words import knobs, short_decision, short_layout, train_changes
 from tuner.units import format_bytes, format_count, format_ratio, format_s
 
 SHOWN_ALTERNATIVES = 8
 SHOWN_RANKS = 4
 SHOWN_NODES = 16
+SHOWN_CHANGES = 2
 
 
 def plan_text(plan: Plan, *, folder: Path) -> str:
@@ -84,6 +85,7 @@ def explanation(plan: Plan) -> str:
         "why this one",
         f"  {certificate_line(plan.certificate)}",
         *(f"  {line}" for line in _preference_lines(plan)),
+        *_fastest(plan),
         f"  bound by {plan.binding_constraint}",
         *(
             f"  {missing.feature} would save {format_ratio(missing.gain_ratio)}, "
@@ -114,15 +116,30 @@ def _ties(certificate: Certificate) -> str:
 
 def _preference_lines(plan: Plan) -> Iterable[str]:
     """What was given up for an easier run, and what the proof says of the decision itself."""
-    if plan.preferred is None:
+    if plan.preferred is None or plan.decision is None:
         return
     one, gap = plan.preferred, plan.certificate.decision_gap_ratio
     yield (
-        f"preferred      {one.slower_ratio:.2%} slower than the fastest found "
-        f"({short_decision(one.fastest)}, {format_s(one.fastest_step_s)}, which the certificate is "
-        f"about), chosen because of {'; '.join((', '.join(one.reasons), *trade_words(one)))}; "
-        f"within {gap or 0.0:.2%} of optimal itself"
+        f"preferred      {format_ratio(one.slower_ratio)} slower than the fastest "
+        f"({_told_apart(one.fastest, plan.decision)}, {format_s(one.fastest_step_s)}), within "
+        f"{format_ratio(gap or 0.0)} of optimal: {', '.join(one.reasons)}"
     )
+    said = "; ".join(trade_words(plan))
+    if said:
+        yield f"trade          {said}"
+
+
+def _fastest(plan: Plan) -> Iterable[str]:
+    """The fastest decision in full, where another was preferred: the proof is about it."""
+    if plan.preferred is not None:
+        yield f"  the fastest, which is proven: {short_decision(plan.preferred.fastest)}"
+
+
+def _told_apart(one: TrainDecision, other: TrainDecision) -> str:
+    """Name a decision by its layout, and where another has that too by what else differs."""
+    if short_layout(one) != short_layout(other):
+        return short_layout(one)
+    return ", ".join(train_changes(other, one)[:SHOWN_CHANGES])
 
 
 def _model_line(plan: Plan) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tuner.plan import Plan, Preference, TrainDecision, TrainPrediction
+from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import SMALL
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO
 from tuner.units import format_bytes, format_ratio, format_s
@@ -47,18 +47,24 @@ def chance_sentence(predicted: TrainPrediction) -> str:
     )
 
 
-def trade_words(one: Preference) -> Iterator[str]:
-    """Say what both steps are expected to cost, where the fastest may run out."""
-    own_s, fastest_s = one.expected_step_s, one.fastest_expected_step_s
-    if own_s is None or fastest_s is None:
+def trade_words(plan: Plan) -> Iterator[str]:
+    """Say what the decision and the fastest cost with running out of memory, where these differ."""
+    one, predicted = plan.preferred, plan.predicted
+    if one is None or predicted is None:
         return
-    if (one.fastest_out_of_memory_probability or 0.0) <= SMALL:
-        return
-    verdict = f"equally fast ({format_ratio(TOLERANCE_RATIO)})" if own_s > fastest_s else "less"
-    yield (
-        "with what running out of memory costs on average a step takes "
-        f"{format_s(own_s)}, the fastest's {format_s(fastest_s)}: {verdict}"
-    )
+    own, other = predicted.out_of_memory_probability, one.fastest_out_of_memory_probability
+    if one.expected_step_s is not None and one.fastest_expected_step_s is not None:
+        own_s, fastest_s = one.expected_step_s, one.fastest_expected_step_s
+        verdict = "less" if own_s <= fastest_s else f"a tie within {format_ratio(TOLERANCE_RATIO)}"
+        yield (
+            f"expected step with running out of memory {format_s(own_s)}, the fastest's "
+            f"{format_s(fastest_s)}: {verdict}"
+        )
+    elif other is not None:
+        yield "no decision found hardly runs out of memory, so no step is to be expected"
+    if own is not None and other is not None and own > max(other, HARDLY_ANY):
+        chances = f"{format_ratio(own)} chance of running out of memory"
+        yield f"{chances} instead of {format_ratio(other)}"
 
 
 def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:

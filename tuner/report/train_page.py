@@ -266,7 +266,7 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
         preferred = Paragraph(
             text=f"The decision is {one.slower_ratio:.2%} slower than the fastest found "
             f"({train_words(one.fastest)}, {format_s(one.fastest_step_s)}) and was preferred "
-            f"because of {'; '.join((', '.join(one.reasons), *trade_words(one)))}."
+            f"because of {'; '.join((', '.join(one.reasons), *trade_words(plan)))}."
         )
     missing = tuple(
         f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; {one.target} lacks it"

@@ -12,6 +12,7 @@ from tuner.cli.plan_text import explanation, plan_text
 from tuner.plan import Plan, Preference, Roomier
 from tuner.report.memory_room import chance_sentence, memory_warning, trade_words
 from tuner.report.reading import report_of
+from tuner.train_words import short_decision
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]
@@ -113,25 +114,59 @@ def test_without_one_capacity_no_peak_is_paired_with_the_chance(own_folder: Path
         assert ("predicted" in chance_sentence(one)) == is_said
 
 
-def test_the_trade_is_said_where_the_fastest_may_run_out(own_folder: Path) -> None:
-    plan = with_chance(own_folder, 0.01)
+def preferring(folder: Path, chance: float, **values: float | None) -> Plan:
+    """A plan whose decision is another than the fastest."""
+    plan = with_chance(folder, chance)
     assert plan.decision is not None
     one = Preference(
-        fastest=plan.decision,
+        fastest=plan.decision.model_copy(update={"zero_stage": 3}),
         fastest_step_s=7.18,
         slower_ratio=0.0247,
-        reasons=("less chance of running out of memory",),
+        reasons=("fewer pipeline stages (8 instead of 16)",),
         expected_step_s=7.36,
         fastest_expected_step_s=7.24,
         fastest_out_of_memory_probability=0.34,
     )
-    (said,) = trade_words(one)
-    assert "7.36 s" in said
-    assert "7.24 s" in said
-    assert "equally fast" in said
-    (less,) = trade_words(one.model_copy(update={"fastest_expected_step_s": 7.6}))
-    assert "equally fast" not in less
-    assert not list(trade_words(one.model_copy(update={"fastest_out_of_memory_probability": 0.02})))
+    return plan.model_copy(update={"preferred": one.model_copy(update=values)})
+
+
+def test_the_trade_is_said_wherever_another_than_the_fastest_is_chosen(own_folder: Path) -> None:
+    for other in (0.34, 0.02):
+        plan = preferring(own_folder, 0.01, fastest_out_of_memory_probability=other)
+        (said,) = trade_words(plan)
+        for words in ("7.36 s", "7.24 s", "a tie within 2.0 %"):
+            assert words in said, (other, said)
+    (less,) = trade_words(preferring(own_folder, 0.01, fastest_expected_step_s=7.6))
+    assert less.endswith(": less")
+    # Slower and riskier, for reasons that come first.
+    _, riskier = trade_words(preferring(own_folder, 0.04, fastest_out_of_memory_probability=0.011))
+    assert riskier == "4.0 % chance of running out of memory instead of 1.1 %"
+    alone = with_chance(own_folder, 0.01).model_copy(update={"preferred": None})
+    assert not list(trade_words(alone))
+
+
+def test_without_a_decision_that_has_room_no_step_is_expected(own_folder: Path) -> None:
+    plan = preferring(own_folder, 0.7, expected_step_s=None, fastest_expected_step_s=None)
+    said = list(trade_words(plan))
+    assert said[0].startswith("no decision found hardly runs out of memory")
+    assert said[1] == "70.0 % chance of running out of memory instead of 34.0 %"
+
+
+def test_the_preferred_line_is_short_and_explain_names_the_fastest_in_full(
+    own_folder: Path,
+) -> None:
+    plan = preferring(own_folder, 0.01)
+    assert plan.preferred is not None
+    (line,) = (
+        line
+        for line in plan_text(plan, folder=own_folder).splitlines()
+        if line.startswith("preferred")
+    )
+    assert line == (
+        "preferred      2.5 % slower than the fastest (ZeRO 1 -> 3, 7.18 s), within 1.8 % of "
+        "optimal: fewer pipeline stages (8 instead of 16)"
+    )
+    assert short_decision(plan.preferred.fastest) in explanation(plan)
 
 
 def test_a_stored_plan_without_a_chance_is_read_and_says_none(own_folder: Path) -> None:
