@@ -1,34 +1,37 @@
 """A runner-up in the place of the chosen decision, where slow links hurt that one more.
 
 The search takes every link for the usual one, so among its best may be one that sends less over
-the links that are slow. The runners-up that a plan lists are priced with their best order each; one
-that could not win even with the solver's lower bound on its slow links is passed over. What the
-certificate is about stays the fastest decision with usual links.
+the links that are slow. The runners-up that a plan lists are priced with the best order found for
+how they lie on the nodes, so that all their seconds are of the same links as the decision's; what
+an obstacle keeps from being ordered says so. What the certificate is about stays the fastest
+decision with usual links.
 
 What the plan says of the replaced decision alone (what more room costs, its buckets, what it
 offloads, what binds it) goes with it.
 
-Not covered: decisions that the plan does not list; chains over several pools; what slow links cost
-the other runners-up, whose seconds and ratios stay those of usual links.
+Not covered: decisions that the plan does not list; chains over several pools.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.plan import Alternative, Band, Plan, Preference, TrainDecision, TrainPrediction
 from tuner.planner.layout_groups import by_layout
-from tuner.planner.nodes.ordering import least_slow_s, order_nodes, slow_in_order_s
-from tuner.planner.nodes.slowing import slowed
+from tuner.planner.nodes.ordering import order_nodes, slow_in_order_s
+from tuner.planner.nodes.slowing import SLOW_LINKS, slowed
 from tuner.planner.nodes.traffic import Traffic, obstacle, traffic
 from tuner.planner.ratios import has_same_kernels, is_tie, turned
-from tuner.planner.reasons import binding_constraint
+from tuner.planner.reasons import binding_constraint, why_lost
 from tuner.spec.cluster import Pool
 from tuner.units import format_s
 
 LEAST_GAIN_RATIO: Final = 0.01
 """Share of a step that another decision must save to take the chosen one's place."""
+
+AT_USUAL_LINKS: Final = "priced on usual links"
+"""Of a runner-up whose nodes cannot be put in order."""
 
 UNCHECKED_HOST: Final = (
     "offloading needs free host memory on each node, which the cluster does not state and the plan"
@@ -43,6 +46,8 @@ class LeastHurt:
     plan: Plan
     nodes: tuple[str, ...] | None
     """In the order of ranks; None where no order was looked for."""
+    slow_s_of: Mapping[TrainDecision, float] = field(default_factory=dict)
+    """Seconds of a step that slow links cost decisions in their best orders."""
 
 
 def least_hurt(plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float) -> LeastHurt:
@@ -63,30 +68,83 @@ def least_hurt(plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float
         (other, sent)
         for other in plan.runners_up
         if (sent := _traffic(plan, other.decision, other.predicted, pool)) is not None
+        and sent.num_nodes <= len(links.nodes)
     ]
     # An order is as good for all that lie on the nodes alike, so each kind is ordered once.
     share_s = time_limit_s / len({_kind(sent) for sent in (own, *(sent for _, sent in others))})
     ordered = order_nodes(own, links, pool=pool, time_limit_s=share_s)
     nodes_of = {_kind(own): ordered.nodes}
+    slow_s_of = {plan.decision: ordered.slow_s}
     total_s = plan.predicted.step_time_s + ordered.slow_s
     best_s, best = total_s * (1.0 - LEAST_GAIN_RATIO), None
     for other, sent in others:
         step_s = other.predicted.step_time_s
-        if step_s + least_slow_s(sent, links, pool=pool) >= best_s:
-            continue
         if _kind(sent) not in nodes_of:
             found = order_nodes(sent, links, pool=pool, time_limit_s=share_s)
             nodes_of[_kind(sent)] = found.nodes
         slow_s = slow_in_order_s(sent, links, nodes_of[_kind(sent)], pool=pool)
+        slow_s_of[other.decision] = slow_s
         if step_s + slow_s < best_s:
             best_s, best = step_s + slow_s, (other, sent, slow_s)
     if best is None:
-        return LeastHurt(plan=plan, nodes=ordered.nodes)
+        return LeastHurt(plan=plan, nodes=ordered.nodes, slow_s_of=slow_s_of)
     other, sent, slow_s = best
     return LeastHurt(
         plan=_instead(plan, other, own_slow_s=ordered.slow_s, slow_s=slow_s),
         nodes=nodes_of[_kind(sent)],
+        slow_s_of=slow_s_of,
     )
+
+
+def runners_up_on_links(plan: Plan, slow_s_of: Mapping[TrainDecision, float]) -> Plan:
+    """Return a plan whose runners-up are priced on the links that its decision is priced on.
+
+    Args:
+        plan: whose prediction has its slow links already.
+        slow_s_of: what slow links cost decisions, seconds of a step.
+    """
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    if not any(slow_s_of.values()):
+        return plan
+    runners_up = [_slowed(plan.predicted, one, slow_s_of) for one in plan.runners_up]
+    own_slow_s = plan.predicted.breakdown_s.get(SLOW_LINKS, 0.0)
+    usual_s = plan.predicted.step_time_s - own_slow_s
+    return plan.model_copy(
+        update=by_layout(
+            plan.decision,
+            [
+                _compared(plan.predicted, before, now, usual_s=usual_s)
+                for before, now in zip(plan.runners_up, runners_up, strict=True)
+            ],
+        )
+    )
+
+
+def _slowed(
+    chosen: TrainPrediction, one: Alternative, slow_s_of: Mapping[TrainDecision, float]
+) -> Alternative:
+    """A runner-up with what slow links cost it."""
+    if SLOW_LINKS in one.predicted.breakdown_s:
+        return one
+    slow_s = slow_s_of.get(one.decision)
+    if slow_s is None:
+        return one.model_copy(update={"lost_by": f"{one.lost_by}; {AT_USUAL_LINKS}"})
+    predicted = slowed(one.predicted, slow_s)
+    return one.model_copy(update={"predicted": predicted, "lost_by": why_lost(chosen, predicted)})
+
+
+def _compared(
+    chosen: TrainPrediction, before: Alternative, now: Alternative, *, usual_s: float
+) -> Alternative:
+    """Move the band of a runner-up's ratio with the ratio."""
+    if now.ratio_band is None or SLOW_LINKS in before.predicted.breakdown_s:
+        return now
+    moved = now.predicted.step_time_s / chosen.step_time_s
+    moved /= before.predicted.step_time_s / usual_s
+    low, high = now.ratio_band
+    band = low * moved, high * moved
+    return now.model_copy(update={"ratio_band": band, "within_band": is_tie(band)})
 
 
 def _kind(sent: Traffic) -> tuple[int, int, int]:

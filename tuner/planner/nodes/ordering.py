@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from profilers.imports.link_matrix import LinkMatrix, read_link_matrix
 from solvers.rank_placement import check
-from solvers.rank_placement.bound import lower_bound_s
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from solvers.registry import RANK_PLACEMENT
 from tuner.errors import SpecError
@@ -117,16 +116,6 @@ def order_nodes(
         slow_s=slow_s,
         slow_bound_s=min(slow_s, max(0.0, outcome.bound - sent.hidden_s - alike_s)),
     )
-
-
-def least_slow_s(sent: Traffic, links: LinkMatrix, *, pool: Pool) -> float:
-    """Seconds of a step that slow links cost in any order, at least; without a search."""
-    if len(links.nodes) < sent.num_nodes:
-        return np.inf
-    rates_NN, usual = _in_proportion(links, pool)
-    alike = sent.problem(np.full_like(rates_NN, usual))
-    alike_s = _shown_s(alike, _as_listed(sent), sent.hidden_s)
-    return max(0.0, lower_bound_s(sent.problem(rates_NN)) - sent.hidden_s - alike_s)
 
 
 def slow_in_order_s(

@@ -6,7 +6,7 @@ from typing import Final
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.placement import NodeOrder, Placement, StagePlacement
 from tuner.plan import Plan, TrainDecision
-from tuner.planner.nodes.choosing import least_hurt
+from tuner.planner.nodes.choosing import least_hurt, runners_up_on_links
 from tuner.planner.nodes.ordering import Ordered, order_nodes
 from tuner.planner.nodes.slowing import slowed
 from tuner.planner.nodes.traffic import obstacle, traffic
@@ -36,11 +36,13 @@ def on_measured_nodes(
     if plan.decision is None or not links:
         return plan
     known: tuple[tuple[str, ...], ...] = ()
+    slow_s_of: Mapping[TrainDecision, float] = {}
     if plan.placement is None:
         time_limit_s /= 2.0
         ((name, matrix),) = links.items()
         found = least_hurt(plan, matrix, pool=pools[name], time_limit_s=time_limit_s)
         plan, known = found.plan, () if found.nodes is None else (found.nodes,)
+        slow_s_of = found.slow_s_of
     decision, predicted = plan.decision, plan.predicted
     assert decision is not None
     assert predicted is not None
@@ -66,7 +68,7 @@ def on_measured_nodes(
         notes += _notes(pools[name], ordered[name], step_s=predicted.step_time_s)
     slow_s = sum(one.slow_s for one in ordered.values())
     orders = tuple(_node_order(name, one, predicted.step_time_s) for name, one in ordered.items())
-    return plan.model_copy(
+    made = plan.model_copy(
         update={
             "placement": _named(placement, orders) if orders else plan.placement,
             "predicted": slowed(predicted, slow_s),
@@ -75,6 +77,7 @@ def on_measured_nodes(
             ),
         }
     )
+    return runners_up_on_links(made, slow_s_of) if slow_s_of else made
 
 
 def _on_one_pool(decision: TrainDecision, pool: Pool) -> Placement:

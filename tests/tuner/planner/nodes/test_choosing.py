@@ -9,10 +9,8 @@ from tuner.cli.plan_text import plan_text
 from tuner.emit.testing import sample_decision, sample_verified
 from tuner.plan import Alternative, Plan, Preference, Roomier, TrainPrediction
 from tuner.planner.analytic.bucketing import bucket_note
-from tuner.planner.nodes.ordering import least_slow_s, order_nodes
 from tuner.planner.nodes.slowing import SLOW_LINKS
 from tuner.planner.nodes.told import on_measured_nodes
-from tuner.planner.nodes.traffic import traffic
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -48,6 +46,13 @@ def of(plan: Plan, changes: dict[str, Any], *, step_s: float) -> Alternative:
         within_band=True,
         lost_by="compute",
     )
+
+
+def on_links(plan: Plan, one: Alternative, band: tuple[float, float]) -> tuple[float, ...]:
+    """A band of measured over predicted, around a runner-up's ratio."""
+    assert plan.predicted is not None
+    ratio = one.predicted.step_time_s / plan.predicted.step_time_s
+    return tuple(edge * ratio for edge in band)
 
 
 @pytest.fixture
@@ -148,10 +153,10 @@ def test_a_runner_up_is_compared_with_the_new_decision_by_the_kernels_of_both(pl
         for one in found.variants
         if one.decision.zero_stage == 0
     }
-    assert shown[True].ratio_band == pytest.approx(tuple(edge * 2.2 / 2.1 for edge in same))
+    assert shown[True].ratio_band == pytest.approx(on_links(found, shown[True], same))
     assert not shown[True].within_band
     (slower,) = (one for one in found.variants if one.decision == narrow.decision)
-    assert slower.ratio_band == pytest.approx(tuple(edge * 2.2 / 2.1 for edge in other))
+    assert slower.ratio_band == pytest.approx(on_links(found, slower, other))
     assert slower.within_band
 
 
@@ -175,20 +180,30 @@ def test_equal_links_change_no_choice(plan: Plan) -> None:
     assert found.preferred is None
 
 
-def test_the_floor_of_slow_links_is_below_every_order(plan: Plan) -> None:
-    assert plan.decision is not None
-    assert plan.predicted is not None
-    pool = plan.cluster.pools[0]
-    sent = traffic(
-        plan.decision,
-        plan.predicted,
-        model=plan.model,
-        goal=plan.goal,
-        pool=pool,
-        ranks=range(2),
-    )
-    matrix = links(slow=4e9)
-    least_s = least_slow_s(sent, matrix, pool=pool)
-    assert 0.0 < least_s <= order_nodes(sent, matrix, pool=pool, time_limit_s=30.0).slow_s
-    few = LinkMatrix(nodes=tuple("ab"), bytes_per_s_NN=matrix.bytes_per_s_NN[:2, :2])
-    assert least_slow_s(sent, few, pool=pool) == np.inf
+def test_every_runner_up_is_priced_on_the_links_of_the_decision(plan: Plan) -> None:
+    own = plan.alternatives[0].model_copy(update={"ratio_band": (4.0, 5.0)})
+    asked = plan.model_copy(update={"alternatives": (own, plan.alternatives[1])})
+    found = on(asked, links(slow=4e9))
+    assert found.predicted is not None
+    assert found.predicted.breakdown_s[SLOW_LINKS] > 0.0
+    before_s = {one.decision: one.predicted.step_time_s for one in asked.runners_up}
+    for one in found.runners_up:
+        slow_s = one.predicted.breakdown_s[SLOW_LINKS]
+        usual_s = before_s.get(one.decision, 2.0)
+        assert one.predicted.step_time_s == pytest.approx(usual_s + slow_s)
+        assert one.predicted.step_time_s > found.predicted.step_time_s
+    (slower,) = (one for one in found.runners_up if one.decision == own.decision)
+    assert slower.ratio_band is not None
+    ratio = slower.predicted.step_time_s / found.predicted.step_time_s
+    # 4 to 5 times as long as the replaced one's 2 s: 0.89 to 1.11 times the 9 s predicted.
+    assert slower.ratio_band == pytest.approx((ratio * 8.0 / 9.0, ratio * 10.0 / 9.0))
+
+
+def test_a_runner_up_on_more_nodes_than_were_measured_is_said_to_be_on_usual_links(
+    plan: Plan,
+) -> None:
+    huge = of(plan, WIDE | {"data_parallel_size": 64, "expert_data_parallel_size": 8}, step_s=2.5)
+    found = on(plan.model_copy(update={"alternatives": (huge,)}), links(slow=4e9))
+    (one,) = found.runners_up
+    assert SLOW_LINKS not in one.predicted.breakdown_s
+    assert one.lost_by.endswith("priced on usual links")
