@@ -162,11 +162,13 @@ def _batch_of_row(
         total = micro_batch * degrees.data
         assumed += ("gbs",)
     if engine.is_local_batch and degrees.pipeline > 1.0:
-        # In 2024 a batch was cut into as many micro-batches as there are stages, later into single
-        # sequences (torchtitan's pipeline_parallel_microbatches, ..._microbatch_size).
-        per_stage = micro_batch / (degrees.pipeline * degrees.chunks)
-        is_early = release.startswith("2024") and per_stage >= 1.0 and per_stage % 1.0 == 0.0
-        micro_batch = per_stage if is_early else 1.0
+        # In 2024 a batch was cut into as many micro-batches as a pipeline has ranks, however many
+        # stages each holds (build_pipeline_schedule of commit 9dec370; as many as stages from
+        # commit 90567fc of January 2025 on), later into single sequences
+        # (torchtitan's pipeline_parallel_microbatches, ..._microbatch_size).
+        per_rank = micro_batch / degrees.pipeline
+        is_early = release.startswith("2024") and per_rank >= 1.0 and per_rank % 1.0 == 0.0
+        micro_batch = per_rank if is_early else 1.0
         assumed += ("mbs",)
     num_microbatches = total / (micro_batch * degrees.data)
     if num_microbatches < 1.0 or num_microbatches % 1.0:

@@ -126,3 +126,20 @@ def test_columns_keep_the_order_of_the_runs(rows: dict[str, Row]) -> None:
     assert batch.stages.dense_SC.shape == (2, 6)
     assert batch.stages.dense_SC[:, 1].tolist() == [16.0, 16.0]
     assert batch.stages.head_SC[:, 1].tolist() == [0.0, 1.0]
+
+
+def test_torchtitan_of_2024_cut_a_batch_into_as_many_micro_batches_as_ranks(
+    rows: dict[str, Row],
+) -> None:
+    def cut(month: str, local: float, notes: str) -> tuple[float, ...]:
+        url = f"https://github.com/pytorch/torchtitan/benchmarks/llama3_h100_{month}_torchtitan.md"
+        texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": ""}
+        row = replace(rows["dense-a"], texts={**texts, "url": url, "notes": notes})
+        at = run_of(_with(row, pp=4.0, dp=2.0, mbs=local, gbs=2.0 * local)).strategy
+        fields = (at.micro_batch, at.num_microbatches, at.virtual_pipeline)
+        return tuple(float(field) for field in fields)
+
+    assert cut("202412", 16.0, "1F1B") == (4.0, 4.0, 1.0)
+    assert cut("202412", 16.0, "Interleaved 1F1B") == (4.0, 4.0, 2.0)
+    assert cut("202412", 6.0, "1F1B") == (1.0, 6.0, 1.0)
+    assert cut("202506", 16.0, "Interleaved 1F1B") == (1.0, 16.0, 2.0)
