@@ -54,11 +54,11 @@ NOISE = 0.005
 ROOMY = 0.25
 LIKELY = 0.5
 """From this chance on a run is likelier to run out than not."""
-MOST_UNWARNED = 7
+MOST_UNWARNED = 6
 """Runs whose chance of running out is smaller with 0.98 of what they took. Asked: none."""
 MOST_REFUSED = 1
 """Published runs whose chance is not with 1.10 of it; asked: none."""
-LARGEST_GAP = 0.2
+LARGEST_GAP = 0.17
 """Between a stated chance and how often runs ran out, of all kinds together."""
 MULTIPLES = np.arange(0.70, 1.45, 0.01) + 0.005
 BINS = (0.0, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 1.01)

@@ -131,7 +131,7 @@ def run_of(row: Row) -> Run:
         precision=precision,
         software=software_of(engine, release),
         family=engine.family,
-        memory_family=memory_family_of(engine, release, row.text("notes")),
+        memory_family=memory_family_of(engine, release, row),
         release=release,
         shape=shape,
         strategy=replace(

@@ -143,6 +143,9 @@ OF_RELEASE: Final[Mapping[str, Engine]] = {
 
 _DATED_PAGE: Final = re.compile(r"_(20\d\d)-?(\d\d)_")
 """torchtitan names its pages of measurements by month."""
+_PLAIN_ALLOCATOR: Final = ("llama3-8b_h200_202506_trainy-whitefiber",)
+"""torchtitan's pages whose printed command starts torchrun itself, not run_train.sh, which is what
+sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
 _RELEASE: Final = re.compile(r"([a-z][a-z0-9-]*?)[-=@: ]?v?(\d+(?:\.\d+){0,3})?")
 
 
@@ -159,12 +162,14 @@ def engine_of(row: Row) -> tuple[Engine, str]:
     return engine, (match.group(2) or "") if match else row.text("release")[:32]
 
 
-def memory_family_of(engine: Engine, release: str, notes: str) -> str:
+def memory_family_of(engine: Engine, release: str, row: Row) -> str:
     """Return the family that constants of memory know the software by."""
     if engine is not _TITAN:
         return engine.family
     early = "-2024" if release.startswith("2024") else ""
-    return f"{engine.family}{early}{'-compiled' if 'torch.compile' in notes else ''}"
+    compiled = "-compiled" if "torch.compile" in row.text("notes") else ""
+    is_plain = any(page in row.text("url") for page in _PLAIN_ALLOCATOR)
+    return f"{engine.family}{early}{compiled}{'-segments' if is_plain else ''}"
 
 
 def software_of(engine: Engine, release: str) -> Software:

@@ -143,3 +143,16 @@ def test_torchtitan_of_2024_cut_a_batch_into_as_many_micro_batches_as_ranks(
     assert cut("202412", 16.0, "Interleaved 1F1B") == (4.0, 4.0, 2.0)
     assert cut("202412", 6.0, "1F1B") == (1.0, 6.0, 1.0)
     assert cut("202506", 16.0, "Interleaved 1F1B") == (1.0, 16.0, 2.0)
+
+
+def test_pages_that_start_torchrun_themselves_leave_the_allocator_as_it_is(
+    rows: dict[str, Row],
+) -> None:
+    def family(page: str) -> str:
+        texts = {"source": "torchtitan", "release": "", "notes": "torch.compile", "url": page}
+        row = replace(rows["dense-a"], texts={**rows["dense-a"].texts, **texts})
+        return run_of(row).memory_family
+
+    assert family("llama3-8b_h200_202506_trainy-whitefiber.md") == "torchtitan-compiled-segments"
+    assert family("asyncTP_llama3_h100_2025-06_torchtitan.md") == "torchtitan-compiled"
+    assert family("llama3_h100_202412_torchtitan.md") == "torchtitan-2024-compiled"

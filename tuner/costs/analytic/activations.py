@@ -39,8 +39,16 @@ Letters as in state.py. Sources: Korthikanti et al., arXiv 2205.05198, section 4
 b); FlashAttention, arXiv 2205.14135 (log-sum-exp in place of the scores); Megatron-LM's MoE layer,
 which multiplies by the router's weights inside the experts; MemFine, arXiv 2511.21431 (chunks);
 torchtitan, torchtitan/distributed/activation_checkpoint.py (products).
+
+Megatron's tensor parallelism keeps the rank's part of what a linear layer reads, and gathers it
+again in the backward pass. PyTorch's gathers it by an operation of its own, whose result the
+backward pass reads (PrepareModuleInput in torchtitan's parallelize_llama): (N - n) h B more before
+attention, and as much before a dense network. There gate and up each return a gradient of the whole
+input, N h D, and their sum is laid out once more for the reduce-scatter, which splits dimension 0
+alone (torch/distributed/_functional_collectives.py).
+
 Not covered: capacity limits, attention sinks, scales of fp8 blocks; that PyTorch's tensor
-parallelism keeps gathered inputs where Megatron's keeps the rank's part.
+parallelism gathers what experts read, and torchao's in fp8.
 """
 
 from dataclasses import dataclass
@@ -96,12 +104,14 @@ def activation_bytes(
     *,
     exchanged_ratio: Numbers,
     last_product_ratio: Numbers = 1.0,
+    gathers_inputs: Numbers = 0.0,
 ) -> ActivationBytes:
     """Count what one layer of each kind keeps.
 
     Under context parallelism `exchanged_ratio` of attention's output is kept a second time, as it
     lay before the exchange that gives every rank its own tokens back. Where every second product is
-    kept, `last_product_ratio` of the dense network's last one is: 1 in eager mode, 0 compiled.
+    kept, `last_product_ratio` of the dense network's last one is: 1 in eager mode, 0 compiled. With
+    1 for `gathers_inputs` tensor parallelism is PyTorch's.
     """
     width = strategies.element_bytes
     group = strategies.tokens
@@ -118,9 +128,13 @@ def activation_bytes(
         last_product=last_product_ratio * hidden,
     )
     moe = _moe(model, strategies, own, attention)
+    others = gathers_inputs * (group - own) * model.hidden * _linear_bytes(strategies)
+    partial = gathers_inputs * np.where(own < group, (2.0 + model.is_gated) * whole, 0.0)
     return ActivationBytes(
-        dense=_layer(strategies, hidden, norm_input, own, dense),
-        moe=_layer(strategies, hidden, norm_input, own, moe),
+        dense=_layer(
+            strategies, hidden, norm_input, own, dense, gathered=2.0 * others, partial=partial
+        ),
+        moe=_layer(strategies, hidden, norm_input, own, moe, gathered=others),
         embedding=strategies.dropout * own * model.hidden * MASK_BYTES,
         norm=2.0 * hidden + SCORE_BYTES * own,
         logit=group * padded_vocab(model, strategies) / strategies.tensor,
@@ -157,13 +171,20 @@ class _Layer:
 
 
 def _layer(
-    strategies: Strategies, hidden: Numbers, normed: Numbers, own: Numbers, parts: _Layer
+    strategies: Strategies,
+    hidden: Numbers,
+    normed: Numbers,
+    own: Numbers,
+    parts: _Layer,
+    *,
+    gathered: Numbers,
+    partial: Numbers = 0.0,
 ) -> LayerBytes:
     masks = 2.0 * strategies.dropout * hidden / strategies.element_bytes * MASK_BYTES
     scales = 2.0 * SCORE_BYTES * own
     attention, network = parts.attention, parts.network
     norms = normed + parts.network_input
-    whole = 2.0 * hidden + norms + scales + masks + attention.whole + network.whole
+    whole = 2.0 * hidden + norms + scales + masks + attention.whole + network.whole + gathered
     drops_norm = strategies.recompute_layernorm
     dropped_norms = (
         drops_norm * normed
@@ -180,7 +201,7 @@ def _layer(
         again=np.where(
             full + by_products > 0.0, everything, np.maximum(attention.again, network.again)
         ),
-        gradients=parts.gradients + hidden,
+        gradients=parts.gradients + hidden + partial,
     )
 
 

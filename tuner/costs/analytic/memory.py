@@ -8,9 +8,12 @@
     moments     the head's backward: the last norm, L bytes a logit, the head's gradients;
                 a layer's backward: what is computed again, gradients on their way back
     always      temporary weight gradients; under ZeRO 3 gathered weights of two layers, or, in a
-                pipeline, of all of a stage with their gradients, which are gathered and reduced
-                once for all micro-batches
-    boundary    one micro-batch received ahead where there is a pipeline
+                pipeline, of all of a stage, gathered once for all micro-batches, the whole
+                gradients of its chunks between their first and last backward pass, and of one layer
+                what is on its way in and out
+    boundary    one micro-batch received ahead where there is a pipeline; PyTorch's stages have a
+                buffer for what they receive of every micro-batch of a step, activations and
+                gradients, and once kept what they made of it, too
     dispatch    DeepEP's and HybridEP's own buffers
     set aside   pools of partial CUDA graphs, blocks that the allocator cannot use, the context
 
@@ -30,7 +33,7 @@ from dataclasses import fields
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.in_flight import most_bytes, summed
+from tuner.costs.analytic.in_flight import held, most_bytes, summed
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.costs.analytic.memory_units import MemoryUnits, column, unit_bytes
 from tuner.costs.analytic.prices import MemoryPrice
@@ -119,9 +122,16 @@ def _price(
     )
     if size > 1:
         if units.is_gathered_C.any():
+            of_chunks = _stacked(dense_VPC, moe_VPC, embedding_VPC + head_VPC, mtp_VPC)
             whole = summed(parts, units.state_BKC[3])
-            always = np.where(units.is_gathered_C > 0.0, whole, always)
+            whole = whole + _unreduced(of_chunks, units.state_BKC[4], microbatches)
+            always = np.where(
+                units.is_gathered_C > 0.0, whole + units.staged_ratio_C * always, always
+            )
         always = always + units.boundary_C
+        if units.received_C.any() or units.result_C.any():
+            counts = held(size, depth, microbatches=microbatches, zero_bubble=zero_bubble)
+            always = always + _waiting(units, counts, microbatches)
     activations = kept + np.where(head_is_fuller, logits, 0.0)
     buffers = (
         np.where(head_is_fuller, at_head - logits, at_layer)
@@ -140,6 +150,33 @@ def _price(
         reserve_PC=np.broadcast_to(reserve, shape),
         context_PC=np.broadcast_to(units.context_C, shape),
     )
+
+
+def _unreduced(counts_KVPC: Floats, gradient_KC: Floats, microbatches: Floats) -> Floats:
+    """Whole gradients that micro-batches are summed in, [P, C].
+
+    A chunk's are there from its first backward pass to its last. Backward passes take each chunk P
+    times in turn, so with no more than P micro-batches one chunk is done before the next begins.
+    """
+    ranks = counts_KVPC.shape[2]
+    own = summed(counts_KVPC, gradient_KC)
+    found: Floats = np.where(microbatches > ranks, own.sum(axis=0), own.max(axis=0))
+    return found
+
+
+def _waiting(units: MemoryUnits, held_VPC: Floats, microbatches: Floats) -> Floats:
+    """Bytes of micro-batches that wait in a stage's buffers, [P, C].
+
+    The first layer's input is what was received, so of activations only those not held count here.
+    """
+    has_former, has_next = np.ones(held_VPC.shape[:2]), np.ones(held_VPC.shape[:2])
+    has_former[0, 0] = has_next[-1, -1] = 0.0
+    idle = microbatches - np.minimum(held_VPC, microbatches)
+    received = (has_former[..., None] * idle + has_next[..., None] * microbatches).sum(axis=0)
+    results = (has_former + has_next).sum(axis=0)[:, None] * microbatches
+    logits = (1.0 - has_next[-1])[:, None] * (microbatches - 1.0)
+    found: Floats = received * units.received_C + results * units.result_C + logits * units.logits_C
+    return found
 
 
 def _stacked(*counts: Floats) -> Floats:

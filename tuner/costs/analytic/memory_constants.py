@@ -44,6 +44,20 @@ class MemoryConstants:
     last_product_ratio: Numbers = 1.0
     """Of a dense network's last product, where every second product is kept; 0 where layers are
     compiled (activations.py)."""
+    gathers_inputs: Numbers = 0.0
+    """1 where tensor parallelism is PyTorch's: gathered inputs wait for the backward pass
+    (activations.py)."""
+    gathers_apart: Numbers = 0.0
+    """1 where a layer is gathered to a buffer of its own before its parameters are copied out, and
+    a layer's gradients lie beside the fp32 sums that they are added to: PyTorch's FSDP2
+    (torch/distributed/fsdp/_fully_shard: foreach_all_gather, to_accumulated_grad_if_needed)."""
+    receives_ahead: Numbers = 0.0
+    """1 where every micro-batch of a step has buffers of its own for what a stage receives, and
+    keeps them from step to step: torch.distributed.pipelining (PipelineStage, args_recv_info and
+    grad_recv_info)."""
+    keeps_results: Numbers = 0.0
+    """1 where stages hold what they made of every micro-batch until the step ends: outputs, logits
+    and gradients of inputs."""
     live_bytes: Numbers = 2.0 * WORKSPACE_BYTES
     """In the allocator whatever the model."""
     unused_ratio: Numbers = 0.03
@@ -57,8 +71,17 @@ class MemoryConstants:
     graphs says a few GB, and more than 10 in a pipeline."""
 
 
+IN_SEGMENTS_RATIO: Final = 0.06
+"""Unused without expandable segments: what is free in two segments does not add up to one tensor. A
+step of Llama 8B with selective recomputation wastes 5.8 % so and 0.5 % with them; other models and
+full recomputation 5 to 20 % (tests/tuner/costs/analytic/test_segments.py)."""
+
 _EAGER_LOSS: Final = MemoryConstants(
-    logit_bytes=14.0, split_logit_bytes=4.0, exchanged_ratio=0.0, unused_ratio=0.02
+    logit_bytes=14.0,
+    split_logit_bytes=4.0,
+    exchanged_ratio=0.0,
+    gathers_apart=1.0,
+    unused_ratio=0.02,
 )
 """PyTorch's cross entropy of logits cast to fp32: its output, the gradient of that and of its
 input, 12 bytes a logit; where the vocabulary is split a product of them
@@ -69,6 +92,11 @@ Expandable segments leave little unused (torchtitan's run_train.sh)."""
 
 _FUSED_LOSS: Final = replace(_EAGER_LOSS, logit_bytes=4.0, split_logit_bytes=0.0)
 """One kernel for loss and gradient: bf16 logits, bf16 gradients."""
+
+_TITAN: Final = replace(_FUSED_LOSS, gathers_inputs=1.0, receives_ahead=1.0)
+_TITAN_2024: Final = replace(_EAGER_LOSS, gathers_inputs=1.0, receives_ahead=1.0, keeps_results=1.0)
+"""PyTorch kept the outputs of all stages until May 2025 (pytorch#153383), gradients of their inputs
+until October 2025 (#164329); torchtitan asked for logits until it passed return_outputs=False."""
 
 FITTED: Final[Mapping[str, float]] = {
     "live_bytes": 0.25 * GIB,
@@ -91,11 +119,15 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
     "llm-foundry": _FUSED_LOSS,
     # Compiled loss, but in December 2024 (commit e8977b0, "turning off compile on loss function").
-    "torchtitan": _FUSED_LOSS,
-    "torchtitan-2024": _EAGER_LOSS,
+    "torchtitan": _TITAN,
+    "torchtitan-2024": _TITAN_2024,
     # Runs that say that their layers were compiled.
-    "torchtitan-compiled": replace(_FUSED_LOSS, last_product_ratio=0.0),
-    "torchtitan-2024-compiled": replace(_EAGER_LOSS, last_product_ratio=0.0),
+    "torchtitan-compiled": replace(_TITAN, last_product_ratio=0.0),
+    "torchtitan-2024-compiled": replace(_TITAN_2024, last_product_ratio=0.0),
+    # Runs whose launch leaves the allocator as it is.
+    "torchtitan-compiled-segments": replace(
+        _TITAN, last_product_ratio=0.0, unused_ratio=IN_SEGMENTS_RATIO
+    ),
     # bf16 parameters and moments under torch.optim.Adam, loss in bf16
     # (examples/benchmark/configs/*.yaml).
     "automodel": replace(

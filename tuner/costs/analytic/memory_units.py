@@ -12,8 +12,8 @@ different (TP, CP, DP, EP, ETP, micro-batch, ZeRO, recompute, chunks, dispatcher
                    gathered weights of two layers, and one layer's whole gradients in both types
     dispatch       DeepEP's queues; HybridEP's room for the tokens of every expert rank
 
-Letters: C columns; B bytes: weights, gradients, optimizer, gathered; K parts: dense layers, layers
-with experts, vocabulary matrices, multi-token-prediction layers.
+Letters: C columns; B bytes: weights, gradients, optimizer, gathered weights, whole gradients; K
+parts: dense layers, layers with experts, vocabulary matrices, multi-token-prediction layers.
 """
 
 from dataclasses import dataclass
@@ -57,9 +57,17 @@ class MemoryUnits:
     always_moe_C: Floats
     dispatch_C: Floats
     boundary_C: Floats
-    """Received ahead from another stage."""
+    """Received ahead from another stage, where one buffer is enough."""
+    received_C: Floats
+    """A buffer that each micro-batch has for activations or gradients of another stage."""
+    result_C: Floats
+    """An output or an input's gradient of one micro-batch, where they wait for the step's end."""
+    logits_C: Floats
+    """Logits of one micro-batch that wait for it, too."""
     is_gathered_C: Floats
     """ZeRO 3: layers read gathered parameters."""
+    staged_ratio_C: Floats
+    """Of what is there throughout under ZeRO 3, what a pipeline has beside its gathered stage."""
     is_tied_C: Floats
     live_C: Floats
     unused_ratio_C: Floats
@@ -81,6 +89,7 @@ def unit_bytes(
         strategies,
         exchanged_ratio=constants.exchanged_ratio,
         last_product_ratio=constants.last_product_ratio,
+        gathers_inputs=constants.gathers_inputs,
     )
     moe = np.where(np.asarray(model.moe_layers) > 0.0, 1.0, 0.0)
     scale = constants.activation_ratio
@@ -115,8 +124,12 @@ def unit_bytes(
             + gathered * always * (count.experts - count.one_expert)
         ),
         dispatch_C=column(_dispatch(model, strategies, hardware, kept)),
-        boundary_C=column(kept.boundary),
+        boundary_C=column(kept.boundary * (1.0 - constants.receives_ahead)),
+        received_C=column(kept.boundary * constants.receives_ahead),
+        result_C=column(kept.boundary * constants.keeps_results),
+        logits_C=column(kept.logit * strategies.element_bytes * constants.keeps_results),
         is_gathered_C=column(gathered),
+        staged_ratio_C=column(gathered * constants.gathers_apart * _staged_ratio(strategies)),
         is_tied_C=column(model.is_tied),
         live_C=column(constants.live_bytes),
         unused_ratio_C=column(constants.unused_ratio),
@@ -151,13 +164,14 @@ def _state(
         )
         for sharing in ranks
     )
-    whole = gathered * (strategies.weight_bytes + strategies.gradient_bytes)
+    weight, gradient = gathered * strategies.weight_bytes, gathered * strategies.gradient_bytes
     rows = []
     for of_dense, of_expert in (
         (dense.weight, expert.weight),
         (dense.gradient, expert.gradient),
         (dense.optimizer, expert.optimizer),
-        (whole, whole),
+        (weight, weight),
+        (gradient, gradient),
     ):
         with_dense = of_dense * (count.attention + count.dense_ffn)
         with_experts = of_dense * (count.attention + count.moe_outside) + of_expert * count.experts
@@ -180,6 +194,12 @@ def _always(
     temporary = constants.weight_gradient_ratio * strategies.element_bytes
     fetched = 3.0 * strategies.weight_bytes + strategies.gradient_bytes
     return temporary + gathered * (fetched - temporary)
+
+
+def _staged_ratio(strategies: Strategies) -> Numbers:
+    """Of two gathered layers and a layer's gradients in both types: one layer, bf16 gradients."""
+    weight = strategies.weight_bytes
+    return 2.0 * weight / (3.0 * weight + strategies.gradient_bytes)
 
 
 def _dispatch(

@@ -202,6 +202,73 @@ def test_a_sharded_stage_of_a_pipeline_is_gathered_as_a_whole() -> None:
     parameters = 4 * 65_664 + 65_536
     assert price.weights_PC[0, 0] == parameters
     assert price.buffers_PC[0, 0] == 16 * (1024 + 128) + 6 * parameters + 16 * 128
+    # FSDP2: 2 bytes of a layer's parameters where they are gathered to, 2 of its gradients.
+    apart = dataclasses.replace(NOTHING_ELSE, gathers_apart=1.0)
+    more = _price(TOY, strategy, _stages([4.0, 4.0], [0.0, 0.0]), apart)
+    assert more.buffers_PC[0, 0] - price.buffers_PC[0, 0] == (2 + 2) * 65_664
+
+
+def test_pytorchs_stages_hold_a_buffer_for_every_micro_batch_and_once_kept_results() -> None:
+    # 4 ranks, 6 micro-batches; a boundary has 16 * 64 bf16 numbers. Rank 1 holds 3 micro-batches,
+    # whose received activations are its first layer's inputs; logits have 16 * 1024 bf16 numbers.
+    strategy = Strategies(sequence=16.0, micro_batch=1.0, num_microbatches=6.0, pipeline=4.0)
+    stages = _stages([2.0] * 4, [0.0] * 4)
+    ahead = dataclasses.replace(NOTHING_ELSE, receives_ahead=1.0)
+    plain, now, then = (
+        _price(TOY, strategy, stages, constants).buffers_PC[:, 0] - 2048.0 * own
+        for constants, own in (
+            (NOTHING_ELSE, 1.0),
+            (ahead, 0.0),
+            (dataclasses.replace(ahead, keeps_results=1.0), 0.0),
+        )
+    )
+    received = [6 * 2048, (6 - 3 + 6) * 2048, (6 - 2 + 6) * 2048, (6 - 1) * 2048]
+    assert (now - plain).tolist() == received
+    # Outputs but of the last rank, gradients of inputs but of the first; logits of 5 before.
+    results = [6 * 2048, 12 * 2048, 12 * 2048, 6 * 2048 + 5 * 16 * 1024 * 2]
+    assert (then - now).tolist() == results
+
+
+def test_whole_gradients_of_a_chunk_go_before_the_next_ones_come() -> None:
+    # 2 ranks of 2 chunks of 3 and 1 layers; fp32 gradients of 65,664 parameters each.
+    strategy = Strategies(
+        sequence=16.0,
+        micro_batch=1.0,
+        num_microbatches=4.0,
+        pipeline=2.0,
+        virtual_pipeline=2.0,
+        data=4.0,
+        zero_stage=3.0,
+    )
+    stages = _stages([3.0, 3.0, 1.0, 1.0], [0.0] * 4)
+    few = dataclasses.replace(strategy, num_microbatches=2.0)
+    more = _price(TOY, strategy, stages).buffers_PC - _price(TOY, few, stages).buffers_PC
+    # The embedding goes with the first rank's larger chunk, the head with the last one's smaller.
+    assert more[:, 0].tolist() == [4 * 65_664, 4 * (65_664 + 65_536)]
+
+
+def test_only_pytorchs_tensor_parallelism_holds_what_it_gathered() -> None:
+    strategy = Strategies(
+        sequence=16.0,
+        micro_batch=1.0,
+        num_microbatches=1.0,
+        tensor=4.0,
+        pipeline=2.0,
+        sequence_parallel=1.0,
+        recompute_full=1.0,
+    )
+    held = dataclasses.replace(NOTHING_ELSE, gathers_inputs=1.0)
+    stages = _stages([4.0, 4.0], [0.0, 0.0])
+    first, second = (
+        float(_price(TOY, strategy, stages, constants).allocated_PC[0, 0])
+        for constants in (NOTHING_ELSE, held)
+    )
+    # Two inputs of 16 tokens where a rank has 4; two partial gradients and their new layout.
+    assert second - first == (2 * 12 + 3 * 16) * 64 * 2
+    alone = dataclasses.replace(strategy, tensor=1.0, sequence_parallel=0.0)
+    assert np.array_equal(
+        _price(TOY, alone, stages).total_PC, _price(TOY, alone, stages, held).total_PC
+    )
 
 
 def test_offloaded_activations_leave_the_device_but_not_the_logits() -> None:

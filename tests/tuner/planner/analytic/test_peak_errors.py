@@ -49,7 +49,7 @@ def test_less_room_and_more_growth_are_never_less_likely_to_run_out() -> None:
 
 
 def test_each_kind_keeps_its_own_centre() -> None:
-    """Half of the probability lies above: Megatron near 1, torchtitan's pipelines far above."""
+    """Half of the probability lies above: Megatron near 1, torchtitan's pipelines above."""
 
     def median(kind: Kind) -> float:
         room = np.geomspace(0.8, 1.6, 2000)
@@ -57,7 +57,7 @@ def test_each_kind_keeps_its_own_centre() -> None:
 
     assert 0.99 < median(Kind.MEGATRON) < 1.01
     assert 1.02 < median(Kind.PYTORCH) < 1.07
-    assert 1.15 < median(Kind.PYTORCH_PIPELINE) < 1.3
+    assert 1.03 < median(Kind.PYTORCH_PIPELINE) < 1.1
 
 
 def test_only_pytorchs_pipelines_are_a_kind_of_their_own() -> None:
