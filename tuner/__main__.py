@@ -3,8 +3,10 @@
 The packages are called tuner, solvers and profilers, names that a folder of the user may have too.
 """
 
+import os
 import signal
 import sys
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -13,6 +15,10 @@ from tuner.memory_limit import limited_bytes, survived
 from tuner.streams import make_usable
 
 SIBLINGS = ("solvers", "profilers")
+DEPENDENCIES = (
+    *("numpy", "optuna", "ortools", "pandas", "plotly", "psutil", "pulp", "pyarrow", "pydantic"),
+    *("rich", "torch", "transformers", "typer", "yaml"),
+)
 INTERRUPTED = 130
 """As in tuner/cli/app.py, which a Ctrl-C may keep from being imported."""
 
@@ -20,7 +26,7 @@ INTERRUPTED = 130
 def main() -> int:
     """Run `moetune` and return its exit code."""
     make_usable()
-    stranger = shadowed(Path(__file__).resolve().parents[1])
+    stranger = no_folder() or shadowed(Path(__file__).resolve().parents[1])
     if stranger:
         print(f"moetune: {stranger}", file=sys.stderr)  # noqa: T201 - the command's one line
         return 3
@@ -43,7 +49,11 @@ def _run() -> int:
     except Exception:
         if interrupt.came:
             return INTERRUPTED
-        raise
+        hidden = hidden_dependency()
+        if not hidden:
+            raise
+        print(f"moetune: {hidden}", file=sys.stderr)  # noqa: T201 - the command's one line
+        return 3
     finally:
         signal.signal(signal.SIGINT, former)
     return INTERRUPTED if code and interrupt.came else code
@@ -64,6 +74,18 @@ class _Interrupt:
         signal.default_int_handler(number, frame)
 
 
+def no_folder() -> str:
+    """Say so where the current folder was deleted, of which libraries die; empty where it is there.
+
+    MKL, loaded by torch, prints a line of its own and ends the process with exit code 2.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109 - only whether there is one
+    except OSError as error:
+        return f"the current folder: {error.strerror}; change to one that exists"
+    return ""
+
+
 def shadowed(home: Path) -> str:
     """Say which sibling package is not the one beside `tuner` in `home`; empty when all are."""
     for name in SIBLINGS:
@@ -75,6 +97,27 @@ def shadowed(home: Path) -> str:
             where = found.origin or ", ".join(map(str, places))
             return (
                 f"{where} hides the package {name!r} of moetune;"
+                " start from another folder or take it off PYTHONPATH"
+            )
+    return ""
+
+
+def hidden_dependency() -> str:
+    """Say which file hides a library that we need; empty where none does.
+
+    Asked for only when a command has failed: looking for them all takes time.
+    """
+    for name in DEPENDENCIES:
+        found = PathFinder.find_spec(name)
+        if found is None or found.origin is None:
+            continue
+        file = Path(found.origin)
+        home = file.parent.parent if found.submodule_search_locations else file.parent
+        elsewhere = [place for place in sys.path if Path(place or ".").resolve() != home.resolve()]
+        other = PathFinder.find_spec(name, elsewhere)
+        if other is not None and other.origin is not None:
+            return (
+                f"{file} hides the library {name!r} of {Path(other.origin).parent};"
                 " start from another folder or take it off PYTHONPATH"
             )
     return ""
