@@ -28,7 +28,11 @@ def _ended(
 def test_a_module_of_the_user_that_hides_a_library_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text("goal: {kind: train}\n")
     failures = []
-    for name, content in {"numpy": "x = 1", "yaml": "raise RuntimeError('mine')", "typer": ""}.items():
+    for name, content in {
+        "numpy": "x = 1",
+        "yaml": "raise RuntimeError('mine')",
+        "typer": "",
+    }.items():
         for file in (f"{name}.py", f"{name}/__init__.py"):
             place = tmp_path / file.replace("/", "-").removesuffix(".py")
             (place / file).parent.mkdir(parents=True)
