@@ -1,6 +1,5 @@
 """One trial against programs that answer as Slurm would, from files of the test."""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -283,7 +282,7 @@ def test_a_job_on_a_failed_node_is_awaited_when_slurm_starts_it_again(
 ) -> None:
     lab.says("RUNNING", "NODE_FAIL", "PENDING Restarts=1", "RUNNING Restarts=1", finishing(0))
     # On a busy machine the next look comes later than QUICK allows for.
-    patient = dataclasses.replace(QUICK, settle_s=30.0)
+    patient = replace(QUICK, settle_s=30.0)
     assert lab.launcher(patient)(lab.launch).status == "ok"
 
 
