@@ -1,7 +1,8 @@
 """Verification of deployments as a function: launches enter here, records and conclusions go out.
 
 The plan's choice and the alternatives that it names are launched one after another by the user's
-command, each measured by the user's client. One verification at a time has a plan; what a killed
+command, each measured by the user's client, until two fail for one and the same reason
+(identical_failures.py). One verification at a time has a plan; what a killed
 one left running on this machine is ended when the next one begins.
 """
 
@@ -47,6 +48,7 @@ from tuner.verify.deployments.records import (
     ServeVerified,
 )
 from tuner.verify.deployments.sole import sole_use
+from tuner.verify.identical_failures import FailureWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +102,9 @@ def verify_serve(
             records=list(read_serve_trials(folder)),
         )
         study.check(resume=resume)
-        done = {one.decision for one in study.records}
-        for decision in list(study.candidates)[: effort.trials]:
-            if decision not in done:
-                study.launch(decision, "plan" if decision == plan.decision else "alternative")
-        left = effort.repeats - sum(one.origin == "repeat" for one in study.records)
-        while left > 0 and (again := contenders(plan, study.records)):
-            for decision in again[:left]:
-                study.launch(decision, "repeat")
-            left -= len(again)
+        stopped = study.run(effort)
         verified = conclude(plan, study.records)
+        verified = verified.model_copy(update={"notes": (*verified.notes, *stopped)})
         _write(folder, plan, verified, study.candidates, placement)
     return verified
 
@@ -149,6 +144,36 @@ class _Study:
                     f"{self.folder / TRIALS_NAME}: trial {one.number} is of no decision that the"
                     " plan names; delete it, or plan anew"
                 )
+
+    def run(self, effort: DeploymentEffort) -> tuple[str, ...]:
+        """Launch what is left, until deployments fail alike; say why no more were begun, if so."""
+        failures = FailureWatch()
+        earlier = list(self.records)
+        failures.is_over(earlier)
+        wanted = list(self.candidates)[: effort.trials]
+        done = {one.decision for one in earlier}
+        for decision in dict.fromkeys(one.decision for one in failures.to_repeat(earlier)):
+            if not failures.is_over(self.records):
+                self.launch(decision, "repeat")
+        for decision in wanted:
+            if decision not in done and not failures.is_over(self.records):
+                self.launch(decision, "plan" if decision == self.plan.decision else "alternative")
+        left = effort.repeats - sum(map(self._is_of_noise, self.records))
+        while left > 0 and not failures.is_over(self.records):
+            again = contenders(self.plan, self.records)
+            if not again:
+                break
+            for decision in again[:left]:
+                self.launch(decision, "repeat")
+            left -= len(again)
+        return failures.said(self.records, trials=len(wanted))
+
+    def _is_of_noise(self, one: ServeTrialRecord) -> bool:
+        """Whether a launch repeats one that ran, not one that failed."""
+        return one.origin == "repeat" and any(
+            other.decision == one.decision and other.status == "ok" and other.number < one.number
+            for other in self.records
+        )
 
     def launch(self, decision: ServeDecision, origin: ServeOrigin) -> None:
         """Launch a decision and keep the record."""

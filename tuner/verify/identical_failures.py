@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
+from tuner.verify.deployments.server import NO_ANSWER
 from tuner.verify.launcher import NO_REPORT
 
 ENOUGH: Final = 2
@@ -31,8 +32,9 @@ PASSING: Final = (
 )
 """Dates, times, addresses, ports, and which of a trial's ranks was the first to fail."""
 
-HUNG: Final = re.compile(rf"{NO_REPORT} \d+ s;")
-"""The reason of a trial that told no step until its own deadline."""
+HUNG: Final = re.compile(rf"{NO_REPORT} \d+ s;|\S+ {NO_ANSWER} \d+ s:")
+"""The reason of a trial that told no step until its own deadline, of a deployment that never
+answered."""
 
 
 class Outcome(Protocol):
@@ -50,6 +52,9 @@ class Ended(Outcome, Protocol):
 
     @property
     def number(self) -> int: ...
+
+    @property
+    def origin(self) -> str: ...
 
 
 Trial = TypeVar("Trial", bound=Ended)
@@ -104,7 +109,7 @@ class FailureWatch:
             trials: that were asked for.
         """
         alike = identical_failures(self._own(records))
-        left = trials - len(records)
+        left = trials - sum(one.origin != "repeat" for one in records)
         if not alike or left < 1:
             return ()
         return (

@@ -31,6 +31,7 @@ class One:
     number: int
     status: str
     reason: str = ""
+    origin: str = "plan"
 
 
 def ended(*statuses: tuple[str, str]) -> list[One]:

@@ -184,7 +184,7 @@ class Spending:
     ) -> Option | None:
         """Return the most valuable trial of the plan's own choice where none was begun yet."""
         own = self.possible.around.plan.decision
-        if self.budget.max_devices is None or own in busy:
+        if own in busy:
             return None
         if any(record.decision == own for record in records):
             return None

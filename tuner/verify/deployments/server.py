@@ -35,6 +35,9 @@ ANSWER_S: Final = 5.0
 STOP_S: Final = 30.0
 """That the command has to end what it started, elsewhere too, before all of it is killed here."""
 
+NO_ANSWER: Final = "did not answer within"
+"""In the reason of a deployment that never answered."""
+
 OK: Final = 200
 PORTS: Final = {"http": 80, "https": 443}
 
@@ -138,7 +141,7 @@ def await_answers(
         if not silent:
             return ""
         if clock() - start_s + watch_s > limit_s:
-            return f"{silent[0]} did not answer within {limit_s:.0f} s: {said}"
+            return f"{silent[0]} {NO_ANSWER} {limit_s:.0f} s: {said}"
         sleep(watch_s)
 
 

@@ -127,6 +127,20 @@ def test_on_few_devices_the_plans_own_choice_is_launched_first(
     assert not failed
 
 
+def test_in_little_time_the_plans_own_choice_is_launched_first(
+    wide: Any, spend: Spend, hidden: Hidden
+) -> None:
+    failed = []
+    for seed in range(8):
+        for wall_s in (60.0, 150.0):
+            spending = spend(hidden(seed), wall_s=wall_s)
+            own = wide.plan.decision
+            choice = spending.next((), under_way=(), trials=8)
+            if choice is None or choice.job.candidate != own:
+                failed.append((seed, wall_s, choice))
+    assert not failed
+
+
 def test_why_the_plans_own_choice_has_no_trial_is_one_line(
     wide: Any, spend: Spend, hidden: Hidden
 ) -> None:

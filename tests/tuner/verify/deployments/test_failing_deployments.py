@@ -3,6 +3,7 @@
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,21 @@ import pytest
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.serve_folder import read_serve_trials
 from tuner.verify.deployments.records import ServeVerified
+from tuner.verify.deployments.server import NO_ANSWER
+from tuner.verify.identical_failures import cause_of
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]
 Verify = Callable[..., ServeVerified]
 Left = Callable[[Path], list[int]]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a deployment ended."""
+
+    status: str
+    reason: str
 
 
 def test_a_server_that_ends_at_its_start_is_named_by_its_last_line(
@@ -200,3 +211,35 @@ def test_a_server_that_does_not_want_to_end_is_killed(
     found = verify(folder, deaf, client())
     assert found.trials[0].status == "ok"
     assert left_running(folder) == []
+
+
+def test_two_deployments_that_fail_alike_end_the_verification(
+    write_plan: WritePlan, server: Command, client: Command, verify: Verify
+) -> None:
+    folder = write_plan()
+    found = verify(folder, server("--say", "RuntimeError: no such weights"), client(), trials=3)
+    assert [one.status for one in found.trials] == ["crashed", "crashed"]
+    (stopped,) = (note for note in found.notes if note.startswith("stopped: "))
+    assert stopped.startswith("stopped: 2 trials failed alike, so 1 of 3 were not launched")
+    # Mended, the failures are launched again first, then the one that was left.
+    again = verify(folder, server(), client(), trials=3, resume=True)
+    assert [one.status for one in again.trials] == ["ok", "ok", "ok"]
+    assert not any(note.startswith("stopped: ") for note in again.notes)
+    records = read_serve_trials(folder)
+    assert [one.origin for one in records] == [
+        "plan",
+        "alternative",
+        "repeat",
+        "repeat",
+        "alternative",
+    ]
+
+
+def test_deployments_that_never_answer_fail_alike_and_lack_of_memory_does_not(
+    write_plan: WritePlan, server: Command, client: Command, verify: Verify
+) -> None:
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    found = verify(write_plan(), server("--say", said), client(), trials=3)
+    assert [one.status for one in found.trials] == ["out_of_memory"] * 3
+    silent = f"http://127.0.0.1:1/health {NO_ANSWER} 9 s: nothing listens there"
+    assert cause_of(Ended(status="timeout", reason=silent)) == "timeout"
