@@ -114,6 +114,10 @@ def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) 
     notes += _without_effect(spec, pool)
     if measured.oversubscribed:
         notes.append("the profile ran more ranks than cores or accelerators")
+    notes.append(
+        "no chance of running out of memory is stated: nobody published peaks of the reference"
+        " step to learn from; `moetune verify` measures them"
+    )
     if machine.residual.num_runs == 0:
         notes.append(f"error band: {machine.residual.origin}")
     elif machine.residual.release != measured.libraries.get("torch", ""):

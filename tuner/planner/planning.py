@@ -17,6 +17,7 @@ from tuner.planner.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.planner.loads import load_ratios
 from tuner.planner.predict import predict
 from tuner.planner.reasons import (
+    MULTIPLES,
     binding_constraint,
     needed_memory_bytes,
     rules_in_the_way,
@@ -150,7 +151,7 @@ def _without_decision(
     question: Question, result: SearchResult, settings: Settings, provenance: Provenance
 ) -> Plan:
     nearest = _nearest(question, result, settings)
-    limits = ", ".join(relaxation.limit for relaxation in nearest) or "no verdict"
+    limits = ", ".join(one.limit for one in nearest if one.limit != "nodes") or "no verdict"
     return _plan(
         question,
         provenance=provenance,
@@ -173,13 +174,15 @@ def _nearest(
         return rules_in_the_way(
             result.enumeration, global_batch_size=question.work.global_batch_size
         )
+    nodes = _more_nodes(question, settings)
     usable = needed_memory_bytes(result.infeasible, time_limit_s=settings.time_limit_s)
     if usable is None:
-        return ()
+        return nodes
     machine = replace(question.machine, memory_limit_bytes=usable)
     relaxed = replace(question, machine=machine).answered(replace(settings, top=1)).found
     limit_bytes = question.machine.memory_limit_bytes
     return (
+        *nodes,
         Relaxation(
             limit="memory_per_device",
             change=(
@@ -191,6 +194,34 @@ def _nearest(
             predicted=predict(relaxed[0].costs, relaxed[0].decision) if relaxed else None,
         ),
     )
+
+
+def _more_nodes(question: Question, settings: Settings) -> tuple[Relaxation, ...]:
+    """Offer the smallest multiple of the nodes on which something fits; none where none does.
+
+    All multiples together take no longer than the search itself may.
+    """
+    begun_s, machine = settings.clock(), question.machine
+    (pool,) = question.spec.cluster.pools
+    devices = machine.num_devices // pool.nodes
+    for multiple in MULTIPLES:
+        left_s = settings.time_limit_s - (settings.clock() - begun_s)
+        if left_s <= 0.0:
+            return ()
+        larger = replace(machine, num_devices=multiple * machine.num_devices)
+        asked = replace(settings, top=1, time_limit_s=left_s)
+        found = replace(question, machine=larger).answered(asked).found
+        if found:
+            nodes = multiple * pool.nodes
+            return (
+                Relaxation(
+                    limit="nodes",
+                    change=f"{nodes} nodes instead of {pool.nodes}: {nodes * devices} devices",
+                    decision=found[0].decision,
+                    predicted=predict(found[0].costs, found[0].decision),
+                ),
+            )
+    return ()
 
 
 def _unlaunchable(question: Question, best: Solved, settings: Settings) -> tuple[Unlaunchable, ...]:

@@ -11,6 +11,9 @@ from tuner.plan import Relaxation, TrainPrediction
 from tuner.planner.search import Candidate
 from tuner.units import format_bytes, format_ratio, format_s
 
+MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Of a pool's nodes, offered where nothing fits on them."""
+
 WORTH_NAMING_RATIO = 1e-3
 """A limit that costs less than this share of the step time does not bind."""
 

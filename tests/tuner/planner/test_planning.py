@@ -43,7 +43,8 @@ def test_too_little_memory_names_the_least_that_would_do(ask: Ask) -> None:
     assert plan.certificate.status == "infeasible"
     assert plan.decision is None
     assert plan.binding_constraint == "memory_per_device"
-    (relaxation,) = plan.relaxations
+    *_, relaxation = plan.relaxations
+    assert relaxation.limit == "memory_per_device"
     assert relaxation.predicted is not None
     assert relaxation.decision is not None
     stated = re.search(r"\((\d+) B\) usable instead of", relaxation.change)
@@ -57,9 +58,26 @@ def test_too_little_memory_names_the_least_that_would_do(ask: Ask) -> None:
         assert _with_memory(ask, less).certificate.status == "infeasible"
 
 
+def test_more_nodes_are_offered_before_more_memory(ask: Ask) -> None:
+    usable = _with_memory(ask, 500_000).relaxations[-1].predicted
+    assert usable is not None
+    plan = _with_memory(ask, int(0.8 * max(usable.peak_memory_bytes)))
+    assert plan.decision is None
+    nodes, memory = plan.relaxations
+    assert (nodes.limit, memory.limit) == ("nodes", "memory_per_device")
+    assert plan.binding_constraint == "memory_per_device"
+    assert nodes.decision is not None
+    assert nodes.predicted is not None
+    assert max(nodes.predicted.peak_memory_bytes) <= int(0.8 * max(usable.peak_memory_bytes))
+    stated = re.match(r"(\d+) nodes instead of (\d+): (\d+) devices", nodes.change)
+    assert stated is not None
+    assert int(stated[1]) > int(stated[2])
+    assert nodes.decision.num_devices == int(stated[3])
+
+
 def test_memory_that_costs_time_is_what_binds(ask: Ask) -> None:
     infeasible = _with_memory(ask, 500_000)
-    stated = re.search(r"\((\d+) B\)", infeasible.relaxations[0].change)
+    stated = re.search(r"\((\d+) B\)", infeasible.relaxations[-1].change)
     assert stated is not None
     tight = _with_memory(ask, int(stated.group(1)))
     ample = _with_memory(ask, 2**40)

@@ -2,7 +2,8 @@
 
 Nodes can be had where a device's memory cannot be changed, so they are offered first. Multiples of
 the pool are tried in ascending order: a cheap look at the leanest decision (relaxing.py), then a
-search of its own; nothing is guessed. Not covered: counts between the multiples, and whether other
+search of its own; nothing is guessed. Where the smallest needs offloading, the smallest that does
+not is offered beside it. Not covered: counts between the multiples, and whether other
 nodes than multiples would be legal.
 """
 
@@ -23,10 +24,8 @@ from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Teller
 from tuner.planner.analytic.ties import ratios_on
 from tuner.planner.analytic.ways import ways_of
+from tuner.planner.reasons import MULTIPLES
 from tuner.spec.spec import Spec
-
-MULTIPLES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Of the pool's nodes."""
 
 OFFLOADED: Final = (
     "; fits there only with offloading or dropped tokens, which no published run prices, and host"
@@ -38,6 +37,8 @@ OFFLOADED: Final = (
 def more_nodes(spec: Spec, site: Site, *, settings: Settings, band: Band) -> tuple[Relaxation, ...]:
     """Return the smallest multiple of the pool's nodes on which something fits; none if none does.
 
+    Where that needs what only the user may ask for, the smallest without follows.
+
     Args:
         spec: with one pool, on which nothing fits for lack of memory.
         site: of the pool.
@@ -45,24 +46,30 @@ def more_nodes(spec: Spec, site: Site, *, settings: Settings, band: Band) -> tup
         band: of a step, measured over predicted.
     """
     begun_s = settings.clock()
+    offers: list[Relaxation] = []
     for larger in _larger(site):
         left_s = settings.time_limit_s - (settings.clock() - begun_s)
         if left_s <= 0.0:
-            return ()
+            break
         try:
             question = question_of(spec, larger)
         except SpecError:
             continue
         # As the planner does: plainly first, then with what only the user may ask for.
-        for asked in dict.fromkeys((question.limits, spec.search)):
+        more = () if offers else (spec.search,)
+        for asked in dict.fromkeys((question.limits, *more)):
             limited = replace(question, limits=asked)
             if not _may_fit(limited):
                 continue
             found = search(limited, replace(settings, top=1, band_ratio=0.0, time_limit_s=left_s))
             if found.found is not None:
-                note = "" if asked == question.limits else OFFLOADED
-                return (_relaxation(spec, site, larger, found, band=band, note=note),)
-    return ()
+                is_plain = asked == question.limits
+                note = "" if is_plain else OFFLOADED
+                offers.append(_relaxation(spec, site, larger, found, band=band, note=note))
+                if is_plain:
+                    return tuple(offers)
+                break
+    return tuple(offers)
 
 
 def _larger(site: Site) -> Iterator[Site]:

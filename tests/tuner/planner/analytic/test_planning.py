@@ -169,10 +169,17 @@ def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
     spec = read_spec(WORKED.parent / "checks" / "train-infeasible" / "spec.yaml")
     site = site_of(spec.cluster.pools[0], residuals=shipped())
     settings = Settings(top=1, time_limit_s=60.0, clock=time.perf_counter)
-    (offered,) = more_nodes(spec, site, settings=settings, band=(0.9, 1.1))
+    offered, plain = more_nodes(spec, site, settings=settings, band=(0.9, 1.1))
     assert offered.decision is not None
     assert offered.decision.optimizer_offload
     assert offered.change == f"2 nodes instead of 1: 16 devices{OFFLOADED}"
+    # Beside it the nearest that asks nothing of the hosts.
+    assert plain.decision is not None
+    assert not plain.decision.optimizer_offload
+    assert not plain.decision.activation_offload
+    nodes = plain.decision.num_devices // 8
+    assert nodes > 2
+    assert plain.change == f"{nodes} nodes instead of 1: {8 * nodes} devices"
 
 
 @pytest.mark.parametrize("target", ["megatron-lm", "torchtitan"])
