@@ -250,7 +250,9 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
         )
 
     other = preferred_with(NO_ROOMS)
-    full, step_s = (row, fastest.objective_s) if other is None else (other.row, other.step_s)
+    full, step_s = row, fastest.objective_s
+    if other is not None and other.step_s <= step_s * (1.0 + TOLERANCE_RATIO):
+        full, step_s = other.row, other.step_s
     rooms = roomy_searches(found, settings, full=full, step_s=step_s)
     if rooms.searches:
         other = preferred_with(rooms)

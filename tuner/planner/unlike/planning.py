@@ -18,6 +18,7 @@ from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.plan import Alternative, Plan, Provenance, Roomier, TrainPrediction
 from tuner.planner.analytic.extrapolation import asked_beyond, provenance_of
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO
 from tuner.planner.analytic.releases import priced_release
 from tuner.planner.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.planner.progress import Told, Watch, unwatched
@@ -25,7 +26,7 @@ from tuner.planner.ratios import is_tie
 from tuner.planner.reasons import why_lost
 from tuner.planner.unlike.alone import PoolAlone, each_alone, plan_alone, told_of
 from tuner.planner.unlike.asked import PoolsQuestion, pools_question
-from tuner.planner.unlike.certifying import certificate_of, preference_of, ratio_band
+from tuner.planner.unlike.certifying import certificate_of, fastest_of, preference_of, ratio_band
 from tuner.planner.unlike.chains import Chain
 from tuner.planner.unlike.relaxing import in_the_way, relaxations
 from tuner.planner.unlike.risk import Priced, priced
@@ -116,10 +117,15 @@ def _ranked(
     every = [played(chain) for chain in found.chains]
     risks = priced(every, question, alone=alone)
     order = _by_wall_clock(every, risks, question)
-    if not order or risks[order[0]].chance <= SMALL:
+    if not order:
+        return _Ranking(order=order, risks=risks, roomy=None)
+    fastest = fastest_of(order)
+    is_near = order[0].objective_s <= fastest.objective_s * (1.0 + TOLERANCE_RATIO)
+    full = order[0] if is_near else fastest
+    if risks[full].chance <= SMALL:
         return _Ranking(order=order, risks=risks, roomy=None)
     watch(Told(stage="memory", text="searching for chains with more room"))
-    roomy = roomy_search(found, settings, full=order[0])
+    roomy = roomy_search(found, settings, full=full)
     known = {_key(one.chain) for one in every}
     chains = () if roomy is None else roomy.chains
     every += [played(chain) for chain in chains if _key(chain) not in known]

@@ -9,12 +9,15 @@ import pytest
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plan import Plan, Provenance
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL
 from tuner.planner.nodes.told import on_measured_nodes
 from tuner.planner.unlike.asked import pools_question
 from tuner.planner.unlike.certifying import certificate_of
 from tuner.planner.unlike.planning import plan_over_pools
+from tuner.planner.unlike.risk import priced
+from tuner.planner.unlike.roomy_search import roomy_search
 from tuner.planner.unlike.search import Settings, search
-from tuner.planner.unlike.told import played
+from tuner.planner.unlike.told import played, risk_of
 from tuner.spec.capabilities import intersection
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
@@ -302,7 +305,7 @@ def test_the_nearest_legal_value_of_a_limit_is_named(
 def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
     spec: MakeSpec, provenance: Provenance
 ) -> None:
-    small = {"memory_per_device": 24 * 10**9, "usable_memory_ratio": 1.0}
+    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
     chances, steps_s = [], []
     for failed_start_s in (1.0, 1e6):
         asked = spec("olmoe-1b-7b", new=small, old=small, failed_start=failed_start_s, **TIGHT)
@@ -316,7 +319,6 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
         chances.append(made.predicted.out_of_memory_probability or 0.0)
         steps_s.append(made.predicted.step_time_s)
         assert len(made.cluster.pools) == 2
-        assert made.roomier_within_ratio is None
     assert chances[1] < chances[0]
     assert steps_s[1] > steps_s[0]
     assert made.preferred is not None
@@ -324,3 +326,53 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
     assert made.preferred.expected_step_s is not None
     assert made.preferred.fastest_expected_step_s is not None
     assert made.preferred.expected_step_s < made.preferred.fastest_expected_step_s
+
+
+def test_chains_with_more_room_are_searched_for_where_the_best_may_run_out(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
+    asked = spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT)
+    question = pools_question(asked, residuals=None)
+    settings = Settings(top=1, clock=time.perf_counter)
+    found = search(question, settings)
+    full = played(found.chains[0])
+    assert risk_of(full.chain, question).out_of_memory_probability > SMALL
+    roomy = roomy_search(found, settings, full=full)
+    assert roomy is not None
+    with_room = min((played(one) for one in roomy.chains), key=lambda one: one.objective_s)
+    assert risk_of(with_room.chain, question).out_of_memory_probability <= SMALL
+    assert with_room.objective_s >= full.objective_s
+    assert roomy_search(found, settings, full=with_room) is None
+    # The plan launches it, or names it beside a chain that is expected to be faster.
+    made = plan_over_pools(asked, residuals=None, settings=settings, provenance=provenance)
+    assert made.predicted is not None
+    if (made.predicted.out_of_memory_probability or 0.0) > SMALL:
+        assert made.roomier is not None
+        assert made.roomier.out_of_memory_probability <= SMALL
+    else:
+        assert made.preferred is not None
+        assert (made.preferred.fastest_out_of_memory_probability or 0.0) > SMALL
+        assert made.preferred.expected_step_s is not None
+
+
+def test_a_chain_that_runs_out_for_sure_is_expected_to_take_the_step_of_one_with_room(
+    spec: MakeSpec,
+) -> None:
+    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
+    question = pools_question(
+        spec("olmoe-1b-7b", new=small, old=small, failed_start=1.0, **TIGHT), residuals=None
+    )
+    settings = Settings(top=1, clock=time.perf_counter)
+    found = search(question, settings)
+    full = played(found.chains[0])
+    roomy = roomy_search(found, settings, full=full)
+    assert roomy is not None
+    with_room = min((played(one) for one in roomy.chains), key=lambda one: one.objective_s)
+    risks = priced((full, with_room), question)
+    chance = risks[full].chance
+    assert risks[full].expected_s == pytest.approx(
+        (1.0 - chance) * full.objective_s + chance * with_room.objective_s, rel=5e-3
+    )
+    assert with_room.objective_s > 1.01 * full.objective_s
+    assert risks[full].is_fit == (chance <= LIKELY)
