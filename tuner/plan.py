@@ -377,7 +377,9 @@ class Plan(Record):
     found."""
     roomier_within_ratio: Annotated[float, Field(ge=0.0)] | None = None
     """Up to this share longer than the plan's were the steps of decisions with more room that were
-    searched for; absent where no such search was made."""
+    searched for; absent where no such search was made, and where it had no limit."""
+    no_roomier: bool = False
+    """Every decision was searched, and none hardly runs out of memory."""
     pareto: tuple[ParetoPoint, ...] = ()
     """Time against memory and cost, fastest first; empty where it was not asked for."""
     unlaunchable: tuple[Unlaunchable, ...] = ()

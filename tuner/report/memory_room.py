@@ -72,6 +72,11 @@ def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
     if one is None and plan.relaxations:
         ways = "; ".join(f"{way.limit}: {way.change}" for way in plan.relaxations)
         return f"No decision found is less likely to run out. What makes room: {ways}."
+    if one is None and plan.no_roomier:
+        return (
+            f"No decision has a chance below {format_ratio(SMALL)}: more nodes, or more memory per "
+            "device, make room."
+        )
     if one is None and plan.roomier_within_ratio is None:
         return "More nodes, or a smaller usable_memory_ratio of the pool, make room."
     if one is None:

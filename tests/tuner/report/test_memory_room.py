@@ -92,6 +92,11 @@ def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folde
         assert said is not None
         assert ("No decision found within 7.0 %" in said) == is_said, said
         assert "ore nodes, or a smaller usable_memory_ratio" in said
+    nowhere = memory_warning(plan.model_copy(update={"no_roomier": True}), name=str)
+    assert nowhere is not None
+    assert nowhere.endswith(
+        "No decision has a chance below 5.0 %: more nodes, or more memory per device, make room."
+    )
 
 
 def test_the_chance_is_said_once_and_without_figures_where_there_is_hardly_any(

@@ -17,6 +17,7 @@ from tuner.devices.datasheet import Generation
 from tuner.plan import (
     Plan,
     Provenance,
+    Relaxation,
     TrainDecision,
     Unlaunchable,
 )
@@ -31,7 +32,7 @@ from tuner.planner.analytic.bucketing import bucket_note, saved_s, with_best_buc
 from tuner.planner.analytic.extrapolation import provenance_of, weighed
 from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked
 from tuner.planner.analytic.found import Found, Search
-from tuner.planner.analytic.memory_risk import LIKELY, loss_prices
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
 from tuner.planner.analytic.more_nodes import more_nodes
 from tuner.planner.analytic.more_room import more_room
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO, Preferred, preferred
@@ -149,19 +150,22 @@ def make_analytic_plan(
         with_unlaunchable=with_unlaunchable,
     )
     predicted = teller.told(best)
-    ways_out = ()
+    room = teller.roomier(choice)
+    is_full = (predicted.out_of_memory_probability or 0.0) > SMALL
+    room_out: tuple[Relaxation, ...] = ()
     if (predicted.out_of_memory_probability or 0.0) > LIKELY and choice.rooms.room_ratio:
         ratio = choice.rooms.room_ratio
-        ways_out = more_room(spec, site, room_ratio=ratio, settings=settings, band=band)
+        room_out = more_room(spec, site, room_ratio=ratio, settings=settings, band=band)
     return Plan.model_validate(
         common
         | {
             "decision": best.decision,
             "predicted": predicted,
-            "relaxations": ways_out,
+            "relaxations": room_out,
             "preferred": teller.preference(choice),
-            "roomier": teller.roomier(choice),
+            "roomier": room,
             "roomier_within_ratio": choice.searched_ratio,
+            "no_roomier": is_full and room is None and choice.has_searched_all,
             "binding_constraint": binding_constraint(
                 teller.told(choice.fastest),
                 unlimited_s=unlimited_s,

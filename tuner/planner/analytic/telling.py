@@ -116,6 +116,11 @@ class Choice:
         return ratio if 0.0 < ratio < math.inf else None
 
     @property
+    def has_searched_all(self) -> bool:
+        """Whether every decision was searched for one with more room, however slow."""
+        return self.rooms.complete_s is not None and math.isinf(self.rooms.complete_s)
+
+    @property
     def is_fastest(self) -> bool:
         """Nothing was preferred to the fastest."""
         return self.chosen is self.fastest

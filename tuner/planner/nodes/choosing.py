@@ -25,10 +25,13 @@ from tuner.planner.nodes.traffic import Traffic, obstacle, traffic
 from tuner.planner.ratios import has_same_kernels, is_tie, turned
 from tuner.planner.reasons import binding_constraint, why_lost
 from tuner.spec.cluster import Pool
-from tuner.units import format_s
+from tuner.units import format_ratio, format_s
 
 LEAST_GAIN_RATIO: Final = 0.01
 """Share of a step that another decision must save to take the chosen one's place."""
+
+LEAST_CHANCE: Final = 0.001
+"""Chances of running out of memory below this are not told apart."""
 
 AT_USUAL_LINKS: Final = "priced on usual links"
 """Of a runner-up whose nodes cannot be put in order."""
@@ -179,7 +182,7 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
             fastest=fastest,
             fastest_step_s=fastest_s,
             slower_ratio=max(0.0, other.predicted.step_time_s / fastest_s - 1.0),
-            reasons=(lost,),
+            reasons=(lost, *_riskier(plan.predicted, other.predicted)),
         )
         bound_s = plan.certificate.bound or 0.0
         gap_ratio = max(0.0, 1.0 - bound_s / other.predicted.step_time_s)
@@ -190,6 +193,8 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
             "predicted": other.predicted,
             "roomier": None,
             "roomier_within_ratio": None,
+            "no_roomier": False,
+            "relaxations": (),
             "binding_constraint": _binding(plan, other),
             "provenance": plan.provenance.model_copy(update={"notes": tuple(_notes(plan, other))}),
             **by_layout(
@@ -207,6 +212,16 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
             "certificate": plan.certificate.model_copy(update={"decision_gap_ratio": gap_ratio}),
         }
     )
+
+
+def _riskier(before: TrainPrediction, now: TrainPrediction) -> Iterator[str]:
+    """Say it where the new decision is likelier to run out of memory."""
+    was, chance = before.out_of_memory_probability, now.out_of_memory_probability
+    if was is not None and chance is not None and chance > max(was, LEAST_CHANCE):
+        yield (
+            f"though it has a {format_ratio(chance)} chance of running out of memory, not "
+            f"{format_ratio(was)}"
+        )
 
 
 def _known_bands(plan: Plan) -> dict[bool, Band]:

@@ -225,6 +225,7 @@ def _together(
             "binding_constraint": _pace(best, question),
             "preferred": preference_of(found, order, ranking.risks),
             "roomier": _roomier(ranking, found, predicted),
+            "no_roomier": _has_no_room(ranking),
             "roomier_within_ratio": _searched_ratio(ranking),
             **by_layout(
                 decision,
@@ -255,6 +256,13 @@ def _roomier(ranking: _Ranking, found: Search, predicted: TrainPrediction) -> Ro
         peak_memory_bytes=round(max(one.chain.price.bytes_S)),
         out_of_memory_probability=risks[one].chance,
     )
+
+
+def _has_no_room(ranking: _Ranking) -> bool:
+    """Whether every chain was searched, and none hardly runs out."""
+    if ranking.roomy is None or any(one.chance <= SMALL for one in ranking.risks.values()):
+        return False
+    return math.isinf(ranking.roomy.complete_s)
 
 
 def _searched_ratio(ranking: _Ranking) -> float | None:

@@ -173,6 +173,20 @@ def test_the_fastest_needs_no_reason_when_it_comes_back(plan: Plan) -> None:
     assert found.certificate.decision_gap_ratio is None
 
 
+def test_the_place_is_taken_at_more_risk_only_with_a_word(plan: Plan) -> None:
+    assert plan.predicted is not None
+    risky = plan.alternatives[1]
+    chance = {"out_of_memory_probability": 0.2}
+    risky = risky.model_copy(update={"predicted": risky.predicted.model_copy(update=chance)})
+    for before, is_said in ((0.01, True), (0.3, False)):
+        own = plan.predicted.model_copy(update={"out_of_memory_probability": before})
+        asked = plan.model_copy(update={"predicted": own, "alternatives": (risky,)})
+        found = on(asked, links(slow=4e9))
+        assert found.preferred is not None
+        said = "though it has a 20.0 % chance of running out of memory, not 1.0 %"
+        assert (found.preferred.reasons[1:] == (said,)) == is_said, found.preferred.reasons
+
+
 def test_equal_links_change_no_choice(plan: Plan) -> None:
     found = on(plan, links(slow=400e9))
     assert found.decision == plan.decision
