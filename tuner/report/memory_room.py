@@ -71,7 +71,7 @@ def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
     one = plan.roomier
     if one is None and plan.relaxations:
         ways = "; ".join(f"{way.limit}: {way.change}" for way in plan.relaxations)
-        return f"No decision found is less likely to run out. What makes room: {ways}."
+        return f"Every decision found runs out more likely than not. What makes room: {ways}."
     if one is None and plan.no_roomier:
         return (
             f"No decision has a chance below {format_ratio(SMALL)}: more nodes, or more memory per "

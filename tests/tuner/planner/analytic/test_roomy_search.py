@@ -132,7 +132,7 @@ def test_where_nothing_is_likely_to_fit_the_plan_warns_and_offers_nodes_and_memo
     warning = plan_text(plan, folder=Path("plan")).splitlines()[0]
     for words in (
         "WARNING",
-        "No decision found is less likely",
+        "Every decision found runs out",
         "nodes instead of 2",
         "per device",
     ):
