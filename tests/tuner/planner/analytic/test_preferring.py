@@ -192,7 +192,7 @@ def test_pipelines_of_torchtitan_need_more_room_than_others(ask: MakeQuestion) -
     ranks = found.found.candidates.rows["pipeline"]
     both = found.found.taken(np.array([np.argmin(ranks), np.argmax(ranks)]))
     assert list(both.candidates.rows["pipeline"] > 1) == [False, True]
-    peak_bytes = np.full(2, 0.85 * found.question.capacity_bytes)
+    peak_bytes = np.full(2, 0.92 * found.question.capacity_bytes)
     torch = replace(found, question=replace(found.question, software=Software.TORCH_FSDP))
 
     def at_start(search: Searched) -> list[float]:
@@ -200,8 +200,8 @@ def test_pipelines_of_torchtitan_need_more_room_than_others(ask: MakeQuestion) -
 
     alike, other = at_start(found), at_start(torch)
     assert alike[0] == pytest.approx(alike[1])
-    assert other[0] < 0.2
-    assert other[1] > 0.5
+    assert other[0] < 0.1
+    assert other[1] > 0.3
 
 
 def test_experts_without_a_recording_grow_and_those_with_one_do_not(ask: MakeQuestion) -> None:
