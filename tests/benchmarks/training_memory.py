@@ -186,7 +186,7 @@ def show_others(runs: Sequence[Run]) -> bool:
     inside = True
     for run, gib, one, peak in zip(runs, measured / GIB, error, predicted / GIB, strict=True):
         strategy = run.strategy
-        low, high = peak_band(peak, software=run.software, pipeline=int(strategy.pipeline))
+        low, high = peak_band(peak)
         name = f"{run.row.text('model')} x{run.row.numbers['num_gpus']:g}"
         how = f"{strategy.sequence:g}x{strategy.micro_batch:g} {run.row.text('notes')[:14]}"
         band = f"{low:.1f} to {high:.1f}"

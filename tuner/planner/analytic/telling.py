@@ -156,10 +156,7 @@ class Teller:
             tokens_per_s_per_device=tokens / step_s,
             tokens_per_s_per_device_band=(tokens / high_s, tokens / low_s),
             peak_memory_bytes=peaks,
-            peak_memory_bytes_band=tuple(
-                peak_band(peak, software=self.search.question.software, pipeline=len(peaks))
-                for peak in peaks
-            ),
+            peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
             memory_limit_bytes=int(self.search.question.memory_limit_bytes),
             memory_capacity_bytes=int(self.search.question.capacity_bytes),
             **asdict(self.risk(detail)),

@@ -92,9 +92,7 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
         tokens_per_s_per_device=tokens / devices / step_s,
         tokens_per_s_per_device_band=(tokens / devices / high_s, tokens / devices / low_s),
         peak_memory_bytes=peaks,
-        peak_memory_bytes_band=tuple(
-            peak_band(peak, software=alike.software, pipeline=len(peaks)) for peak in peaks
-        ),
+        peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
         **asdict(risk_of(chain, question)),
         activation_bytes=tuple(
             round(float(memory.activations_PC[stage, 0]))
