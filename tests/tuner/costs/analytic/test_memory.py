@@ -429,9 +429,12 @@ def test_columns_of_different_pipelines_are_priced_as_each_alone(
     cases: list[tuple[Strategies, Stages]],
 ) -> None:
     strategies, stages = _joined(cases)
-    together = _price(MIXED, strategies, stages, MemoryConstants())
+    constants = MemoryConstants(
+        gathers_inputs=1.0, gathers_apart=1.0, receives_ahead=1.0, keeps_results=1.0
+    )
+    together = _price(MIXED, strategies, stages, constants)
     for column, (strategy, own) in enumerate(cases):
-        alone = _price(MIXED, strategy, own, MemoryConstants())
+        alone = _price(MIXED, strategy, own, constants)
         ranks = int(strategy.pipeline)
         for field in dataclasses.fields(MemoryPrice):
             found = getattr(together, field.name)[:, column]
