@@ -42,6 +42,11 @@ def write_directory(
         unfinished.chmod(0o777 & ~_umask())
         unfinished.rename(directory)
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise OutputError(
+                f"another command has just written {str(directory)!r}; run this one again to"
+                " replace that, or choose another place with -o"
+            ) from error
         raise _unwritable(directory, error) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

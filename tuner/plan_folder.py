@@ -22,10 +22,12 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
+from profilers.errors import ProfileUnwritableError
 from profilers.files import TooLargeError, read_bounded
 from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from profilers.records import Profile, Record
 from profilers.schema_version import refusal_of_newer
+from profilers.sole_writer import sole_writer
 from profilers.store import read_profile
 from tuner.emit.registry import emit_all
 from tuner.errors import OutputError, PlanUnreadableError
@@ -115,8 +117,17 @@ def write_folder(
     Raises:
         OutputError: the folder cannot be written.
     """
-    if folder.exists():
-        _replace_plan(folder, files, executable=executable)
+    if folder.is_dir():
+        try:
+            # Two at once would leave the launch files of one beside the plan of the other.
+            with sole_writer(folder, what="`moetune plan`"):
+                _replace_plan(folder, files, executable=executable)
+        except ProfileUnwritableError as error:
+            raise OutputError(str(error)) from error
+    elif folder.exists():
+        raise OutputError(
+            f"cannot write {str(folder)!r}: not a folder; choose another place with -o"
+        )
     else:
         write_directory(folder, files, executable=executable)
 

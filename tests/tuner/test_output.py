@@ -103,3 +103,20 @@ def test_a_device_or_a_pipe_is_refused_and_stays(tmp_path: Path) -> None:
     write_files(tmp_path, {"link": "new"})
     assert (tmp_path / "link").read_text() == "new"
     assert _left(tmp_path) == ["kept", "link", "null", "pipe", "zero"]
+
+
+def test_of_two_who_write_one_new_folder_the_second_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def meanwhile(descriptor: int) -> None:
+        (tmp_path / "plan").mkdir()
+        (tmp_path / "plan" / "plan.json").write_text("the first's")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    with pytest.raises(OutputError, match="another command has just written"):
+        write_directory(tmp_path / "plan", {"plan.json": "the second's"})
+    assert _left(tmp_path) == ["plan", "plan.json"]
+    assert (tmp_path / "plan" / "plan.json").read_text() == "the first's"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from profilers.errors import ProfileUnreadableError
+from profilers.sole_writer import sole_writer
 from tuner import api, plan_folder
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.plan import Plan, VerifiedPlan
@@ -21,6 +22,7 @@ from tuner.plan_folder import (
     launch_files,
     read_plan,
     read_used_profile,
+    write_folder,
     write_plan,
 )
 from tuner.verify.testing import FakeLauncher
@@ -293,3 +295,13 @@ def _value(pattern: str, text: str) -> str:
     found = re.search(pattern, text)
     assert found is not None, pattern
     return found[1]
+
+
+def test_of_two_who_replace_one_plan_the_second_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    write_folder(folder, {PLAN_NAME: "{}"})
+    with sole_writer(folder, what="`moetune plan`"), pytest.raises(OutputError, match="another"):
+        write_folder(folder, {PLAN_NAME: "{} "})
+    assert (folder / PLAN_NAME).read_text() == "{}"
+    write_folder(folder, {PLAN_NAME: "{} "})
+    assert [file.name for file in folder.iterdir()] == [PLAN_NAME]
