@@ -48,6 +48,8 @@ LONGEST_LINE: Final = 2000
 """Characters of a refusal; what a user's value makes longer loses its middle."""
 NO_MEMORY: Final = "no memory is left for this; free some, or raise the limit (ulimit -v)"
 
+NOT_UTF8: Final = "a file or folder has a name that is not UTF-8, which cannot be stored; rename it"
+
 ClickError: type[Exception] = next(
     # Typer brings its own click in some releases, so the class has no fixed home.
     base
@@ -201,7 +203,8 @@ def _first_problem(error: ValueError) -> str:
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
-        return str(error)
+        is_undecodable = "surrogates not allowed" in str(error)
+        return NOT_UTF8 if is_undecodable else str(error)
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
     return f"{error.title}: {field + ': ' if field else ''}{first['msg']}"

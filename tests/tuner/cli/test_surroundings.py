@@ -1,6 +1,7 @@
 """Where a command is started, and what lies there, ends in one line at worst."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,14 @@ def test_a_current_folder_that_was_deleted_is_one_line(tmp_path: Path) -> None:
         assert (ended.returncode, ended.stdout) == (3, "")
         assert ended.stderr.startswith("moetune: the current folder: No such file"), ended.stderr
         assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_folder_whose_name_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    shutil.copytree(ROOT / "examples" / "models" / "tiny-moe", folder)
+    words = ("plan", "--model", str(folder / "config.json"), "--device", "h100-sxm")
+    ended = _ended(*words, "--devices", "2", "--time-limit", "2s", "-o", "plan", cwd=tmp_path)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "has a name that is not UTF-8" in line
+    assert not (tmp_path / "plan").exists()
