@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.analytic.memory_risk import SMALL
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO
 from tuner.units import format_bytes, format_ratio, format_s
 
@@ -55,7 +55,13 @@ def trade_words(plan: Plan) -> Iterator[str]:
     own, other = predicted.out_of_memory_probability, one.fastest_out_of_memory_probability
     if one.expected_step_s is not None and one.fastest_expected_step_s is not None:
         own_s, fastest_s = one.expected_step_s, one.fastest_expected_step_s
-        verdict = "less" if own_s <= fastest_s else f"a tie within {format_ratio(TOLERANCE_RATIO)}"
+        verdict = "less"
+        if own_s > fastest_s:
+            verdict = f"a tie within {format_ratio(TOLERANCE_RATIO)}"
+        if own_s > fastest_s * (1.0 + TOLERANCE_RATIO):
+            verdict = f"{format_ratio(own_s / fastest_s - 1.0)} more"
+        if (other or 0.0) > LIKELY:
+            verdict += ", but that runs out more likely than not"
         yield (
             f"expected step with running out of memory {format_s(own_s)}, the fastest's "
             f"{format_s(fastest_s)}: {verdict}"

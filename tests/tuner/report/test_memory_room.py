@@ -143,6 +143,11 @@ def test_the_trade_is_said_wherever_another_than_the_fastest_is_chosen(own_folde
             assert words in said, (other, said)
     (less,) = trade_words(preferring(own_folder, 0.01, fastest_expected_step_s=7.6))
     assert less.endswith(": less")
+    unlikely = preferring(
+        own_folder, 0.01, fastest_expected_step_s=7.0, fastest_out_of_memory_probability=0.9
+    )
+    (more,) = trade_words(unlikely)
+    assert more.endswith(": 5.1 % more, but that runs out more likely than not")
     # Slower and riskier, for reasons that come first.
     _, riskier = trade_words(preferring(own_folder, 0.04, fastest_out_of_memory_probability=0.011))
     assert riskier == "4.0 % chance of running out of memory instead of 1.1 %"
