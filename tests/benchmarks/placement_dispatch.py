@@ -81,7 +81,7 @@ class Size:
     tokens: tuple[int, ...] = TOKENS
     seeds: int = 24
     draws: int = 8
-    time_limit_s: float = 20.0
+    time_limit_s: float = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
