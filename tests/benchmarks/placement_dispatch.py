@@ -344,8 +344,9 @@ def main() -> int:
     parser.add_argument("--bars", action="store_true", help="end with 1 when a bar is missed")
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--routing", type=Path, help="folder of recordings")
+    parser.add_argument("--seconds", type=float, default=Size().time_limit_s, help="of a plan")
     chosen = parser.parse_args()
-    size = Size()
+    size = Size(time_limit_s=chosen.seconds)
     if chosen.small:
         size = Size(
             wide_shapes=((8, 9),),
