@@ -206,7 +206,7 @@ def record(work: Path, name: str) -> None:
             text = mixed(text)
         command = [
             *(sys.executable, "-m", "tuner", "profile", "--suite", "routing"),
-            *("--model", str(work / name), "--text", str(work / f"text/{domain}.record.txt")),
+            *("--model", str(work / name), "--text", str(text)),
             *(
                 "--workload",
                 recipe.prefix + domain,
