@@ -15,6 +15,9 @@ the largest expected load, the more the fewer tokens a pass has.
     lp            of the linear program, for each pass
     near_lp       near replicas first, the others by the linear program: `lp` as SGLang runs it
 
+Of several best splits of the program ours is the flattest; SGLang's solver stops after five steps,
+at one of its own.
+
 Not covered: tokens of one text that choose alike, and that every expert's count varies, too: counts
 are given. Rows taken modulo the replicas (SGLang without a backend) scatter a little less.
 """
@@ -63,6 +66,9 @@ SPLITS: Final[Mapping[str, tuple[Split, Split]]] = {
 UNSAMPLED: Final = frozenset({"even"})
 """Rules whose tokens take replicas in turn."""
 
+PASS_BY_PASS: Final = frozenset({"lp", "near_lp"})
+"""Rules whose shares follow the counts of a pass."""
+
 
 def expected_loads(rule: str, case: DispatchCase) -> Floats:
     """Return the token copies that each rank expects under a rule, `[P][L][G]`.
@@ -83,26 +89,35 @@ def sampled_loads(rule: str, case: DispatchCase) -> Floats:
     shares = splits_of(rule)[1]
     if rule in UNSAMPLED:
         return np.stack([_one_pass(one, shares(one)) for one in _passes(case)])
-    tokens_PLE = np.rint(case.load_PLE).astype(np.int64)
-    if not np.array_equal(tokens_PLE, case.load_PLE):
-        raise ValueError(f"{rule} dispatch draws whole tokens: pass counts, or use `even`")
     rng = np.random.default_rng(case.seed)
-    is_split_LE = case.copies_LE > 1
     found = []
     split_LEG = np.zeros(0)
     for number, one in enumerate(_passes(case)):
         # Only the linear program looks at the pass.
-        if number == 0 or rule in ("lp", "near_lp"):
+        if number == 0 or rule in PASS_BY_PASS:
             split_LEG = shares(one)
-        tokens_LE = tokens_PLE[number]
-        load_LG = _one_pass(one, split_LEG * ~is_split_LE[:, :, None])
-        for layer, is_split_E in enumerate(is_split_LE):
-            shares_EG = np.maximum(split_LEG[layer, is_split_E], 0.0)
-            shares_EG /= shares_EG.sum(axis=1, keepdims=True)
-            drawn_EG = rng.multinomial(tokens_LE[layer, is_split_E], shares_EG)
-            load_LG[layer] += drawn_EG.sum(axis=0)
-        found.append(load_LG)
+        found.append(draw(one, split_LEG, rng))
     return np.stack(found)
+
+
+def draw(case: DispatchCase, split_LEG: Floats, rng: np.random.Generator) -> Floats:
+    """Return the token copies of each rank, `[L][G]`, of one draw by the given shares.
+
+    Raises:
+        ValueError: the case has more than one pass, or a load is no whole number of tokens.
+    """
+    if len(case.load_PLE) != 1:
+        raise ValueError("a draw is of one pass")
+    tokens_LE = np.rint(case.load_PLE[0]).astype(np.int64)
+    if not np.array_equal(tokens_LE, case.load_PLE[0]):
+        raise ValueError("replicas are drawn for whole tokens: pass counts, or use `even`")
+    is_split_LE = case.copies_LE > 1
+    load_LG = _one_pass(case, split_LEG * ~is_split_LE[:, :, None])
+    for layer, is_split_E in enumerate(is_split_LE):
+        shares_EG = np.maximum(split_LEG[layer, is_split_E], 0.0)
+        shares_EG /= shares_EG.sum(axis=1, keepdims=True)
+        load_LG[layer] += rng.multinomial(tokens_LE[layer, is_split_E], shares_EG).sum(axis=0)
+    return load_LG
 
 
 def splits_of(rule: str) -> tuple[Split, Split]:

@@ -1,8 +1,9 @@
 """Which dispatch rule the emitted engine should run: those that it offers, on judged passes.
 
 A rule is judged by the largest rank loads that it expects, and by what whole tokens and fixed
-choices make of them: the mean over draws of the largest loads of passes of the planned size. The
-least of the latter is chosen among the rules that the deployment allows.
+choices make of them: the mean over draws of the largest loads of passes of the planned size. Those
+of `static` are fixed by the engine's own seed. The least of the latter is chosen among the rules
+that the deployment allows.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,14 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase
-from solvers.placement.dispatch.sampling import SPLITS, expected_loads, sampled_loads
+from solvers.placement.dispatch.sampling import (
+    PASS_BY_PASS,
+    SPLITS,
+    draw,
+    expected_loads,
+    splits_of,
+)
+from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
@@ -30,9 +38,11 @@ from tuner.spec.place_targets import (
     offered,
 )
 
-DRAWS: Final = 8
-"""Of each rule, at most one from each judged pass; the mean of eight maxima is known to about a
-third of their spread."""
+DRAWS: Final = 16
+"""Of each rule over its passes; the mean of 16 maxima is known to a quarter of their spread."""
+
+MOST_PASSES: Final = 4
+"""Judged passes that rules are compared on: a linear program is solved for each."""
 
 UNPRICED_RATIO: Final = 0.01
 """What a rule with a cost of its own at run time must save beyond one without: two runs of one
@@ -129,22 +139,14 @@ def _judged(
     for one in evidence:
         load_PLE = _spread_over(one.judged_PLE)
         case = DispatchCase(
-            load_PLE=load_PLE, placement=chosen, ranks=spec.ranks, source_HLE=sources_of(spec, one)
+            load_PLE=load_PLE,
+            placement=chosen,
+            ranks=spec.ranks,
+            source_HLE=sources_of(spec, one),
+            seed=ENGINE_SEED,
         )
         expected.append(_imbalance(spec, expected_loads(offer.rule, case)))
-        drawn = [
-            _imbalance(
-                spec,
-                sampled_loads(
-                    offer.rule,
-                    replace(
-                        case, load_PLE=whole_tokens(load_PLE[[draw % len(load_PLE)]]), seed=draw
-                    ),
-                ),
-            )
-            for draw in range(DRAWS)
-        ]
-        sampled.append(float(np.mean(drawn)))
+        sampled.append(_imbalance(spec, _sampled(offer.rule, case)))
         top_k = one.recording.top_k or (
             spec.model.moe.top_k if spec.model is not None and spec.model.moe is not None else 1
         )
@@ -163,11 +165,25 @@ def _judged(
     )
 
 
+def _sampled(rule: str, case: DispatchCase) -> Floats:
+    """Return the loads of several draws of each pass."""
+    shares = splits_of(rule)[1]
+    draws_a_pass = -(-DRAWS // len(case.load_PLE))
+    rng = np.random.default_rng(0)
+    found, split_LEG = [], None
+    for load_LE in case.load_PLE:
+        one = replace(case, load_PLE=whole_tokens(load_LE[None]))
+        if split_LEG is None or rule in PASS_BY_PASS:
+            split_LEG = shares(one)
+        found += [draw(one, split_LEG, rng) for _ in range(draws_a_pass)]
+    return np.stack(found)
+
+
 def _spread_over(load_PLE: Floats) -> Floats:
-    """Return passes from the first to the last, as many as are drawn."""
-    if len(load_PLE) <= DRAWS:
+    """Return a few passes from the first to the last."""
+    if len(load_PLE) <= MOST_PASSES:
         return load_PLE
-    return load_PLE[np.linspace(0, len(load_PLE) - 1, DRAWS).round().astype(np.int64)]
+    return load_PLE[np.linspace(0, len(load_PLE) - 1, MOST_PASSES).round().astype(np.int64)]
 
 
 def _imbalance(spec: PlaceSpec, load_PLG: Floats) -> float:

@@ -23,6 +23,13 @@ DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
 backend; vLLM and TensorRT-LLM go through replicas in turn."""
 
 
+RULE_WORDS: Final[Mapping[str, str]] = {
+    "near_dynamic": "'dynamic' with near replicas first",
+    "near_lp": "'lp' with near replicas first",
+}
+"""Of rules that the solvers and the engine call otherwise."""
+
+
 def dispatch_of(spec: PlaceSpec) -> str:
     """Return the dispatch rule that a plan is made for, by the solvers' name.
 
@@ -54,7 +61,8 @@ def notes_of(
 def _dispatch_notes(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str
 ) -> Iterator[str]:
-    yield f"replicas share tokens by the rule {dispatch!r}, {_whose_dispatch(spec)}"
+    said = RULE_WORDS.get(dispatch, repr(dispatch))
+    yield f"replicas share tokens by the rule {said}, {_whose_dispatch(spec)}"
     if spec.goal.dispatch is None:
         for name in tuple(dict.fromkeys(spec.emit))[1:]:
             if DISPATCH_OF[name].value != dispatch:

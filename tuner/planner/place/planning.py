@@ -40,7 +40,7 @@ from tuner.planner.place.comparing import (
     priced_threes,
 )
 from tuner.planner.place.costing import active_load_of, planned_cost
-from tuner.planner.place.dispatch_choice import choose_dispatch, made_for
+from tuner.planner.place.dispatch_choice import DispatchChoice, choose_dispatch, made_for
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
 from tuner.planner.place.leaving_out import left_out
@@ -111,8 +111,9 @@ def make_place_plan(
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
     solve_s = settings.clock() - started_s
-    method, chosen, alternatives = _chosen(spec, evidence, candidates, rule, pricing, dispatch)
-    choice = choose_dispatch(spec, evidence, chosen, planned=dispatch)
+    method, chosen, choice, alternatives = _chosen(
+        spec, evidence, candidates, rule, pricing, dispatch
+    )
     dispatch = choice.rule
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
@@ -227,8 +228,8 @@ def _chosen(
     rule: Rule,
     pricing: Pricing | None,
     dispatch: str,
-) -> tuple[str, Placement, tuple[PlaceAlternative, ...]]:
-    """Take the best that was found, the rule's or what runs; tell of the others."""
+) -> tuple[str, Placement, DispatchChoice, tuple[PlaceAlternative, ...]]:
+    """Take the best that was found, the rule's or what runs, and its dispatch; tell of others."""
     named = {**candidates, rule.name: rule.placement}
     if spec.current.expert_LS.shape == rule.placement.expert_LS.shape:
         named["as it runs"] = spec.current
@@ -251,13 +252,14 @@ def _chosen(
         broken = dict.fromkeys(named, "")
     order = sorted(named, key=lambda name: (bool(broken[name]), values[name]))
     best = order[0]
+    choice = choose_dispatch(spec, evidence, named[best], planned=dispatch)
     alternatives = tuple(
         PlaceAlternative(
             method=name,
             decision=_decision(spec, named[name]),
             objective=values[name],
             imbalance={
-                one.name: judge_workload(spec, one, named[name], dispatch).imbalance
+                one.name: judge_workload(spec, one, named[name], choice.rule).imbalance
                 for one in evidence
             },
             is_legal=not broken[name],
@@ -265,7 +267,7 @@ def _chosen(
         )
         for name in order[1:]
     )
-    return best, named[best], alternatives
+    return best, named[best], choice, alternatives
 
 
 def _more_of(value: float, least: float) -> str:

@@ -65,7 +65,9 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     static, dynamic, alone = found["static", True], found["dynamic", True], found["dynamic", False]
     # Static and dynamic expect the same; what static chooses once it keeps, so it scatters more.
     assert static.imbalance == pytest.approx(dynamic.imbalance)
-    assert static.imbalance_sampled > dynamic.imbalance_sampled > dynamic.imbalance
+    assert static.imbalance_sampled > dynamic.imbalance_sampled
+    # Noise adds to a maximum; of 16 draws of two layers the mean is known to about 0.002.
+    assert dynamic.imbalance_sampled > dynamic.imbalance - 0.005
     assert not alone.is_allowed
     assert "needs goal.a2a_backend: none" in alone.words
     assert static.is_allowed
