@@ -60,7 +60,7 @@ def test_shares_and_scatter_are_those_of_many_launches() -> None:
         found = targets(placement, ranks=ranks, rng=np.random.default_rng(1), launches=4000)
         shares = near_shares(placement.expert_LS, ranks=ranks, num_experts=experts)
         slot_of = {
-            (int(e), int(g)): s for s, (e, g) in enumerate(zip(row_S, ranks.rank_S, strict=False))
+            (int(e), int(g)): s for s, (e, g) in enumerate(zip(row_S, ranks.rank_S, strict=True))
         }
         for layer, expert, target_DH in found:
             if layer < 2:
