@@ -92,6 +92,10 @@ class BalanceProblem:
     """What reading one replica's weights costs, in token copies."""
     migration: Migration | None = None
     dispatch: Dispatch = Dispatch.EVEN
+    part_BWLE: Floats | None = None
+    """Loads of parts of the recording, `load_WLE` being their mean: a search that puts whole hot
+    experts on ranks looks at each part, as other passes will differ from the mean as they do. The
+    objective is that of `load_WLE`. None: not known."""
 
     def __post_init__(self) -> None:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:
@@ -112,9 +116,16 @@ class BalanceProblem:
                 f"{self.ranks.num_slots} slots on {self.ranks.num_ranks} ranks cannot hold"
                 f" {num_experts} experts"
             )
+        parts = self.part_BWLE
+        if parts is not None and parts.shape[1:] != self.load_WLE.shape:
+            raise ValueError(f"parts are {parts.shape[1:]} each, loads {self.load_WLE.shape}")
+        if parts is not None and not (np.isfinite(parts) & (parts >= 0.0)).all():
+            raise ValueError("every load of a part must be a non-negative number")
+        if parts is not None and (parts.sum(axis=3) <= 0.0).any():
+            raise ValueError("every layer of every part needs some load")
         if self.migration is not None:
             self._check_migration(self.migration)
-        for array in (self.load_WLE, self.weight_W):
+        for array in (self.load_WLE, self.weight_W, *(() if parts is None else (parts,))):
             array.setflags(write=False)
 
     def _check_migration(self, migration: Migration) -> None:

@@ -20,7 +20,13 @@ from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE, CHAIN, COACTIVATION
 from solvers.result import Outcome
 from tuner.errors import SpecError
-from tuner.planner.place.evidence import WorkloadEvidence, load_WLE, mean_load_LE, weight_W
+from tuner.planner.place.evidence import (
+    WorkloadEvidence,
+    load_WLE,
+    mean_load_LE,
+    part_BWLE,
+    weight_W,
+)
 from tuner.spec.place import Objective, PlaceGoal
 from tuner.spec.place_read import PlaceSpec
 
@@ -65,6 +71,7 @@ def balance_problem(
         active_load=active_load,
         migration=migration,
         dispatch=solved_dispatch(dispatch),
+        part_BWLE=part_BWLE(evidence),
     )
 
 
