@@ -67,6 +67,11 @@ def _dispatch_notes(
         for name in tuple(dict.fromkeys(spec.emit))[1:]:
             if DISPATCH_OF[name].value != dispatch:
                 yield f"{name} shares by {DISPATCH_OF[name].value!r}, not judged here"
+    if dispatch == Dispatch.STATIC.value and spec.layer_ids != tuple(range(len(spec.layer_ids))):
+        yield (
+            "static chooses replicas for all decoder layers from one stream: those before and"
+            " between the placed ones shift it, so another draw of the same law is judged"
+        )
     if dispatch == Dispatch.STATIC.value and any(sources_of(spec, one) is None for one in evidence):
         yield "tokens are taken to come from all ranks alike"
 
