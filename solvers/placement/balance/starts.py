@@ -78,7 +78,7 @@ def search_near(
 ) -> Placement:
     """Return the best of the starts, layer by layer, or what another rule places, if better."""
     deadline_s = time.perf_counter() + time_limit_s
-    problem = with_parts(problem)
+    whole, problem = problem, with_parts(problem)
     found: list[Placement] = []
     even = search(
         dataclasses.replace(problem, dispatch=Dispatch.EVEN, migration=None),
@@ -87,6 +87,9 @@ def search_near(
         most_steps=most_steps,
     )
     cautions = CAUTIONS if problem.dispatch is Dispatch.STATIC else (0.0,)
+    if problem.num_workloads > whole.num_workloads:
+        # Every step of many parts is long: fewer starts, searched for longer.
+        cautions = cautions[:1]
     runs = [(ceiling, caution) for caution in cautions for ceiling in CEILINGS]
     for number, (ceiling, caution) in enumerate(runs):
         left_s = deadline_s - time.perf_counter()
