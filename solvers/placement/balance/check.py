@@ -71,7 +71,8 @@ def rank_times(problem: BalanceProblem, placement: Placement) -> Floats:
 def launch_times(problem: BalanceProblem, placement: Placement) -> Floats:
     """Time of every rank in so many launches, [D][W][L][G]; one where nothing is dealt for good.
 
-    Replicas are dealt as the rule itself says (`dispatch/launches.py`), which no method calls.
+    Replicas are dealt as the rule itself says (`dispatch/launches.py`), with a seed that no method
+    draws from.
     """
     is_dealt = problem.dispatch is Dispatch.STATIC
     num_ranks, launches = problem.ranks.num_ranks, LAUNCHES if is_dealt else 1

@@ -14,8 +14,8 @@ where there is one node); hardly any from one that few tokens choose. A start th
 
 and packs them largest first, the copies of an expert on different nodes. The search then changes
 it, on mean + caution * deviation of every rank, and every layer takes the start and caution that
-end with the least expected time of its busiest rank (`objective.largest_times`). EPLB's placement
-and the even split's stand beside them.
+end with the least expected time of its busiest rank (`objective.largest_times`, a guess). Of that,
+EPLB's placement and the even split's, launches are drawn, and every layer takes the best again.
 
 Proves the bound of `bound.py`. Where migration is limited, `migration.py` picks what to move.
 """
@@ -32,6 +32,7 @@ from solvers.placement.balance.local_search import MOST_STEPS, search
 from solvers.placement.balance.lpt import packed
 from solvers.placement.balance.migration import within_limit
 from solvers.placement.balance.objective import (
+    cost_of,
     largest_times,
     layer_weights,
     planning_loads,
@@ -40,6 +41,7 @@ from solvers.placement.balance.objective import (
 )
 from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
 from solvers.placement.balance.state import apart_groups
+from solvers.placement.dispatch.launches import expected_shares, targets
 from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Claim, Status
 
@@ -49,6 +51,13 @@ CEILINGS: Final = (0.75, 0.95, 0.85)
 CAUTIONS: Final = (2.0, 1.2)
 """Standard deviations above the mean that are kept even."""
 
+
+SEARCH_RATIO: Final = 0.9
+"""Of the time limit, for all searches; the rest is for the last choice."""
+
+LAUNCHES: Final = 16
+SEED: Final = 20_231
+"""Of the launches that the last choice is made by; the checker draws others."""
 
 LEAST_DISTANCE: Final = 0.05
 """Share of tokens on other experts in other passes from which on parts are looked at: below it they
@@ -77,7 +86,7 @@ def search_near(
     problem: BalanceProblem, *, time_limit_s: float, threads: int = 1, most_steps: int = MOST_STEPS
 ) -> Placement:
     """Return the best of the starts, layer by layer, or what another rule places, if better."""
-    deadline_s = time.perf_counter() + time_limit_s
+    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
     whole, problem = problem, with_parts(problem)
     found: list[Placement] = []
     even = search(
@@ -106,11 +115,13 @@ def search_near(
                 caution=caution,
             )
         )
+    guessed_CWL = np.stack([largest_times(problem, one.expert_LS) for one in found])
     rule = eplb(planning_loads(problem), ranks=problem.ranks)
-    return min(
-        (best_layers(problem, found), even, rule),
-        key=lambda placement: value_of(problem, largest_times(problem, placement.expert_LS)),
-    )
+    last = [best_layers(problem, found, guessed_CWL), even, rule]
+    drawn = [drawn_times(problem, one) for one in last]
+    last.append(best_layers(problem, last, np.stack(drawn)))
+    drawn.append(drawn_times(problem, last[-1]))
+    return min(zip(last, drawn, strict=True), key=lambda one: value_of(problem, one[1]))[0]
 
 
 def with_parts(problem: BalanceProblem) -> BalanceProblem:
@@ -157,21 +168,42 @@ def start_placement(problem: BalanceProblem, *, ceiling: float) -> Placement:
     return Placement(expert_LS=expert_LS)
 
 
-def best_layers(problem: BalanceProblem, found: list[Placement]) -> Placement:
-    """Join the best placement of each layer, workloads weighed as at the best whole one."""
-    time_CWL = np.stack([largest_times(problem, one.expert_LS) for one in found])
+def drawn_times(problem: BalanceProblem, placement: Placement) -> Floats:
+    """Time of the busiest rank, [W][L], in the mean of some launches: the last choice's.
+
+    The guess takes ranks and deals as independent, which few ranks on one node are not.
+    """
+    ranks = problem.ranks
+    is_dealt = problem.dispatch is Dispatch.STATIC
+    launches = LAUNCHES if is_dealt else 1
+    work_DWLG = np.zeros((launches, problem.num_workloads, problem.num_layers, ranks.num_ranks))
+    is_single_LE = placement.copies_LE(problem.num_experts) == 1
+    cost_WLE = cost_of(problem.load_WLE, problem.active_load) * is_single_LE
+    cost_WLS = np.take_along_axis(cost_WLE, placement.expert_LS[None], axis=2)
+    work_DWLG += np.add.reduceat(cost_WLS, ranks.first_slot_G, axis=2)
+    if is_dealt:
+        rng = np.random.default_rng(SEED)
+        for layer, expert, target_DH in targets(placement, ranks=ranks, rng=rng, launches=launches):
+            users_DG = (target_DH[:, :, None] == np.arange(ranks.num_ranks)).mean(axis=1)
+            load_DWG = users_DG[:, None] * problem.load_WLE[:, layer, expert, None]
+            work_DWLG[:, :, layer] += cost_of(load_DWG, problem.active_load)
+    else:
+        for layer, expert, share_G in expected_shares(placement, ranks=ranks):
+            load_WG = share_G * problem.load_WLE[:, layer, expert, None]
+            work_DWLG[:, :, layer] += cost_of(load_WG, problem.active_load)
+    return np.asarray((work_DWLG / ranks.speed_G).max(axis=3).mean(axis=0))
+
+
+def best_layers(problem: BalanceProblem, found: list[Placement], time_CWL: Floats) -> Placement:
+    """Join the placement of least time in each layer; workloads weigh as at the best whole one."""
     best = min(range(len(found)), key=lambda number: value_of(problem, time_CWL[number]))
     weight_W = layer_weights(problem)
     slope_W = robust_slope(problem, time_CWL[best].sum(axis=1) * weight_W) * weight_W
     chosen_L = np.einsum("w,cwl->cl", slope_W, time_CWL).argmin(axis=0)
-    joined = Placement(
+    return Placement(
         expert_LS=np.stack(
             [found[chosen].expert_LS[layer] for layer, chosen in enumerate(chosen_L)]
         )
-    )
-    return min(
-        (joined, found[best]),
-        key=lambda placement: value_of(problem, largest_times(problem, placement.expert_LS)),
     )
 
 

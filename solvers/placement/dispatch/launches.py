@@ -2,11 +2,13 @@
 
     D launches   H source ranks, H = G   R replicas of one expert, in slot order
 
-The law is that of `static.py`, where every far rank deals for itself and keeps its own hand; ranks
-that have drawn for the same experts share one deal, and the others are independent of them.
+The law is that of `static.py`, where every far rank deals for itself and keeps its own hand. What a
+deal uses up of a stream depends on how many replicas go to how many ranks: ranks with the same
+deals behind them share the next one, and are taken as independent of the others.
 
-Differs: numbers are numpy's, not an engine's, for the solvers' checker: a placement is worth what
-         it does over launches, and none of these is one that an engine makes.
+Differs: streams also meet where other deals happen to have used up as many numbers, which is left
+         out: the engine's launches scatter a few per cent less. Numbers are numpy's: a placement is
+         worth what it does over launches, and none of these is one that an engine makes.
 """
 
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ def targets(
     Experts of one replica are left out: all sources use it.
     """
     past_H = np.zeros(ranks.num_ranks, dtype=np.int64)
+    past_after: dict[tuple[int, int, int], int] = {}
     for layer, expert, host_R in replicated(placement, ranks=ranks):
         near_H = nearest_H(host_R, ranks=ranks)
         far_X = np.flatnonzero(near_H == FAR)
@@ -32,7 +35,9 @@ def targets(
         if len(far_X):
             stream_X = np.unique(past_H[far_X], return_inverse=True)[1]
             replica_DH[:, far_X] = _dealt(len(host_R), stream_X, rng=rng, launches=launches)
-            past_H = np.unique(past_H * 2 + (near_H == FAR), return_inverse=True)[1]
+            for rank in far_X.tolist():
+                step = (int(past_H[rank]), len(far_X), len(host_R))
+                past_H[rank] = past_after.setdefault(step, len(past_after) + 1)
         yield layer, expert, host_R[replica_DH]
 
 

@@ -22,7 +22,7 @@ for different experts and are taken as independent of each other: (1 - 1 / r) / 
 
 With one replica on every node, or with one node and a replica on every rank, nothing is dealt.
 
-Valid:  ranks of a node have drawn for the same experts and share a deal (`static.py`); nodes of
+Valid:  ranks of a node share a deal, ranks of two nodes do not (`launches.py`); nodes of
         equal size for the variance, of any size for the mean.
 """
 

@@ -40,7 +40,7 @@ from tuner.planner.place.comparing import (
     pairs,
     priced_threes,
 )
-from tuner.planner.place.costing import active_load_of, planned_cost
+from tuner.planner.place.costing import active_load_of, parts_cost, planned_cost
 from tuner.planner.place.dispatch_choice import DispatchChoice, choose_dispatch, made_for
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
@@ -281,7 +281,10 @@ def _chosen(
             for name, one in named.items()
         }
         broken = dict.fromkeys(named, "")
-    order = sorted(named, key=lambda name: (bool(broken[name]), values[name]))
+    ordered_by = {
+        name: parts_cost(spec, evidence, one, values[name], dispatch) for name, one in named.items()
+    }
+    order = sorted(named, key=lambda name: (bool(broken[name]), ordered_by[name]))
     best = order[0]
     choice = choose_dispatch(spec, evidence, named[best], planned=dispatch)
     alternatives = tuple(
@@ -294,7 +297,7 @@ def _chosen(
                 for one in evidence
             },
             is_legal=not broken[name],
-            lost_by=broken[name] or _more_of(values[name], values[best]),
+            lost_by=broken[name] or _more_of(ordered_by[name], ordered_by[best]),
         )
         for name in order[1:]
     )

@@ -18,7 +18,7 @@ def drawn(rows: list[list[int]], ranks: Ranks, *, launches: int) -> dict[tuple[i
     return {(layer, expert): target_DH for layer, expert, target_DH in found}
 
 
-def test_ranks_that_drew_for_the_same_experts_are_dealt_evenly_together() -> None:
+def test_ranks_with_the_same_deals_behind_them_are_dealt_evenly_together() -> None:
     # Expert 0 on ranks 0 and 2 of nodes {0, 1}, {2, 3}, {4, 5}: ranks 4 and 5 get one each.
     target = drawn([[0, 1, 0, 2, 3, 4]] * 2, PAIRS, launches=50)
     for layer in range(2):
@@ -26,14 +26,20 @@ def test_ranks_that_drew_for_the_same_experts_are_dealt_evenly_together() -> Non
         assert set(map(tuple, target[layer, 0][:, 4:].tolist())) == {(0, 2), (2, 0)}
 
 
-def test_nodes_are_dealt_evenly_together_until_one_of_them_has_a_near_replica() -> None:
-    # Expert 0 on ranks 0 and 2 leaves nodes 2 and 3, of the same past. Expert 1 on ranks 1 and 4
-    # leaves nodes 1 and 3: from then on nodes 2 and 3 have drawn for different experts.
-    ranks = Ranks.alike(ranks=8, slots_per_rank=1, ranks_per_node=2)
-    target = drawn([[0, 1, 0, 2, 1, 3, 4, 5]] * 2, ranks, launches=200)
-    first_D, later_D = ((target[layer, 0][:, 4:] == 0).sum(axis=1) for layer in range(2))
-    assert set(first_D.tolist()) == {2}
-    assert len(set(later_D.tolist())) > 1
+def test_streams_that_part_meet_again_after_as_many_equal_deals() -> None:
+    # One node of four ranks. Experts 0 to 2 on pairs of them: ranks 2 and 3 draw for expert 0,
+    # 0 and 1 for expert 1, and 0 and 2, one deal of two by two behind each, share the third.
+    ranks = Ranks.alike(ranks=4, slots_per_rank=2)
+    target = drawn([[0, 3, 0, 2, 1, 4, 1, 2]], ranks, launches=100)
+    assert set(map(tuple, target[0, 2][:, [0, 2]].tolist())) == {(1, 3), (3, 1)}
+
+
+def test_streams_with_other_deals_behind_them_are_independent() -> None:
+    # Experts 0 on two and 1 on three of four ranks: rank 3 draws twice, ranks 1 and 2 once.
+    ranks = Ranks.alike(ranks=4, slots_per_rank=3)
+    target = drawn([[0, 1, 3, 0, 1, 2, 4, 1, 2, 5, 6, 7]], ranks, launches=200)
+    pairs = set(map(tuple, target[0, 2][:, [0, 3]].tolist()))
+    assert pairs == {(1, 1), (1, 2), (2, 1), (2, 2)}
 
 
 def test_launches_scatter_as_other_seeds_of_the_engine_s_numbers_do() -> None:
@@ -44,8 +50,8 @@ def test_launches_scatter_as_other_seeds_of_the_engine_s_numbers_do() -> None:
         load_DLG = np.einsum("le,dleg->dlg", case.load_PLE[0], users_DLEG)
         deviations.append(load_DLG.std(axis=0))
     ours_LG, theirs_LG = deviations
-    # Streams that part may meet again where they used up as many numbers: theirs scatter 3 % less.
-    assert 0.96 < ours_LG.mean() / theirs_LG.mean() < 1.08
+    # The engine's streams also meet where other deals used up as many numbers: 4 % less here.
+    assert 0.97 < ours_LG.mean() / theirs_LG.mean() < 1.08
     assert np.abs(ours_LG - theirs_LG).max() < 0.25 * theirs_LG.max()
 
 
@@ -70,8 +76,8 @@ def test_shares_and_scatter_are_those_of_many_launches() -> None:
                 slot = slot_of[expert, int(rank)]
                 mean, spread = users_DG[:, rank].mean(), users_DG[:, rank].std()
                 guess = np.sqrt(shares.variance_LS[layer, slot])
-                # Ranks of one node may have drawn for the same experts after all
-                is_like = -0.03 < spread - guess < 0.012
+                # Ranks with the same deals behind them scatter less than independent ones
+                is_like = -0.06 < spread - guess < 0.012
                 if abs(mean - shares.mean_LS[layer, slot]) > 0.01 or not is_like:
                     off.append((num_ranks, expert, mean, spread, guess))
     assert not off
