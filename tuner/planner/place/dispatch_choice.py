@@ -1,8 +1,8 @@
 """Which dispatch rule the emitted engine should run: those that it offers, on judged passes.
 
 A rule is judged by the largest rank loads that it expects, and by what whole tokens and fixed
-choices make of them: the mean over draws of the largest loads of passes of the planned size. Those
-of `static` are fixed by the engine's own seed. The least of the latter is chosen among the rules
+choices make of them: the mean over draws of the largest loads of passes of the planned size, under
+several tables of `static`. The least of the latter is chosen among the rules
 that the deployment allows.
 """
 
@@ -40,6 +40,10 @@ from tuner.spec.place_targets import (
 
 DRAWS: Final = 16
 """Of each rule over its passes; the mean of 16 maxima is known to a quarter of their spread."""
+
+SEEDS: Final = 4
+"""Of `static`, the engine's own first: a recording seldom has all layers that its stream runs over,
+so that no single table is sure to be the engine's, and none is hunted for."""
 
 MOST_PASSES: Final = 4
 """Judged passes that rules are compared on: a linear program is solved for each."""
@@ -166,16 +170,20 @@ def _judged(
 
 
 def _sampled(rule: str, case: DispatchCase) -> Floats:
-    """Return the loads of several draws of each pass."""
+    """Return the loads of several draws of each pass, under several fixed choices in turn."""
     shares = splits_of(rule)[1]
     draws_a_pass = -(-DRAWS // len(case.load_PLE))
     rng = np.random.default_rng(0)
-    found, split_LEG = [], None
+    fixed: list[Floats] = []
+    if rule not in PASS_BY_PASS:
+        seeds = range(SEEDS) if rule == "static" else range(1)
+        first = replace(case, load_PLE=case.load_PLE[:1])
+        fixed = [shares(replace(first, seed=ENGINE_SEED + seed)) for seed in seeds]
+    found = []
     for load_LE in case.load_PLE:
         one = replace(case, load_PLE=whole_tokens(load_LE[None]))
-        if split_LEG is None or rule in PASS_BY_PASS:
-            split_LEG = shares(one)
-        found += [draw(one, split_LEG, rng) for _ in range(draws_a_pass)]
+        splits = fixed or [shares(one)]
+        found += [draw(one, splits[at % len(splits)], rng) for at in range(draws_a_pass)]
     return np.stack(found)
 
 
