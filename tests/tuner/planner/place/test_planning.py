@@ -191,10 +191,11 @@ def test_passes_in_which_a_layer_saw_nothing_are_told_of(tmp_path: Path) -> None
 
 def test_dynamic_dispatch_is_judged_at_any_size_of_a_pass(tmp_path: Path) -> None:
     goal = "  ranks: 4\n  slots_per_rank: 5\n  dispatch: dynamic\n  tokens_per_pass: 77\n"
-    plan = planned(tmp_path, goal)
+    # Steps, not the time, end searches of this size.
+    plan = planned(tmp_path, goal, time_limit_s=8.0)
     assert plan.predicted is not None
     (first, _) = plan.predicted.outcomes
-    even = planned(tmp_path, goal.replace("dynamic", "even"))
+    even = planned(tmp_path, goal.replace("dynamic", "even"), time_limit_s=8.0)
     assert even.predicted is not None
     # Expected is an even split; few tokens scatter over replicas about it, and the plan says so.
     assert first.imbalance_after == even.predicted.outcomes[0].imbalance_after
