@@ -17,8 +17,12 @@ and the objective is the weighted mean of the imbalances over workloads, the wor
 mean of the worst share of the weight (CVaR, Rockafellar and Uryasev 2000). It is never the
 imbalance of the mean load: a placement that is even on the mean can be uneven on every workload.
 
+With another `dispatch` the shares are those of near and of far replicas, with tokens from all ranks
+alike. Static dispatch deals the far ones once a launch: max_g time is then its mean over `LAUNCHES`
+launches of `check.py`, drawn by numbers that no runtime has.
+
 True for runtimes that wait for the slowest rank in each layer and split a replicated expert's
-tokens evenly (EPLB's assumption). Not covered: traffic between ranks.
+tokens evenly (EPLB's assumption) or as `dispatch` says. Not covered: traffic between ranks.
 """
 
 from dataclasses import dataclass
@@ -27,6 +31,23 @@ from enum import StrEnum
 import numpy as np
 
 from solvers.placement.ranks import Floats, Placement, Ranks
+
+
+class Dispatch(StrEnum):
+    """What the runtime does with the replicas of an expert."""
+
+    EVEN = "even"
+    """Each takes the same share; also what a draw for each token expects."""
+    NEAR = "near_dynamic"
+    """The one near a source rank takes its tokens (`dispatch/nearest.py`), all alike those of ranks
+    that have none near: what a draw for each token expects beside an all-to-all backend."""
+    STATIC = "static"
+    """The near one, or one that a source rank is dealt once a launch (`dispatch/static.py`)."""
+
+    @property
+    def is_near(self) -> bool:
+        """Where replicas stand decides how tokens are split."""
+        return self is not Dispatch.EVEN
 
 
 class Robust(StrEnum):
@@ -70,15 +91,17 @@ class BalanceProblem:
     active_load: float = 0.0
     """What reading one replica's weights costs, in token copies."""
     migration: Migration | None = None
+    dispatch: Dispatch = Dispatch.EVEN
+    part_BWLE: Floats | None = None
+    """Loads of parts of the recording, `load_WLE` being their mean: a search that puts whole hot
+    experts on ranks looks at each part, as other passes will differ from the mean as they do. The
+    objective is that of `load_WLE`. None: not known."""
 
     def __post_init__(self) -> None:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:
             raise ValueError("loads are [workloads][layers][experts], none of them empty")
         num_workloads, _, num_experts = self.load_WLE.shape
-        if not np.isfinite(self.load_WLE).all() or (self.load_WLE < 0.0).any():
-            raise ValueError("every load must be a non-negative number")
-        if (self.load_WLE.sum(axis=2) <= 0.0).any():
-            raise ValueError("every layer of every workload needs some load")
+        _check_loads(self.load_WLE, "workload")
         if self.weight_W.shape != (num_workloads,) or not (self.weight_W > 0.0).all():
             raise ValueError("every workload needs a positive weight")
         if abs(float(self.weight_W.sum()) - 1.0) > 1e-9:
@@ -90,10 +113,20 @@ class BalanceProblem:
                 f"{self.ranks.num_slots} slots on {self.ranks.num_ranks} ranks cannot hold"
                 f" {num_experts} experts"
             )
+        if self.part_BWLE is not None:
+            self._check_parts(self.part_BWLE)
         if self.migration is not None:
             self._check_migration(self.migration)
         for array in (self.load_WLE, self.weight_W):
             array.setflags(write=False)
+
+    def _check_parts(self, part_BWLE: Floats) -> None:
+        if part_BWLE.ndim != 4 or part_BWLE.shape[1:] != self.load_WLE.shape or not len(part_BWLE):
+            raise ValueError(
+                f"parts have shape {part_BWLE.shape}, expected one or more of {self.load_WLE.shape}"
+            )
+        _check_loads(part_BWLE, "part")
+        part_BWLE.setflags(write=False)
 
     def _check_migration(self, migration: Migration) -> None:
         expert_LS = migration.current.expert_LS
@@ -128,3 +161,10 @@ class BalanceProblem:
     def mean_WL(self) -> Floats:
         """Time of every rank if the load could be spread perfectly."""
         return np.asarray(self.load_WLE.sum(axis=2) / self.ranks.speed_G.sum())
+
+
+def _check_loads(loads: Floats, of: str) -> None:
+    if not np.isfinite(loads).all() or (loads < 0.0).any():
+        raise ValueError("every load must be a non-negative number")
+    if (loads.sum(axis=-1) <= 0.0).any():
+        raise ValueError(f"every layer of every {of} needs some load")

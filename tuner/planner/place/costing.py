@@ -6,6 +6,8 @@ import numpy as np
 
 from solvers.placement.balance.check import objective
 from solvers.placement.balance.objective import robust_slope
+from solvers.placement.balance.problem import Dispatch
+from solvers.placement.balance.starts import with_parts
 from solvers.placement.ranks import Floats, Placement
 from tuner.planner.place.candidates import balance_problem
 from tuner.planner.place.evidence import WorkloadEvidence
@@ -24,10 +26,29 @@ def planned_cost(
 ) -> float:
     """Return the objective on the passes that are planned from."""
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
-        problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
+        problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
         return objective(problem, placement)
     layers_WL = planned_layers_WL(spec, evidence, placement, pricing, dispatch)
     return robust(spec, evidence, layers_WL.sum(axis=1).tolist())
+
+
+def parts_cost(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    cost: float,
+    dispatch: str,
+) -> float:
+    """Return what candidates are ordered by: the cost, or its mean over parts of the recording.
+
+    Where near replicas come first, the search looks at parts that differ (`starts.py`).
+    """
+    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
+    if spec.goal.objective is not Objective.BALANCE or not problem.dispatch.is_near:
+        return cost
+    parted = with_parts(problem)
+    is_same = parted.num_workloads == problem.num_workloads
+    return cost if is_same else objective(parted, placement)
 
 
 def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
@@ -65,5 +86,8 @@ def robust_weights(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]
 ) -> Floats:
     """Return how much each workload counts at these values; sums to 1."""
-    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
+    # How much a workload counts depends on the values alone.
+    problem = balance_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, dispatch=Dispatch.EVEN.value
+    )
     return robust_slope(problem, np.asarray(values, dtype=np.float64))

@@ -29,6 +29,7 @@ from tuner.planner.place.candidates import (
     others_for_time,
     rule_of,
     solve_objective,
+    solved_dispatch,
 )
 from tuner.planner.place.certifying import binding_constraint, certificate_of
 from tuner.planner.place.comparing import (
@@ -39,7 +40,7 @@ from tuner.planner.place.comparing import (
     pairs,
     priced_threes,
 )
-from tuner.planner.place.costing import active_load_of, planned_cost
+from tuner.planner.place.costing import active_load_of, parts_cost, planned_cost
 from tuner.planner.place.dispatch_choice import DispatchChoice, choose_dispatch, made_for
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
@@ -55,6 +56,8 @@ from tuner.spec.place_read import PlaceSpec
 
 MAIN_SHARE: Final = 0.5
 """Of the time limit, for the plan itself."""
+AGAIN_SHARE: Final = 0.2
+"""For the same under another dispatch rule, where the first plan shows it to be the best."""
 OTHERS_SHARE: Final = 0.4
 """Of that, for placements that are priced beside the search's."""
 FOLDS_SHARE: Final = 0.35
@@ -84,20 +87,25 @@ def make_place_plan(
         pricing = None
     evidence = evidence_of(spec)
     dispatch = dispatch_of(spec)
-    rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups)
+    rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch)
     weights_bytes = _expert_bytes(spec)
     migration = migration_limit(spec, expert_bytes=weights_bytes)
     is_timed = goal.objective is Objective.LAYER_TIME
     others_share = OTHERS_SHARE if is_timed else 0.0
-    outcome = solve_objective(
-        evidence,
-        goal=goal,
-        ranks=ranks,
-        rule=rule,
-        active_load=active_load_of(goal, pricing),
-        migration=migration,
-        time_limit_s=(1.0 - others_share) * MAIN_SHARE * settings.time_limit_s,
-    )
+
+    def solve(dispatch: str, share: float) -> Outcome[Placement]:
+        return solve_objective(
+            evidence,
+            goal=goal,
+            ranks=ranks,
+            rule=rule,
+            dispatch=dispatch,
+            active_load=active_load_of(goal, pricing),
+            migration=migration,
+            time_limit_s=share * settings.time_limit_s,
+        )
+
+    outcome = solve(dispatch, (1.0 - others_share) * MAIN_SHARE)
     if outcome.solution is None:
         return _nothing(spec, outcome, provenance)
     candidates = {outcome.method: outcome.solution}
@@ -107,14 +115,26 @@ def make_place_plan(
             goal=goal,
             ranks=ranks,
             rule=rule,
+            dispatch=dispatch,
             migration=migration,
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
-    solve_s = settings.clock() - started_s
     method, chosen, choice, alternatives = _chosen(
         spec, evidence, candidates, rule, pricing, dispatch
     )
-    dispatch = choice.rule
+    planned_for, dispatch = dispatch, choice.rule
+    if goal.objective not in TRAFFIC and solved_dispatch(dispatch) != solved_dispatch(planned_for):
+        # Another rule is emitted than the target's default: the placement is made for it.
+        again = solve(dispatch, AGAIN_SHARE)
+        if again.solution is not None:
+            candidates[f"{again.method} for {dispatch}"] = again.solution
+            outcome = again
+        planned_for = dispatch
+        method, chosen, choice, alternatives = _chosen(
+            spec, evidence, candidates, rule, pricing, dispatch
+        )
+        dispatch = choice.rule
+    solve_s = settings.clock() - started_s
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
     folds, worst = left_out(
@@ -153,7 +173,15 @@ def make_place_plan(
             step_gain_ratio=gain.step_gain_ratio,
         )
     certificate = certificate_of(
-        spec, evidence, chosen, outcome, rule, pricing, method=method, solve_s=solve_s
+        spec,
+        evidence,
+        chosen,
+        outcome,
+        rule,
+        pricing,
+        dispatch=planned_for,
+        method=method,
+        solve_s=solve_s,
     )
     certificate = certificate.model_copy(
         update=_compared(certificate.objective or 0.0, alternatives, noise_ratio=gain.noise_ratio)
@@ -186,13 +214,16 @@ def make_place_plan(
             loads=loads,
         ),
         certificate=certificate,
-        binding_constraint=binding_constraint(spec, evidence, chosen, rule, migration),
+        binding_constraint=binding_constraint(
+            spec, evidence, chosen, rule, migration, dispatch=planned_for
+        ),
         alternatives=alternatives,
         relaxations=relaxations(
             spec,
             evidence,
             objective=certificate.objective or 0.0,
             rule=rule,
+            dispatch=planned_for,
             pricing=pricing,
             migration=migration,
             time_limit_s=settings.time_limit_s,
@@ -250,7 +281,10 @@ def _chosen(
             for name, one in named.items()
         }
         broken = dict.fromkeys(named, "")
-    order = sorted(named, key=lambda name: (bool(broken[name]), values[name]))
+    ordered_by = {
+        name: parts_cost(spec, evidence, one, values[name], dispatch) for name, one in named.items()
+    }
+    order = sorted(named, key=lambda name: (bool(broken[name]), ordered_by[name]))
     best = order[0]
     choice = choose_dispatch(spec, evidence, named[best], planned=dispatch)
     alternatives = tuple(
@@ -263,7 +297,7 @@ def _chosen(
                 for one in evidence
             },
             is_legal=not broken[name],
-            lost_by=broken[name] or _more_of(values[name], values[best]),
+            lost_by=broken[name] or _more_of(ordered_by[name], ordered_by[best]),
         )
         for name in order[1:]
     )

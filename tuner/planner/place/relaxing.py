@@ -9,7 +9,7 @@ Every line is a true second solve, in a short time; an answer that is hardly bet
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from solvers.placement.balance.problem import Migration
+from solvers.placement.balance.problem import Dispatch, Migration
 from solvers.registry import BALANCE
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solve_objective
 from tuner.planner.place.costing import active_load_of, planned_cost
@@ -32,6 +32,7 @@ def relaxations(
     *,
     objective: float,
     rule: Rule,
+    dispatch: str,
     pricing: Pricing | None,
     migration: Migration | None,
     time_limit_s: float,
@@ -43,6 +44,7 @@ def relaxations(
         evidence: what is planned from.
         objective: of the plan, as its certificate states it.
         rule: whose largest load ways must keep.
+        dispatch: the rule that the plan is made for.
         pricing: where time is the objective.
         migration: the limit that was kept.
         time_limit_s: of the whole plan.
@@ -51,7 +53,7 @@ def relaxations(
     found = (
         _more_load(spec, evidence, rule, limit_s)
         if spec.goal.objective in TRAFFIC
-        else _more_room(spec, evidence, pricing, migration, limit_s)
+        else _more_room(spec, evidence, dispatch, pricing, migration, limit_s)
     )
     unit = " s" if spec.goal.objective is Objective.LAYER_TIME else ""
     return tuple(
@@ -70,6 +72,7 @@ def _more_load(
         goal=spec.goal.model_copy(update={"traffic_slack_ratio": slack}),
         ranks=spec.ranks,
         rule=rule,
+        dispatch=Dispatch.EVEN.value,
         active_load=0.0,
         migration=None,
         time_limit_s=limit_s,
@@ -82,6 +85,7 @@ def _more_load(
 def _more_room(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
+    dispatch: str,
     pricing: Pricing | None,
     migration: Migration | None,
     limit_s: float,
@@ -101,9 +105,10 @@ def _more_room(
         evidence,
         goal=spec.goal,
         ranks=wanted.ranks,
+        dispatch=dispatch,
         active_load=active_load_of(spec.goal, pricing),
         migration=wider,
     )
     outcome = BALANCE.solve(problem, time_limit_s=limit_s)
     if outcome.solution is not None:
-        yield change, planned_cost(wanted, evidence, outcome.solution, pricing, "even")
+        yield change, planned_cost(wanted, evidence, outcome.solution, pricing, dispatch)

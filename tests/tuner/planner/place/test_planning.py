@@ -9,10 +9,12 @@ import pytest
 
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording as write_stored
+from solvers.placement.balance.check import objective
+from solvers.placement.ranks import Placement
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
-from tuner.planner.place.candidates import others_for_time, rule_of
+from tuner.planner.place.candidates import balance_problem, others_for_time, rule_of
 from tuner.planner.place.evidence import evidence_of
 from tuner.spec.place_read import read_place_spec
 
@@ -114,6 +116,43 @@ def test_totals_are_parted_by_lot_and_the_plan_says_so(tmp_path: Path) -> None:
     assert any("one pass recorded" in note for note in plan.provenance.notes)
 
 
+def test_a_placement_is_made_and_certified_for_the_rule_that_the_runtime_applies(
+    tmp_path: Path,
+) -> None:
+    goal = "  ranks: 16\n  ranks_per_node: 4\n  slots_per_rank: 3\n"
+    found = {}
+    for dispatch in ("even", "static"):
+        plan = planned(
+            tmp_path,
+            goal + f"  dispatch: {dispatch}\n",
+            workloads=1,
+            experts=40,
+            tokens=200_000,
+            time_limit_s=3.0,
+        )
+        assert plan.certificate.dispatch == dispatch
+        assert plan.decision is not None
+        found[dispatch] = plan
+    spec = read_place_spec(tmp_path / "spec.yaml")
+    evidence = evidence_of(spec)
+    for_static = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch="static")
+    value = {
+        name: objective(
+            for_static,
+            Placement(expert_LS=np.array(plan.decision.physical_to_logical, dtype=np.int64)),
+        )
+        for name, plan in found.items()
+        if plan.decision is not None
+    }
+    assert found["static"].certificate.objective == pytest.approx(value["static"])
+    rule = rule_of(evidence, ranks=spec.ranks, groups=None, dispatch="static").placement
+    assert value["static"] <= objective(for_static, rule)
+    # Half of the excess over the bound of a plan for an even split, or less.
+    least = found["static"].certificate.bound
+    assert least is not None
+    assert value["static"] - least <= 0.5 * (value["even"] - least)
+
+
 def test_layers_of_the_certificate_add_up_to_it(tmp_path: Path) -> None:
     certificate = planned(tmp_path, "  ranks: 4\n  slots_per_rank: 5\n").certificate
     assert certificate.objective is not None
@@ -152,10 +191,11 @@ def test_passes_in_which_a_layer_saw_nothing_are_told_of(tmp_path: Path) -> None
 
 def test_dynamic_dispatch_is_judged_at_any_size_of_a_pass(tmp_path: Path) -> None:
     goal = "  ranks: 4\n  slots_per_rank: 5\n  dispatch: dynamic\n  tokens_per_pass: 77\n"
-    plan = planned(tmp_path, goal)
+    # Steps, not the time, end searches of this size.
+    plan = planned(tmp_path, goal, time_limit_s=8.0)
     assert plan.predicted is not None
     (first, _) = plan.predicted.outcomes
-    even = planned(tmp_path, goal.replace("dynamic", "even"))
+    even = planned(tmp_path, goal.replace("dynamic", "even"), time_limit_s=8.0)
     assert even.predicted is not None
     # Expected is an even split; few tokens scatter over replicas about it, and the plan says so.
     assert first.imbalance_after == even.predicted.outcomes[0].imbalance_after
@@ -419,6 +459,7 @@ def test_time_is_looked_for_where_the_search_for_it_is_blind(
         goal=spec.goal,
         ranks=spec.ranks,
         rule=rule_of(evidence, ranks=spec.ranks, groups=None),
+        dispatch="even",
         migration=None,
         time_limit_s=0.5,
     )

@@ -1,0 +1,230 @@
+"""The default method: local search from starts that suit the runtime's dispatch.
+
+    L layers   W workloads   E experts   G ranks   S slots   N nodes   C placements found
+
+Under an even split one start does (`local_search.py`). Where near replicas come first, the first
+replica on a node serves the node, so that a second one there is of little use. Where far ranks are
+dealt a replica once a launch, a rank's load is random, and the busiest of many ranks is the unlucky
+one. No deviation comes from an expert of one replica, nor from one on every node (on every rank,
+where there is one node); hardly any from one that few tokens choose. A start therefore gives copies
+
+ 1. to the largest share, one by one, while it is above `ceiling` of a rank's mean;
+ 2. to the hottest of these, up to one a node, as long as slots are left;
+ 3. to the coldest experts, for slots have to be filled;
+
+and packs them largest first, the copies of an expert on different nodes. The search then changes
+it, on mean + caution * deviation of every rank, and every layer takes the start and caution that
+end with the least expected time of its busiest rank (`objective.largest_times`, a guess). Of that,
+EPLB's placement and the even split's, launches are drawn, and every layer takes the best again.
+
+Proves the bound of `bound.py`. Where migration is limited, `migration.py` picks what to move.
+"""
+
+import dataclasses
+import time
+from typing import Final
+
+import numpy as np
+
+from solvers.placement.balance.bound import bound, layer_bounds
+from solvers.placement.balance.eplb import eplb
+from solvers.placement.balance.local_search import MOST_STEPS, search
+from solvers.placement.balance.lpt import packed
+from solvers.placement.balance.migration import within_limit
+from solvers.placement.balance.objective import (
+    cost_of,
+    largest_times,
+    layer_weights,
+    planning_loads,
+    robust_slope,
+    value_of,
+)
+from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
+from solvers.placement.balance.state import apart_groups
+from solvers.placement.dispatch.launches import expected_shares, targets
+from solvers.placement.ranks import Floats, Ints, Placement
+from solvers.result import Claim, Status
+
+CEILINGS: Final = (0.75, 0.95, 0.85)
+"""Shares of a rank's mean above which an expert gets replicas; what is best differs by layer."""
+
+CAUTIONS: Final = (2.0, 1.2)
+"""Standard deviations above the mean that are kept even."""
+
+
+SEARCH_RATIO: Final = 0.9
+"""Of the time limit, for all searches; the rest is for the last choice."""
+
+LAUNCHES: Final = 16
+SEED: Final = 20_231
+"""Of the launches that the last choice is made by; the checker draws others."""
+
+LEAST_DISTANCE: Final = 0.05
+"""Share of tokens on other experts in other passes from which on parts are looked at: below it they
+cost the search more time than they tell."""
+
+EVEN_RATIO: Final = 0.15
+"""Of the time, for what the even split would place."""
+
+
+def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
+    """Return the best placement found in time, with the bound of `bound.py`."""
+    look = search_near if problem.dispatch.is_near else search
+    if problem.migration is None:
+        placement = look(problem, time_limit_s=time_limit_s, threads=threads)
+    else:
+        placement = within_limit(
+            problem,
+            time_limit_s=time_limit_s,
+            bound_WL=layer_bounds(problem),
+            unlimited=lambda limit_s: look(problem, time_limit_s=limit_s, threads=threads),
+        )
+    return Claim(status=Status.FEASIBLE, solution=placement, bound=bound(problem))
+
+
+def search_near(
+    problem: BalanceProblem, *, time_limit_s: float, threads: int = 1, most_steps: int = MOST_STEPS
+) -> Placement:
+    """Return the best of the starts, layer by layer, or what another rule places, if better."""
+    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
+    whole, problem = problem, with_parts(problem)
+    found: list[Placement] = []
+    even = search(
+        dataclasses.replace(problem, dispatch=Dispatch.EVEN, migration=None),
+        time_limit_s=EVEN_RATIO * time_limit_s,
+        threads=threads,
+        most_steps=most_steps,
+    )
+    cautions = CAUTIONS if problem.dispatch is Dispatch.STATIC else (0.0,)
+    if problem.num_workloads > whole.num_workloads:
+        # Every step of many parts is long: fewer starts, searched for longer.
+        cautions = cautions[:1]
+    runs = [(ceiling, caution) for caution in cautions for ceiling in CEILINGS]
+    for number, (ceiling, caution) in enumerate(runs):
+        left_s = deadline_s - time.perf_counter()
+        if found and left_s <= 0.0:
+            break
+        start = start_placement(problem, ceiling=ceiling)
+        found.append(
+            search(
+                problem,
+                time_limit_s=max(left_s, 0.0) / (len(runs) - number),
+                threads=threads,
+                most_steps=most_steps,
+                start=start,
+                caution=caution,
+            )
+        )
+    guessed_CWL = np.stack([largest_times(problem, one.expert_LS) for one in found])
+    rule = eplb(planning_loads(problem), ranks=problem.ranks)
+    last = [best_layers(problem, found, guessed_CWL), even, rule]
+    drawn = [drawn_times(problem, one) for one in last]
+    last.append(best_layers(problem, last, np.stack(drawn)))
+    drawn.append(drawn_times(problem, last[-1]))
+    return min(zip(last, drawn, strict=True), key=lambda one: value_of(problem, one[1]))[0]
+
+
+def with_parts(problem: BalanceProblem) -> BalanceProblem:
+    """Return the problem with its parts as workloads, where they differ enough to count.
+
+    Their mean differs from that of as many other passes by about their distance / sqrt(parts).
+    Worst case and CVaR are about workloads, not about passes, and keep theirs.
+    """
+    parts = problem.part_BWLE
+    alone = dataclasses.replace(problem, part_BWLE=None)
+    if parts is None or not (problem.robust is Robust.MEAN or problem.num_workloads == 1):
+        return alone
+    size = parts.sum(axis=3, keepdims=True)
+    mean_WLE = problem.load_WLE / problem.load_WLE.sum(axis=2, keepdims=True)
+    distance = float(np.abs(parts / size - mean_WLE).sum(axis=3).mean())
+    if distance < LEAST_DISTANCE * np.sqrt(len(parts)):
+        return alone
+    return dataclasses.replace(
+        alone,
+        robust=Robust.MEAN,
+        load_WLE=np.concatenate(list(parts)),
+        weight_W=np.tile(problem.weight_W, len(parts)) / len(parts),
+    )
+
+
+def start_placement(problem: BalanceProblem, *, ceiling: float) -> Placement:
+    """Return a packed start; several workloads count by their mean, and an expert is hot by any."""
+    share_WLE = problem.load_WLE / problem.mean_WL[:, :, None]
+    share_LE = share_WLE.max(axis=0)
+    apart_G = apart_groups(problem)
+    copies_LE = np.stack(
+        [
+            _copies(
+                share_E,
+                spare=problem.ranks.num_slots - problem.num_experts,
+                most=int(apart_G.max()) + 1,
+                ceiling=ceiling,
+            )
+            for share_E in share_LE
+        ]
+    )
+    mean_LE = np.einsum("w,wle->le", problem.weight_W, share_WLE)
+    expert_LS = packed(mean_LE / copies_LE, copies_LE, problem.ranks, apart_G=apart_G)
+    return Placement(expert_LS=expert_LS)
+
+
+def drawn_times(problem: BalanceProblem, placement: Placement) -> Floats:
+    """Time of the busiest rank, [W][L], in the mean of some launches: the last choice's.
+
+    The guess takes ranks and deals as independent, which few ranks on one node are not.
+    """
+    ranks = problem.ranks
+    is_dealt = problem.dispatch is Dispatch.STATIC
+    launches = LAUNCHES if is_dealt else 1
+    work_DWLG = np.zeros((launches, problem.num_workloads, problem.num_layers, ranks.num_ranks))
+    is_single_LE = placement.copies_LE(problem.num_experts) == 1
+    cost_WLE = cost_of(problem.load_WLE, problem.active_load) * is_single_LE
+    cost_WLS = np.take_along_axis(cost_WLE, placement.expert_LS[None], axis=2)
+    work_DWLG += np.add.reduceat(cost_WLS, ranks.first_slot_G, axis=2)
+    if is_dealt:
+        rng = np.random.default_rng(SEED)
+        for layer, expert, target_DH in targets(placement, ranks=ranks, rng=rng, launches=launches):
+            users_DG = (target_DH[:, :, None] == np.arange(ranks.num_ranks)).mean(axis=1)
+            load_DWG = users_DG[:, None] * problem.load_WLE[:, layer, expert, None]
+            work_DWLG[:, :, layer] += cost_of(load_DWG, problem.active_load)
+    else:
+        for layer, expert, share_G in expected_shares(placement, ranks=ranks):
+            load_WG = share_G * problem.load_WLE[:, layer, expert, None]
+            work_DWLG[:, :, layer] += cost_of(load_WG, problem.active_load)
+    return np.asarray((work_DWLG / ranks.speed_G).max(axis=3).mean(axis=0))
+
+
+def best_layers(problem: BalanceProblem, found: list[Placement], time_CWL: Floats) -> Placement:
+    """Join the placement of least time in each layer; workloads weigh as at the best whole one."""
+    best = min(range(len(found)), key=lambda number: value_of(problem, time_CWL[number]))
+    weight_W = layer_weights(problem)
+    slope_W = robust_slope(problem, time_CWL[best].sum(axis=1) * weight_W) * weight_W
+    chosen_L = np.einsum("w,cwl->cl", slope_W, time_CWL).argmin(axis=0)
+    return Placement(
+        expert_LS=np.stack(
+            [found[chosen].expert_LS[layer] for layer, chosen in enumerate(chosen_L)]
+        )
+    )
+
+
+def _copies(share_E: Floats, *, spare: int, most: int, ceiling: float) -> Ints:
+    """Return the copies of every expert of a layer, `spare` more than experts."""
+    copies_E = np.ones(len(share_E), dtype=np.int64)
+    while spare:
+        part_E = np.where(copies_E < most, share_E / copies_E, 0.0)
+        hottest = int(part_E.argmax())
+        if part_E[hottest] <= ceiling:
+            break
+        copies_E[hottest] += 1
+        spare -= 1
+    for expert in np.argsort(-share_E, kind="stable"):
+        missing = most - copies_E[expert]
+        if copies_E[expert] > 1 and missing <= spare:
+            copies_E[expert] = most
+            spare -= missing
+    # More copies than groups only where every expert has one in each.
+    while spare:
+        coldest_E = np.lexsort((share_E, copies_E >= most))[:spare]
+        copies_E[coldest_E] += 1
+        spare -= len(coldest_E)
+    return copies_E
