@@ -33,7 +33,7 @@ class PlaceDecision(Record):
     num_experts: Count
     """Logical experts of a layer."""
     num_layers: Count | None = None
-    """All decoder layers of the model; None where no model is known."""
+    """All decoder layers of the model, as it or the recordings say; None where nobody does."""
     ranks: Count
     ranks_per_node: Count
     slots_per_rank: Annotated[tuple[Count, ...], Field(min_length=1)]

@@ -25,6 +25,7 @@ from tuner.spec.place_recordings import (
     check_passes,
     check_top_k,
     common_shape,
+    decoder_layers,
 )
 from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals
 from tuner.spec.spec_file import parsed_spec, validated_spec
@@ -56,6 +57,8 @@ class PlaceSpec:
     goal: PlaceGoal
     recordings: Mapping[str, Recording]
     """By workload, in the order of the spec; all of the same layers and experts."""
+    num_layers: int | None
+    """Decoder layers of the model, dense ones included; None where nobody says."""
     ranks: Ranks
     current: Placement
     """The placement that runs; experts in order where the spec names none."""
@@ -96,7 +99,8 @@ def read_place_spec(path: Path) -> PlaceSpec:
         check_model(model, experts=experts, layers=layers, source=source)
         check_top_k(model, recordings, source)
     check_passes(goal, recordings, is_priced=None not in (model, file.cluster), source=source)
-    _refuse_shapes(file.emit, ranks, experts=experts, model=model, source=source)
+    num_layers = decoder_layers(model, recordings, source)
+    _refuse_shapes(file.emit, ranks, experts=experts, num_layers=num_layers, source=source)
     _refuse_missing_layers(file.emit, model, layers, source)
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
     current_ranks = ranks
@@ -112,6 +116,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
         cluster=file.cluster,
         goal=goal,
         recordings=recordings,
+        num_layers=num_layers,
         ranks=ranks,
         current=current,
         current_ranks=current_ranks,
@@ -153,14 +158,14 @@ def _refuse_targets(emit: tuple[str, ...]) -> None:
 
 
 def _refuse_shapes(
-    emit: tuple[str, ...], ranks: Ranks, *, experts: int, model: ModelSpec | None, source: str
+    emit: tuple[str, ...], ranks: Ranks, *, experts: int, num_layers: int | None, source: str
 ) -> None:
     for name in emit:
         refused = shape_refusals(
             PLACE_TARGETS[name],
             slots_per_rank=ranks.slots_G.tolist(),
             num_experts=experts,
-            num_layers=None if model is None else model.num_layers,
+            num_layers=num_layers,
         )
         if refused:
             raise SpecError(f"{source}: emit: {refused[0]} (or emit: [] for the plan alone)")

@@ -34,6 +34,34 @@ def common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tupl
     return first.layer_ids, first.num_experts
 
 
+def decoder_layers(
+    model: ModelSpec | None, recordings: Mapping[str, Recording], source: str
+) -> int | None:
+    """Return how many decoder layers the model has, dense ones included; None: nobody says.
+
+    The model says it, or a recording whose source has a row for each. Without either, layers that
+    were recorded from the first on without a gap are taken for all.
+    """
+    stated = {
+        name: one.num_decoder_layers
+        for name, one in recordings.items()
+        if one.num_decoder_layers is not None
+    }
+    if model is not None:
+        stated = {model.name: model.num_layers} | stated
+    if stated:
+        first_name, first = next(iter(stated.items()))
+        for name, layers in stated.items():
+            if layers != first:
+                raise SpecError(
+                    f"{source}: goal.workloads: {name!r} is of a model of {layers} decoder layers,"
+                    f" {first_name!r} of {first}; record one model"
+                )
+        return first
+    layer_ids = next(iter(recordings.values())).layer_ids
+    return len(layer_ids) if layer_ids == tuple(range(len(layer_ids))) else None
+
+
 def check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], source: str) -> None:
     """Refuse layers and experts that the model lacks."""
     if model.moe is None:

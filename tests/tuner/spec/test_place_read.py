@@ -1,11 +1,14 @@
 """A placement's spec: what is read, and what is refused in one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from profilers.routing.store import read_recording
+from profilers.routing.store import write_recording as write_stored
 from tuner.errors import SpecError, TunerError
 from tuner.spec.kind import goal_kind
 from tuner.spec.place_read import read_place_spec
@@ -269,3 +272,24 @@ def test_a_pickled_array_is_not_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "current.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(SpecError, match="cannot read the placement"):
         read_place_spec(path)
+
+
+def test_sglang_needs_a_model_only_where_recordings_do_not_cover_the_decoder(
+    tmp_path: Path,
+) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n", emit="[sglang]")
+    assert "name `model` in the spec" in refusal(path)
+    for name in ("chat", "code"):
+        recording(tmp_path / f"{name}.json", layers=(0, 1, 2))
+    assert read_place_spec(path).num_layers == 3
+    # Layers 1 and 2 of a model of 5, as an importer of all decoder layers states it.
+    for name in ("chat", "code"):
+        recording(tmp_path / f"{name}.json", layers=(1, 2))
+    one = read_recording(tmp_path / "chat.json")
+    (tmp_path / "chat.json").unlink()
+    write_stored(tmp_path / "chat.json", replace(one, num_decoder_layers=5))
+    spec = read_place_spec(path)
+    assert (spec.num_layers, spec.layer_ids) == (5, (1, 2))
+    (tmp_path / "code.json").unlink()
+    write_stored(tmp_path / "code.json", replace(one, num_decoder_layers=6))
+    assert "'code' is of a model of 6 decoder layers, 'chat' of 5" in refusal(path)

@@ -9,6 +9,7 @@ from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.leaving_out import MOST_FOLDS
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
+from tuner.spec.place_targets import PLACE_TARGETS
 
 DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
     "sglang": Dispatch.STATIC,
@@ -36,6 +37,7 @@ def notes_of(
         *_dispatch_notes(spec, evidence, dispatch),
         f"the rule beside is {rule.name}",
         *_recording_notes(evidence),
+        *_layer_notes(spec),
         *_judging_notes(spec, evidence),
     )
 
@@ -68,6 +70,20 @@ def _recording_notes(evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
                 f"{one.name}: {one.passes_left_out} passes in which some layer saw no token are"
                 " left out"
             )
+
+
+def _layer_notes(spec: PlaceSpec) -> Iterator[str]:
+    """Say where the number of decoder layers, which a file has a row for each of, comes from."""
+    needed = [name for name in spec.emit if PLACE_TARGETS[name].all_layers]
+    if not needed or spec.model is not None:
+        return
+    if any(one.num_decoder_layers is not None for one in spec.recordings.values()):
+        yield f"{needed[0]}: a row for each of the {spec.num_layers} decoder layers recorded"
+        return
+    yield (
+        f"{needed[0]}: the {spec.num_layers} layers recorded are taken for all decoder layers; name"
+        " `model` where it has others"
+    )
 
 
 def _judging_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:

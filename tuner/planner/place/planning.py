@@ -275,7 +275,7 @@ def _decision(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:
         physical_to_logical=tuple(tuple(row) for row in chosen.expert_LS.tolist()),
         layer_ids=spec.layer_ids,
         num_experts=spec.num_experts,
-        num_layers=None if spec.model is None else spec.model.num_layers,
+        num_layers=spec.num_layers,
         ranks=goal.ranks,
         ranks_per_node=goal.ranks_per_node or goal.ranks,
         slots_per_rank=tuple(spec.ranks.slots_G.tolist()),
