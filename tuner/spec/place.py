@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from profilers.records import Record
 from tuner.spec.fields import Bytes, Count, FilePath, Name, Number, PositiveSeconds, one_or_many
+from tuner.spec.place_method import Method, method_refusal
 
 MOST_RANKS = 4096
 
@@ -83,6 +84,8 @@ class PlaceGoal(Record):
 
     kind: Literal["place"]
     objective: Objective = Objective.BALANCE
+    method: Method = Method.AUTO
+    """What chooses the placement; which of them serve an objective, a wrong pair is told."""
     ranks: Annotated[Count, Field(le=MOST_RANKS)]
     """Expert-parallel ranks."""
     ranks_per_node: Count | None = None
@@ -134,6 +137,9 @@ class PlaceGoal(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        refused = method_refusal(self.method, self.objective.value)
+        if refused is not None:
+            raise ValueError(refused)
         names = [workload.name for workload in self.workloads]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -17,10 +17,11 @@ from solvers.placement.balance.problem import BalanceProblem, Migration, Robust
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
 from solvers.placement.ranks import Floats, Placement, Ranks
-from solvers.registry import BALANCE, CHAIN, COACTIVATION
+from solvers.registry import BALANCE, COACTIVATION
 from solvers.result import Outcome
 from tuner.errors import SpecError
 from tuner.planner.place.evidence import WorkloadEvidence, load_WLE, mean_load_LE, weight_W
+from tuner.planner.place.methods import solve_balance, solve_chain, solve_coactivation
 from tuner.spec.place import Objective, PlaceGoal
 from tuner.spec.place_read import PlaceSpec
 
@@ -92,23 +93,27 @@ def solve_objective(
     """Place for the goal's objective.
 
     Raises:
-        SpecError: the recordings lack what the objective looks at, or experts are replicated where
-            it knows single ones only.
+        SpecError: the recordings lack what the objective looks at, experts are replicated where it
+            knows single ones only, or the goal's method cannot take the problem.
     """
     if goal.objective is Objective.LAYER_CHAIN:
-        chain = chain_problem(evidence, goal=goal, ranks=ranks, rule=rule)
-        # Claims nothing, at once, where experts are too many for it.
-        proven = CHAIN.solve(chain, method="exact", time_limit_s=time_limit_s)
-        return proven if proven.solution else CHAIN.solve(chain, time_limit_s=time_limit_s)
+        return solve_chain(
+            chain_problem(evidence, goal=goal, ranks=ranks, rule=rule),
+            goal=goal,
+            by_rule=rule.placement,
+            time_limit_s=time_limit_s,
+        )
     if goal.objective is Objective.CO_ACTIVATION:
-        return COACTIVATION.solve(
+        return solve_coactivation(
             coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule),
+            goal=goal,
+            by_rule=rule.placement,
             time_limit_s=time_limit_s,
         )
     problem = balance_problem(
         evidence, goal=goal, ranks=ranks, active_load=active_load, migration=migration
     )
-    return BALANCE.solve(problem, time_limit_s=time_limit_s)
+    return solve_balance(problem, goal=goal, by_rule=rule.placement, time_limit_s=time_limit_s)
 
 
 def others_for_time(

@@ -7,6 +7,7 @@ dispatch of the engine, beside what runs today and beside EPLB's rule on the sam
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from solvers.placement.ranks import Placement
@@ -43,6 +44,14 @@ from tuner.planner.place.costing import active_load_of, planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
 from tuner.planner.place.leaving_out import left_out
+from tuner.planner.place.methods import (
+    AUTO_SHARE,
+    AUTOMATIC,
+    DEFAULTS,
+    beside_automatic,
+    nothing_found,
+    with_proof,
+)
 from tuner.planner.place.migration import migration_cost
 from tuner.planner.place.notes import dispatch_of, notes_of
 from tuner.planner.place.pricing import ELEMENT_BYTES, Pricing
@@ -50,12 +59,15 @@ from tuner.planner.place.relaxing import relaxations
 from tuner.planner.place.traffic import Tokens, broken_limits, traffic_by_name, traffic_of
 from tuner.planner.place.verdict import Loads, verdict_of
 from tuner.spec.place import Objective
+from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
 MAIN_SHARE: Final = 0.5
 """Of the time limit, for the plan itself."""
 OTHERS_SHARE: Final = 0.4
 """Of that, for placements that are priced beside the search's."""
+SAME_RATIO: Final = 1e-9
+"""Between objectives that count as equal."""
 FOLDS_SHARE: Final = 0.35
 """For plans without each workload in turn; what is left is for relaxations."""
 
@@ -86,20 +98,33 @@ def make_place_plan(
     rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups)
     weights_bytes = _expert_bytes(spec)
     migration = migration_limit(spec, expert_bytes=weights_bytes)
-    is_timed = goal.objective is Objective.LAYER_TIME
+    is_auto = goal.method is Method.AUTO
+    is_timed = goal.objective is Objective.LAYER_TIME and is_auto
     others_share = OTHERS_SHARE if is_timed else 0.0
-    outcome = solve_objective(
+    if goal.method not in DEFAULTS:
+        others_share = AUTO_SHARE
+    solve = partial(
+        solve_objective,
         evidence,
-        goal=goal,
         ranks=ranks,
         rule=rule,
         active_load=active_load_of(goal, pricing),
         migration=migration,
-        time_limit_s=(1.0 - others_share) * MAIN_SHARE * settings.time_limit_s,
+    )
+    outcome = solve(
+        goal=goal, time_limit_s=(1.0 - others_share) * MAIN_SHARE * settings.time_limit_s
     )
     if outcome.solution is None:
         return _nothing(spec, outcome, provenance)
     candidates = {outcome.method: outcome.solution}
+    if goal.method not in DEFAULTS:
+        automatic = solve(
+            goal=goal.model_copy(update={"method": Method.AUTO}),
+            time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
+        )
+        outcome = with_proof(outcome, automatic)
+        if automatic.solution is not None:
+            candidates[f"{AUTOMATIC} ({automatic.method})"] = automatic.solution
     if is_timed:
         candidates |= others_for_time(
             evidence,
@@ -110,7 +135,15 @@ def make_place_plan(
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
     solve_s = settings.clock() - started_s
-    method, chosen, alternatives = _chosen(spec, evidence, candidates, rule, pricing, dispatch)
+    method, chosen, alternatives = _chosen(
+        spec,
+        evidence,
+        candidates,
+        rule,
+        pricing,
+        dispatch,
+        method=None if is_auto else outcome.method,
+    )
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
     folds, worst = left_out(
@@ -192,7 +225,13 @@ def make_place_plan(
             time_limit_s=settings.time_limit_s,
         ),
         provenance=provenance.model_copy(
-            update={"notes": (*provenance.notes, *notes_of(spec, evidence, dispatch, rule))}
+            update={
+                "notes": (
+                    *provenance.notes,
+                    *beside_automatic(goal, certificate.objective or 0.0, alternatives),
+                    *notes_of(spec, evidence, dispatch, rule),
+                )
+            }
         ),
     )
 
@@ -202,10 +241,10 @@ def _compared(
 ) -> dict[str, object]:
     """Count what was compared whole, and what the noise cannot tell from the chosen one."""
     legal = [one for one in alternatives if one.is_legal]
-    most = objective * (1.0 + noise_ratio)
+    most = objective * noise_ratio
     return {
         "space": PlaceSpace(priced=1 + len(legal), illegal=len(alternatives) - len(legal)),
-        "within_band": sum(one.objective <= most for one in legal),
+        "within_band": sum(abs(one.objective - objective) <= most for one in legal),
     }
 
 
@@ -222,14 +261,16 @@ def _chosen(
     rule: Rule,
     pricing: Pricing | None,
     dispatch: str,
+    *,
+    method: str | None,
 ) -> tuple[str, Placement, tuple[PlaceAlternative, ...]]:
-    """Take the best that was found, the rule's or what runs; tell of the others."""
-    named = {**candidates, rule.name: rule.placement}
+    """Take what the goal's method placed, else the best of all; tell of the others."""
+    named = dict(candidates)
+    limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
+    if not limited and method != Method.EPLB.value:
+        named[rule.name] = rule.placement
     if spec.current.expert_LS.shape == rule.placement.expert_LS.shape:
         named["as it runs"] = spec.current
-    limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
-    if limited:
-        del named[rule.name]
     if spec.goal.objective in TRAFFIC:
         values = {
             name: traffic_of(spec, evidence, one, rule, tokens=Tokens.PLANNED)
@@ -244,7 +285,7 @@ def _chosen(
             for name, one in named.items()
         }
         broken = dict.fromkeys(named, "")
-    order = sorted(named, key=lambda name: (bool(broken[name]), values[name]))
+    order = sorted(named, key=lambda name: (name != method, bool(broken[name]), values[name]))
     best = order[0]
     alternatives = tuple(
         PlaceAlternative(
@@ -264,7 +305,9 @@ def _chosen(
 
 
 def _more_of(value: float, least: float) -> str:
-    if value <= least:
+    if value < least * (1.0 - SAME_RATIO):
+        return f"{1.0 - value / least:.2%} less of the objective, but the goal names its method"
+    if value <= least * (1.0 + SAME_RATIO):
         return "as much of the objective"
     return f"{value / max(least, 1e-12) - 1.0:.2%} more of the objective"
 
@@ -301,6 +344,6 @@ def _nothing(
             solve_s=outcome.solve_s,
             method=outcome.method,
         ),
-        binding_constraint="no placement found in the time limit; give more with --time-limit",
+        binding_constraint=nothing_found(spec.goal),
         provenance=provenance,
     )

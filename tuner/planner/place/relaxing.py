@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from solvers.placement.balance.problem import Migration
-from solvers.registry import BALANCE
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solve_objective
 from tuner.planner.place.costing import active_load_of, planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence
+from tuner.planner.place.methods import balance_refusal, solve_balance
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.traffic import problem_scale
 from tuner.spec.place import Objective
@@ -104,6 +104,8 @@ def _more_room(
         active_load=active_load_of(spec.goal, pricing),
         migration=wider,
     )
-    outcome = BALANCE.solve(problem, time_limit_s=limit_s)
+    if balance_refusal(problem, spec.goal.method) is not None:
+        return
+    outcome = solve_balance(problem, goal=spec.goal, time_limit_s=limit_s)
     if outcome.solution is not None:
         yield change, planned_cost(wanted, evidence, outcome.solution, pricing, "even")
