@@ -207,6 +207,22 @@ def exchange_s(machine: ExpertMachine, *, most: Floats, reach: Reach | None) -> 
     return np.asarray(2.0 * once, dtype=np.float64).reshape(most.shape)
 
 
+def weights_s(machine: ExpertMachine, experts: Floats) -> Floats:
+    """Seconds to send the weights of so many experts from a rank, or to it, in one pass.
+
+    To any of the other ranks alike: a share of them over the links inside a node, the rest over the
+    network; one after the other, and not beside products or the exchange of tokens.
+    """
+    group = machine.group
+    ranks, inside = float(group.ranks), float(group.inside)
+    if ranks <= 1.0:
+        return np.zeros_like(experts)
+    near_ratio = (inside - 1.0) / (ranks - 1.0)
+    each_s = near_ratio / number(machine.hardware.scale_up_bytes_per_s)
+    each_s += (1.0 - near_ratio) / number(machine.hardware.scale_out_bytes_per_s)
+    return np.asarray(experts * machine.expert_bytes * each_s)
+
+
 def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, decodes: bool) -> float:
     """Seconds of a forward pass without its routed experts, on one of the ranks.
 

@@ -54,6 +54,12 @@ class Dispatch(StrEnum):
     """Any replica at random, token by token."""
     LP = "lp"
     """Shares that a linear program chooses for each pass (LPLB)."""
+    LEAST_LOADED = "least_loaded"
+    """What a rank has beyond the mean goes to idle ranks, with a copy of the expert's weights
+    (LLEP); in no engine that is written for."""
+    ACTIVATED = "activated"
+    """All tokens of an expert on one replica, on the rank that reads fewest experts so far (Janus'
+    scheduler, for decode); in no engine that is written for."""
 
 
 class Workload(Record):

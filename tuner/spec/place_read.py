@@ -20,6 +20,7 @@ from tuner.spec.files import shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import Objective, PlaceGoal
+from tuner.spec.place_dispatch import dispatch_refusal
 from tuner.spec.place_recordings import (
     check_model,
     check_passes,
@@ -102,6 +103,9 @@ def read_place_spec(path: Path) -> PlaceSpec:
     num_layers = decoder_layers(model, recordings, source)
     _refuse_shapes(file.emit, ranks, experts=experts, num_layers=num_layers, source=source)
     _refuse_missing_layers(file.emit, model, layers, source)
+    refused = dispatch_refusal(goal, emit=file.emit, num_slots=ranks.num_slots, num_experts=experts)
+    if refused is not None:
+        raise SpecError(f"{source}: {refused}")
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
     current_ranks = ranks
     if goal.current is not None:

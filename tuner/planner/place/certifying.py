@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from solvers.family import OPTIMALITY_TOLERANCE
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.certificate import certificates
 from solvers.placement.balance.check import layer_times, objective
@@ -16,11 +17,17 @@ from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
 from tuner.place_plan import LayerOutcome, PlaceCertificate
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem
-from tuner.planner.place.costing import planned_layers_WL, robust, robust_weights
+from tuner.planner.place.costing import (
+    certified_rule,
+    planned_imbalances,
+    planned_layers_WL,
+    robust,
+    robust_weights,
+)
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.traffic import problem_scale
-from tuner.spec.place import Objective
+from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
 NEAR_RATIO = 0.98
@@ -54,6 +61,17 @@ def certificate_of(
         )
     if spec.goal.objective is Objective.LAYER_TIME and pricing is not None:
         return _of_time(spec, evidence, chosen, pricing, method=method, solve_s=solve_s)
+    if spec.goal.dispatch is Dispatch.LEAST_LOADED:
+        # Weights go where tokens are too many: nothing but the mean is below.
+        value = robust(spec, evidence, planned_imbalances(spec, evidence, chosen))
+        return PlaceCertificate(
+            status="optimal" if value <= 1.0 + OPTIMALITY_TOLERANCE else "feasible",
+            objective=value,
+            bound=min(1.0, value),
+            gap_ratio=max(0.0, 1.0 - 1.0 / value),
+            solve_s=solve_s,
+            method=method,
+        )
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
     value = objective(problem, chosen)
     least = min(outcome.bound, value)
@@ -82,7 +100,7 @@ def _of_time(
     method: str,
     solve_s: float,
 ) -> PlaceCertificate:
-    value_WL = planned_layers_WL(spec, evidence, chosen, pricing, "even")
+    value_WL = planned_layers_WL(spec, evidence, chosen, pricing, certified_rule(spec.goal))
     bound_WL = np.stack(
         [pricing.bound_L(load_LE=one.planned_LE, ranks=spec.ranks) for one in evidence]
     )
@@ -126,6 +144,8 @@ def binding_constraint(
         and moved(migration.current, chosen, spec.ranks) > migration.most_moved - 2
     ):
         return "the limit on moved experts"
+    if spec.goal.dispatch is Dispatch.LEAST_LOADED:
+        return "the gate and the smallest piece of the rule: less than that moves nothing"
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
     mean_WL, bound_WL = problem.mean_WL, layer_bounds(problem)
     value_WL = layer_times(problem, chosen)

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solvers.placement.dispatch.activated import schedule
 from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.dispatch.least_loaded import LeastLoaded
+from solvers.placement.dispatch.least_loaded import plan as least_loaded_plan
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.place_plan import Band, PassSpread
@@ -30,6 +33,10 @@ class Judged:
     ratio_PL: Floats
     """Largest load over the mean."""
     imbalance_P: Floats
+    active_PLG: Floats | None = None
+    """Experts that each rank reads, where the rule says it; None: replicas share alike."""
+    weights_PLG: Floats | None = None
+    """Experts whose weights a rank sends or gets in the pass, the larger of the two; None: none."""
 
     @property
     def imbalance(self) -> float:
@@ -70,10 +77,19 @@ def judge(
     source_HLE: Floats | None = None,
 ) -> Judged:
     """Share out the passes and find the busiest ranks."""
-    if dispatch == Dispatch.DYNAMIC.value:
+    if dispatch in (Dispatch.DYNAMIC.value, Dispatch.ACTIVATED.value):
         load_PLE = whole_tokens(load_PLE)
     case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=ranks, source_HLE=source_HLE)
-    copies_PLG = rank_loads(dispatch, case)
+    active_PLG = weights_PLG = None
+    if dispatch == Dispatch.ACTIVATED.value:
+        copies_PLG, read_PLG = schedule(case)
+        active_PLG = read_PLG.astype(np.float64)
+    elif dispatch == Dispatch.LEAST_LOADED.value:
+        moved = least_loaded_plan(case, knobs=LeastLoaded())
+        copies_PLG, active_PLG = moved.load_PLG, moved.active_PLG.astype(np.float64)
+        weights_PLG = np.maximum(moved.sent_PLG, moved.received_PLG).astype(np.float64)
+    else:
+        copies_PLG = rank_loads(dispatch, case)
     time_PLG = copies_PLG / ranks.speed_G
     mean_PL = copies_PLG.sum(axis=2) / ranks.speed_G.sum()
     largest_PL = time_PLG.max(axis=2)
@@ -83,6 +99,8 @@ def judge(
         copies_PLG=copies_PLG,
         ratio_PL=np.where(mean_PL > 0.0, largest_PL / some_PL, 1.0),
         imbalance_P=largest_PL.sum(axis=1) / mean_PL.sum(axis=1),
+        active_PLG=active_PLG,
+        weights_PLG=weights_PLG,
     )
 
 

@@ -8,6 +8,7 @@ from tuner.planner.place.comparing import sources_of
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.leaving_out import MOST_FOLDS
 from tuner.spec.place import Dispatch, Objective
+from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
 from tuner.spec.place_targets import PLACE_TARGETS
 
@@ -45,6 +46,8 @@ def notes_of(
 def _dispatch_notes(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str
 ) -> Iterator[str]:
+    if spec.goal.dispatch in UNLAUNCHED:
+        return
     yield f"replicas share tokens by the rule {dispatch!r}, {_whose_dispatch(spec)}"
     if spec.goal.dispatch is None:
         for name in dict.fromkeys(spec.emit):

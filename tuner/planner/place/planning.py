@@ -41,6 +41,7 @@ from tuner.planner.place.comparing import (
     priced_threes,
 )
 from tuner.planner.place.costing import active_load_of, planned_cost
+from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
 from tuner.planner.place.leaving_out import left_out
@@ -229,6 +230,7 @@ def make_place_plan(
                 "notes": (
                     *provenance.notes,
                     *beside_automatic(goal, certificate.objective or 0.0, alternatives),
+                    *dispatch_gain(spec, evidence, chosen, threes, pricing),
                     *notes_of(spec, evidence, dispatch, rule),
                 )
             }

@@ -3,7 +3,7 @@
 P passes   L layers   G ranks
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from tuner.costs.expert_layer import (
     layer_seconds,
     products_s,
     rest_s,
+    weights_s,
 )
 from tuner.devices.catalogue import find_device
 from tuner.place_plan import Band
@@ -72,13 +73,20 @@ class Pricing:
         reach = None
         if self.merges:
             reach = _reach(placement, token_LTK, self.machine, ranks)
-        return layer_seconds(
+        read_PLG = judged.active_PLG
+        if read_PLG is None:
+            read_PLG = active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=is_counted)
+        seconds = layer_seconds(
             self.machine,
             copies_PLG=judged.copies_PLG,
-            active_PLG=active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=is_counted),
+            active_PLG=read_PLG,
             speed_G=ranks.speed_G,
             reach=reach,
         )
+        if judged.weights_PLG is None:
+            return seconds
+        sent_PL = weights_s(self.machine, judged.weights_PLG.max(axis=2))
+        return replace(seconds, exchange_PL=seconds.exchange_PL + sent_PL)
 
     def products_s(self, rows_N: Floats, active_N: Floats) -> Floats:
         """Seconds of the expert products alone, of ranks with so many rows and active experts."""

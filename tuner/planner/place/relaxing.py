@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from solvers.placement.balance.problem import Migration
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solve_objective
-from tuner.planner.place.costing import active_load_of, planned_cost
+from tuner.planner.place.costing import active_load_of, certified_rule, planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.methods import balance_refusal, solve_balance
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.traffic import problem_scale
-from tuner.spec.place import Objective
+from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
 WORTH_TELLING_RATIO = 0.002
@@ -91,6 +91,9 @@ def _more_room(
         change, wanted = f"{wider.most_moved} experts moved", spec
     else:
         wider = None
+        if spec.goal.dispatch is Dispatch.LEAST_LOADED:
+            # The rule takes one slot an expert.
+            return
         more = replace(spec.ranks, slots_G=spec.ranks.slots_G + 1)
         if int(more.slots_G.max()) > spec.num_experts:
             return
@@ -107,5 +110,6 @@ def _more_room(
     if balance_refusal(problem, spec.goal.method) is not None:
         return
     outcome = solve_balance(problem, goal=spec.goal, time_limit_s=limit_s)
+    rule = certified_rule(spec.goal)
     if outcome.solution is not None:
-        yield change, planned_cost(wanted, evidence, outcome.solution, pricing, "even")
+        yield change, planned_cost(wanted, evidence, outcome.solution, pricing, rule)
