@@ -91,7 +91,11 @@ def _judgement(plan: PlacePlan, verdict: Verdict) -> Iterator[str]:
     if rule is not None:
         limits = (plan.goal.max_moved_experts, plan.goal.max_moved_bytes)
         unlimited = "" if limits == (None, None) else ", moving what it likes,"
-        yield f"EPLB's rule{unlimited} would save {rule:.1%}, the plan {verdict.gain_ratio:.1%}"
+        gain = verdict.gain_ratio
+        yield (
+            f"EPLB's rule{unlimited} would {'save' if rule >= 0.0 else 'add'} {abs(rule):.1%}, the"
+            f" plan {'saves' if gain >= 0.0 else 'adds'} {abs(gain):.1%}"
+        )
 
 
 def _rule_gain_ratio(plan: PlacePlan) -> float | None:

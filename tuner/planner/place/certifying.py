@@ -19,6 +19,7 @@ from tuner.place_plan import LayerOutcome, PlaceCertificate
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem
 from tuner.planner.place.costing import (
     certified_rule,
+    planned_bound_WL,
     planned_imbalances,
     planned_layers_WL,
     robust,
@@ -100,10 +101,9 @@ def _of_time(
     method: str,
     solve_s: float,
 ) -> PlaceCertificate:
-    value_WL = planned_layers_WL(spec, evidence, chosen, pricing, certified_rule(spec.goal))
-    bound_WL = np.stack(
-        [pricing.bound_L(load_LE=one.planned_LE, ranks=spec.ranks) for one in evidence]
-    )
+    rule = certified_rule(spec.goal)
+    value_WL = planned_layers_WL(spec, evidence, chosen, pricing, rule)
+    bound_WL = planned_bound_WL(evidence, pricing, spec.ranks, rule)
     values, bounds = value_WL.sum(axis=1).tolist(), bound_WL.sum(axis=1).tolist()
     value = robust(spec, evidence, values)
     least = min(value, robust(spec, evidence, bounds))

@@ -7,17 +7,17 @@ import numpy as np
 
 from solvers.placement.balance.check import objective
 from solvers.placement.balance.objective import robust_slope
-from solvers.placement.ranks import Floats, Placement
+from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.planner.place.candidates import balance_problem
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.judging import judge
+from tuner.planner.place.judging import arrivals, judge
 from tuner.planner.place.pricing import Pricing
 from tuner.spec.place import Dispatch, Objective, PlaceGoal
 from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
 
-DRAWN_PASSES: Final = 32
-"""Of a rule that goes by which experts are read."""
+MOST_PASSES: Final = 32
+"""Weighed under a rule that looks at each pass by itself."""
 
 
 def planned_cost(
@@ -47,10 +47,12 @@ def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
 def planned_imbalances(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], placement: Placement
 ) -> list[float]:
-    """Return the imbalance of each workload's mean pass under a rule that no engine has."""
+    """Return each workload's imbalance under a rule that no engine has."""
     rule = certified_rule(spec.goal)
     return [
-        judge(placement, load_PLE=one.planned_LE[None], ranks=spec.ranks, dispatch=rule).imbalance
+        judge(
+            placement, load_PLE=planned_passes(one, rule), ranks=spec.ranks, dispatch=rule
+        ).imbalance
         for one in evidence
     ]
 
@@ -67,15 +69,10 @@ def planned_layers_WL(
     pricing: Pricing,
     dispatch: str,
 ) -> Floats:
-    """Return the seconds of every layer on the mean pass that is planned from.
-
-    Which experts a pass reads is drawn where the rule goes by it.
-    """
+    """Return the seconds of every layer on the passes that are planned from."""
     seconds = []
     for one in evidence:
-        load_PLE = one.planned_LE[None]
-        if dispatch == Dispatch.ACTIVATED.value:
-            load_PLE = drawn_passes(one.planned_LE)
+        load_PLE = planned_passes(one, dispatch)
         judged = judge(placement, load_PLE=load_PLE, ranks=spec.ranks, dispatch=dispatch)
         priced = pricing.price(
             placement, judged, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=one.planned_LTK
@@ -84,9 +81,33 @@ def planned_layers_WL(
     return np.stack(seconds)
 
 
-def drawn_passes(load_LE: Floats) -> Floats:
-    """Return passes of whole token copies whose mean these loads are, Poisson arrivals."""
-    return np.random.default_rng(0).poisson(load_LE, (DRAWN_PASSES, *load_LE.shape)).astype(float)
+def planned_bound_WL(
+    evidence: Sequence[WorkloadEvidence], pricing: Pricing, ranks: Ranks, dispatch: str
+) -> Floats:
+    """Return seconds of every layer that no placement goes below on the same passes."""
+    bounds = []
+    for one in evidence:
+        load_PLE = planned_passes(one, dispatch)
+        if dispatch == Dispatch.ACTIVATED.value:
+            load_PLE = arrivals(load_PLE)
+        passes, layers, experts = load_PLE.shape
+        bound_X = pricing.bound_L(load_LE=load_PLE.reshape(-1, experts), ranks=ranks)
+        bounds.append(bound_X.reshape(passes, layers).mean(axis=0))
+    return np.stack(bounds)
+
+
+def planned_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
+    """Return what a rule is weighed on: the mean pass, or passes where it differs from one to next.
+
+    Rules that look at each pass by itself, at which experts it reads or whether it is uneven, are
+    weighed on recorded passes, or on draws from the mean where one pass was recorded.
+    """
+    if dispatch not in {rule.value for rule in UNLAUNCHED}:
+        return one.planned_LE[None]
+    planned_PLE = one.whole_PLE[: one.planned_passes] if one.is_split else one.planned_LE[None]
+    taken = np.linspace(0, len(planned_PLE) - 1, MOST_PASSES).round().astype(np.int64)
+    is_drawn = dispatch == Dispatch.ACTIVATED.value and not one.is_counted
+    return planned_PLE[taken if is_drawn else np.unique(taken)]
 
 
 def robust(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]) -> float:

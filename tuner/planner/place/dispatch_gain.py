@@ -15,7 +15,7 @@ from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.ranks import Floats, Placement
 from tuner.planner.place.comparing import Three, judge_workload
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.judging import Judged, whole_tokens
+from tuner.planner.place.judging import Judged, arrivals
 from tuner.planner.place.pricing import Pricing
 from tuner.spec.place import Dispatch
 from tuner.spec.place_dispatch import UNLAUNCHED
@@ -41,49 +41,55 @@ RULES: Final[Mapping[Dispatch, str]] = {
 def dispatch_gain(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
-    chosen: Placement,
     threes: Sequence[Three],
     pricing: Pricing | None,
+    *,
+    chosen: Placement,
+    others: Sequence[Placement],
 ) -> Iterator[str]:
-    """Say what the goal's rule is and gains, a line each; nothing where an engine has it."""
+    """Say what the goal's rule is and gains, a line each; nothing where an engine has it.
+
+    Args:
+        spec: the question.
+        evidence: judged on.
+        threes: what runs, EPLB's rule and the plan, under the goal's rule.
+        pricing: of seconds; None: loads are compared.
+        chosen: the plan's placement.
+        others: that a runtime without the rule may rather have.
+    """
     rule = spec.goal.dispatch
     if rule is None or rule not in UNLAUNCHED:
         return
     yield f"{RULES[rule]}; no engine that is written for has the rule {rule.value!r}"
-    weights = np.array([one.weight_ratio for one in evidence])
-    usual = [_usual(spec, one, chosen, rule) for one in evidence]
-    judged = [three.after for three in threes]
+    after = [three.after for three in threes]
+    with_rule = _cost(spec, evidence, after, chosen, pricing)
+    usual = [[_usual(spec, one, each, rule) for one in evidence] for each in (chosen, *others)]
+    without = min(
+        _cost(spec, evidence, judged, each, pricing)
+        for judged, each in zip(usual, (chosen, *others), strict=True)
+    )
     if pricing is None:
-        with_rule, without = (
-            float(np.dot(weights, [one.imbalance for one in each])) for each in (judged, usual)
-        )
         yield (
-            f"a runtime with it would have {with_rule:.3f} of the mean load on its busiest ranks,"
-            f" {without:.3f} without"
+            f"a runtime with it would have {with_rule:.3f} times the mean load on its busiest"
+            f" ranks; without it the best placement found has {without:.3f}"
         )
     else:
-        with_s, without_s = (
-            float(np.dot(weights, [_pass_s(spec, *pair, chosen, pricing) for pair in pairs]))
-            for pairs in (
-                list(zip(evidence, judged, strict=True)),
-                list(zip(evidence, usual, strict=True)),
-            )
-        )
         yield (
-            f"a runtime with it would take {format_s(with_s)} in the expert layers of a pass,"
-            f" {format_s(without_s)} without"
+            f"a runtime with it would take {format_s(with_rule)} in the expert layers of a pass;"
+            f" without it the best placement found takes {format_s(without)}"
         )
+    weights = np.array([one.weight_ratio for one in evidence])
     if rule is Dispatch.ACTIVATED:
-        yield _experts_read(threes, usual, weights)
+        yield _experts_read(threes, usual[0], weights)
     else:
-        yield _weights_sent(judged, weights, is_priced=pricing is not None)
+        yield _weights_sent(after, weights, is_priced=pricing is not None)
 
 
 def _usual(spec: PlaceSpec, one: WorkloadEvidence, chosen: Placement, rule: Dispatch) -> Judged:
     """Judge the placement under what runtimes do without the rule."""
     if rule is Dispatch.LEAST_LOADED:
         return judge_workload(spec, one, chosen, Dispatch.EVEN.value)
-    load_PLE = whole_tokens(one.judged_PLE)
+    load_PLE = arrivals(one.judged_PLE)
     case = DispatchCase(load_PLE=load_PLE, placement=chosen, ranks=spec.ranks)
     copies_PLG, read_PLG = drawn(case)
     time_PLG = copies_PLG / spec.ranks.speed_G
@@ -97,22 +103,29 @@ def _usual(spec: PlaceSpec, one: WorkloadEvidence, chosen: Placement, rule: Disp
     )
 
 
-def _pass_s(
+def _cost(
     spec: PlaceSpec,
-    one: WorkloadEvidence,
-    judged: Judged,
-    chosen: Placement,
-    pricing: Pricing,
+    evidence: Sequence[WorkloadEvidence],
+    judged: Sequence[Judged],
+    placement: Placement,
+    pricing: Pricing | None,
 ) -> float:
-    seconds = pricing.price(
-        chosen,
-        judged,
-        load_PLE=one.judged_PLE,
-        ranks=spec.ranks,
-        token_LTK=one.judged_LTK,
-        is_counted=one.is_counted,
-    )
-    return float(seconds.pass_P.mean())
+    """Return the seconds of a pass, or the imbalance where nothing is priced; mean of workloads."""
+    total = 0.0
+    for one, under_rule in zip(evidence, judged, strict=True):
+        if pricing is None:
+            total += one.weight_ratio * under_rule.imbalance
+            continue
+        seconds = pricing.price(
+            placement,
+            under_rule,
+            load_PLE=one.judged_PLE,
+            ranks=spec.ranks,
+            token_LTK=one.judged_LTK,
+            is_counted=one.is_counted,
+        )
+        total += one.weight_ratio * float(seconds.pass_P.mean())
+    return total
 
 
 def _experts_read(threes: Sequence[Three], usual: Sequence[Judged], weights: Floats) -> str:

@@ -77,8 +77,10 @@ def judge(
     source_HLE: Floats | None = None,
 ) -> Judged:
     """Share out the passes and find the busiest ranks."""
-    if dispatch in (Dispatch.DYNAMIC.value, Dispatch.ACTIVATED.value):
+    if dispatch == Dispatch.DYNAMIC.value:
         load_PLE = whole_tokens(load_PLE)
+    if dispatch == Dispatch.ACTIVATED.value:
+        load_PLE = arrivals(load_PLE)
     case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=ranks, source_HLE=source_HLE)
     active_PLG = weights_PLG = None
     if dispatch == Dispatch.ACTIVATED.value:
@@ -94,11 +96,13 @@ def judge(
     mean_PL = copies_PLG.sum(axis=2) / ranks.speed_G.sum()
     largest_PL = time_PLG.max(axis=2)
     # A pass scaled to very few tokens can leave a layer without any: no rank waits there.
+    total_P = mean_PL.sum(axis=1)
     some_PL = np.where(mean_PL > 0.0, mean_PL, 1.0)
     return Judged(
         copies_PLG=copies_PLG,
         ratio_PL=np.where(mean_PL > 0.0, largest_PL / some_PL, 1.0),
-        imbalance_P=largest_PL.sum(axis=1) / mean_PL.sum(axis=1),
+        imbalance_P=np.where(total_P > 0.0, largest_PL.sum(axis=1), 1.0)
+        / np.where(total_P > 0.0, total_P, 1.0),
         active_PLG=active_PLG,
         weights_PLG=weights_PLG,
     )
@@ -115,6 +119,14 @@ def whole_tokens(load_PLE: Floats) -> Floats:
     # Whole loads stay as they are, whatever rounding the sum adds.
     passed_PLE = np.floor(sum_PLE + start_PL[:, :, None] * (1.0 - 1e-6) + 1e-7)
     return np.asarray(np.diff(passed_PLE, axis=2, prepend=0.0))
+
+
+def arrivals(load_PLE: Floats) -> Floats:
+    """Return whole token copies: recorded ones as they are, else Poisson arrivals of that mean."""
+    whole_PLE = np.rint(load_PLE)
+    if np.array_equal(whole_PLE, load_PLE):
+        return load_PLE
+    return np.random.default_rng(0).poisson(load_PLE).astype(np.float64)
 
 
 def active_PLG(

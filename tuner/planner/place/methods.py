@@ -54,7 +54,9 @@ MOST_PAIRINGS: Final = 150_000
 """Variables of MoETuner's second program, which are built before any time limit counts."""
 BOUND_RATIO: Final = 0.3
 """Of the time, for the bound beside EPLB's rule."""
-AUTO_SHARE: Final = 0.3
+ALIKE_RATIO: Final = 5e-5
+"""Between objectives that print as alike."""
+AUTO_SHARE: Final = 0.5
 """Of the plan's time, for the automatic choice beside a method that the goal names."""
 
 
@@ -175,18 +177,22 @@ def beside_automatic(
         )
         return
     more = automatic.objective / objective - 1.0 if objective > 0.0 else 0.0
-    word = "more" if more > 0.0 else "less"
+    much = (
+        "as much"
+        if abs(more) < ALIKE_RATIO
+        else f"{abs(more):.2%} {'more' if more > 0 else 'less'}"
+    )
     yield (
         f"method {goal.method.value}, as the goal says; the automatic choice,"
-        f" {automatic.method.removeprefix(AUTOMATIC).strip(' ()')}, has"
-        f" {abs(more):.2%} {word} of the objective"
+        f" {automatic.method.removeprefix(AUTOMATIC).strip(' ()')}, has {much} of the objective in"
+        " the same time"
     )
 
 
 def nothing_found(goal: PlaceGoal) -> str:
     """Say why there is no plan where a search found nothing and proved nothing."""
     other = "" if goal.method is Method.AUTO else ", or take method auto"
-    return f"no placement found in the time limit; give more with --time-limit{other}"
+    return f"none found in the time limit; give more with --time-limit{other}"
 
 
 def _by_rule_of_chain(

@@ -36,7 +36,7 @@ def notes_of(
     """Return what a plan rests on, a line each."""
     return (
         *_dispatch_notes(spec, evidence, dispatch),
-        f"the rule beside is {rule.name}",
+        f"EPLB's rule beside is its {'hierarchical' if 'hier' in rule.name else 'global'} policy",
         *_recording_notes(evidence),
         *_layer_notes(spec),
         *_judging_notes(spec, evidence),

@@ -230,7 +230,14 @@ def make_place_plan(
                 "notes": (
                     *provenance.notes,
                     *beside_automatic(goal, certificate.objective or 0.0, alternatives),
-                    *dispatch_gain(spec, evidence, chosen, threes, pricing),
+                    *dispatch_gain(
+                        spec,
+                        evidence,
+                        threes,
+                        pricing,
+                        chosen=chosen,
+                        others=(candidates[outcome.method], rule.placement),
+                    ),
                     *notes_of(spec, evidence, dispatch, rule),
                 )
             }

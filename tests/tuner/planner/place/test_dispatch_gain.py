@@ -75,7 +75,7 @@ def test_experts_that_are_read_set_the_time_of_the_activated_rule(tmp_path: Path
     _, _, after, without = (float(one) for one in re.findall(r"\d+\.\d+", read))
     assert after < without
     (taken,) = (note for note in plan.provenance.notes if note.startswith("a runtime with it"))
-    with_s, without_s = (float(one) for one in re.findall(r"(\d+\.?\d*) .s ", f"{taken} "))
+    with_s, without_s = (float(one) for one in re.findall(r"(\d+\.?\d*) .s\b", taken))
     assert with_s < without_s
 
 
