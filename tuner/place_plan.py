@@ -174,6 +174,50 @@ class MigrationCost(Record):
     """Running time after which the gain has paid for the move; absent where nothing is gained."""
 
 
+class DispatchOutcome(Record):
+    """The placement under one dispatch rule that an engine offers."""
+
+    dispatch: str
+    """The engine's name."""
+    rule: str
+    """What it does, by the solvers' name (solvers/placement/dispatch/sampling.py)."""
+    has_backend: bool
+    """Beside an all-to-all backend."""
+    imbalance: Ratio
+    """Largest rank load over the mean that is expected over the rule's draws, on judged passes."""
+    imbalance_sampled: Ratio
+    """The same with the noise of whole tokens and of fixed choices: mean over draws."""
+    tokens_per_rank: float
+    """Of a pass, which the noise is of."""
+    draws: Size
+    is_allowed: bool
+    is_chosen: bool
+    words: str
+    """Why it was chosen, or what it costs instead."""
+
+
+class MadeFor(Record):
+    """What an emitted placement is tied to: another one needs another plan."""
+
+    engine: str
+    release: str
+    """That its rules were read from; empty where it is no one release's."""
+    nodes: Count
+    ep_size: Count
+    dispatch: str = ""
+    """The engine's option; empty where it has none."""
+    a2a_backend: str = ""
+
+    @property
+    def words(self) -> str:
+        """In one line."""
+        release = f" {self.release}" if self.release else ""
+        rule = f", dispatch {self.dispatch}" if self.dispatch else ""
+        backend = f", all-to-all {self.a2a_backend}" if self.a2a_backend else ""
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"{self.engine}{release}, {nodes}, EP {self.ep_size}{rule}{backend}"
+
+
 class PlacePrediction(Record):
     """What the plan expects."""
 
@@ -190,6 +234,8 @@ class PlacePrediction(Record):
     """Where the objective is traffic, by its name: before, by the rule, after; cost units a token,
     all layers (tuner/planner/place/candidates.py)."""
     migration: MigrationCost | None = None
+    dispatches: tuple[DispatchOutcome, ...] = ()
+    """Rules that the first target offers, the chosen one first; empty: it has one."""
 
 
 class Verdict(Record):
@@ -245,6 +291,8 @@ class PlacePlan(Record):
     """What more slots, or another limit, would bring: re-solved."""
     provenance: PlaceProvenance
     files: tuple[str, ...] = ()
+    made_for: tuple[MadeFor, ...] = ()
+    """By target of `emit`; empty in plans of older versions."""
 
     @model_validator(mode="after")
     def _payload_agrees(self) -> "PlacePlan":

@@ -1,6 +1,6 @@
 """Make examples/routing/<domain>: train a small MoE, then record its routing as users would.
 
-    python tests/benchmarks/routing_recordings.py WORK [--minutes 12]
+    python tests/benchmarks/routing_recordings.py WORK [--minutes 12] [--model wide-moe]
 
 The text is what Python and its packages bring along: the standard library's source, the documents
 of packages (their descriptions and Markdown files, pydoc's topics), and the C and C++ headers of
@@ -9,7 +9,11 @@ recorded, with `moetune profile --suite routing` and nothing else. WORK keeps te
 model; only the recordings go to examples/.
 
 The model is Qwen3-MoE's architecture from transformers: 8 layers, 32 experts, 4 of a token, hidden
-width 128, loss of balance 1e-3, byte-pair tokens. It is no good language model, and need not be:
+width 128, loss of balance 1e-3, byte-pair tokens. `wide-moe` has DeepSeek-V3's 256 experts, 8 of a
+token, in 4 layers, and five times the loss of balance: with 1e-3 one expert draws 17 times the mean
+and a seventh are idle, in published models one draws 6 to 8 times. Of its recordings,
+examples/routing/wide-<domain>, only the counts are kept, since pairs of 256 experts take megabytes.
+Neither is a good language model, and need not be:
 what counts is that its router learned to tell domains apart, as the published skews of real models
 show. Nothing here is random but by a fixed seed, yet another version of torch, or of the packages
 whose text is read, makes another model.
@@ -17,6 +21,7 @@ whose text is read, makes another model.
 
 import argparse
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -24,6 +29,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +37,6 @@ import numpy as np
 import torch
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples/routing"
-MODEL: Final = "small-moe"
 DOMAINS: Final = ("python", "documents", "headers")
 DOMAIN_BYTES: Final = 3_000_000
 """Of text at most, so that no domain outweighs the others much."""
@@ -61,18 +66,46 @@ CONFIG: Final[dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One model and where its recordings go."""
+
+    config: dict[str, Any]
+    prefix: str
+    """Of the recordings' names."""
+    counts_only: bool
+
+
+RECIPES: Final[dict[str, Recipe]] = {
+    "small-moe": Recipe(config=CONFIG, prefix="", counts_only=False),
+    "wide-moe": Recipe(
+        config=CONFIG
+        | {
+            "num_hidden_layers": 4,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 32,
+            "router_aux_loss_coef": 5e-3,
+        },
+        prefix="wide-",
+        counts_only=True,
+    ),
+}
+
+
 def main() -> None:
     """Train where WORK holds no model yet, then record."""
     options = argparse.ArgumentParser()
     options.add_argument("work", type=Path)
     options.add_argument("--minutes", type=float, default=12.0, help="processor time to train")
+    options.add_argument("--model", choices=list(RECIPES), default="small-moe")
     given = options.parse_args()
     work: Path = given.work
     for domain in DOMAINS:
         write_text(work / "text", domain)
-    if not (work / MODEL / "config.json").exists():
-        train(work, seconds=given.minutes * 60.0)
-    record(work)
+    if not (work / given.model / "config.json").exists():
+        train(work, given.model, seconds=given.minutes * 60.0)
+    record(work, given.model)
 
 
 def write_text(folder: Path, domain: str) -> None:
@@ -119,8 +152,8 @@ def _shuffled(files: Iterable[Path]) -> list[Path]:
     return [found[index] for index in order]
 
 
-def train(work: Path, *, seconds: float) -> None:
-    """Train for some processor time; the model and its tokenizer go to WORK/small-moe."""
+def train(work: Path, name: str, *, seconds: float) -> None:
+    """Train for some processor time; the model and its tokenizer go to WORK/<name>."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -131,7 +164,7 @@ def train(work: Path, *, seconds: float) -> None:
         np.array(tokenizer.encode((work / f"text/{each}.train.txt").read_text("utf-8")).ids)
         for each in DOMAINS
     ]
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**CONFIG))
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**RECIPES[name].config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     rng = np.random.default_rng(SEED)
     started_s, step = time.process_time(), 0
@@ -149,8 +182,8 @@ def train(work: Path, *, seconds: float) -> None:
         if step % 50 == 0:
             sys.stderr.write(f"step {step} loss {loss.item():.3f} after {spent_s:.0f} s\n")
         step += 1
-    model.save_pretrained(work / MODEL)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer).save_pretrained(work / MODEL)
+    model.save_pretrained(work / name)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer).save_pretrained(work / name)
 
 
 def _row(stream: np.ndarray[Any, np.dtype[np.int64]], rng: np.random.Generator) -> Any:
@@ -158,19 +191,41 @@ def _row(stream: np.ndarray[Any, np.dtype[np.int64]], rng: np.random.Generator) 
     return stream[start : start + SEQUENCE].astype(np.int64)
 
 
-def record(work: Path) -> None:
+def record(work: Path, name: str) -> None:
     """Run the command for every domain, and keep the recordings only."""
+    recipe = RECIPES[name]
     for domain in DOMAINS:
         command = [
             *(sys.executable, "-m", "tuner", "profile", "--suite", "routing"),
-            *("--model", str(work / MODEL), "--text", str(work / f"text/{domain}.record.txt")),
-            *("--workload", domain, "--sequence", str(SEQUENCE), "--batch", str(BATCH)),
+            *("--model", str(work / name), "--text", str(work / f"text/{domain}.record.txt")),
+            *(
+                "--workload",
+                recipe.prefix + domain,
+                "--sequence",
+                str(SEQUENCE),
+                "--batch",
+                str(BATCH),
+            ),
             *("--passes", str(PASSES), "--out", str(work / "profile")),
         ]
         subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-        target = EXAMPLES / domain
+        target = EXAMPLES / (recipe.prefix + domain)
+        recorded = work / "profile/routing" / target.name
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(work / "profile/routing" / domain, target)
+        if recipe.counts_only:
+            keep_counts(recorded, target)
+        else:
+            shutil.copytree(recorded, target)
+
+
+def keep_counts(recorded: Path, target: Path) -> None:
+    """Copy a recording without its pairs and sampled tokens."""
+    shutil.copytree(recorded, target)
+    for table in ("coactivation", "tokens", "transitions"):
+        (target / f"{table}.parquet").unlink()
+    header = json.loads((target / "recording.json").read_text())
+    header |= {"sampled_tokens": None, "transitions": None, "coactivation": False}
+    (target / "recording.json").write_text(json.dumps(header, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.place_plan import (
+    DispatchOutcome,
     LayerTimes,
     LeftOut,
     MigrationCost,
@@ -69,6 +70,7 @@ def _body(plan: PlacePlan) -> Iterator[str]:
     yield f"binding: {plan.binding_constraint}"
     width = max(8, *(min(MOST_NAME, len(one.workload)) for one in predicted.outcomes))
     yield from _workloads(predicted.outcomes, width)
+    yield from _dispatches(predicted.dispatches)
     for name, (before, rule, after) in predicted.traffic.items():
         yield f"  {name}, a token: {before:.4g} before, {rule:.4g} EPLB, {after:.4g} plan"
     yield from _folds(predicted.left_out, width)
@@ -145,6 +147,23 @@ def _workloads(outcomes: Sequence[WorkloadOutcome], width: int) -> Iterator[str]
         yield (
             f"  {_name(one.workload, width)} {passes:>9} {one.imbalance_before:>8.4f}"
             f" {one.imbalance_rule:>8.4f} {one.imbalance_after:>8.4f}   {spreads}"
+        )
+
+
+def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:
+    if not outcomes:
+        return
+    yield ""
+    tokens = outcomes[0].tokens_per_rank
+    yield (
+        "dispatch rules of the engine on this placement: largest rank load over the mean, expected"
+        f" and with the noise of {tokens:.0f} tokens a rank"
+    )
+    for one in outcomes:
+        backend = "beside an all-to-all" if one.has_backend else "without all-to-all"
+        yield (
+            f"  {one.dispatch:<8} {backend:<21} {one.imbalance:.4f} {one.imbalance_sampled:>8.4f}"
+            f"   {one.words}"
         )
 
 
@@ -225,6 +244,9 @@ def _name(workload: str, width: int) -> str:
 
 def _tail(plan: PlacePlan, *, folder: Path) -> Iterator[str]:
     yield ""
+    yield from (
+        f"made for {mark.words}; plan again when one of these changes" for mark in plan.made_for
+    )
     yield from (f"note: {note}" for note in plan.provenance.notes)
     if plan.decision is not None:
         launch = ", ".join(f"launch/{name}" for name in dict.fromkeys(plan.emit))

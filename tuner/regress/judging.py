@@ -98,10 +98,10 @@ def judge(
             but for what the plan's runners-up say.
     """
     price = _price_today(accepted, found) if price_today is None else price_today
-    asked = tuple(_another_question(accepted, found))
-    if asked:
+    asked = (*_other_launch(accepted, found), *_another_question(accepted, found))
+    if any(one.verdict is Verdict.INCOMPARABLE for one in asked):
         return _judged(asked, found)
-    return _judged((*_findings(accepted, found, tolerance, price), *beside), found)
+    return _judged((*asked, *_findings(accepted, found, tolerance, price), *beside), found)
 
 
 def same_decision(accepted: Json | None, found: Json | None) -> bool:
@@ -132,6 +132,35 @@ def _findings(
         yield _decision(accepted, found)
     yield from _all_figures(accepted, found, tolerance, same=same)
     yield from _binding(accepted, found)
+
+
+def _other_launch(accepted: Observed, found: Observed) -> Iterator[Finding]:
+    """What an accepted placement was made for, and is no more.
+
+    Its loads follow from the dispatch rule of its release and from which ranks share a node. Other
+    nodes or ranks are another question; another release or rule is the same one.
+    """
+    for engine in sorted(accepted.made_for.keys() & found.made_for.keys()):
+        before, after = accepted.made_for[engine], found.made_for[engine]
+        changes = tuple(
+            Change(
+                what=f"made_for.{engine}.{name}", accepted=str(before[name]), found=str(after[name])
+            )
+            for name in ("release", "nodes", "ep_size", "dispatch", "a2a_backend")
+            if name in before and name in after and before[name] != after[name]
+        )
+        if not changes:
+            continue
+        said = ", ".join(
+            f"{one.what.rpartition('.')[2]} {one.accepted} (now {one.found})" for one in changes
+        )
+        shape = any(before.get(name) != after.get(name) for name in ("nodes", "ep_size"))
+        yield Finding(
+            verdict=Verdict.INCOMPARABLE if shape else Verdict.DRIFT,
+            words=f"the accepted placement was made for {engine} with {said}: what was emitted must"
+            " be planned and emitted again",
+            changes=changes,
+        )
 
 
 def _another_question(accepted: Observed, found: Observed) -> Iterator[Finding]:

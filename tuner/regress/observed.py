@@ -61,6 +61,8 @@ class Observed:
     binding: str
     verdict_word: str
     """Of a placement, whether it is worth it; empty otherwise."""
+    made_for: Mapping[str, Json]
+    """Of a placement: the release, nodes and ranks that it was made for, by engine."""
     figures: tuple[Figure, ...]
     terms_s: Mapping[str, float]
     """Seconds by cause."""
@@ -95,6 +97,7 @@ def observed(plan: Json) -> Observed:
         gap_ratio=float(certificate["gap_ratio"]),
         binding=str(plan["binding_constraint"]),
         verdict_word=str(verdict.get("word", "")),
+        made_for={str(one["engine"]): one for one in plan.get("made_for", ())},
         figures=tuple(_figures(kind, predicted)),
         terms_s={name: float(value) for name, value in predicted.get("breakdown_s", {}).items()},
         runners_up=tuple(

@@ -89,6 +89,8 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
                     Facts(facts=tuple(_certificate(plan))),
                     bounds_figure(plan.certificate),
                     _alternatives(plan),
+                    _dispatches(predicted),
+                    _marks(plan),
                 ),
             ),
             *([evidence.what_if] if evidence.what_if else []),
@@ -243,6 +245,38 @@ def _alternatives(plan: PlacePlan) -> Table | None:
             )
             for at, one in enumerate(plan.alternatives)
         ),
+    )
+
+
+def _dispatches(predicted: PlacePrediction) -> Table | None:
+    if not predicted.dispatches:
+        return None
+    tokens = predicted.dispatches[0].tokens_per_rank
+    return Table(
+        caption="Dispatch rules of the engine: largest rank load over the mean, expected and with "
+        f"the noise of {tokens:.0f} tokens a rank",
+        header=("rule", "all-to-all backend", "expected", "with noise", "what it costs"),
+        rows=tuple(
+            (
+                word(one.dispatch),
+                word("yes" if one.has_backend else "none"),
+                number(one.imbalance, key=f"predicted.dispatches.{at}.imbalance"),
+                number(one.imbalance_sampled, key=f"predicted.dispatches.{at}.imbalance_sampled"),
+                word(one.words),
+            )
+            for at, one in enumerate(predicted.dispatches)
+        ),
+    )
+
+
+def _marks(plan: PlacePlan) -> Notes | None:
+    if not plan.made_for:
+        return None
+    return Notes(
+        notes=tuple(
+            f"Made for {mark.words}; plan again when one of these changes."
+            for mark in plan.made_for
+        )
     )
 
 

@@ -33,7 +33,8 @@ def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:
     if plan.decision is None:
         return {}
     chosen = Placement(expert_LS=np.array(plan.decision.physical_to_logical, dtype=np.int64))
-    dispatch = dispatch_of(spec)
+    compared = () if plan.predicted is None else plan.predicted.dispatches
+    dispatch = compared[0].rule if compared else dispatch_of(spec)
     files = {}
     for number, one in enumerate(evidence_of(spec)):
         maps = {

@@ -51,7 +51,7 @@ class Dispatch(StrEnum):
     STATIC = "static"
     """Own rank first, then own node, then a fixed choice per source rank (SGLang)."""
     DYNAMIC = "dynamic"
-    """Any replica at random, token by token."""
+    """Any replica at random, token by token; beside an all-to-all backend near ones first."""
     LP = "lp"
     """Shares that a linear program chooses for each pass (LPLB)."""
     LEAST_LOADED = "least_loaded"
@@ -111,7 +111,12 @@ class PlaceGoal(Record):
     """Of `robust: cvar`."""
     workloads: Annotated[tuple[Workload, ...], Field(min_length=1), BeforeValidator(_no_list)]
     dispatch: Dispatch | None = None
-    """What the engine does with replicas; absent: as the first target of `emit` does by default."""
+    """What the engine does with replicas; absent: of what the first target of `emit` offers beside
+    the backend, the rule of the least expected maximum (`moetune plan` says what others cost)."""
+    a2a_backend: Name | None = None
+    """All-to-all backend of the deployment by the engine's own name, `none` for none: it says which
+    dispatch rules there are (tuner/spec/place_targets.py). Absent: SGLang's `deepep`, or `none`
+    where `dispatch` is dynamic or even."""
     phase: Literal["prefill", "decode"] = "prefill"
     """In decode few tokens reach an expert, and reading its weights takes the time."""
     tokens_per_pass: Count | None = None

@@ -19,7 +19,7 @@ TABLES: Final = frozenset({"eplb"})
 """Targets that are a table of experts, whatever reads it."""
 
 
-def dispatch_refusal(
+def unlaunched_refusal(
     goal: PlaceGoal, *, emit: Sequence[str], num_slots: int, num_experts: int
 ) -> str | None:
     """Say in a line why a goal cannot have a rule that no engine has; None: it can."""

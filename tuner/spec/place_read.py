@@ -20,7 +20,7 @@ from tuner.spec.files import shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import Objective, PlaceGoal
-from tuner.spec.place_dispatch import dispatch_refusal
+from tuner.spec.place_dispatch import unlaunched_refusal
 from tuner.spec.place_recordings import (
     check_model,
     check_passes,
@@ -28,7 +28,7 @@ from tuner.spec.place_recordings import (
     common_shape,
     decoder_layers,
 )
-from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals
+from tuner.spec.place_targets import PLACE_TARGETS, dispatch_refusal, shape_refusals
 from tuner.spec.spec_file import parsed_spec, validated_spec
 
 Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
@@ -95,6 +95,8 @@ def read_place_spec(path: Path) -> PlaceSpec:
     layers, experts = common_shape(recordings, source)
     ranks = _ranks(goal, experts=experts, source=source)
     model = None if file.model is None else read_model(file.model)
+    _refuse_unlaunched(file.emit, goal, ranks, experts, source)
+    _refuse_dispatch(file.emit, goal, model, source)
     _check_priced(file, goal, source)
     if model is not None:
         check_model(model, experts=experts, layers=layers, source=source)
@@ -103,9 +105,6 @@ def read_place_spec(path: Path) -> PlaceSpec:
     num_layers = decoder_layers(model, recordings, source)
     _refuse_shapes(file.emit, ranks, experts=experts, num_layers=num_layers, source=source)
     _refuse_missing_layers(file.emit, model, layers, source)
-    refused = dispatch_refusal(goal, emit=file.emit, num_slots=ranks.num_slots, num_experts=experts)
-    if refused is not None:
-        raise SpecError(f"{source}: {refused}")
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
     current_ranks = ranks
     if goal.current is not None:
@@ -159,6 +158,34 @@ def _refuse_targets(emit: tuple[str, ...]) -> None:
             raise UnknownTargetError(
                 f"emit: {name!r} takes no placement; those that do are {', '.join(PLACE_TARGETS)}"
             )
+
+
+def _refuse_unlaunched(
+    emit: tuple[str, ...], goal: PlaceGoal, ranks: Ranks, experts: int, source: str
+) -> None:
+    refused = unlaunched_refusal(goal, emit=emit, num_slots=ranks.num_slots, num_experts=experts)
+    if refused is not None:
+        raise SpecError(f"{source}: {refused}")
+
+
+def _refuse_dispatch(
+    emit: tuple[str, ...], goal: PlaceGoal, model: ModelSpec | None, source: str
+) -> None:
+    for name in emit:
+        refused = dispatch_refusal(
+            PLACE_TARGETS[name],
+            dispatch=None if goal.dispatch is None else goal.dispatch.value,
+            a2a_backend=goal.a2a_backend,
+            architecture=None if model is None else model.architecture,
+        )
+        if refused is not None:
+            raise SpecError(f"{source}: {refused}")
+    asking = [name for name, target in PLACE_TARGETS.items() if target.a2a_backends]
+    if goal.a2a_backend is not None and not set(asking) & set(emit):
+        raise SpecError(
+            f"{source}: goal.a2a_backend: no engine under emit asks for one"
+            f" ({', '.join(asking)} does); leave it out"
+        )
 
 
 def _refuse_shapes(

@@ -2,7 +2,8 @@
 
 Every engine that writes one flat row a layer reads slot p as one of rank p // (slots / ranks), so
 ranks must hold equally many. Read from SGLang 0.5.23, vLLM 0.33.0, vllm-ascend 182b75e,
-TensorRT-LLM's ep_load_balancer examples, deepseek-ai/EPLB d52c72d and Megatron Core d98e8a6.
+TensorRT-LLM 1.3.0rc27's ep_load_balancer examples, deepseek-ai/EPLB d52c72d and Megatron Core
+d98e8a6.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,40 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+NO_BACKEND: Final = "none"
+"""Of `--moe-a2a-backend`: every rank gathers all tokens and adds up its part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchOffer:
+    """One dispatch rule of an engine's, with or without an all-to-all backend."""
+
+    name: str
+    """As `goal.dispatch` and the engine's option have it."""
+    rule: str
+    """What it does: a line of solvers/placement/dispatch/sampling.py."""
+    has_backend: bool
+    is_default: bool = False
+    architectures: frozenset[str] | None = None
+    """Models that run it; None: all."""
+    needs_cuda: bool = False
+    cost: str = ""
+    """What it takes at run time beyond the loads."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceTarget:
     """What one engine can take."""
 
     name: str
+    release: str = ""
+    """That its rules and files were read from; empty where it is no one release's."""
+    dispatches: frozenset[str] | None = None
+    """Values of `goal.dispatch` that it can run; None: whatever the runtime above it does."""
+    offers: tuple[DispatchOffer, ...] = ()
+    """Rules that it lets a launch choose among; empty: it has one."""
+    a2a_backends: tuple[str, ...] = ()
+    """Values of `goal.a2a_backend`, the default first; empty: its placement asks for none."""
     all_layers: bool = False
     """Its file has a row for every decoder layer, so their number must be known."""
     every_moe_layer: bool = False
@@ -26,18 +55,146 @@ class PlaceTarget:
     """An expert may stand twice on one rank."""
 
 
+_LP_ARCHITECTURES: Final = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "MistralLarge3ForCausalLM",
+        "MistralLarge3ForCausalLMEagle",
+    }
+)
+"""Whose idle ranks join the all-reduce of counts (sglang/srt/eplb/lplb_solver.py)."""
+
+_SGLANG_OFFERS: Final = (
+    DispatchOffer(name="static", rule="static", has_backend=True, is_default=True),
+    DispatchOffer(name="dynamic", rule="near_dynamic", has_backend=True),
+    DispatchOffer(
+        name="lp",
+        rule="near_lp",
+        has_backend=True,
+        architectures=_LP_ARCHITECTURES,
+        needs_cuda=True,
+        cost="an all-reduce and a linear program in every layer",
+    ),
+    DispatchOffer(name="dynamic", rule="dynamic", has_backend=False, is_default=True),
+)
+"""Without a backend the engine refuses `static` and `lp` (arg_groups/parallel_hook.py). With one,
+each rank's table holds its near replicas only where it has any, whatever the rule
+(eplb/expert_location.py), so that `lp` steers far sources alone."""
+
+_SGLANG_BACKENDS: Final = (
+    "deepep",
+    "none",
+    "mooncake",
+    "nixl",
+    "mori",
+    "ascend_fuseep",
+    "flashinfer",
+    "megamoe",
+    "deepep_v2",
+    "ascend_tp",
+    "pplx",
+    "flashinfer_megamoe",
+)
+"""`--moe-a2a-backend` (arg_groups/fields/exec_.py); most wide deployments run DeepEP."""
+
+_IN_TURN: Final = frozenset({"even", "dynamic"})
+"""Engines that take replicas by a token's place: even on average."""
+
 PLACE_TARGETS: Final[Mapping[str, PlaceTarget]] = {
     target.name: target
     for target in (
-        PlaceTarget(name="sglang", all_layers=True),
-        PlaceTarget(name="trtllm"),
-        PlaceTarget(name="vllm", every_moe_layer=True),
-        PlaceTarget(name="vllm-ascend", every_moe_layer=True, twins=False),
-        PlaceTarget(name="eplb"),
-        PlaceTarget(name="megatron", replicas=False),
+        PlaceTarget(
+            name="sglang",
+            release="0.5.23",
+            all_layers=True,
+            dispatches=frozenset({"even", "static", "dynamic", "lp"}),
+            offers=_SGLANG_OFFERS,
+            a2a_backends=_SGLANG_BACKENDS,
+        ),
+        PlaceTarget(name="trtllm", release="1.3.0rc27", dispatches=_IN_TURN),
+        PlaceTarget(name="vllm", release="0.33.0", every_moe_layer=True, dispatches=_IN_TURN),
+        PlaceTarget(
+            name="vllm-ascend",
+            release="182b75e",
+            every_moe_layer=True,
+            twins=False,
+            dispatches=_IN_TURN,
+        ),
+        PlaceTarget(name="eplb", release="d52c72d"),
+        PlaceTarget(name="megatron", release="core 0.16", replicas=False),
     )
 }
 """By the name users type."""
+
+
+def dispatch_refusal(
+    target: PlaceTarget,
+    *,
+    dispatch: str | None,
+    a2a_backend: str | None,
+    architecture: str | None,
+) -> str | None:
+    """Return why the engine cannot run a rule with a backend; None where it can.
+
+    Args:
+        target: of `PLACE_TARGETS`.
+        dispatch: as the goal says; None: whichever is best.
+        a2a_backend: as the goal says; None: what suits the rule.
+        architecture: of the model; None where none is named.
+    """
+    known = target.dispatches
+    if dispatch is not None and known is not None and dispatch not in known:
+        said = ", ".join(sorted(known))
+        return f"goal.dispatch: {target.name} has no rule {dispatch!r}; it runs {said}"
+    if not target.offers:
+        return None
+    if a2a_backend is not None and a2a_backend not in target.a2a_backends:
+        said = ", ".join(target.a2a_backends)
+        return f"goal.a2a_backend: {target.name} has no {a2a_backend!r}; it has {said}"
+    # `even` stands for the engine's nearest, which either has.
+    if dispatch in (None, "even"):
+        return None
+    backend = backend_of(target, dispatch=dispatch, a2a_backend=a2a_backend)
+    offers = offered(target, dispatch, backend)
+    if not offers:
+        return (
+            f"goal.dispatch: {target.name} runs {dispatch!r} beside an all-to-all backend only, not"
+            f" with goal.a2a_backend none; say {target.a2a_backends[0]}, or dispatch dynamic"
+        )
+    models = offers[0].architectures
+    if models is not None and architecture is not None and architecture not in models:
+        return (
+            f"goal.dispatch: {target.name} {target.release} runs {dispatch!r} for"
+            f" {', '.join(sorted(models))}, not for {architecture}; say static or dynamic"
+        )
+    return None
+
+
+def offered(
+    target: PlaceTarget, dispatch: str | None, a2a_backend: str
+) -> tuple[DispatchOffer, ...]:
+    """Return the offers of a rule, or of all, beside a backend."""
+    has_backend = a2a_backend != NO_BACKEND
+    return tuple(
+        offer
+        for offer in target.offers
+        if offer.has_backend == has_backend and dispatch in (None, offer.name)
+    )
+
+
+def backend_of(target: PlaceTarget, *, dispatch: str | None, a2a_backend: str | None) -> str:
+    """Return the backend that a launch names.
+
+    Where the goal names none, it is the target's default, but `none` for the rules that were judged
+    as an even split before it could be said: `dynamic` and `even`.
+    """
+    if a2a_backend is not None:
+        return a2a_backend
+    return NO_BACKEND if dispatch in ("dynamic", "even") else target.a2a_backends[0]
 
 
 def shape_refusals(

@@ -50,6 +50,36 @@ def rank_loads(case: DispatchCase, *, sweeps: int = SWEEPS) -> Floats:
     return np.concatenate([_batch_loads(batch, sweeps=sweeps) for batch in batches])
 
 
+def split(case: DispatchCase, *, sweeps: int = SWEEPS) -> Floats:
+    """Return the best shares of each expert's token copies by rank, `[L][E][G]`, for one pass.
+
+    Of several best splits the flattest that is found; an expert without tokens is split evenly.
+
+    Raises:
+        ValueError: the case has more than one pass.
+    """
+    if len(case.load_PLE) != 1:
+        raise ValueError("shares are of one pass")
+    pool = _pool(case)
+    for sweep in range(sweeps):
+        _sweep(pool)
+        if sweep % SWEEPS_PER_CHECK == 0:
+            largest_I = (pool.load_IG / pool.speed_G)[:, :-1].max(axis=1)
+            if (largest_I <= _bound_I(pool) * (1.0 + TOLERANCE)).all():
+                break
+    split_LEG = np.asarray(case.copies_LEG / case.copies_LE[:, :, None])
+    order_LE = _widest_first(case.copies_LEG > 0)
+    for place, (hosts_IX, poured_IX) in enumerate(
+        zip(pool.hosts_K_IX, pool.poured_K_IX, strict=True)
+    ):
+        for layer in np.flatnonzero(pool.amount_IK[:, place] > 0.0):
+            is_host_X = hosts_IX[layer] < case.ranks.num_ranks
+            shares_G = np.zeros(case.ranks.num_ranks)
+            shares_G[hosts_IX[layer, is_host_X]] = poured_IX[layer, is_host_X]
+            split_LEG[layer, order_LE[layer, place]] = shares_G / shares_G.sum()
+    return split_LEG
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pool:
     """Instances that are still poured. Rank G stands for padding: its load is infinite."""
@@ -112,8 +142,7 @@ def _pool(case: DispatchCase) -> _Pool:
     split_LE = hosts_LEG.sum(axis=2) > 1
     fixed_PLG = split_loads(case, (hosts_LEG & ~split_LE[:, :, None]).astype(np.float64))
     fixed_IG = fixed_PLG.transpose(1, 0, 2).reshape(-1, ranks)
-    # The widest experts first, so that the k-th of all layers have about as many hosts.
-    order_LE = np.argsort(-hosts_LEG.sum(axis=2), axis=1, kind="stable")
+    order_LE = _widest_first(hosts_LEG)
     count_L = split_LE.sum(axis=1)
     amount_IK = np.zeros((layers * passes, int(count_L.max())))
     load_IG = np.concatenate((fixed_IG, np.full((len(fixed_IG), 1), np.inf)), axis=1)
@@ -143,6 +172,11 @@ def _pool(case: DispatchCase) -> _Pool:
         poured_K_IX=tuple(poured_K_IX),
         speed_G=np.append(case.ranks.speed_G, 1.0),
     )
+
+
+def _widest_first(hosts_LEG: npt.NDArray[np.bool_]) -> Ints:
+    """Order experts by hosts, so that the k-th of all layers have about as many."""
+    return np.argsort(-hosts_LEG.sum(axis=2), axis=1, kind="stable")
 
 
 def _sweep(pool: _Pool) -> None:

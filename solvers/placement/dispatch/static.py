@@ -1,51 +1,100 @@
 """Static dispatch: each source rank sends an expert's tokens to one replica, chosen once.
 
-A rank that holds the expert keeps its tokens. Otherwise the first replica on its node takes them,
-where that narrows the choice: not where all replicas are on that node. Ranks that are left draw one
-replica each, by equal chances, and keep to it.
+A near replica serves a source (nearest.py). The replicas of any other are dealt: with k far sources
+and r replicas each replica serves k // r of them, k % r replicas drawn by lot serve one more, and
+the hands are shuffled. Every rank deals alone, from a stream of the same seed that has advanced by
+the experts which are far from *this* rank only, layer by layer and expert by expert; of its deal it
+keeps its own hand. Ranks whose streams agree get the hands of one deal, the others do not.
 
 Source:  SGLang 0.5.23, `--ep-dispatch-algorithm static` with an all-to-all backend
-         (sglang/srt/eplb/expert_location.py). There each rank deals replicas to all that are left,
-         from a stream of its own past, and keeps its own.
-Differs: draws are independent. The engine's are a little more even within a node: run on 16 ranks
-         in nodes of 4, they vary 0.84 times as much; everything but the draws came out equal.
+         (sglang/srt/eplb/expert_location.py; the seed is 42). With that seed and all decoder
+         layers in the case the loads are the engine's own (tests/tuner/emit/placement).
+Method:  ranks of one stream are advanced together and parted where they first differ.
 Valid:   sources hold the same shares of an expert's tokens in every pass.
 """
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.nearest import FAR, nearest_H
 from solvers.placement.ranks import Floats, Ints, Ranks
+
+ENGINE_SEED: Final = 42
 
 
 def rank_loads(case: DispatchCase) -> Floats:
     """Return token copies of each rank, `[P][L][G]`."""
+    return split_loads(case, split(case))
+
+
+def split(case: DispatchCase) -> Floats:
+    """Return the share of each expert's token copies that each rank draws, `[L][E][G]`."""
     source_ratio_HLE = case.source_ratio_HLE
     split_LEG = (case.copies_LEG > 0).astype(np.float64)
-    rng = np.random.default_rng(case.seed)
-    rank_S = case.ranks.rank_S
-    for layer, expert in np.argwhere(case.copies_LE > 1):
-        host_R = rank_S[np.flatnonzero(case.placement.expert_LS[layer] == expert)]
-        target_H = targets(host_R, ranks=case.ranks, rng=rng)
+    for layer, expert, target_H in targets(case):
         split_LEG[layer, expert] = np.bincount(
             target_H, weights=source_ratio_HLE[:, layer, expert], minlength=case.ranks.num_ranks
         )
-    return split_loads(case, split_LEG)
+    return split_LEG
 
 
-def targets(host_R: Ints, *, ranks: Ranks, rng: np.random.Generator) -> Ints:
-    """Return, for each source rank, the rank whose replica it uses.
+def targets(case: DispatchCase) -> Iterator[tuple[int, int, Ints]]:
+    """Yield, for each replicated expert, the rank whose replica each source rank uses."""
+    streams = _Streams(case.seed, num_ranks=case.ranks.num_ranks)
+    rank_S = case.ranks.rank_S
+    for layer, expert in np.argwhere(case.copies_LE > 1).tolist():
+        host_R = rank_S[np.flatnonzero(case.placement.expert_LS[layer] == expert)]
+        yield layer, expert, host_R[_replica_H(host_R, ranks=case.ranks, streams=streams)]
 
-    Args:
-        host_R: ranks of the replicas in slot order; one that holds two stands twice.
-        ranks: all of them, with their nodes.
-        rng: chooses for the sources that have no replica near.
-    """
-    target_H = rng.choice(host_R, size=ranks.num_ranks)
-    host_node_R = ranks.node_G[host_R]
-    if (host_node_R != host_node_R[0]).any():
-        # Written from the last replica to the first, so that the first one stays.
-        for host in host_R[::-1]:
-            target_H[ranks.node_G == ranks.node_G[host]] = host
-    target_H[host_R] = host_R
-    return target_H
+
+def _replica_H(host_R: Ints, *, ranks: Ranks, streams: "_Streams") -> Ints:
+    replica_H = nearest_H(host_R, ranks=ranks)
+    far = np.flatnonzero(replica_H == FAR).tolist()
+    if far:
+        hand_of = {source: hand for hand, source in enumerate(far)}
+        for sources, stream in streams.of(far):
+            hands = _deal(len(host_R), hands=len(far), stream=stream)
+            for source in sources:
+                replica_H[source] = hands[hand_of[source]]
+    return replica_H
+
+
+def _deal(replicas: int, *, hands: int, stream: random.Random) -> Sequence[int]:
+    each, left = divmod(hands, replicas)
+    dealt = list(range(replicas)) * each
+    dealt += stream.sample(range(replicas), k=left)
+    stream.shuffle(dealt)
+    return dealt
+
+
+class _Streams:
+    """A stream of each rank; ranks that have drawn for the same experts share one."""
+
+    def __init__(self, seed: int, *, num_ranks: int) -> None:
+        self._streams = [random.Random(seed)]
+        self._stream_of = [0] * num_ranks
+        self._members = [set(range(num_ranks))]
+
+    def of(self, drawing: Sequence[int]) -> Iterator[tuple[list[int], random.Random]]:
+        """Yield the ranks that draw now by the stream that they share, parted from the others."""
+        by_stream: dict[int, list[int]] = {}
+        for rank in drawing:
+            by_stream.setdefault(self._stream_of[rank], []).append(rank)
+        for number, sharing in by_stream.items():
+            if len(sharing) < len(self._members[number]):
+                number = self._part(number, sharing)
+            yield sharing, self._streams[number]
+
+    def _part(self, number: int, leaving: Sequence[int]) -> int:
+        copy = random.Random()
+        copy.setstate(self._streams[number].getstate())
+        self._members[number].difference_update(leaving)
+        self._streams.append(copy)
+        self._members.append(set(leaving))
+        for rank in leaving:
+            self._stream_of[rank] = len(self._streams) - 1
+        return len(self._streams) - 1

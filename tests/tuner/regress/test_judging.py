@@ -181,3 +181,33 @@ def test_what_is_known_beside_the_plan_counts(seen: Seen) -> None:
 def test_a_changed_profile_is_named_as_the_cause(seen: Seen) -> None:
     found = judged(seen(), slower(seen, 11.0, provenance__profile_sha256={"h100": "b"}))
     assert "measurements of 'h100' changed" in found.reason
+
+
+def test_a_placement_that_was_made_for_another_launch_is_told(seen: Seen) -> None:
+    mark = {
+        "engine": "sglang",
+        "release": "0.5.23",
+        "nodes": 4,
+        "ep_size": 32,
+        "dispatch": "dynamic",
+        "a2a_backend": "deepep",
+    }
+
+    def made_for(**changes: object) -> Observed:
+        return seen(made_for=[mark | changes])
+
+    assert judged(made_for(), made_for()).verdict is Verdict.PASS
+    # Plans of versions that did not mark them say nothing of it.
+    assert judged(seen(), made_for()).verdict is Verdict.PASS
+    release = judged(made_for(), made_for(release="0.5.24", dispatch="static"))
+    assert release.verdict is Verdict.DRIFT
+    assert "made for sglang with release 0.5.23 (now 0.5.24), dispatch dynamic" in release.reason
+    assert "planned and emitted again" in release.reason
+    assert [change.what for change in release.changes] == [
+        "made_for.sglang.release",
+        "made_for.sglang.dispatch",
+    ]
+    for name, value in (("nodes", 2), ("ep_size", 64)):
+        other = judged(made_for(), made_for(**{name: value}))
+        assert other.verdict is Verdict.INCOMPARABLE
+        assert f"{name} {mark[name]} (now {value})" in other.reason

@@ -65,4 +65,11 @@ def emit_placement(target: str, verified: VerifiedPlacement) -> tuple[EmittedFil
     if broken:
         raise UnsuitedPlacementError("; ".join(broken))
     module, _, name = PLACE_EMITTERS[target].partition(":")
-    return cast(PlaceEmitter, getattr(import_module(module), name))(verified)
+    return cast(PlaceEmitter, getattr(import_module(module), name))(_marked_for(target, verified))
+
+
+def _marked_for(target: str, verified: VerifiedPlacement) -> VerifiedPlacement:
+    """Return the placement with what it was made for as far as this engine is concerned."""
+    marks = tuple(mark for mark in verified.plan.made_for if mark.engine == target)
+    plan = verified.plan.model_copy(update={"made_for": marks})
+    return verified.model_copy(update={"plan": plan})

@@ -3,7 +3,8 @@
 The file holds one key, `physical_to_logical_map`, since the engine hands every other key on as an
 argument. It has a row for each decoder layer; a layer without planned experts (dense, or not
 recorded) holds them in order. Read from SGLang 0.5.23: sglang/srt/eplb/expert_location.py and
-sglang/srt/arg_groups (`static` and `lp` need an all-to-all backend, `dynamic` runs without).
+sglang/srt/arg_groups (`static` and `lp` need an all-to-all backend, `dynamic` runs with and
+without).
 """
 
 import json
@@ -13,20 +14,19 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.launching import num_nodes, run_script
-from tuner.place_plan import PlaceDecision, VerifiedPlacement
+from tuner.place_plan import PlaceDecision, PlacePlan, VerifiedPlacement
 from tuner.spec.place import Dispatch
 
 _LOCATION: Final = "init_expert_location.json"
 
-_DISPATCH: Final[Mapping[Dispatch | None, tuple[str, str]]] = {
+_FORMER: Final[Mapping[Dispatch | None, tuple[str, str]]] = {
     None: ("static", "deepep"),
     Dispatch.STATIC: ("static", "deepep"),
     Dispatch.LP: ("lp", "deepep"),
     Dispatch.DYNAMIC: ("dynamic", "none"),
-    # The nearest that the engine has: even on average.
     Dispatch.EVEN: ("dynamic", "none"),
 }
-"""`--ep-dispatch-algorithm` and `--moe-a2a-backend` of what the plan was judged under."""
+"""Dispatch rule and backend of plans that were made before they said so themselves."""
 
 
 def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
@@ -36,7 +36,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         ValueError: the number of decoder layers is not known.
     """
     decision = verified.decision
-    dispatch, backend = _DISPATCH[verified.plan.goal.dispatch]
+    dispatch, backend = dispatch_and_backend(verified.plan)
     nodes = num_nodes(verified)
     several = (f"--nnodes {nodes}", '--node-rank "$node"', '--dist-init-addr "$MASTER_ADDR:20000"')
     command = (
@@ -58,6 +58,15 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
             command=command,
         ),
     )
+
+
+def dispatch_and_backend(plan: PlacePlan) -> tuple[str, str]:
+    """Return `--ep-dispatch-algorithm` and `--moe-a2a-backend` as the plan chose them."""
+    for mark in plan.made_for:
+        if mark.engine == "sglang":
+            return mark.dispatch, mark.a2a_backend
+    # A rule that the engine lacks was judged for another one.
+    return _FORMER.get(plan.goal.dispatch, _FORMER[None])
 
 
 def _location(decision: PlaceDecision) -> str:

@@ -14,6 +14,9 @@ def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
         f" {spans(decision.layer_ids)}: {decision.num_experts} experts in {decision.num_slots}"
         f" slots on {decision.num_devices} ranks of {' or '.join(map(str, slots))}.",
     ]
+    lines += [
+        f"Made for {mark.words}: plan again when one of these changes." for mark in plan.made_for
+    ]
     if verified.waived:
         lines.append(f"NOT VERIFIED: {verified.waived}")
     if plan.verdict is not None:

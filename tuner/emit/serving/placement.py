@@ -12,7 +12,7 @@ from typing import Final
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import emit_placement
 from tuner.errors import UnsuitedPlacementError
-from tuner.place_plan import VerifiedPlacement
+from tuner.place_plan import MadeFor, VerifiedPlacement
 from tuner.serve_plan import Instances
 
 PLACEMENT_FILE: Final[Mapping[str, str]] = {
@@ -29,6 +29,8 @@ class ServedPlacement:
 
     verified: VerifiedPlacement
     files: tuple[EmittedFile, ...]
+    marks: tuple[MadeFor, ...] = ()
+    """What the placement was planned for, of this engine."""
 
     def suits(self, group: Instances) -> bool:
         """Say whether the group has the ranks that the placement was planned for."""
@@ -48,7 +50,8 @@ def served(
         return None
     read = PurePosixPath(PLACEMENT_FILE[engine])
     files = tuple(file for file in emit_placement(engine, placement) if file.path == read)
-    found = ServedPlacement(verified=placement, files=files)
+    marks = tuple(mark for mark in placement.plan.made_for if mark.engine == engine)
+    found = ServedPlacement(verified=placement, files=files, marks=marks)
     sizes = sorted({group.ep for group in groups})
     if not any(found.suits(group) for group in groups):
         raise UnsuitedPlacementError(
@@ -56,3 +59,13 @@ def served(
             f" ep {', '.join(map(str, sizes))}"
         )
     return found
+
+
+def placed_for(placement: ServedPlacement | None, group: Instances) -> tuple[str, ...]:
+    """Return what the placement that a group serves is tied to, a line for people."""
+    if placement is None or not placement.suits(group):
+        return ()
+    return tuple(
+        f"Experts stand as planned for {mark.words}: plan again when one of these changes."
+        for mark in placement.marks
+    )

@@ -10,7 +10,7 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.bench import bench_files
 from tuner.emit.serving.command import PORTS_PER_INSTANCE
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
-from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.placement import ServedPlacement, placed_for
 from tuner.emit.serving.router import by_nginx, needs_router, router_bash
 from tuner.emit.serving.shape import GroupShape, group_shapes, is_apart, needs_draft_model
 from tuner.emit.serving.statement import group_notes, statement
@@ -39,6 +39,7 @@ def _script(
         "",
         f"Usage: MODEL=... {draft}[PORT=...] ./{shape.name}.sh [more flags of the engine]",
         *group_notes(verified, shape),
+        *placed_for(placement, group),
         f"Instances to start: {group.count}. Those that share a machine need PORTs"
         f" {PORTS_PER_INSTANCE} apart and devices of their own (CUDA_VISIBLE_DEVICES).",
     ]

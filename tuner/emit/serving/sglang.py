@@ -8,12 +8,13 @@ anything is decoded beside it. Facts and their source: tuner/spec/serving/manife
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tuner.emit.placement.sglang import dispatch_and_backend
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.shape import GroupShape, drafted, transfer
 from tuner.emit.serving.sharing import shares_name
 from tuner.serve_plan import Instances, Role, VerifiedServing
-from tuner.spec.place import Dispatch
+from tuner.spec.place_targets import NO_BACKEND
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.steps import dispatch_tokens
@@ -137,9 +138,8 @@ def _placement(group: Instances, placement: ServedPlacement | None) -> Iterator[
     planned = placement.verified
     yield f'--init-expert-location "$FILES/{_LOCATION}"'
     yield f"--ep-num-redundant-experts {planned.decision.redundant_experts}"
-    if group.a2a_backend not in DEEPEP:
-        # Without an all-to-all the engine knows no other.
-        yield "--ep-dispatch-algorithm dynamic"
-    else:
-        by_program = planned.plan.goal.dispatch is Dispatch.LP
-        yield f"--ep-dispatch-algorithm {'lp' if by_program else 'static'}"
+    dispatch, backend = dispatch_and_backend(planned.plan)
+    if group.a2a_backend not in DEEPEP or backend == NO_BACKEND:
+        # Without an all-to-all there is no other; beside one it comes nearest to an even split.
+        dispatch = "dynamic"
+    yield f"--ep-dispatch-algorithm {dispatch}"

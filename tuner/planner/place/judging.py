@@ -16,6 +16,8 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.dispatch.least_loaded import plan as least_loaded_plan
 from solvers.placement.dispatch.registry import rank_loads
+from solvers.placement.dispatch.sampling import SPLITS, expected_loads
+from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.place_plan import Band, PassSpread
 from tuner.spec.place import Dispatch
@@ -76,12 +78,20 @@ def judge(
     dispatch: str,
     source_HLE: Floats | None = None,
 ) -> Judged:
-    """Share out the passes and find the busiest ranks."""
-    if dispatch == Dispatch.DYNAMIC.value:
-        load_PLE = whole_tokens(load_PLE)
+    """Share out the passes and find the busiest ranks.
+
+    Loads are those that a rule expects. `static` chooses once and keeps to it, so that its loads
+    are those of the engine's own seed. Rules of no engine say which experts a rank reads, too.
+    """
     if dispatch == Dispatch.ACTIVATED.value:
         load_PLE = arrivals(load_PLE)
-    case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=ranks, source_HLE=source_HLE)
+    case = DispatchCase(
+        load_PLE=load_PLE,
+        placement=placement,
+        ranks=ranks,
+        source_HLE=source_HLE,
+        seed=ENGINE_SEED,
+    )
     active_PLG = weights_PLG = None
     if dispatch == Dispatch.ACTIVATED.value:
         copies_PLG, read_PLG = schedule(case)
@@ -91,7 +101,8 @@ def judge(
         copies_PLG, active_PLG = moved.load_PLG, moved.active_PLG.astype(np.float64)
         weights_PLG = np.maximum(moved.sent_PLG, moved.received_PLG).astype(np.float64)
     else:
-        copies_PLG = rank_loads(dispatch, case)
+        is_expected = dispatch in SPLITS and dispatch != Dispatch.STATIC.value
+        copies_PLG = (expected_loads if is_expected else rank_loads)(dispatch, case)
     time_PLG = copies_PLG / ranks.speed_G
     mean_PL = copies_PLG.sum(axis=2) / ranks.speed_G.sum()
     largest_PL = time_PLG.max(axis=2)

@@ -10,7 +10,7 @@ from tuner.planner.place.leaving_out import MOST_FOLDS
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
-from tuner.spec.place_targets import PLACE_TARGETS
+from tuner.spec.place_targets import PLACE_TARGETS, backend_of, offered
 
 DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
     "sglang": Dispatch.STATIC,
@@ -24,10 +24,27 @@ DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
 backend; vLLM and TensorRT-LLM go through replicas in turn."""
 
 
+RULE_WORDS: Final[Mapping[str, str]] = {
+    "near_dynamic": "'dynamic' with near replicas first",
+    "near_lp": "'lp' with near replicas first",
+}
+"""Of rules that the solvers and the engine call otherwise."""
+
+
 def dispatch_of(spec: PlaceSpec) -> str:
-    """Return the dispatch rule that the plan is judged under."""
-    named = next(iter(spec.emit), "eplb")
-    return (spec.goal.dispatch or DISPATCH_OF[named]).value
+    """Return the dispatch rule that a plan is made for, by the solvers' name.
+
+    What the goal says, as the first target runs it beside the deployment's backend; without a word
+    of the goal, what that target does by default.
+    """
+    name = next(iter(spec.emit), "eplb")
+    target, goal = PLACE_TARGETS[name], spec.goal
+    said = None if goal.dispatch is None else goal.dispatch.value
+    if target.offers and said != "even":
+        backend = backend_of(target, dispatch=said, a2a_backend=goal.a2a_backend)
+        offers = offered(target, said, backend)
+        return next((one for one in offers if one.is_default), offers[0]).rule
+    return said or DISPATCH_OF[name].value
 
 
 def notes_of(
@@ -48,9 +65,10 @@ def _dispatch_notes(
 ) -> Iterator[str]:
     if spec.goal.dispatch in UNLAUNCHED:
         return
-    yield f"replicas share tokens by the rule {dispatch!r}, {_whose_dispatch(spec)}"
+    said = RULE_WORDS.get(dispatch, repr(dispatch))
+    yield f"replicas share tokens by the rule {said}, {_whose_dispatch(spec)}"
     if spec.goal.dispatch is None:
-        for name in dict.fromkeys(spec.emit):
+        for name in tuple(dict.fromkeys(spec.emit))[1:]:
             if DISPATCH_OF[name].value != dispatch:
                 yield f"{name} shares by {DISPATCH_OF[name].value!r}, not judged here"
     if dispatch == Dispatch.STATIC.value and any(sources_of(spec, one) is None for one in evidence):
@@ -103,4 +121,9 @@ def _judging_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Ite
 def _whose_dispatch(spec: PlaceSpec) -> str:
     if spec.goal.dispatch is not None:
         return "as the goal says"
-    return f"as {spec.emit[0]} does" if spec.emit else "as EPLB assumes"
+    if not spec.emit:
+        return "as EPLB assumes"
+    chosen = PLACE_TARGETS[spec.emit[0]].offers
+    return (
+        f"{'the best of those' if chosen else 'as'} {spec.emit[0]} {'runs' if chosen else 'does'}"
+    )

@@ -41,6 +41,7 @@ from tuner.planner.place.comparing import (
     priced_threes,
 )
 from tuner.planner.place.costing import active_load_of, planned_cost
+from tuner.planner.place.dispatch_choice import DispatchChoice, choose_dispatch, made_for
 from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
@@ -136,7 +137,7 @@ def make_place_plan(
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
     solve_s = settings.clock() - started_s
-    method, chosen, alternatives = _chosen(
+    method, chosen, choice, alternatives = _chosen(
         spec,
         evidence,
         candidates,
@@ -145,6 +146,7 @@ def make_place_plan(
         dispatch,
         method=None if is_auto else outcome.method,
     )
+    dispatch = choice.rule
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
     folds, worst = left_out(
@@ -201,7 +203,9 @@ def make_place_plan(
             layer_times=times,
             traffic=traffic,
             migration=moved,
+            dispatches=choice.outcomes,
         ),
+        made_for=made_for(spec, choice),
         verdict=verdict_of(
             gain_ratio=gain.gain_ratio,
             noise_ratio=gain.noise_ratio,
@@ -272,8 +276,8 @@ def _chosen(
     dispatch: str,
     *,
     method: str | None,
-) -> tuple[str, Placement, tuple[PlaceAlternative, ...]]:
-    """Take what the goal's method placed, else the best of all; tell of the others."""
+) -> tuple[str, Placement, DispatchChoice, tuple[PlaceAlternative, ...]]:
+    """Take what the goal's method placed, else the best, and its dispatch; tell of others."""
     named = dict(candidates)
     limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
     if not limited and method != Method.EPLB.value:
@@ -296,13 +300,14 @@ def _chosen(
         broken = dict.fromkeys(named, "")
     order = sorted(named, key=lambda name: (name != method, bool(broken[name]), values[name]))
     best = order[0]
+    choice = choose_dispatch(spec, evidence, named[best], planned=dispatch)
     alternatives = tuple(
         PlaceAlternative(
             method=name,
             decision=_decision(spec, named[name]),
             objective=values[name],
             imbalance={
-                one.name: judge_workload(spec, one, named[name], dispatch).imbalance
+                one.name: judge_workload(spec, one, named[name], choice.rule).imbalance
                 for one in evidence
             },
             is_legal=not broken[name],
@@ -310,7 +315,7 @@ def _chosen(
         )
         for name in order[1:]
     )
-    return best, named[best], alternatives
+    return best, named[best], choice, alternatives
 
 
 def _more_of(value: float, least: float) -> str:

@@ -1,33 +1,86 @@
+from dataclasses import replace
+
 import numpy as np
 
-from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.nearest import FAR, expected_split, nearest_H
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.static import targets
+from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Placement, Ranks
 
 RANKS = Ranks.alike(ranks=6, slots_per_rank=1, ranks_per_node=2)
 
 
-def test_own_rank_then_own_node_then_a_draw() -> None:
+def one_expert(slots: int, ranks: Ranks, *, seed: int = 0, layers: int = 1) -> DispatchCase:
+    """Expert 0 in the first slots, the others hold one expert each."""
+    row = np.concatenate((np.zeros(slots), np.arange(1, ranks.num_slots - slots + 1)))
+    return DispatchCase(
+        load_PLE=np.ones((1, layers, ranks.num_slots - slots + 1)),
+        placement=Placement(expert_LS=np.tile(row.astype(np.int64), (layers, 1))),
+        ranks=ranks,
+        seed=seed,
+    )
+
+
+def test_own_rank_then_own_node_then_none_is_near() -> None:
     # Replicas on ranks 0 and 3, nodes {0, 1}, {2, 3}, {4, 5}.
-    target = targets(np.array([0, 3]), ranks=RANKS, rng=np.random.default_rng(0))
-    assert target[:4].tolist() == [0, 0, 3, 3]
-    assert set(target[4:].tolist()) <= {0, 3}
+    assert nearest_H(np.array([0, 3]), ranks=RANKS).tolist() == [0, 0, 1, 1, FAR, FAR]
 
 
 def test_the_first_replica_of_a_node_serves_it() -> None:
     ranks = Ranks.alike(ranks=8, slots_per_rank=1, ranks_per_node=4)
-    target = targets(np.array([1, 2, 5]), ranks=ranks, rng=np.random.default_rng(0))
-    assert target.tolist() == [1, 1, 2, 1, 5, 5, 5, 5]
+    near = nearest_H(np.array([1, 2, 5]), ranks=ranks)
+    assert near.tolist() == [0, 0, 1, 0, 2, 2, 2, 2]
 
 
-def test_replicas_that_are_all_on_one_node_are_drawn_from_by_all() -> None:
-    ranks = Ranks.alike(ranks=200, slots_per_rank=1, ranks_per_node=100)
-    hosts = np.array([3, 7])
-    target = targets(hosts, ranks=ranks, rng=np.random.default_rng(0))
-    assert target[hosts].tolist() == [3, 7]
-    # 198 draws of two equal chances: 99 each, standard deviation 7.
-    assert 75 < np.count_nonzero(target == 3) < 125
+def test_replicas_that_are_all_on_one_node_are_near_to_their_ranks_only() -> None:
+    near = nearest_H(np.array([0, 1]), ranks=RANKS)
+    assert near.tolist() == [0, 1, FAR, FAR, FAR, FAR]
+
+
+def test_far_sources_of_one_stream_are_dealt_fairly() -> None:
+    # Two replicas on the only node: 2 near sources, 18 far ones that have drawn for nothing else.
+    ranks = Ranks.alike(ranks=20, slots_per_rank=1)
+    for seed in range(8):
+        case = one_expert(2, ranks, seed=seed)
+        ((_, _, target_H),) = targets(case)
+        assert target_H[:2].tolist() == [0, 1]
+        assert np.bincount(target_H, minlength=20).tolist() == [10, 10, *[0] * 18]
+
+
+def test_ranks_that_drew_for_other_experts_are_dealt_to_apart() -> None:
+    # Expert 0 is near to ranks 0 and 1, which so skip a draw that ranks 2 to 9 make; expert 1 is
+    # near to ranks 2 and 3. Of its eight far hands only those of one stream must be even.
+    ranks = Ranks.alike(ranks=10, slots_per_rank=1)
+    expert_LS = np.array([[0, 0, 1, 1, 2, 3, 4, 5, 6, 7]])
+    counts = set()
+    for seed in range(40):
+        case = DispatchCase(
+            load_PLE=np.ones((1, 1, 8)),
+            placement=Placement(expert_LS=expert_LS),
+            ranks=ranks,
+            seed=seed,
+        )
+        first, second = (target_H for _, _, target_H in targets(case))
+        assert np.bincount(first)[:2].tolist() == [5, 5]
+        counts.add(int((second == 2).sum()))
+    assert counts >= {4, 5, 6}
+
+
+def test_draws_vary_about_the_expected_load() -> None:
+    for ranks_per_node in (4, 16):
+        ranks = Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=ranks_per_node)
+        case = sample_case(passes=1, layers=3, experts=64, ranks=ranks, seed=3)
+        expected = split_loads(case, expected_split(case))
+        drawn = np.stack([rank_loads("static", replace(case, seed=seed)) for seed in range(64)])
+        np.testing.assert_allclose(expected.sum(), case.load_PLE.sum())
+        error = np.abs(drawn.mean(axis=0) - expected) / np.maximum(drawn.std(axis=0), 1e-9)
+        # Standard errors of a mean of 64 draws: 48 of them, the largest of which stays below 4.
+        assert (error * 8.0)[drawn.std(axis=0) > 0.0].max() < 4.0
+        np.testing.assert_allclose(
+            drawn[:, drawn.std(axis=0) < 1e-9][0], expected[drawn.std(axis=0) < 1e-9]
+        )
 
 
 def test_sources_that_send_more_load_the_replica_they_use() -> None:

@@ -1,0 +1,316 @@
+"""Placements under the rules that runtimes apply: `python tests/benchmarks/placement_dispatch.py`.
+
+Each case plans with `tuner.place_api.place`, as `moetune plan` does, from some recorded passes, and
+judges on the others: what an even split plans (`even plan`), what EPLB's rule places on the same
+loads (`eplb`), and what is planned for the rule `static` (`static plan`). Loads are the recordings
+of 256 experts (examples/routing/wide-*), synthetic ones of the same width, and, where `--routing`
+names a folder of recordings in the project's own layout, OLMoE's and Mixtral's.
+
+    load = sum over layers of the largest rank load / sum over layers of the mean, of the mean pass
+
+`bound` is the least that whole experts in the slots allow under an even split. Rules:
+
+    even          EPLB's assumption; what `dynamic` expects without an all-to-all backend
+    near          what `static` and `dynamic` expect with an all-to-all backend
+    static        the table of the engine's own seed: by SGLang's own function where its package is
+                  importable (sglang_expert_location.py), else by ours, which the tests hold equal
+    static mean   over other seeds, with the standard deviation and the largest
+    lp, near_lp   the linear program without and with near replicas first
+    ... T         largest load when a pass has T tokens a rank, mean over draws: counts of experts
+                  are given, which copies go where is drawn
+
+Ends with 1 when a bar of `--bars` is missed: under `static` at most half the excess of `even plan`,
+never above `eplb`; and `near` of `static plan` at most 1.02 of the bound.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from solvers.placement.balance.bound import layer_bounds
+from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.testing import families
+from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.registry import rank_loads
+from solvers.placement.dispatch.sampling import expected_loads, sampled_loads
+from solvers.placement.dispatch.static import ENGINE_SEED
+from solvers.placement.ranks import Floats, Placement, Ranks
+from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_location_file
+from tuner.place_api import place
+from tuner.planner.place.candidates import rule_of
+from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
+from tuner.planner.place.judging import whole_tokens
+
+WIDE: Final = Path(__file__).parents[2] / "examples/routing"
+WIDE_DOMAINS: Final = ("wide-python", "wide-documents", "wide-headers")
+WIDE_SHAPES: Final = ((32, 9), (72, 4), (64, 5))
+RECORDED: Final = (("olmoe", 8, 9, 8), ("olmoe", 16, 5, 8), ("mixtral-8x7b", 4, 3, 4))
+RECORDED_DOMAINS: Final = ("arxiv", "c4", "wikipedia")
+RANKS_A_NODE: Final = 8
+TOKENS: Final = (32, 128, 1024)
+SAMPLED: Final = ("static", "dynamic", "near_dynamic", "near_lp")
+SYNTHETIC_TOKENS: Final = 1_000_000
+SYNTHETIC_PASSES: Final = 4
+SEED: Final = 2024
+MOST_OF_BOUND: Final = 1.02
+LEAST_CUT: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much is run."""
+
+    wide_shapes: tuple[tuple[int, int], ...] = WIDE_SHAPES
+    wide_domains: tuple[str, ...] = WIDE_DOMAINS
+    synthetic: tuple[int, int] = (4, 256)
+    """Layers and experts."""
+    tokens: tuple[int, ...] = TOKENS
+    seeds: int = 24
+    draws: int = 8
+    time_limit_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One workload on ranks."""
+
+    name: str
+    recording: Path
+    ranks: int
+    slots: int
+    per_node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One placement of one case under every rule."""
+
+    case: str
+    placement: str
+    bound: float
+    loads: dict[str, float]
+    static_by: str
+    """Whose function dealt `static`."""
+    solve_s: float | None = None
+    missed: tuple[str, ...] = field(default=())
+
+
+def cases(size: Size, work: Path, routing: Path | None) -> Iterator[Case]:
+    """The whole table."""
+    for ranks, slots in size.wide_shapes:
+        for domain in size.wide_domains:
+            yield Case(
+                name=f"{domain}, {ranks} x {slots}",
+                recording=WIDE / domain,
+                ranks=ranks,
+                slots=slots,
+                per_node=RANKS_A_NODE,
+            )
+        yield Case(
+            name=f"synthetic, {ranks} x {slots}",
+            recording=synthetic(size, work),
+            ranks=ranks,
+            slots=slots,
+            per_node=RANKS_A_NODE,
+        )
+    for model, ranks, slots, per_node in RECORDED if routing is not None else ():
+        for domain in RECORDED_DOMAINS:
+            assert routing is not None
+            yield Case(
+                name=f"{model} {domain}, {ranks} x {slots}",
+                recording=routing / f"{model}_{domain}.json",
+                ranks=ranks,
+                slots=slots,
+                per_node=per_node,
+            )
+
+
+def synthetic(size: Size, work: Path) -> Path:
+    """Passes of one synthetic family, drawn from its loads: SGLang's counts, step by step."""
+    file = work / "synthetic.json"
+    if not file.exists():
+        layers, experts = size.synthetic
+        rng = np.random.default_rng(SEED)
+        (load_LE,) = families(rng, num_families=1, num_layers=layers, num_experts=experts)
+        share_LE = load_LE / load_LE.sum(axis=1, keepdims=True)
+        counts = [rng.multinomial(SYNTHETIC_TOKENS, share_LE) for _ in range(SYNTHETIC_PASSES)]
+        file.write_text(json.dumps({"logical_count": np.array(counts).tolist()}))
+    return file
+
+
+def planned(
+    case: Case, dispatch: str, size: Size, work: Path
+) -> tuple[Placement, WorkloadEvidence, Ranks, float]:
+    """What `moetune plan` makes of the case, and what it judges on."""
+    spec = work / "spec.yaml"
+    goal: dict[str, Any] = {
+        "kind": "place",
+        "ranks": case.ranks,
+        "ranks_per_node": case.per_node,
+        "slots_per_rank": case.slots,
+        "dispatch": dispatch,
+        "workloads": [{"name": "all", "path": str(case.recording)}],
+    }
+    # JSON is YAML.
+    spec.write_text(json.dumps({"schema_version": 1, "goal": goal, "emit": []}))
+    made = place(spec, time_limit_s=size.time_limit_s)
+    assert made.plan.decision is not None
+    (evidence,) = evidence_of(made.spec)
+    expert_LS = np.array(made.plan.decision.physical_to_logical, dtype=np.int64)
+    solve_s = made.plan.certificate.solve_s
+    return Placement(expert_LS=expert_LS), evidence, made.spec.ranks, solve_s
+
+
+def lines(size: Size, work: Path, routing: Path | None, *, only: str = "") -> Iterator[Line]:
+    """Every case's placements, judged."""
+    file = expert_location_file()
+    engine = None if file is None else ExpertLocation(file)
+    for case in cases(size, work, routing):
+        if only not in case.name:
+            continue
+        even, evidence, ranks, even_s = planned(case, "even", size, work)
+        static, _, _, static_s = planned(case, "static", size, work)
+        rule = rule_of((evidence,), ranks=ranks, groups=None).placement
+        mean_LE = evidence.judged_PLE.mean(axis=0)
+        problem = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
+        bound = float(layer_bounds(problem).sum() / problem.mean_WL.sum())
+        found = {
+            name: judged(placement, mean_LE, ranks, evidence, size, engine)
+            for name, placement in (("eplb", rule), ("even plan", even), ("static plan", static))
+        }
+        for name, loads in found.items():
+            yield Line(
+                case=case.name,
+                placement=name,
+                bound=bound,
+                loads=loads,
+                static_by="ours" if engine is None else "sglang",
+                solve_s={"even plan": even_s, "static plan": static_s}.get(name),
+                missed=missed(found, bound) if name == "static plan" else (),
+            )
+
+
+def missed(found: dict[str, dict[str, float]], bound: float) -> tuple[str, ...]:
+    """Bars that the plan for `static` misses."""
+    eplb, even, ours = (found[name] for name in ("eplb", "even plan", "static plan"))
+    bars = (
+        ("static: half of the excess", bound + LEAST_CUT * (even["static"] - bound), "static"),
+        ("static: above EPLB's rule", eplb["static"], "static"),
+        ("expected load", MOST_OF_BOUND * bound, "near"),
+    )
+    return tuple(said for said, most, rule in bars if ours[rule] > most)
+
+
+def judged(
+    placement: Placement,
+    mean_LE: Floats,
+    ranks: Ranks,
+    evidence: WorkloadEvidence,
+    size: Size,
+    engine: ExpertLocation | None,
+) -> dict[str, float]:
+    """The largest loads of a placement under every rule."""
+    case = DispatchCase(load_PLE=mean_LE[None], placement=placement, ranks=ranks, seed=ENGINE_SEED)
+    loads = {
+        "even": largest(expected_loads("even", case)),
+        "near": largest(expected_loads("near_dynamic", case)),
+        "static": largest(engine_loads(case, engine)),
+    }
+    seeds = [
+        largest(rank_loads("static", replace(case, seed=1000 + seed))) for seed in range(size.seeds)
+    ]
+    loads |= {
+        "static mean": float(np.mean(seeds)),
+        "static sd": float(np.std(seeds)),
+        "static max": float(np.max(seeds)),
+        "lp": largest(expected_loads("lp", case)),
+        "near_lp": largest(expected_loads("near_lp", case)),
+    }
+    top_k = evidence.recording.top_k or 8
+    for tokens in size.tokens:
+        copies = tokens * ranks.num_ranks * top_k
+        small_PLE = whole_tokens(mean_LE[None] * (copies / mean_LE.sum(axis=1).mean()))
+        small = replace(case, load_PLE=small_PLE)
+        for rule in SAMPLED:
+            drawn = [
+                largest(sampled_loads(rule, replace(small, seed=seed)))
+                for seed in range(size.draws)
+            ]
+            loads[f"{rule} {tokens}"] = float(np.mean(drawn))
+    return loads
+
+
+def engine_loads(case: DispatchCase, engine: ExpertLocation | None) -> Floats:
+    """Loads under the table that the engine makes of the placement."""
+    if engine is None:
+        return rank_loads("static", case)
+    ranks = case.ranks
+    target_HLE = engine.targets(
+        json.dumps({"physical_to_logical_map": case.placement.expert_LS.tolist()}),
+        layers=case.num_layers,
+        experts=case.num_experts,
+        redundant=ranks.num_slots - case.num_experts,
+        ranks=ranks.num_ranks,
+        nodes=ranks.num_nodes,
+    )
+    uses_HLEG = target_HLE[:, :, :, None] == np.arange(ranks.num_ranks)
+    return split_loads(case, uses_HLEG.mean(axis=0))
+
+
+def largest(load_PLG: Floats) -> float:
+    """The largest rank load of each layer over the mean, summed over layers first."""
+    return float(load_PLG.max(axis=2).sum() / load_PLG.mean(axis=2).sum())
+
+
+def text_of(line: Line) -> str:
+    """One placement as people read it."""
+    loads = "  ".join(f"{name} {value:.4f}" for name, value in line.loads.items())
+    spent = "" if line.solve_s is None else f"  ({line.solve_s:.0f} s)"
+    bad = "".join(f"  MISSED {said}" for said in line.missed)
+    return f"{line.case}: {line.placement:<11} bound {line.bound:.4f}  {loads}{spent}{bad}"
+
+
+def main() -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--small", action="store_true", help="few experts and draws, for tests")
+    parser.add_argument("--bars", action="store_true", help="end with 1 when a bar is missed")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--routing", type=Path, help="folder of recordings")
+    chosen = parser.parse_args()
+    size = Size()
+    if chosen.small:
+        size = Size(
+            wide_shapes=((8, 9),),
+            wide_domains=(),
+            synthetic=(2, 64),
+            tokens=(32,),
+            seeds=4,
+            draws=2,
+            time_limit_s=2.0,
+        )
+    found = []
+    with tempfile.TemporaryDirectory() as work:
+        for line in lines(size, Path(work), chosen.routing, only=chosen.only):
+            found.append(line)
+            if not chosen.json:
+                sys.stdout.write(text_of(line) + "\n")
+                sys.stdout.flush()
+    if chosen.json:
+        sys.stdout.write(json.dumps([asdict(line) for line in found], indent=2) + "\n")
+    return int(chosen.bars and any(line.missed for line in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from solvers.errors import UnknownSolverError
+from solvers.placement.dispatch.registry import rank_loads
+from solvers.placement.dispatch.sampling import SPLITS, expected_loads, sampled_loads, splits_of
+from solvers.placement.dispatch.testing import sample_case
+from solvers.placement.ranks import Ranks
+
+RANKS = Ranks.alike(ranks=8, slots_per_rank=5, ranks_per_node=4)
+
+
+def test_shares_of_every_rule_sum_to_one_on_hosts() -> None:
+    case = sample_case(passes=1, layers=3, experts=24, ranks=RANKS, seed=1)
+    for rule in SPLITS:
+        for split in splits_of(rule):
+            split_LEG = split(case)
+            np.testing.assert_allclose(split_LEG.sum(axis=2), 1.0, err_msg=rule)
+            assert (split_LEG[case.copies_LEG == 0] == 0.0).all(), rule
+
+
+def test_expected_loads_are_those_of_the_rule_itself() -> None:
+    case = sample_case(passes=3, layers=2, experts=24, ranks=RANKS, seed=2)
+    for rule, same in (("even", "even"), ("dynamic", "even"), ("lp", "lp")):
+        loads, known = expected_loads(rule, case), rank_loads(same, case)
+        # The linear program fixes the largest load only; the others may differ.
+        if rule == "lp":
+            loads, known = loads.max(axis=2), known.max(axis=2)
+        np.testing.assert_allclose(loads, known, rtol=1e-4, err_msg=rule)
+
+
+def test_samples_keep_every_token_and_scatter_about_the_expected_load() -> None:
+    case = sample_case(passes=1, layers=2, experts=24, ranks=RANKS, seed=3)
+    for rule in SPLITS:
+        drawn = np.stack([sampled_loads(rule, replace(case, seed=seed)) for seed in range(64)])
+        total_PL = np.broadcast_to(case.load_PLE.sum(axis=-1), drawn.shape[:-1])
+        np.testing.assert_allclose(drawn.sum(axis=-1), total_PL, err_msg=rule)
+        off = np.abs(drawn.mean(axis=0) - expected_loads(rule, case))
+        # Standard errors of a mean of 64 draws; the largest of 16.
+        assert (off <= 4.0 * drawn.std(axis=0) / 8.0 + 1e-6).all(), rule
+        assert (drawn.std(axis=0).max() > 0.0) == (rule != "even"), rule
+
+
+def test_loads_scatter_by_the_root_of_the_tokens() -> None:
+    case = sample_case(passes=1, layers=2, experts=24, ranks=RANKS, seed=4)
+    for rule in ("dynamic", "near_dynamic", "near_lp"):
+        spread = []
+        for scale in (1, 64):
+            scaled = replace(case, load_PLE=case.load_PLE * scale)
+            drawn = [sampled_loads(rule, replace(scaled, seed=seed)) for seed in range(32)]
+            spread.append(np.std(drawn, axis=0).mean() / scale)
+        # 64 times the tokens: an eighth of the spread, known to about 3 % from 16 x 32 draws.
+        assert 7.0 < spread[0] / spread[1] < 9.2, (rule, spread)
+
+
+def test_unknown_rules_and_broken_tokens_are_refused() -> None:
+    case = sample_case(passes=1, layers=1, experts=24, ranks=RANKS, seed=5)
+    with pytest.raises(UnknownSolverError, match="'fake' is not one of even, dynamic"):
+        expected_loads("fake", case)
+    with pytest.raises(ValueError, match="whole tokens"):
+        sampled_loads("near_lp", replace(case, load_PLE=case.load_PLE + 0.5))
+    with pytest.raises(ValueError, match="one pass"):
+        splits_of("lp")[0](sample_case(passes=2, layers=1, experts=24, ranks=RANKS, seed=5))

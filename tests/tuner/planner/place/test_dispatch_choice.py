@@ -1,0 +1,184 @@
+"""Which dispatch rule a plan recommends, what the others cost, and what the plan is made for."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.cli.place_text import place_text
+from tuner.emit.placement.registry import emit_placement
+from tuner.errors import SpecError
+from tuner.place_api import place
+from tuner.place_plan import DispatchOutcome, PlacePlan, VerifiedPlacement
+from tuner.spec.place_read import read_place_spec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+RANKS = "  ranks: 16\n  ranks_per_node: 4\n  redundant_experts: 16\n"
+
+
+def spec_file(
+    folder: Path, goal: str = "", *, model: str = "deepseek-v2-lite", emit: str = "sglang"
+) -> Path:
+    """Two layers of 64 experts, six of a token; loads of few passes as skewed as real ones."""
+    rng = np.random.default_rng(5)
+    share_LE = np.exp(0.63 * rng.standard_normal((2, 64)))
+    share_LE /= share_LE.sum(axis=1, keepdims=True)
+    passes = [rng.multinomial(48_000, share_LE) for _ in range(4)]
+    (folder / "chat.json").write_text(
+        json.dumps(
+            {
+                "num_logical_experts": 64,
+                "top_k": 8 if model.startswith("olmoe") else 6,
+                "layer_ids": [1, 2],
+                "logical_count": np.sum(passes, axis=0).tolist(),
+                "passes": np.array(passes).tolist(),
+            }
+        )
+    )
+    path = folder / "spec.yaml"
+    head = f"schema_version: 1\nmodel: {MODELS / model}\n" if model else "schema_version: 1\n"
+    path.write_text(
+        f"{head}goal:\n  kind: place\n  workloads: [{{name: chat, path: chat.json}}]\n{RANKS}{goal}"
+        f"emit: [{emit}]\n"
+    )
+    return path
+
+
+def plan_of(
+    folder: Path, goal: str = "", *, model: str = "deepseek-v2-lite", emit: str = "sglang"
+) -> PlacePlan:
+    return place(spec_file(folder, goal, model=model, emit=emit), time_limit_s=1.0).plan
+
+
+def compared(plan: PlacePlan) -> dict[tuple[str, bool], DispatchOutcome]:
+    assert plan.predicted is not None
+    return {(one.dispatch, one.has_backend): one for one in plan.predicted.dispatches}
+
+
+def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitted(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of(tmp_path)
+    found = compared(plan)
+    assert set(found) == {("static", True), ("dynamic", True), ("lp", True), ("dynamic", False)}
+    static, dynamic, alone = found["static", True], found["dynamic", True], found["dynamic", False]
+    # Static and dynamic expect the same; what static chooses once it keeps, so it scatters more.
+    assert static.imbalance == pytest.approx(dynamic.imbalance)
+    assert static.imbalance_sampled > dynamic.imbalance_sampled
+    # Noise adds to a maximum; of 16 draws of two layers the mean is known to about 0.002.
+    assert dynamic.imbalance_sampled > dynamic.imbalance - 0.005
+    assert not alone.is_allowed
+    assert "needs goal.a2a_backend: none" in alone.words
+    assert static.is_allowed
+    assert "more" in static.words
+    (chosen,) = (one for one in found.values() if one.is_chosen)
+    assert plan.predicted is not None
+    assert plan.predicted.dispatches[0] == chosen
+    assert (chosen.dispatch, chosen.has_backend) in {("dynamic", True), ("lp", True)}
+    (mark,) = plan.made_for
+    assert (mark.engine, mark.release, mark.nodes, mark.ep_size) == ("sglang", "0.5.23", 4, 16)
+    assert (mark.dispatch, mark.a2a_backend) == (chosen.dispatch, "deepep")
+    # The judged loads are those that the chosen rule expects.
+    assert plan.predicted.outcomes[0].imbalance_after == pytest.approx(chosen.imbalance)
+    text = place_text(plan, folder=tmp_path)
+    assert "made for sglang 0.5.23, 4 nodes, EP 16" in text
+    for one in found.values():
+        assert one.words in text
+
+
+def test_lp_is_offered_to_models_that_the_engine_runs_it_for(tmp_path: Path) -> None:
+    lp = compared(plan_of(tmp_path, model="olmoe-1b-7b"))["lp", True]
+    assert not lp.is_allowed
+    assert "sglang 0.5.23 does not run it for OlmoeForCausalLM" in lp.words
+    cluster = "cluster:\n  pools: [{name: amd, device: mi300x, nodes: 4, devices_per_node: 8}]\n"
+    path = spec_file(tmp_path)
+    path.write_text(path.read_text().replace("goal:", f"{cluster}goal:", 1))
+    lp = compared(place(path, time_limit_s=1.0).plan)["lp", True]
+    assert "needs CUDA, pool 'amd' has mi300x" in lp.words
+
+
+def test_without_a_backend_dynamic_is_all_there_is(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "  a2a_backend: none\n")
+    found = compared(plan)
+    assert [one.is_allowed for one in found.values()].count(True) == 1
+    assert found["dynamic", False].is_chosen
+    assert "needs an all-to-all backend" in found["static", True].words
+    (mark,) = plan.made_for
+    assert (mark.dispatch, mark.a2a_backend) == ("dynamic", "none")
+
+
+def test_a_rule_that_the_goal_names_is_kept(tmp_path: Path) -> None:
+    for rule, backend, judged in (
+        ("static", "deepep", "static"),
+        ("lp", "mooncake", "near_lp"),
+        ("dynamic", "deepep", "near_dynamic"),
+        ("dynamic", "none", "dynamic"),
+    ):
+        plan = plan_of(tmp_path, f"  dispatch: {rule}\n  a2a_backend: {backend}\n")
+        (only,) = compared(plan).values()
+        assert (only.dispatch, only.rule, only.is_chosen) == (rule, judged, True)
+        (mark,) = plan.made_for
+        assert (mark.dispatch, mark.a2a_backend) == (rule, backend)
+        assert plan.decision is not None
+        verified = VerifiedPlacement(plan=plan, decision=plan.decision)
+        (script,) = (
+            file.text for file in emit_placement("sglang", verified) if str(file.path) == "run.sh"
+        )
+        assert f"--moe-a2a-backend {backend}" in script
+        assert f"--ep-dispatch-algorithm {rule}" in script
+        assert f"# Made for sglang 0.5.23, 4 nodes, EP 16, dispatch {rule}" in script
+
+
+def test_every_target_is_marked_for_itself(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, emit="trtllm, eplb")
+    assert not compared(plan)
+    assert [(one.engine, one.dispatch, one.ep_size) for one in plan.made_for] == [
+        ("trtllm", "", 16),
+        ("eplb", "", 16),
+    ]
+    assert plan.decision is not None
+    verified = VerifiedPlacement(plan=plan, decision=plan.decision)
+    (text, *_) = (file.text for file in emit_placement("trtllm", verified))
+    assert "Made for trtllm 1.3.0rc27, 4 nodes, EP 16: plan again" in text
+    assert "Made for eplb" not in text
+
+
+@pytest.mark.parametrize(
+    ("goal", "model", "emit", "said"),
+    [
+        ("  dispatch: lp\n", "", "trtllm", "goal.dispatch: trtllm has no rule 'lp'; it runs dynam"),
+        (
+            "  dispatch: static\n",
+            "",
+            "trtllm",
+            "trtllm has no rule 'static'; it runs dynamic, even",
+        ),
+        (
+            "  dispatch: static\n  a2a_backend: none\n",
+            "deepseek-v2-lite",
+            "sglang",
+            "runs 'static' beside an all-to-all backend only, not with goal.a2a_backend none",
+        ),
+        (
+            "  dispatch: lp\n",
+            "olmoe-1b-7b",
+            "sglang",
+            "not for OlmoeForCausalLM; say static or dynamic",
+        ),
+        (
+            "  a2a_backend: nccl\n",
+            "deepseek-v2-lite",
+            "sglang",
+            "sglang has no 'nccl'; it has deepep",
+        ),
+        ("  a2a_backend: deepep\n", "", "eplb", "no engine under emit asks for one (sglang does)"),
+    ],
+)
+def test_rules_that_an_engine_lacks_are_refused_in_one_line(
+    goal: str, model: str, emit: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_place_spec(spec_file(tmp_path, goal, model=model, emit=emit))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
