@@ -100,7 +100,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
     _check_priced(file, goal, source)
     if model is not None:
         check_model(model, experts=experts, layers=layers, source=source)
-        check_top_k(model, recordings, source)
+    check_top_k(model, recordings, source)
     check_passes(goal, recordings, is_priced=None not in (model, file.cluster), source=source)
     num_layers = decoder_layers(model, recordings, source)
     _refuse_shapes(file.emit, ranks, experts=experts, num_layers=num_layers, source=source)
