@@ -168,6 +168,10 @@ def test_methods_that_cannot_serve_are_refused_in_one_line(tmp_path: Path, plan:
             "goal.method: cp_sat writes 17,408 whole numbers for a layer (64 experts in 80 slots on"
             " 16 ranks), and 10,000 are its limit; take auto or local_search"
         ),
+        f"{wide}  objective: layer_chain\n  method: moetuner\n": (
+            "goal.method: moetuner pairs 16 clusters with 16 ranks in 3 layers by 131,072"
+            " variables, and 8,000 are its limit; take auto or annealing"
+        ),
         f"{wide}  objective: layer_chain\n  method: exact\n": (
             "goal.method: exact looks at 2,600 ways to fill a layer at most, and 64 experts on 16"
             " ranks have more; take auto or annealing"
