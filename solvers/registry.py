@@ -80,7 +80,7 @@ INSTANCES: Final[Family[InstancesProblem, InstancePlan]] = Family(
 BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
     name="balance",
     methods={
-        "local_search": "solvers.placement.balance.local_search:solve",
+        "local_search": "solvers.placement.balance.starts:solve",
         "lpt": "solvers.placement.balance.lpt:solve",
         "eplb": "solvers.placement.balance.eplb:solve",
         "cp_sat": "solvers.placement.balance.cp_sat:solve",

@@ -138,6 +138,10 @@ class PlaceCertificate(Record):
     layers: tuple[LayerOutcome, ...] = ()
     """Layer by layer, where the objective is a sum over layers."""
     space: PlaceSpace = PlaceSpace(priced=1, illegal=0)
+    dispatch: str = "even"
+    """How replicas share tokens in these numbers: `even`; `near_dynamic`, near replicas first and
+    the others alike; `static`, these dealt once, the mean over launches. A linear program does at
+    least as well as the first two, beside near replicas or without."""
     within_band: Size = 0
     """Alternatives whose objective differs by less than the noise of the gain: ties."""
     solve_s: Seconds

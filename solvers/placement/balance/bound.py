@@ -22,6 +22,11 @@ work_least(x), which falls as x grows. For *any* number y therefore
 and no share is above the largest load, which leaves the second alone there. The bound takes the
 largest of these over a bisection in y; none of its steps needs to converge.
 
+Where near replicas come first the split is uneven, and drawn where dispatch is static. 1 and 2 hold
+in every launch, as the largest share is at least load / r. The work is least where one replica
+takes everything, 1 - exp(-x) being concave with value 0 at 0: in place of work_least,
+work >= sum_e load_e + a (1 - exp(-load_e)).
+
 Several workloads share one placement: each is bounded alone, and the objective grows with every
 layer time, so the bounds put into it bound it: mean, worst and CVaR alike. A limit on migration
 only takes placements away. Not used: that workloads share the copies, that a rank has few slots.
@@ -50,7 +55,10 @@ def layer_bounds(problem: BalanceProblem) -> Floats:
     bound_N = np.maximum(
         cost_of(least_share_N, problem.active_load) / fastest, load_NE.sum(axis=1) / speed
     )
-    if problem.active_load > 0.0:
+    if problem.dispatch.is_near:
+        reads_N = -problem.active_load * np.expm1(-load_NE).sum(axis=1)
+        bound_N = np.maximum(bound_N, (load_NE.sum(axis=1) + reads_N) / speed)
+    elif problem.active_load > 0.0:
         bound_N = np.maximum(bound_N, _active_bounds(problem, load_NE, least_share_N))
     return np.asarray(bound_N).reshape(problem.num_workloads, num_layers)
 

@@ -1,6 +1,7 @@
 """Recompute what a placement is worth and name every rule it breaks; trusts no backend.
 
-Plain Python numbers and loops on purpose: the definitions of `problem.py`, read line by line.
+Plain Python numbers and loops on purpose: the definitions of `problem.py`, read line by line. Only
+the launches of a dispatch that puts near replicas first are arrays.
 """
 
 import math
@@ -9,8 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from solvers.placement.balance.problem import BalanceProblem, Robust
+from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
+from solvers.placement.dispatch.launches import expected_shares, targets
 from solvers.placement.ranks import Floats, Placement
+
+LAUNCHES = 32
+"""Draws of static dispatch that a placement is judged by."""
+
+LAUNCH_SEED = 0
 
 
 def violations(problem: BalanceProblem, placement: Placement) -> tuple[str, ...]:
@@ -34,12 +41,16 @@ def objective(problem: BalanceProblem, placement: Placement) -> float:
 
 
 def layer_times(problem: BalanceProblem, placement: Placement) -> Floats:
-    """Time of the busiest rank, [W][L]."""
+    """Time of the busiest rank, [W][L]; its mean over launches where dispatch is random."""
+    if problem.dispatch.is_near:
+        return np.asarray(launch_times(problem, placement).max(axis=3).mean(axis=0))
     return np.asarray(rank_times(problem, placement).max(axis=2))
 
 
 def rank_times(problem: BalanceProblem, placement: Placement) -> Floats:
-    """Time of every rank, [W][L][G]."""
+    """Time of every rank, [W][L][G]; its mean over launches where dispatch is random."""
+    if problem.dispatch.is_near:
+        return np.asarray(launch_times(problem, placement).mean(axis=0))
     num_ranks = problem.ranks.num_ranks
     rank_S, speed_G = problem.ranks.rank_S.tolist(), problem.ranks.speed_G.tolist()
     times = np.zeros((problem.num_workloads, problem.num_layers, num_ranks))
@@ -55,6 +66,43 @@ def rank_times(problem: BalanceProblem, placement: Placement) -> Floats:
                 work / speed for work, speed in zip(work_G, speed_G, strict=True)
             ]
     return times
+
+
+def launch_times(problem: BalanceProblem, placement: Placement) -> Floats:
+    """Time of every rank in so many launches, [D][W][L][G]; one where nothing is dealt for good.
+
+    Replicas are dealt as the rule itself says (`dispatch/launches.py`), which no method calls.
+    """
+    is_dealt = problem.dispatch is Dispatch.STATIC
+    num_ranks, launches = problem.ranks.num_ranks, LAUNCHES if is_dealt else 1
+    work = np.zeros((launches, problem.num_workloads, problem.num_layers, num_ranks))
+    copies_LE = placement.copies_LE(problem.num_experts)
+    for layer, expert_S in enumerate(placement.expert_LS):
+        for rank, expert in zip(problem.ranks.rank_S, expert_S, strict=True):
+            if copies_LE[layer, expert] == 1:
+                load_W = problem.load_WLE[:, layer, expert]
+                work[:, :, layer, rank] += load_W - problem.active_load * np.expm1(-load_W)
+    for layer, expert, share_DG in _shares(problem, placement, launches):
+        for workload in range(problem.num_workloads):
+            load_DG = problem.load_WLE[workload, layer, expert] * share_DG
+            work[:, workload, layer] += load_DG - problem.active_load * np.expm1(-load_DG)
+    return np.asarray(work / problem.ranks.speed_G)
+
+
+def _shares(
+    problem: BalanceProblem, placement: Placement, launches: int
+) -> Iterator[tuple[int, int, Floats]]:
+    """Shares of every replicated expert that ranks take, [D][G]."""
+    ranks = problem.ranks
+    if problem.dispatch is Dispatch.NEAR:
+        for layer, expert, share_G in expected_shares(placement, ranks=ranks):
+            yield layer, expert, share_G[None]
+        return
+    rng = np.random.default_rng(LAUNCH_SEED)
+    rank_G = np.arange(ranks.num_ranks)
+    for layer, expert, target_DH in targets(placement, ranks=ranks, rng=rng, launches=launches):
+        users_DG = (target_DH[:, :, None] == rank_G).sum(axis=1)
+        yield layer, expert, users_DG / ranks.num_ranks
 
 
 def _robust(problem: BalanceProblem, imbalances: list[float]) -> float:

@@ -32,7 +32,8 @@ from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Claim, Status
 
 MOST_WORKLOADS = 6
-"""CVaR has as many slopes as orders of workloads; more are answered with UNKNOWN."""
+"""CVaR has as many slopes as orders of workloads; more are answered with UNKNOWN, and so is any
+dispatch but an even split, whose shares depend on where replicas stand."""
 
 SHORTEST_RUN_S = 0.05
 """What a block gets even when the others have used up the time."""
@@ -69,7 +70,8 @@ def solve_blocks(
     """Solve every block and join the answers."""
     deadline_s = time.perf_counter() + time_limit_s
     least = bound(problem)
-    if problem.robust is Robust.CVAR and problem.num_workloads > MOST_WORKLOADS:
+    many = problem.robust is Robust.CVAR and problem.num_workloads > MOST_WORKLOADS
+    if many or problem.dispatch.is_near:
         return Claim(status=Status.UNKNOWN, solution=None, bound=least)
     rows, total, is_optimal = [], 0.0, True
     blocks = blocks_of(problem)

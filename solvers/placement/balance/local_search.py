@@ -18,8 +18,8 @@ Workloads that differ much get two more beside them, which stand for unseen ones
 copies then go to the largest share of the mean.
 
 What a layer does depends on its own numbers and the step alone: equal problems give equal plans for
-any number of threads, as long as the time limit does not end the search. Proves the bound of
-`bound.py`. Where migration is limited, `migration.py` picks what to move.
+any number of threads, as long as the time limit does not end the search. `starts.py`
+says where it starts, and is the method that users name.
 """
 
 import time
@@ -29,17 +29,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.placement.balance.bound import bound, layer_bounds
+from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.lpt import packed
-from solvers.placement.balance.migration import within_limit
 from solvers.placement.balance.moves import best_exchange, best_overwrite
-from solvers.placement.balance.objective import layer_weights, rank_times, robust_slope
+from solvers.placement.balance.objective import largest_times, layer_weights, robust_slope
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.replicas import greedy_copies
 from solvers.placement.balance.state import Singles, State
 from solvers.placement.balance.unseen import with_unseen
 from solvers.placement.ranks import Floats, Ints, Placement
-from solvers.result import Claim, Status
 
 GOOD_ENOUGH_RATIO = 1e-4
 """A layer within this of its bound is left alone: recorded loads are not known better."""
@@ -86,20 +84,6 @@ class _Part:
     """Random lengthenings of the tenure, read round and round."""
 
 
-def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
-    """Return the best placement found in time, with the bound of `bound.py`."""
-    if problem.migration is None:
-        placement = search(problem, time_limit_s=time_limit_s, threads=threads)
-    else:
-        placement = within_limit(
-            problem,
-            time_limit_s=time_limit_s,
-            bound_WL=layer_bounds(problem),
-            unlimited=lambda limit_s: search(problem, time_limit_s=limit_s, threads=threads),
-        )
-    return Claim(status=Status.FEASIBLE, solution=placement, bound=bound(problem))
-
-
 def search(
     problem: BalanceProblem,
     *,
@@ -107,6 +91,7 @@ def search(
     threads: int = 1,
     most_steps: int = MOST_STEPS,
     start: Placement | None = None,
+    caution: float = 0.0,
 ) -> Placement:
     """Search from a start; the limit on migration is not looked at.
 
@@ -116,12 +101,13 @@ def search(
         threads: that search different layers.
         most_steps: of every layer; the same plan comes back when this ends the search.
         start: a legal placement; None takes the largest-first rule's.
+        caution: deviations above the mean at which a rank is looked at, where dispatch is random.
     """
     deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
     inner = with_unseen(problem)
     bound_WL = layer_bounds(inner)
     begin = first_placement(inner, for_each=inner is problem) if start is None else start
-    parts = _parts(inner, begin, bound_WL, threads)
+    parts = _parts(inner, begin, bound_WL, threads, caution)
     slope_W = inner.weight_W.copy()
     best, best_value = begin, np.inf
     with ThreadPoolExecutor(max_workers=threads) as pool:
@@ -153,7 +139,7 @@ def first_placement(problem: BalanceProblem, *, for_each: bool) -> Placement:
 
 
 def _parts(
-    problem: BalanceProblem, start: Placement, bound_WL: Floats, threads: int
+    problem: BalanceProblem, start: Placement, bound_WL: Floats, threads: int, caution: float
 ) -> list[_Part]:
     """Divide the layers: as many parts as threads, more where one step would be too large."""
     ranks = problem.ranks
@@ -165,12 +151,12 @@ def _parts(
     jitter_LX = rng.integers(0, tenure + 1, (problem.num_layers, 1009))
     parts = []
     for layer_L in np.array_split(np.arange(problem.num_layers), num_parts):
-        state = State.of(problem, start, layer_L=layer_L, bound_WL=bound_WL)
+        state = State.of(problem, start, layer_L=layer_L, bound_WL=bound_WL, caution=caution)
         parts.append(
             _Part(
                 state=state,
                 best_LS=state.expert_LS.copy(),
-                best_time_LW=state.time_LWG.max(axis=2).astype(np.float64),
+                best_time_LW=_largest(state, np.arange(len(layer_L))),
                 improved_L=np.zeros(len(layer_L), dtype=np.int64),
                 jitter_LX=jitter_LX[layer_L],
             )
@@ -203,7 +189,7 @@ def _round(part: _Part, weight_WL: Floats, steps: range, deadline_s: float) -> b
             break
         workload = int(relevant_W[step % len(relevant_W)])
         _step(part, chosen_N, workload, potential_W, step)
-        time_NW = state.time_LWG[chosen_N].max(axis=2).astype(np.float64)
+        time_NW = _largest(state, chosen_N)
         value_N = (time_NW * weight_LW[chosen_N]).sum(axis=1)
         is_better_N = value_N < best_L[chosen_N]
         better_N = chosen_N[is_better_N]
@@ -214,10 +200,14 @@ def _round(part: _Part, weight_WL: Floats, steps: range, deadline_s: float) -> b
     return True
 
 
+def _largest(state: State, chosen_N: Ints) -> Floats:
+    return np.asarray(state.peak_NWG(chosen_N).max(axis=2), dtype=np.float64)
+
+
 def _step(part: _Part, chosen_N: Ints, workload: int, weight_W: Singles, step: int) -> None:
     """Relieve the rank that is busiest for one workload, in every chosen layer."""
     state = part.state
-    rank_N = state.time_LWG[chosen_N, workload].argmax(axis=1)
+    rank_N = state.peak_NWG(chosen_N)[:, workload].argmax(axis=1)
     limit_NW = (1.0 + LIMIT_RATIO * (part.best_time_LW[chosen_N] - 1.0)).astype(np.float32)
     jitter_N = part.jitter_LX[chosen_N, step % part.jitter_LX.shape[1]]
     until_N = step + 1 + _tenure_steps(state.problem) + jitter_N
@@ -253,8 +243,7 @@ def _judged(
     problem: BalanceProblem, inner: BalanceProblem, placement: Placement
 ) -> tuple[float, Floats]:
     """The objective, the unseen workload by its weight in it, and the slope in each imbalance."""
-    copies_LE = placement.copies_LE(problem.num_experts)
-    time_WL = rank_times(inner, placement.expert_LS, copies_LE).max(axis=2)
+    time_WL = largest_times(inner, placement.expert_LS)
     imbalance_W = time_WL.sum(axis=1) * layer_weights(inner)
     known = problem.num_workloads
     slope_W = inner.weight_W.copy()

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solvers.placement.balance.moves import best_exchange, best_overwrite
-from solvers.placement.balance.objective import layer_weights, rank_times, robust_slope
+from solvers.placement.balance.objective import largest_times, layer_weights, robust_slope
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.state import State
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
@@ -34,6 +34,9 @@ MOST_CHOICES = 64
 
 OVERWRITES_DRAWN = 128
 """Candidates looked at in one step downhill."""
+
+CAUTION = 2.0
+"""Standard deviations above the mean that the way down looks at, where dispatch is random."""
 
 SEED = 1
 
@@ -52,13 +55,25 @@ def moved(current: Placement, new: Placement, ranks: Ranks) -> int:
     return int(_moved_L(current.expert_LS, new.expert_LS, ranks).sum())
 
 
-def relabelled(current: Placement, new: Placement, ranks: Ranks) -> Placement:
-    """Rename equal ranks of the new placement, layer by layer, so that least must be loaded."""
+def relabelled(
+    current: Placement, new: Placement, ranks: Ranks, *, apart_G: Ints | None = None
+) -> Placement:
+    """Rename equal ranks of the new placement, layer by layer, so that least must be loaded.
+
+    Args:
+        current: what runs.
+        new: to be renamed.
+        ranks: of both.
+        apart_G: nodes of ranks, where they count: ranks are then renamed within their node.
+    """
     expert_LS = new.expert_LS.copy()
     held_LGE = _held(
         current.expert_LS, ranks, int(max(current.expert_LS.max(), new.expert_LS.max()))
     )
-    kinds = np.unique(np.stack([ranks.slots_G, ranks.speed_G]), axis=1, return_inverse=True)[1]
+    node_G = np.zeros(ranks.num_ranks) if apart_G is None else apart_G
+    kinds = np.unique(
+        np.stack([ranks.slots_G, ranks.speed_G, node_G]), axis=1, return_inverse=True
+    )[1]
     for kind in np.unique(kinds):
         rank_K = np.flatnonzero(kinds.ravel() == kind)
         if len(rank_K) == 1:
@@ -123,7 +138,14 @@ def within_limit(
     assert problem.migration is not None
     current, limit = problem.migration.current, problem.migration.most_moved
     deadline_s = time.perf_counter() + time_limit_s
-    free = relabelled(current, unlimited(0.5 * time_limit_s), problem.ranks)
+    ranks = problem.ranks
+    is_local = problem.dispatch.is_near and ranks.num_nodes > 1
+    free = relabelled(
+        current,
+        unlimited(0.5 * time_limit_s),
+        ranks,
+        apart_G=ranks.node_G if is_local else None,
+    )
     if moved(current, free, problem.ranks) <= limit:
         return free
     weight_W = robust_slope(problem, _imbalances(problem, free)) * layer_weights(problem)
@@ -149,7 +171,7 @@ def _downhill(
     assert problem.migration is not None
     current, limit = problem.migration.current, problem.migration.most_moved
     layers_L = np.arange(problem.num_layers)
-    state = State.of(problem, current, layer_L=layers_L, bound_WL=bound_WL)
+    state = State.of(problem, current, layer_L=layers_L, bound_WL=bound_WL, caution=CAUTION)
     potential_W = (weight_W / weight_W.sum()).astype(np.float32)
     limit_LW = np.ones((problem.num_layers, problem.num_workloads), dtype=np.float32)
     rng = np.random.default_rng(SEED)
@@ -182,7 +204,7 @@ def _step_down(
     rng: np.random.Generator,
 ) -> Ints:
     """Make the move that pays most per expert in every layer; return the layers that had one."""
-    rank_N = np.einsum("nwg,w->ng", state.time_LWG[open_N], weight_W).argmax(axis=1)
+    rank_N = np.einsum("nwg,w->ng", state.peak_NWG(open_N), weight_W).argmax(axis=1)
     exchange = best_exchange(state, open_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=0)
     overwrite = best_overwrite(
         state,
@@ -253,5 +275,4 @@ def _imbalances(problem: BalanceProblem, placement: Placement) -> Floats:
 
 
 def _busiest(problem: BalanceProblem, placement: Placement) -> Floats:
-    copies_LE = placement.copies_LE(problem.num_experts)
-    return np.asarray(rank_times(problem, placement.expert_LS, copies_LE).max(axis=2))
+    return largest_times(problem, placement.expert_LS)

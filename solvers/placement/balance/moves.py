@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from solvers.placement.balance.state import Singles, State
+from solvers.placement.balance.state import Noise, Singles, State
 from solvers.placement.ranks import Floats, Ints
 
 FORBIDDEN = np.float32(np.inf)
@@ -61,6 +61,12 @@ def best_exchange(
     here_NWKS = over_here_NW[:, :, None, None] - gain_NWKS * inverse_G[rank_N][:, None, None, None]
     gain_NWKS *= inverse_G[rank_S]
     gain_NWKS += over_NWG[:, :, None, :].take(rank_S, axis=3)
+    if state.noise is not None:
+        more_here_NWKS, more_there_NWKS = _cautions(state, state.noise, chosen_N, rank_N, slot_NK)
+        here_NWKS += more_here_NWKS * root_W[..., None]
+        gain_NWKS += more_there_NWKS * root_W[..., None]
+        peak_NWG = state.peak_NWG(chosen_N)
+        over_NWG = (peak_NWG - limit_NW[:, :, None]) * root_W
     for over_NWKS in (here_NWKS, gain_NWKS):
         np.maximum(over_NWKS, 0.0, out=over_NWKS)
         np.multiply(over_NWKS, over_NWKS, out=over_NWKS)
@@ -121,11 +127,17 @@ def best_overwrite(
     work_NCWG /= state.problem.ranks.speed_G.astype(np.float32)
     over_NWG = state.time_LWG[chosen_N] - limit_NW[:, :, None]
     work_NCWG += over_NWG[:, None]
+    if state.noise is not None:
+        work_NCWG += _cautions_of_copies(state, state.noise, chosen_N, slot_NC, expert_NC)
+        over_NWG = state.peak_NWG(chosen_N) - limit_NW[:, :, None]
     before_N = np.square(np.maximum(over_NWG, 0.0)).sum(axis=2) @ weight_W
     after_NC = np.square(np.maximum(work_NCWG, 0.0)).sum(axis=3) @ weight_W
     change_NC = (after_NC - before_N[:, None]).astype(np.float64)
     is_spare_NC = copies_NE[row_N1, gone_NC] >= 2
     is_new_NC = state.held_LGE[layer_N1, rank_NC, expert_NC] == 0
+    if state.noise is not None:
+        group_NC = state.apart_G[rank_NC]
+        is_new_NC &= state.noise.held_LNE[layer_N1, group_NC, expert_NC] == 0
     change_NC[~(is_spare_NC & is_new_NC & (gone_NC != expert_NC))] = np.inf
     best_N = change_NC.argmin(axis=1)
     row_N = row_N1[:, 0]
@@ -134,6 +146,56 @@ def best_overwrite(
         partner_N=expert_NC[row_N, best_N],
         change_N=change_NC[row_N, best_N],
     )
+
+
+def _cautions(
+    state: State, noise: Noise, chosen_N: Ints, rank_N: Ints, slot_NK: Ints
+) -> tuple[Singles, Singles]:
+    """What caution adds to either rank after each exchange: [N][W][K][S]."""
+    ranks = state.problem.ranks
+    inverse_G = (1.0 / np.square(ranks.speed_G)).astype(np.float32)
+    slot_NWS, rank_NWG = noise.slot_LWS[chosen_N], noise.rank_LWG[chosen_N]
+    mine_NWK = np.take_along_axis(
+        slot_NWS, slot_NK[:, None, :].repeat(slot_NWS.shape[1], 1), axis=2
+    )
+    gain_NWKS = mine_NWK[:, :, :, None] - slot_NWS[:, :, None, :]
+    here_NW = rank_NWG[np.arange(len(chosen_N)), :, rank_N]
+    here_NWKS = here_NW[:, :, None, None] - gain_NWKS * inverse_G[rank_N][:, None, None, None]
+    gain_NWKS *= inverse_G[ranks.rank_S]
+    gain_NWKS += rank_NWG[:, :, None, :].take(ranks.rank_S, axis=3)
+    for variance_NWKS in (here_NWKS, gain_NWKS):
+        np.maximum(variance_NWKS, 0.0, out=variance_NWKS)
+        np.sqrt(variance_NWKS, out=variance_NWKS)
+        np.multiply(variance_NWKS, noise.caution, out=variance_NWKS)
+    return here_NWKS, gain_NWKS
+
+
+def _cautions_of_copies(
+    state: State, noise: Noise, chosen_N: Ints, slot_NC: Ints, expert_NC: Ints
+) -> Singles:
+    """What caution adds to every rank after each overwrite, [N][C][W][G]."""
+    ranks, row_N1, layer_N1 = (
+        state.problem.ranks,
+        np.arange(len(chosen_N))[:, None],
+        chosen_N[:, None],
+    )
+    gone_NC, copies_NE = state.expert_LS[layer_N1, slot_NC], state.copies_LE[chosen_N]
+    now_NWE, more_NWE, less_NWE = (
+        state.noise_of_copies(chosen_N, count_NE).astype(np.float32)
+        for count_NE in (copies_NE, copies_NE + 1, np.maximum(copies_NE - 1, 1))
+    )
+    rises_NCW = (less_NWE - now_NWE)[row_N1, :, gone_NC]
+    falls_NCW = (more_NWE - now_NWE)[row_N1, :, expert_NC]
+    arrives_NCW = more_NWE[row_N1, :, expert_NC] - less_NWE[row_N1, :, gone_NC]
+    held_NCG = state.held_LGE[layer_N1, :, gone_NC].astype(np.float32)
+    holds_NCG = state.held_LGE[layer_N1, :, expert_NC].astype(np.float32)
+    variance_NCWG = rises_NCW[..., None] * held_NCG[:, :, None, :]
+    variance_NCWG += falls_NCW[..., None] * holds_NCG[:, :, None, :]
+    column_1C = np.arange(slot_NC.shape[1])[None, :]
+    variance_NCWG[row_N1, column_1C, :, ranks.rank_S[slot_NC]] += arrives_NCW
+    variance_NCWG /= np.square(ranks.speed_G).astype(np.float32)
+    variance_NCWG += noise.rank_LWG[chosen_N][:, None]
+    return noise.peak(np.zeros_like(variance_NCWG), variance_NCWG)
 
 
 def _slots_of(state: State, rank_N: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -163,6 +225,14 @@ def _may_exchange(
         <= step
     )
     leaves_NKG &= is_slot_NK[:, :, None]
+    if state.noise is not None:
+        # An expert may go where its group has no other copy of it; its own one leaves.
+        held_LNE, group_N1 = state.noise.held_LNE, state.apart_G[rank_N][:, None]
+        stays_NS = state.apart_G[rank_S] == group_N1
+        enters_NS &= held_LNE[chosen_N[:, None], group_N1, expert_NS] <= stays_NS
+        stays_N1G = (state.apart_G == group_N1)[:, None, :]
+        held_NKG = held_LNE[chosen_N[:, None, None], state.apart_G, expert_NK[:, :, None]]
+        leaves_NKG &= held_NKG <= stays_N1G
     return np.asarray(leaves_NKG.take(rank_S, axis=2) & enters_NS[:, None, :])
 
 

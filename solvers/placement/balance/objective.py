@@ -9,8 +9,15 @@ import itertools
 
 import numpy as np
 
-from solvers.placement.balance.problem import BalanceProblem, Robust
-from solvers.placement.ranks import Floats, Ints
+from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
+from solvers.placement.dispatch.scatter import Shares, near_shares
+from solvers.placement.ranks import Floats, Ints, Placement
+
+WIDTH = 5.0
+"""Deviations from the mean that a normal number keeps within, for the largest of some."""
+
+POINTS = 33
+"""At which its distribution is looked at."""
 
 
 def cost_of(share: Floats, active_load: float) -> Floats:
@@ -32,6 +39,56 @@ def rank_times(problem: BalanceProblem, expert_LS: Ints, copies_LE: Ints) -> Flo
     cost_WLS = slot_costs(problem, expert_LS, copies_LE)
     sum_WLG = np.add.reduceat(cost_WLS, problem.ranks.first_slot_G, axis=2)
     return np.asarray(sum_WLG / problem.ranks.speed_G)
+
+
+def slot_shares(problem: BalanceProblem, expert_LS: Ints) -> Shares:
+    """Return the share of its expert's tokens that every slot takes where near replicas are first.
+
+    Only static dispatch differs from launch to launch.
+    """
+    shares = near_shares(expert_LS, ranks=problem.ranks, num_experts=problem.num_experts)
+    if problem.dispatch is Dispatch.STATIC:
+        return shares
+    return Shares(mean_LS=shares.mean_LS, variance_LS=np.zeros_like(shares.variance_LS))
+
+
+def largest_times(problem: BalanceProblem, expert_LS: Ints) -> Floats:
+    """Time of the busiest rank, [W][L]; its mean over launches where dispatch is random.
+
+    That mean is a guess: ranks are taken as independent and normal, E = lo + integral of
+    1 - prod_g F_g from lo, below which the product is next to 0. The checker draws launches.
+    """
+    ranks = problem.ranks
+    if not problem.dispatch.is_near:
+        copies_LE = Placement(expert_LS=expert_LS).copies_LE(problem.num_experts)
+        return np.asarray(rank_times(problem, expert_LS, copies_LE).max(axis=2))
+    shares = slot_shares(problem, expert_LS)
+    load_WLS = np.take_along_axis(problem.load_WLE, expert_LS[None], axis=2)
+    first_G = ranks.first_slot_G
+    cost_WLS = cost_of(load_WLS * shares.mean_LS, problem.active_load)
+    mean_WLG = np.add.reduceat(cost_WLS, first_G, axis=2) / ranks.speed_G
+    variance_WLG = np.add.reduceat(np.square(load_WLS) * shares.variance_LS, first_G, axis=2)
+    return expected_largest(mean_WLG, np.sqrt(variance_WLG) / ranks.speed_G)
+
+
+def expected_largest(mean_WLG: Floats, deviation_WLG: Floats) -> Floats:
+    """Return the mean of the largest of independent normal numbers, [W][L]."""
+    low_WL = (mean_WLG - WIDTH * deviation_WLG).max(axis=2)
+    high_WL = (mean_WLG + WIDTH * deviation_WLG).max(axis=2)
+    below_WLX = np.zeros((*low_WL.shape, POINTS))
+    part_X = np.linspace(0.0, 1.0, POINTS)
+    at_WLX = low_WL[..., None] + (high_WL - low_WL)[..., None] * part_X
+    for mean_WL, deviation_WL in zip(
+        np.moveaxis(mean_WLG, 2, 0), np.moveaxis(deviation_WLG, 2, 0), strict=True
+    ):
+        spread_WL = np.maximum(deviation_WL, 1e-9 * np.maximum(mean_WL, 1e-300))
+        z_WLX = np.clip((at_WLX - mean_WL[..., None]) / spread_WL[..., None], -8.0, 8.0)
+        # The usual hyperbolic guess of the normal distribution, true to 3e-4.
+        chance_WLX = 0.5 + 0.5 * np.tanh(np.sqrt(2.0 / np.pi) * (z_WLX + 0.044715 * z_WLX**3))
+        below_WLX += np.log(np.maximum(chance_WLX, 1e-300))
+    above_WLX = -np.expm1(below_WLX)
+    area_WL = (0.5 * (above_WLX[..., 1:] + above_WLX[..., :-1])).mean(axis=2)
+    return np.asarray(low_WL + (high_WL - low_WL) * area_WL)
 
 
 def layer_weights(problem: BalanceProblem) -> Floats:

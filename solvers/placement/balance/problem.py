@@ -17,8 +17,12 @@ and the objective is the weighted mean of the imbalances over workloads, the wor
 mean of the worst share of the weight (CVaR, Rockafellar and Uryasev 2000). It is never the
 imbalance of the mean load: a placement that is even on the mean can be uneven on every workload.
 
+With another `dispatch` the shares are those of near and of far replicas, with tokens from all ranks
+alike. Static dispatch deals the far ones once a launch: max_g time is then its mean over `LAUNCHES`
+launches of `check.py`, drawn by numbers that no runtime has.
+
 True for runtimes that wait for the slowest rank in each layer and split a replicated expert's
-tokens evenly (EPLB's assumption). Not covered: traffic between ranks.
+tokens evenly (EPLB's assumption) or as `dispatch` says. Not covered: traffic between ranks.
 """
 
 from dataclasses import dataclass
@@ -27,6 +31,23 @@ from enum import StrEnum
 import numpy as np
 
 from solvers.placement.ranks import Floats, Placement, Ranks
+
+
+class Dispatch(StrEnum):
+    """What the runtime does with the replicas of an expert."""
+
+    EVEN = "even"
+    """Each takes the same share; also what a draw for each token expects."""
+    NEAR = "near_dynamic"
+    """The one near a source rank takes its tokens (`dispatch/nearest.py`), all alike those of ranks
+    that have none near: what a draw for each token expects beside an all-to-all backend."""
+    STATIC = "static"
+    """The near one, or one that a source rank is dealt once a launch (`dispatch/static.py`)."""
+
+    @property
+    def is_near(self) -> bool:
+        """Where replicas stand decides how tokens are split."""
+        return self is not Dispatch.EVEN
 
 
 class Robust(StrEnum):
@@ -70,6 +91,7 @@ class BalanceProblem:
     active_load: float = 0.0
     """What reading one replica's weights costs, in token copies."""
     migration: Migration | None = None
+    dispatch: Dispatch = Dispatch.EVEN
 
     def __post_init__(self) -> None:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:

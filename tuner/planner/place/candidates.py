@@ -13,7 +13,7 @@ import numpy as np
 
 from solvers.placement.balance.check import layer_times
 from solvers.placement.balance.eplb import eplb
-from solvers.placement.balance.problem import BalanceProblem, Migration, Robust
+from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
 from solvers.placement.ranks import Floats, Placement, Ranks
@@ -52,10 +52,11 @@ def balance_problem(
     *,
     goal: PlaceGoal,
     ranks: Ranks,
+    dispatch: str,
     active_load: float = 0.0,
     migration: Migration | None = None,
 ) -> BalanceProblem:
-    """State the balance of some of the workloads."""
+    """State the balance of some of the workloads under a dispatch rule."""
     return BalanceProblem(
         load_WLE=load_WLE(evidence),
         weight_W=weight_W(evidence),
@@ -64,17 +65,40 @@ def balance_problem(
         tail_ratio=goal.tail_ratio,
         active_load=active_load,
         migration=migration,
+        dispatch=solved_dispatch(dispatch),
     )
 
 
-def rule_of(evidence: Sequence[WorkloadEvidence], *, ranks: Ranks, groups: int | None) -> Rule:
-    """Plan by EPLB's rules on the mean load and keep the better."""
+def solved_dispatch(rule: str) -> Dispatch:
+    """Return the rule that a placement is solved for, of a rule of the solvers' sampling.py.
+
+    A draw for each token expects what an even split gives, beside near replicas or without. A
+    linear program does at least as well, so what holds for the split holds for it as a limit.
+    """
+    if rule == Dispatch.STATIC.value:
+        return Dispatch.STATIC
+    return Dispatch.NEAR if rule.startswith("near_") else Dispatch.EVEN
+
+
+def rule_of(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    ranks: Ranks,
+    groups: int | None,
+    dispatch: str = Dispatch.EVEN.value,
+) -> Rule:
+    """Plan by EPLB's rules on the mean load and keep what is better under a dispatch rule."""
     mean_LE = mean_load_LE(evidence)
     rules = {"eplb": eplb(mean_LE, ranks=ranks)}
     alike = (ranks.slots_G == ranks.slots_G[0]).all()
     if groups is not None and alike and groups % ranks.num_nodes == 0 and ranks.num_nodes > 1:
         rules["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
-    mean = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
+    mean = BalanceProblem(
+        load_WLE=mean_LE[None],
+        weight_W=np.ones(1),
+        ranks=ranks,
+        dispatch=solved_dispatch(dispatch),
+    )
     largest = {name: layer_times(mean, placement)[0] for name, placement in rules.items()}
     best = min(rules, key=lambda name: float(largest[name].sum()))
     return Rule(placement=rules[best], name=best, largest_L=largest[best])
@@ -86,11 +110,12 @@ def solve_objective(
     goal: PlaceGoal,
     ranks: Ranks,
     rule: Rule,
+    dispatch: str,
     active_load: float,
     migration: Migration | None,
     time_limit_s: float,
 ) -> Outcome[Placement]:
-    """Place for the goal's objective.
+    """Place for the goal's objective under a dispatch rule.
 
     Raises:
         SpecError: the recordings lack what the objective looks at, experts are replicated where it
@@ -111,7 +136,12 @@ def solve_objective(
             time_limit_s=time_limit_s,
         )
     problem = balance_problem(
-        evidence, goal=goal, ranks=ranks, active_load=active_load, migration=migration
+        evidence,
+        goal=goal,
+        ranks=ranks,
+        dispatch=dispatch,
+        active_load=active_load,
+        migration=migration,
     )
     return solve_balance(problem, goal=goal, by_rule=rule.placement, time_limit_s=time_limit_s)
 
@@ -122,6 +152,7 @@ def others_for_time(
     goal: PlaceGoal,
     ranks: Ranks,
     rule: Rule,
+    dispatch: str,
     migration: Migration | None,
     time_limit_s: float,
 ) -> dict[str, Placement]:
@@ -139,7 +170,9 @@ def others_for_time(
         and all(one.planned_LTK is not None for one in evidence)
     )
     limit_s = time_limit_s / (2.0 if together else 1.0)
-    problem = balance_problem(evidence, goal=goal, ranks=ranks, migration=migration)
+    problem = balance_problem(
+        evidence, goal=goal, ranks=ranks, dispatch=dispatch, migration=migration
+    )
     balanced = BALANCE.solve(problem, time_limit_s=limit_s)
     if balanced.solution is not None:
         found["balance of copies"] = balanced.solution

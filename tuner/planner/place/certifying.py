@@ -16,14 +16,14 @@ from solvers.placement.balance.problem import Migration
 from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
 from tuner.place_plan import LayerOutcome, PlaceCertificate
-from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem
+from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solved_dispatch
 from tuner.planner.place.costing import (
-    certified_rule,
     planned_bound_WL,
     planned_imbalances,
     planned_layers_WL,
     robust,
     robust_weights,
+    weighs_passes,
 )
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.planner.place.pricing import Pricing
@@ -43,12 +43,14 @@ def certificate_of(
     rule: Rule,
     pricing: Pricing | None,
     *,
+    dispatch: str,
     method: str,
     solve_s: float,
 ) -> PlaceCertificate:
     """State the objective and the bound on the loads that were planned from.
 
-    Imbalance, seconds of all layers of a pass, or traffic a token.
+    Imbalance, seconds of all layers of a pass, or traffic a token; under a dispatch rule, where
+    replicas have shares.
     """
     if spec.goal.objective in TRAFFIC:
         scale = problem_scale(spec, evidence, rule)
@@ -61,19 +63,22 @@ def certificate_of(
             method=method,
         )
     if spec.goal.objective is Objective.LAYER_TIME and pricing is not None:
-        return _of_time(spec, evidence, chosen, pricing, method=method, solve_s=solve_s)
-    if spec.goal.dispatch is Dispatch.LEAST_LOADED:
+        return _of_time(
+            spec, evidence, chosen, pricing, dispatch=dispatch, method=method, solve_s=solve_s
+        )
+    if dispatch == Dispatch.LEAST_LOADED.value:
         # Weights go where tokens are too many: nothing but the mean is below.
-        value = robust(spec, evidence, planned_imbalances(spec, evidence, chosen))
+        value = robust(spec, evidence, planned_imbalances(spec, evidence, chosen, dispatch))
         return PlaceCertificate(
             status="optimal" if value <= 1.0 + OPTIMALITY_TOLERANCE else "feasible",
             objective=value,
             bound=min(1.0, value),
             gap_ratio=max(0.0, 1.0 - 1.0 / value),
+            dispatch=dispatch,
             solve_s=solve_s,
             method=method,
         )
-    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
+    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     value = objective(problem, chosen)
     least = min(outcome.bound, value)
     proven = certificates(problem, chosen)
@@ -87,6 +92,7 @@ def certificate_of(
             [one.objective for one in proven],
             [one.bound for one in proven],
         ),
+        dispatch=solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,
     )
@@ -98,12 +104,12 @@ def _of_time(
     chosen: Placement,
     pricing: Pricing,
     *,
+    dispatch: str,
     method: str,
     solve_s: float,
 ) -> PlaceCertificate:
-    rule = certified_rule(spec.goal)
-    value_WL = planned_layers_WL(spec, evidence, chosen, pricing, rule)
-    bound_WL = planned_bound_WL(evidence, pricing, spec.ranks, rule)
+    value_WL = planned_layers_WL(spec, evidence, chosen, pricing, dispatch)
+    bound_WL = planned_bound_WL(evidence, pricing, spec.ranks, dispatch)
     values, bounds = value_WL.sum(axis=1).tolist(), bound_WL.sum(axis=1).tolist()
     value = robust(spec, evidence, values)
     least = min(value, robust(spec, evidence, bounds))
@@ -114,6 +120,7 @@ def _of_time(
         bound=least,
         gap_ratio=(value - least) / value,
         layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
+        dispatch=dispatch if weighs_passes(dispatch) else solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,
     )
@@ -134,6 +141,8 @@ def binding_constraint(
     chosen: Placement,
     rule: Rule,
     migration: Migration | None,
+    *,
+    dispatch: str,
 ) -> str:
     """Say what keeps the busiest rank from doing less, or tokens from travelling less."""
     if spec.goal.objective in TRAFFIC:
@@ -144,9 +153,9 @@ def binding_constraint(
         and moved(migration.current, chosen, spec.ranks) > migration.most_moved - 2
     ):
         return "the limit on moved experts"
-    if spec.goal.dispatch is Dispatch.LEAST_LOADED:
+    if dispatch == Dispatch.LEAST_LOADED.value:
         return "the gate and the smallest piece of the rule: less than that moves nothing"
-    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
+    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     mean_WL, bound_WL = problem.mean_WL, layer_bounds(problem)
     value_WL = layer_times(problem, chosen)
     by_slots = bound_WL > mean_WL * (1.0 + 1e-9)
@@ -165,6 +174,8 @@ def binding_constraint(
         spec.ranks.slots_G * spec.ranks.speed_G.sum() < spec.ranks.speed_G * problem.num_experts
     ).any():
         return "ranks with few slots for their speed, as far as is proven"
+    if problem.dispatch.is_near:
+        return "near replicas take what is sent near them, as far as is proven"
     if len(evidence) > 1:
         return "one placement serves several workloads, each of which alone could be more even"
     return "whole experts in few slots, as far as is proven"

@@ -29,9 +29,9 @@ def planned_cost(
 ) -> float:
     """Return the objective on the passes that are planned from."""
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
-        if spec.goal.dispatch is Dispatch.LEAST_LOADED:
-            return robust(spec, evidence, planned_imbalances(spec, evidence, placement))
-        problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
+        if dispatch == Dispatch.LEAST_LOADED.value:
+            return robust(spec, evidence, planned_imbalances(spec, evidence, placement, dispatch))
+        problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
         return objective(problem, placement)
     layers_WL = planned_layers_WL(spec, evidence, placement, pricing, dispatch)
     return robust(spec, evidence, layers_WL.sum(axis=1).tolist())
@@ -45,21 +45,23 @@ def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
 
 
 def planned_imbalances(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], placement: Placement
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    dispatch: str,
 ) -> list[float]:
     """Return each workload's imbalance under a rule that no engine has."""
-    rule = certified_rule(spec.goal)
     return [
         judge(
-            placement, load_PLE=planned_passes(one, rule), ranks=spec.ranks, dispatch=rule
+            placement, load_PLE=planned_passes(one, dispatch), ranks=spec.ranks, dispatch=dispatch
         ).imbalance
         for one in evidence
     ]
 
 
-def certified_rule(goal: PlaceGoal) -> str:
-    """Return the dispatch rule that the certificate is about: even, unless no engine has it."""
-    return goal.dispatch.value if goal.dispatch in UNLAUNCHED else Dispatch.EVEN.value
+def weighs_passes(dispatch: str) -> bool:
+    """Whether a rule looks at each pass by itself, so that the mean pass does not stand for it."""
+    return dispatch in {rule.value for rule in UNLAUNCHED}
 
 
 def planned_layers_WL(
@@ -102,7 +104,7 @@ def planned_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
     Rules that look at each pass by itself, at which experts it reads or whether it is uneven, are
     weighed on recorded passes, or on draws from the mean where one pass was recorded.
     """
-    if dispatch not in {rule.value for rule in UNLAUNCHED}:
+    if not weighs_passes(dispatch):
         return one.planned_LE[None]
     planned_PLE = one.whole_PLE[: one.planned_passes] if one.is_split else one.planned_LE[None]
     taken = np.linspace(0, len(planned_PLE) - 1, MOST_PASSES).round().astype(np.int64)
@@ -119,5 +121,8 @@ def robust_weights(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]
 ) -> Floats:
     """Return how much each workload counts at these values; sums to 1."""
-    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks)
+    # How much a workload counts depends on the values alone.
+    problem = balance_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, dispatch=Dispatch.EVEN.value
+    )
     return robust_slope(problem, np.asarray(values, dtype=np.float64))

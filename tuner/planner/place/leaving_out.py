@@ -36,12 +36,13 @@ def left_out(
     limit_s = time_limit_s / min(len(evidence), MOST_FOLDS)
     for one in evidence[:MOST_FOLDS]:
         others = [other for other in evidence if other is not one]
-        rule = rule_of(others, ranks=spec.ranks, groups=spec.goal.expert_groups)
+        rule = rule_of(others, ranks=spec.ranks, groups=spec.goal.expert_groups, dispatch=dispatch)
         outcome = solve_objective(
             others,
             goal=spec.goal,
             ranks=spec.ranks,
             rule=rule,
+            dispatch=dispatch,
             active_load=active_load_of(spec.goal, pricing),
             migration=migration,
             time_limit_s=limit_s,

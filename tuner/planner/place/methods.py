@@ -7,7 +7,7 @@ automatic choice is solved beside it for one line of comparison.
     L layers   E experts   G ranks   R copies of an expert, at most
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -124,6 +124,11 @@ def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
         return "keeps no limit on moved experts; drop the limit, or take auto"
     if method not in (Method.CP_SAT, Method.CBC):
         return None
+    if problem.dispatch.is_near:
+        return (
+            "writes an even split over replicas, and the plan is for near replicas first; set"
+            " dispatch: even, or take auto or local_search"
+        )
     experts, ranks = problem.num_experts, problem.ranks.num_ranks
     each = experts * ranks * (problem.ranks.num_slots - experts + 1)
     together = problem.robust is not Robust.MEAN or problem.migration is not None
@@ -155,6 +160,48 @@ def chain_refusal(problem: ChainProblem, method: Method) -> str | None:
     return None
 
 
+def beside_automatic(
+    solve: Callable[..., Outcome[Placement]], *, goal: PlaceGoal, time_limit_s: float
+) -> tuple[Outcome[Placement], dict[str, Placement]]:
+    """Solve by the goal's method and, where that is another, by the automatic choice beside it.
+
+    Args:
+        solve: takes `goal` and `time_limit_s`.
+        goal: names the method.
+        time_limit_s: of both.
+
+    Returns:
+        What the goal's method found, with all that was proven, and the placements by name.
+    """
+    is_beside = goal.method not in DEFAULTS
+    auto_s = AUTO_SHARE * time_limit_s if is_beside else 0.0
+    outcome = solve(goal=goal, time_limit_s=time_limit_s - auto_s)
+    found = {} if outcome.solution is None else {outcome.method: outcome.solution}
+    if not found or not is_beside:
+        return outcome, found
+    automatic = solve(goal=goal.model_copy(update={"method": Method.AUTO}), time_limit_s=auto_s)
+    if automatic.solution is not None:
+        found[f"{AUTOMATIC} ({automatic.method})"] = automatic.solution
+    return with_proof(outcome, automatic), found
+
+
+def under_another_rule(
+    candidates: Mapping[str, Placement],
+    found: Mapping[str, Placement],
+    *,
+    goal: PlaceGoal,
+    dispatch: str,
+) -> dict[str, Placement]:
+    """Return what to choose among once the same was solved for another dispatch rule.
+
+    The automatic choice may keep a placement that was made for the first rule, a method that the
+    goal names is that of the second.
+    """
+    if goal.method is not Method.AUTO:
+        return dict(found)
+    return {**candidates, **{f"{name} for {dispatch}": one for name, one in found.items()}}
+
+
 def with_proof(outcome: Outcome[Placement], other: Outcome[Placement]) -> Outcome[Placement]:
     """Return an outcome with what another search of the same problem proved, where it is more."""
     if outcome.solution is None or not other.bound > outcome.bound:
@@ -164,7 +211,7 @@ def with_proof(outcome: Outcome[Placement], other: Outcome[Placement]) -> Outcom
     return replace(outcome, bound=least, status=Status.OPTIMAL if proven else outcome.status)
 
 
-def beside_automatic(
+def automatic_note(
     goal: PlaceGoal, objective: float, alternatives: Sequence[PlaceAlternative]
 ) -> Iterator[str]:
     """Say in a line what the automatic choice makes of the same question."""

@@ -30,6 +30,7 @@ from tuner.planner.place.candidates import (
     others_for_time,
     rule_of,
     solve_objective,
+    solved_dispatch,
 )
 from tuner.planner.place.certifying import binding_constraint, certificate_of
 from tuner.planner.place.comparing import (
@@ -47,12 +48,10 @@ from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
 from tuner.planner.place.leaving_out import left_out
 from tuner.planner.place.methods import (
-    AUTO_SHARE,
-    AUTOMATIC,
-    DEFAULTS,
+    automatic_note,
     beside_automatic,
     nothing_found,
-    with_proof,
+    under_another_rule,
 )
 from tuner.planner.place.migration import migration_cost
 from tuner.planner.place.notes import dispatch_of, notes_of
@@ -66,6 +65,8 @@ from tuner.spec.place_read import PlaceSpec
 
 MAIN_SHARE: Final = 0.5
 """Of the time limit, for the plan itself."""
+AGAIN_SHARE: Final = 0.2
+"""For the same under another dispatch rule, where the first plan shows it to be the best."""
 OTHERS_SHARE: Final = 0.4
 """Of that, for placements that are priced beside the search's."""
 SAME_RATIO: Final = 1e-9
@@ -97,56 +98,55 @@ def make_place_plan(
         pricing = None
     evidence = evidence_of(spec)
     dispatch = dispatch_of(spec)
-    rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups)
+    rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch)
     weights_bytes = _expert_bytes(spec)
     migration = migration_limit(spec, expert_bytes=weights_bytes)
     is_auto = goal.method is Method.AUTO
     is_timed = goal.objective is Objective.LAYER_TIME and is_auto
     others_share = OTHERS_SHARE if is_timed else 0.0
-    if goal.method not in DEFAULTS:
-        others_share = AUTO_SHARE
-    solve = partial(
-        solve_objective,
-        evidence,
-        ranks=ranks,
-        rule=rule,
-        active_load=active_load_of(goal, pricing),
-        migration=migration,
-    )
-    outcome = solve(
-        goal=goal, time_limit_s=(1.0 - others_share) * MAIN_SHARE * settings.time_limit_s
-    )
+
+    def solve(dispatch: str, share: float) -> tuple[Outcome[Placement], dict[str, Placement]]:
+        by = partial(
+            solve_objective,
+            evidence,
+            ranks=ranks,
+            rule=rule,
+            dispatch=dispatch,
+            active_load=active_load_of(goal, pricing),
+            migration=migration,
+        )
+        return beside_automatic(by, goal=goal, time_limit_s=share * settings.time_limit_s)
+
+    outcome, candidates = solve(dispatch, (1.0 - others_share) * MAIN_SHARE)
     if outcome.solution is None:
         return _nothing(spec, outcome, provenance)
-    candidates = {outcome.method: outcome.solution}
-    if goal.method not in DEFAULTS:
-        automatic = solve(
-            goal=goal.model_copy(update={"method": Method.AUTO}),
-            time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
-        )
-        outcome = with_proof(outcome, automatic)
-        if automatic.solution is not None:
-            candidates[f"{AUTOMATIC} ({automatic.method})"] = automatic.solution
     if is_timed:
         candidates |= others_for_time(
             evidence,
             goal=goal,
             ranks=ranks,
             rule=rule,
+            dispatch=dispatch,
             migration=migration,
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
-    solve_s = settings.clock() - started_s
+    named = None if is_auto else outcome.method
     method, chosen, choice, alternatives = _chosen(
-        spec,
-        evidence,
-        candidates,
-        rule,
-        pricing,
-        dispatch,
-        method=None if is_auto else outcome.method,
+        spec, evidence, candidates, rule, pricing, dispatch, method=named
     )
-    dispatch = choice.rule
+    planned_for, dispatch = dispatch, choice.rule
+    if goal.objective not in TRAFFIC and solved_dispatch(dispatch) != solved_dispatch(planned_for):
+        # Another rule is emitted than the target's default: the placement is made for it.
+        again, found = solve(dispatch, AGAIN_SHARE)
+        if again.solution is not None:
+            candidates = under_another_rule(candidates, found, goal=goal, dispatch=dispatch)
+            outcome = again
+        planned_for = dispatch
+        method, chosen, choice, alternatives = _chosen(
+            spec, evidence, candidates, rule, pricing, dispatch, method=named
+        )
+        dispatch = choice.rule
+    solve_s = settings.clock() - started_s
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
     folds, worst = left_out(
@@ -185,7 +185,15 @@ def make_place_plan(
             step_gain_ratio=gain.step_gain_ratio,
         )
     certificate = certificate_of(
-        spec, evidence, chosen, outcome, rule, pricing, method=method, solve_s=solve_s
+        spec,
+        evidence,
+        chosen,
+        outcome,
+        rule,
+        pricing,
+        dispatch=planned_for,
+        method=method,
+        solve_s=solve_s,
     )
     certificate = certificate.model_copy(
         update=_compared(certificate.objective or 0.0, alternatives, noise_ratio=gain.noise_ratio)
@@ -218,13 +226,16 @@ def make_place_plan(
             loads=loads,
         ),
         certificate=certificate,
-        binding_constraint=binding_constraint(spec, evidence, chosen, rule, migration),
+        binding_constraint=binding_constraint(
+            spec, evidence, chosen, rule, migration, dispatch=planned_for
+        ),
         alternatives=alternatives,
         relaxations=relaxations(
             spec,
             evidence,
             objective=certificate.objective or 0.0,
             rule=rule,
+            dispatch=planned_for,
             pricing=pricing,
             migration=migration,
             time_limit_s=settings.time_limit_s,
@@ -233,14 +244,14 @@ def make_place_plan(
             update={
                 "notes": (
                     *provenance.notes,
-                    *beside_automatic(goal, certificate.objective or 0.0, alternatives),
+                    *automatic_note(goal, certificate.objective or 0.0, alternatives),
                     *dispatch_gain(
                         spec,
                         evidence,
                         threes,
                         pricing,
                         chosen=chosen,
-                        others=(candidates[outcome.method], rule.placement),
+                        others=(*candidates.values(), rule.placement),
                     ),
                     *notes_of(spec, evidence, dispatch, rule),
                 )

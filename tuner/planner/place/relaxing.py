@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from solvers.placement.balance.problem import Migration
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solve_objective
-from tuner.planner.place.costing import active_load_of, certified_rule, planned_cost
+from tuner.planner.place.costing import active_load_of, planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.methods import balance_refusal, solve_balance
 from tuner.planner.place.pricing import Pricing
@@ -32,6 +32,7 @@ def relaxations(
     *,
     objective: float,
     rule: Rule,
+    dispatch: str,
     pricing: Pricing | None,
     migration: Migration | None,
     time_limit_s: float,
@@ -43,6 +44,7 @@ def relaxations(
         evidence: what is planned from.
         objective: of the plan, as its certificate states it.
         rule: whose largest load ways must keep.
+        dispatch: the rule that the plan is made for.
         pricing: where time is the objective.
         migration: the limit that was kept.
         time_limit_s: of the whole plan.
@@ -51,7 +53,7 @@ def relaxations(
     found = (
         _more_load(spec, evidence, rule, limit_s)
         if spec.goal.objective in TRAFFIC
-        else _more_room(spec, evidence, pricing, migration, limit_s)
+        else _more_room(spec, evidence, dispatch, pricing, migration, limit_s)
     )
     unit = " s" if spec.goal.objective is Objective.LAYER_TIME else ""
     return tuple(
@@ -70,6 +72,7 @@ def _more_load(
         goal=spec.goal.model_copy(update={"traffic_slack_ratio": slack}),
         ranks=spec.ranks,
         rule=rule,
+        dispatch=Dispatch.EVEN.value,
         active_load=0.0,
         migration=None,
         time_limit_s=limit_s,
@@ -82,6 +85,7 @@ def _more_load(
 def _more_room(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
+    dispatch: str,
     pricing: Pricing | None,
     migration: Migration | None,
     limit_s: float,
@@ -104,12 +108,12 @@ def _more_room(
         evidence,
         goal=spec.goal,
         ranks=wanted.ranks,
+        dispatch=dispatch,
         active_load=active_load_of(spec.goal, pricing),
         migration=wider,
     )
     if balance_refusal(problem, spec.goal.method) is not None:
         return
     outcome = solve_balance(problem, goal=spec.goal, time_limit_s=limit_s)
-    rule = certified_rule(spec.goal)
     if outcome.solution is not None:
-        yield change, planned_cost(wanted, evidence, outcome.solution, pricing, rule)
+        yield change, planned_cost(wanted, evidence, outcome.solution, pricing, dispatch)

@@ -419,6 +419,7 @@ def test_time_is_looked_for_where_the_search_for_it_is_blind(
         goal=spec.goal,
         ranks=spec.ranks,
         rule=rule_of(evidence, ranks=spec.ranks, groups=None),
+        dispatch="even",
         migration=None,
         time_limit_s=0.5,
     )

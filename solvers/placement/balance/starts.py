@@ -1,0 +1,167 @@
+"""The default method: local search from starts that suit the runtime's dispatch.
+
+    L layers   W workloads   E experts   G ranks   S slots   N nodes   C placements found
+
+Under an even split one start does (`local_search.py`). Where near replicas come first, the first
+replica on a node serves the node, so that a second one there is of little use. Where far ranks are
+dealt a replica once a launch, a rank's load is random, and the busiest of many ranks is the unlucky
+one. No deviation comes from an expert of one replica, nor from one on every node (on every rank,
+where there is one node); hardly any from one that few tokens choose. A start therefore gives copies
+
+ 1. to the largest share, one by one, while it is above `ceiling` of a rank's mean;
+ 2. to the hottest of these, up to one a node, as long as slots are left;
+ 3. to the coldest experts, for slots have to be filled;
+
+and packs them largest first, the copies of an expert on different nodes. The search then changes
+it, on mean + caution * deviation of every rank, and every layer takes the start and caution that
+end with the least expected time of its busiest rank (`objective.largest_times`). EPLB's placement
+and the even split's stand beside them.
+
+Proves the bound of `bound.py`. Where migration is limited, `migration.py` picks what to move.
+"""
+
+import dataclasses
+import time
+from typing import Final
+
+import numpy as np
+
+from solvers.placement.balance.bound import bound, layer_bounds
+from solvers.placement.balance.eplb import eplb
+from solvers.placement.balance.local_search import MOST_STEPS, search
+from solvers.placement.balance.lpt import packed
+from solvers.placement.balance.migration import within_limit
+from solvers.placement.balance.objective import (
+    largest_times,
+    layer_weights,
+    planning_loads,
+    robust_slope,
+    value_of,
+)
+from solvers.placement.balance.problem import BalanceProblem, Dispatch
+from solvers.placement.balance.state import apart_groups
+from solvers.placement.ranks import Floats, Ints, Placement
+from solvers.result import Claim, Status
+
+CEILINGS: Final = (0.75, 0.95, 0.85)
+"""Shares of a rank's mean above which an expert gets replicas; what is best differs by layer."""
+
+CAUTIONS: Final = (2.0, 1.2)
+"""Standard deviations above the mean that are kept even."""
+
+
+EVEN_RATIO: Final = 0.15
+"""Of the time, for what the even split would place."""
+
+
+def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
+    """Return the best placement found in time, with the bound of `bound.py`."""
+    look = search_near if problem.dispatch.is_near else search
+    if problem.migration is None:
+        placement = look(problem, time_limit_s=time_limit_s, threads=threads)
+    else:
+        placement = within_limit(
+            problem,
+            time_limit_s=time_limit_s,
+            bound_WL=layer_bounds(problem),
+            unlimited=lambda limit_s: look(problem, time_limit_s=limit_s, threads=threads),
+        )
+    return Claim(status=Status.FEASIBLE, solution=placement, bound=bound(problem))
+
+
+def search_near(
+    problem: BalanceProblem, *, time_limit_s: float, threads: int = 1, most_steps: int = MOST_STEPS
+) -> Placement:
+    """Return the best of the starts, layer by layer, or what another rule places, if better."""
+    deadline_s = time.perf_counter() + time_limit_s
+    found: list[Placement] = []
+    even = search(
+        dataclasses.replace(problem, dispatch=Dispatch.EVEN, migration=None),
+        time_limit_s=EVEN_RATIO * time_limit_s,
+        threads=threads,
+        most_steps=most_steps,
+    )
+    cautions = CAUTIONS if problem.dispatch is Dispatch.STATIC else (0.0,)
+    runs = [(ceiling, caution) for caution in cautions for ceiling in CEILINGS]
+    for number, (ceiling, caution) in enumerate(runs):
+        left_s = deadline_s - time.perf_counter()
+        if found and left_s <= 0.0:
+            break
+        start = start_placement(problem, ceiling=ceiling)
+        found.append(
+            search(
+                problem,
+                time_limit_s=max(left_s, 0.0) / (len(runs) - number),
+                threads=threads,
+                most_steps=most_steps,
+                start=start,
+                caution=caution,
+            )
+        )
+    rule = eplb(planning_loads(problem), ranks=problem.ranks)
+    return min(
+        (best_layers(problem, found), even, rule),
+        key=lambda placement: value_of(problem, largest_times(problem, placement.expert_LS)),
+    )
+
+
+def start_placement(problem: BalanceProblem, *, ceiling: float) -> Placement:
+    """Return a packed start; several workloads count by their mean, and an expert is hot by any."""
+    share_WLE = problem.load_WLE / problem.mean_WL[:, :, None]
+    share_LE = share_WLE.max(axis=0)
+    apart_G = apart_groups(problem)
+    copies_LE = np.stack(
+        [
+            _copies(
+                share_E,
+                spare=problem.ranks.num_slots - problem.num_experts,
+                most=int(apart_G.max()) + 1,
+                ceiling=ceiling,
+            )
+            for share_E in share_LE
+        ]
+    )
+    mean_LE = np.einsum("w,wle->le", problem.weight_W, share_WLE)
+    expert_LS = packed(mean_LE / copies_LE, copies_LE, problem.ranks, apart_G=apart_G)
+    return Placement(expert_LS=expert_LS)
+
+
+def best_layers(problem: BalanceProblem, found: list[Placement]) -> Placement:
+    """Join the best placement of each layer, workloads weighed as at the best whole one."""
+    time_CWL = np.stack([largest_times(problem, one.expert_LS) for one in found])
+    best = min(range(len(found)), key=lambda number: value_of(problem, time_CWL[number]))
+    weight_W = layer_weights(problem)
+    slope_W = robust_slope(problem, time_CWL[best].sum(axis=1) * weight_W) * weight_W
+    chosen_L = np.einsum("w,cwl->cl", slope_W, time_CWL).argmin(axis=0)
+    joined = Placement(
+        expert_LS=np.stack(
+            [found[chosen].expert_LS[layer] for layer, chosen in enumerate(chosen_L)]
+        )
+    )
+    return min(
+        (joined, found[best]),
+        key=lambda placement: value_of(problem, largest_times(problem, placement.expert_LS)),
+    )
+
+
+def _copies(share_E: Floats, *, spare: int, most: int, ceiling: float) -> Ints:
+    """Return the copies of every expert of a layer, `spare` more than experts."""
+    copies_E = np.ones(len(share_E), dtype=np.int64)
+    while spare:
+        part_E = np.where(copies_E < most, share_E / copies_E, 0.0)
+        hottest = int(part_E.argmax())
+        if part_E[hottest] <= ceiling:
+            break
+        copies_E[hottest] += 1
+        spare -= 1
+    for expert in np.argsort(-share_E, kind="stable"):
+        missing = most - copies_E[expert]
+        if copies_E[expert] > 1 and missing <= spare:
+            copies_E[expert] = most
+            spare -= missing
+    # More copies than groups only where every expert has one in each.
+    while spare:
+        coldest_E = np.lexsort((share_E, copies_E >= most))[:spare]
+        copies_E[coldest_E] += 1
+        spare -= len(coldest_E)
+    return copies_E

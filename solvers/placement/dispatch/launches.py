@@ -1,0 +1,80 @@
+"""Many launches of static dispatch at once, and what is expected over all of them.
+
+    D launches   H source ranks, H = G   R replicas of one expert, in slot order
+
+The law is that of `static.py`, where every far rank deals for itself and keeps its own hand; ranks
+that have drawn for the same experts share one deal, and the others are independent of them.
+
+Differs: numbers are numpy's, not an engine's, for the solvers' checker: a placement is worth what
+         it does over launches, and none of these is one that an engine makes.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from solvers.placement.dispatch.nearest import FAR, nearest_H
+from solvers.placement.ranks import Floats, Ints, Placement, Ranks
+
+
+def targets(
+    placement: Placement, *, ranks: Ranks, rng: np.random.Generator, launches: int
+) -> Iterator[tuple[int, int, Ints]]:
+    """Yield layer, expert and the rank whose replica each source rank uses, `[D][H]`.
+
+    Experts of one replica are left out: all sources use it.
+    """
+    past_H = np.zeros(ranks.num_ranks, dtype=np.int64)
+    for layer, expert, host_R in replicated(placement, ranks=ranks):
+        near_H = nearest_H(host_R, ranks=ranks)
+        far_X = np.flatnonzero(near_H == FAR)
+        replica_DH = np.tile(near_H, (launches, 1))
+        if len(far_X):
+            stream_X = np.unique(past_H[far_X], return_inverse=True)[1]
+            replica_DH[:, far_X] = _dealt(len(host_R), stream_X, rng=rng, launches=launches)
+            past_H = np.unique(past_H * 2 + (near_H == FAR), return_inverse=True)[1]
+        yield layer, expert, host_R[replica_DH]
+
+
+def expected_shares(placement: Placement, *, ranks: Ranks) -> Iterator[tuple[int, int, Floats]]:
+    """Yield layer, expert and the share of its tokens that each rank expects, `[G]`.
+
+    Experts of one replica are left out, and tokens come from all ranks alike.
+    """
+    for layer, expert, host_R in replicated(placement, ranks=ranks):
+        near_H = nearest_H(host_R, ranks=ranks)
+        is_near_H = near_H != FAR
+        users_G = np.bincount(host_R[near_H[is_near_H]], minlength=ranks.num_ranks).astype(float)
+        np.add.at(users_G, host_R, np.count_nonzero(~is_near_H) / len(host_R))
+        yield layer, expert, users_G / ranks.num_ranks
+
+
+def replicated(placement: Placement, *, ranks: Ranks) -> Iterator[tuple[int, int, Ints]]:
+    """Yield layer, expert and the ranks of its replicas in slot order, in the engine's order."""
+    rank_S = ranks.rank_S
+    for layer, expert_S in enumerate(placement.expert_LS):
+        order_S = np.argsort(expert_S, kind="stable")
+        starts = np.flatnonzero(np.diff(expert_S[order_S], prepend=-1))
+        for slots in np.split(order_S, starts[1:]):
+            if len(slots) > 1:
+                yield layer, int(expert_S[slots[0]]), rank_S[slots]
+
+
+def _dealt(replicas: int, stream_X: Ints, *, rng: np.random.Generator, launches: int) -> Ints:
+    """Deal replicas to the X far ranks, every stream in its own order, `[D][X]`."""
+    far = len(stream_X)
+    # Any one place of a shuffled order holds each replica with equal chances.
+    chosen_DX = rng.integers(replicas, size=(launches, far))
+    size_V = np.bincount(stream_X)
+    shared_V = np.flatnonzero(size_V > 1)
+    if len(shared_V):
+        rows = launches * len(shared_V)
+        rounds = np.tile(np.arange(replicas), (rows, far // replicas))
+        # Which replicas get one more is drawn, then who gets which.
+        more = rng.permuted(np.tile(np.arange(replicas), (rows, 1)), axis=1)
+        order = rng.permuted(np.concatenate((rounds, more[:, : far % replicas]), axis=1), axis=1)
+        order_DVX = order.reshape(launches, len(shared_V), far)
+        place_V = np.cumsum(size_V > 1) - 1
+        shared_X = np.flatnonzero(size_V[stream_X] > 1)
+        chosen_DX[:, shared_X] = order_DVX[:, place_V[stream_X[shared_X]], shared_X]
+    return chosen_DX

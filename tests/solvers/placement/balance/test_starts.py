@@ -1,0 +1,218 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from solvers.placement.balance import brute_force, check, starts
+from solvers.placement.balance.bound import bound, layer_bounds
+from solvers.placement.balance.eplb import eplb
+from solvers.placement.balance.local_search import search
+from solvers.placement.balance.migration import moved
+from solvers.placement.balance.objective import (
+    expected_largest,
+    largest_times,
+    planning_loads,
+    value_of,
+)
+from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
+from solvers.placement.balance.state import State
+from solvers.placement.balance.testing import even_weights, families, tiny_problem
+from solvers.placement.ranks import Placement, Ranks
+from solvers.registry import BALANCE
+from solvers.result import Status
+
+LONG_S = 60.0
+NEAR = (Dispatch.NEAR, Dispatch.STATIC)
+
+
+def problem_of(
+    *,
+    dispatch: Dispatch = Dispatch.STATIC,
+    num_families: int = 1,
+    ranks: Ranks | None = None,
+    layers: int = 4,
+    experts: int = 64,
+) -> BalanceProblem:
+    rng = np.random.default_rng(0)
+    return BalanceProblem(
+        load_WLE=families(rng, num_families=num_families, num_layers=layers, num_experts=experts),
+        weight_W=even_weights(num_families),
+        ranks=ranks or Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=4),
+        dispatch=dispatch,
+    )
+
+
+def even_plan(problem: BalanceProblem) -> Placement:
+    even = dataclasses.replace(problem, dispatch=Dispatch.EVEN)
+    return search(even, time_limit_s=LONG_S, most_steps=800)
+
+
+@pytest.mark.parametrize("dispatch", NEAR)
+def test_a_plan_for_the_rule_has_little_of_the_excess_of_an_even_plan(dispatch: Dispatch) -> None:
+    found = []
+    for ranks in (
+        Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=4),
+        Ranks.alike(ranks=8, slots_per_rank=9, ranks_per_node=8),
+        Ranks.alike(ranks=18, slots_per_rank=4, ranks_per_node=6),
+    ):
+        problem = problem_of(dispatch=dispatch, ranks=ranks)
+        least = bound(problem)
+        even, ours, rule = (
+            check.objective(problem, placement)
+            for placement in (
+                even_plan(problem),
+                starts.search_near(problem, time_limit_s=LONG_S, most_steps=600),
+                eplb(planning_loads(problem), ranks=ranks),
+            )
+        )
+        found.append((ours - least <= 0.5 * (even - least) + 0.005, ours <= rule))
+    assert all(half and below for half, below in found), found
+
+
+def test_the_guess_of_the_search_is_near_what_launches_say() -> None:
+    problem = problem_of()
+    off = []
+    for placement in (
+        even_plan(problem),
+        starts.search_near(problem, time_limit_s=LONG_S, most_steps=300),
+        eplb(planning_loads(problem), ranks=problem.ranks),
+    ):
+        guess = value_of(problem, largest_times(problem, placement.expert_LS))
+        value = check.objective(problem, placement)
+        off.append(guess / value - 1.0)
+    assert np.abs(off).max() < 0.03, off
+
+
+def test_without_chance_the_guess_is_exact() -> None:
+    problem = problem_of(dispatch=Dispatch.NEAR, num_families=2)
+    placement = eplb(planning_loads(problem), ranks=problem.ranks)
+    np.testing.assert_allclose(
+        largest_times(problem, placement.expert_LS), check.layer_times(problem, placement)
+    )
+
+
+def test_the_largest_of_normal_numbers_is_what_draws_say() -> None:
+    # The largest of two standard normal numbers is 1 / sqrt(pi) on average.
+    two = expected_largest(np.zeros((1, 1, 2)), np.ones((1, 1, 2)))[0, 0]
+    assert two == pytest.approx(1.0 / np.sqrt(np.pi), abs=0.005)
+    rng = np.random.default_rng(0)
+    mean_G, deviation_G = rng.normal(1.0, 0.02, 40), rng.uniform(0.0, 0.05, 40)
+    deviation_G[:20] = 0.0
+    drawn = rng.normal(mean_G, deviation_G, (40_000, 40)).max(axis=1).mean()
+    guess = expected_largest(mean_G[None, None], deviation_G[None, None])[0, 0]
+    assert guess == pytest.approx(drawn, abs=0.001)
+
+
+def test_a_start_keeps_replicas_of_hot_experts_on_different_nodes() -> None:
+    problem = problem_of()
+    share_LE = problem.load_WLE[0] / problem.mean_WL[0][:, None]
+    for ceiling in starts.CEILINGS:
+        placement = starts.start_placement(problem, ceiling=ceiling)
+        assert not check.violations(problem, placement)
+        copies_LE = placement.copies_LE(problem.num_experts)
+        assert (share_LE / copies_LE).max() <= ceiling
+        for layer, expert in np.argwhere((copies_LE > 1) & (share_LE > ceiling)):
+            hosts = problem.ranks.rank_S[placement.expert_LS[layer] == expert]
+            assert len(set(problem.ranks.node_G[hosts].tolist())) == len(hosts)
+
+
+def test_what_a_state_keeps_is_what_it_would_count_anew() -> None:
+    # From EPLB's placement, where replicas share nodes: their shares change as others move.
+    problem = problem_of(num_families=2)
+    placement = eplb(planning_loads(problem), ranks=problem.ranks)
+    layers = np.arange(problem.num_layers)
+    bound_WL = layer_bounds(problem)
+
+    def state_of(expert_LS: np.typing.NDArray[np.int64]) -> State:
+        return State.of(
+            problem,
+            Placement(expert_LS=expert_LS.copy()),
+            layer_L=layers,
+            bound_WL=bound_WL,
+            caution=2.0,
+        )
+
+    state, rng = state_of(placement.expert_LS), np.random.default_rng(0)
+    never = np.zeros(len(layers), dtype=np.int64)
+    for step in range(60):
+        slot, other = rng.integers(0, problem.ranks.num_slots, (2, len(layers)))
+        if step % 5:
+            state.exchange(layers, slot, other, never)
+            continue
+        gone = state.expert_LS[layers, slot]
+        chosen = layers[state.copies_LE[layers, gone] > 1]
+        state.overwrite(chosen, slot[chosen], (gone + 1)[chosen] % 64, never[chosen])
+    again = state_of(state.expert_LS)
+    np.testing.assert_allclose(state.time_LWG, again.time_LWG, atol=1e-5)
+    assert state.noise is not None
+    assert again.noise is not None
+    np.testing.assert_allclose(state.noise.rank_LWG, again.noise.rank_LWG, atol=1e-5)
+    np.testing.assert_array_equal(state.noise.held_LNE, again.noise.held_LNE)
+
+
+def test_the_limit_on_migration_holds() -> None:
+    problem = problem_of()
+    current = eplb(planning_loads(problem), ranks=problem.ranks)
+    before = check.objective(problem, current)
+    values = []
+    for most in (0, 20, 60):
+        limited = dataclasses.replace(
+            problem, migration=Migration(current=current, most_moved=most)
+        )
+        outcome = BALANCE.solve(limited, time_limit_s=3.0)
+        assert outcome.solution is not None
+        assert moved(current, outcome.solution, problem.ranks) <= most
+        values.append(outcome.objective)
+    assert values[0] == before
+    assert before > values[1] > values[2]
+
+
+@pytest.mark.parametrize("robust", [Robust.WORST, Robust.CVAR])
+def test_several_workloads_are_planned_for_at_once(robust: Robust) -> None:
+    problem = dataclasses.replace(problem_of(num_families=3), robust=robust)
+    ours = starts.search_near(problem, time_limit_s=LONG_S, most_steps=400)
+    least = bound(problem)
+    even = check.objective(problem, even_plan(problem)) - least
+    assert check.objective(problem, ours) - least < 0.6 * even
+
+
+def test_bounds_hold_for_every_tiny_placement() -> None:
+    broken = []
+    for seed in range(12):
+        tiny = tiny_problem(np.random.default_rng(seed), with_migration=False)
+        ranks = tiny.ranks
+        apart = Ranks(
+            slots_G=ranks.slots_G,
+            node_G=np.arange(ranks.num_ranks) * 2 // ranks.num_ranks,
+            speed_G=ranks.speed_G,
+        )
+        for dispatch in NEAR:
+            problem = dataclasses.replace(tiny, ranks=apart, dispatch=dispatch)
+            one = dataclasses.replace(problem, load_WLE=problem.load_WLE[:, :1].copy())
+            claim = brute_force.solve(one, time_limit_s=LONG_S)
+            assert claim.solution is not None
+            if bound(one) > check.objective(one, claim.solution) * (1.0 + 1e-9):
+                broken.append((seed, dispatch))
+    assert not broken
+
+
+def test_every_method_answers_or_says_that_it_cannot() -> None:
+    problem = problem_of(
+        ranks=Ranks.alike(ranks=4, slots_per_rank=3, ranks_per_node=2), layers=1, experts=8
+    )
+    answers = {
+        method: BALANCE.solve(problem, method=method, time_limit_s=2.0).status
+        for method in BALANCE.methods
+    }
+    assert answers == {
+        "local_search": Status.FEASIBLE,
+        "lpt": Status.FEASIBLE,
+        "eplb": Status.FEASIBLE,
+        "cp_sat": Status.UNKNOWN,
+        "milp": Status.UNKNOWN,
+    }
+
+
+def test_the_time_limit_ends_the_search() -> None:
+    outcome = BALANCE.solve(problem_of(), time_limit_s=1e-6)
+    assert outcome.status.has_solution
