@@ -18,6 +18,7 @@ from tuner.place_plan import LayerOutcome, PlaceCertificate
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem
 from tuner.planner.place.costing import planned_layers_WL, robust, robust_weights
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
+from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.traffic import problem_scale
 from tuner.spec.place import Objective
@@ -34,6 +35,7 @@ def certificate_of(
     outcome: Outcome[Placement],
     rule: Rule,
     pricing: Pricing | None,
+    links: LinkCosts,
     *,
     method: str,
     solve_s: float,
@@ -43,7 +45,7 @@ def certificate_of(
     Imbalance, seconds of all layers of a pass, or traffic a token.
     """
     if spec.goal.objective in TRAFFIC:
-        scale = problem_scale(spec, evidence, rule)
+        scale = problem_scale(spec, evidence, rule, links)
         return PlaceCertificate(
             status=outcome.status.value,
             objective=outcome.objective / scale,

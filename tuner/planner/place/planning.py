@@ -6,7 +6,7 @@ dispatch of the engine, beside what runs today and beside EPLB's rule on the sam
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from solvers.placement.ranks import Placement
@@ -43,11 +43,18 @@ from tuner.planner.place.costing import active_load_of, planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
 from tuner.planner.place.leaving_out import left_out
+from tuner.planner.place.links import LinkCosts, LinkSource, links_between
 from tuner.planner.place.migration import migration_cost
 from tuner.planner.place.notes import dispatch_of, notes_of
 from tuner.planner.place.pricing import ELEMENT_BYTES, Pricing
 from tuner.planner.place.relaxing import relaxations
-from tuner.planner.place.traffic import Tokens, broken_limits, traffic_by_name, traffic_of
+from tuner.planner.place.sampled import Tokens
+from tuner.planner.place.traffic import (
+    broken_limits,
+    traffic_by_name,
+    traffic_of,
+    traffic_times,
+)
 from tuner.planner.place.verdict import Loads, verdict_of
 from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec
@@ -69,9 +76,21 @@ class Settings:
 
 
 def make_place_plan(
-    spec: PlaceSpec, *, pricing: Pricing | None, settings: Settings, provenance: PlaceProvenance
+    spec: PlaceSpec,
+    *,
+    pricing: Pricing | None,
+    settings: Settings,
+    provenance: PlaceProvenance,
+    source: LinkSource | None = None,
 ) -> PlacePlan:
     """Plan, judge and certify a placement.
+
+    Args:
+        spec: the question.
+        pricing: where time is priced.
+        settings: how hard to look.
+        provenance: what the caller knows of it.
+        source: what is known of the links that join the ranks.
 
     Raises:
         SpecError: the recordings lack what the objective looks at, or a limit cannot be kept.
@@ -79,9 +98,12 @@ def make_place_plan(
     started_s = settings.clock()
     goal, ranks = spec.goal, spec.ranks
     if goal.objective is Objective.LAYER_CHAIN:
-        # Tokens stay where their last expert was: an exchange that is not modelled.
+        # Tokens stay where their last expert was: no dispatch and combine that is priced.
         pricing = None
     evidence = evidence_of(spec)
+    links = links_between(spec, evidence, source or LinkSource())
+    if pricing is not None:
+        pricing = replace(pricing, slow_NN=links.slow_NN)
     dispatch = dispatch_of(spec)
     rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups)
     weights_bytes = _expert_bytes(spec)
@@ -93,6 +115,7 @@ def make_place_plan(
         goal=goal,
         ranks=ranks,
         rule=rule,
+        links=links,
         active_load=active_load_of(goal, pricing),
         migration=migration,
         time_limit_s=(1.0 - others_share) * MAIN_SHARE * settings.time_limit_s,
@@ -106,11 +129,14 @@ def make_place_plan(
             goal=goal,
             ranks=ranks,
             rule=rule,
+            links=links,
             migration=migration,
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
     solve_s = settings.clock() - started_s
-    method, chosen, alternatives = _chosen(spec, evidence, candidates, rule, pricing, dispatch)
+    method, chosen, alternatives = _chosen(
+        spec, evidence, candidates, rule, pricing, links, dispatch
+    )
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
     folds, worst = left_out(
@@ -119,17 +145,18 @@ def make_place_plan(
         pricing,
         dispatch,
         migration,
+        links,
         time_limit_s=FOLDS_SHARE * settings.time_limit_s,
     )
     times: tuple[LayerTimes, ...] = ()
     loads = None
-    traffic = traffic_by_name(spec, evidence, chosen, rule)
+    traffic = traffic_by_name(spec, evidence, chosen, rule, links)
     if pricing is not None:
         priced = priced_threes(spec, evidence, chosen, rule, threes, pricing)
         times = layer_times_of(evidence, priced, pricing)
         gain = gain_of_time(spec, evidence, threes, priced, pricing)
     elif traffic:
-        gain = gain_of_traffic(spec, evidence, chosen, traffic)
+        gain = gain_of_traffic(spec, evidence, chosen, traffic, rule, links)
         loads = Loads(
             outcomes=outcomes,
             noises=load_noises(evidence, threes),
@@ -149,7 +176,7 @@ def make_place_plan(
             step_gain_ratio=gain.step_gain_ratio,
         )
     certificate = certificate_of(
-        spec, evidence, chosen, outcome, rule, pricing, method=method, solve_s=solve_s
+        spec, evidence, chosen, outcome, rule, pricing, links, method=method, solve_s=solve_s
     )
     certificate = certificate.model_copy(
         update=_compared(certificate.objective or 0.0, alternatives, noise_ratio=gain.noise_ratio)
@@ -166,6 +193,8 @@ def make_place_plan(
             left_out=folds,
             layer_times=times,
             traffic=traffic,
+            links=links.facts if traffic else None,
+            traffic_times=traffic_times(spec, evidence, chosen, rule, links),
             migration=moved,
         ),
         verdict=verdict_of(
@@ -178,6 +207,7 @@ def make_place_plan(
             rebalance_s=goal.rebalance_interval,
             saved=gain.saved,
             loads=loads,
+            rule_gain_ratio=gain.rule_gain_ratio if traffic else None,
         ),
         certificate=certificate,
         binding_constraint=binding_constraint(spec, evidence, chosen, rule, migration),
@@ -187,6 +217,7 @@ def make_place_plan(
             evidence,
             objective=certificate.objective or 0.0,
             rule=rule,
+            links=links,
             pricing=pricing,
             migration=migration,
             time_limit_s=settings.time_limit_s,
@@ -221,6 +252,7 @@ def _chosen(
     candidates: Mapping[str, Placement],
     rule: Rule,
     pricing: Pricing | None,
+    links: LinkCosts,
     dispatch: str,
 ) -> tuple[str, Placement, tuple[PlaceAlternative, ...]]:
     """Take the best that was found, the rule's or what runs; tell of the others."""
@@ -232,11 +264,12 @@ def _chosen(
         del named[rule.name]
     if spec.goal.objective in TRAFFIC:
         values = {
-            name: traffic_of(spec, evidence, one, rule, tokens=Tokens.PLANNED)
+            name: traffic_of(spec, evidence, one, rule, links, tokens=Tokens.PLANNED)
             for name, one in named.items()
         }
         broken = {
-            name: (*broken_limits(spec, evidence, one, rule), "")[0] for name, one in named.items()
+            name: (*broken_limits(spec, evidence, one, rule, links), "")[0]
+            for name, one in named.items()
         }
     else:
         values = {

@@ -14,6 +14,7 @@ from tuner.place_api import place
 from tuner.place_plan import PlacePlan
 from tuner.planner.place.candidates import others_for_time, rule_of
 from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.links import LinkSource, links_between
 from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -414,6 +415,7 @@ def test_time_is_looked_for_where_the_search_for_it_is_blind(
         goal=spec.goal,
         ranks=spec.ranks,
         rule=rule_of(evidence, ranks=spec.ranks, groups=None),
+        links=links_between(spec, evidence, LinkSource()),
         migration=None,
         time_limit_s=0.5,
     )
