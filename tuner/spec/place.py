@@ -32,6 +32,17 @@ class Objective(StrEnum):
     experts, and the exchange; needs `model` and `cluster`."""
 
 
+class Traffic(StrEnum):
+    """What of the traffic is made small, for objectives co_activation and layer_chain."""
+
+    TOTAL = "total"
+    """Every token copy, at the cost of its way."""
+    BUSIEST = "busiest"
+    """What the others wait for. layer_chain: of every two layers the pair of ranks with the largest
+    flow times cost (MoETuner, arXiv 2502.06643). co_activation: at each level (domain, rank) the
+    group that gets most, to which HierMoE's all-to-all pads the others (arXiv 2508.09591)."""
+
+
 class Robustness(StrEnum):
     """How several workloads become one number."""
 
@@ -92,6 +103,9 @@ class PlaceGoal(Record):
     objective: Objective = Objective.BALANCE
     method: Method = Method.AUTO
     """What chooses the placement; which of them serve an objective, a wrong pair is told."""
+    traffic: Traffic | None = None
+    """What objectives co_activation and layer_chain make small; absent: the total. The cost of a
+    way comes from the profile's measured links, else `link_matrix`, else datasheet and `nic`."""
     ranks: Annotated[Count, Field(le=MOST_RANKS)]
     """Expert-parallel ranks."""
     ranks_per_node: Count | None = None
@@ -146,6 +160,11 @@ class PlaceGoal(Record):
         """Tokens travel once to each rank and node, as they do where co-activation counts."""
         return self.exchange == "merged" or self.objective is Objective.CO_ACTIVATION
 
+    @property
+    def is_about_traffic(self) -> bool:
+        """Whether ways of tokens are made short, rather than loads or times."""
+        return self.objective in (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         refused = method_refusal(self.method, self.objective.value)
@@ -158,6 +177,11 @@ class PlaceGoal(Record):
         if self.ranks_per_node is not None and self.ranks % self.ranks_per_node:
             raise ValueError(
                 f"ranks {self.ranks} is no multiple of ranks_per_node {self.ranks_per_node}"
+            )
+        if self.traffic is not None and not self.is_about_traffic:
+            raise ValueError(
+                f"traffic {self.traffic.value!r} with objective {self.objective.value!r}, which is"
+                " about no traffic; plan for co_activation or layer_chain, or drop it"
             )
         if self.slots_per_rank is not None and self.redundant_experts is not None:
             raise ValueError("slots_per_rank and redundant_experts say the same; keep one")

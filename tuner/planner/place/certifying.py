@@ -26,6 +26,7 @@ from tuner.planner.place.costing import (
     weighs_passes,
 )
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
+from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.traffic import problem_scale
 from tuner.spec.place import Dispatch, Objective
@@ -42,6 +43,7 @@ def certificate_of(
     outcome: Outcome[Placement],
     rule: Rule,
     pricing: Pricing | None,
+    links: LinkCosts,
     *,
     dispatch: str,
     method: str,
@@ -53,7 +55,7 @@ def certificate_of(
     replicas have shares.
     """
     if spec.goal.objective in TRAFFIC:
-        scale = problem_scale(spec, evidence, rule)
+        scale = problem_scale(spec, evidence, rule, links)
         return PlaceCertificate(
             status=outcome.status.value,
             objective=outcome.objective / scale,

@@ -7,6 +7,7 @@ from tuner.planner.place.candidates import Rule
 from tuner.planner.place.comparing import sources_of
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.leaving_out import MOST_FOLDS
+from tuner.planner.place.transitions import is_judged_apart
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
@@ -109,9 +110,14 @@ def _layer_notes(spec: PlaceSpec) -> Iterator[str]:
 
 def _judging_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        yield "ways are judged on the transitions that were planned from"
-        if spec.cluster is not None:
-            yield "no time is priced: tokens that stay where their last expert was"
+        summed = [one.name for one in evidence if not is_judged_apart(one)]
+        if summed:
+            yield (
+                f"{', '.join(summed)}: transitions are kept summed over all passes, so the way is"
+                " judged on what it was planned from"
+            )
+        if spec.cluster is not None and spec.model is not None:
+            yield "expert layers are not priced: tokens stay where their last expert was"
     if len(evidence) > MOST_FOLDS:
         yield f"of {len(evidence)} workloads the first {MOST_FOLDS} were left out in turn"
     if len(evidence) == 1:

@@ -6,7 +6,7 @@ dispatch of the engine, beside what runs today and beside EPLB's rule on the sam
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -47,6 +47,7 @@ from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
 from tuner.planner.place.leaving_out import left_out
+from tuner.planner.place.links import LinkCosts, LinkSource, links_between
 from tuner.planner.place.methods import (
     automatic_note,
     beside_automatic,
@@ -57,7 +58,13 @@ from tuner.planner.place.migration import migration_cost
 from tuner.planner.place.notes import dispatch_of, notes_of
 from tuner.planner.place.pricing import ELEMENT_BYTES, Pricing
 from tuner.planner.place.relaxing import relaxations
-from tuner.planner.place.traffic import Tokens, broken_limits, traffic_by_name, traffic_of
+from tuner.planner.place.sampled import Tokens
+from tuner.planner.place.traffic import (
+    broken_limits,
+    traffic_by_name,
+    traffic_of,
+    traffic_times,
+)
 from tuner.planner.place.verdict import Loads, verdict_of
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
@@ -84,9 +91,21 @@ class Settings:
 
 
 def make_place_plan(
-    spec: PlaceSpec, *, pricing: Pricing | None, settings: Settings, provenance: PlaceProvenance
+    spec: PlaceSpec,
+    *,
+    pricing: Pricing | None,
+    settings: Settings,
+    provenance: PlaceProvenance,
+    source: LinkSource | None = None,
 ) -> PlacePlan:
     """Plan, judge and certify a placement.
+
+    Args:
+        spec: the question.
+        pricing: where time is priced.
+        settings: how hard to look.
+        provenance: what the caller knows of it.
+        source: what is known of the links that join the ranks.
 
     Raises:
         SpecError: the recordings lack what the objective looks at, or a limit cannot be kept.
@@ -94,16 +113,18 @@ def make_place_plan(
     started_s = settings.clock()
     goal, ranks = spec.goal, spec.ranks
     if goal.objective is Objective.LAYER_CHAIN:
-        # Tokens stay where their last expert was: an exchange that is not modelled.
+        # Tokens stay where their last expert was: no dispatch and combine that is priced.
         pricing = None
     evidence = evidence_of(spec)
+    links = links_between(spec, evidence, source or LinkSource())
+    if pricing is not None:
+        pricing = replace(pricing, slow_NN=links.slow_NN)
     dispatch = dispatch_of(spec)
     rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch)
     weights_bytes = _expert_bytes(spec)
     migration = migration_limit(spec, expert_bytes=weights_bytes)
-    is_auto = goal.method is Method.AUTO
-    is_timed = goal.objective is Objective.LAYER_TIME and is_auto
-    others_share = OTHERS_SHARE if is_timed else 0.0
+    is_timed = goal.objective is Objective.LAYER_TIME and goal.method is Method.AUTO
+    others_share = OTHERS_SHARE * is_timed
 
     def solve(dispatch: str, share: float) -> tuple[Outcome[Placement], dict[str, Placement]]:
         by = partial(
@@ -111,6 +132,7 @@ def make_place_plan(
             evidence,
             ranks=ranks,
             rule=rule,
+            links=links,
             dispatch=dispatch,
             active_load=active_load_of(goal, pricing),
             migration=migration,
@@ -127,12 +149,12 @@ def make_place_plan(
             ranks=ranks,
             rule=rule,
             dispatch=dispatch,
+            links=links,
             migration=migration,
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
-    named = None if is_auto else outcome.method
     method, chosen, choice, alternatives = _chosen(
-        spec, evidence, candidates, rule, pricing, dispatch, method=named
+        spec, evidence, candidates, rule, pricing, links, dispatch
     )
     planned_for, dispatch = dispatch, choice.rule
     if goal.objective not in TRAFFIC and solved_dispatch(dispatch) != solved_dispatch(planned_for):
@@ -143,7 +165,7 @@ def make_place_plan(
             outcome = again
         planned_for = dispatch
         method, chosen, choice, alternatives = _chosen(
-            spec, evidence, candidates, rule, pricing, dispatch, method=named
+            spec, evidence, candidates, rule, pricing, links, dispatch
         )
         dispatch = choice.rule
     solve_s = settings.clock() - started_s
@@ -155,17 +177,18 @@ def make_place_plan(
         pricing,
         dispatch,
         migration,
+        links,
         time_limit_s=FOLDS_SHARE * settings.time_limit_s,
     )
     times: tuple[LayerTimes, ...] = ()
     loads = None
-    traffic = traffic_by_name(spec, evidence, chosen, rule)
+    traffic = traffic_by_name(spec, evidence, chosen, rule, links)
     if pricing is not None:
         priced = priced_threes(spec, evidence, chosen, rule, threes, pricing)
         times = layer_times_of(evidence, priced, pricing)
         gain = gain_of_time(spec, evidence, threes, priced, pricing)
     elif traffic:
-        gain = gain_of_traffic(spec, evidence, chosen, traffic)
+        gain = gain_of_traffic(spec, evidence, chosen, traffic, rule, links)
         loads = Loads(
             outcomes=outcomes,
             noises=load_noises(evidence, threes),
@@ -191,6 +214,7 @@ def make_place_plan(
         outcome,
         rule,
         pricing,
+        links,
         dispatch=planned_for,
         method=method,
         solve_s=solve_s,
@@ -210,6 +234,8 @@ def make_place_plan(
             left_out=folds,
             layer_times=times,
             traffic=traffic,
+            links=links.facts if traffic else None,
+            traffic_times=traffic_times(spec, evidence, chosen, rule, links),
             migration=moved,
             dispatches=choice.outcomes,
         ),
@@ -224,6 +250,7 @@ def make_place_plan(
             rebalance_s=goal.rebalance_interval,
             saved=gain.saved,
             loads=loads,
+            rule_gain_ratio=gain.rule_gain_ratio if traffic else None,
         ),
         certificate=certificate,
         binding_constraint=binding_constraint(
@@ -236,6 +263,7 @@ def make_place_plan(
             objective=certificate.objective or 0.0,
             rule=rule,
             dispatch=planned_for,
+            links=links,
             pricing=pricing,
             migration=migration,
             time_limit_s=settings.time_limit_s,
@@ -284,11 +312,11 @@ def _chosen(
     candidates: Mapping[str, Placement],
     rule: Rule,
     pricing: Pricing | None,
+    links: LinkCosts,
     dispatch: str,
-    *,
-    method: str | None,
 ) -> tuple[str, Placement, DispatchChoice, tuple[PlaceAlternative, ...]]:
     """Take what the goal's method placed, else the best, and its dispatch; tell of others."""
+    method = spec.goal.method.value
     named = dict(candidates)
     limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
     if not limited and method != Method.EPLB.value:
@@ -297,11 +325,12 @@ def _chosen(
         named["as it runs"] = spec.current
     if spec.goal.objective in TRAFFIC:
         values = {
-            name: traffic_of(spec, evidence, one, rule, tokens=Tokens.PLANNED)
+            name: traffic_of(spec, evidence, one, rule, links, tokens=Tokens.PLANNED)
             for name, one in named.items()
         }
         broken = {
-            name: (*broken_limits(spec, evidence, one, rule), "")[0] for name, one in named.items()
+            name: (*broken_limits(spec, evidence, one, rule, links), "")[0]
+            for name, one in named.items()
         }
     else:
         values = {
