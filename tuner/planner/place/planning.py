@@ -112,13 +112,9 @@ def make_place_plan(
     """
     started_s = settings.clock()
     goal, ranks = spec.goal, spec.ranks
-    if goal.objective is Objective.LAYER_CHAIN:
-        # Tokens stay where their last expert was: no dispatch and combine that is priced.
-        pricing = None
     evidence = evidence_of(spec)
     links = links_between(spec, evidence, source or LinkSource())
-    if pricing is not None:
-        pricing = replace(pricing, slow_NN=links.slow_NN)
+    pricing = _on_links(pricing, links, goal.objective)
     dispatch = dispatch_of(spec)
     rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch)
     weights_bytes = _expert_bytes(spec)
@@ -286,6 +282,14 @@ def make_place_plan(
             }
         ),
     )
+
+
+def _on_links(pricing: Pricing | None, links: LinkCosts, objective: Objective) -> Pricing | None:
+    """Return the machine with the links between ranks; None where nothing is priced."""
+    if pricing is None or objective is Objective.LAYER_CHAIN:
+        # Tokens stay where their last expert was: no dispatch and combine that is priced.
+        return None
+    return replace(pricing, slow_NN=links.slow_NN)
 
 
 def _compared(
