@@ -48,11 +48,12 @@ AUTOMATIC: Final = "auto"
 """Begins the name of the automatic choice among the alternatives."""
 
 MOST_CHOICES: Final = 10_000
-"""Whole numbers in the integer program of one block of layers. CP-SAT and CBC found a placement of
-4,608 in 3 s a layer on one core, and none of 8,704."""
+"""Whole numbers in the integer program of one block of layers: about twice what CP-SAT finds a
+placement of in 3 s a layer on one core (tests/benchmarks/placement_methods.py)."""
 MOST_PAIRINGS: Final = 8_000
 """Variables of MoETuner's second program: 4 ranks, the paper's, in 32 layers. CBC orders those in
-30 s, and of 9,072 (6 ranks in 8 layers) it found no order in 8 s, of 28,672 none in 12 s."""
+30 s, and of 9,072 (6 ranks in 8 layers) it found no order in 8 s, of 28,672 none in 12 s
+(tests/benchmarks/placement_methods.py)."""
 BOUND_RATIO: Final = 0.3
 """Of the time, for the bound beside EPLB's rule."""
 ALIKE_RATIO: Final = 5e-5

@@ -107,6 +107,19 @@ def test_every_method_of_every_objective_plans_and_is_certified(plan: Plan) -> N
     assert not wrong
 
 
+def test_methods_of_papers_serve_the_objectives_that_the_papers_state(plan: Plan) -> None:
+    # MoETuner's busiest pair of ranks, and HierMoE's busiest group.
+    cases = (("layer_chain", Method.MOETUNER), ("co_activation", Method.SWAPS))
+    for objective, method in cases:
+        goal = f"  objective: {objective}\n  traffic: busiest\n  ranks: 4\n  ranks_per_node: 2\n"
+        least = plan(goal).certificate.objective
+        found = plan(f"{goal}  method: {method.value}\n").certificate
+        assert found.method == method.value
+        assert found.bound is not None
+        assert least is not None
+        assert 0.0 < found.bound <= least * (1.0 + 1e-6)
+
+
 def test_readme_names_every_method_and_dispatch_rule_by_its_key() -> None:
     text = (MODELS.parents[1] / "README.md").read_text()
     section = text[text.index("## Placing experts") : text.index("## Planning a deployment")]
