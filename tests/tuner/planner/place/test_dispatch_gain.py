@@ -1,5 +1,6 @@
 """Dispatch rules that a goal names: each plans; those of no engine tell what they would gain."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
 from solvers.placement.ranks import Placement, Ranks
+from tuner.emit.placement.registry import emit_placement
 from tuner.errors import SpecError
 from tuner.place_api import place
-from tuner.place_plan import PlacePlan
+from tuner.place_plan import PlacePlan, VerifiedPlacement
 from tuner.planner.place.judging import judge
 from tuner.spec.place import Dispatch
 
@@ -50,6 +52,18 @@ def planned(
         f"{goal}emit: {emit}\n"
     )
     return place(path, time_limit_s=1.0).plan
+
+
+def test_sglang_is_written_for_without_a_model_where_all_layers_were_recorded(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, "", priced=False, slots=3, emit="[sglang]")
+    assert plan.decision is not None
+    verified = VerifiedPlacement(plan=plan, decision=plan.decision, waived="a test")
+    file = next(one for one in emit_placement("sglang", verified) if one.path.suffix == ".json")
+    rows = json.loads(file.text)["physical_to_logical_map"]
+    assert rows == [list(row) for row in plan.decision.physical_to_logical]
+    assert any("taken for all decoder layers" in note for note in plan.provenance.notes)
 
 
 def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
