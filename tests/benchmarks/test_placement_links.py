@@ -24,13 +24,14 @@ def benchmark() -> ModuleType:
 def test_a_slow_link_is_left_and_later_tokens_pay_less_than_by_the_rule(
     benchmark: ModuleType,
 ) -> None:
-    case = benchmark.cases()[0]
+    case = benchmark.cases("layer_chain")[0]
     found = benchmark.compared(case, objective="layer_chain", traffic="total", time_limit_s=2.0)
     assert found["passes"]
     assert found["moved"]
     # One of six links ten times slower; every node's share of it is a third of its ways.
     assert 2.0 * found["rule_even_s"] < found["rule_s"] < 10.0 * found["rule_even_s"]
     assert found["judged_ratio"] > 0.2
+    assert found["plan_s"] < 0.9 * found["even_plan_s"]
 
 
 def test_costs_are_put_on_the_ways_that_the_plan_names(benchmark: ModuleType) -> None:
@@ -50,10 +51,11 @@ def test_costs_are_put_on_the_ways_that_the_plan_names(benchmark: ModuleType) ->
 
 
 def test_ten_cases_where_the_published_recordings_are(benchmark: ModuleType) -> None:
-    assert len(benchmark.cases(Path("/nowhere"))) == 6
+    assert len(benchmark.cases("co_activation", Path("/nowhere"))) == 10
+    assert len(benchmark.cases("layer_chain", Path("/nowhere"))) == 6
     if not benchmark.SHARED.is_dir():
         pytest.skip(f"{benchmark.SHARED} is not on this machine")
-    assert len(benchmark.cases()) == 10
+    assert len(benchmark.cases("layer_chain")) == 10
 
 
 def test_a_miss_is_marked(benchmark: ModuleType) -> None:
@@ -63,6 +65,7 @@ def test_a_miss_is_marked(benchmark: ModuleType) -> None:
         "rule_even_s": 1.0,
         "rule_s": 2.0,
         "plan_s": 3.0,
+        "even_plan_s": None,
         "predicted_ratio": 0.1,
         "judged_ratio": -0.5,
         "moved": True,
