@@ -104,8 +104,11 @@ class PlaceGoal(Record):
     method: Method = Method.AUTO
     """What chooses the placement; which of them serve an objective, a wrong pair is told."""
     traffic: Traffic | None = None
-    """What objectives co_activation and layer_chain make small; absent: the total. The cost of a
-    way comes from the profile's measured links, else `link_matrix`, else datasheet and `nic`."""
+    """What objectives co_activation and layer_chain make small. `total`: every token copy at the
+    cost of its way. `busiest`: what the others wait for, of a layer chain the pair of ranks with
+    the largest flow times cost (MoETuner), of co-activation the group that gets most at each level,
+    domains and ranks (HierMoE). Absent: the total. The cost of a way comes from the profile's
+    measured links, else `link_matrix`, else datasheet and `nic`."""
     ranks: Annotated[Count, Field(le=MOST_RANKS)]
     """Expert-parallel ranks."""
     ranks_per_node: Count | None = None

@@ -19,7 +19,8 @@ cluster, or a device that is described, they are 1 and 6: NVLink4 moves 450 GB/s
 published exchanges (MoETuner, arXiv 2502.06643, states 9 to 1 at its links; DeepEP's README 153 to
 43 GB/s).
 
-Not covered: what a link carries while others are busy; an order of nodes other than the listed one.
+Of a matrix with more nodes the first ones count, in its order. Not covered: what a link carries
+while others are busy; another order of nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -150,7 +151,11 @@ def link_costs(
     cost_GG = np.maximum(cost_GG + moved_GG * (slow_GG - 1.0), LEAST_RATIO * cost_GG)
     inside = between = levels.name
     if source.matrix is not None and source.pool is not None:
-        between = f"link_matrix of pool {source.pool.name!r}, its usual link as by {levels.name}"
+        spare = len(source.matrix.nodes) > ranks.num_nodes
+        first = f" on its first {ranks.num_nodes} nodes" if spare else ""
+        between = (
+            f"link_matrix of pool {source.pool.name!r}{first}, its usual link as by {levels.name}"
+        )
     measured = _measured_GG(source, ranks, row_bytes=row_bytes, copies=copies)
     is_complete = not np.isnan(measured.cost_GG).any()
     if levels.is_priced or is_complete:
