@@ -2,9 +2,10 @@
 
 Each case plans with `tuner.place_api.place`, as `moetune plan` does, from some recorded passes, and
 judges on the others: what an even split plans (`even plan`), what EPLB's rule places on the same
-loads (`eplb`), and what is planned for the rule `static` (`static plan`). Loads are the recordings
-of 256 experts (examples/routing/wide-*), synthetic ones of the same width, and, where `--routing`
-names a folder of recordings in the project's own layout, OLMoE's and Mixtral's.
+loads (`eplb`), what is planned for the rule `static` (`static plan`), and what a spec without a
+word of dispatch gets for SGLang beside DeepEP (`best plan`). Loads are the recordings of 256
+experts (examples/routing/wide-*), synthetic ones of the same width, and, where `--routing` names a
+folder of recordings in the project's own layout, OLMoE's and Mixtral's.
 
     load = sum over layers of the largest rank load / sum over layers of the mean, of the mean pass
 
@@ -20,7 +21,8 @@ names a folder of recordings in the project's own layout, OLMoE's and Mixtral's.
                   are given, which copies go where is drawn
 
 Ends with 1 when a bar of `--bars` is missed: under `static` at most half the excess of `even plan`,
-never above `eplb`; and `near` of `static plan` at most 1.02 of the bound.
+never above `eplb`; and `near`, the expected load of `best plan` under the rule that it is emitted
+with, at most 1.02 of the bound.
 """
 
 import argparse
@@ -37,6 +39,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from profilers.routing.store import read_recording
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.testing import families
@@ -51,6 +54,7 @@ from tuner.planner.place.candidates import rule_of
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.judging import whole_tokens
 
+MODELS: Final = Path(__file__).parents[2] / "examples/models"
 WIDE: Final = Path(__file__).parents[2] / "examples/routing"
 WIDE_DOMAINS: Final = ("wide-python", "wide-documents", "wide-headers")
 WIDE_SHAPES: Final = ((32, 9), (72, 4), (64, 5))
@@ -77,7 +81,7 @@ class Size:
     tokens: tuple[int, ...] = TOKENS
     seeds: int = 24
     draws: int = 8
-    time_limit_s: float = 20.0
+    time_limit_s: float = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,8 @@ class Case:
     ranks: int
     slots: int
     per_node: int
+    model: str = ""
+    """Of examples/models; empty: one of the recording's experts and layers is made up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +107,8 @@ class Line:
     loads: dict[str, float]
     static_by: str
     """Whose function dealt `static`."""
+    dispatch: str = ""
+    """The rule that is emitted, where the planner chose."""
     solve_s: float | None = None
     missed: tuple[str, ...] = field(default=())
 
@@ -132,6 +140,7 @@ def cases(size: Size, work: Path, routing: Path | None) -> Iterator[Case]:
                 ranks=ranks,
                 slots=slots,
                 per_node=per_node,
+                model={"olmoe": "olmoe-1b-7b", "mixtral-8x7b": "mixtral-8x7b"}[model],
             )
 
 
@@ -148,27 +157,62 @@ def synthetic(size: Size, work: Path) -> Path:
     return file
 
 
-def planned(
-    case: Case, dispatch: str, size: Size, work: Path
-) -> tuple[Placement, WorkloadEvidence, Ranks, float]:
-    """What `moetune plan` makes of the case, and what it judges on."""
-    spec = work / "spec.yaml"
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planned:
+    """What `moetune plan` makes of a case, and what it judges on."""
+
+    placement: Placement
+    evidence: WorkloadEvidence
+    ranks: Ranks
+    solve_s: float
+    dispatch: str
+
+
+def planned(case: Case, dispatch: str | None, size: Size, work: Path) -> Planned:
+    """Plan a case for a rule, or for the best of SGLang's."""
     goal: dict[str, Any] = {
         "kind": "place",
         "ranks": case.ranks,
         "ranks_per_node": case.per_node,
         "slots_per_rank": case.slots,
-        "dispatch": dispatch,
         "workloads": [{"name": "all", "path": str(case.recording)}],
     }
+    spec: dict[str, Any] = {"schema_version": 1, "goal": goal, "emit": []}
+    if dispatch is None:
+        spec |= {"model": str(model_of(case, work)), "emit": ["sglang"]}
+    else:
+        goal["dispatch"] = dispatch
     # JSON is YAML.
-    spec.write_text(json.dumps({"schema_version": 1, "goal": goal, "emit": []}))
-    made = place(spec, time_limit_s=size.time_limit_s)
+    path = work / "spec.yaml"
+    path.write_text(json.dumps(spec))
+    made = place(path, time_limit_s=size.time_limit_s)
     assert made.plan.decision is not None
     (evidence,) = evidence_of(made.spec)
     expert_LS = np.array(made.plan.decision.physical_to_logical, dtype=np.int64)
-    solve_s = made.plan.certificate.solve_s
-    return Placement(expert_LS=expert_LS), evidence, made.spec.ranks, solve_s
+    return Planned(
+        placement=Placement(expert_LS=expert_LS),
+        evidence=evidence,
+        ranks=made.spec.ranks,
+        solve_s=made.plan.certificate.solve_s,
+        dispatch="".join(mark.dispatch for mark in made.plan.made_for),
+    )
+
+
+def model_of(case: Case, work: Path) -> Path:
+    """The case's model; SGLang's file has a row for each of its layers."""
+    if case.model:
+        return MODELS / case.model
+    recording = read_recording(case.recording)
+    config = json.loads((MODELS / "qwen3-30b-a3b/config.json").read_text())
+    config |= {
+        "num_hidden_layers": len(recording.layer_ids),
+        "num_experts": recording.num_experts,
+        "num_experts_per_tok": recording.top_k or config["num_experts_per_tok"],
+    }
+    folder = work / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def lines(size: Size, work: Path, routing: Path | None, *, only: str = "") -> Iterator[Line]:
@@ -178,37 +222,48 @@ def lines(size: Size, work: Path, routing: Path | None, *, only: str = "") -> It
     for case in cases(size, work, routing):
         if only not in case.name:
             continue
-        even, evidence, ranks, even_s = planned(case, "even", size, work)
-        static, _, _, static_s = planned(case, "static", size, work)
-        rule = rule_of((evidence,), ranks=ranks, groups=None).placement
+        plans = {
+            name: planned(case, dispatch, size, work)
+            for name, dispatch in (
+                ("even plan", "even"),
+                ("static plan", "static"),
+                ("best plan", None),
+            )
+        }
+        evidence, ranks = plans["even plan"].evidence, plans["even plan"].ranks
+        placements = {"eplb": rule_of((evidence,), ranks=ranks, groups=None).placement}
+        placements |= {name: plan.placement for name, plan in plans.items()}
         mean_LE = evidence.judged_PLE.mean(axis=0)
         problem = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
         bound = float(layer_bounds(problem).sum() / problem.mean_WL.sum())
         found = {
             name: judged(placement, mean_LE, ranks, evidence, size, engine)
-            for name, placement in (("eplb", rule), ("even plan", even), ("static plan", static))
+            for name, placement in placements.items()
         }
+        misses = missed(found, bound)
         for name, loads in found.items():
+            plan = plans.get(name)
             yield Line(
                 case=case.name,
                 placement=name,
                 bound=bound,
                 loads=loads,
                 static_by="ours" if engine is None else "sglang",
-                solve_s={"even plan": even_s, "static plan": static_s}.get(name),
-                missed=missed(found, bound) if name == "static plan" else (),
+                dispatch="" if plan is None else plan.dispatch,
+                solve_s=None if plan is None else plan.solve_s,
+                missed=tuple(said for of, said in misses if of == name),
             )
 
 
-def missed(found: dict[str, dict[str, float]], bound: float) -> tuple[str, ...]:
-    """Bars that the plan for `static` misses."""
-    eplb, even, ours = (found[name] for name in ("eplb", "even plan", "static plan"))
+def missed(found: dict[str, dict[str, float]], bound: float) -> tuple[tuple[str, str], ...]:
+    """Bars that a plan misses, each with the plan's name."""
+    most = bound + LEAST_CUT * (found["even plan"]["static"] - bound)
     bars = (
-        ("static: half of the excess", bound + LEAST_CUT * (even["static"] - bound), "static"),
-        ("static: above EPLB's rule", eplb["static"], "static"),
-        ("expected load", MOST_OF_BOUND * bound, "near"),
+        ("static plan", "static: half of the excess", most, "static"),
+        ("static plan", "static: above EPLB's rule", found["eplb"]["static"], "static"),
+        ("best plan", "expected load", MOST_OF_BOUND * bound, "near"),
     )
-    return tuple(said for said, most, rule in bars if ours[rule] > most)
+    return tuple((name, said) for name, said, most, rule in bars if found[name][rule] > most)
 
 
 def judged(
@@ -275,9 +330,10 @@ def largest(load_PLG: Floats) -> float:
 def text_of(line: Line) -> str:
     """One placement as people read it."""
     loads = "  ".join(f"{name} {value:.4f}" for name, value in line.loads.items())
+    rule = f"  emitted with {line.dispatch}" if line.dispatch else ""
     spent = "" if line.solve_s is None else f"  ({line.solve_s:.0f} s)"
     bad = "".join(f"  MISSED {said}" for said in line.missed)
-    return f"{line.case}: {line.placement:<11} bound {line.bound:.4f}  {loads}{spent}{bad}"
+    return f"{line.case}: {line.placement:<11} bound {line.bound:.4f}  {loads}{rule}{spent}{bad}"
 
 
 def main() -> int:
@@ -288,8 +344,9 @@ def main() -> int:
     parser.add_argument("--bars", action="store_true", help="end with 1 when a bar is missed")
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--routing", type=Path, help="folder of recordings")
+    parser.add_argument("--seconds", type=float, default=Size().time_limit_s, help="of a plan")
     chosen = parser.parse_args()
-    size = Size()
+    size = Size(time_limit_s=chosen.seconds)
     if chosen.small:
         size = Size(
             wide_shapes=((8, 9),),

@@ -12,7 +12,8 @@ The model is Qwen3-MoE's architecture from transformers: 8 layers, 32 experts, 4
 width 128, loss of balance 1e-3, byte-pair tokens. `wide-moe` has DeepSeek-V3's 256 experts, 8 of a
 token, in 4 layers, and five times the loss of balance: with 1e-3 one expert draws 17 times the mean
 and a seventh are idle, in published models one draws 6 to 8 times. Of its recordings,
-examples/routing/wide-<domain>, only the counts are kept, since pairs of 256 experts take megabytes.
+examples/routing/wide-<domain>, only the counts are kept, since pairs of 256 experts take megabytes;
+their text is mixed in pieces of a sequence, so that passes differ by chance and not by their files.
 Neither is a good language model, and need not be:
 what counts is that its router learned to tell domains apart, as the published skews of real models
 show. Nothing here is random but by a fixed seed, yet another version of torch, or of the packages
@@ -42,6 +43,8 @@ DOMAIN_BYTES: Final = 3_000_000
 """Of text at most, so that no domain outweighs the others much."""
 FILE_BYTES: Final = 60_000
 """Of one file at most, so that many authors speak."""
+PIECE: Final = 1000
+"""Characters of a piece of mixed text, about a sequence."""
 VOCABULARY: Final = 4096
 SEQUENCE: Final = 256
 BATCH: Final = 8
@@ -74,10 +77,12 @@ class Recipe:
     prefix: str
     """Of the recordings' names."""
     counts_only: bool
+    is_mixed: bool
+    """Pieces of text are shuffled before they are recorded: a pass holds many authors."""
 
 
 RECIPES: Final[dict[str, Recipe]] = {
-    "small-moe": Recipe(config=CONFIG, prefix="", counts_only=False),
+    "small-moe": Recipe(config=CONFIG, prefix="", counts_only=False, is_mixed=False),
     "wide-moe": Recipe(
         config=CONFIG
         | {
@@ -89,6 +94,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         },
         prefix="wide-",
         counts_only=True,
+        is_mixed=True,
     ),
 }
 
@@ -195,6 +201,9 @@ def record(work: Path, name: str) -> None:
     """Run the command for every domain, and keep the recordings only."""
     recipe = RECIPES[name]
     for domain in DOMAINS:
+        text = work / f"text/{domain}.record.txt"
+        if recipe.is_mixed:
+            text = mixed(text)
         command = [
             *(sys.executable, "-m", "tuner", "profile", "--suite", "routing"),
             *("--model", str(work / name), "--text", str(work / f"text/{domain}.record.txt")),
@@ -216,6 +225,16 @@ def record(work: Path, name: str) -> None:
             keep_counts(recorded, target)
         else:
             shutil.copytree(recorded, target)
+
+
+def mixed(text: Path) -> Path:
+    """Write the pieces of a text in random order beside it, as requests of many users come."""
+    content = text.read_text(encoding="utf-8")
+    pieces = [content[at : at + PIECE] for at in range(0, len(content), PIECE)]
+    order = np.random.default_rng(SEED).permutation(len(pieces))
+    target = text.with_suffix(".mixed.txt")
+    target.write_text("".join(pieces[index] for index in order), encoding="utf-8")
+    return target
 
 
 def keep_counts(recorded: Path, target: Path) -> None:

@@ -18,7 +18,7 @@ def test_a_small_case_is_judged_under_every_rule() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = {line["placement"]: line for line in json.loads(done.stdout)}
-    assert list(found) == ["eplb", "even plan", "static plan"]
+    assert list(found) == ["eplb", "even plan", "static plan", "best plan"]
     for line in found.values():
         loads = line["loads"]
         for rule in ("even", "near", "static", "lp", "near_lp", "dynamic 32", "near_dynamic 32"):
@@ -29,3 +29,4 @@ def test_a_small_case_is_judged_under_every_rule() -> None:
         assert loads["dynamic 32"] > loads["even"]
     assert found["even plan"]["loads"]["even"] < found["eplb"]["loads"]["even"]
     assert found["static plan"]["solve_s"] > 0.0
+    assert found["best plan"]["dispatch"] == "dynamic"

@@ -55,3 +55,19 @@ def test_domains_are_skewed_and_unlike(recordings: dict[str, Recording]) -> None
 def test_they_are_small() -> None:
     files = [file for domain in DOMAINS for file in (EXAMPLES / domain).iterdir()]
     assert sum(file.stat().st_size for file in files) < 1_000_000
+
+
+def test_wide_recordings_have_the_experts_of_deepseek_v3_and_a_like_skew() -> None:
+    for domain in DOMAINS:
+        found = read_recording(EXAMPLES / f"wide-{domain}")
+        assert found.workload == f"wide-{domain}"
+        assert found.count_PLE.shape == (128, 4, 256)
+        assert found.top_k == 8
+        # 8 sequences of 256 tokens a pass, 8 choices of each.
+        assert (found.count_PLE.sum(axis=2) == 8 * 256 * 8).all()
+        # Published recordings of 256 experts have 5.6 to 8.1, layers up to 13.7.
+        assert 5.0 < skew(found).median < 14.0
+        assert found.transition_MEE is None
+        assert found.token_LTK is None
+    files = [file for domain in DOMAINS for file in (EXAMPLES / f"wide-{domain}").iterdir()]
+    assert sum(file.stat().st_size for file in files) < 500_000

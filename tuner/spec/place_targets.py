@@ -125,7 +125,7 @@ PLACE_TARGETS: Final[Mapping[str, PlaceTarget]] = {
             dispatches=_IN_TURN,
         ),
         PlaceTarget(name="eplb", release="d52c72d"),
-        PlaceTarget(name="megatron", release="core 0.16", replicas=False),
+        PlaceTarget(name="megatron", release="d98e8a6", replicas=False),
     )
 }
 """By the name users type."""

@@ -35,8 +35,9 @@ RULE_WORDS: Final[Mapping[str, str]] = {
 def dispatch_of(spec: PlaceSpec) -> str:
     """Return the dispatch rule that a plan is made for, by the solvers' name.
 
-    What the goal says, as the first target runs it beside the deployment's backend; without a word
-    of the goal, what that target does by default.
+    What the goal says, as the first target runs it beside the deployment's backend. Without a word
+    of the goal and with several rules to choose from, a draw for each token: no other choice that
+    is blind to loads expects less, as fixed ones only scatter about it. Else the target's own rule.
     """
     name = next(iter(spec.emit), "eplb")
     target, goal = PLACE_TARGETS[name], spec.goal
@@ -44,7 +45,7 @@ def dispatch_of(spec: PlaceSpec) -> str:
     if target.offers and said != "even":
         backend = backend_of(target, dispatch=said, a2a_backend=goal.a2a_backend)
         offers = offered(target, said, backend)
-        return next((one for one in offers if one.is_default), offers[0]).rule
+        return next((one for one in offers if one.name == "dynamic"), offers[0]).rule
     return said or DISPATCH_OF[name].value
 
 
@@ -72,6 +73,11 @@ def _dispatch_notes(
         for name in tuple(dict.fromkeys(spec.emit))[1:]:
             if DISPATCH_OF[name].value != dispatch:
                 yield f"{name} shares by {DISPATCH_OF[name].value!r}, not judged here"
+    if dispatch == Dispatch.STATIC.value and spec.layer_ids != tuple(range(len(spec.layer_ids))):
+        yield (
+            "static chooses replicas for all decoder layers from one stream: those before and"
+            " between the placed ones shift it, so another draw of the same law is judged"
+        )
     if dispatch == Dispatch.STATIC.value and any(sources_of(spec, one) is None for one in evidence):
         yield "tokens are taken to come from all ranks alike"
 

@@ -39,6 +39,26 @@ def test_replicas_that_are_all_on_one_node_are_near_to_their_ranks_only() -> Non
     assert near.tolist() == [0, 1, FAR, FAR, FAR, FAR]
 
 
+def test_near_replicas_are_those_of_the_plain_definition() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        per_node = int(rng.choice([1, 2, 4, 8]))
+        ranks = Ranks.alike(ranks=8, slots_per_rank=2, ranks_per_node=per_node)
+        hosts = np.sort(rng.integers(0, 8, size=int(rng.integers(1, 6))))
+        nodes = hosts // per_node
+        for source, near in enumerate(nearest_H(hosts, ranks=ranks)):
+            own = np.flatnonzero(hosts == source)
+            beside = np.flatnonzero(nodes == source // per_node)
+            if len(hosts) == 1:
+                assert near == 0
+            elif len(own):
+                assert near == own[0]
+            elif 0 < len(beside) < len(hosts):
+                assert near == beside[0]
+            else:
+                assert near == FAR
+
+
 def test_far_sources_of_one_stream_are_dealt_fairly() -> None:
     # Two replicas on the only node: 2 near sources, 18 far ones that have drawn for nothing else.
     ranks = Ranks.alike(ranks=20, slots_per_rank=1)

@@ -11,6 +11,7 @@ from tuner.emit.placement.registry import emit_placement
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import DispatchOutcome, PlacePlan, VerifiedPlacement
+from tuner.report.place_page import PlaceEvidence, place_report
 from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -81,10 +82,13 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     assert (mark.dispatch, mark.a2a_backend) == (chosen.dispatch, "deepep")
     # The judged loads are those that the chosen rule expects.
     assert plan.predicted.outcomes[0].imbalance_after == pytest.approx(chosen.imbalance)
+    nothing = PlaceEvidence(maps=(), files=(), verified=None, what_if=None)
+    page = str(place_report(plan, nothing))
     text = place_text(plan, folder=tmp_path)
     assert "made for sglang 0.5.23, 4 nodes, EP 16" in text
     for one in found.values():
         assert one.words in text
+        assert one.words in page
 
 
 def test_lp_is_offered_to_models_that_the_engine_runs_it_for(tmp_path: Path) -> None:
