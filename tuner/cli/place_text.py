@@ -69,7 +69,7 @@ def _body(plan: PlacePlan) -> Iterator[str]:
     yield (
         f"objective {plan.goal.objective.value}: {_objective(plan, certificate.objective)}, nothing"
         f" below {_objective(plan, certificate.bound)} (gap {certificate.gap_ratio:.3%},"
-        f" {certificate.status}, {certificate.method}, {certificate.solve_s:.1f} s)"
+        f" {certificate.status}, {certificate.method}, {certificate.solve_s:.1f} s){_for(plan)}"
     )
     yield f"binding: {plan.binding_constraint}"
     width = max(8, *(min(MOST_NAME, len(one.workload)) for one in predicted.outcomes))
@@ -190,6 +190,12 @@ def _workloads(outcomes: Sequence[WorkloadOutcome], width: int) -> Iterator[str]
             f"  {_name(one.workload, width)} {passes:>9} {one.imbalance_before:>8.4f}"
             f" {one.imbalance_rule:>8.4f} {one.imbalance_after:>8.4f}   {spreads}"
         )
+
+
+def _for(plan: PlacePlan) -> str:
+    """Which dispatch rule the certificate holds for, where it is not the even split."""
+    rule = plan.certificate.dispatch
+    return "" if rule == "even" else f", dispatch {rule}"
 
 
 def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:

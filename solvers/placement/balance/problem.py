@@ -92,15 +92,16 @@ class BalanceProblem:
     """What reading one replica's weights costs, in token copies."""
     migration: Migration | None = None
     dispatch: Dispatch = Dispatch.EVEN
+    part_BWLE: Floats | None = None
+    """Loads of parts of the recording, `load_WLE` being their mean: a search that puts whole hot
+    experts on ranks looks at each part, as other passes will differ from the mean as they do. The
+    objective is that of `load_WLE`. None: not known."""
 
     def __post_init__(self) -> None:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:
             raise ValueError("loads are [workloads][layers][experts], none of them empty")
         num_workloads, _, num_experts = self.load_WLE.shape
-        if not np.isfinite(self.load_WLE).all() or (self.load_WLE < 0.0).any():
-            raise ValueError("every load must be a non-negative number")
-        if (self.load_WLE.sum(axis=2) <= 0.0).any():
-            raise ValueError("every layer of every workload needs some load")
+        _check_loads(self.load_WLE, "workload")
         if self.weight_W.shape != (num_workloads,) or not (self.weight_W > 0.0).all():
             raise ValueError("every workload needs a positive weight")
         if abs(float(self.weight_W.sum()) - 1.0) > 1e-9:
@@ -112,10 +113,20 @@ class BalanceProblem:
                 f"{self.ranks.num_slots} slots on {self.ranks.num_ranks} ranks cannot hold"
                 f" {num_experts} experts"
             )
+        if self.part_BWLE is not None:
+            self._check_parts(self.part_BWLE)
         if self.migration is not None:
             self._check_migration(self.migration)
         for array in (self.load_WLE, self.weight_W):
             array.setflags(write=False)
+
+    def _check_parts(self, part_BWLE: Floats) -> None:
+        if part_BWLE.ndim != 4 or part_BWLE.shape[1:] != self.load_WLE.shape or not len(part_BWLE):
+            raise ValueError(
+                f"parts have shape {part_BWLE.shape}, expected one or more of {self.load_WLE.shape}"
+            )
+        _check_loads(part_BWLE, "part")
+        part_BWLE.setflags(write=False)
 
     def _check_migration(self, migration: Migration) -> None:
         expert_LS = migration.current.expert_LS
@@ -150,3 +161,10 @@ class BalanceProblem:
     def mean_WL(self) -> Floats:
         """Time of every rank if the load could be spread perfectly."""
         return np.asarray(self.load_WLE.sum(axis=2) / self.ranks.speed_G.sum())
+
+
+def _check_loads(loads: Floats, of: str) -> None:
+    if not np.isfinite(loads).all() or (loads < 0.0).any():
+        raise ValueError("every load must be a non-negative number")
+    if (loads.sum(axis=-1) <= 0.0).any():
+        raise ValueError(f"every layer of every {of} needs some load")

@@ -38,7 +38,7 @@ from solvers.placement.balance.objective import (
     robust_slope,
     value_of,
 )
-from solvers.placement.balance.problem import BalanceProblem, Dispatch
+from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
 from solvers.placement.balance.state import apart_groups
 from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Claim, Status
@@ -49,6 +49,10 @@ CEILINGS: Final = (0.75, 0.95, 0.85)
 CAUTIONS: Final = (2.0, 1.2)
 """Standard deviations above the mean that are kept even."""
 
+
+LEAST_DISTANCE: Final = 0.05
+"""Share of tokens on other experts in other passes from which on parts are looked at: below it they
+cost the search more time than they tell."""
 
 EVEN_RATIO: Final = 0.15
 """Of the time, for what the even split would place."""
@@ -74,6 +78,7 @@ def search_near(
 ) -> Placement:
     """Return the best of the starts, layer by layer, or what another rule places, if better."""
     deadline_s = time.perf_counter() + time_limit_s
+    whole, problem = problem, with_parts(problem)
     found: list[Placement] = []
     even = search(
         dataclasses.replace(problem, dispatch=Dispatch.EVEN, migration=None),
@@ -82,6 +87,9 @@ def search_near(
         most_steps=most_steps,
     )
     cautions = CAUTIONS if problem.dispatch is Dispatch.STATIC else (0.0,)
+    if problem.num_workloads > whole.num_workloads:
+        # Every step of many parts is long: fewer starts, searched for longer.
+        cautions = cautions[:1]
     runs = [(ceiling, caution) for caution in cautions for ceiling in CEILINGS]
     for number, (ceiling, caution) in enumerate(runs):
         left_s = deadline_s - time.perf_counter()
@@ -102,6 +110,29 @@ def search_near(
     return min(
         (best_layers(problem, found), even, rule),
         key=lambda placement: value_of(problem, largest_times(problem, placement.expert_LS)),
+    )
+
+
+def with_parts(problem: BalanceProblem) -> BalanceProblem:
+    """Return the problem with its parts as workloads, where they differ enough to count.
+
+    Their mean differs from that of as many other passes by about their distance / sqrt(parts).
+    Worst case and CVaR are about workloads, not about passes, and keep theirs.
+    """
+    parts = problem.part_BWLE
+    alone = dataclasses.replace(problem, part_BWLE=None)
+    if parts is None or not (problem.robust is Robust.MEAN or problem.num_workloads == 1):
+        return alone
+    size = parts.sum(axis=3, keepdims=True)
+    mean_WLE = problem.load_WLE / problem.load_WLE.sum(axis=2, keepdims=True)
+    distance = float(np.abs(parts / size - mean_WLE).sum(axis=3).mean())
+    if distance < LEAST_DISTANCE * np.sqrt(len(parts)):
+        return alone
+    return dataclasses.replace(
+        alone,
+        robust=Robust.MEAN,
+        load_WLE=np.concatenate(list(parts)),
+        weight_W=np.tile(problem.weight_W, len(parts)) / len(parts),
     )
 
 

@@ -20,7 +20,13 @@ from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE, COACTIVATION
 from solvers.result import Outcome
 from tuner.errors import SpecError
-from tuner.planner.place.evidence import WorkloadEvidence, load_WLE, mean_load_LE, weight_W
+from tuner.planner.place.evidence import (
+    WorkloadEvidence,
+    load_WLE,
+    mean_load_LE,
+    part_BWLE,
+    weight_W,
+)
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.methods import solve_balance, solve_chain, solve_coactivation
 from tuner.planner.place.sampled import Tokens
@@ -62,6 +68,7 @@ def balance_problem(
         active_load=active_load,
         migration=migration,
         dispatch=solved_dispatch(dispatch),
+        part_BWLE=part_BWLE(evidence),
     )
 
 

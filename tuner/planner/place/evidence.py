@@ -12,12 +12,18 @@ plan says so. Sampled tokens are parted the same way, in order.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from profilers.routing.recording import Recording
 from solvers.placement.ranks import Floats, Ints
 from tuner.spec.place_read import PlaceSpec
+
+PARTS: Final = 8
+"""Of the passes that are planned from."""
+PART_PASSES: Final = 2
+"""At least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,6 +36,8 @@ class WorkloadEvidence:
     """Mean over the passes that are planned from."""
     judged_PLE: Floats
     """The passes that are judged on."""
+    part_BLE: Floats | None
+    """Means of parts of those planned from, in order; None where they are too few."""
     whole_PLE: Floats
     """All passes, for a plan that was made without this workload."""
     planned_passes: int
@@ -110,6 +118,7 @@ def _of_recording(
         weight_ratio=weight_ratio,
         planned_LE=planned_PLE.mean(axis=0) * (size / _copies_per_pass(planned_PLE)),
         judged_PLE=judged_PLE.astype(np.float64) * scale,
+        part_BLE=_parts(planned_PLE, size=size) if is_split else None,
         whole_PLE=counted_PLE.astype(np.float64) * (size / _copies_per_pass(counted_PLE)),
         planned_passes=len(planned_PLE),
         is_split=is_split,
@@ -120,6 +129,14 @@ def _of_recording(
         planned_LTK=planned_LTK,
         judged_LTK=judged_LTK,
     )
+
+
+def _parts(planned_PLE: Ints, *, size: float) -> Floats | None:
+    """Return means of equal parts of the passes, each as long as the mean of all."""
+    if len(planned_PLE) < PARTS * PART_PASSES:
+        return None
+    means = [part.mean(axis=0) for part in np.array_split(planned_PLE, PARTS)]
+    return np.stack([mean * (size / float(mean.sum(axis=1).mean())) for mean in means])
 
 
 def _copies_per_pass(count_PLE: Ints) -> float:
@@ -152,6 +169,12 @@ def _parted_tokens(
 def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
     """Stack what is planned from."""
     return np.stack([one.planned_LE for one in evidence])
+
+
+def part_BWLE(evidence: Sequence[WorkloadEvidence]) -> Floats | None:
+    """Stack the parts of the passes that are planned from; None where a workload has none."""
+    parts = [one.part_BLE for one in evidence if one.part_BLE is not None]
+    return np.stack(parts, axis=1) if len(parts) == len(evidence) else None
 
 
 def weight_W(evidence: Sequence[WorkloadEvidence]) -> Floats:

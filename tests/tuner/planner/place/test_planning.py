@@ -9,10 +9,12 @@ import pytest
 
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording as write_stored
+from solvers.placement.balance.check import objective
+from solvers.placement.ranks import Placement
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
-from tuner.planner.place.candidates import others_for_time, rule_of
+from tuner.planner.place.candidates import balance_problem, others_for_time, rule_of
 from tuner.planner.place.evidence import evidence_of
 from tuner.planner.place.links import LinkSource, links_between
 from tuner.spec.place_read import read_place_spec
@@ -113,6 +115,43 @@ def test_totals_are_parted_by_lot_and_the_plan_says_so(tmp_path: Path) -> None:
     assert plan.predicted is not None
     assert plan.predicted.outcomes[0].passes_judged == 0
     assert any("one pass recorded" in note for note in plan.provenance.notes)
+
+
+def test_a_placement_is_made_and_certified_for_the_rule_that_the_runtime_applies(
+    tmp_path: Path,
+) -> None:
+    goal = "  ranks: 16\n  ranks_per_node: 4\n  slots_per_rank: 3\n"
+    found = {}
+    for dispatch in ("even", "static"):
+        plan = planned(
+            tmp_path,
+            goal + f"  dispatch: {dispatch}\n",
+            workloads=1,
+            experts=40,
+            tokens=200_000,
+            time_limit_s=3.0,
+        )
+        assert plan.certificate.dispatch == dispatch
+        assert plan.decision is not None
+        found[dispatch] = plan
+    spec = read_place_spec(tmp_path / "spec.yaml")
+    evidence = evidence_of(spec)
+    for_static = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch="static")
+    value = {
+        name: objective(
+            for_static,
+            Placement(expert_LS=np.array(plan.decision.physical_to_logical, dtype=np.int64)),
+        )
+        for name, plan in found.items()
+        if plan.decision is not None
+    }
+    assert found["static"].certificate.objective == pytest.approx(value["static"])
+    rule = rule_of(evidence, ranks=spec.ranks, groups=None, dispatch="static").placement
+    assert value["static"] <= objective(for_static, rule)
+    # Half of the excess over the bound of a plan for an even split, or less.
+    least = found["static"].certificate.bound
+    assert least is not None
+    assert value["static"] - least <= 0.5 * (value["even"] - least)
 
 
 def test_layers_of_the_certificate_add_up_to_it(tmp_path: Path) -> None:
