@@ -9,7 +9,8 @@ is run here, on a model that PuLP wrote:
 - arguments go as a list and files by relative name, so no path needs quoting.
 
 Its preprocessing at times takes an infeasible model for a feasible one, and says so only in the log
-("Postprocessed model is infeasible"): such models are run again without it.
+("Postprocessed model is infeasible"), and a feasible one for infeasible where time runs out in it
+("Pre-processing says infeasible"): such models are run again without it.
 
 CBC's printed objective ignores a constant term: models must not have one. Numbers are CBC's, within
 its tolerances (1e-7 on constraints, 1e-5 absolute on improvements of the objective): scale the
@@ -36,7 +37,8 @@ HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 10.0
 """CBC looks at its clock between rounds; this long after the limit it is ended from outside."""
 
-BROKEN_BY_PREPROCESSING = "Postprocessed model is infeasible"
+DOUBTFUL = ("Postprocessed model is infeasible", "Pre-processing says infeasible")
+"""What preprocessing says of models that it has misjudged."""
 WITHOUT_PREPROCESSING = ("-preprocess", "off")
 LEAST_RUN_S = 0.05
 """What a second run gets even where the time is up."""
@@ -82,7 +84,7 @@ def run_cbc(
         directory = Path(name)
         write_model(directory / "model.mps")
         read = _read_run(executable, directory, time_limit_s, threads, options=())
-        if BROKEN_BY_PREPROCESSING in read.log:
+        if any(words in read.log for words in DOUBTFUL):
             left_s = max(deadline_s - time.perf_counter(), LEAST_RUN_S)
             read = _read_run(executable, directory, left_s, threads, options=WITHOUT_PREPROCESSING)
         return NOTHING_FOUND if read.solution is None else read_answer(read.solution, read.log)

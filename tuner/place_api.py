@@ -15,6 +15,7 @@ from tuner.errors import PlanUnreadableError, SpecError
 from tuner.paths import AnyPath, paths_of, plan_folder
 from tuner.place_folder import judged_pass, read_place_plan, write_place_verified
 from tuner.place_plan import PlacePlan, PlaceProvenance
+from tuner.planner.place.links import LinkSource
 from tuner.planner.place.planning import Settings, make_place_plan
 from tuner.planner.place.pricing import pricing_of
 from tuner.planning_time import timed
@@ -23,12 +24,14 @@ from tuner.report.placement_maps import heat_maps
 from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 from tuner.train_api import version
 from tuner.verify.placement import verify_placements
 from tuner.verify.placement_records import PlaceVerified
 
 if TYPE_CHECKING:
+    from tuner.costs.analytic.calibration import Residuals
     from tuner.costs.analytic.measured_profile import MeasuredProfile
 
 
@@ -71,21 +74,26 @@ def place(
 
     started_s = clock()
     spec = read_place_spec(spec_path)
-    if profiles and (spec.cluster is None or spec.model is None):
+    about_traffic = spec.goal.is_about_traffic
+    if profiles and (spec.cluster is None or (spec.model is None and not about_traffic)):
         raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
-    cluster = None if spec.model is None else spec.cluster
+    # Tokens of a chain stay where their last expert was: links are priced, expert layers are not.
+    is_priced = spec.model is not None and spec.goal.objective is not Objective.LAYER_CHAIN
+    cluster = spec.cluster if is_priced else None
+    residuals = shipped() if calibrated else None
     measured = _measured(cluster, profiles, calibrated=calibrated)
-    pricing = pricing_of(
-        spec.model,
-        spec.cluster,
-        spec.goal,
-        residuals=shipped() if calibrated else None,
+    pricing = pricing_of(spec.model, cluster, spec.goal, residuals=residuals, measured=measured)
+    source = _links(
+        spec if about_traffic or is_priced else None,
+        profiles,
+        residuals=residuals,
         measured=measured,
     )
     made = make_place_plan(
         spec,
         pricing=pricing,
         settings=Settings(time_limit_s=time_limit_s, clock=clock),
+        source=source,
         provenance=PlaceProvenance(
             moetune_version=version(),
             spec_sha256=hashlib.sha256(
@@ -110,6 +118,27 @@ def _sha256(recording: Recording) -> str:
             digest.update(f"{field.name} {value.dtype} {value.shape}\n".encode())
             digest.update(np.ascontiguousarray(value).data)
     return digest.hexdigest()
+
+
+def _links(
+    spec: PlaceSpec | None,
+    profiles: Sequence[Path],
+    *,
+    residuals: "Residuals | None",
+    measured: "MeasuredProfile | None",
+) -> "LinkSource":
+    """What joins the ranks; nothing where neither traffic nor time is priced."""
+    from tuner.costs.analytic.measured_profile import read_measured
+    from tuner.planner.place.link_source import is_of_accelerators, link_source
+
+    if spec is None or spec.cluster is None:
+        return LinkSource()
+    profile = profile_of(spec.cluster.pools[0], profiles)
+    if measured is None and profile is not None and is_of_accelerators(profile):
+        measured = read_measured(profile, calibrated=residuals is not None)
+    return link_source(
+        spec.cluster, spec.goal, profile=profile, residuals=residuals, measured=measured
+    )
 
 
 def _measured(

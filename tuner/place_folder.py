@@ -1,6 +1,7 @@
 """What lies in the folder of a placement's plan beside `plan.json`.
 
     used/spec.yaml, used/config.json, used/current.*     what was read
+    used/links-0.csv                                     the first pool's link matrix
     used/routing/<n>.json                                totals of each workload, one judged pass
     launch/<engine>/                                     the placement as the engine reads it
     report/heat_map_<n>.svg, .json                       load by layer and rank, before and after
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from profilers.files import read_bounded
+from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from solvers.placement.ranks import Floats
 from tuner.emit.placement.registry import emit_placement
 from tuner.errors import PlanUnreadableError, SpecError
@@ -110,6 +112,9 @@ def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
         used[f"current{spec.goal.current.suffix}"] = read_bounded(
             spec.goal.current, most_bytes=LARGEST_BYTES
         )
+    pool = None if spec.cluster is None else spec.cluster.pools[0]
+    if pool is not None and pool.link_matrix is not None:
+        used["links-0.csv"] = link_matrix_csv(read_link_matrix(pool.link_matrix))
     for number, (name, recording) in enumerate(spec.recordings.items()):
         record = {
             "model": recording.model,

@@ -33,7 +33,7 @@ class PlaceDecision(Record):
     num_experts: Count
     """Logical experts of a layer."""
     num_layers: Count | None = None
-    """All decoder layers of the model; None where no model is known."""
+    """All decoder layers of the model, as it or the recordings say; None where nobody does."""
     ranks: Count
     ranks_per_node: Count
     slots_per_rank: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -166,6 +166,40 @@ class LayerTimes(Record):
     after_layers_s: tuple[Seconds, ...] = ()
 
 
+class LinkFacts(Record):
+    """What one token copy costs between ranks, where the objective is traffic."""
+
+    unit: Literal["seconds", "relative"]
+    """Of the costs; relative ones are to a copy inside a scale-up domain."""
+    inside_source: str | None
+    """Where costs inside a scale-up domain come from; absent where none has two ranks."""
+    inside_cost: Ratio | None
+    """Of a copy inside a domain, the median over pairs of ranks."""
+    between_source: str | None
+    """The same between domains; absent where there is one."""
+    between_cost: Ratio | None
+    slowest_cost: Ratio
+    """Of the most expensive pair of ranks."""
+    slowest_ranks: tuple[Size, Size]
+    """From and to."""
+
+
+class TrafficTimes(Record):
+    """Seconds that the traffic of a pass takes on the links, all layers.
+
+    `total`: what a rank sends on average, each copy at the cost of its way. `busiest`: the sum over
+    layers of the busiest pair of ranks (layer_chain), or of every hop padded to the group that gets
+    most (co_activation). Objective co_activation counts dispatch and combine.
+    """
+
+    workload: str
+    tokens_judged: Size
+    """Sampled tokens that were not planned from; 0: judged on what was planned from."""
+    before_s: Seconds
+    rule_s: Seconds
+    after_s: Seconds
+
+
 class MigrationCost(Record):
     """What it takes to get from the running placement to this one."""
 
@@ -235,8 +269,12 @@ class PlacePrediction(Record):
     layer_times: tuple[LayerTimes, ...] = ()
     """Empty where no model and device were named."""
     traffic: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
-    """Where the objective is traffic, by its name: before, by the rule, after; cost units a token,
-    all layers (tuner/planner/place/candidates.py)."""
+    """Where the objective is traffic, by its name: before, by the rule, after; the unit of `links`
+    a token (layer_chain: a token copy), all layers."""
+    links: LinkFacts | None = None
+    """Where the objective is traffic."""
+    traffic_times: tuple[TrafficTimes, ...] = ()
+    """By workload, where the objective is traffic and its costs are seconds."""
     migration: MigrationCost | None = None
     dispatches: tuple[DispatchOutcome, ...] = ()
     """Rules that the first target offers, the chosen one first; empty: it has one."""

@@ -75,6 +75,7 @@ def recording_of(
     model: str = "",
     workload: str = "",
     top_k: int | None = None,
+    num_decoder_layers: int | None = None,
     source_SRE: Counts | None = None,
     coactivation_REE: Floats | None = None,
     token_RTK: npt.NDArray[np.int32] | None = None,
@@ -90,6 +91,8 @@ def recording_of(
         model: as the source names it.
         workload: as the source names it.
         top_k: experts of a token where the source says it.
+        num_decoder_layers: of the model where the source says it; dropped where the user names
+            the layers.
         source_SRE: the counts by source rank.
         coactivation_REE: tokens that chose two experts together.
         token_RTK: chosen experts of sampled tokens.
@@ -112,6 +115,7 @@ def recording_of(
         model=naming.model or model,
         workload=naming.workload or workload,
         layer_ids=_named(naming, kept=tuple(kept.tolist()), ids=tuple(ids)),
+        num_decoder_layers=None if naming.layer_ids else num_decoder_layers,
         top_k=chosen,
         count_PLE=np.ascontiguousarray(count_PRE[:, kept]),
         source_SLE=None if source_SRE is None else np.ascontiguousarray(source_SRE[:, kept]),
@@ -136,6 +140,7 @@ def renamed(recording: Recording, naming: Naming) -> Recording:
         model=naming.model or recording.model,
         workload=naming.workload or recording.workload,
         layer_ids=naming.layer_ids or recording.layer_ids,
+        num_decoder_layers=None if naming.layer_ids else recording.num_decoder_layers,
         top_k=naming.top_k or recording.top_k,
     )
 

@@ -46,6 +46,8 @@ class Recording:
     token_LTK: npt.NDArray[np.int32] | None = None
     """Chosen experts of sampled tokens, whole tokens through all layers; best choice first where
     the source keeps that order, in order of ids where it does not."""
+    num_decoder_layers: int | None = None
+    """Of the model, dense ones included; None where the source does not say."""
 
     def __post_init__(self) -> None:
         if self.count_PLE.ndim != 3 or 0 in self.count_PLE.shape:
@@ -61,6 +63,10 @@ class Recording:
         }
         if len(self.layer_ids) != layers or list(self.layer_ids) != sorted(set(self.layer_ids)):
             raise ValueError(f"{layers} layers need as many ascending ids")
+        if self.num_decoder_layers is not None and self.layer_ids[-1] >= self.num_decoder_layers:
+            raise ValueError(
+                f"layer {self.layer_ids[-1]} of a model of {self.num_decoder_layers} decoder layers"
+            )
         for name, shape in shapes.items():
             array = getattr(self, name)
             if array is not None and not _fits(array.shape, shape):

@@ -83,7 +83,9 @@ def _of_counts(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Reco
     joined = np.concatenate(passes)
     # The recorder's buffer has steps in which nothing was served.
     used = joined[joined.any(axis=(1, 2))]
-    return recording_of(used if used.size else joined, naming=naming)
+    return recording_of(
+        used if used.size else joined, naming=naming, num_decoder_layers=joined.shape[1]
+    )
 
 
 def _of_records(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
@@ -111,7 +113,12 @@ def _of_records(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Rec
         raise ValueError("holds no forward pass; record while serving some")
     count_PRE = by_pass.table(by_pass.layers)
     rows = tuple(np.flatnonzero(count_PRE.any(axis=(0, 2))).tolist())
-    bare = recording_of(count_PRE, naming=naming, source_SRE=by_rank.table(by_pass.layers))
+    bare = recording_of(
+        count_PRE,
+        naming=naming,
+        num_decoder_layers=count_PRE.shape[1],
+        source_SRE=by_rank.table(by_pass.layers),
+    )
     return with_choices(bare, tally, layers=rows)
 
 

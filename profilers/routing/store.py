@@ -76,6 +76,8 @@ class RecordingHeader(Record):
     model: str
     workload: str
     layer_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    decoder_layers: Size | None = None
+    """Of the model, dense ones included; absent where the source does not say."""
     num_experts: Size
     top_k: Size | None
     passes: Size
@@ -174,6 +176,7 @@ def read_stored(path: Path) -> Recording:
             workload=header.workload,
             layer_ids=header.layer_ids,
             top_k=header.top_k,
+            num_decoder_layers=header.decoder_layers,
             transition_kind=header.transitions or "all_pairs",
             **arrays,
         )
@@ -250,6 +253,7 @@ def header_of(recording: Recording, *, origin: str = "", created: str = "") -> R
         model=recording.model,
         workload=recording.workload,
         layer_ids=recording.layer_ids,
+        decoder_layers=recording.num_decoder_layers,
         num_experts=recording.num_experts,
         top_k=recording.top_k,
         passes=recording.num_passes,

@@ -8,12 +8,14 @@ from tuner.place_plan import (
     DispatchOutcome,
     LayerTimes,
     LeftOut,
+    LinkFacts,
     MigrationCost,
     PlacePlan,
+    PlacePrediction,
     Verdict,
     WorkloadOutcome,
 )
-from tuner.spec.place import Objective
+from tuner.spec.place import Objective, Traffic
 from tuner.units import format_bytes, format_s
 from tuner.verify.placement_records import PlaceVerified
 
@@ -21,6 +23,8 @@ MOST_NAME: Final = 40
 """Characters of a workload's name."""
 MOST_LAYERS: Final = 5
 """Layers named of each kind."""
+SLOW_RATIO: Final = 1.05
+"""Of the usual cost of a way, from which on the most expensive one is named."""
 
 
 def place_text(plan: PlacePlan, *, folder: Path) -> str:
@@ -71,13 +75,53 @@ def _body(plan: PlacePlan) -> Iterator[str]:
     width = max(8, *(min(MOST_NAME, len(one.workload)) for one in predicted.outcomes))
     yield from _workloads(predicted.outcomes, width)
     yield from _dispatches(predicted.dispatches)
-    for name, (before, rule, after) in predicted.traffic.items():
-        yield f"  {name}, a token: {before:.4g} before, {rule:.4g} EPLB, {after:.4g} plan"
-    yield from _folds(predicted.left_out, width)
+    yield from _traffic(plan, predicted, width)
+    yield from _folds(predicted.left_out, width, predicted.links)
     yield from _times(plan, predicted.layer_times, width)
     if predicted.migration is not None:
         yield ""
         yield _move(predicted.migration)
+
+
+def _traffic(plan: PlacePlan, predicted: PlacePrediction, width: int) -> Iterator[str]:
+    """What tokens travel, and on what links; nothing where that is not the objective."""
+    links = predicted.links
+    for name, values in predicted.traffic.items():
+        before, rule, after = (_cost(value, links) for value in values)
+        what = plan.goal.traffic or Traffic.TOTAL
+        yield f"  {name}, {what.value}, a token: {before} before, {rule} EPLB, {after} plan"
+    if links is None:
+        return
+    yield f"links, a token copy: {'; '.join(_links(links))}"
+    if links.unit == "relative":
+        yield "  relative costs: seconds need model, and a cluster whose links are known"
+    if predicted.traffic_times:
+        yield ""
+        yield "traffic of a pass on these links, predicted"
+    for one in predicted.traffic_times:
+        judged = (
+            f"{one.tokens_judged} later tokens" if one.tokens_judged else "what was planned from"
+        )
+        yield (
+            f"  {_name(one.workload, width)} {format_s(one.before_s)} before,"
+            f" {format_s(one.rule_s)} EPLB, {format_s(one.after_s)} plan (judged on {judged})"
+        )
+
+
+def _links(links: LinkFacts) -> Iterator[str]:
+    if links.inside_cost is not None:
+        source = "" if links.inside_source == links.between_source else f" ({links.inside_source})"
+        yield f"{_cost(links.inside_cost, links)} inside a domain{source}"
+    if links.between_cost is not None:
+        yield f"{_cost(links.between_cost, links)} between domains ({links.between_source})"
+    usual = max(links.inside_cost or 0.0, links.between_cost or 0.0)
+    if links.slowest_cost > SLOW_RATIO * usual:
+        one, two = links.slowest_ranks
+        yield f"{_cost(links.slowest_cost, links)} at most, from rank {one} to rank {two}"
+
+
+def _cost(value: float, links: LinkFacts | None) -> str:
+    return format_s(value) if links is not None and links.unit == "seconds" else f"{value:.4g}"
 
 
 def _judgement(plan: PlacePlan, verdict: Verdict) -> Iterator[str]:
@@ -93,7 +137,11 @@ def _judgement(plan: PlacePlan, verdict: Verdict) -> Iterator[str]:
     if rule is not None:
         limits = (plan.goal.max_moved_experts, plan.goal.max_moved_bytes)
         unlimited = "" if limits == (None, None) else ", moving what it likes,"
-        yield f"EPLB's rule{unlimited} would save {rule:.1%}, the plan {verdict.gain_ratio:.1%}"
+        gain = verdict.gain_ratio
+        yield (
+            f"EPLB's rule{unlimited} would {'save' if rule >= 0.0 else 'add'} {abs(rule):.1%}, the"
+            f" plan {'saves' if gain >= 0.0 else 'adds'} {abs(gain):.1%}"
+        )
 
 
 def _rule_gain_ratio(plan: PlacePlan) -> float | None:
@@ -119,12 +167,10 @@ def _objective(plan: PlacePlan, value: float | None) -> str:
         return "nothing proven"
     if plan.goal.objective is Objective.LAYER_TIME:
         return format_s(value)
-    unit = (
-        " a token"
-        if plan.goal.objective in (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
-        else ""
-    )
-    return f"{value:.6g}{unit}"
+    links = None if plan.predicted is None else plan.predicted.links
+    if links is None:
+        return f"{value:.6g}"
+    return f"{_cost(value, links) if links.unit == 'seconds' else f'{value:.6g}'} a token"
 
 
 def _workloads(outcomes: Sequence[WorkloadOutcome], width: int) -> Iterator[str]:
@@ -169,7 +215,7 @@ def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:
         )
 
 
-def _folds(folds: Sequence[LeftOut], width: int) -> Iterator[str]:
+def _folds(folds: Sequence[LeftOut], width: int, links: LinkFacts | None) -> Iterator[str]:
     if not folds:
         return
     yield ""
@@ -177,7 +223,7 @@ def _folds(folds: Sequence[LeftOut], width: int) -> Iterator[str]:
     for one in folds:
         traffic = ""
         if one.traffic is not None:
-            traffic = "   a token {:.4g}, {:.4g}, {:.4g}".format(*one.traffic)
+            traffic = f"   a token {', '.join(_cost(value, links) for value in one.traffic)}"
         yield (
             f"  {_name(one.workload, width)} {'':>9} {one.imbalance_before:>8.4f}"
             f" {one.imbalance_rule:>8.4f} {one.imbalance_after:>8.4f}   {one.worst_rank_ratio:.2f}"

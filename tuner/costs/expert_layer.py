@@ -120,6 +120,7 @@ def layer_seconds(
     active_PLG: Floats,
     speed_G: Floats | None = None,
     reach: Reach | None = None,
+    far_ratio: Floats | float = 1.0,
 ) -> LayerSeconds:
     """Price every layer of every pass.
 
@@ -129,6 +130,8 @@ def layer_seconds(
         active_PLG: experts of each rank that at least one token reaches.
         speed_G: of each rank's products, 1 as the machine has it; None: all so.
         reach: of a merged exchange; None: every copy is sent.
+        far_ratio: how much longer unlike links make what goes between domains, by pass and layer or
+            by layer.
     """
     passes, layers, ranks = copies_PLG.shape
     speeds_G = np.ones(ranks) if speed_G is None else speed_G
@@ -146,7 +149,7 @@ def layer_seconds(
             for first in range(0, passes, at_once)
         ]
     )
-    exchange_PL = exchange_s(machine, most=copies_PLG.max(axis=2), reach=reach)
+    exchange_PL = exchange_s(machine, most=copies_PLG.max(axis=2), reach=reach, far_ratio=far_ratio)
     return LayerSeconds(experts_PL=experts_PL, exchange_PL=exchange_PL)
 
 
@@ -179,10 +182,13 @@ def experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floa
     return np.asarray(products_s(machine, copies=copies, active=active) + moved_s)
 
 
-def exchange_s(machine: ExpertMachine, *, most: Floats, reach: Reach | None) -> Floats:
+def exchange_s(
+    machine: ExpertMachine, *, most: Floats, reach: Reach | None, far_ratio: Floats | float = 1.0
+) -> Floats:
     """Seconds of dispatch and combine where the busiest rank gets `most` token copies.
 
-    Merged, it gets as many more tokens than the others as it gets copies.
+    Merged, it gets as many more tokens than the others as it gets copies. Links that differ make
+    what goes between domains `far_ratio` times as long.
     """
     group = machine.group
     ranks, inside = float(group.ranks), float(group.inside)
@@ -196,6 +202,7 @@ def exchange_s(machine: ExpertMachine, *, most: Floats, reach: Reach | None) -> 
         tokens = most / machine.moe.top_k
         near = tokens * reach.ranks * (inside - 1.0) / inside
         far = tokens * reach.domains * (domains - 1.0) / domains
+    far = far * far_ratio
     once = all_to_all_s(
         (near * row_bytes).ravel(),
         (far * row_bytes).ravel(),
@@ -205,6 +212,22 @@ def exchange_s(machine: ExpertMachine, *, most: Floats, reach: Reach | None) -> 
         is_merged=0.0 if reach is None else 1.0,
     )
     return np.asarray(2.0 * once, dtype=np.float64).reshape(most.shape)
+
+
+def weights_s(machine: ExpertMachine, experts: Floats) -> Floats:
+    """Seconds to send the weights of so many experts from a rank, or to it, in one pass.
+
+    To any of the other ranks alike: a share of them over the links inside a node, the rest over the
+    network; one after the other, and not beside products or the exchange of tokens.
+    """
+    group = machine.group
+    ranks, inside = float(group.ranks), float(group.inside)
+    if ranks <= 1.0:
+        return np.zeros_like(experts)
+    near_ratio = (inside - 1.0) / (ranks - 1.0)
+    each_s = near_ratio / number(machine.hardware.scale_up_bytes_per_s)
+    each_s += (1.0 - near_ratio) / number(machine.hardware.scale_out_bytes_per_s)
+    return np.asarray(experts * machine.expert_bytes * each_s)
 
 
 def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, decodes: bool) -> float:

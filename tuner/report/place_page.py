@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tuner.place_plan import (
+    LinkFacts,
     MigrationCost,
     PlaceCertificate,
     PlaceDecision,
@@ -76,7 +77,11 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
                 name="workloads",
                 heading="Before and after",
                 blocks=some(
-                    imbalance_figure(predicted), times_figure(predicted), _traffic(predicted)
+                    imbalance_figure(predicted),
+                    times_figure(predicted),
+                    _traffic(predicted),
+                    _traffic_times(predicted),
+                    _links(predicted.links),
                 ),
             ),
             *_maps(evidence.maps, workloads=len(predicted.outcomes)),
@@ -116,7 +121,8 @@ def _headline(
     plan: PlacePlan, predicted: PlacePrediction, verdict: Verdict
 ) -> Iterator[tuple[str, Cell]]:
     yield "verdict", word(verdict.word)
-    saved = "saved of the largest loads" if not predicted.layer_times else "saved of expert time"
+    saved = "saved of traffic" if predicted.traffic else "saved of the largest loads"
+    saved = "saved of expert time" if predicted.layer_times else saved
     yield saved, share(verdict.gain_ratio, key="verdict.gain_ratio")
     yield "noise of that", share(verdict.noise_ratio, key="verdict.noise_ratio")
     if verdict.step_gain_ratio is not None:
@@ -138,7 +144,9 @@ def _proof(certificate: PlaceCertificate) -> str:
 
 def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:
     certificate = plan.certificate
-    is_time = plan.goal.objective is Objective.LAYER_TIME
+    links = None if plan.predicted is None else plan.predicted.links
+    in_seconds = links is not None and links.unit == "seconds"
+    is_time = in_seconds or plan.goal.objective is Objective.LAYER_TIME
     write = seconds if is_time else number
     yield "objective", word(plan.goal.objective.value.replace("_", " "))
     yield "certificate", word(certificate.status)
@@ -153,19 +161,68 @@ def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:
 def _traffic(predicted: PlacePrediction) -> Table | None:
     if not predicted.traffic:
         return None
+    in_seconds = predicted.links is not None and predicted.links.unit == "seconds"
+    write = seconds if in_seconds else number
+    unit = "" if in_seconds else ", relative to a copy inside a domain"
     return Table(
-        caption="Traffic of a token, all layers, in cost units",
+        caption=f"Traffic of a token, all layers{unit}",
         header=("", "before", "EPLB's rule", "the plan"),
         rows=tuple(
             (
                 word(name),
                 *(
-                    number(value, key=f"predicted.traffic.{name}.{at}")
+                    write(value, key=f"predicted.traffic.{name}.{at}")
                     for at, value in enumerate(values)
                 ),
             )
             for name, values in predicted.traffic.items()
         ),
+    )
+
+
+def _traffic_times(predicted: PlacePrediction) -> Table | None:
+    if not predicted.traffic_times:
+        return None
+    path = "predicted.traffic_times"
+    return Table(
+        caption="Predicted traffic of a pass on these links",
+        header=("workload", "before", "EPLB's rule", "the plan", "judged on"),
+        rows=tuple(
+            (
+                word(one.workload),
+                seconds(one.before_s, key=f"{path}.{at}.before_s"),
+                seconds(one.rule_s, key=f"{path}.{at}.rule_s"),
+                seconds(one.after_s, key=f"{path}.{at}.after_s"),
+                word(
+                    f"{one.tokens_judged} later tokens"
+                    if one.tokens_judged
+                    else "what was planned from"
+                ),
+            )
+            for at, one in enumerate(predicted.traffic_times)
+        ),
+    )
+
+
+def _links(links: LinkFacts | None) -> Table | None:
+    if links is None:
+        return None
+    write = seconds if links.unit == "seconds" else number
+    path = "predicted.links"
+    one, two = links.slowest_ranks
+    rows = []
+    if links.inside_cost is not None:
+        cost = write(links.inside_cost, key=f"{path}.inside_cost")
+        rows.append((word("inside a domain"), cost, word(links.inside_source or "")))
+    if links.between_cost is not None:
+        cost = write(links.between_cost, key=f"{path}.between_cost")
+        rows.append((word("between domains"), cost, word(links.between_source or "")))
+    slowest = write(links.slowest_cost, key=f"{path}.slowest_cost")
+    rows.append((word("at most"), slowest, word(f"from rank {one} to rank {two}")))
+    return Table(
+        caption="Cost of a token copy from rank to rank",
+        header=("", "cost", "from"),
+        rows=tuple(rows),
     )
 
 

@@ -42,7 +42,12 @@ def read_placement(
     by_layer = rows if isinstance(rows, dict) else _by_layer(rows, layer_ids, source)
     missing = [layer for layer in layer_ids if layer not in by_layer]
     if missing:
-        raise SpecError(f"{source}: layer {missing[0]} is not placed there, but was recorded")
+        placed = sorted(layer for layer in by_layer if isinstance(layer, int))
+        there = f"layers {placed[0]} to {placed[-1]}" if placed else "none"
+        raise SpecError(
+            f"{source}: layer {missing[0]} was recorded and is not placed there ({there} are); name"
+            " the placement of the model that was recorded"
+        )
     first = by_layer[layer_ids[0]]
     held = _ranks_of(len(first) if isinstance(first, list) else 0, ranks, source)
     table = [_checked(by_layer[layer], layer, num_experts, held, source) for layer in layer_ids]

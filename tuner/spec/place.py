@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from profilers.records import Record
 from tuner.spec.fields import Bytes, Count, FilePath, Name, Number, PositiveSeconds, one_or_many
+from tuner.spec.place_method import Method, method_refusal
 
 MOST_RANKS = 4096
 
@@ -31,6 +32,17 @@ class Objective(StrEnum):
     experts, and the exchange; needs `model` and `cluster`."""
 
 
+class Traffic(StrEnum):
+    """What of the traffic is made small, for objectives co_activation and layer_chain."""
+
+    TOTAL = "total"
+    """Every token copy, at the cost of its way."""
+    BUSIEST = "busiest"
+    """What the others wait for. layer_chain: of every two layers the pair of ranks with the largest
+    flow times cost (MoETuner, arXiv 2502.06643). co_activation: at each level (domain, rank) the
+    group that gets most, to which HierMoE's all-to-all pads the others (arXiv 2508.09591)."""
+
+
 class Robustness(StrEnum):
     """How several workloads become one number."""
 
@@ -53,6 +65,12 @@ class Dispatch(StrEnum):
     """Any replica at random, token by token; beside an all-to-all backend near ones first."""
     LP = "lp"
     """Shares that a linear program chooses for each pass (LPLB)."""
+    LEAST_LOADED = "least_loaded"
+    """What a rank has beyond the mean goes to idle ranks, with a copy of the expert's weights
+    (LLEP); in no engine that is written for."""
+    ACTIVATED = "activated"
+    """All tokens of an expert on one replica, on the rank that reads fewest experts so far (Janus'
+    scheduler, for decode); in no engine that is written for."""
 
 
 class Workload(Record):
@@ -83,6 +101,14 @@ class PlaceGoal(Record):
 
     kind: Literal["place"]
     objective: Objective = Objective.BALANCE
+    method: Method = Method.AUTO
+    """What chooses the placement; which of them serve an objective, a wrong pair is told."""
+    traffic: Traffic | None = None
+    """What objectives co_activation and layer_chain make small. `total`: every token copy at the
+    cost of its way. `busiest`: what the others wait for, of a layer chain the pair of ranks with
+    the largest flow times cost (MoETuner), of co-activation the group that gets most at each level,
+    domains and ranks (HierMoE). Absent: the total. The cost of a way comes from the profile's
+    measured links, else `link_matrix`, else datasheet and `nic`."""
     ranks: Annotated[Count, Field(le=MOST_RANKS)]
     """Expert-parallel ranks."""
     ranks_per_node: Count | None = None
@@ -137,8 +163,16 @@ class PlaceGoal(Record):
         """Tokens travel once to each rank and node, as they do where co-activation counts."""
         return self.exchange == "merged" or self.objective is Objective.CO_ACTIVATION
 
+    @property
+    def is_about_traffic(self) -> bool:
+        """Whether ways of tokens are made short, rather than loads or times."""
+        return self.objective in (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        refused = method_refusal(self.method, self.objective.value)
+        if refused is not None:
+            raise ValueError(refused)
         names = [workload.name for workload in self.workloads]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -146,6 +180,11 @@ class PlaceGoal(Record):
         if self.ranks_per_node is not None and self.ranks % self.ranks_per_node:
             raise ValueError(
                 f"ranks {self.ranks} is no multiple of ranks_per_node {self.ranks_per_node}"
+            )
+        if self.traffic is not None and not self.is_about_traffic:
+            raise ValueError(
+                f"traffic {self.traffic.value!r} with objective {self.objective.value!r}, which is"
+                " about no traffic; plan for co_activation or layer_chain, or drop it"
             )
         if self.slots_per_rank is not None and self.redundant_experts is not None:
             raise ValueError("slots_per_rank and redundant_experts say the same; keep one")

@@ -20,11 +20,13 @@ from tuner.spec.files import shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import Objective, PlaceGoal
+from tuner.spec.place_dispatch import unlaunched_refusal
 from tuner.spec.place_recordings import (
     check_model,
     check_passes,
     check_top_k,
     common_shape,
+    decoder_layers,
 )
 from tuner.spec.place_targets import PLACE_TARGETS, dispatch_refusal, shape_refusals
 from tuner.spec.spec_file import parsed_spec, validated_spec
@@ -56,6 +58,8 @@ class PlaceSpec:
     goal: PlaceGoal
     recordings: Mapping[str, Recording]
     """By workload, in the order of the spec; all of the same layers and experts."""
+    num_layers: int | None
+    """Decoder layers of the model, dense ones included; None where nobody says."""
     ranks: Ranks
     current: Placement
     """The placement that runs; experts in order where the spec names none."""
@@ -91,13 +95,15 @@ def read_place_spec(path: Path) -> PlaceSpec:
     layers, experts = common_shape(recordings, source)
     ranks = _ranks(goal, experts=experts, source=source)
     model = None if file.model is None else read_model(file.model)
+    _refuse_unlaunched(file.emit, goal, ranks, experts, source)
     _refuse_dispatch(file.emit, goal, model, source)
     _check_priced(file, goal, source)
     if model is not None:
         check_model(model, experts=experts, layers=layers, source=source)
-        check_top_k(model, recordings, source)
+    check_top_k(model, recordings, source)
     check_passes(goal, recordings, is_priced=None not in (model, file.cluster), source=source)
-    _refuse_shapes(file.emit, ranks, experts=experts, model=model, source=source)
+    num_layers = decoder_layers(model, recordings, source)
+    _refuse_shapes(file.emit, ranks, experts=experts, num_layers=num_layers, source=source)
     _refuse_missing_layers(file.emit, model, layers, source)
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
     current_ranks = ranks
@@ -113,6 +119,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
         cluster=file.cluster,
         goal=goal,
         recordings=recordings,
+        num_layers=num_layers,
         ranks=ranks,
         current=current,
         current_ranks=current_ranks,
@@ -153,6 +160,14 @@ def _refuse_targets(emit: tuple[str, ...]) -> None:
             )
 
 
+def _refuse_unlaunched(
+    emit: tuple[str, ...], goal: PlaceGoal, ranks: Ranks, experts: int, source: str
+) -> None:
+    refused = unlaunched_refusal(goal, emit=emit, num_slots=ranks.num_slots, num_experts=experts)
+    if refused is not None:
+        raise SpecError(f"{source}: {refused}")
+
+
 def _refuse_dispatch(
     emit: tuple[str, ...], goal: PlaceGoal, model: ModelSpec | None, source: str
 ) -> None:
@@ -174,14 +189,14 @@ def _refuse_dispatch(
 
 
 def _refuse_shapes(
-    emit: tuple[str, ...], ranks: Ranks, *, experts: int, model: ModelSpec | None, source: str
+    emit: tuple[str, ...], ranks: Ranks, *, experts: int, num_layers: int | None, source: str
 ) -> None:
     for name in emit:
         refused = shape_refusals(
             PLACE_TARGETS[name],
             slots_per_rank=ranks.slots_G.tolist(),
             num_experts=experts,
-            num_layers=None if model is None else model.num_layers,
+            num_layers=num_layers,
         )
         if refused:
             raise SpecError(f"{source}: emit: {refused[0]} (or emit: [] for the plan alone)")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from profilers.routing.recording import Recording
+from profilers.steps.config import LayerKind
 from tuner.errors import SpecError
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import PlaceGoal
@@ -34,6 +35,34 @@ def common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tupl
     return first.layer_ids, first.num_experts
 
 
+def decoder_layers(
+    model: ModelSpec | None, recordings: Mapping[str, Recording], source: str
+) -> int | None:
+    """Return how many decoder layers the model has, dense ones included; None: nobody says.
+
+    The model says it, or a recording whose source has a row for each. Without either, layers that
+    were recorded from the first on without a gap are taken for all.
+    """
+    stated = {
+        name: one.num_decoder_layers
+        for name, one in recordings.items()
+        if one.num_decoder_layers is not None
+    }
+    if model is not None:
+        stated = {model.name: model.num_layers} | stated
+    if stated:
+        first_name, first = next(iter(stated.items()))
+        for name, layers in stated.items():
+            if layers != first:
+                raise SpecError(
+                    f"{source}: goal.workloads: {name!r} is of a model of {layers} decoder layers,"
+                    f" {first_name!r} of {first}; record one model"
+                )
+        return first
+    layer_ids = next(iter(recordings.values())).layer_ids
+    return len(layer_ids) if layer_ids == tuple(range(len(layer_ids))) else None
+
+
 def check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], source: str) -> None:
     """Refuse layers and experts that the model lacks."""
     if model.moe is None:
@@ -41,23 +70,38 @@ def check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], sour
     if model.moe.num_experts != experts:
         raise SpecError(
             f"{source}: model: {model.name} has {model.moe.num_experts} experts a layer, the"
-            f" recordings have {experts}"
+            f" recordings have {experts}; name the model that was recorded"
         )
     if layers[-1] >= model.num_layers:
         raise SpecError(
             f"{source}: model: {model.name} has {model.num_layers} layers, layer {layers[-1]} was"
-            " recorded"
+            " recorded; name the model that was recorded"
+        )
+    dense = [layer for layer in layers if model.layers[layer] is LayerKind.DENSE]
+    if dense:
+        moe = [number for number, kind in enumerate(model.layers) if kind is not LayerKind.DENSE]
+        raise SpecError(
+            f"{source}: model: layer {dense[0]} was recorded, which has no experts in {model.name}"
+            f" (layers {_shown_layers(tuple(moe))} have); where the recording counts MoE layers"
+            " from 0, import it with --layer-ids"
         )
 
 
-def check_top_k(model: ModelSpec, recordings: Mapping[str, Recording], source: str) -> None:
-    """Refuse recordings of tokens that choose more or fewer experts than the model's."""
-    chosen = None if model.moe is None else model.moe.top_k
+def check_top_k(model: ModelSpec | None, recordings: Mapping[str, Recording], source: str) -> None:
+    """Refuse recordings of tokens that choose more or fewer experts than the model's, or others."""
+    whose, chosen, rule = "", None, "record this model"
+    if model is not None and model.moe is not None:
+        whose, chosen = model.name, model.moe.top_k
     for name, recording in recordings.items():
-        if recording.top_k not in (None, chosen):
+        if recording.top_k is None:
+            continue
+        if chosen is None:
+            whose, chosen = repr(name), recording.top_k
+            rule = "workloads of one plan must be of one model"
+        if recording.top_k != chosen:
             raise SpecError(
                 f"{source}: goal.workloads: {name!r} has {recording.top_k} experts a token,"
-                f" {model.name} has {chosen}; record this model"
+                f" {whose} has {chosen}; {rule}"
             )
 
 

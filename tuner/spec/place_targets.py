@@ -46,7 +46,7 @@ class PlaceTarget:
     a2a_backends: tuple[str, ...] = ()
     """Values of `goal.a2a_backend`, the default first; empty: its placement asks for none."""
     all_layers: bool = False
-    """Its file has a row for every decoder layer, so the model must be known."""
+    """Its file has a row for every decoder layer, so their number must be known."""
     every_moe_layer: bool = False
     """It counts MoE layers, so that all of them must have been recorded."""
     replicas: bool = True
@@ -206,7 +206,7 @@ def shape_refusals(
         target: of `PLACE_TARGETS`.
         slots_per_rank: of every rank.
         num_experts: logical experts of a layer.
-        num_layers: decoder layers of the model, None where no model is known.
+        num_layers: decoder layers of the model, None where nobody says.
     """
     refused = []
     ranks, slots = len(slots_per_rank), sum(slots_per_rank)
@@ -222,7 +222,9 @@ def shape_refusals(
         )
     if target.all_layers and num_layers is None:
         refused.append(
-            f"{target.name}: its file has a row for every decoder layer; name `model` in the spec"
+            f"{target.name}: its file has a row for every decoder layer, and the recordings neither"
+            " say how many there are nor begin with layer 0 and have no gap; name `model` in the"
+            " spec"
         )
     return tuple(refused)
 

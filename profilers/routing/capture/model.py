@@ -33,6 +33,8 @@ class Loaded:
     decoder: torch.nn.Module
     model_type: str
     name: str
+    num_layers: int
+    """Decoder layers, dense ones included."""
     num_experts: int
     top_k: int
     longest: int
@@ -76,6 +78,7 @@ def load_model(folder: Path, *, device: torch.device) -> Loaded:
         decoder=decoder.to(device).eval(),
         model_type=model_type,
         name=folder.resolve().name,
+        num_layers=int(config.num_hidden_layers),
         num_experts=_num_experts(config.to_dict(), folder),
         top_k=int(config.num_experts_per_tok),
         longest=int(config.max_position_embeddings),

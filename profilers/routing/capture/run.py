@@ -163,7 +163,8 @@ def record(
         raise RecordingUnreadableError(
             f"the text has fewer sequences than the {world} ranks; start fewer or add text"
         )
-    return tally.recording(naming=Naming(), model=loaded.name, workload=reading.workload)
+    recording = tally.recording(naming=Naming(), model=loaded.name, workload=reading.workload)
+    return replace(recording, num_decoder_layers=loaded.num_layers)
 
 
 def joined(found: Sequence[Recording]) -> Recording:

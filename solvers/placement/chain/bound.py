@@ -3,10 +3,12 @@
     T pairs of layers   E experts   H kinds of groups
 
 With the three costs of `hierarchy.py` a pair costs `other_node` for its whole flow, less what stays
-on nodes and on ranks; `staying.py` says how much of a flow can stay at most. Other costs are
-bounded by two: the least one on a rank and the least between ranks. The busiest pair of ranks pays
-at least the mean over the pairs that have a price. Load limits are not used, nor that a layer's
-placement is the same for the layers before and after it.
+on nodes and on ranks; `staying.py` says how much of a flow can stay at most. Other costs of equal
+ranks are bounded by the least ones on a rank, inside a node and between nodes, those of unequal
+ranks by two: the least one on a rank and the least between ranks. The busiest pair of ranks pays at
+least the mean over the pairs that have a price; and a flow F that cannot stay on its rank puts
+max_gh cost(g, h) flow(g, h) >= F / sum_gh 1 / cost(g, h) on some pair of ranks. Load limits are not
+used, nor that a layer's placement is the same for the layers before and after it.
 
 The first pass takes the matching bound alone, milliseconds a pair; later ones cut the flow at
 heights that are multiples of its mean cell, one after the other until time is up. Every pass only
@@ -14,7 +16,7 @@ raises the bound.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -60,12 +62,41 @@ def pair_bounds(problem: ChainProblem, *, time_limit_s: float) -> Floats:
     bound_T = np.maximum(bound_T - ROUNDING_RATIO * dearest * total_T, 0.0)
     if problem.measure is Measure.BUSIEST_PAIR:
         bound_T = bound_T / max(1, int((problem.cost_GG > 0.0).sum()))
+        bound_T = np.maximum(bound_T, _leaving_T(problem, total_T, deadline_s))
     return np.asarray(bound_T)
+
+
+def _leaving_T(problem: ChainProblem, total_T: Floats, deadline_s: float) -> Floats:
+    """What the busiest pair costs at least, as some flow cannot stay on its rank."""
+    ranks = problem.ranks
+    between = problem.cost_GG[~np.eye(ranks.num_ranks, dtype=bool)]
+    if not len(between) or (between <= 0.0).any():
+        return np.zeros_like(total_T)
+    alike = (ranks.slots_G == ranks.slots_G[0]).all()
+    rank = Group(
+        gain=1.0,
+        size=int(ranks.slots_G.max()),
+        num_groups=ranks.num_ranks if alike else None,
+    )
+    (most_T,) = _most_staying_HT(problem.flow_TEE, (rank,), deadline_s)
+    leaving_T = np.maximum(total_T - most_T - ROUNDING_RATIO * total_T, 0.0)
+    return np.asarray(leaving_T / (1.0 / between).sum())
+
+
+def _cheapest(problem: ChainProblem) -> ChainProblem:
+    """The problem with the least cost of each kind of way: on a rank, inside a node, between."""
+    ranks, cost_GG = problem.ranks, problem.cost_GG
+    is_rank = np.eye(ranks.num_ranks, dtype=bool)
+    is_node = (ranks.node_G[:, None] == ranks.node_G) & ~is_rank
+    least_GG = np.zeros_like(cost_GG)
+    for kind_GG in (is_rank, is_node, ~(is_rank | is_node)):
+        least_GG[kind_GG] = cost_GG[kind_GG].min(initial=np.inf)
+    return replace(problem, cost_GG=least_GG)
 
 
 def _groups(problem: ChainProblem) -> tuple[float, tuple[Group, ...]]:
     """The cost of a copy that stays nowhere, and where it can stay."""
-    ranks, shape = problem.ranks, hierarchy_of(problem)
+    ranks, shape = problem.ranks, hierarchy_of(problem) or hierarchy_of(_cheapest(problem))
     if shape is None:
         is_rank = np.eye(ranks.num_ranks, dtype=bool)
         on_rank = float(problem.cost_GG[is_rank].min())

@@ -21,7 +21,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from solvers.placement.chain.company import company_of, num_states
+from solvers.placement.chain.company import company_of
+from solvers.placement.chain.company import num_states as num_states_of
 from solvers.placement.chain.hierarchy import Hierarchy, hierarchy_of
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.fitting import TOLERANCE_RATIO, num_ways
@@ -46,12 +47,23 @@ Allowed = npt.NDArray[np.bool_]
 def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
     """Return the optimum, the proof that there is none, or nothing where states are too many."""
     deadline_s = time.perf_counter() + time_limit_s
-    shape = hierarchy_of(problem) if problem.measure is Measure.TOTAL else None
-    if shape is not None and num_states(shape) <= MOST_STATES:
+    shape = _shape(problem)
+    if shape is not None and num_states_of(shape) <= MOST_STATES:
         return _by_company(problem, shape, deadline_s)
     if num_ways(problem.ranks) <= MOST_STATES:
         return _by_placement(problem, deadline_s)
     return NOTHING_KNOWN
+
+
+def num_states(problem: ChainProblem) -> float:
+    """Return how many states of a layer the program looks at."""
+    shape = _shape(problem)
+    ways = num_ways(problem.ranks)
+    return ways if shape is None else min(ways, float(num_states_of(shape)))
+
+
+def _shape(problem: ChainProblem) -> Hierarchy | None:
+    return hierarchy_of(problem) if problem.measure is Measure.TOTAL else None
 
 
 def _by_company(problem: ChainProblem, shape: Hierarchy, deadline_s: float) -> Claim[Placement]:

@@ -15,8 +15,12 @@ pairs that share a group, over all tokens. Q is what co-activation counts A(e, f
 
 which `staying.py` bounds: each expert has at most n - 1 others in its group; and, where groups are
 equal, by eigenvalues, as <A, x> = <A + c I, x> - c E for any c. Both are combined at a height as
-described there. The total is at least T (K - f), and the busiest group gets at least the mean,
-rounded up.
+described there. So F = T (K - f) copies go into groups at least, at most T into each. At best the
+groups of least weight take them, and the most expensive group has M with
+
+    F <= sum_j min(T, M / w(j)),    so M >= F / sum_j 1 / w(j)
+
+With weights of 1 that is the mean, rounded up, as tokens are whole.
 """
 
 import time
@@ -42,8 +46,11 @@ def lower_bound_L(problem: CoactivationProblem, *, time_limit_s: float) -> Float
     both_LEE = [tokens_of_both_EE(row_TK, problem.num_experts) for row_TK in problem.expert_LTK]
     bound_L = np.zeros(problem.num_layers)
     for level in problem.levels:
-        touched_L = fewest_copies_L(problem, level, both_LEE, deadline_s=deadline_s)
-        busiest_L = np.ceil(touched_L / level.num_groups)
+        copies_L = fewest_copies_L(problem, level, both_LEE, deadline_s=deadline_s)
+        touched_L = cheapest_total_L(copies_L, level.weights_J, problem.expert_LTK.shape[1])
+        busiest_L = copies_L / (1.0 / level.weights_J).sum()
+        if (level.weights_J == 1.0).all():
+            busiest_L = np.ceil(busiest_L)
         bound_L += level.total_cost * touched_L
         bound_L += level.busiest_cost * level.num_groups * busiest_L
     return bound_L
@@ -76,6 +83,16 @@ def fewest_copies_L(
                 most_L[layer] = min(most_L[layer], found)
     saved_L = num_tokens * most_saved(most_L / num_tokens, num_chosen, slots_J)
     return np.asarray(np.ceil(num_tokens * num_chosen - saved_L - ROUNDING_RATIO * num_tokens))
+
+
+def cheapest_total_L(copies_L: Floats, weight_J: Floats, num_tokens: int) -> Floats:
+    """Return the least weighted sum of so many copies, at most one a token into each group."""
+    total_L, left_L = np.zeros_like(copies_L), copies_L.copy()
+    for weight in np.sort(weight_J):
+        taken_L = np.minimum(left_L, float(num_tokens))
+        total_L += weight * taken_L
+        left_L -= taken_L
+    return total_L
 
 
 def most_saved(pairs_X: Floats, num_chosen: int, slots_J: Ints) -> Floats:

@@ -28,8 +28,9 @@ def layer_costs(problem: CoactivationProblem, placement: Placement) -> Floats:
     for level in problem.levels:
         for layer in range(problem.num_layers):
             count_J = touched(problem, placement, level=level, layer=layer)
-            cost_L[layer] += level.total_cost * count_J.sum()
-            cost_L[layer] += level.busiest_cost * level.num_groups * count_J.max()
+            weighted_J = level.weights_J * count_J
+            cost_L[layer] += level.total_cost * weighted_J.sum()
+            cost_L[layer] += level.busiest_cost * level.num_groups * weighted_J.max()
     return cost_L
 
 

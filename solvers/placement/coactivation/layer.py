@@ -34,7 +34,7 @@ class Layer:
         """What the layer costs."""
         return float(
             sum(
-                total * tables.count_J.sum() + busiest * tables.count_J.max()
+                total * tables.weighted_J.sum() + busiest * tables.weighted_J.max()
                 for tables, total, busiest in zip(
                     self.tables_H, self.total_cost_H, self.busiest_cost_H, strict=True
                 )
@@ -78,8 +78,7 @@ def layer_of(problem: CoactivationProblem, number: int, rank_E: Ints) -> Layer:
         rank_E=rank_E.copy(),
         load_G=rank_loads(load_E[None], rank_E[None], problem.ranks.num_ranks)[0],
         tables_H=tuple(
-            Tables.of(expert_TK, level.group_G[rank_E], level.num_groups)
-            for level in problem.levels
+            Tables.of(expert_TK, level.group_G[rank_E], level.weights_J) for level in problem.levels
         ),
         total_cost_H=np.array([level.total_cost for level in problem.levels]),
         busiest_cost_H=np.array(

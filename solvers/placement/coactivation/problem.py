@@ -5,11 +5,13 @@
 A dispatch that sends one copy of a token to each group (rank, node) that holds any of its experts,
 whatever their number there (DeepEP, HierMoE's de-duplication), costs in layer l
 
-    sum over levels h of  total_cost_h * sum_j p_h(j) + busiest_cost_h * groups_h * max_j p_h(j)
+    sum over levels h of  total_cost_h * sum_j w_h(j) p_h(j)
+                        + busiest_cost_h * groups_h * max_j w_h(j) p_h(j)
 
-with p_h(j) the tokens that touch group j of level h. The first term is traffic in all, the second
-HierMoE's padded all-to-all (arXiv 2508.09591, eq. 1 to 5, one hop a level). Every expert stands in
-one slot, and a largest rank load per layer keeps the balance.
+with p_h(j) the tokens that touch group j of level h, and w_h(j) how much more a copy into that
+group costs than the level says: 1, unless the links of groups differ. The first term is traffic in
+all, the second HierMoE's padded all-to-all (arXiv 2508.09591, eq. 1 to 5, one hop a level). Every
+expert stands in one slot, and a largest rank load per layer keeps the balance.
 
 True for runtimes that de-duplicate; a plain all-to-all sends K copies wherever experts stand.
 """
@@ -23,7 +25,11 @@ from solvers.placement.ranks import Floats, Ints, Ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Level:
-    """One step of the hierarchy: ranks, nodes, or what lies between."""
+    """One step of the hierarchy: ranks, nodes, or what lies between.
+
+    Raises:
+        ValueError: weights are not one positive number a group.
+    """
 
     group_G: Ints
     """Group of each rank, counted from 0."""
@@ -31,11 +37,26 @@ class Level:
     """Of one token copy into any group."""
     busiest_cost: float = 0.0
     """Of one token copy into the group that gets most, times the number of groups."""
+    weight_J: Floats | None = None
+    """What a copy into each group costs, relative to these; None: 1 for all."""
+
+    def __post_init__(self) -> None:
+        weights_J = self.weights_J
+        if weights_J.shape != (self.num_groups,):
+            raise ValueError(f"{len(weights_J)} weights for {self.num_groups} groups of a level")
+        if not np.isfinite(weights_J).all() or (weights_J <= 0.0).any():
+            raise ValueError("weights of groups must be positive numbers")
+        weights_J.setflags(write=False)
 
     @property
     def num_groups(self) -> int:
         """Groups of the level."""
         return int(self.group_G.max()) + 1
+
+    @property
+    def weights_J(self) -> Floats:
+        """The weights of the groups, the default filled in."""
+        return np.ones(self.num_groups) if self.weight_J is None else self.weight_J
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,8 +12,9 @@ it chose both, or none, nothing changes (HierMoE, arXiv 2508.09591, section IV).
 
 the count of group b grows by tokens(A) - touch(A, b) - alone(B) + lost(B, A), that of a likewise
 with A and B exchanged: a token of both touches b already, so the first difference needs no
-correction. Three tables answer for all E (E - 1) / 2 swaps exactly. A swap that is made changes
-them only by the tokens of its two experts, T K / E each on average.
+correction. Where a copy into a group costs w(j) times the usual, counts and growths are taken times
+the weight of their group. Three tables answer for all E (E - 1) / 2 swaps exactly. A swap that is
+made changes them only by the tokens of its two experts, T K / E each on average.
 """
 
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class Tables:
     """Counts of one level of one layer; changed in place as swaps are made."""
 
     group_E: Ints
+    weight_J: Floats
+    """What a copy into each group costs, relative to the level's cost."""
     count_J: Ints
     """Tokens that touch each group."""
     tokens_E: Ints
@@ -40,11 +43,12 @@ class Tables:
     """[A][B]; the diagonal holds alone(A), as A is chosen where A is alone."""
 
     @classmethod
-    def of(cls, expert_TK: Ints, group_E: Ints, num_groups: int) -> "Tables":
+    def of(cls, expert_TK: Ints, group_E: Ints, weight_J: Floats) -> "Tables":
         """Count all tokens."""
-        num_experts = len(group_E)
+        num_experts, num_groups = len(group_E), len(weight_J)
         tables = cls(
             group_E=group_E.copy(),
+            weight_J=weight_J,
             count_J=np.zeros(num_groups, dtype=np.int64),
             tokens_E=np.bincount(expert_TK.ravel(), minlength=num_experts),
             touch_EJ=np.zeros((num_experts, num_groups), dtype=np.int64),
@@ -53,6 +57,11 @@ class Tables:
         for first in range(0, len(expert_TK), BLOCK_TOKENS):
             tables._add(expert_TK[first : first + BLOCK_TOKENS], sign=1)
         return tables
+
+    @property
+    def weighted_J(self) -> Floats:
+        """The counts times the weights of their groups."""
+        return self.weight_J * self.count_J
 
     def swap(self, one: int, two: int, expert_NK: Ints) -> None:
         """Exchange two experts; `expert_NK` are all tokens that chose one of them."""
@@ -89,17 +98,17 @@ class Tables:
         self.lost_EE += sign * lost.reshape(num_experts, num_experts)
 
 
-def largest_without_two(count_J: Ints) -> Ints:
-    """Return [i][j]: the largest count of the groups other than i and j; 0 where there is none."""
-    num_groups = len(count_J)
-    order = np.argsort(-count_J, kind="stable")
+def largest_without_two(value_J: Floats) -> Floats:
+    """Return [i][j]: the largest value of the groups other than i and j; 0 where there is none."""
+    num_groups = len(value_J)
+    order = np.argsort(-value_J, kind="stable")
     top = np.concatenate([order[:3], np.full(3, num_groups)])[:3]
-    value = np.concatenate([count_J, [0]])[np.minimum(top, num_groups)]
+    value = np.concatenate([value_J, [0.0]])[np.minimum(top, num_groups)]
     groups = np.arange(num_groups)
     has_first = (groups == top[0])[:, None] | (groups == top[0])
     has_second = (groups == top[1])[:, None] | (groups == top[1])
     rest_JJ = np.where(has_first & has_second, value[2], np.where(has_first, value[1], value[0]))
-    return np.asarray(rest_JJ, dtype=np.int64)
+    return np.asarray(rest_JJ, dtype=np.float64)
 
 
 def changes_EE(tables: tuple[Tables, ...], total_cost_H: Floats, busiest_cost_H: Floats) -> Floats:
@@ -109,13 +118,13 @@ def changes_EE(tables: tuple[Tables, ...], total_cost_H: Floats, busiest_cost_H:
     """
     changed_EE = np.zeros(tables[0].lost_EE.shape)
     for level, total_cost, busiest_cost in zip(tables, total_cost_H, busiest_cost_H, strict=True):
-        grown_EE = level.grown_EE()
+        grown_EE = level.grown_EE() * level.weight_J[level.group_E]
         if total_cost:
             changed_EE += total_cost * (grown_EE + grown_EE.T)
         if busiest_cost:
-            group_E, count_J = level.group_E, level.count_J
-            rest_EE = largest_without_two(count_J)[group_E][:, group_E]
-            there_EE = count_J[group_E] + grown_EE
+            group_E, value_J = level.group_E, level.weighted_J
+            rest_EE = largest_without_two(value_J)[group_E][:, group_E]
+            there_EE = value_J[group_E] + grown_EE
             after_EE = np.maximum(rest_EE, np.maximum(there_EE, there_EE.T))
-            changed_EE += busiest_cost * (after_EE - count_J.max())
+            changed_EE += busiest_cost * (after_EE - value_J.max())
     return changed_EE

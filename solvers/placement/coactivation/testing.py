@@ -73,6 +73,9 @@ def tiny_problem(rng: np.random.Generator) -> CoactivationProblem:
                 group_G=group_G,
                 total_cost=float(rng.integers(0, 4)),
                 busiest_cost=float(rng.integers(0, 3)),
+                weight_J=rng.choice([0.5, 1.0, 10.0], size=int(group_G.max()) + 1)
+                if rng.random() < 0.5
+                else None,
             )
             for group_G in (ranks.node_G.copy(), np.arange(ranks.num_ranks))
         ),

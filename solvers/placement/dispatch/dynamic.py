@@ -17,7 +17,12 @@ from solvers.placement.ranks import Floats
 
 
 def rank_loads(case: DispatchCase) -> Floats:
-    """Return one draw of token copies of each rank, `[P][L][G]`.
+    """Return one draw of token copies of each rank, `[P][L][G]`; see `drawn`."""
+    return drawn(case)[0]
+
+
+def drawn(case: DispatchCase) -> tuple[Floats, Floats]:
+    """Return one draw of token copies and of the experts that any reach, both `[P][L][G]`.
 
     Raises:
         ValueError: a load is no whole number of tokens.
@@ -37,5 +42,7 @@ def rank_loads(case: DispatchCase) -> Floats:
             slots = order_S[first_E[chosen_E][:, None] + np.arange(copies)]
             chances = np.full(copies, 1.0 / copies)
             load_PLS[:, layer, slots] = rng.multinomial(tokens_PLE[:, layer, chosen_E], chances)
-    loads: Floats = np.add.reduceat(load_PLS, case.ranks.first_slot_G, axis=2)
-    return loads
+    first_G = case.ranks.first_slot_G
+    loads: Floats = np.add.reduceat(load_PLS, first_G, axis=2)
+    active: Floats = np.add.reduceat((load_PLS > 0.0).astype(np.float64), first_G, axis=2)
+    return loads, active

@@ -12,7 +12,7 @@
 Source:  LLEP, arXiv 2601.17111, algorithm LLA; defaults of its experiments. The gate compares rank
          loads, as its code does; the paper's text compares expert loads.
 Valid:   one replica an expert: copies are made on the fly, not kept. Ranks are taken as alike.
-Not covered: the time that tokens and weights take to move; they are counted.
+Not covered: the time that tokens and weights take to move; they are counted, rank by rank.
 """
 
 from dataclasses import dataclass
@@ -51,10 +51,19 @@ class LeastLoadedPlan:
     """What the rule does in every pass and layer."""
 
     load_PLG: Floats
+    active_PLG: Ints
+    """Experts that a rank computes any tokens of."""
     moved_tokens_PL: Floats
     """Token copies computed away from home."""
-    moved_experts_PL: Ints
-    """Expert weights copied to another rank."""
+    sent_PLG: Ints
+    """Experts whose weights a rank sends, once for each that gets them."""
+    received_PLG: Ints
+    """Experts whose weights a rank gets."""
+
+    @property
+    def moved_experts_PL(self) -> Ints:
+        """Expert weights copied to another rank."""
+        return np.asarray(self.received_PLG.sum(axis=2))
 
 
 def rank_loads(case: DispatchCase) -> Floats:
@@ -78,6 +87,7 @@ def plan(case: DispatchCase, *, knobs: LeastLoaded) -> LeastLoadedPlan:
     home_IE = np.tile(home_LE, (passes, 1))
     load_IE = case.load_PLE.reshape(-1, experts)
     ranks = case.ranks.num_ranks
+    shape = (passes, layers, ranks)
     state = _start(load_IE, home_IE, ranks=ranks, knobs=knobs)
     order_IE = np.argsort(-load_IE, axis=1, kind="stable")
     for place in range(experts):
@@ -89,9 +99,11 @@ def plan(case: DispatchCase, *, knobs: LeastLoaded) -> LeastLoadedPlan:
             knobs=knobs,
         )
     return LeastLoadedPlan(
-        load_PLG=state.taken_IG.reshape(passes, layers, ranks),
+        load_PLG=state.taken_IG.reshape(shape),
+        active_PLG=state.active_IG.reshape(shape),
         moved_tokens_PL=state.moved_tokens_I.reshape(passes, layers),
-        moved_experts_PL=state.moved_experts_I.reshape(passes, layers),
+        sent_PLG=state.sent_IG.reshape(shape),
+        received_PLG=state.received_IG.reshape(shape),
     )
 
 
@@ -106,7 +118,9 @@ class _State:
     cap_I: Floats
     """Infinite where the gate keeps everything at home."""
     moved_tokens_I: Floats
-    moved_experts_I: Ints
+    active_IG: Ints
+    sent_IG: Ints
+    received_IG: Ints
 
 
 def _start(load_IE: Floats, home_IE: Ints, *, ranks: int, knobs: LeastLoaded) -> _State:
@@ -119,7 +133,9 @@ def _start(load_IE: Floats, home_IE: Ints, *, ranks: int, knobs: LeastLoaded) ->
         pending_IG=pending_IG,
         cap_I=np.where(gated_I, np.inf, knobs.capacity_ratio * mean_I),
         moved_tokens_I=np.zeros(len(load_IE)),
-        moved_experts_I=np.zeros(len(load_IE), dtype=np.int64),
+        active_IG=np.zeros(pending_IG.shape, dtype=np.int64),
+        sent_IG=np.zeros(pending_IG.shape, dtype=np.int64),
+        received_IG=np.zeros(pending_IG.shape, dtype=np.int64),
     )
 
 
@@ -130,6 +146,7 @@ def _assign(state: _State, *, amount_I: Floats, home_I: Ints, knobs: LeastLoaded
     used_I = state.taken_IG[row_I, home_I] + state.pending_IG[row_I, home_I]
     kept_I = np.clip(state.cap_I - used_I, 0.0, amount_I)
     state.taken_IG[row_I, home_I] += kept_I
+    state.active_IG[row_I, home_I] += kept_I > 0.0
     rest_I = amount_I - kept_I
     spilling = np.flatnonzero(rest_I > 0.0)
     copied = np.zeros((len(spilling), state.taken_IG.shape[1]), dtype=np.bool_)
@@ -147,7 +164,9 @@ def _assign(state: _State, *, amount_I: Floats, home_I: Ints, knobs: LeastLoaded
             knobs=knobs,
         )
         left = left[rest_I[instance] > 0.0]
-    state.moved_experts_I[spilling] += copied.sum(axis=1)
+    state.active_IG[spilling] += copied
+    state.received_IG[spilling] += copied
+    state.sent_IG[spilling, home_I[spilling]] += copied.sum(axis=1)
 
 
 def _spill(

@@ -21,6 +21,7 @@ def full_recording(*, passes: int = 3, layers: int = 2, experts: int = 4) -> Rec
         model="tiny",
         workload="made up",
         layer_ids=tuple(range(3, 3 + layers)),
+        num_decoder_layers=4 + layers,
         top_k=2,
         count_PLE=counts,
         source_SLE=counts[:2],

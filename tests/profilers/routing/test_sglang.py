@@ -45,6 +45,7 @@ def test_stat_is_a_pass_a_step_without_dense_layers_and_empty_steps(tmp_path: Pa
     content = {"rank": 0, "logical_count": counts, "average_utilization_rate_over_window": None}
     found = read_recording(saved(tmp_path, "17", content))
     assert found.layer_ids == (1, 2)
+    assert found.num_decoder_layers == 3
     assert found.count_PLE.tolist() == [[[3, 1], [2, 2]], [[1, 3], [4, 0]]]
     assert found.top_k is None
 
@@ -97,7 +98,9 @@ def test_tokens_give_transitions_and_coactivation(tmp_path: Path) -> None:
 
 def test_layers_may_be_named(tmp_path: Path) -> None:
     file = saved(tmp_path, "1", {"logical_count": torch.tensor([[0, 0], [3, 1], [1, 1]])})
-    assert read_as("sglang", file, naming=Naming(layer_ids=(7, 9))).layer_ids == (7, 9)
+    named = read_as("sglang", file, naming=Naming(layer_ids=(7, 9)))
+    # Layers that the user names may be of a model of any size.
+    assert (named.layer_ids, named.num_decoder_layers) == ((7, 9), None)
     assert read_as("sglang", file, naming=Naming(layer_ids=(3, 7, 9))).layer_ids == (7, 9)
 
 

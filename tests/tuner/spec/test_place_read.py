@@ -1,14 +1,19 @@
 """A placement's spec: what is read, and what is refused in one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from profilers.routing.store import read_recording
+from profilers.routing.store import write_recording as write_stored
 from tuner.errors import SpecError, TunerError
 from tuner.spec.kind import goal_kind
 from tuner.spec.place_read import read_place_spec
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 
 def recording(
@@ -269,3 +274,63 @@ def test_a_pickled_array_is_not_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "current.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(SpecError, match="cannot read the placement"):
         read_place_spec(path)
+
+
+def test_sglang_needs_a_model_only_where_recordings_do_not_cover_the_decoder(
+    tmp_path: Path,
+) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n", emit="[sglang]")
+    assert "name `model` in the spec" in refusal(path)
+    for name in ("chat", "code"):
+        recording(tmp_path / f"{name}.json", layers=(0, 1, 2))
+    assert read_place_spec(path).num_layers == 3
+    # Layers 1 and 2 of a model of 5, as an importer of all decoder layers states it.
+    for name in ("chat", "code"):
+        recording(tmp_path / f"{name}.json", layers=(1, 2))
+    one = read_recording(tmp_path / "chat.json")
+    (tmp_path / "chat.json").unlink()
+    write_stored(tmp_path / "chat.json", replace(one, num_decoder_layers=5))
+    spec = read_place_spec(path)
+    assert (spec.num_layers, spec.layer_ids) == (5, (1, 2))
+    (tmp_path / "code.json").unlink()
+    write_stored(tmp_path / "code.json", replace(one, num_decoder_layers=6))
+    assert "'code' is of a model of 6 decoder layers, 'chat' of 5" in refusal(path)
+
+
+def test_recordings_of_other_models_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n")
+    head = f"model: {MODELS / 'deepseek-v2-lite'}\n"
+    wrong: list[tuple[str, str]] = []
+
+    def expect(text: str, *lines: str) -> None:
+        line = refusal(path)
+        wrong.extend((line, text) for text in (text, *lines) if text not in line)
+
+    recording(tmp_path / "code.json", top_k=3)
+    expect("'code' has 3 experts a token, 'chat' has 2; workloads of one plan must be of one model")
+    recording(tmp_path / "code.json", experts=9)
+    expect("'code' has 9 experts, 'chat' has 8")
+    recording(tmp_path / "code.json", layers=(1, 3))
+    expect("'code' has layers 1, 3, 'chat' has 1, 2; record the same layers")
+    path.write_text(path.read_text().replace("goal:", f"{head}goal:", 1))
+    for name in ("chat", "code"):
+        recording(tmp_path / f"{name}.json")
+    expect("has 64 experts a layer, the recordings have 8; name the model that was recorded")
+    for name in ("chat", "code"):
+        recording(tmp_path / f"{name}.json", experts=64, top_k=6, layers=(1, 27))
+    expect("has 27 layers, layer 27 was recorded; name the model that was recorded")
+    # DeepSeek-V2-Lite begins with a dense layer.
+    for name in ("chat", "code"):
+        recording(tmp_path / f"{name}.json", experts=64, top_k=6, layers=(0, 1))
+    expect("layer 0 was recorded, which has no experts in deepseek-v2-lite", "--layer-ids")
+    assert not wrong
+
+
+def test_a_running_placement_of_other_layers_is_refused(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, "  ranks: 4\n  current: running.json\n")
+    rows = {"decision": {"physical_to_logical": [list(range(8))], "layer_ids": [5]}}
+    (tmp_path / "running.json").write_text(json.dumps(rows))
+    assert refusal(path).endswith(
+        "layer 1 was recorded and is not placed there (layers 5 to 5 are); name the placement of"
+        " the model that was recorded"
+    )

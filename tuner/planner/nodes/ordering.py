@@ -96,7 +96,7 @@ def order_nodes(
             f"cluster.pools: the link_matrix of {pool.name!r} is of {len(links.nodes)} nodes, the "
             f"plan runs on {sent.num_nodes} of them; measure every pair"
         )
-    rates_NN, usual = _in_proportion(links, pool)
+    rates_NN, usual = in_proportion(links, pool)
     problem = sent.problem(rates_NN)
     alike_s = _shown_s(sent.problem(np.full_like(rates_NN, usual)), _as_listed(sent), sent.hidden_s)
     method = "milp" if len(links.nodes) <= MOST_PROVEN_NODES else "annealing"
@@ -122,14 +122,14 @@ def slow_in_order_s(
     sent: Traffic, links: LinkMatrix, nodes: tuple[str, ...], *, pool: Pool
 ) -> float:
     """Seconds of a step that slow links cost in a given order."""
-    rates_NN, usual = _in_proportion(links, pool)
+    rates_NN, usual = in_proportion(links, pool)
     alike = sent.problem(np.full_like(rates_NN, usual))
     alike_s = _shown_s(alike, _as_listed(sent), sent.hidden_s)
     placement = _placed(sent, links, nodes)
     return max(0.0, _shown_s(sent.problem(rates_NN), placement, sent.hidden_s) - alike_s)
 
 
-def _in_proportion(links: LinkMatrix, pool: Pool) -> tuple[npt.NDArray[np.float64], float]:
+def in_proportion(links: LinkMatrix, pool: Pool) -> tuple[npt.NDArray[np.float64], float]:
     """The matrix at the level of the cards, and the usual link's bandwidth."""
     rates_NN = links.bytes_per_s_NN.copy()
     np.fill_diagonal(rates_NN, 0.0)

@@ -14,10 +14,10 @@ import numpy as np
 from solvers.placement.balance.check import layer_times
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
-from solvers.placement.chain.problem import ChainProblem
-from solvers.placement.coactivation.problem import CoactivationProblem, Level
+from solvers.placement.chain.problem import ChainProblem, Measure
+from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Floats, Placement, Ranks
-from solvers.registry import BALANCE, CHAIN, COACTIVATION
+from solvers.registry import BALANCE, COACTIVATION
 from solvers.result import Outcome
 from tuner.errors import SpecError
 from tuner.planner.place.evidence import (
@@ -27,16 +27,13 @@ from tuner.planner.place.evidence import (
     part_BWLE,
     weight_W,
 )
-from tuner.spec.place import Objective, PlaceGoal
+from tuner.planner.place.links import LinkCosts
+from tuner.planner.place.methods import solve_balance, solve_chain, solve_coactivation
+from tuner.planner.place.sampled import Tokens
+from tuner.planner.place.token_levels import levels_of
+from tuner.planner.place.transitions import flow_MEE
+from tuner.spec.place import Objective, PlaceGoal, Traffic
 from tuner.spec.place_read import PlaceSpec
-
-SAME_NODE_COST = 1.0
-OTHER_NODE_COST = 6.0
-"""Of a token copy to another rank of the node and to another node: NVLink4 moves 450 GB/s a
-direction, eight 400 Gbit/s cards give a device 50, and half of the difference is lost to latency
-and message size in published exchanges (MoETuner, arXiv 2502.06643, states 9 to 1 at its links;
-DeepEP's README 153 to 43 GB/s)."""
-
 
 TRAFFIC = (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
 """Objectives about ways; they place every expert once and keep the rule's largest load."""
@@ -117,6 +114,7 @@ def solve_objective(
     ranks: Ranks,
     rule: Rule,
     dispatch: str,
+    links: LinkCosts,
     active_load: float,
     migration: Migration | None,
     time_limit_s: float,
@@ -124,17 +122,21 @@ def solve_objective(
     """Place for the goal's objective under a dispatch rule.
 
     Raises:
-        SpecError: the recordings lack what the objective looks at, or experts are replicated where
-            it knows single ones only.
+        SpecError: the recordings lack what the objective looks at, experts are replicated where it
+            knows single ones only, or the goal's method cannot take the problem.
     """
     if goal.objective is Objective.LAYER_CHAIN:
-        chain = chain_problem(evidence, goal=goal, ranks=ranks, rule=rule)
-        # Claims nothing, at once, where experts are too many for it.
-        proven = CHAIN.solve(chain, method="exact", time_limit_s=time_limit_s)
-        return proven if proven.solution else CHAIN.solve(chain, time_limit_s=time_limit_s)
+        return solve_chain(
+            chain_problem(evidence, goal=goal, ranks=ranks, rule=rule, links=links),
+            goal=goal,
+            by_rule=rule.placement,
+            time_limit_s=time_limit_s,
+        )
     if goal.objective is Objective.CO_ACTIVATION:
-        return COACTIVATION.solve(
-            coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule),
+        return solve_coactivation(
+            coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule, links=links),
+            goal=goal,
+            by_rule=rule.placement,
             time_limit_s=time_limit_s,
         )
     problem = balance_problem(
@@ -145,7 +147,7 @@ def solve_objective(
         active_load=active_load,
         migration=migration,
     )
-    return BALANCE.solve(problem, time_limit_s=time_limit_s)
+    return solve_balance(problem, goal=goal, by_rule=rule.placement, time_limit_s=time_limit_s)
 
 
 def others_for_time(
@@ -155,6 +157,7 @@ def others_for_time(
     ranks: Ranks,
     rule: Rule,
     dispatch: str,
+    links: LinkCosts,
     migration: Migration | None,
     time_limit_s: float,
 ) -> dict[str, Placement]:
@@ -179,7 +182,7 @@ def others_for_time(
     if balanced.solution is not None:
         found["balance of copies"] = balanced.solution
     if together:
-        ways = coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule)
+        ways = coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule, links=links)
         near = COACTIVATION.solve(ways, time_limit_s=limit_s)
         if near.solution is not None:
             found["co-activation"] = near.solution
@@ -187,30 +190,34 @@ def others_for_time(
 
 
 def chain_problem(
-    evidence: Sequence[WorkloadEvidence], *, goal: PlaceGoal, ranks: Ranks, rule: Rule
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    rule: Rule,
+    links: LinkCosts,
 ) -> ChainProblem:
     """State the chain of the weighted workloads, each as shares of its tokens."""
     _refuse_replicas(goal, ranks, evidence)
-    flows = []
-    for one in evidence:
-        flow = one.recording.transition_MEE
-        if flow is None:
-            raise SpecError(
-                f"goal.workloads: {one.name!r} holds no transitions between layers, which objective"
-                " layer_chain is about; record it with `moetune profile --suite routing`"
-            )
-        flows.append(flow / np.maximum(flow.sum(axis=(1, 2), keepdims=True), 1.0))
+    flows = [flow_MEE(one, Tokens.PLANNED) for one in evidence]
+    is_busiest = goal.traffic is Traffic.BUSIEST
     return ChainProblem(
         flow_TEE=np.einsum("w,wmef->mef", weight_W(evidence), np.stack(flows)),
         load_LE=mean_load_LE(evidence),
         ranks=ranks,
-        cost_GG=_way_costs(ranks),
+        cost_GG=links.cost_GG.copy(),
         most_load_L=rule.largest_L * (1.0 + goal.traffic_slack_ratio),
+        measure=Measure.BUSIEST_PAIR if is_busiest else Measure.TOTAL,
     )
 
 
 def coactivation_problem(
-    evidence: Sequence[WorkloadEvidence], *, goal: PlaceGoal, ranks: Ranks, rule: Rule
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    rule: Rule,
+    links: LinkCosts,
 ) -> CoactivationProblem:
     """State the co-activation of sampled tokens, of each workload as many as its weight says."""
     _refuse_replicas(goal, ranks, evidence)
@@ -234,24 +241,9 @@ def coactivation_problem(
         expert_LTK=np.concatenate(taken, axis=1),
         load_LE=mean_load_LE(evidence),
         ranks=ranks,
-        levels=levels_of(ranks),
+        levels=levels_of(links, is_busiest=goal.traffic is Traffic.BUSIEST),
         most_load_L=rule.largest_L * (1.0 + goal.traffic_slack_ratio),
     )
-
-
-def levels_of(ranks: Ranks) -> tuple[Level, ...]:
-    """Return ranks and nodes with what a token copy to one of them costs."""
-    each = Level(group_G=np.arange(ranks.num_ranks, dtype=np.int64), total_cost=SAME_NODE_COST)
-    if ranks.num_nodes == 1:
-        return (each,)
-    return (Level(group_G=ranks.node_G, total_cost=OTHER_NODE_COST - SAME_NODE_COST), each)
-
-
-def _way_costs(ranks: Ranks) -> Floats:
-    same_GG = ranks.node_G[:, None] == ranks.node_G[None, :]
-    cost_GG = np.where(same_GG, SAME_NODE_COST, OTHER_NODE_COST)
-    np.fill_diagonal(cost_GG, 0.0)
-    return cost_GG
 
 
 def _refuse_replicas(goal: PlaceGoal, ranks: Ranks, evidence: Sequence[WorkloadEvidence]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from solvers.family import OPTIMALITY_TOLERANCE
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.certificate import certificates
 from solvers.placement.balance.check import layer_times, objective
@@ -16,11 +17,19 @@ from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
 from tuner.place_plan import LayerOutcome, PlaceCertificate
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solved_dispatch
-from tuner.planner.place.costing import planned_layers_WL, robust, robust_weights
+from tuner.planner.place.costing import (
+    planned_bound_WL,
+    planned_imbalances,
+    planned_layers_WL,
+    robust,
+    robust_weights,
+    weighs_passes,
+)
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
+from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.traffic import problem_scale
-from tuner.spec.place import Objective
+from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
 NEAR_RATIO = 0.98
@@ -34,6 +43,7 @@ def certificate_of(
     outcome: Outcome[Placement],
     rule: Rule,
     pricing: Pricing | None,
+    links: LinkCosts,
     *,
     dispatch: str,
     method: str,
@@ -45,7 +55,7 @@ def certificate_of(
     replicas have shares.
     """
     if spec.goal.objective in TRAFFIC:
-        scale = problem_scale(spec, evidence, rule)
+        scale = problem_scale(spec, evidence, rule, links)
         return PlaceCertificate(
             status=outcome.status.value,
             objective=outcome.objective / scale,
@@ -57,6 +67,18 @@ def certificate_of(
     if spec.goal.objective is Objective.LAYER_TIME and pricing is not None:
         return _of_time(
             spec, evidence, chosen, pricing, dispatch=dispatch, method=method, solve_s=solve_s
+        )
+    if dispatch == Dispatch.LEAST_LOADED.value:
+        # Weights go where tokens are too many: nothing but the mean is below.
+        value = robust(spec, evidence, planned_imbalances(spec, evidence, chosen, dispatch))
+        return PlaceCertificate(
+            status="optimal" if value <= 1.0 + OPTIMALITY_TOLERANCE else "feasible",
+            objective=value,
+            bound=min(1.0, value),
+            gap_ratio=max(0.0, 1.0 - 1.0 / value),
+            dispatch=dispatch,
+            solve_s=solve_s,
+            method=method,
         )
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     value = objective(problem, chosen)
@@ -89,9 +111,7 @@ def _of_time(
     solve_s: float,
 ) -> PlaceCertificate:
     value_WL = planned_layers_WL(spec, evidence, chosen, pricing, dispatch)
-    bound_WL = np.stack(
-        [pricing.bound_L(load_LE=one.planned_LE, ranks=spec.ranks) for one in evidence]
-    )
+    bound_WL = planned_bound_WL(evidence, pricing, spec.ranks, dispatch)
     values, bounds = value_WL.sum(axis=1).tolist(), bound_WL.sum(axis=1).tolist()
     value = robust(spec, evidence, values)
     least = min(value, robust(spec, evidence, bounds))
@@ -102,7 +122,7 @@ def _of_time(
         bound=least,
         gap_ratio=(value - least) / value,
         layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
-        dispatch=solved_dispatch(dispatch).value,
+        dispatch=dispatch if weighs_passes(dispatch) else solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,
     )
@@ -135,6 +155,8 @@ def binding_constraint(
         and moved(migration.current, chosen, spec.ranks) > migration.most_moved - 2
     ):
         return "the limit on moved experts"
+    if dispatch == Dispatch.LEAST_LOADED.value:
+        return "the gate and the smallest piece of the rule: less than that moves nothing"
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     mean_WL, bound_WL = problem.mean_WL, layer_bounds(problem)
     value_WL = layer_times(problem, chosen)

@@ -1,20 +1,24 @@
 """What a placement costs on the passes that are planned from, in the words of the goal."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from solvers.placement.balance.check import objective
 from solvers.placement.balance.objective import robust_slope
-from solvers.placement.balance.problem import Dispatch
 from solvers.placement.balance.starts import with_parts
-from solvers.placement.ranks import Floats, Placement
+from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.planner.place.candidates import balance_problem
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.judging import judge
+from tuner.planner.place.judging import arrivals, judge
 from tuner.planner.place.pricing import Pricing
-from tuner.spec.place import Objective, PlaceGoal
+from tuner.spec.place import Dispatch, Objective, PlaceGoal
+from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
+
+MOST_PASSES: Final = 32
+"""Weighed under a rule that looks at each pass by itself."""
 
 
 def planned_cost(
@@ -26,6 +30,8 @@ def planned_cost(
 ) -> float:
     """Return the objective on the passes that are planned from."""
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
+        if dispatch == Dispatch.LEAST_LOADED.value:
+            return robust(spec, evidence, planned_imbalances(spec, evidence, placement, dispatch))
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
         return objective(problem, placement)
     layers_WL = planned_layers_WL(spec, evidence, placement, pricing, dispatch)
@@ -43,8 +49,10 @@ def parts_cost(
 
     Where near replicas come first, the search looks at parts that differ (`starts.py`).
     """
+    if spec.goal.objective is not Objective.BALANCE:
+        return cost
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    if spec.goal.objective is not Objective.BALANCE or not problem.dispatch.is_near:
+    if not problem.dispatch.is_near:
         return cost
     parted = with_parts(problem)
     is_same = parted.num_workloads == problem.num_workloads
@@ -58,6 +66,26 @@ def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
     return pricing.active_load
 
 
+def planned_imbalances(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    dispatch: str,
+) -> list[float]:
+    """Return each workload's imbalance under a rule that no engine has."""
+    return [
+        judge(
+            placement, load_PLE=planned_passes(one, dispatch), ranks=spec.ranks, dispatch=dispatch
+        ).imbalance
+        for one in evidence
+    ]
+
+
+def weighs_passes(dispatch: str) -> bool:
+    """Whether a rule looks at each pass by itself, so that the mean pass does not stand for it."""
+    return dispatch in {rule.value for rule in UNLAUNCHED}
+
+
 def planned_layers_WL(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
@@ -65,16 +93,45 @@ def planned_layers_WL(
     pricing: Pricing,
     dispatch: str,
 ) -> Floats:
-    """Return the seconds of every layer on the mean pass that is planned from."""
+    """Return the seconds of every layer on the passes that are planned from."""
     seconds = []
     for one in evidence:
-        load_PLE = one.planned_LE[None]
+        load_PLE = planned_passes(one, dispatch)
         judged = judge(placement, load_PLE=load_PLE, ranks=spec.ranks, dispatch=dispatch)
         priced = pricing.price(
             placement, judged, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=one.planned_LTK
         )
         seconds.append(priced.layer_L)
     return np.stack(seconds)
+
+
+def planned_bound_WL(
+    evidence: Sequence[WorkloadEvidence], pricing: Pricing, ranks: Ranks, dispatch: str
+) -> Floats:
+    """Return seconds of every layer that no placement goes below on the same passes."""
+    bounds = []
+    for one in evidence:
+        load_PLE = planned_passes(one, dispatch)
+        if dispatch == Dispatch.ACTIVATED.value:
+            load_PLE = arrivals(load_PLE)
+        passes, layers, experts = load_PLE.shape
+        bound_X = pricing.bound_L(load_LE=load_PLE.reshape(-1, experts), ranks=ranks)
+        bounds.append(bound_X.reshape(passes, layers).mean(axis=0))
+    return np.stack(bounds)
+
+
+def planned_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
+    """Return what a rule is weighed on: the mean pass, or passes where it differs from one to next.
+
+    Rules that look at each pass by itself, at which experts it reads or whether it is uneven, are
+    weighed on recorded passes, or on draws from the mean where one pass was recorded.
+    """
+    if not weighs_passes(dispatch):
+        return one.planned_LE[None]
+    planned_PLE = one.whole_PLE[: one.planned_passes] if one.is_split else one.planned_LE[None]
+    taken = np.linspace(0, len(planned_PLE) - 1, MOST_PASSES).round().astype(np.int64)
+    is_drawn = dispatch == Dispatch.ACTIVATED.value and not one.is_counted
+    return planned_PLE[taken if is_drawn else np.unique(taken)]
 
 
 def robust(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]) -> float:

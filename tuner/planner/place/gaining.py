@@ -1,6 +1,6 @@
 """What a plan saves, and what that is uncertain by.
 
-    W workloads   P judged passes   T sampled tokens
+    W workloads   P judged passes
 
 Seconds of the expert layers where they are priced, traffic where that is the objective and nothing
 is priced, otherwise the load of the busiest ranks. The noise of several workloads' mean is that of
@@ -14,10 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from solvers.placement.ranks import Placement
+from tuner.planner.place.candidates import Rule
 from tuner.planner.place.comparing import Priced, Three
 from tuner.planner.place.evidence import WorkloadEvidence
+from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.pricing import Pricing
-from tuner.planner.place.traffic import Tokens, token_costs_T
+from tuner.planner.place.traffic import stretches
+from tuner.planner.place.transitions import is_judged_apart
 from tuner.planner.place.verdict import noise_of
 from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec
@@ -33,6 +36,8 @@ class Gain:
     """Of a whole pass; None where nothing is priced."""
     saved: str
     """What there is less of."""
+    rule_gain_ratio: float
+    """What EPLB's rule saves of the same."""
 
 
 def gain_of_time(
@@ -51,6 +56,7 @@ def gain_of_time(
         for one, three, times in zip(evidence, threes, priced, strict=True)
     ]
     before_s, after_s = np.dot(weights, before), np.dot(weights, after)
+    rule_s = np.dot(weights, [float(one.rule.pass_P.mean()) for one in priced])
     top_k = pricing.machine.moe.top_k
     # Layers that were not recorded are as uneven as those that were.
     layers = pricing.machine.model.num_moe_layers / len(spec.layer_ids)
@@ -63,6 +69,7 @@ def gain_of_time(
         noise_ratio=_together(weights, before, noises),
         step_gain_ratio=float(layers * (before_s - after_s) / (rest_s + layers * before_s)),
         saved="time in the expert layers",
+        rule_gain_ratio=float(1.0 - rule_s / before_s),
     )
 
 
@@ -71,11 +78,13 @@ def gain_of_load(evidence: Sequence[WorkloadEvidence], threes: Sequence[Three]) 
     weights = [one.weight_ratio for one in evidence]
     before = [three.before.imbalance for three in threes]
     after = [three.after.imbalance for three in threes]
+    by_rule = [three.rule.imbalance for three in threes]
     return Gain(
         gain_ratio=float(1.0 - np.dot(weights, after) / np.dot(weights, before)),
         noise_ratio=_together(weights, before, load_noises(evidence, threes)),
         step_gain_ratio=None,
         saved="for the busiest ranks to do",
+        rule_gain_ratio=float(1.0 - np.dot(weights, by_rule) / np.dot(weights, before)),
     )
 
 
@@ -92,27 +101,29 @@ def gain_of_traffic(
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
     traffic: Mapping[str, tuple[float, float, float]],
+    rule: Rule,
+    links: LinkCosts,
 ) -> Gain:
     """Return the share of the traffic that is saved; its noise is that of the sampled tokens."""
-    before, _, after = traffic[spec.goal.objective.value]
+    before, by_rule, after = traffic[spec.goal.objective.value]
     weights = [one.weight_ratio for one in evidence]
     noises, costs = [], []
     for one in evidence:
-        if spec.goal.objective is Objective.LAYER_CHAIN:
+        if spec.goal.objective is Objective.LAYER_CHAIN and not is_judged_apart(one):
             noises.append(noise_of(np.ones(1), np.ones(1), counted=_chain_tokens(one)))
             costs.append(1.0)
             continue
-        before_T, after_T = (
-            token_costs_T(spec, one, placement, tokens=Tokens.JUDGED)
-            for placement in (spec.current, chosen)
+        before_P, after_P = (
+            stretches(spec, one, placement, rule, links) for placement in (spec.current, chosen)
         )
-        noises.append(noise_of(before_T, after_T, counted=math.inf))
-        costs.append(float(before_T.mean()))
+        noises.append(noise_of(before_P, after_P, counted=math.inf))
+        costs.append(float(before_P.mean()))
     return Gain(
         gain_ratio=1.0 - after / before if before > 0.0 else 0.0,
         noise_ratio=_together(weights, costs, noises),
         step_gain_ratio=None,
         saved="traffic",
+        rule_gain_ratio=1.0 - by_rule / before if before > 0.0 else 0.0,
     )
 
 

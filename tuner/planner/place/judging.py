@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solvers.placement.dispatch.activated import schedule
 from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.dispatch.least_loaded import LeastLoaded
+from solvers.placement.dispatch.least_loaded import plan as least_loaded_plan
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import SPLITS, expected_loads
 from solvers.placement.dispatch.static import ENGINE_SEED
@@ -32,6 +35,10 @@ class Judged:
     ratio_PL: Floats
     """Largest load over the mean."""
     imbalance_P: Floats
+    active_PLG: Floats | None = None
+    """Experts that each rank reads, where the rule says it; None: replicas share alike."""
+    weights_PLG: Floats | None = None
+    """Experts whose weights a rank sends or gets in the pass, the larger of the two; None: none."""
 
     @property
     def imbalance(self) -> float:
@@ -74,8 +81,10 @@ def judge(
     """Share out the passes and find the busiest ranks.
 
     Loads are those that a rule expects. `static` chooses once and keeps to it, so that its loads
-    are those of the engine's own seed.
+    are those of the engine's own seed. Rules of no engine say which experts a rank reads, too.
     """
+    if dispatch == Dispatch.ACTIVATED.value:
+        load_PLE = arrivals(load_PLE)
     case = DispatchCase(
         load_PLE=load_PLE,
         placement=placement,
@@ -83,17 +92,30 @@ def judge(
         source_HLE=source_HLE,
         seed=ENGINE_SEED,
     )
-    is_expected = dispatch in SPLITS and dispatch != Dispatch.STATIC.value
-    copies_PLG = (expected_loads if is_expected else rank_loads)(dispatch, case)
+    active_PLG = weights_PLG = None
+    if dispatch == Dispatch.ACTIVATED.value:
+        copies_PLG, read_PLG = schedule(case)
+        active_PLG = read_PLG.astype(np.float64)
+    elif dispatch == Dispatch.LEAST_LOADED.value:
+        moved = least_loaded_plan(case, knobs=LeastLoaded())
+        copies_PLG, active_PLG = moved.load_PLG, moved.active_PLG.astype(np.float64)
+        weights_PLG = np.maximum(moved.sent_PLG, moved.received_PLG).astype(np.float64)
+    else:
+        is_expected = dispatch in SPLITS and dispatch != Dispatch.STATIC.value
+        copies_PLG = (expected_loads if is_expected else rank_loads)(dispatch, case)
     time_PLG = copies_PLG / ranks.speed_G
     mean_PL = copies_PLG.sum(axis=2) / ranks.speed_G.sum()
     largest_PL = time_PLG.max(axis=2)
     # A pass scaled to very few tokens can leave a layer without any: no rank waits there.
+    total_P = mean_PL.sum(axis=1)
     some_PL = np.where(mean_PL > 0.0, mean_PL, 1.0)
     return Judged(
         copies_PLG=copies_PLG,
         ratio_PL=np.where(mean_PL > 0.0, largest_PL / some_PL, 1.0),
-        imbalance_P=largest_PL.sum(axis=1) / mean_PL.sum(axis=1),
+        imbalance_P=np.where(total_P > 0.0, largest_PL.sum(axis=1), 1.0)
+        / np.where(total_P > 0.0, total_P, 1.0),
+        active_PLG=active_PLG,
+        weights_PLG=weights_PLG,
     )
 
 
@@ -108,6 +130,14 @@ def whole_tokens(load_PLE: Floats) -> Floats:
     # Whole loads stay as they are, whatever rounding the sum adds.
     passed_PLE = np.floor(sum_PLE + start_PL[:, :, None] * (1.0 - 1e-6) + 1e-7)
     return np.asarray(np.diff(passed_PLE, axis=2, prepend=0.0))
+
+
+def arrivals(load_PLE: Floats) -> Floats:
+    """Return whole token copies: recorded ones as they are, else Poisson arrivals of that mean."""
+    whole_PLE = np.rint(load_PLE)
+    if np.array_equal(whole_PLE, load_PLE):
+        return load_PLE
+    return np.random.default_rng(0).poisson(load_PLE).astype(np.float64)
 
 
 def active_PLG(

@@ -10,8 +10,10 @@ from tuner.planner.place.comparing import ranks_of, sources_of
 from tuner.planner.place.costing import active_load_of
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import judge
+from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.pricing import Pricing
-from tuner.planner.place.traffic import Tokens, traffic_on
+from tuner.planner.place.sampled import Tokens
+from tuner.planner.place.traffic import traffic_on
 from tuner.spec.place_read import PlaceSpec
 
 MOST_FOLDS: Final = 12
@@ -23,6 +25,7 @@ def left_out(
     pricing: Pricing | None,
     dispatch: str,
     migration: Migration | None,
+    links: LinkCosts,
     time_limit_s: float,
 ) -> tuple[tuple[LeftOut, ...], tuple[float, ...]]:
     """Plan without each workload in turn and judge on all of its passes.
@@ -43,6 +46,7 @@ def left_out(
             ranks=spec.ranks,
             rule=rule,
             dispatch=dispatch,
+            links=links,
             active_load=active_load_of(spec.goal, pricing),
             migration=migration,
             time_limit_s=limit_s,
@@ -66,7 +70,7 @@ def left_out(
                 imbalance_rule=by_rule.imbalance,
                 imbalance_before=before.imbalance,
                 worst_rank_ratio=after.worst_ratio,
-                traffic=traffic_on(spec, [one], outcome.solution, rule, tokens=Tokens.ALL),
+                traffic=traffic_on(spec, [one], outcome.solution, rule, links, tokens=Tokens.ALL),
             )
         )
         worst.append(before.worst_ratio)

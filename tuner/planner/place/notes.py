@@ -7,7 +7,9 @@ from tuner.planner.place.candidates import Rule
 from tuner.planner.place.comparing import sources_of
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.leaving_out import MOST_FOLDS
+from tuner.planner.place.transitions import is_judged_apart
 from tuner.spec.place import Dispatch, Objective
+from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
 from tuner.spec.place_targets import PLACE_TARGETS, backend_of, offered
 
@@ -53,8 +55,9 @@ def notes_of(
     """Return what a plan rests on, a line each."""
     return (
         *_dispatch_notes(spec, evidence, dispatch),
-        f"the rule beside is {rule.name}",
+        f"EPLB's rule beside is its {'hierarchical' if 'hier' in rule.name else 'global'} policy",
         *_recording_notes(evidence),
+        *_layer_notes(spec),
         *_judging_notes(spec, evidence),
     )
 
@@ -62,6 +65,8 @@ def notes_of(
 def _dispatch_notes(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str
 ) -> Iterator[str]:
+    if spec.goal.dispatch in UNLAUNCHED:
+        return
     said = RULE_WORDS.get(dispatch, repr(dispatch))
     yield f"replicas share tokens by the rule {said}, {_whose_dispatch(spec)}"
     if spec.goal.dispatch is None:
@@ -95,11 +100,30 @@ def _recording_notes(evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
             )
 
 
+def _layer_notes(spec: PlaceSpec) -> Iterator[str]:
+    """Say where the number of decoder layers, which a file has a row for each of, comes from."""
+    needed = [name for name in spec.emit if PLACE_TARGETS[name].all_layers]
+    if not needed or spec.model is not None:
+        return
+    if any(one.num_decoder_layers is not None for one in spec.recordings.values()):
+        yield f"{needed[0]}: a row for each of the {spec.num_layers} decoder layers recorded"
+        return
+    yield (
+        f"{needed[0]}: the {spec.num_layers} layers recorded are taken for all decoder layers; name"
+        " `model` where it has others"
+    )
+
+
 def _judging_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        yield "ways are judged on the transitions that were planned from"
-        if spec.cluster is not None:
-            yield "no time is priced: tokens that stay where their last expert was"
+        summed = [one.name for one in evidence if not is_judged_apart(one)]
+        if summed:
+            yield (
+                f"{', '.join(summed)}: transitions are kept summed over all passes, so the way is"
+                " judged on what it was planned from"
+            )
+        if spec.cluster is not None and spec.model is not None:
+            yield "expert layers are not priced: tokens stay where their last expert was"
     if len(evidence) > MOST_FOLDS:
         yield f"of {len(evidence)} workloads the first {MOST_FOLDS} were left out in turn"
     if len(evidence) == 1:

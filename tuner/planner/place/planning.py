@@ -6,7 +6,8 @@ dispatch of the engine, beside what runs today and beside EPLB's rule on the sam
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from solvers.placement.ranks import Placement
@@ -42,16 +43,31 @@ from tuner.planner.place.comparing import (
 )
 from tuner.planner.place.costing import active_load_of, parts_cost, planned_cost
 from tuner.planner.place.dispatch_choice import DispatchChoice, choose_dispatch, made_for
+from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
 from tuner.planner.place.leaving_out import left_out
+from tuner.planner.place.links import LinkCosts, LinkSource, links_between
+from tuner.planner.place.methods import (
+    automatic_note,
+    beside_automatic,
+    nothing_found,
+    under_another_rule,
+)
 from tuner.planner.place.migration import migration_cost
 from tuner.planner.place.notes import dispatch_of, notes_of
 from tuner.planner.place.pricing import ELEMENT_BYTES, Pricing
 from tuner.planner.place.relaxing import relaxations
-from tuner.planner.place.traffic import Tokens, broken_limits, traffic_by_name, traffic_of
+from tuner.planner.place.sampled import Tokens
+from tuner.planner.place.traffic import (
+    broken_limits,
+    traffic_by_name,
+    traffic_of,
+    traffic_times,
+)
 from tuner.planner.place.verdict import Loads, verdict_of
 from tuner.spec.place import Objective
+from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
 MAIN_SHARE: Final = 0.5
@@ -60,6 +76,8 @@ AGAIN_SHARE: Final = 0.2
 """For the same under another dispatch rule, where the first plan shows it to be the best."""
 OTHERS_SHARE: Final = 0.4
 """Of that, for placements that are priced beside the search's."""
+SAME_RATIO: Final = 1e-9
+"""Between objectives that count as equal."""
 FOLDS_SHARE: Final = 0.35
 """For plans without each workload in turn; what is left is for relaxations."""
 
@@ -73,42 +91,53 @@ class Settings:
 
 
 def make_place_plan(
-    spec: PlaceSpec, *, pricing: Pricing | None, settings: Settings, provenance: PlaceProvenance
+    spec: PlaceSpec,
+    *,
+    pricing: Pricing | None,
+    settings: Settings,
+    provenance: PlaceProvenance,
+    source: LinkSource | None = None,
 ) -> PlacePlan:
     """Plan, judge and certify a placement.
+
+    Args:
+        spec: the question.
+        pricing: where time is priced.
+        settings: how hard to look.
+        provenance: what the caller knows of it.
+        source: what is known of the links that join the ranks.
 
     Raises:
         SpecError: the recordings lack what the objective looks at, or a limit cannot be kept.
     """
     started_s = settings.clock()
     goal, ranks = spec.goal, spec.ranks
-    if goal.objective is Objective.LAYER_CHAIN:
-        # Tokens stay where their last expert was: an exchange that is not modelled.
-        pricing = None
     evidence = evidence_of(spec)
+    links = links_between(spec, evidence, source or LinkSource())
+    pricing = _on_links(pricing, links, goal.objective)
     dispatch = dispatch_of(spec)
     rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch)
     weights_bytes = _expert_bytes(spec)
     migration = migration_limit(spec, expert_bytes=weights_bytes)
-    is_timed = goal.objective is Objective.LAYER_TIME
-    others_share = OTHERS_SHARE if is_timed else 0.0
+    is_timed = goal.objective is Objective.LAYER_TIME and goal.method is Method.AUTO
+    others_share = OTHERS_SHARE * is_timed
 
-    def solve(dispatch: str, share: float) -> Outcome[Placement]:
-        return solve_objective(
+    def solve(dispatch: str, share: float) -> tuple[Outcome[Placement], dict[str, Placement]]:
+        by = partial(
+            solve_objective,
             evidence,
-            goal=goal,
             ranks=ranks,
             rule=rule,
+            links=links,
             dispatch=dispatch,
             active_load=active_load_of(goal, pricing),
             migration=migration,
-            time_limit_s=share * settings.time_limit_s,
         )
+        return beside_automatic(by, goal=goal, time_limit_s=share * settings.time_limit_s)
 
-    outcome = solve(dispatch, (1.0 - others_share) * MAIN_SHARE)
+    outcome, candidates = solve(dispatch, (1.0 - others_share) * MAIN_SHARE)
     if outcome.solution is None:
         return _nothing(spec, outcome, provenance)
-    candidates = {outcome.method: outcome.solution}
     if is_timed:
         candidates |= others_for_time(
             evidence,
@@ -116,22 +145,23 @@ def make_place_plan(
             ranks=ranks,
             rule=rule,
             dispatch=dispatch,
+            links=links,
             migration=migration,
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
     method, chosen, choice, alternatives = _chosen(
-        spec, evidence, candidates, rule, pricing, dispatch
+        spec, evidence, candidates, rule, pricing, links, dispatch
     )
     planned_for, dispatch = dispatch, choice.rule
     if goal.objective not in TRAFFIC and solved_dispatch(dispatch) != solved_dispatch(planned_for):
         # Another rule is emitted than the target's default: the placement is made for it.
-        again = solve(dispatch, AGAIN_SHARE)
+        again, found = solve(dispatch, AGAIN_SHARE)
         if again.solution is not None:
-            candidates[f"{again.method} for {dispatch}"] = again.solution
+            candidates = under_another_rule(candidates, found, goal=goal, dispatch=dispatch)
             outcome = again
         planned_for = dispatch
         method, chosen, choice, alternatives = _chosen(
-            spec, evidence, candidates, rule, pricing, dispatch
+            spec, evidence, candidates, rule, pricing, links, dispatch
         )
         dispatch = choice.rule
     solve_s = settings.clock() - started_s
@@ -143,17 +173,18 @@ def make_place_plan(
         pricing,
         dispatch,
         migration,
+        links,
         time_limit_s=FOLDS_SHARE * settings.time_limit_s,
     )
     times: tuple[LayerTimes, ...] = ()
     loads = None
-    traffic = traffic_by_name(spec, evidence, chosen, rule)
+    traffic = traffic_by_name(spec, evidence, chosen, rule, links)
     if pricing is not None:
         priced = priced_threes(spec, evidence, chosen, rule, threes, pricing)
         times = layer_times_of(evidence, priced, pricing)
         gain = gain_of_time(spec, evidence, threes, priced, pricing)
     elif traffic:
-        gain = gain_of_traffic(spec, evidence, chosen, traffic)
+        gain = gain_of_traffic(spec, evidence, chosen, traffic, rule, links)
         loads = Loads(
             outcomes=outcomes,
             noises=load_noises(evidence, threes),
@@ -179,6 +210,7 @@ def make_place_plan(
         outcome,
         rule,
         pricing,
+        links,
         dispatch=planned_for,
         method=method,
         solve_s=solve_s,
@@ -198,6 +230,8 @@ def make_place_plan(
             left_out=folds,
             layer_times=times,
             traffic=traffic,
+            links=links.facts if traffic else None,
+            traffic_times=traffic_times(spec, evidence, chosen, rule, links),
             migration=moved,
             dispatches=choice.outcomes,
         ),
@@ -212,6 +246,7 @@ def make_place_plan(
             rebalance_s=goal.rebalance_interval,
             saved=gain.saved,
             loads=loads,
+            rule_gain_ratio=gain.rule_gain_ratio if traffic else None,
         ),
         certificate=certificate,
         binding_constraint=binding_constraint(
@@ -224,14 +259,37 @@ def make_place_plan(
             objective=certificate.objective or 0.0,
             rule=rule,
             dispatch=planned_for,
+            links=links,
             pricing=pricing,
             migration=migration,
             time_limit_s=settings.time_limit_s,
         ),
         provenance=provenance.model_copy(
-            update={"notes": (*provenance.notes, *notes_of(spec, evidence, dispatch, rule))}
+            update={
+                "notes": (
+                    *provenance.notes,
+                    *automatic_note(goal, certificate.objective or 0.0, alternatives),
+                    *dispatch_gain(
+                        spec,
+                        evidence,
+                        threes,
+                        pricing,
+                        chosen=chosen,
+                        others=(*candidates.values(), rule.placement),
+                    ),
+                    *notes_of(spec, evidence, dispatch, rule),
+                )
+            }
         ),
     )
+
+
+def _on_links(pricing: Pricing | None, links: LinkCosts, objective: Objective) -> Pricing | None:
+    """Return the machine with the links between ranks; None where nothing is priced."""
+    if pricing is None or objective is Objective.LAYER_CHAIN:
+        # Tokens stay where their last expert was: no dispatch and combine that is priced.
+        return None
+    return replace(pricing, slow_NN=links.slow_NN)
 
 
 def _compared(
@@ -239,10 +297,10 @@ def _compared(
 ) -> dict[str, object]:
     """Count what was compared whole, and what the noise cannot tell from the chosen one."""
     legal = [one for one in alternatives if one.is_legal]
-    most = objective * (1.0 + noise_ratio)
+    most = objective * noise_ratio
     return {
         "space": PlaceSpace(priced=1 + len(legal), illegal=len(alternatives) - len(legal)),
-        "within_band": sum(one.objective <= most for one in legal),
+        "within_band": sum(abs(one.objective - objective) <= most for one in legal),
     }
 
 
@@ -258,22 +316,25 @@ def _chosen(
     candidates: Mapping[str, Placement],
     rule: Rule,
     pricing: Pricing | None,
+    links: LinkCosts,
     dispatch: str,
 ) -> tuple[str, Placement, DispatchChoice, tuple[PlaceAlternative, ...]]:
-    """Take the best that was found, the rule's or what runs, and its dispatch; tell of others."""
-    named = {**candidates, rule.name: rule.placement}
+    """Take what the goal's method placed, else the best, and its dispatch; tell of others."""
+    method = spec.goal.method.value
+    named = dict(candidates)
+    limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
+    if not limited and method != Method.EPLB.value:
+        named[rule.name] = rule.placement
     if spec.current.expert_LS.shape == rule.placement.expert_LS.shape:
         named["as it runs"] = spec.current
-    limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
-    if limited:
-        del named[rule.name]
     if spec.goal.objective in TRAFFIC:
         values = {
-            name: traffic_of(spec, evidence, one, rule, tokens=Tokens.PLANNED)
+            name: traffic_of(spec, evidence, one, rule, links, tokens=Tokens.PLANNED)
             for name, one in named.items()
         }
         broken = {
-            name: (*broken_limits(spec, evidence, one, rule), "")[0] for name, one in named.items()
+            name: (*broken_limits(spec, evidence, one, rule, links), "")[0]
+            for name, one in named.items()
         }
     else:
         values = {
@@ -284,7 +345,7 @@ def _chosen(
     ordered_by = {
         name: parts_cost(spec, evidence, one, values[name], dispatch) for name, one in named.items()
     }
-    order = sorted(named, key=lambda name: (bool(broken[name]), ordered_by[name]))
+    order = sorted(named, key=lambda name: (name != method, bool(broken[name]), ordered_by[name]))
     best = order[0]
     choice = choose_dispatch(spec, evidence, named[best], planned=dispatch)
     alternatives = tuple(
@@ -305,7 +366,9 @@ def _chosen(
 
 
 def _more_of(value: float, least: float) -> str:
-    if value <= least:
+    if value < least * (1.0 - SAME_RATIO):
+        return f"{1.0 - value / least:.2%} less of the objective, but the goal names its method"
+    if value <= least * (1.0 + SAME_RATIO):
         return "as much of the objective"
     return f"{value / max(least, 1e-12) - 1.0:.2%} more of the objective"
 
@@ -316,7 +379,7 @@ def _decision(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:
         physical_to_logical=tuple(tuple(row) for row in chosen.expert_LS.tolist()),
         layer_ids=spec.layer_ids,
         num_experts=spec.num_experts,
-        num_layers=None if spec.model is None else spec.model.num_layers,
+        num_layers=spec.num_layers,
         ranks=goal.ranks,
         ranks_per_node=goal.ranks_per_node or goal.ranks,
         slots_per_rank=tuple(spec.ranks.slots_G.tolist()),
@@ -342,6 +405,6 @@ def _nothing(
             solve_s=outcome.solve_s,
             method=outcome.method,
         ),
-        binding_constraint="no placement found in the time limit; give more with --time-limit",
+        binding_constraint=nothing_found(spec.goal),
         provenance=provenance,
     )

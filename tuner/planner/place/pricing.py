@@ -3,15 +3,17 @@
 P passes   L layers   G ranks
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
-from tuner.costs.analytic.calibration import Residuals, band_of, constants_of
+from tuner.costs.analytic.calibration import Regime, Residuals, band_of, constants_of
 from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool
+from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.kernels import DatasheetKernels
 from tuner.costs.analytic.measured_profile import MeasuredProfile
+from tuner.costs.analytic.shapes import Hardware
 from tuner.costs.expert_layer import (
     ExpertMachine,
     LayerSeconds,
@@ -21,12 +23,14 @@ from tuner.costs.expert_layer import (
     layer_seconds,
     products_s,
     rest_s,
+    weights_s,
 )
 from tuner.devices.catalogue import find_device
 from tuner.place_plan import Band
 from tuner.planner.analytic.regimes import regime_of
 from tuner.planner.place.judging import Judged, active_PLG
-from tuner.spec.cluster import Cluster
+from tuner.planner.place.links import slowdown_X
+from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.model import ModelSpec
 from tuner.spec.place import PlaceGoal
 
@@ -48,6 +52,8 @@ class Pricing:
     context_tokens: float
     merges: bool
     """Dispatch sends a token once to each rank and domain."""
+    slow_NN: Floats | None = None
+    """Cost between two nodes over that of the usual pair, where links differ."""
 
     def price(
         self,
@@ -72,13 +78,40 @@ class Pricing:
         reach = None
         if self.merges:
             reach = _reach(placement, token_LTK, self.machine, ranks)
-        return layer_seconds(
+        read_PLG = judged.active_PLG
+        if read_PLG is None:
+            read_PLG = active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=is_counted)
+        seconds = layer_seconds(
             self.machine,
             copies_PLG=judged.copies_PLG,
-            active_PLG=active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=is_counted),
+            active_PLG=read_PLG,
             speed_G=ranks.speed_G,
             reach=reach,
+            far_ratio=self._far_ratio(placement, judged, ranks=ranks, token_LTK=token_LTK),
         )
+        if judged.weights_PLG is None:
+            return seconds
+        sent_PL = weights_s(self.machine, judged.weights_PLG.max(axis=2))
+        return replace(seconds, exchange_PL=seconds.exchange_PL + sent_PL)
+
+    def _far_ratio(
+        self, placement: Placement, judged: Judged, *, ranks: Ranks, token_LTK: Ints | None
+    ) -> Floats | float:
+        """How much longer unlike links make what goes between domains, by pass and layer."""
+        if self.slow_NN is None or (self.slow_NN == 1.0).all():
+            return 1.0
+        if not self.merges:
+            first_N = np.searchsorted(ranks.node_G, np.arange(ranks.num_nodes))
+            return slowdown_X(self.slow_NN, np.add.reduceat(judged.copies_PLG, first_N, axis=2))
+        rank_LTK = _rank_of_choices(placement, token_LTK, ranks)
+        touched_LN = np.stack(
+            [
+                (ranks.node_G[rank_LTK] == node).any(axis=2).sum(axis=1)
+                for node in range(ranks.num_nodes)
+            ],
+            axis=1,
+        )
+        return slowdown_X(self.slow_NN, touched_LN.astype(np.float64))
 
     def products_s(self, rows_N: Floats, active_N: Floats) -> Floats:
         """Seconds of the expert products alone, of ranks with so many rows and active experts."""
@@ -149,6 +182,39 @@ class Pricing:
         return np.asarray(experts_L + exchange_L)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolHardware:
+    """A pool as numbers, by datasheet."""
+
+    regime: Regime
+    precision: str
+    hardware: Hardware
+    constants: Constants
+
+
+def pool_hardware(
+    pool: Pool,
+    goal: PlaceGoal,
+    *,
+    residuals: Residuals | None,
+    measured: MeasuredProfile | None,
+) -> PoolHardware:
+    """Return a pool as numbers.
+
+    Raises:
+        UnknownDeviceError: no description of the pool's device.
+    """
+    sheet = measured.sheet(pool) if measured is not None else find_device(pool.device or "")
+    precision = "fp8-tensorwise" if goal.quantization == "fp8" else "bf16"
+    regime = regime_of((PRICED_AS,), sheet, precision=precision)
+    return PoolHardware(
+        regime=regime,
+        precision=precision,
+        hardware=hardware_of_pool(sheet, pool, precision=PRECISION_OF[precision]),
+        constants=constants_of((regime,), residuals),
+    )
+
+
 def pricing_of(
     model: ModelSpec | None,
     cluster: Cluster | None,
@@ -164,12 +230,9 @@ def pricing_of(
     """
     if model is None or cluster is None:
         return None
-    pool = cluster.pools[0]
-    sheet = measured.sheet(pool) if measured is not None else find_device(pool.device or "")
-    precision = "fp8-tensorwise" if goal.quantization == "fp8" else "bf16"
-    regime = regime_of((PRICED_AS,), sheet, precision=precision)
-    constants = constants_of((regime,), residuals)
-    hardware = hardware_of_pool(sheet, pool, precision=PRECISION_OF[precision])
+    own = pool_hardware(cluster.pools[0], goal, residuals=residuals, measured=measured)
+    regime, hardware, constants = own.regime, own.hardware, own.constants
+    precision = own.precision
     kernels = DatasheetKernels(hardware=hardware, constants=constants)
     if measured is not None:
         hardware = measured.linked(hardware, constants)
@@ -196,10 +259,16 @@ def pricing_of(
 def _reach(
     placement: Placement, token_LTK: Ints | None, machine: ExpertMachine, ranks: Ranks
 ) -> Reach:
-    """Count the ranks and domains that sampled tokens touch; tokens take replicas in turn."""
+    """Count the ranks and domains that sampled tokens touch."""
+    inside = int(machine.group.inside)
+    rank_LTK = _rank_of_choices(placement, token_LTK, ranks)
+    return Reach(ranks=_distinct(rank_LTK), domains=_distinct(rank_LTK // inside))
+
+
+def _rank_of_choices(placement: Placement, token_LTK: Ints | None, ranks: Ranks) -> Ints:
+    """Return the rank of each choice of sampled tokens; tokens take replicas in turn."""
     if token_LTK is None:
         raise ValueError("a merged exchange needs sampled tokens")
-    inside = int(machine.group.inside)
     num_tokens = token_LTK.shape[1]
     rank_LTK = np.empty_like(token_LTK)
     for layer, expert_S in enumerate(placement.expert_LS):
@@ -208,7 +277,7 @@ def _reach(
         chosen_TK = token_LTK[layer]
         turn_TK = np.arange(num_tokens)[:, None] % copies_E[chosen_TK]
         rank_LTK[layer] = ranks.rank_S[order_S[first_E[chosen_TK] + turn_TK]]
-    return Reach(ranks=_distinct(rank_LTK), domains=_distinct(rank_LTK // inside))
+    return rank_LTK
 
 
 def _distinct(place_LTK: Ints) -> float:

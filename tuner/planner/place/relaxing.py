@@ -9,14 +9,15 @@ Every line is a true second solve, in a short time; an answer that is hardly bet
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from solvers.placement.balance.problem import Dispatch, Migration
-from solvers.registry import BALANCE
+from solvers.placement.balance.problem import Migration
 from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solve_objective
 from tuner.planner.place.costing import active_load_of, planned_cost
 from tuner.planner.place.evidence import WorkloadEvidence
+from tuner.planner.place.links import LinkCosts
+from tuner.planner.place.methods import balance_refusal, solve_balance
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.traffic import problem_scale
-from tuner.spec.place import Objective
+from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
 WORTH_TELLING_RATIO = 0.002
@@ -33,6 +34,7 @@ def relaxations(
     objective: float,
     rule: Rule,
     dispatch: str,
+    links: LinkCosts,
     pricing: Pricing | None,
     migration: Migration | None,
     time_limit_s: float,
@@ -45,17 +47,19 @@ def relaxations(
         objective: of the plan, as its certificate states it.
         rule: whose largest load ways must keep.
         dispatch: the rule that the plan is made for.
+        links: that ways are priced on.
         pricing: where time is the objective.
         migration: the limit that was kept.
         time_limit_s: of the whole plan.
     """
     limit_s = SHARE * time_limit_s
     found = (
-        _more_load(spec, evidence, rule, limit_s)
+        _more_load(spec, evidence, rule, links, limit_s)
         if spec.goal.objective in TRAFFIC
         else _more_room(spec, evidence, dispatch, pricing, migration, limit_s)
     )
-    unit = " s" if spec.goal.objective is Objective.LAYER_TIME else ""
+    in_seconds = spec.goal.objective in TRAFFIC and links.unit_s is not None
+    unit = " s" if in_seconds or spec.goal.objective is Objective.LAYER_TIME else ""
     return tuple(
         f"{change}: {value:.5g}{unit}, from {objective:.5g}{unit}"
         for change, value in found
@@ -64,7 +68,11 @@ def relaxations(
 
 
 def _more_load(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], rule: Rule, limit_s: float
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    rule: Rule,
+    links: LinkCosts,
+    limit_s: float,
 ) -> Iterator[tuple[str, float]]:
     slack = spec.goal.traffic_slack_ratio + MORE_LOAD_RATIO
     outcome = solve_objective(
@@ -73,12 +81,13 @@ def _more_load(
         ranks=spec.ranks,
         rule=rule,
         dispatch=Dispatch.EVEN.value,
+        links=links,
         active_load=0.0,
         migration=None,
         time_limit_s=limit_s,
     )
     if outcome.solution is not None:
-        scale = problem_scale(spec, evidence, rule)
+        scale = problem_scale(spec, evidence, rule, links)
         yield f"traffic_slack_ratio {slack:.2f}", outcome.objective / scale
 
 
@@ -95,6 +104,9 @@ def _more_room(
         change, wanted = f"{wider.most_moved} experts moved", spec
     else:
         wider = None
+        if spec.goal.dispatch is Dispatch.LEAST_LOADED:
+            # The rule takes one slot an expert.
+            return
         more = replace(spec.ranks, slots_G=spec.ranks.slots_G + 1)
         if int(more.slots_G.max()) > spec.num_experts:
             return
@@ -109,6 +121,8 @@ def _more_room(
         active_load=active_load_of(spec.goal, pricing),
         migration=wider,
     )
-    outcome = BALANCE.solve(problem, time_limit_s=limit_s)
+    if balance_refusal(problem, spec.goal.method) is not None:
+        return
+    outcome = solve_balance(problem, goal=spec.goal, time_limit_s=limit_s)
     if outcome.solution is not None:
         yield change, planned_cost(wanted, evidence, outcome.solution, pricing, dispatch)

@@ -1,39 +1,38 @@
-"""What tokens travel under a placement, per token, where that is the objective.
+"""What tokens travel under a placement, where that is the objective.
 
 L layers   T sampled tokens   K experts of a token
 
-co-activation   cost of the ranks and nodes that a token's experts touch, summed over layers, on
-                sampled tokens that were not planned from
-layer chain     cost of the way from a token copy to the next layer's, summed over pairs of
-                layers, on the recorded transitions; they are not told apart by time
+co-activation   cost of the domains and ranks that a token's experts touch, summed over layers, a
+                token
+layer chain     cost of the way from a token copy to the next layer's, summed over pairs of layers,
+                a token copy
+
+The total, or with `traffic: busiest` what the others wait for (tuner/spec/place.py). Planned from
+and judged on the sampled tokens as tuner/planner/place/transitions.py parts them; what was planned
+from is one problem of all workloads, on other tokens each workload stands by itself. In seconds
+where links are.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from solvers.placement.chain import check as chain_check
 from solvers.placement.coactivation import check as coactivation_check
 from solvers.placement.ranks import Floats, Ints, Placement
-from tuner.planner.place.candidates import (
-    TRAFFIC,
-    Rule,
-    chain_problem,
-    coactivation_problem,
-    levels_of,
-)
+from tuner.place_plan import TrafficTimes
+from tuner.planner.place.candidates import TRAFFIC, Rule, chain_problem, coactivation_problem
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.spec.place import Objective
+from tuner.planner.place.links import LinkCosts
+from tuner.planner.place.sampled import Tokens, sampled_LTK
+from tuner.planner.place.transitions import flow_MEE, is_judged_apart, pairs_MEE, shares_MEE
+from tuner.spec.place import Objective, Traffic
 from tuner.spec.place_read import PlaceSpec
 
-
-class Tokens(StrEnum):
-    """Which of the sampled tokens."""
-
-    PLANNED = "planned"
-    JUDGED = "judged"
-    ALL = "all"
+MOST_STRETCHES: Final = 10
+"""Of judged tokens, in their order, whose traffic is compared for the noise of a gain."""
 
 
 def traffic_of(
@@ -41,23 +40,29 @@ def traffic_of(
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
     rule: Rule,
+    links: LinkCosts,
     *,
     tokens: Tokens,
 ) -> float:
     """Return the traffic of a placement, the weighted mean over workloads."""
-    if spec.goal.objective is Objective.LAYER_CHAIN:
-        chain = chain_problem(evidence, goal=spec.goal, ranks=spec.ranks, rule=rule)
-        return chain_check.objective(chain, placement)
+    if tokens is Tokens.PLANNED:
+        return _planned(spec, evidence, placement, rule, links) / problem_scale(
+            spec, evidence, rule, links
+        )
     weights = np.array([one.weight_ratio for one in evidence])
-    means = [float(token_costs_T(spec, one, placement, tokens=tokens).mean()) for one in evidence]
-    return float(np.dot(weights / weights.sum(), means))
+    each = [traffic_on_one(spec, one, placement, rule, links, tokens=tokens) for one in evidence]
+    return float(np.dot(weights / weights.sum(), each))
 
 
 def traffic_by_name(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, rule: Rule
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    rule: Rule,
+    links: LinkCosts,
 ) -> dict[str, tuple[float, float, float]]:
-    """Return the traffic before, by the rule and after; empty where balance is the objective."""
-    found = traffic_on(spec, evidence, chosen, rule, tokens=Tokens.JUDGED)
+    """Return the traffic before, by the rule and after; empty where it is not the objective."""
+    found = traffic_on(spec, evidence, chosen, rule, links, tokens=Tokens.JUDGED)
     return {} if found is None else {spec.goal.objective.value: found}
 
 
@@ -66,6 +71,7 @@ def traffic_on(
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
     rule: Rule,
+    links: LinkCosts,
     *,
     tokens: Tokens,
 ) -> tuple[float, float, float] | None:
@@ -73,52 +79,156 @@ def traffic_on(
     if spec.goal.objective not in TRAFFIC:
         return None
     before, by_rule, after = (
-        traffic_of(spec, evidence, placement, rule, tokens=tokens)
+        traffic_of(spec, evidence, placement, rule, links, tokens=tokens)
         for placement in (spec.current, rule.placement, chosen)
     )
     return before, by_rule, after
 
 
-def token_costs_T(
-    spec: PlaceSpec, one: WorkloadEvidence, placement: Placement, *, tokens: Tokens
+def traffic_times(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    rule: Rule,
+    links: LinkCosts,
+) -> tuple[TrafficTimes, ...]:
+    """Return the seconds of each workload's pass; nothing where links have none."""
+    if spec.goal.objective not in TRAFFIC or links.unit_s is None:
+        return ()
+    times = []
+    for one in evidence:
+        before, by_rule, after = (
+            pass_copies(spec, one)
+            * traffic_on_one(spec, one, placement, rule, links, tokens=Tokens.JUDGED)
+            for placement in (spec.current, rule.placement, chosen)
+        )
+        judged = one.judged_LTK
+        times.append(
+            TrafficTimes(
+                workload=one.name,
+                tokens_judged=0 if judged is None or not is_judged_apart(one) else judged.shape[1],
+                before_s=before,
+                rule_s=by_rule,
+                after_s=after,
+            )
+        )
+    return tuple(times)
+
+
+def pass_copies(spec: PlaceSpec, one: WorkloadEvidence) -> float:
+    """Return what traffic a token is multiplied by to be that of a pass.
+
+    Of the total a rank sends its share, as all send at once; the busiest pair of ranks has its flow
+    to itself, and HierMoE's groups are counted in already. Dispatch and combine are two ways.
+    """
+    copies = float(one.judged_PLE.sum(axis=2).mean())
+    ranks = float(spec.ranks.num_ranks)
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        is_pair = spec.goal.traffic is Traffic.BUSIEST
+        return copies if is_pair else copies / ranks
+    top_k = float(sampled_LTK(one, Tokens.ALL).shape[2])
+    return 2.0 * copies / top_k / ranks
+
+
+def traffic_on_one(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
+    placement: Placement,
+    rule: Rule,
+    links: LinkCosts,
+    *,
+    tokens: Tokens,
+) -> float:
+    """Return the traffic of one workload."""
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        return _chain_costs(spec, one, placement, rule, links, [flow_MEE(one, tokens)])[0]
+    return _token_costs(spec, one, placement, rule, links, [sampled_LTK(one, tokens)])[0]
+
+
+def stretches(
+    spec: PlaceSpec, one: WorkloadEvidence, placement: Placement, rule: Rule, links: LinkCosts
 ) -> Floats:
-    """Return what each sampled token costs under the levels of co-activation."""
-    token_LTK = {
-        Tokens.PLANNED: one.planned_LTK,
-        Tokens.JUDGED: one.judged_LTK,
-        Tokens.ALL: one.recording.token_LTK,
-    }[tokens]
-    if token_LTK is None:
-        raise ValueError(f"{one.name!r} holds no sampled tokens")
-    cost_T = np.zeros(token_LTK.shape[1])
-    for level in levels_of(spec.ranks):
-        group_S = level.group_G[spec.ranks.rank_S]
-        for expert_S, token_TK in zip(placement.expert_LS, token_LTK, strict=True):
-            group_E = np.empty(spec.num_experts, dtype=np.int64)
-            group_E[expert_S] = group_S
-            cost_T += level.total_cost * _distinct_T(group_E[token_TK])
-    return cost_T
+    """Return the traffic of stretches of the judged tokens, for the noise of a gain."""
+    token_LTK = sampled_LTK(one, Tokens.JUDGED)
+    parts = np.array_split(token_LTK, min(MOST_STRETCHES, token_LTK.shape[1]), axis=1)
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        flows = [shares_MEE(pairs_MEE(part_LTK, spec.num_experts)) for part_LTK in parts]
+        return np.array(_chain_costs(spec, one, placement, rule, links, flows))
+    return np.array(_token_costs(spec, one, placement, rule, links, parts))
 
 
-def problem_scale(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], rule: Rule) -> float:
-    """Return what the solver's objective is divided by to be per token."""
+def problem_scale(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], rule: Rule, links: LinkCosts
+) -> float:
+    """Return what the solver's objective is divided by to be per token, in seconds if known."""
     if spec.goal.objective is not Objective.CO_ACTIVATION:
-        return 1.0
-    problem = coactivation_problem(evidence, goal=spec.goal, ranks=spec.ranks, rule=rule)
-    return float(problem.expert_LTK.shape[1])
+        return 1.0 / links.scale
+    problem = coactivation_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links
+    )
+    return float(problem.expert_LTK.shape[1]) / links.scale
 
 
 def broken_limits(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], placement: Placement, rule: Rule
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    rule: Rule,
+    links: LinkCosts,
 ) -> tuple[str, ...]:
     """Name the rules of the objective that a placement breaks."""
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        chain = chain_problem(evidence, goal=spec.goal, ranks=spec.ranks, rule=rule)
+        chain = chain_problem(evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
         return chain_check.violations(chain, placement)
-    together = coactivation_problem(evidence, goal=spec.goal, ranks=spec.ranks, rule=rule)
+    together = coactivation_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links
+    )
     return coactivation_check.violations(together, placement)
 
 
-def _distinct_T(group_TK: Ints) -> Ints:
-    ordered_TK = np.sort(group_TK, axis=1)
-    return np.asarray(1 + (ordered_TK[:, 1:] != ordered_TK[:, :-1]).sum(axis=1))
+def _planned(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    rule: Rule,
+    links: LinkCosts,
+) -> float:
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        chain = chain_problem(evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
+        return chain_check.objective(chain, placement)
+    together = coactivation_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links
+    )
+    return coactivation_check.objective(together, placement)
+
+
+def _chain_costs(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
+    placement: Placement,
+    rule: Rule,
+    links: LinkCosts,
+    flows: Sequence[Floats],
+) -> list[float]:
+    chain = chain_problem([one], goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
+    return [
+        links.scale * chain_check.objective(replace(chain, flow_TEE=flow), placement)
+        for flow in flows
+    ]
+
+
+def _token_costs(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
+    placement: Placement,
+    rule: Rule,
+    links: LinkCosts,
+    samples: Sequence[Ints],
+) -> list[float]:
+    together = coactivation_problem([one], goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
+    return [
+        links.scale
+        * coactivation_check.objective(replace(together, expert_LTK=token_LTK), placement)
+        / token_LTK.shape[1]
+        for token_LTK in samples
+    ]

@@ -1,7 +1,8 @@
 """Whether a placement is worth it: against the noise between passes, between runs, and elsewhere.
 
 A gain counts when it is larger than what the same comparison varies by from pass to pass and, as a
-share of a whole pass, larger than what two runs of one configuration differ by. A plan that is
+share of a whole pass, larger than what two runs of one configuration differ by. Where traffic is
+the objective, a plan that saves less than EPLB's rule does is not recommended. A plan that is
 worse than doing nothing on a workload it was not made from, or that overloads one of its ranks
 there, is fragile, whatever it gains at home.
 """
@@ -80,6 +81,7 @@ def verdict_of(
     rebalance_s: float | None,
     saved: str = "for the busiest ranks to do",
     loads: Loads | None = None,
+    rule_gain_ratio: float | None = None,
 ) -> Verdict:
     """Judge a plan; the first reason that speaks against it is given.
 
@@ -93,10 +95,13 @@ def verdict_of(
         rebalance_s: how long the placement will run; None: for long.
         saved: what there is less of.
         loads: where something else than the load was made small.
+        rule_gain_ratio: share of the same cost that EPLB's rule saves; None where a plan that saves
+            less may still be the one to take.
     """
     loads = loads or Loads(outcomes=(), noises=(), slack_ratio=0.0)
     fragile = _overloaded(loads) or _fragile(left_out, baseline_worst)
     against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio)
+    against = against or _below_rule(gain_ratio, rule_gain_ratio)
     if not against and migration is not None and rebalance_s is not None:
         against = _too_dear(migration, rebalance_s)
     word = "fragile" if fragile else "not worth it" if against else "worth it"
@@ -160,6 +165,15 @@ def _too_small(gain: float, noise: float, step_gain: float | None) -> str:
             f" ({RUN_TO_RUN_RATIO:.0%})"
         )
     return ""
+
+
+def _below_rule(gain: float, rule_gain: float | None) -> str:
+    if rule_gain is None or rule_gain <= gain:
+        return ""
+    return (
+        f"EPLB's rule saves {rule_gain:.2%} where this saves {gain:.2%}; take its placement, which"
+        " is among the alternatives"
+    )
 
 
 def _too_dear(migration: MigrationCost, rebalance_s: float) -> str:

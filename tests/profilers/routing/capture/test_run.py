@@ -82,6 +82,7 @@ def test_what_is_recorded_is_what_the_gates_choose(
     tokens = list(text.read_bytes())
     layers = {"qwen3_moe": (0, 2), "deepseek_v3": (1, 2)}.get(model_type, (0, 1, 2))
     assert recording.layer_ids == layers
+    assert recording.num_decoder_layers == 3
     assert (recording.num_experts, recording.top_k, recording.num_passes) == (8, 2, 5)
 
     gates = gates_of(loaded.decoder, model_type=model_type)

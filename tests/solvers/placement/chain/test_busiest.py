@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 
 from solvers.placement.chain import check
+from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.busiest import changes_EE, descend
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.chain.testing import latent_clusters
 from solvers.placement.fitting import fit
 from solvers.placement.ranks import Ranks
 from solvers.placement.single import placed
+from solvers.registry import CHAIN
+from solvers.result import Status
 
 
 def chain(seed: int) -> ChainProblem:
@@ -63,3 +66,32 @@ def test_no_time_changes_nothing() -> None:
     after_LE = rank_LE.copy()
     descend(problem, after_LE, deadline_s=-math.inf)
     assert (after_LE == rank_LE).all()
+
+
+def test_one_slow_pair_raises_the_bound_no_higher_than_the_optimum() -> None:
+    # One expert a rank: of a uniform flow a third at most stays, and 2/3 leave over six directions
+    # of which two are ten times slower: M >= F / (4 + 2 / 10).
+    flow_TEE = np.ones((1, 3, 3))
+    cost_GG = 1.0 - np.eye(3)
+    cost_GG[0, 1] = cost_GG[1, 0] = 10.0
+    problem = ChainProblem(
+        flow_TEE=flow_TEE,
+        load_LE=np.full((2, 3), 3.0),
+        ranks=Ranks.alike(ranks=3, slots_per_rank=1),
+        cost_GG=cost_GG,
+        measure=Measure.BUSIEST_PAIR,
+    )
+    bound = lower_bound(problem, time_limit_s=5.0)
+    assert bound == pytest.approx(6.0 / 4.2)
+    outcome = CHAIN.solve(problem, method="exact", time_limit_s=5.0)
+    assert outcome.status is Status.OPTIMAL
+    assert bound <= outcome.objective == 10.0
+
+
+def test_total_costs_of_unlike_links_are_bounded_by_the_least_of_each_kind() -> None:
+    problem = chain(3)
+    total = dataclasses.replace(problem, measure=Measure.TOTAL)
+    # 0.5 more in one direction: no three costs, but least ones of 1 and 6.
+    least_GG = np.where(problem.cost_GG == 0.0, 0.0, np.floor(problem.cost_GG))
+    three = dataclasses.replace(total, cost_GG=least_GG)
+    assert lower_bound(total, time_limit_s=60.0) == lower_bound(three, time_limit_s=60.0) > 0.0

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
+from solvers.placement.balance.eplb import eplb
 from solvers.placement.chain.moetuner import (
     balanced_clusters,
     cluster_flows,
@@ -134,3 +135,18 @@ def test_a_limit_below_the_heaviest_expert_is_infeasible() -> None:
     limit_L = 0.9 * problem.load_LE.max(axis=1)
     claim = solve(dataclasses.replace(problem, most_load_L=limit_L), time_limit_s=TIME_LIMIT_S)
     assert claim.status is Status.INFEASIBLE
+
+
+def test_limits_that_the_program_cannot_keep_in_time_are_kept_by_swaps() -> None:
+    # 32 experts on 4 ranks, each at most what EPLB's rule gives one: CBC finds nothing in 20 s.
+    ranks = Ranks.alike(ranks=4, slots_per_rank=8, ranks_per_node=2)
+    problem = latent_clusters(np.random.default_rng(1), num_layers=3, num_experts=32, ranks=ranks)
+    by_rule_LG = np.add.reduceat(
+        np.take_along_axis(problem.load_LE, eplb(problem.load_LE, ranks=ranks).expert_LS, axis=1),
+        ranks.first_slot_G,
+        axis=1,
+    )
+    problem = dataclasses.replace(problem, most_load_L=by_rule_LG.max(axis=1))
+    outcome = CHAIN.solve(problem, method="moetuner", time_limit_s=2.0)
+    assert outcome.status is Status.FEASIBLE
+    assert outcome.bound <= outcome.objective

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,22 @@ def test_separate_pairs_are_bounded_exactly() -> None:
     bound_L = lower_bound_L(problem, time_limit_s=1.0)
     assert bound_L.tolist() == [4.0 + 10.0 * 2 * 2]
     assert COACTIVATION.solve(problem, time_limit_s=5.0).objective == bound_L[0]
+
+
+def test_a_slow_group_raises_the_bound_of_the_busiest_and_of_all() -> None:
+    # Experts 0-1 and 2-3 may share groups, 0-2 then cannot: F = 4 copies of three tokens at least,
+    # of which 3 go into the cheap group at most.
+    weights_J = np.array([1.0, 10.0])
+    problem = CoactivationProblem(
+        expert_LTK=np.array([[[0, 1], [2, 3], [0, 2]]]),
+        load_LE=np.ones((1, 4)),
+        ranks=Ranks.alike(ranks=2, slots_per_rank=2),
+        levels=(Level(group_G=np.arange(2), total_cost=1.0, weight_J=weights_J),),
+    )
+    assert lower_bound_L(problem, time_limit_s=1.0).tolist() == [3.0 + 10.0]
+    busiest = Level(group_G=np.arange(2), total_cost=0.0, busiest_cost=1.0, weight_J=weights_J)
+    other = dataclasses.replace(problem, levels=(busiest,))
+    assert lower_bound_L(other, time_limit_s=1.0) == pytest.approx([2 * 4 / 1.1])
 
 
 def test_more_time_only_raises_the_bound() -> None:

@@ -35,6 +35,26 @@ def test_a_layer_by_hand() -> None:
     assert layer_costs(problem(), together).tolist() == [5.0 * 4 + 3.0 * 2 * 2 + 6.0]
 
 
+def test_a_group_behind_a_slow_link_costs_its_weight() -> None:
+    # Tokens touch node 0 (experts 0, 2) and node 1 (1, 3) three times each, see above; a copy into
+    # node 1 costs 10: 5 (3 + 30) in all and 3 x 2 groups x 30 for the busiest one.
+    level = Level(
+        group_G=np.array([0, 0, 1, 1]),
+        total_cost=5.0,
+        busiest_cost=3.0,
+        weight_J=np.array([1.0, 10.0]),
+    )
+    placement = Placement(expert_LS=np.array([[0, 2, 1, 3]]))
+    costs = layer_costs(problem(levels=(level,)), placement)
+    assert costs.tolist() == [5.0 * 33 + 3.0 * 2 * 30]
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, np.inf]])
+def test_weights_are_one_positive_number_a_group(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"weights (for|of)"):
+        Level(group_G=np.array([0, 0, 1, 1]), total_cost=1.0, weight_J=np.array(weights))
+
+
 @pytest.mark.parametrize(
     ("expert_LS", "complaint"),
     [

@@ -71,9 +71,12 @@ def test_the_instances_cover_every_feature() -> None:
         seen["limits"] += problem.most_load_L is not None
         seen["one chosen"] += problem.expert_LTK.shape[2] == 1
         seen["a busiest group counts"] += any(level.busiest_cost for level in problem.levels)
+        seen["groups differ in cost"] += any(
+            len(set(level.weights_J.tolist())) > 1 for level in problem.levels
+        )
         seen["unequal slots"] += len(set(problem.ranks.slots_G.tolist())) > 1
     assert min(seen.values()) >= 3, seen
-    assert len(seen) == 7, seen
+    assert len(seen) == 8, seen
 
 
 @pytest.fixture(scope="module")

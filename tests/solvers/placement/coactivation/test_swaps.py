@@ -41,14 +41,14 @@ def test_tables_stay_true_as_swaps_are_made(seed: int) -> None:
         one, two = rng.choice(problem.num_experts, size=2, replace=False)
         layer.swap(int(one), int(two))
     for level, tables in zip(problem.levels, layer.tables_H, strict=True):
-        fresh = Tables.of(problem.expert_LTK[0], level.group_G[layer.rank_E], level.num_groups)
+        fresh = Tables.of(problem.expert_LTK[0], level.group_G[layer.rank_E], level.weights_J)
         for name in ("group_E", "count_J", "touch_EJ", "lost_EE"):
             assert (getattr(tables, name) == getattr(fresh, name)).all(), name
 
 
 @pytest.mark.parametrize("counts", [[5], [5, 3], [1, 7, 4], [2, 2, 2, 9], [4, 1, 8, 8, 3]])
 def test_the_largest_of_the_other_groups(counts: list[int]) -> None:
-    found_JJ = largest_without_two(np.array(counts))
+    found_JJ = largest_without_two(np.array(counts, dtype=float))
     for one in range(len(counts)):
         for two in range(len(counts)):
             rest = [count for at, count in enumerate(counts) if at not in (one, two)]

@@ -81,7 +81,11 @@ def test_surplus_by_hand() -> None:
     planned = plan(_case(12.0, 0.0, 4.0, 0.0, ranks=2), knobs=FREE)
     assert planned.load_PLG[0, 0].tolist() == [8.0, 8.0]
     assert planned.moved_tokens_PL[0, 0] == 4.0
+    assert planned.sent_PLG[0, 0].tolist() == [1, 0]
+    assert planned.received_PLG[0, 0].tolist() == [0, 1]
     assert planned.moved_experts_PL[0, 0] == 1
+    # Expert 0 on both; experts 1 and 3 have no tokens.
+    assert planned.active_PLG[0, 0].tolist() == [1, 2]
 
 
 def test_the_gate_leaves_even_loads_alone() -> None:

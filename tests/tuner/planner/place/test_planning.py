@@ -16,6 +16,7 @@ from tuner.place_api import place
 from tuner.place_plan import PlacePlan
 from tuner.planner.place.candidates import balance_problem, others_for_time, rule_of
 from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.links import LinkSource, links_between
 from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -198,7 +199,10 @@ def test_dynamic_dispatch_is_judged_at_any_size_of_a_pass(tmp_path: Path) -> Non
     even = planned(tmp_path, goal.replace("dynamic", "even"), time_limit_s=8.0)
     assert even.predicted is not None
     # Expected is an even split; few tokens scatter over replicas about it, and the plan says so.
-    assert first.imbalance_after == even.predicted.outcomes[0].imbalance_after
+    # Two searches, which the time limit may end at different steps.
+    assert first.imbalance_after == pytest.approx(
+        even.predicted.outcomes[0].imbalance_after, rel=0.01
+    )
     (rule,) = plan.predicted.dispatches
     assert rule.is_chosen
     assert rule.tokens_per_rank == pytest.approx(77 / 4)
@@ -460,6 +464,7 @@ def test_time_is_looked_for_where_the_search_for_it_is_blind(
         ranks=spec.ranks,
         rule=rule_of(evidence, ranks=spec.ranks, groups=None),
         dispatch="even",
+        links=links_between(spec, evidence, LinkSource()),
         migration=None,
         time_limit_s=0.5,
     )

@@ -11,8 +11,14 @@ from solvers.placement.coactivation import check
 from solvers.placement.ranks import Placement
 from tuner.planner.place.candidates import coactivation_problem, rule_of
 from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.traffic import Tokens, problem_scale, token_costs_T, traffic_of
+from tuner.planner.place.links import LinkCosts, LinkSource, links_between
+from tuner.planner.place.sampled import Tokens
+from tuner.planner.place.traffic import problem_scale, stretches, traffic_of, traffic_on_one
 from tuner.spec.place_read import PlaceSpec, read_place_spec
+
+
+def constant_links(spec: PlaceSpec) -> LinkCosts:
+    return links_between(spec, evidence_of(spec), LinkSource())
 
 
 @pytest.fixture
@@ -41,26 +47,49 @@ def spec(tmp_path: Path) -> PlaceSpec:
 
 def test_a_tokens_cost_is_the_ranks_and_nodes_it_touches(spec: PlaceSpec) -> None:
     (one,) = evidence_of(spec)
+    rule = rule_of([one], ranks=spec.ranks, groups=None)
     placement = Placement(expert_LS=np.tile(np.arange(8), (2, 1)))
-    costs = token_costs_T(spec, one, placement, tokens=Tokens.ALL)
     assert one.recording.token_LTK is not None
-    # Two experts a rank, two ranks a node; a rank costs 1 and a node 5 on top.
-    by_hand = sum(
-        len({expert // 2 for expert in layer[0]}) + 5.0 * len({expert // 4 for expert in layer[0]})
-        for layer in one.recording.token_LTK.tolist()
-    )
-    assert costs[0] == by_hand
+    found = traffic_on_one(spec, one, placement, rule, constant_links(spec), tokens=Tokens.ALL)
+    # Two experts a rank, two ranks a node. From half of the ranks a node is another one, which
+    # costs 6, and from half of the ranks of a node a rank is another one, which costs 1.
+    by_hand = [
+        sum(
+            0.5 * len({expert // 2 for expert in layer[token]})
+            + 3.0 * len({expert // 4 for expert in layer[token]})
+            for layer in one.recording.token_LTK.tolist()
+        )
+        for token in range(40)
+    ]
+    assert found == pytest.approx(np.mean(by_hand))
+
+
+def test_stretches_of_judged_tokens_average_to_the_judged_traffic(spec: PlaceSpec) -> None:
+    (one,) = evidence_of(spec)
+    links = constant_links(spec)
+    rule = rule_of([one], ranks=spec.ranks, groups=None)
+    parts = stretches(spec, one, spec.current, rule, links)
+    assert len(parts) == 10
+    assert len(set(parts.tolist())) > 1
+    judged = traffic_on_one(spec, one, spec.current, rule, links, tokens=Tokens.JUDGED)
+    assert parts.mean() == pytest.approx(judged)
 
 
 def test_planned_traffic_is_the_checkers_objective_per_token(spec: PlaceSpec) -> None:
     evidence = evidence_of(spec)
+    links = constant_links(spec)
     rule = rule_of(evidence, ranks=spec.ranks, groups=None)
     placement = Placement(expert_LS=np.random.default_rng(1).permuted([[*range(8)]] * 2, axis=1))
-    problem = coactivation_problem(evidence, goal=spec.goal, ranks=spec.ranks, rule=rule)
-    scale = problem_scale(spec, evidence, rule)
+    problem = coactivation_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links
+    )
+    scale = problem_scale(spec, evidence, rule, links)
     assert scale == 20.0
-    stated = traffic_of(spec, evidence, placement, rule, tokens=Tokens.PLANNED)
+    stated = traffic_of(spec, evidence, placement, rule, links, tokens=Tokens.PLANNED)
     assert stated == pytest.approx(check.objective(problem, placement) / scale)
+    assert stated == pytest.approx(
+        traffic_on_one(spec, evidence[0], placement, rule, links, tokens=Tokens.PLANNED)
+    )
 
 
 def test_judged_tokens_are_not_planned_from(spec: PlaceSpec) -> None:

@@ -140,3 +140,23 @@ def test_less_traffic_on_overloaded_ranks_is_not_praised(
     )
     assert verdict.word == word
     assert says in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("rule_gain", "word"), [(0.31, "not worth it"), (0.3, "worth it"), (None, "worth it")]
+)
+def test_what_saves_less_than_eplbs_rule_is_not_worth_it(
+    rule_gain: float | None, word: str
+) -> None:
+    verdict = verdict_of(
+        gain_ratio=0.3,
+        noise_ratio=0.01,
+        step_gain_ratio=None,
+        left_out=(),
+        baseline_worst=(),
+        migration=None,
+        rebalance_s=None,
+        rule_gain_ratio=rule_gain,
+    )
+    assert verdict.word == word
+    assert ("EPLB's rule saves 31.00%" in verdict.reason) is (word == "not worth it")

@@ -1,0 +1,267 @@
+"""The solver behind each `goal.method`, and what is too large for it.
+
+`auto` takes the default of the objective's family; for a chain of layers the dynamic program where
+it is small enough. Another method's placement is the plan's, whatever others find, and the
+automatic choice is solved beside it for one line of comparison.
+
+    L layers   E experts   G ranks   R copies of an expert, at most
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from solvers.family import OPTIMALITY_TOLERANCE
+from solvers.placement.balance.bound import bound as balance_bound
+from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
+from solvers.placement.chain.bound import lower_bound as chain_bound
+from solvers.placement.chain.exact import MOST_STATES, num_states
+from solvers.placement.chain.problem import ChainProblem
+from solvers.placement.coactivation.bound import lower_bound_L
+from solvers.placement.coactivation.problem import CoactivationProblem
+from solvers.placement.ranks import Placement
+from solvers.registry import BALANCE, CHAIN, COACTIVATION
+from solvers.result import Claim, Outcome, Status
+from tuner.errors import SpecError
+from tuner.place_plan import PlaceAlternative
+from tuner.spec.place import PlaceGoal
+from tuner.spec.place_method import Method
+
+SOLVERS: Final[Mapping[Method, str]] = {
+    Method.LOCAL_SEARCH: "local_search",
+    Method.CP_SAT: "cp_sat",
+    Method.CBC: "milp",
+    Method.RESTARTS: "restarts",
+    Method.SWAPS: "swap",
+    Method.EXACT: "exact",
+    Method.ANNEALING: "sweeps",
+    Method.MOETUNER: "moetuner",
+}
+"""By method, its name in the registry of solvers; EPLB's rule is no search."""
+
+_METHODS: Final = {solver: method.value for method, solver in SOLVERS.items()}
+
+DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH, Method.RESTARTS})
+"""Beside them an automatic choice would be the same search again."""
+
+AUTOMATIC: Final = "auto"
+"""Begins the name of the automatic choice among the alternatives."""
+
+MOST_CHOICES: Final = 10_000
+"""Whole numbers in the integer program of one block of layers: about twice what CP-SAT finds a
+placement of in 3 s a layer on one core (tests/benchmarks/placement_methods.py)."""
+MOST_PAIRINGS: Final = 8_000
+"""Variables of MoETuner's second program: 4 ranks, the paper's, in 32 layers. CBC orders those in
+30 s, and of 9,072 (6 ranks in 8 layers) it found no order in 8 s, of 28,672 none in 12 s
+(tests/benchmarks/placement_methods.py)."""
+BOUND_RATIO: Final = 0.3
+"""Of the time, for the bound beside EPLB's rule."""
+ALIKE_RATIO: Final = 5e-5
+"""Between objectives that print as alike."""
+AUTO_SHARE: Final = 0.5
+"""Of the plan's time, for the automatic choice beside a method that the goal names."""
+
+
+def solve_balance(
+    problem: BalanceProblem,
+    *,
+    goal: PlaceGoal,
+    time_limit_s: float,
+    by_rule: Placement | None = None,
+) -> Outcome[Placement]:
+    """Place by the goal's method.
+
+    Args:
+        problem: what to solve.
+        goal: names the method.
+        time_limit_s: for the solver.
+        by_rule: what EPLB's rule places; None: its global policy.
+
+    Raises:
+        SpecError: the method cannot take the problem.
+    """
+    method = goal.method
+    if problem.ranks.num_slots == problem.num_experts:
+        # Without replicas every dispatch rule is an even split.
+        problem = replace(problem, dispatch=Dispatch.EVEN)
+    _refuse(goal, balance_refusal(problem, method))
+    if method is Method.EPLB and by_rule is not None:
+        claim = Claim(status=Status.FEASIBLE, solution=by_rule, bound=balance_bound(problem))
+        return BALANCE.checked(problem, claim, method=method.value, solve_s=0.0)
+    solver = "eplb" if method is Method.EPLB else SOLVERS.get(method)
+    return _named(BALANCE.solve(problem, method=solver, time_limit_s=time_limit_s))
+
+
+def solve_chain(
+    problem: ChainProblem, *, goal: PlaceGoal, by_rule: Placement, time_limit_s: float
+) -> Outcome[Placement]:
+    """Place by the goal's method; see `solve_balance`."""
+    method = goal.method
+    if method is Method.EPLB:
+        return _by_rule_of_chain(problem, by_rule, time_limit_s=BOUND_RATIO * time_limit_s)
+    if method is Method.AUTO:
+        # Claims nothing, at once, where experts are too many for it.
+        proven = CHAIN.solve(problem, method="exact", time_limit_s=time_limit_s)
+        return _named(
+            proven if proven.solution else CHAIN.solve(problem, time_limit_s=time_limit_s)
+        )
+    _refuse(goal, chain_refusal(problem, method))
+    return _named(CHAIN.solve(problem, method=SOLVERS[method], time_limit_s=time_limit_s))
+
+
+def solve_coactivation(
+    problem: CoactivationProblem, *, goal: PlaceGoal, by_rule: Placement, time_limit_s: float
+) -> Outcome[Placement]:
+    """Place by the goal's method; see `solve_balance`."""
+    if goal.method is Method.EPLB:
+        least = float(lower_bound_L(problem, time_limit_s=BOUND_RATIO * time_limit_s).sum())
+        least = min(least, COACTIVATION.check.objective(problem, by_rule))
+        claim = Claim(status=Status.FEASIBLE, solution=by_rule, bound=least)
+        return COACTIVATION.checked(problem, claim, method=goal.method.value, solve_s=0.0)
+    solver = SOLVERS.get(goal.method)
+    return _named(COACTIVATION.solve(problem, method=solver, time_limit_s=time_limit_s))
+
+
+def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
+    """Say in a line why a method cannot take the problem; None: it can."""
+    if method is Method.EPLB and problem.migration is not None:
+        return "keeps no limit on moved experts; drop the limit, or take auto"
+    if method not in (Method.CP_SAT, Method.CBC):
+        return None
+    if problem.dispatch.is_near:
+        return (
+            "writes an even split over replicas, and the plan is for near replicas first; set"
+            " dispatch: even, or take auto or local_search"
+        )
+    experts, ranks = problem.num_experts, problem.ranks.num_ranks
+    each = experts * ranks * (problem.ranks.num_slots - experts + 1)
+    together = problem.robust is not Robust.MEAN or problem.migration is not None
+    choices = each * (problem.num_layers if together else 1)
+    if choices <= MOST_CHOICES:
+        return None
+    what = f"{problem.num_layers} layers at once" if together else "a layer"
+    return (
+        f"writes {choices:,} whole numbers for {what} ({experts} experts in"
+        f" {problem.ranks.num_slots} slots on {ranks} ranks), and {MOST_CHOICES:,} are its limit;"
+        " take auto or local_search"
+    )
+
+
+def chain_refusal(problem: ChainProblem, method: Method) -> str | None:
+    """Say in a line why a method cannot take the problem; None: it can."""
+    experts, ranks = problem.num_experts, problem.ranks.num_ranks
+    if method is Method.EXACT and num_states(problem) > MOST_STATES:
+        return (
+            f"looks at {MOST_STATES:,} ways to fill a layer at most, and {experts} experts on"
+            f" {ranks} ranks have more; take auto or annealing"
+        )
+    pairings = (problem.num_layers - 1) * ranks**4
+    if method is Method.MOETUNER and pairings > MOST_PAIRINGS:
+        return (
+            f"pairs {ranks} clusters with {ranks} ranks in {problem.num_layers} layers by"
+            f" {pairings:,} variables, and {MOST_PAIRINGS:,} are its limit; take auto or annealing"
+        )
+    return None
+
+
+def beside_automatic(
+    solve: Callable[..., Outcome[Placement]], *, goal: PlaceGoal, time_limit_s: float
+) -> tuple[Outcome[Placement], dict[str, Placement]]:
+    """Solve by the goal's method and, where that is another, by the automatic choice beside it.
+
+    Args:
+        solve: takes `goal` and `time_limit_s`.
+        goal: names the method.
+        time_limit_s: of both.
+
+    Returns:
+        What the goal's method found, with all that was proven, and the placements by name.
+    """
+    is_beside = goal.method not in DEFAULTS
+    auto_s = AUTO_SHARE * time_limit_s if is_beside else 0.0
+    outcome = solve(goal=goal, time_limit_s=time_limit_s - auto_s)
+    found = {} if outcome.solution is None else {outcome.method: outcome.solution}
+    if not found or not is_beside:
+        return outcome, found
+    automatic = solve(goal=goal.model_copy(update={"method": Method.AUTO}), time_limit_s=auto_s)
+    if automatic.solution is not None:
+        found[f"{AUTOMATIC} ({automatic.method})"] = automatic.solution
+    return with_proof(outcome, automatic), found
+
+
+def under_another_rule(
+    candidates: Mapping[str, Placement],
+    found: Mapping[str, Placement],
+    *,
+    goal: PlaceGoal,
+    dispatch: str,
+) -> dict[str, Placement]:
+    """Return what to choose among once the same was solved for another dispatch rule.
+
+    The automatic choice may keep a placement that was made for the first rule, a method that the
+    goal names is that of the second.
+    """
+    if goal.method is not Method.AUTO:
+        return dict(found)
+    return {**candidates, **{f"{name} for {dispatch}": one for name, one in found.items()}}
+
+
+def with_proof(outcome: Outcome[Placement], other: Outcome[Placement]) -> Outcome[Placement]:
+    """Return an outcome with what another search of the same problem proved, where it is more."""
+    if outcome.solution is None or not other.bound > outcome.bound:
+        return outcome
+    least = min(other.bound, outcome.objective)
+    proven = outcome.objective - least <= OPTIMALITY_TOLERANCE * outcome.objective
+    return replace(outcome, bound=least, status=Status.OPTIMAL if proven else outcome.status)
+
+
+def automatic_note(
+    goal: PlaceGoal, objective: float, alternatives: Sequence[PlaceAlternative]
+) -> Iterator[str]:
+    """Say in a line what the automatic choice makes of the same question."""
+    if goal.method is Method.AUTO:
+        return
+    automatic = next((one for one in alternatives if one.method.startswith(AUTOMATIC)), None)
+    if automatic is None:
+        yield (
+            f"method {goal.method.value}, as the goal says, which the automatic choice takes too,"
+            " beside EPLB's rule and what runs"
+        )
+        return
+    more = automatic.objective / objective - 1.0 if objective > 0.0 else 0.0
+    much = (
+        "as much"
+        if abs(more) < ALIKE_RATIO
+        else f"{abs(more):.2%} {'more' if more > 0 else 'less'}"
+    )
+    yield (
+        f"method {goal.method.value}, as the goal says; the automatic choice,"
+        f" {automatic.method.removeprefix(AUTOMATIC).strip(' ()')}, has {much} of the objective in"
+        " the same time"
+    )
+
+
+def nothing_found(goal: PlaceGoal) -> str:
+    """Say why there is no plan where a search found nothing and proved nothing."""
+    other = "" if goal.method is Method.AUTO else ", or take method auto"
+    return f"none found in the time limit; give more with --time-limit{other}"
+
+
+def _by_rule_of_chain(
+    problem: ChainProblem, by_rule: Placement, *, time_limit_s: float
+) -> Outcome[Placement]:
+    least = min(
+        chain_bound(problem, time_limit_s=time_limit_s), CHAIN.check.objective(problem, by_rule)
+    )
+    claim = Claim(status=Status.FEASIBLE, solution=by_rule, bound=least)
+    return CHAIN.checked(problem, claim, method=Method.EPLB.value, solve_s=0.0)
+
+
+def _refuse(goal: PlaceGoal, reason: str | None) -> None:
+    if reason is not None:
+        raise SpecError(f"goal.method: {goal.method.value} {reason}")
+
+
+def _named(outcome: Outcome[Placement]) -> Outcome[Placement]:
+    """Call the solver as the goal does."""
+    return replace(outcome, method=_METHODS.get(outcome.method, outcome.method))

@@ -1,0 +1,66 @@
+"""Which algorithm chooses a placement, and which of them serve which objective."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class Method(StrEnum):
+    """What chooses the placement."""
+
+    AUTO = "auto"
+    """What finds the least of the objective in the time limit; the members below name it."""
+    EPLB = "eplb"
+    """EPLB's rule (DeepSeek), the better of its two policies: what engines do by themselves."""
+    LOCAL_SEARCH = "local_search"
+    """Replica counts, then a tabu search of every layer: `auto` of balance and layer_time."""
+    CP_SAT = "cp_sat"
+    """An integer program of every layer, solved by OR-Tools' CP-SAT; few experts."""
+    CBC = "cbc"
+    """The same program, solved by CBC; few experts."""
+    RESTARTS = "restarts"
+    """HierMoE's swaps from several starts and after random kicks: `auto` of co_activation."""
+    SWAPS = "swaps"
+    """HierMoE's swaps of two experts, the best one first, until none helps."""
+    EXACT = "exact"
+    """A dynamic program over the layers, which proves the optimum; few experts. `auto` of
+    layer_chain where it is small enough."""
+    ANNEALING = "annealing"
+    """Annealed sweeps over the layers: `auto` of layer_chain for many experts."""
+    MOETUNER = "moetuner"
+    """MoETuner's two integer programs, experts to clusters and clusters to ranks, by CBC."""
+
+
+_FOR_LOADS: Final = (
+    Method.AUTO,
+    Method.EPLB,
+    Method.LOCAL_SEARCH,
+    Method.CP_SAT,
+    Method.CBC,
+)
+
+METHODS: Final[Mapping[str, tuple[Method, ...]]] = {
+    "balance": _FOR_LOADS,
+    "layer_time": _FOR_LOADS,
+    "co_activation": (Method.AUTO, Method.EPLB, Method.RESTARTS, Method.SWAPS),
+    "layer_chain": (
+        Method.AUTO,
+        Method.EPLB,
+        Method.EXACT,
+        Method.ANNEALING,
+        Method.MOETUNER,
+    ),
+}
+"""By objective, the methods that serve it."""
+
+
+def method_refusal(method: Method, objective: str) -> str | None:
+    """Say in a line why a method does not serve an objective; None: it does."""
+    legal = METHODS[objective]
+    if method in legal:
+        return None
+    served = [name for name, methods in METHODS.items() if method in methods]
+    return (
+        f"method {method.value!r} does not serve objective {objective} but {' and '.join(served)};"
+        f" take {', '.join(one.value for one in legal)}"
+    )
