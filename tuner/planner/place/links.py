@@ -37,7 +37,7 @@ from profilers.store import read_profile
 from solvers.placement.ranks import Floats, Ints, Ranks
 from tuner.costs.analytic.collective_ratios import MeasuredHardware
 from tuner.costs.analytic.constants import Constants
-from tuner.costs.analytic.links import Group, all_to_all_s
+from tuner.costs.analytic.links import MERGED, Group, all_to_all_s
 from tuner.costs.analytic.shapes import Hardware, number
 from tuner.place_plan import LinkFacts
 from tuner.planner.nodes.ordering import in_proportion
@@ -149,13 +149,11 @@ def link_costs(
     moved_GG = np.where(same_GG, near.moving, far.moving)
     slow_GG = slow_NN[np.ix_(ranks.node_G, ranks.node_G)]
     cost_GG = np.maximum(cost_GG + moved_GG * (slow_GG - 1.0), LEAST_RATIO * cost_GG)
-    inside = between = levels.name
+    inside, between = levels.near.name, levels.far.name
     if source.matrix is not None and source.pool is not None:
         spare = len(source.matrix.nodes) > ranks.num_nodes
         first = f" on its first {ranks.num_nodes} nodes" if spare else ""
-        between = (
-            f"link_matrix of pool {source.pool.name!r}{first}, its usual link as by {levels.name}"
-        )
+        between = f"link_matrix of pool {source.pool.name!r}{first}, its usual link as by {between}"
     measured = _measured_GG(source, ranks, row_bytes=row_bytes, copies=copies)
     is_complete = not np.isnan(measured.cost_GG).any()
     if levels.is_priced or is_complete:
@@ -190,13 +188,14 @@ class _Way:
 
     whole: float
     moving: float
+    name: str
+    """Where the cost comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Levels:
     near: _Way
     far: _Way
-    name: str
     is_priced: bool
 
 
@@ -210,10 +209,10 @@ def _level_costs(
 ) -> _Levels:
     hardware, constants = source.hardware, source.constants
     if hardware is None or constants is None or source.pool is None:
+        name = f"constants, {SAME_NODE_COST:g} to {OTHER_NODE_COST:g}"
         return _Levels(
-            near=_Way(whole=SAME_NODE_COST, moving=SAME_NODE_COST),
-            far=_Way(whole=OTHER_NODE_COST, moving=OTHER_NODE_COST),
-            name=f"constants, {SAME_NODE_COST:g} to {OTHER_NODE_COST:g}",
+            near=_Way(whole=SAME_NODE_COST, moving=SAME_NODE_COST, name=name),
+            far=_Way(whole=OTHER_NODE_COST, moving=OTHER_NODE_COST, name=name),
             is_priced=False,
         )
     inside = float(np.bincount(domain_G).max())
@@ -233,18 +232,31 @@ def _level_costs(
         return number(sent) / rows
 
     return _Levels(
-        near=_Way(whole=near(at_once), moving=min(near(many), near(at_once))),
-        far=_Way(whole=far(at_once), moving=min(far(many), far(at_once))),
-        name=_name_of_level(source.pool, hardware),
+        near=_Way(
+            whole=near(at_once),
+            moving=min(near(many), near(at_once)),
+            name=_name_of_level(source.pool, hardware, is_between=False),
+        ),
+        far=_Way(
+            whole=far(at_once),
+            moving=min(far(many), far(at_once)),
+            name=_name_of_level(source.pool, hardware, is_between=True),
+        ),
         is_priced=True,
     )
 
 
-def _name_of_level(pool: Pool, hardware: Hardware) -> str:
+def _name_of_level(pool: Pool, hardware: Hardware, *, is_between: bool) -> str:
     if isinstance(hardware, MeasuredHardware):
-        return "collectives of the profile"
+        measured = (
+            group
+            for kind in ("all_to_all", MERGED)
+            for group in hardware.collectives.groups.get(kind, ())
+        )
+        if any((group.inside < group.ranks) is is_between for group in measured):
+            return "collectives of the profile"
     sheet = "the datasheet" if pool.device is None else f"the datasheet of {pool.device}"
-    return sheet if pool.nic is None else f"{sheet} and nic of the spec"
+    return f"{sheet} and nic of the spec" if is_between and pool.nic is not None else sheet
 
 
 def _domains(pool: Pool | None, ranks: Ranks) -> Ints:
