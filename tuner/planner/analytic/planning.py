@@ -45,7 +45,7 @@ from tuner.planner.analytic.relaxing import (
     unlaunchable,
 )
 from tuner.planner.analytic.releases import priced_release
-from tuner.planner.analytic.roomy_search import NO_ROOMS, Rooms, roomy_searches
+from tuner.planner.analytic.roomy_search import NO_ROOMS, Rooms, has_room_enough, roomy_searches
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.telling import Best, Choice, Teller, effective_step_s
 from tuner.planner.analytic.ties import NO_TIES, ratios_on, ties_of
@@ -257,7 +257,9 @@ def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Cho
     full, step_s = row, fastest.objective_s
     if other is not None and other.step_s <= step_s * (1.0 + TOLERANCE_RATIO):
         full, step_s = other.row, other.step_s
-    rooms = roomy_searches(found, settings, full=full, step_s=step_s)
+    rooms = NO_ROOMS
+    if other is None or not has_room_enough(found, other, fastest_s=fastest.objective_s):
+        rooms = roomy_searches(found, settings, full=full, step_s=step_s)
     if rooms.searches:
         other = preferred_with(rooms)
     if other is None:

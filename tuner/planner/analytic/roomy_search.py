@@ -22,6 +22,7 @@ from tuner.planner.analytic.peak_errors import kind_of
 from tuner.planner.analytic.preferring import (
     MOST_SLOWER_RATIO,
     TOLERANCE_RATIO,
+    Preferred,
     chances_of,
     roomier,
     uneven_bytes_of,
@@ -52,6 +53,23 @@ class Rooms:
 
 
 NO_ROOMS: Final = Rooms()
+
+
+def has_room_enough(found: Search, chosen: Preferred, *, fastest_s: float) -> bool:
+    """Whether a chosen decision hardly runs out, and no search for room could gain more than a tie.
+
+    Every row that the search did not keep takes at least TOLERANCE_RATIO longer than the fastest.
+
+    Args:
+        found: the search that was made.
+        chosen: of its rows, in place of the fastest.
+        fastest_s: seconds of the fastest step.
+    """
+    if chosen.expected_s is None or chosen.fastest_expected_s is None:
+        return False
+    known_s = min(chosen.expected_s, chosen.fastest_expected_s)
+    is_near = known_s <= fastest_s * (1.0 + TOLERANCE_RATIO) ** 2
+    return is_near and float(chances_of(found, chosen.row).ever_C[0]) <= SMALL
 
 
 def roomy_searches(found: Search, settings: Settings, *, full: Found, step_s: float) -> Rooms:
