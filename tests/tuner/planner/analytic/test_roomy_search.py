@@ -80,8 +80,7 @@ def test_less_usable_memory_never_makes_the_expected_step_shorter() -> None:
 
 
 def llama_70b(**pool: object) -> Plan:
-    """Llama 3.1 70B for 90 days on 128 H100 under torchtitan, whose pipelines take more than
-    predicted."""
+    """Llama 3.1 70B for 90 days on 128 H100 under torchtitan."""
     model = read_model(MODELS / "llama-3.1-70b")
     h100 = {"name": "h100", "device": "h100-sxm", "nodes": 16, "devices_per_node": 8, "nic": 5e10}
     cluster = Cluster(pools=(Pool.model_validate(h100 | pool),))
@@ -105,17 +104,17 @@ def llama_70b(**pool: object) -> Plan:
     )
 
 
-def test_what_runs_out_nearly_for_sure_is_not_planned_however_cheap_a_failed_start() -> None:
+def test_what_runs_out_more_likely_than_not_is_not_planned_however_cheap_a_failed_start() -> None:
     """Half an hour of 90 days is nothing, but the faster step is never delivered."""
-    plan = llama_70b()
+    plan = llama_70b(usable_memory_ratio=1.0)
     assert plan.predicted is not None
     assert plan.preferred is not None
-    assert (plan.preferred.fastest_out_of_memory_probability or 0.0) > 0.95
+    assert (plan.preferred.fastest_out_of_memory_probability or 0.0) > LIKELY
     assert (plan.predicted.out_of_memory_probability or 0.0) <= SMALL
     assert plan.preferred.slower_ratio > TOLERANCE_RATIO
     assert plan.preferred.expected_step_s is not None
     assert plan.preferred.fastest_expected_step_s is not None
-    assert plan.preferred.fastest_expected_step_s > plan.preferred.fastest_step_s * 1.02
+    assert plan.preferred.fastest_expected_step_s > plan.preferred.fastest_step_s * 1.005
     assert plan.relaxations == ()
 
 
