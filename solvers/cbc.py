@@ -10,7 +10,8 @@ is run here, on a model that PuLP wrote:
 
 Its preprocessing at times takes an infeasible model for a feasible one, and says so only in the log
 ("Postprocessed model is infeasible"), and a feasible one for infeasible where time runs out in it
-("Pre-processing says infeasible"): such models are run again without it.
+("Pre-processing says infeasible"). The former are run again without it, of the latter nothing is
+said.
 
 CBC's printed objective ignores a constant term: models must not have one. Numbers are CBC's, within
 its tolerances (1e-7 on constraints, 1e-5 absolute on improvements of the objective): scale the
@@ -37,8 +38,9 @@ HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 10.0
 """CBC looks at its clock between rounds; this long after the limit it is ended from outside."""
 
-DOUBTFUL = ("Postprocessed model is infeasible", "Pre-processing says infeasible")
-"""What preprocessing says of models that it has misjudged."""
+BROKEN_BY_PREPROCESSING = "Postprocessed model is infeasible"
+DOUBTFUL_IN_HASTE = "Pre-processing says infeasible"
+"""True of most models, but not of each where the time ran out; believed in the first half of it."""
 WITHOUT_PREPROCESSING = ("-preprocess", "off")
 LEAST_RUN_S = 0.05
 """What a second run gets even where the time is up."""
@@ -84,8 +86,11 @@ def run_cbc(
         directory = Path(name)
         write_model(directory / "model.mps")
         read = _read_run(executable, directory, time_limit_s, threads, options=())
-        if any(words in read.log for words in DOUBTFUL):
-            left_s = max(deadline_s - time.perf_counter(), LEAST_RUN_S)
+        left_s = deadline_s - time.perf_counter()
+        if DOUBTFUL_IN_HASTE in read.log and left_s < time_limit_s / 2.0:
+            return NOTHING_FOUND
+        if BROKEN_BY_PREPROCESSING in read.log:
+            left_s = max(left_s, LEAST_RUN_S)
             read = _read_run(executable, directory, left_s, threads, options=WITHOUT_PREPROCESSING)
         return NOTHING_FOUND if read.solution is None else read_answer(read.solution, read.log)
 

@@ -146,13 +146,16 @@ def test_what_preprocessing_breaks_is_run_again_without_it(tmp_path: Path) -> No
 
 def test_a_model_is_not_infeasible_because_preprocessing_ran_out_of_time(tmp_path: Path) -> None:
     # Stands in for CBC 2.10.3, which says so of a feasible model of 132 columns in 25 ms.
-    executable = program(
-        tmp_path / "cbc",
-        'case "$*" in\n'
-        '  *"-preprocess off"*) echo "Stopped on time (no integer solution" > solution.txt;;\n'
-        '  *) echo "Integer infeasible - objective value 0.0" > solution.txt\n'
-        '     echo "Pre-processing says infeasible or unbounded";;\n'
-        "esac\n",
+    says = (
+        'echo "Integer infeasible - objective value 0.0" > solution.txt\n'
+        'echo "Pre-processing says infeasible or unbounded"\n'
     )
-    answer = run_cbc(executable=executable, write_model=Path.touch, time_limit_s=5.0, threads=1)
-    assert answer.status is Status.UNKNOWN
+    for waits, limit_s, status in (
+        ("sleep 0.3\n", 0.25, Status.UNKNOWN),
+        ("", 60.0, Status.INFEASIBLE),
+    ):
+        executable = program(tmp_path / f"cbc-{status.value}", waits + says)
+        answer = run_cbc(
+            executable=executable, write_model=Path.touch, time_limit_s=limit_s, threads=1
+        )
+        assert answer.status is status

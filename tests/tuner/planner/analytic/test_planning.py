@@ -185,9 +185,11 @@ def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
     assert plain.change == f"{nodes} nodes instead of 1: {8 * nodes} devices"
 
 
-@pytest.mark.parametrize("target", ["megatron-lm", "torchtitan"])
-def test_running_out_of_memory_is_warned_of_before_anything_else(target: str) -> None:
-    """A pipeline of torchtitan is predicted too low, so it is warned of with a fifth to spare."""
+@pytest.mark.parametrize(
+    ("target", "spare"), [("megatron-lm", 1.05), ("megatron-lm", 1.3), ("torchtitan", 1.3)]
+)
+def test_running_out_of_memory_is_warned_of_before_anything_else(target: str, spare: float) -> None:
+    """With a twentieth to spare, not with three tenths."""
     spec = spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64)
     limits = {"pipeline_model_parallel_size": (2,), "micro_batch_size": (1,)}
     search = spec.search.model_copy(update=limits)
@@ -197,7 +199,7 @@ def test_running_out_of_memory_is_warned_of_before_anything_else(target: str) ->
     fullest = max(made.predicted.peak_memory_bytes)
     (pool,) = spec.cluster.pools
     tight = pool.model_copy(
-        update={"memory_per_device": int(1.2 * fullest), "usable_memory_ratio": 1.0}
+        update={"memory_per_device": int(spare * fullest), "usable_memory_ratio": 1.0}
     )
     cluster = spec.cluster.model_copy(update={"pools": (tight,)})
     made = planned(spec.model_copy(update={"cluster": cluster}))
@@ -207,8 +209,8 @@ def test_running_out_of_memory_is_warned_of_before_anything_else(target: str) ->
     assert chance is not None
     first, *_ = plan_text(made, folder=Path("plan")).splitlines()
     assert first.startswith("WARNING") == (chance > SMALL)
-    assert (chance > SMALL) == (target == "torchtitan")
-    assert predicted.memory_capacity_bytes == int(1.2 * fullest)
+    assert (chance > SMALL) == (spare < 1.1)
+    assert predicted.memory_capacity_bytes == int(spare * fullest)
 
 
 def test_overlaps_that_want_opposite_queues_are_named() -> None:
