@@ -65,7 +65,8 @@ def decision_words(accepted: Json, found: Json) -> tuple[str, str, str]:
             for one, other in zip(row, now, strict=False)
         ]
         changed = sum(one != other for one, other in slots)
-        return f"{changed} of {len(slots)} slots hold another expert", "", f"{changed} slots"
+        if changed:
+            return f"{changed} of {len(slots)} slots hold another expert", "", f"{changed} slots"
     differences = list(question_changes(accepted, found))
     listed = [f"{at} {_short(before)} -> {_short(after)}" for at, before, after in differences]
     more = f" and {len(listed) - MOST_FIELDS} more" if len(listed) > MOST_FIELDS else ""

@@ -62,3 +62,13 @@ def test_another_release_or_other_nodes_than_a_placement_was_made_for_are_told(
     moved = checked(folder)
     assert moved.verdict.value == "incomparable"
     assert "nodes 2 (now 1)" in moved.reason
+
+
+def test_a_decision_that_differs_in_no_slot_names_the_field_that_differs(tmp_path: Path) -> None:
+    folder = scenario(tmp_path)
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["decision"]["num_layers"] = None
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (result,) = check(tmp_path, manner=Manner()).scenarios
+    assert "slots" not in result.reason
+    assert "num_layers" in result.reason
