@@ -73,10 +73,12 @@ def balance_problem(
 
 
 def solved_dispatch(rule: str) -> Dispatch:
-    """Return the rule that a placement is solved for, of a rule of the solvers' sampling.py.
+    """Return the rule that a search places for, of a rule of the solvers' sampling.py.
 
-    A draw for each token expects what an even split gives, beside near replicas or without. A
-    linear program does at least as well, so what holds for the split holds for it as a limit.
+    A draw for each token expects what an even split gives, beside near replicas or without. The
+    linear program follows each pass, which a search does not: the split stands for it while
+    placements are sought, and bounds nothing. What is found is weighed under the program itself
+    (costing.py).
     """
     if rule == Dispatch.STATIC.value:
         return Dispatch.STATIC

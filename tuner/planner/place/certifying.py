@@ -68,8 +68,8 @@ def certificate_of(
         return _of_time(
             spec, evidence, chosen, pricing, dispatch=dispatch, method=method, solve_s=solve_s
         )
-    if dispatch == Dispatch.LEAST_LOADED.value:
-        # Weights go where tokens are too many: nothing but the mean is below.
+    if weighs_passes(dispatch):
+        # Tokens or weights go where a pass leaves room: nothing but the mean is below.
         value = robust(spec, evidence, planned_imbalances(spec, evidence, chosen, dispatch))
         return PlaceCertificate(
             status="optimal" if value <= 1.0 + OPTIMALITY_TOLERANCE else "feasible",

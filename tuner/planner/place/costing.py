@@ -8,6 +8,7 @@ import numpy as np
 from solvers.placement.balance.check import objective
 from solvers.placement.balance.objective import robust_slope
 from solvers.placement.balance.starts import with_parts
+from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.planner.place.candidates import balance_problem
 from tuner.planner.place.evidence import WorkloadEvidence
@@ -20,6 +21,9 @@ from tuner.spec.place_read import PlaceSpec
 MOST_PASSES: Final = 32
 """Weighed under a rule that looks at each pass by itself."""
 
+MOST_SOLVED_PASSES: Final = 8
+"""Weighed where each takes a linear program for every layer."""
+
 
 def planned_cost(
     spec: PlaceSpec,
@@ -30,7 +34,7 @@ def planned_cost(
 ) -> float:
     """Return the objective on the passes that are planned from."""
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
-        if dispatch == Dispatch.LEAST_LOADED.value:
+        if weighs_passes(dispatch):
             return robust(spec, evidence, planned_imbalances(spec, evidence, placement, dispatch))
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
         return objective(problem, placement)
@@ -49,7 +53,7 @@ def parts_cost(
 
     Where near replicas come first, the search looks at parts that differ (`starts.py`).
     """
-    if spec.goal.objective is not Objective.BALANCE:
+    if spec.goal.objective is not Objective.BALANCE or weighs_passes(dispatch):
         return cost
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     if not problem.dispatch.is_near:
@@ -72,7 +76,7 @@ def planned_imbalances(
     placement: Placement,
     dispatch: str,
 ) -> list[float]:
-    """Return each workload's imbalance under a rule that no engine has."""
+    """Return each workload's imbalance under a rule that looks at each pass by itself."""
     return [
         judge(
             placement, load_PLE=planned_passes(one, dispatch), ranks=spec.ranks, dispatch=dispatch
@@ -83,7 +87,7 @@ def planned_imbalances(
 
 def weighs_passes(dispatch: str) -> bool:
     """Whether a rule looks at each pass by itself, so that the mean pass does not stand for it."""
-    return dispatch in {rule.value for rule in UNLAUNCHED}
+    return dispatch in PASS_BY_PASS or dispatch in {rule.value for rule in UNLAUNCHED}
 
 
 def planned_layers_WL(
@@ -123,13 +127,15 @@ def planned_bound_WL(
 def planned_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
     """Return what a rule is weighed on: the mean pass, or passes where it differs from one to next.
 
-    Rules that look at each pass by itself, at which experts it reads or whether it is uneven, are
-    weighed on recorded passes, or on draws from the mean where one pass was recorded.
+    Rules that look at each pass by itself, at which experts it reads, whether it is uneven or how
+    its counts are split best, are weighed on recorded passes, or on draws from the mean where one
+    pass was recorded.
     """
     if not weighs_passes(dispatch):
         return one.planned_LE[None]
     planned_PLE = one.whole_PLE[: one.planned_passes] if one.is_split else one.planned_LE[None]
-    taken = np.linspace(0, len(planned_PLE) - 1, MOST_PASSES).round().astype(np.int64)
+    most = MOST_SOLVED_PASSES if dispatch in PASS_BY_PASS else MOST_PASSES
+    taken = np.linspace(0, len(planned_PLE) - 1, most).round().astype(np.int64)
     is_drawn = dispatch == Dispatch.ACTIVATED.value and not one.is_counted
     return planned_PLE[taken if is_drawn else np.unique(taken)]
 

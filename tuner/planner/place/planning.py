@@ -42,7 +42,7 @@ from tuner.planner.place.comparing import (
     priced_threes,
 )
 from tuner.planner.place.costing import active_load_of, parts_cost, planned_cost
-from tuner.planner.place.dispatch_choice import DispatchChoice, choose_dispatch, made_for
+from tuner.planner.place.dispatch_choice import choose_dispatch, made_for
 from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
@@ -149,22 +149,22 @@ def make_place_plan(
             migration=migration,
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
-    method, chosen, choice, alternatives = _chosen(
-        spec, evidence, candidates, rule, pricing, links, dispatch
-    )
-    planned_for, dispatch = dispatch, choice.rule
-    if goal.objective not in TRAFFIC and solved_dispatch(dispatch) != solved_dispatch(planned_for):
-        # Another rule is emitted than the target's default: the placement is made for it.
-        again, found = solve(dispatch, AGAIN_SHARE)
-        if again.solution is not None:
-            candidates = under_another_rule(candidates, found, goal=goal, dispatch=dispatch)
-            outcome = again
-        planned_for = dispatch
-        method, chosen, choice, alternatives = _chosen(
-            spec, evidence, candidates, rule, pricing, links, dispatch
-        )
+    weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch)
+    choice = choose_dispatch(spec, evidence, weighed.chosen, planned=dispatch)
+    if choice.rule != dispatch:
+        # The rule is chosen once; placements are made for it, weighed and judged under it.
+        is_again = solved_dispatch(choice.rule) != solved_dispatch(dispatch)
         dispatch = choice.rule
+        rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch)
+        if is_again:
+            again, found = solve(dispatch, AGAIN_SHARE)
+            if again.solution is not None:
+                candidates = under_another_rule(candidates, found, goal=goal, dispatch=dispatch)
+                outcome = again
+        weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch)
+    method, chosen = weighed.method, weighed.chosen
     solve_s = settings.clock() - started_s
+    alternatives = _alternatives(spec, evidence, weighed, dispatch)
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
     folds, worst = left_out(
@@ -211,7 +211,7 @@ def make_place_plan(
         rule,
         pricing,
         links,
-        dispatch=planned_for,
+        dispatch=dispatch,
         method=method,
         solve_s=solve_s,
     )
@@ -250,7 +250,7 @@ def make_place_plan(
         ),
         certificate=certificate,
         binding_constraint=binding_constraint(
-            spec, evidence, chosen, rule, migration, dispatch=planned_for
+            spec, evidence, chosen, rule, migration, dispatch=dispatch
         ),
         alternatives=alternatives,
         relaxations=relaxations(
@@ -258,7 +258,7 @@ def make_place_plan(
             evidence,
             objective=certificate.objective or 0.0,
             rule=rule,
-            dispatch=planned_for,
+            dispatch=dispatch,
             links=links,
             pricing=pricing,
             migration=migration,
@@ -310,7 +310,30 @@ def _expert_bytes(spec: PlaceSpec) -> float | None:
     return expert_bytes(spec.model, element_bytes=ELEMENT_BYTES[spec.goal.quantization])
 
 
-def _chosen(
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Weighed:
+    """Placements on the passes that are planned from, under one dispatch rule."""
+
+    placements: Mapping[str, Placement]
+    """By name, the one to take first."""
+    values: Mapping[str, float]
+    """Of the objective."""
+    ordered_by: Mapping[str, float]
+    broken: Mapping[str, str]
+    """The limit that a placement breaks; empty: none."""
+
+    @property
+    def method(self) -> str:
+        """Name of the one to take."""
+        return next(iter(self.placements))
+
+    @property
+    def chosen(self) -> Placement:
+        """The one to take."""
+        return self.placements[self.method]
+
+
+def _weighed(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     candidates: Mapping[str, Placement],
@@ -318,8 +341,8 @@ def _chosen(
     pricing: Pricing | None,
     links: LinkCosts,
     dispatch: str,
-) -> tuple[str, Placement, DispatchChoice, tuple[PlaceAlternative, ...]]:
-    """Take what the goal's method placed, else the best, and its dispatch; tell of others."""
+) -> _Weighed:
+    """Order what the goal's method placed, else all by the objective, beside EPLB and what runs."""
     method = spec.goal.method.value
     named = dict(candidates)
     limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
@@ -346,23 +369,33 @@ def _chosen(
         name: parts_cost(spec, evidence, one, values[name], dispatch) for name, one in named.items()
     }
     order = sorted(named, key=lambda name: (name != method, bool(broken[name]), ordered_by[name]))
-    best = order[0]
-    choice = choose_dispatch(spec, evidence, named[best], planned=dispatch)
-    alternatives = tuple(
+    return _Weighed(
+        placements={name: named[name] for name in order},
+        values=values,
+        ordered_by=ordered_by,
+        broken=broken,
+    )
+
+
+def _alternatives(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], weighed: _Weighed, dispatch: str
+) -> tuple[PlaceAlternative, ...]:
+    """Tell of the placements that were not taken, judged under the plan's rule."""
+    best = weighed.ordered_by[weighed.method]
+    return tuple(
         PlaceAlternative(
             method=name,
-            decision=_decision(spec, named[name]),
-            objective=values[name],
+            decision=_decision(spec, placement),
+            objective=weighed.values[name],
             imbalance={
-                one.name: judge_workload(spec, one, named[name], choice.rule).imbalance
+                one.name: judge_workload(spec, one, placement, dispatch).imbalance
                 for one in evidence
             },
-            is_legal=not broken[name],
-            lost_by=broken[name] or _more_of(ordered_by[name], ordered_by[best]),
+            is_legal=not weighed.broken[name],
+            lost_by=weighed.broken[name] or _more_of(weighed.ordered_by[name], best),
         )
-        for name in order[1:]
+        for name, placement in tuple(weighed.placements.items())[1:]
     )
-    return best, named[best], choice, alternatives
 
 
 def _more_of(value: float, least: float) -> str:
