@@ -96,7 +96,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
     ranks = _ranks(goal, experts=experts, source=source)
     model = None if file.model is None else read_model(file.model)
     _refuse_unlaunched(file.emit, goal, ranks, experts, source)
-    _refuse_dispatch(file.emit, goal, model, source)
+    _refuse_dispatch(file, model, source)
     _check_priced(file, goal, source)
     if model is not None:
         check_model(model, experts=experts, layers=layers, source=source)
@@ -168,15 +168,15 @@ def _refuse_unlaunched(
         raise SpecError(f"{source}: {refused}")
 
 
-def _refuse_dispatch(
-    emit: tuple[str, ...], goal: PlaceGoal, model: ModelSpec | None, source: str
-) -> None:
+def _refuse_dispatch(file: PlaceSpecFile, model: ModelSpec | None, source: str) -> None:
+    emit, goal = file.emit, file.goal
     for name in emit:
         refused = dispatch_refusal(
             PLACE_TARGETS[name],
             dispatch=None if goal.dispatch is None else goal.dispatch.value,
             a2a_backend=goal.a2a_backend,
             architecture=None if model is None else model.architecture,
+            device=None if file.cluster is None else file.cluster.pools[0].device,
         )
         if refused is not None:
             raise SpecError(f"{source}: {refused}")

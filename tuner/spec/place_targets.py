@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Generation
+
 NO_BACKEND: Final = "none"
 """Of `--moe-a2a-backend`: every rank gathers all tokens and adds up its part."""
+
+
+NOT_CUDA: Final = frozenset({Generation.CDNA3, Generation.ASCEND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +143,7 @@ def dispatch_refusal(
     dispatch: str | None,
     a2a_backend: str | None,
     architecture: str | None,
+    device: str | None,
 ) -> str | None:
     """Return why the engine cannot run a rule with a backend; None where it can.
 
@@ -145,6 +152,7 @@ def dispatch_refusal(
         dispatch: as the goal says; None: whichever is best.
         a2a_backend: as the goal says; None: what suits the rule.
         architecture: of the model; None where none is named.
+        device: of the ranks, as a cluster names it; None where none is named.
     """
     known = target.dispatches
     if dispatch is not None and known is not None and dispatch not in known:
@@ -165,12 +173,45 @@ def dispatch_refusal(
             f"goal.dispatch: {target.name} runs {dispatch!r} beside an all-to-all backend only, not"
             f" with goal.a2a_backend none; say {target.a2a_backends[0]}, or dispatch dynamic"
         )
-    models = offers[0].architectures
+    misfit = launch_misfit(target, offers[0], architecture=architecture, device=device)
+    if misfit is None or not misfit.is_known:
+        # Whoever names the rule answers for what the spec leaves open.
+        return None
+    return f"goal.dispatch: {misfit.words}; say static or dynamic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchMisfit:
+    """Why a launch cannot run an offer, or cannot be known to."""
+
+    is_known: bool
+    """The spec says what does not fit; else it names no model or no devices."""
+    words: str
+
+
+def launch_misfit(
+    target: PlaceTarget,
+    offer: DispatchOffer,
+    *,
+    architecture: str | None,
+    device: str | None,
+) -> LaunchMisfit | None:
+    """Return what of a model or its devices keeps an offer from running; None: nothing."""
+    engine = f"{target.name} {target.release}"
+    models = offer.architectures
     if models is not None and architecture is not None and architecture not in models:
-        return (
-            f"goal.dispatch: {target.name} {target.release} runs {dispatch!r} for"
-            f" {', '.join(sorted(models))}, not for {architecture}; say static or dynamic"
-        )
+        named = ", ".join(sorted(models))
+        words = f"{engine} runs {offer.name!r} for {named}, not for {architecture}"
+        return LaunchMisfit(is_known=True, words=words)
+    if offer.needs_cuda and device and find_device(device).generation in NOT_CUDA:
+        words = f"{engine} runs {offer.name!r} on CUDA devices, not on {device}"
+        return LaunchMisfit(is_known=True, words=words)
+    if models is not None and architecture is None:
+        words = f"{engine} runs {offer.name!r} for some models, and the spec names no model"
+        return LaunchMisfit(is_known=False, words=words)
+    if offer.needs_cuda and not device:
+        words = f"{engine} runs {offer.name!r} on CUDA devices, and the spec names no devices"
+        return LaunchMisfit(is_known=False, words=words)
     return None
 
 

@@ -22,8 +22,6 @@ from solvers.placement.dispatch.sampling import (
 )
 from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement
-from tuner.devices.catalogue import find_device
-from tuner.devices.datasheet import Generation
 from tuner.place_plan import DispatchOutcome, MadeFor
 from tuner.planner.place.comparing import sources_of
 from tuner.planner.place.costing import robust
@@ -35,6 +33,7 @@ from tuner.spec.place_targets import (
     DispatchOffer,
     PlaceTarget,
     backend_of,
+    launch_misfit,
     offered,
 )
 
@@ -51,8 +50,6 @@ MOST_PASSES: Final = 4
 UNPRICED_RATIO: Final = 0.01
 """What a rule with a cost of its own at run time must save beyond one without: two runs of one
 configuration differ by as much (verdict.py)."""
-
-NOT_CUDA: Final = frozenset({Generation.CDNA3, Generation.ASCEND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,17 +218,13 @@ def _against(spec: PlaceSpec, target: PlaceTarget, offer: DispatchOffer, *, is_b
     if not is_beside:
         only = "an all-to-all backend" if offer.has_backend else "goal.a2a_backend: none"
         return f"needs {only}"
-    if offer.architectures is not None:
-        architecture = None if spec.model is None else spec.model.architecture
-        if architecture is None:
-            return "needs a model of DeepSeek's families, and the spec names none"
-        if architecture not in offer.architectures:
-            return f"{target.name} {target.release} does not run it for {architecture}"
-    if offer.needs_cuda and spec.cluster is not None:
-        device = spec.cluster.pools[0].device
-        if device is not None and find_device(device).generation in NOT_CUDA:
-            return f"needs CUDA, pool {spec.cluster.pools[0].name!r} has {device}"
-    return ""
+    misfit = launch_misfit(
+        target,
+        offer,
+        architecture=None if spec.model is None else spec.model.architecture,
+        device=None if spec.cluster is None else spec.cluster.pools[0].device,
+    )
+    return "" if misfit is None else misfit.words
 
 
 def _words(

@@ -94,12 +94,31 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
 def test_lp_is_offered_to_models_that_the_engine_runs_it_for(tmp_path: Path) -> None:
     lp = compared(plan_of(tmp_path, model="olmoe-1b-7b"))["lp", True]
     assert not lp.is_allowed
-    assert "sglang 0.5.23 does not run it for OlmoeForCausalLM" in lp.words
+    assert "not for OlmoeForCausalLM" in lp.words
     cluster = "cluster:\n  pools: [{name: amd, device: mi300x, nodes: 4, devices_per_node: 8}]\n"
     path = spec_file(tmp_path)
     path.write_text(path.read_text().replace("goal:", f"{cluster}goal:", 1))
     lp = compared(place(path, time_limit_s=1.0).plan)["lp", True]
-    assert "needs CUDA, pool 'amd' has mi300x" in lp.words
+    assert "runs 'lp' on CUDA devices, not on mi300x" in lp.words
+    lp = compared(plan_of(tmp_path))["lp", True]
+    assert not lp.is_allowed
+    assert "the spec names no devices" in lp.words
+
+
+def test_lp_is_refused_on_devices_without_cuda(tmp_path: Path) -> None:
+    for device, is_refused in (("mi300x", True), ("h100-sxm", False)):
+        path = spec_file(tmp_path, "  dispatch: lp\n")
+        pools = f"{{name: p, device: {device}, nodes: 4, devices_per_node: 8}}"
+        cluster = f"cluster:\n  pools: [{pools}]\n"
+        path.write_text(path.read_text().replace("goal:", f"{cluster}goal:", 1))
+        if not is_refused:
+            assert read_place_spec(path).cluster is not None
+            continue
+        with pytest.raises(SpecError) as caught:
+            read_place_spec(path)
+        assert "goal.dispatch: sglang 0.5.23 runs 'lp' on CUDA devices, not on mi300x" in str(
+            caught.value
+        )
 
 
 def test_without_a_backend_dynamic_is_all_there_is(tmp_path: Path) -> None:
