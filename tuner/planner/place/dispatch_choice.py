@@ -1,9 +1,9 @@
-"""Which dispatch rule the emitted engine should run: those that it offers, on judged passes.
+"""Which dispatch rule the emitted engine should run, and what the others that it offers would do.
 
-A rule is judged by the largest rank loads that it expects, and by what whole tokens and fixed
-choices make of them: the mean over draws of the largest loads of passes of the planned size, under
-several tables of `static`. The least of the latter is chosen among the rules
-that the deployment allows.
+Rules are weighed by what whole tokens and fixed choices make of them: the mean over draws of the
+largest rank loads of passes of the planned size, under several tables of `static`. One is chosen
+among those that the deployment allows, on the passes that are planned from; the comparison that a
+plan prints is of the judged passes.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement
 from tuner.place_plan import DispatchOutcome, MadeFor
 from tuner.planner.place.comparing import sources_of
-from tuner.planner.place.costing import robust
+from tuner.planner.place.costing import robust, robust_weights
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import whole_tokens
 from tuner.spec.place_read import PlaceSpec
@@ -38,14 +38,18 @@ from tuner.spec.place_targets import (
 )
 
 DRAWS: Final = 16
-"""Of each rule over its passes; the mean of 16 maxima is known to a quarter of their spread."""
+"""Of each rule over its passes, and one of each pass at least; the mean of 16 maxima is known to a
+quarter of their spread."""
 
 SEEDS: Final = 4
 """Of `static`, the engine's own first: a recording seldom has all layers that its stream runs over,
 so that no single table is sure to be the engine's, and none is hunted for."""
 
-MOST_PASSES: Final = 4
-"""Judged passes that rules are compared on: a linear program is solved for each."""
+MOST_PASSES: Final = 8
+"""Planned passes that rules are chosen on: a linear program is solved for each."""
+
+SURE_ERRORS: Final = 2.0
+"""Standard errors of the mean difference that a rule must gain beyond, to replace the plan's."""
 
 UNPRICED_RATIO: Final = 0.01
 """What a rule with a cost of its own at run time must save beyond one without: two runs of one
@@ -54,40 +58,71 @@ configuration differ by as much (verdict.py)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchChoice:
-    """The rule that a plan is judged under, and the comparison that chose it."""
+    """The rule that a plan is made for and judged under, and what kept others out."""
 
     rule: str
     """By the solvers' name."""
-    outcomes: tuple[DispatchOutcome, ...]
-    """The chosen rule first; empty where nothing was to be compared."""
+    notes: tuple[str, ...] = ()
+    """Rules that were not weighed, and why, a line each."""
 
 
 def choose_dispatch(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, *, planned: str
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], placement: Placement, *, planned: str
 ) -> DispatchChoice:
-    """Compare the rules of the first target of `emit` on a placement.
+    """Choose among the rules of the first target of `emit` on the passes that are planned from.
+
+    The rule of the plan stays unless another one gains more than what their draws leave open.
 
     Args:
         spec: with the goal's own rule, if it names one.
         evidence: every workload.
-        chosen: the placement.
+        placement: that they are weighed on.
         planned: the rule that it was planned for, which stays where the target offers no other.
     """
-    target = PLACE_TARGETS[next(iter(spec.emit), "eplb")]
-    named = None if spec.goal.dispatch is None else spec.goal.dispatch.value
-    compared, allowed = _compared(spec, target, named)
-    if not compared or spec.ranks.num_slots == spec.num_experts:
-        # Without replicas every rule does the same.
-        return DispatchChoice(rule=planned, outcomes=())
-    judged = [_judged(spec, evidence, chosen, offer) for offer in compared]
-    against = [
-        "" if named is not None else _against(spec, target, offer, is_beside=offer in allowed)
-        for offer in compared
-    ]
-    best = min(
-        (at for at, why in enumerate(against) if not why),
-        key=lambda at: judged[at].imbalance_sampled + UNPRICED_RATIO * bool(compared[at].cost),
+    offers = _offers(spec)
+    if not offers:
+        return DispatchChoice(rule=planned)
+    notes = tuple(
+        f"dispatch {offer.name} was not weighed: {against}"
+        for offer, against in offers
+        if against and offer.rule in PASS_BY_PASS
     )
+    allowed = [offer for offer, against in offers if not against]
+    start = next((one for one in allowed if one.rule == planned), allowed[0])
+    if len(allowed) == 1:
+        return DispatchChoice(rule=start.rule, notes=notes)
+
+    def drawn(offer: DispatchOffer) -> list[Floats]:
+        return [
+            _sampled_imbalance_D(spec, offer.rule, _case(spec, one, placement, _spread(one)))
+            for one in evidence
+        ]
+
+    kept, best, most = drawn(start), start, 0.0
+    for offer in allowed:
+        gain = _sure_gain(spec, evidence, kept, drawn(offer)) if offer is not start else 0.0
+        gain -= UNPRICED_RATIO * (bool(offer.cost) - bool(start.cost))
+        if gain > most:
+            best, most = offer, gain
+    return DispatchChoice(rule=best.rule, notes=notes)
+
+
+def compared_dispatches(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, *, rule: str
+) -> tuple[DispatchOutcome, ...]:
+    """Compare the rules on the judged passes, the plan's own first.
+
+    A linear program that the deployment does not allow is not solved.
+    """
+    offers = [
+        (offer, against)
+        for offer, against in _offers(spec)
+        if not against or offer.rule not in PASS_BY_PASS
+    ]
+    best = next((at for at, (one, why) in enumerate(offers) if one.rule == rule and not why), None)
+    if best is None:
+        return ()
+    judged = [_judged(spec, evidence, chosen, offer) for offer, _ in offers]
     outcomes = [
         one.model_copy(
             update={
@@ -96,16 +131,18 @@ def choose_dispatch(
                 "words": _words(offer, one, judged[best], why, is_chosen=at == best),
             }
         )
-        for at, (offer, one, why) in enumerate(zip(compared, judged, against, strict=True))
+        for at, ((offer, why), one) in enumerate(zip(offers, judged, strict=True))
     ]
     order = sorted(range(len(outcomes)), key=lambda at: (at != best, at))
-    return DispatchChoice(rule=compared[best].rule, outcomes=tuple(outcomes[at] for at in order))
+    return tuple(outcomes[at] for at in order)
 
 
-def made_for(spec: PlaceSpec, choice: DispatchChoice) -> tuple[MadeFor, ...]:
+def made_for(spec: PlaceSpec, rule: str) -> tuple[MadeFor, ...]:
     """Return what the plan's emitted placements are tied to, by target."""
     nodes = -(-spec.goal.ranks // (spec.goal.ranks_per_node or spec.goal.ranks))
     named = None if spec.goal.dispatch is None else spec.goal.dispatch.value
+    # Without replicas every rule does the same: the engine's default stays.
+    is_open = named is None and spec.ranks.num_slots == spec.num_experts
     marks = []
     for name in dict.fromkeys(spec.emit):
         target = PLACE_TARGETS[name]
@@ -113,7 +150,7 @@ def made_for(spec: PlaceSpec, choice: DispatchChoice) -> tuple[MadeFor, ...]:
         if target.offers:
             backend = backend_of(target, dispatch=named, a2a_backend=spec.goal.a2a_backend)
             beside = offered(target, None, backend)
-            same = [offer for offer in beside if offer.rule == choice.rule]
+            same = [offer for offer in beside if offer.rule == rule and not is_open]
             # Of an even split `dynamic` is the nearest.
             like = "dynamic" if named == "even" else named
             others = [one for one in beside if one.name == like] + [
@@ -136,18 +173,14 @@ def made_for(spec: PlaceSpec, choice: DispatchChoice) -> tuple[MadeFor, ...]:
 def _judged(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, offer: DispatchOffer
 ) -> DispatchOutcome:
-    expected, sampled, tokens = [], [], []
+    expected, sampled, tokens, draws = [], [], [], []
     for one in evidence:
-        load_PLE = _spread_over(one.judged_PLE)
-        case = DispatchCase(
-            load_PLE=load_PLE,
-            placement=chosen,
-            ranks=spec.ranks,
-            source_HLE=sources_of(spec, one),
-            seed=ENGINE_SEED,
-        )
-        expected.append(_imbalance(spec, expected_loads(offer.rule, case)))
-        sampled.append(_imbalance(spec, _sampled(offer.rule, case)))
+        load_PLE = one.judged_PLE
+        case = _case(spec, one, chosen, load_PLE)
+        expected.append(float(_imbalance_P(spec, expected_loads(offer.rule, case)).mean()))
+        sampled_D = _sampled_imbalance_D(spec, offer.rule, case)
+        sampled.append(float(sampled_D.mean()))
+        draws.append(len(sampled_D))
         top_k = one.recording.top_k or (
             spec.model.moe.top_k if spec.model is not None and spec.model.moe is not None else 1
         )
@@ -159,15 +192,27 @@ def _judged(
         imbalance=robust(spec, evidence, expected),
         imbalance_sampled=robust(spec, evidence, sampled),
         tokens_per_rank=float(np.mean(tokens)),
-        draws=DRAWS,
+        draws=min(draws),
         is_allowed=False,
         is_chosen=False,
         words="",
     )
 
 
-def _sampled(rule: str, case: DispatchCase) -> Floats:
-    """Return the loads of several draws of each pass, under several fixed choices in turn."""
+def _case(
+    spec: PlaceSpec, one: WorkloadEvidence, placement: Placement, load_PLE: Floats
+) -> DispatchCase:
+    return DispatchCase(
+        load_PLE=load_PLE,
+        placement=placement,
+        ranks=spec.ranks,
+        source_HLE=sources_of(spec, one),
+        seed=ENGINE_SEED,
+    )
+
+
+def _sampled_imbalance_D(spec: PlaceSpec, rule: str, case: DispatchCase) -> Floats:
+    """Return the imbalance of each draw: each pass in turn, under several fixed choices in turn."""
     shares = splits_of(rule)[1]
     draws_a_pass = -(-DRAWS // len(case.load_PLE))
     rng = np.random.default_rng(0)
@@ -176,25 +221,63 @@ def _sampled(rule: str, case: DispatchCase) -> Floats:
         seeds = range(SEEDS) if rule == "static" else range(1)
         first = replace(case, load_PLE=case.load_PLE[:1])
         fixed = [shares(replace(first, seed=ENGINE_SEED + seed)) for seed in seeds]
-    found = []
+    found: list[Floats] = []
     for load_LE in case.load_PLE:
         one = replace(case, load_PLE=whole_tokens(load_LE[None]))
         splits = fixed or [shares(one)]
-        found += [draw(one, splits[at % len(splits)], rng) for at in range(draws_a_pass)]
-    return np.stack(found)
+        for _ in range(draws_a_pass):
+            found.append(draw(one, splits[len(found) % len(splits)], rng))
+    return _imbalance_P(spec, np.stack(found))
 
 
-def _spread_over(load_PLE: Floats) -> Floats:
-    """Return a few passes from the first to the last."""
-    if len(load_PLE) <= MOST_PASSES:
-        return load_PLE
-    return load_PLE[np.linspace(0, len(load_PLE) - 1, MOST_PASSES).round().astype(np.int64)]
+def _sure_gain(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    kept: Sequence[Floats],
+    other: Sequence[Floats],
+) -> float:
+    """Return what a rule gains beside another one, less what chance may have made of it.
+
+    Draws are of the same passes in the same order, so that their differences are what varies.
+    """
+    values = [float(one_D.mean()) for one_D in kept]
+    gains = [one_D - other_D for one_D, other_D in zip(kept, other, strict=True)]
+    weights_W = robust_weights(spec, evidence, values)
+    errors_W = np.array([gain_D.std(ddof=1) / np.sqrt(len(gain_D)) for gain_D in gains])
+    gain = float(weights_W @ np.array([gain_D.mean() for gain_D in gains]))
+    return gain - SURE_ERRORS * float(np.linalg.norm(weights_W * errors_W))
 
 
-def _imbalance(spec: PlaceSpec, load_PLG: Floats) -> float:
+def _spread(one: WorkloadEvidence) -> Floats:
+    """Return a few of the passes that are planned from, from the first to the last."""
+    load_PLE = one.whole_PLE[: one.planned_passes] if one.is_split else one.planned_LE[None]
+    most = min(MOST_PASSES, len(load_PLE))
+    return load_PLE[np.linspace(0, len(load_PLE) - 1, most).round().astype(np.int64)]
+
+
+def _imbalance_P(spec: PlaceSpec, load_PLG: Floats) -> Floats:
     largest_PL = (load_PLG / spec.ranks.speed_G).max(axis=2)
     mean_PL = load_PLG.sum(axis=2) / spec.ranks.speed_G.sum()
-    return float((largest_PL.sum(axis=1) / mean_PL.sum(axis=1)).mean())
+    return np.asarray(largest_PL.sum(axis=1) / mean_PL.sum(axis=1))
+
+
+def _offers(spec: PlaceSpec) -> list[tuple[DispatchOffer, str]]:
+    """Return the rules of the first target, each with why it is not allowed; empty: it is.
+
+    Nothing where there is nothing to compare: no rule but an even split, or no replicas.
+    """
+    target = PLACE_TARGETS[next(iter(spec.emit), "eplb")]
+    named = None if spec.goal.dispatch is None else spec.goal.dispatch.value
+    compared, allowed = _compared(spec, target, named)
+    if spec.ranks.num_slots == spec.num_experts:
+        return []
+    return [
+        (
+            offer,
+            "" if named is not None else _against(spec, target, offer, is_beside=offer in allowed),
+        )
+        for offer in compared
+    ]
 
 
 def _compared(

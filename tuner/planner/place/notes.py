@@ -65,7 +65,8 @@ def notes_of(
 def _dispatch_notes(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str
 ) -> Iterator[str]:
-    if spec.goal.dispatch in UNLAUNCHED:
+    if spec.goal.dispatch in UNLAUNCHED or spec.ranks.num_slots == spec.num_experts:
+        # Without replicas every rule does the same.
         return
     said = RULE_WORDS.get(dispatch, repr(dispatch))
     yield f"replicas share tokens by the rule {said}, {_whose_dispatch(spec)}"

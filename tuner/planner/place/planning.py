@@ -42,7 +42,11 @@ from tuner.planner.place.comparing import (
     priced_threes,
 )
 from tuner.planner.place.costing import active_load_of, parts_cost, planned_cost
-from tuner.planner.place.dispatch_choice import choose_dispatch, made_for
+from tuner.planner.place.dispatch_choice import (
+    choose_dispatch,
+    compared_dispatches,
+    made_for,
+)
 from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
@@ -233,9 +237,9 @@ def make_place_plan(
             links=links.facts if traffic else None,
             traffic_times=traffic_times(spec, evidence, chosen, rule, links),
             migration=moved,
-            dispatches=choice.outcomes,
+            dispatches=compared_dispatches(spec, evidence, chosen, rule=dispatch),
         ),
-        made_for=made_for(spec, choice),
+        made_for=made_for(spec, dispatch),
         verdict=verdict_of(
             gain_ratio=gain.gain_ratio,
             noise_ratio=gain.noise_ratio,
@@ -278,6 +282,7 @@ def make_place_plan(
                         others=(*candidates.values(), rule.placement),
                     ),
                     *notes_of(spec, evidence, dispatch, rule),
+                    *choice.notes,
                 )
             }
         ),

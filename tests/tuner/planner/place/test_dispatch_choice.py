@@ -1,16 +1,21 @@
 """Which dispatch rule a plan recommends, what the others cost, and what the plan is made for."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from solvers.placement.ranks import Placement
 from tuner.cli.place_text import place_text
 from tuner.emit.placement.registry import emit_placement
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import DispatchOutcome, PlacePlan, VerifiedPlacement
+from tuner.planner.place.candidates import rule_of
+from tuner.planner.place.dispatch_choice import choose_dispatch
+from tuner.planner.place.evidence import evidence_of
 from tuner.report.place_page import PlaceEvidence, place_report
 from tuner.spec.place_read import read_place_spec
 
@@ -25,7 +30,7 @@ def spec_file(
     rng = np.random.default_rng(5)
     share_LE = np.exp(0.63 * rng.standard_normal((2, 64)))
     share_LE /= share_LE.sum(axis=1, keepdims=True)
-    passes = [rng.multinomial(48_000, share_LE) for _ in range(4)]
+    passes = [rng.multinomial(48_000, share_LE) for _ in range(12)]
     (folder / "chat.json").write_text(
         json.dumps(
             {
@@ -62,7 +67,7 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
 ) -> None:
     plan = plan_of(tmp_path)
     found = compared(plan)
-    assert set(found) == {("static", True), ("dynamic", True), ("lp", True), ("dynamic", False)}
+    assert set(found) == {("static", True), ("dynamic", True), ("dynamic", False)}
     static, dynamic, alone = found["static", True], found["dynamic", True], found["dynamic", False]
     # Static and dynamic expect the same; what static chooses once it keeps, so it scatters more.
     assert static.imbalance == pytest.approx(dynamic.imbalance)
@@ -76,7 +81,7 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     (chosen,) = (one for one in found.values() if one.is_chosen)
     assert plan.predicted is not None
     assert plan.predicted.dispatches[0] == chosen
-    assert (chosen.dispatch, chosen.has_backend) in {("dynamic", True), ("lp", True)}
+    assert (chosen.dispatch, chosen.has_backend) == ("dynamic", True)
     (mark,) = plan.made_for
     assert (mark.engine, mark.release, mark.nodes, mark.ep_size) == ("sglang", "0.5.23", 4, 16)
     assert (mark.dispatch, mark.a2a_backend) == (chosen.dispatch, "deepep")
@@ -91,26 +96,62 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
         assert one.words in page
 
 
-def test_lp_is_offered_to_models_that_the_engine_runs_it_for(tmp_path: Path) -> None:
-    lp = compared(plan_of(tmp_path, model="olmoe-1b-7b"))["lp", True]
-    assert not lp.is_allowed
-    assert "not for OlmoeForCausalLM" in lp.words
-    cluster = "cluster:\n  pools: [{name: amd, device: mi300x, nodes: 4, devices_per_node: 8}]\n"
+def on_devices(path: Path, device: str) -> Path:
+    pools = f"{{name: p, device: {device}, nodes: 4, devices_per_node: 8}}"
+    text = path.read_text()
+    path.write_text(text.replace("goal:", f"cluster:\n  pools: [{pools}]\ngoal:", 1))
+    return path
+
+
+def test_lp_is_weighed_for_models_and_devices_that_the_engine_runs_it_on(tmp_path: Path) -> None:
+    for model, device, said in (
+        ("olmoe-1b-7b", "h100-sxm", "not for OlmoeForCausalLM"),
+        ("deepseek-v2-lite", "mi300x", "runs 'lp' on CUDA devices, not on mi300x"),
+        ("deepseek-v2-lite", "", "the spec names no devices"),
+        ("deepseek-v2-lite", "h100-sxm", ""),
+    ):
+        path = spec_file(tmp_path, model=model)
+        plan = place(on_devices(path, device) if device else path, time_limit_s=1.0).plan
+        notes = [note for note in plan.provenance.notes if "lp was not weighed" in note]
+        assert (("lp", True) in compared(plan)) == (not said)
+        assert [said in note for note in notes] == [True] * bool(said)
+
+
+def test_a_rule_is_chosen_on_planned_passes_and_stays_unless_another_surely_gains(
+    tmp_path: Path,
+) -> None:
+    spec = read_place_spec(spec_file(tmp_path))
+    (one,) = evidence_of(spec)
+    rule = rule_of((one,), ranks=spec.ranks, groups=None)
+    other_judged = replace(one, judged_PLE=one.judged_PLE[:, :, ::-1].copy())
+    for planned in ("near_dynamic", "static"):
+        choice = choose_dispatch(spec, (one,), rule.placement, planned=planned)
+        assert choice == choose_dispatch(spec, (other_judged,), rule.placement, planned=planned)
+        # Static scatters: dynamic is chosen over it, and never the reverse.
+        assert choice.rule == "near_dynamic"
+    # Both replicas on one rank: all rules do the same, and none replaces the plan's.
+    experts = [
+        expert for rank in range(16) for expert in (4 * rank, *range(4 * rank, 4 * rank + 4))
+    ]
+    twins = Placement(expert_LS=np.tile(np.array(experts), (2, 1)))
+    for planned in ("near_dynamic", "static"):
+        assert choose_dispatch(spec, (one,), twins, planned=planned).rule == planned
+
+
+def test_without_replicas_no_rule_is_chosen_and_the_engine_keeps_its_default(
+    tmp_path: Path,
+) -> None:
     path = spec_file(tmp_path)
-    path.write_text(path.read_text().replace("goal:", f"{cluster}goal:", 1))
-    lp = compared(place(path, time_limit_s=1.0).plan)["lp", True]
-    assert "runs 'lp' on CUDA devices, not on mi300x" in lp.words
-    lp = compared(plan_of(tmp_path))["lp", True]
-    assert not lp.is_allowed
-    assert "the spec names no devices" in lp.words
+    path.write_text(path.read_text().replace("  redundant_experts: 16\n", ""))
+    plan = place(path, time_limit_s=1.0).plan
+    assert not compared(plan)
+    assert plan.made_for[0].dispatch == "static"
+    assert not [note for note in plan.provenance.notes if "replicas share" in note]
 
 
 def test_lp_is_refused_on_devices_without_cuda(tmp_path: Path) -> None:
     for device, is_refused in (("mi300x", True), ("h100-sxm", False)):
-        path = spec_file(tmp_path, "  dispatch: lp\n")
-        pools = f"{{name: p, device: {device}, nodes: 4, devices_per_node: 8}}"
-        cluster = f"cluster:\n  pools: [{pools}]\n"
-        path.write_text(path.read_text().replace("goal:", f"{cluster}goal:", 1))
+        path = on_devices(spec_file(tmp_path, "  dispatch: lp\n"), device)
         if not is_refused:
             assert read_place_spec(path).cluster is not None
             continue
