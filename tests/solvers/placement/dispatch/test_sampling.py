@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from solvers.errors import UnknownSolverError
+from solvers.placement.dispatch import lp
+from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import SPLITS, expected_loads, sampled_loads, splits_of
 from solvers.placement.dispatch.testing import sample_case
-from solvers.placement.ranks import Ranks
+from solvers.placement.ranks import Floats, Ranks
 
 RANKS = Ranks.alike(ranks=8, slots_per_rank=5, ranks_per_node=4)
 
@@ -63,3 +65,24 @@ def test_unknown_rules_and_broken_tokens_are_refused() -> None:
         sampled_loads("near_lp", replace(case, load_PLE=case.load_PLE + 0.5))
     with pytest.raises(ValueError, match="one pass"):
         splits_of("lp")[0](sample_case(passes=2, layers=1, experts=24, ranks=RANKS, seed=5))
+
+
+def test_a_linear_program_is_solved_once_for_a_placement_and_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = sample_case(passes=3, layers=2, experts=24, ranks=RANKS, seed=20)
+    solved = []
+
+    def split(one: DispatchCase) -> Floats:
+        solved.append(one)
+        return solve(one)
+
+    solve = lp.split
+    monkeypatch.setattr(lp, "split", split)
+    first = expected_loads("near_lp", case)
+    assert len(solved) == 3
+    assert np.array_equal(expected_loads("near_lp", case), first)
+    assert np.allclose(expected_loads("lp", case), lp.rank_loads(case), rtol=1e-4)
+    assert len(solved) == 3
+    expected_loads("near_lp", replace(case, load_PLE=case.load_PLE * 2.0 + np.arange(24.0)))
+    assert len(solved) == 6
