@@ -14,7 +14,7 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.launching import num_nodes, run_script
-from tuner.place_plan import PlaceDecision, PlacePlan, VerifiedPlacement
+from tuner.place_plan import MadeFor, PlaceDecision, PlacePlan, VerifiedPlacement
 from tuner.spec.place import Dispatch
 
 _LOCATION: Final = "init_expert_location.json"
@@ -36,7 +36,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         ValueError: the number of decoder layers is not known.
     """
     decision = verified.decision
-    dispatch, backend = dispatch_and_backend(verified.plan)
+    mark = sglang_mark(verified.plan)
     nodes = num_nodes(verified)
     several = (f"--nnodes {nodes}", '--node-rank "$node"', '--dist-init-addr "$MASTER_ADDR:20000"')
     command = (
@@ -45,8 +45,8 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         f"--ep-num-redundant-experts {decision.redundant_experts}",
         f"--tp-size {decision.num_devices}",
         f"--ep-size {decision.num_devices}",
-        f"--moe-a2a-backend {backend}",
-        f"--ep-dispatch-algorithm {dispatch}",
+        f"--moe-a2a-backend {mark.a2a_backend}",
+        f"--ep-dispatch-algorithm {mark.dispatch}",
         *(several if nodes > 1 else ()),
         '"$@"',
     )
@@ -60,13 +60,22 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
     )
 
 
-def dispatch_and_backend(plan: PlacePlan) -> tuple[str, str]:
-    """Return `--ep-dispatch-algorithm` and `--moe-a2a-backend` as the plan chose them."""
+def sglang_mark(plan: PlacePlan) -> MadeFor:
+    """Return what the plan's placement for SGLang is tied to, also of plans without marks."""
     for mark in plan.made_for:
         if mark.engine == "sglang":
-            return mark.dispatch, mark.a2a_backend
+            return mark
     # A rule that the engine lacks was judged for another one.
-    return _FORMER.get(plan.goal.dispatch, _FORMER[None])
+    dispatch, backend = _FORMER.get(plan.goal.dispatch, _FORMER[None])
+    ranks = plan.goal.ranks
+    return MadeFor(
+        engine="sglang",
+        release="",
+        nodes=-(-ranks // (plan.goal.ranks_per_node or ranks)),
+        ep_size=ranks,
+        dispatch=dispatch,
+        a2a_backend=backend,
+    )
 
 
 def _location(decision: PlaceDecision) -> str:

@@ -11,9 +11,13 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import emit_placement
+from tuner.emit.serving.shape import GroupShape
 from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import MadeFor, VerifiedPlacement
 from tuner.serve_plan import Instances
+from tuner.spec.place_targets import NO_BACKEND
+from tuner.spec.serving.manifests.manifest import DEEPEP
+from tuner.spec.serving.manifests.rules import nodes_of
 
 PLACEMENT_FILE: Final[Mapping[str, str]] = {
     "sglang": "init_expert_location.json",
@@ -61,11 +65,46 @@ def served(
     return found
 
 
-def placed_for(placement: ServedPlacement | None, group: Instances) -> tuple[str, ...]:
-    """Return what the placement that a group serves is tied to, a line for people."""
-    if placement is None or not placement.suits(group):
-        return ()
-    return tuple(
-        f"Experts stand as planned for {mark.words}: plan again when one of these changes."
-        for mark in placement.marks
+def as_served(mark: MadeFor, shape: GroupShape) -> MadeFor:
+    """Return what a placement would be planned for, to be served by the instances of a group.
+
+    Nodes are those of one stage's expert ranks. SGLang's dispatch rule is the planned one where the
+    instance has an all-to-all as planned, or none as planned, and `dynamic` elsewhere: without one
+    the engine runs no other, and beside one it comes nearest to an even split.
+    """
+    group = shape.group
+    nodes = nodes_of(group.devices // group.pp, devices_per_node=shape.devices_per_node)
+    served_here = mark.model_copy(update={"nodes": nodes, "ep_size": group.ep})
+    if mark.engine != "sglang":
+        return served_here
+    has_backend = group.a2a_backend in DEEPEP
+    as_planned = has_backend == (mark.a2a_backend != NO_BACKEND)
+    return served_here.model_copy(
+        update={
+            "dispatch": mark.dispatch if as_planned else "dynamic",
+            "a2a_backend": "deepep" if has_backend else NO_BACKEND,
+        }
     )
+
+
+def placed_for(placement: ServedPlacement | None, shape: GroupShape) -> tuple[str, ...]:
+    """Return what the placement that a group serves is tied to, a line for people.
+
+    Instances that differ from what it was planned for are told apart from those that do not.
+    """
+    if placement is None or not placement.suits(shape.group):
+        return ()
+    lines = []
+    for mark in placement.marks:
+        here = as_served(mark, shape)
+        if here == mark:
+            lines.append(
+                f"Experts stand as planned for {mark.words}: plan again when one of these changes."
+            )
+        else:
+            lines.append(
+                f"NOT AS PLANNED: experts stand as planned for {mark.words}, and these instances"
+                f" run {here.words}: their ranks get other loads than the placement's plan says."
+                " Plan the placement again for them."
+            )
+    return tuple(lines)

@@ -8,13 +8,12 @@ anything is decoded beside it. Facts and their source: tuner/spec/serving/manife
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tuner.emit.placement.sglang import dispatch_and_backend
+from tuner.emit.placement.sglang import sglang_mark
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
-from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
+from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement, as_served
 from tuner.emit.serving.shape import GroupShape, drafted, transfer
 from tuner.emit.serving.sharing import shares_name
 from tuner.serve_plan import Instances, Role, VerifiedServing
-from tuner.spec.place_targets import NO_BACKEND
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.steps import dispatch_tokens
@@ -43,7 +42,7 @@ def server(
         *_drafting(verified, group, manifest=manifest),
         *(_sharing(shape) if group.prefill_share_ratio is not None else ()),
         *_disaggregation(verified, group, manifest=manifest),
-        *_placement(group, placement),
+        *_placement(shape, placement),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
         '"$@"',
     )
@@ -132,14 +131,10 @@ def _disaggregation(
         yield f"--disaggregation-bootstrap-port {BOOTSTRAP}"
 
 
-def _placement(group: Instances, placement: ServedPlacement | None) -> Iterator[str]:
-    if placement is None or not placement.suits(group):
+def _placement(shape: GroupShape, placement: ServedPlacement | None) -> Iterator[str]:
+    if placement is None or not placement.suits(shape.group):
         return
     planned = placement.verified
     yield f'--init-expert-location "$FILES/{_LOCATION}"'
     yield f"--ep-num-redundant-experts {planned.decision.redundant_experts}"
-    dispatch, backend = dispatch_and_backend(planned.plan)
-    if group.a2a_backend not in DEEPEP or backend == NO_BACKEND:
-        # Without an all-to-all there is no other; beside one it comes nearest to an even split.
-        dispatch = "dynamic"
-    yield f"--ep-dispatch-algorithm {dispatch}"
+    yield f"--ep-dispatch-algorithm {as_served(sglang_mark(planned.plan), shape).dispatch}"

@@ -14,9 +14,10 @@ from tuner.emit.serving.registry import emit_serving
 from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tuner.emit.testing import write_emitted
 from tuner.errors import UnsuitedPlacementError
-from tuner.place_plan import VerifiedPlacement
+from tuner.place_plan import MadeFor, VerifiedPlacement
 from tuner.spec.model import ModelSpec
 
+DEEPEP = "deepep"
 ON_FOUR = {"devices": 4, "attention_dp": 4, "ep": 4}
 
 
@@ -51,6 +52,55 @@ def test_sglang_chooses_replicas_as_its_exchange_allows(
         str(file.path): file.text for file in emit_serving("sglang", verified, placement=placement)
     }
     assert f"--ep-dispatch-algorithm {dispatch}" in files["aggregated.sh"]
+
+
+def test_instances_unlike_those_that_were_planned_for_are_told(
+    deepseek: ModelSpec, placement: VerifiedPlacement
+) -> None:
+    planned = MadeFor(
+        engine="sglang", release="0.5.23", nodes=1, ep_size=4, dispatch="static", a2a_backend=DEEPEP
+    )
+    without = planned.model_copy(update={"dispatch": "dynamic", "a2a_backend": "none"})
+    on_vllm = MadeFor(engine="vllm", release="0.33.0", nodes=1, ep_size=4)
+    cases: list[tuple[str, MadeFor, str, int, str]] = [
+        # engine, planned for, backend and devices a node of the instances, what they run instead
+        ("sglang", planned, "deepep_normal", 8, ""),
+        ("sglang", planned, "none", 8, "1 node, EP 4, dispatch dynamic, all-to-all none"),
+        (
+            "sglang",
+            planned,
+            "deepep_normal",
+            2,
+            "2 nodes, EP 4, dispatch static, all-to-all deepep",
+        ),
+        ("sglang", without, "none", 8, ""),
+        ("sglang", without, "deepep_normal", 8, "EP 4, dispatch dynamic, all-to-all deepep"),
+        ("vllm", on_vllm, "none", 8, ""),
+        ("vllm", on_vllm, "none", 2, "2 nodes, EP 4"),
+    ]
+    failed = []
+    for engine, mark, backend, per_node, instead in cases:
+        verified = sample_serving(
+            deepseek,
+            aggregated(**ON_FOUR, a2a_backend=backend),
+            engine=engine,
+            devices_per_node=per_node,
+        )
+        plan = placement.plan.model_copy(update={"made_for": (mark,)})
+        made = placement.model_copy(update={"plan": plan})
+        files = {str(f.path): f.text for f in emit_serving(engine, verified, placement=made)}
+        script = files["aggregated.sh"]
+        # Comments are wrapped, also at hyphens.
+        header = "".join(script.split("set -euo")[0].replace("\n#", "").split())
+        told = (f"{mark.words}, and these instances run", instead)
+        is_told = all("".join(words.split()) in header for words in told)
+        is_planned = "".join(f"as planned for {mark.words}: plan again".split()) in header
+        rule = "static" if "static" in (instead or mark.dispatch) else "dynamic"
+        if (is_told, is_planned) != (bool(instead), not instead) or (
+            engine == "sglang" and f"--ep-dispatch-algorithm {rule}" not in script
+        ):
+            failed.append((engine, backend, per_node, header))
+    assert not failed
 
 
 def test_a_placement_that_suits_nobody_is_refused(
