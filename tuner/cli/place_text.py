@@ -76,7 +76,7 @@ def _body(plan: PlacePlan) -> Iterator[str]:
     yield from _workloads(predicted.outcomes, width)
     yield from _dispatches(predicted.dispatches)
     yield from _traffic(plan, predicted, width)
-    yield from _folds(predicted.left_out, width, predicted.links)
+    yield from _folds(plan, predicted.left_out, width, predicted.links)
     yield from _times(plan, predicted.layer_times, width)
     if predicted.migration is not None:
         yield ""
@@ -89,7 +89,10 @@ def _traffic(plan: PlacePlan, predicted: PlacePrediction, width: int) -> Iterato
     for name, values in predicted.traffic.items():
         before, rule, after = (_cost(value, links) for value in values)
         what = plan.goal.traffic or Traffic.TOTAL
-        yield f"  {name}, {what.value}, a token: {before} before, {rule} EPLB, {after} plan"
+        yield (
+            f"  {name}, {what.value}, {plan.goal.traffic_is_of}: {before} before, {rule} EPLB,"
+            f" {after} plan"
+        )
     if links is None:
         return
     yield f"links, a token copy: {'; '.join(_links(links))}"
@@ -170,7 +173,8 @@ def _objective(plan: PlacePlan, value: float | None) -> str:
     links = None if plan.predicted is None else plan.predicted.links
     if links is None:
         return f"{value:.6g}"
-    return f"{_cost(value, links) if links.unit == 'seconds' else f'{value:.6g}'} a token"
+    cost = _cost(value, links) if links.unit == "seconds" else f"{value:.6g}"
+    return f"{cost} {plan.goal.traffic_is_of}"
 
 
 def _workloads(outcomes: Sequence[WorkloadOutcome], width: int) -> Iterator[str]:
@@ -215,7 +219,9 @@ def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:
         )
 
 
-def _folds(folds: Sequence[LeftOut], width: int, links: LinkFacts | None) -> Iterator[str]:
+def _folds(
+    plan: PlacePlan, folds: Sequence[LeftOut], width: int, links: LinkFacts | None
+) -> Iterator[str]:
     if not folds:
         return
     yield ""
@@ -223,7 +229,8 @@ def _folds(folds: Sequence[LeftOut], width: int, links: LinkFacts | None) -> Ite
     for one in folds:
         traffic = ""
         if one.traffic is not None:
-            traffic = f"   a token {', '.join(_cost(value, links) for value in one.traffic)}"
+            costs = ", ".join(_cost(value, links) for value in one.traffic)
+            traffic = f"   {plan.goal.traffic_is_of} {costs}"
         yield (
             f"  {_name(one.workload, width)} {'':>9} {one.imbalance_before:>8.4f}"
             f" {one.imbalance_rule:>8.4f} {one.imbalance_after:>8.4f}   {one.worst_rank_ratio:.2f}"

@@ -79,7 +79,7 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
                 blocks=some(
                     imbalance_figure(predicted),
                     times_figure(predicted),
-                    _traffic(predicted),
+                    _traffic(plan, predicted),
                     _traffic_times(predicted),
                     _links(predicted.links),
                 ),
@@ -158,14 +158,14 @@ def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:
     yield "solved in", seconds(certificate.solve_s, key="certificate.solve_s")
 
 
-def _traffic(predicted: PlacePrediction) -> Table | None:
+def _traffic(plan: PlacePlan, predicted: PlacePrediction) -> Table | None:
     if not predicted.traffic:
         return None
     in_seconds = predicted.links is not None and predicted.links.unit == "seconds"
     write = seconds if in_seconds else number
     unit = "" if in_seconds else ", relative to a copy inside a domain"
     return Table(
-        caption=f"Traffic of a token, all layers{unit}",
+        caption=f"Traffic of {plan.goal.traffic_is_of}, all layers{unit}",
         header=("", "before", "EPLB's rule", "the plan"),
         rows=tuple(
             (

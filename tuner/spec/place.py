@@ -168,6 +168,11 @@ class PlaceGoal(Record):
         """Whether ways of tokens are made short, rather than loads or times."""
         return self.objective in (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
 
+    @property
+    def traffic_is_of(self) -> str:
+        """What a cost of traffic is the mean over: a chain follows each copy of a token."""
+        return "a token copy" if self.objective is Objective.LAYER_CHAIN else "a token"
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         refused = method_refusal(self.method, self.objective.value)
