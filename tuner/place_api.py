@@ -22,7 +22,7 @@ from tuner.planning_time import timed
 from tuner.profiles import profile_of
 from tuner.report.placement_maps import heat_maps
 from tuner.spec.cluster import Cluster
-from tuner.spec.files import LARGEST_FILE_BYTES
+from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec, read_place_spec
@@ -84,27 +84,31 @@ def place(
     measured = _measured(cluster, profiles, calibrated=calibrated)
     pricing = pricing_of(spec.model, cluster, spec.goal, residuals=residuals, measured=measured)
     source = _links(
-        spec if about_traffic or is_priced else None,
+        spec,
         profiles,
+        is_needed=about_traffic or is_priced,
         residuals=residuals,
         measured=measured,
     )
-    made = make_place_plan(
-        spec,
-        pricing=pricing,
-        settings=Settings(time_limit_s=time_limit_s, clock=clock),
-        source=source,
-        provenance=PlaceProvenance(
-            moetune_version=version(),
-            spec_sha256=hashlib.sha256(
-                read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
-            ).hexdigest(),
-            recording_sha256={
-                name: _sha256(recording) for name, recording in spec.recordings.items()
-            },
-            notes=_price_notes(cluster, measured),
-        ),
+    provenance = PlaceProvenance(
+        moetune_version=version(),
+        spec_sha256=hashlib.sha256(
+            read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
+        ).hexdigest(),
+        recording_sha256={name: _sha256(recording) for name, recording in spec.recordings.items()},
+        notes=_price_notes(cluster, measured),
     )
+    try:
+        made = make_place_plan(
+            spec,
+            pricing=pricing,
+            settings=Settings(time_limit_s=time_limit_s, clock=clock),
+            source=source,
+            provenance=provenance,
+        )
+    except SpecError as error:
+        # What the planner refuses is a value of the spec, as what the reader of specs refuses.
+        raise SpecError(f"{shown_path(spec_path)}: {error}") from error
     made = timed(made, wall_s=clock() - started_s)
     return Placed(plan=made, spec=spec, maps=heat_maps(spec, made))
 
@@ -121,24 +125,29 @@ def _sha256(recording: Recording) -> str:
 
 
 def _links(
-    spec: PlaceSpec | None,
+    spec: PlaceSpec,
     profiles: Sequence[Path],
     *,
+    is_needed: bool,
     residuals: "Residuals | None",
     measured: "MeasuredProfile | None",
 ) -> "LinkSource":
     """What joins the ranks; nothing where neither traffic nor time is priced."""
     from tuner.costs.analytic.measured_profile import read_measured
+    from tuner.planner.nodes.ordering import read_links
     from tuner.planner.place.link_source import is_of_accelerators, link_source
 
-    if spec is None or spec.cluster is None:
+    cluster = spec.cluster
+    if cluster is None:
         return LinkSource()
-    profile = profile_of(spec.cluster.pools[0], profiles)
+    if not is_needed:
+        # Nothing is priced on the matrix, but one of other nodes is a mistake all the same.
+        read_links(cluster.model_copy(update={"pools": cluster.pools[:1]}))
+        return LinkSource()
+    profile = profile_of(cluster.pools[0], profiles)
     if measured is None and profile is not None and is_of_accelerators(profile):
         measured = read_measured(profile, calibrated=residuals is not None)
-    return link_source(
-        spec.cluster, spec.goal, profile=profile, residuals=residuals, measured=measured
-    )
+    return link_source(cluster, spec.goal, profile=profile, residuals=residuals, measured=measured)
 
 
 def _measured(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
 from solvers.placement.ranks import Floats, Placement
+from tuner.cli.place_text import place_text
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
+from tuner.report.place_page import PlaceEvidence, place_report
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 MODEL = EXAMPLES / "models" / "mixtral-8x7b"
@@ -264,8 +267,23 @@ def test_links_that_do_not_cover_the_pool_are_refused_in_a_line(tmp_path: Path) 
     lines = (tmp_path / "four.csv").read_text().splitlines()
     three = [",".join(line.split(",")[:4]) for line in lines[:4]]
     (tmp_path / "three.csv").write_text("\n".join(three) + "\n")
-    with pytest.raises(SpecError, match="is of 3 nodes, the pool has 4; measure every pair"):
-        planned(tmp_path, pool="device: h100-sxm, link_matrix: three.csv")
+    wrong = []
+    for goal in ("layer_chain", "co_activation", "balance", "layer_time"):
+        for model in (True, False)[: 1 + (goal != "layer_time")]:
+            try:
+                planned(
+                    tmp_path,
+                    goal=f"  objective: {goal}\n",
+                    pool="device: h100-sxm, link_matrix: three.csv",
+                    model=model,
+                )
+            except SpecError as error:
+                said = str(error)
+            else:
+                said = "accepted"
+            if "is of 3 nodes, the pool has 4; measure every pair" not in said:
+                wrong.append((goal, model, said))
+    assert not wrong
 
 
 def test_traffic_is_chosen_for_objectives_about_it_alone(tmp_path: Path) -> None:
@@ -327,3 +345,18 @@ def test_a_slow_link_makes_the_priced_exchange_of_every_objective_longer(tmp_pat
         if not slow.before_s > even.before_s:
             failed.append((goal, even.before_s, slow.before_s))
     assert not failed
+
+
+def test_a_chain_is_priced_by_the_token_copy_and_co_activation_by_the_token(tmp_path: Path) -> None:
+    chain = planned(tmp_path, pool="", model=False)
+    together = planned(tmp_path, goal="  objective: co_activation\n", pool="", model=False)
+    nothing = PlaceEvidence(maps=(), files=(), verified=None, what_if=None)
+    for plan, what, other in ((chain, "a token copy", "a token"), (together, "a token", "")):
+        text = place_text(plan, folder=tmp_path)
+        assert f"total, {what}: " in text
+        assert re.search(rf"[\d.]+ {what}, nothing below [\d.]+ {what} \(gap", text)
+        blocks = [block for one in place_report(plan, nothing).sections for block in one.blocks]
+        captions = {str(getattr(block, "caption", "")) for block in blocks}
+        assert any(caption.startswith(f"Traffic of {what}, ") for caption in captions)
+        if other:
+            assert f"{other}, nothing below" not in text
