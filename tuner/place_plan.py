@@ -225,6 +225,8 @@ class DispatchOutcome(Record):
     """Largest rank load over the mean that is expected over the rule's draws, on judged passes."""
     imbalance_sampled: Ratio
     """The same with the noise of whole tokens and of fixed choices: mean over draws."""
+    counts_copies: bool = False
+    """`tokens_per_rank` counts token copies, as nothing says how many experts a token has."""
     tokens_per_rank: float
     """Of a pass, which the noise is of."""
     draws: Size

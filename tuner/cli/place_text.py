@@ -207,9 +207,10 @@ def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:
         return
     yield ""
     tokens = outcomes[0].tokens_per_rank
+    what = "token copies" if outcomes[0].counts_copies else "tokens"
     yield (
         "dispatch rules of the engine on this placement: largest rank load over the mean, expected"
-        f" and with the noise of {tokens:.0f} tokens a rank"
+        f" and with the noise of {tokens:.0f} {what} a rank"
     )
     for one in outcomes:
         backend = "beside an all-to-all" if one.has_backend else "without all-to-all"

@@ -309,9 +309,10 @@ def _dispatches(predicted: PlacePrediction) -> Table | None:
     if not predicted.dispatches:
         return None
     tokens = predicted.dispatches[0].tokens_per_rank
+    what = "token copies" if predicted.dispatches[0].counts_copies else "tokens"
     return Table(
         caption="Dispatch rules of the engine: largest rank load over the mean, expected and with "
-        f"the noise of {tokens:.0f} tokens a rank",
+        f"the noise of {tokens:.0f} {what} a rank",
         header=("rule", "all-to-all backend", "expected", "with noise", "what it costs"),
         rows=tuple(
             (

@@ -173,24 +173,27 @@ def made_for(spec: PlaceSpec, rule: str) -> tuple[MadeFor, ...]:
 def _judged(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, offer: DispatchOffer
 ) -> DispatchOutcome:
+    moe = None if spec.model is None else spec.model.moe
+    of_model = None if moe is None else moe.top_k
+    top_ks = [one.recording.top_k or of_model for one in evidence]
+    counts_copies = None in top_ks
     expected, sampled, tokens, draws = [], [], [], []
-    for one in evidence:
+    for one, top_k in zip(evidence, top_ks, strict=True):
         load_PLE = one.judged_PLE
         case = _case(spec, one, chosen, load_PLE)
         expected.append(float(_imbalance_P(spec, expected_loads(offer.rule, case)).mean()))
         sampled_D = _sampled_imbalance_D(spec, offer.rule, case)
         sampled.append(float(sampled_D.mean()))
         draws.append(len(sampled_D))
-        top_k = one.recording.top_k or (
-            spec.model.moe.top_k if spec.model is not None and spec.model.moe is not None else 1
-        )
-        tokens.append(float(load_PLE.sum(axis=2).mean() / top_k / spec.ranks.num_ranks))
+        copies = float(load_PLE.sum(axis=2).mean() / spec.ranks.num_ranks)
+        tokens.append(copies if counts_copies else copies / (top_k or 1))
     return DispatchOutcome(
         dispatch=offer.name,
         rule=offer.rule,
         has_backend=offer.has_backend,
         imbalance=robust(spec, evidence, expected),
         imbalance_sampled=robust(spec, evidence, sampled),
+        counts_copies=counts_copies,
         tokens_per_rank=float(np.mean(tokens)),
         draws=min(draws),
         is_allowed=False,

@@ -246,3 +246,20 @@ def test_rules_that_an_engine_lacks_are_refused_in_one_line(
         read_place_spec(spec_file(tmp_path, goal, model=model, emit=emit))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_without_experts_a_token_the_noise_is_that_of_token_copies(tmp_path: Path) -> None:
+    said = {}
+    for top_k in (6, None):
+        path = spec_file(tmp_path, model="")
+        recording = json.loads((tmp_path / "chat.json").read_text())
+        recording |= {"layer_ids": [0, 1], "top_k": top_k}
+        recorded = {key: value for key, value in recording.items() if value is not None}
+        (tmp_path / "chat.json").write_text(json.dumps(recorded))
+        text = place_text(place(path, time_limit_s=1.0).plan, folder=tmp_path)
+        said[top_k] = text.partition("with the noise of ")[2].partition("\n")[0]
+    ranks = 48_000 // int(said[None].split()[0])
+    assert said == {
+        6: f"{8_000 // ranks} tokens a rank",
+        None: f"{48_000 // ranks} token copies a rank",
+    }
