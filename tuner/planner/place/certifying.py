@@ -4,6 +4,7 @@ W workloads   L layers   G ranks   E experts
 """
 
 from collections.abc import Sequence
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from tuner.planner.place.costing import (
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.pricing import Pricing
-from tuner.planner.place.traffic import problem_scale
+from tuner.planner.place.sampled import Tokens
+from tuner.planner.place.traffic import problem_scale, traffic_of
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
@@ -52,17 +54,14 @@ def certificate_of(
     """State the objective and the bound on the loads that were planned from.
 
     Imbalance, seconds of all layers of a pass, or traffic a token; under a dispatch rule, where
-    replicas have shares.
+    replicas have shares. All is about the chosen placement, which the solver need not have found;
+    of its outcome only the bound is taken, which holds for every placement.
     """
     if spec.goal.objective in TRAFFIC:
+        value = traffic_of(spec, evidence, chosen, rule, links, tokens=Tokens.PLANNED)
         scale = problem_scale(spec, evidence, rule, links)
         return PlaceCertificate(
-            status=outcome.status.value,
-            objective=outcome.objective / scale,
-            bound=outcome.bound / scale if np.isfinite(outcome.bound) else 0.0,
-            gap_ratio=outcome.gap_ratio,
-            solve_s=solve_s,
-            method=method,
+            **_proven(value, max(outcome.bound, 0.0) / scale), solve_s=solve_s, method=method
         )
     if spec.goal.objective is Objective.LAYER_TIME and pricing is not None:
         return _of_time(
@@ -72,23 +71,12 @@ def certificate_of(
         # Tokens or weights go where a pass leaves room: nothing but the mean is below.
         value = robust(spec, evidence, planned_imbalances(spec, evidence, chosen, dispatch))
         return PlaceCertificate(
-            status="optimal" if value <= 1.0 + OPTIMALITY_TOLERANCE else "feasible",
-            objective=value,
-            bound=min(1.0, value),
-            gap_ratio=max(0.0, 1.0 - 1.0 / value),
-            dispatch=dispatch,
-            solve_s=solve_s,
-            method=method,
+            **_proven(value, 1.0), dispatch=dispatch, solve_s=solve_s, method=method
         )
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    value = objective(problem, chosen)
-    least = min(outcome.bound, value)
     proven = certificates(problem, chosen)
     return PlaceCertificate(
-        status=outcome.status.value,
-        objective=value,
-        bound=least,
-        gap_ratio=(value - least) / value,
+        **_proven(objective(problem, chosen), outcome.bound),
         layers=_layers(
             spec,
             [one.objective for one in proven],
@@ -113,18 +101,31 @@ def _of_time(
     value_WL = planned_layers_WL(spec, evidence, chosen, pricing, dispatch)
     bound_WL = planned_bound_WL(evidence, pricing, spec.ranks, dispatch)
     values, bounds = value_WL.sum(axis=1).tolist(), bound_WL.sum(axis=1).tolist()
-    value = robust(spec, evidence, values)
-    least = min(value, robust(spec, evidence, bounds))
     weights_W = robust_weights(spec, evidence, values)
     return PlaceCertificate(
-        status="feasible",
-        objective=value,
-        bound=least,
-        gap_ratio=(value - least) / value,
+        **_proven(robust(spec, evidence, values), robust(spec, evidence, bounds)),
         layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
         dispatch=dispatch if weighs_passes(dispatch) else solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,
+    )
+
+
+class _Proven(TypedDict):
+    status: Literal["optimal", "feasible"]
+    objective: float
+    bound: float
+    gap_ratio: float
+
+
+def _proven(value: float, bound: float) -> _Proven:
+    least = min(bound, value)
+    gap_ratio = (value - least) / value if value > 0.0 else 0.0
+    return _Proven(
+        status="optimal" if gap_ratio <= OPTIMALITY_TOLERANCE else "feasible",
+        objective=value,
+        bound=least,
+        gap_ratio=gap_ratio,
     )
 
 
