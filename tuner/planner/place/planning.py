@@ -250,7 +250,7 @@ def make_place_plan(
             rebalance_s=goal.rebalance_interval,
             saved=gain.saved,
             loads=loads,
-            rule_gain_ratio=gain.rule_gain_ratio if traffic else None,
+            rule_gain_ratio=gain.rule_gain_ratio if migration is None else None,
         ),
         certificate=certificate,
         binding_constraint=binding_constraint(

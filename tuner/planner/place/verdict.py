@@ -1,10 +1,10 @@
 """Whether a placement is worth it: against the noise between passes, between runs, and elsewhere.
 
 A gain counts when it is larger than what the same comparison varies by from pass to pass and, as a
-share of a whole pass, larger than what two runs of one configuration differ by. Where traffic is
-the objective, a plan that saves less than EPLB's rule does is not recommended. A plan that is
-worse than doing nothing on a workload it was not made from, or that overloads one of its ranks
-there, is fragile, whatever it gains at home.
+share of a whole pass, larger than what two runs of one configuration differ by. A plan that saves
+less than EPLB's rule does is not recommended, unless it keeps a limit on moved experts, which the
+rule does not. A plan that is worse than doing nothing on a workload it was not made from, or that
+overloads one of its ranks there, is fragile, whatever it gains at home.
 """
 
 import math
@@ -95,8 +95,8 @@ def verdict_of(
         rebalance_s: how long the placement will run; None: for long.
         saved: what there is less of.
         loads: where something else than the load was made small.
-        rule_gain_ratio: share of the same cost that EPLB's rule saves; None where a plan that saves
-            less may still be the one to take.
+        rule_gain_ratio: share of the same cost that EPLB's rule saves; None where a limit on moved
+            experts forbids its placement.
     """
     loads = loads or Loads(outcomes=(), noises=(), slack_ratio=0.0)
     fragile = _overloaded(loads) or _fragile(left_out, baseline_worst)

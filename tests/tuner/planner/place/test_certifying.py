@@ -87,14 +87,19 @@ def test_traffic_is_certified_of_the_chosen_placement_not_of_what_the_solver_fou
             spec, evidence, chosen, found, rule, None, links,
             dispatch="even", method="as it runs", solve_s=0.0,
         )  # fmt: skip
-        assert made.objective is not None and made.bound is not None
+        assert made.objective is not None
+        assert made.bound is not None
         assert made.gap_ratio == pytest.approx(
             (made.objective - made.bound) / max(made.objective, 1e-12)
         )
         return made.status, made.objective, made.bound
 
     low = 0.5 * value["good"]
-    assert certified(good, low) == ("feasible" if low else "optimal", value["good"], low)
+    assert certified(good, low) == (
+        "optimal" if low == value["good"] else "feasible",
+        value["good"],
+        low,
+    )
     assert certified(bad, low) == ("feasible", value["bad"], low)
     # A bound that the chosen placement reaches proves it, whatever the solver ended with.
     assert certified(good, value["good"])[0] == "optimal"

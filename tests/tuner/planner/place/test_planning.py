@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from solvers.placement.ranks import Placement
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
+from tuner.planner.place import planning
 from tuner.planner.place.candidates import balance_problem, others_for_time, rule_of
 from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.gaining import Gain, gain_of_load
 from tuner.planner.place.links import LinkSource, links_between
 from tuner.spec.place_read import read_place_spec
 
@@ -295,6 +298,25 @@ def test_a_limit_on_moved_experts_is_kept(tmp_path: Path) -> None:
     assert plan.predicted.migration is not None
     assert plan.predicted.migration.moved_experts <= 3
     assert plan.binding_constraint == "the limit on moved experts"
+
+
+def test_a_balance_that_eplbs_rule_does_better_is_not_worth_it_unless_moves_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def behind_the_rule(*args: Any) -> Gain:
+        gain = gain_of_load(*args)
+        return replace(gain, rule_gain_ratio=gain.gain_ratio + 0.05)
+
+    monkeypatch.setattr(planning, "gain_of_load", behind_the_rule)
+    (tmp_path / "current.json").write_text(json.dumps([[*range(16), 0, 1, 2, 3]] * 3))
+    goal = "  ranks: 4\n  slots_per_rank: 5\n  current: current.json\n"
+    free = planned(tmp_path, goal, workloads=1, time_limit_s=0.2)
+    limited = planned(tmp_path, f"{goal}  max_moved_experts: 6\n", workloads=1, time_limit_s=0.2)
+    assert free.verdict is not None
+    assert limited.verdict is not None
+    assert free.verdict.word == "not worth it"
+    assert free.verdict.reason.startswith("EPLB's rule saves")
+    assert limited.verdict.word == "worth it"
 
 
 def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:
