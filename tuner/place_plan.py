@@ -142,6 +142,8 @@ class PlaceCertificate(Record):
     """How replicas share tokens in these numbers: `even`; `near_dynamic`, near replicas first and
     the others alike; `static`, these dealt once, the mean over launches. A linear program does at
     least as well as the first two, beside near replicas or without."""
+    objective_error: Annotated[float, Field(ge=0.0)] = 0.0
+    """Standard error of `objective`, a mean over drawn launches; 0 where it is exact."""
     within_band: Size = 0
     """Alternatives whose objective differs by less than the noise of the gain: ties."""
     solve_s: Seconds

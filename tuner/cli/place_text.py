@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from solvers.placement.balance.check import LAUNCHES
 from tuner.place_plan import (
     DispatchOutcome,
     LayerTimes,
@@ -71,6 +72,11 @@ def _body(plan: PlacePlan) -> Iterator[str]:
         f" below {_objective(plan, certificate.bound)} (gap {certificate.gap_ratio:.3%},"
         f" {certificate.status}, {certificate.method}, {certificate.solve_s:.1f} s){_for(plan)}"
     )
+    if certificate.objective_error:
+        yield (
+            f"  a mean over {LAUNCHES} drawn launches, standard error"
+            f" {certificate.objective_error:.2g}"
+        )
     yield f"binding: {plan.binding_constraint}"
     width = max(8, *(min(MOST_NAME, len(one.workload)) for one in predicted.outcomes))
     yield from _workloads(predicted.outcomes, width)

@@ -18,6 +18,7 @@ LAUNCHES = 32
 """Draws of static dispatch that a placement is judged by."""
 
 LAUNCH_SEED = 0
+"""Of the launches that a placement is certified by; nothing is chosen by these."""
 
 
 def violations(problem: BalanceProblem, placement: Placement) -> tuple[str, ...]:
@@ -28,22 +29,44 @@ def violations(problem: BalanceProblem, placement: Placement) -> tuple[str, ...]
     return (*_expert_violations(problem, placement), *_migration_violations(problem, placement))
 
 
-def objective(problem: BalanceProblem, placement: Placement) -> float:
-    """The robust imbalance; the formula is in `problem.py`."""
+def objective(problem: BalanceProblem, placement: Placement, *, seed: int = LAUNCH_SEED) -> float:
+    """The robust imbalance; the formula is in `problem.py`.
+
+    Args:
+        problem: what is asked.
+        placement: of every layer.
+        seed: of launches, where dispatch is random; another one to choose a placement by.
+    """
+    return _of_times(problem, layer_times(problem, placement, seed=seed))
+
+
+def standard_error(problem: BalanceProblem, placement: Placement) -> float:
+    """Of `objective` as a mean over drawn launches, by leaving out each in turn (jackknife)."""
+    if problem.dispatch is not Dispatch.STATIC:
+        return 0.0
+    time_DWL = launch_times(problem, placement).max(axis=3)
+    total_WL, launches = time_DWL.sum(axis=0), len(time_DWL)
+    without_D = np.array(
+        [_of_times(problem, (total_WL - time_WL) / (launches - 1)) for time_WL in time_DWL]
+    )
+    return math.sqrt((launches - 1) * float(without_D.var()))
+
+
+def _of_times(problem: BalanceProblem, time_WL: Floats) -> float:
     speed = sum(problem.ranks.speed_G.tolist())
     imbalances = []
-    for loads_LE, times_L in zip(
-        problem.load_WLE.tolist(), layer_times(problem, placement).tolist(), strict=True
-    ):
+    for loads_LE, times_L in zip(problem.load_WLE.tolist(), time_WL.tolist(), strict=True):
         mean = sum(math.fsum(load_E) / speed for load_E in loads_LE)
         imbalances.append(math.fsum(times_L) / mean)
     return _robust(problem, imbalances)
 
 
-def layer_times(problem: BalanceProblem, placement: Placement) -> Floats:
+def layer_times(
+    problem: BalanceProblem, placement: Placement, *, seed: int = LAUNCH_SEED
+) -> Floats:
     """Time of the busiest rank, [W][L]; its mean over launches where dispatch is random."""
     if problem.dispatch.is_near:
-        return np.asarray(launch_times(problem, placement).max(axis=3).mean(axis=0))
+        return np.asarray(launch_times(problem, placement, seed=seed).max(axis=3).mean(axis=0))
     return np.asarray(rank_times(problem, placement).max(axis=2))
 
 
@@ -68,7 +91,9 @@ def rank_times(problem: BalanceProblem, placement: Placement) -> Floats:
     return times
 
 
-def launch_times(problem: BalanceProblem, placement: Placement) -> Floats:
+def launch_times(
+    problem: BalanceProblem, placement: Placement, *, seed: int = LAUNCH_SEED
+) -> Floats:
     """Time of every rank in so many launches, [D][W][L][G]; one where nothing is dealt for good.
 
     Replicas are dealt as the rule itself says (`dispatch/launches.py`), with a seed that no method
@@ -83,7 +108,7 @@ def launch_times(problem: BalanceProblem, placement: Placement) -> Floats:
             if copies_LE[layer, expert] == 1:
                 load_W = problem.load_WLE[:, layer, expert]
                 work[:, :, layer, rank] += load_W - problem.active_load * np.expm1(-load_W)
-    for layer, expert, share_DG in _shares(problem, placement, launches):
+    for layer, expert, share_DG in _shares(problem, placement, launches, seed):
         for workload in range(problem.num_workloads):
             load_DG = problem.load_WLE[workload, layer, expert] * share_DG
             work[:, workload, layer] += load_DG - problem.active_load * np.expm1(-load_DG)
@@ -91,7 +116,7 @@ def launch_times(problem: BalanceProblem, placement: Placement) -> Floats:
 
 
 def _shares(
-    problem: BalanceProblem, placement: Placement, launches: int
+    problem: BalanceProblem, placement: Placement, launches: int, seed: int
 ) -> Iterator[tuple[int, int, Floats]]:
     """Shares of every replicated expert that ranks take, [D][G]."""
     ranks = problem.ranks
@@ -99,7 +124,7 @@ def _shares(
         for layer, expert, share_G in expected_shares(placement, ranks=ranks):
             yield layer, expert, share_G[None]
         return
-    rng = np.random.default_rng(LAUNCH_SEED)
+    rng = np.random.default_rng(seed)
     rank_G = np.arange(ranks.num_ranks)
     for layer, expert, target_DH in targets(placement, ranks=ranks, rng=rng, launches=launches):
         users_DG = (target_DH[:, :, None] == rank_G).sum(axis=1)

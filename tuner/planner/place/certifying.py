@@ -11,7 +11,7 @@ import numpy as np
 from solvers.family import OPTIMALITY_TOLERANCE
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.certificate import certificates
-from solvers.placement.balance.check import layer_times, objective
+from solvers.placement.balance.check import layer_times, objective, standard_error
 from solvers.placement.balance.migration import moved
 from solvers.placement.balance.problem import Migration
 from solvers.placement.ranks import Floats, Placement
@@ -77,6 +77,7 @@ def certificate_of(
     proven = certificates(problem, chosen)
     return PlaceCertificate(
         **_proven(objective(problem, chosen), outcome.bound),
+        objective_error=standard_error(problem, chosen),
         layers=_layers(
             spec,
             [one.objective for one in proven],

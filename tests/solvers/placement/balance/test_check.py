@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from solvers.placement.balance import check
-from solvers.placement.balance.problem import BalanceProblem, Migration, Robust
+from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
 from solvers.placement.ranks import Placement, Ranks
 
 
@@ -42,6 +42,23 @@ def test_times_are_the_sums_of_shares() -> None:
 def test_workloads_become_one_number(robust: Robust, tail_ratio: float, expected: float) -> None:
     stated = problem(robust=robust, tail_ratio=tail_ratio)
     assert check.objective(stated, placed([0, 1, 0, 2])) == pytest.approx(expected)
+
+
+def test_a_mean_over_launches_has_the_standard_error_that_other_launches_show() -> None:
+    rng = np.random.default_rng(1)
+    dealt = BalanceProblem(
+        load_WLE=rng.lognormal(size=(2, 2, 12)) * np.where(np.arange(12) < 4, 20.0, 1.0),
+        weight_W=np.array([0.75, 0.25]),
+        ranks=Ranks(slots_G=np.full(8, 2), node_G=np.arange(8) // 2, speed_G=np.ones(8)),
+        dispatch=Dispatch.STATIC,
+    )
+    expert_S = [*range(12), 0, 1, 2, 3]
+    placement = placed(expert_S, expert_S)
+    values = [check.objective(dealt, placement, seed=seed) for seed in range(40)]
+    assert values[0] == check.objective(dealt, placement)
+    assert 0.6 < check.standard_error(dealt, placement) / np.std(values, ddof=1) < 1.6
+    exact = dataclasses.replace(dealt, dispatch=Dispatch.EVEN)
+    assert check.standard_error(exact, placement) == 0.0
 
 
 def test_a_slow_rank_takes_longer() -> None:
