@@ -205,7 +205,11 @@ def _workloads(outcomes: Sequence[WorkloadOutcome], width: int) -> Iterator[str]
 def _for(plan: PlacePlan) -> str:
     """Which dispatch rule the certificate holds for, where it is not the even split."""
     rule = plan.certificate.dispatch
-    return "" if rule == "even" else f", dispatch {rule}"
+    runs = (
+        plan.predicted.dispatches[0].rule if plan.predicted and plan.predicted.dispatches else rule
+    )
+    other = "" if runs == rule else f" (it runs under {runs})"
+    return other if rule == "even" else f", dispatch {rule}{other}"
 
 
 def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:

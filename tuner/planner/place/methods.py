@@ -101,10 +101,9 @@ def solve_chain(
         return _by_rule_of_chain(problem, by_rule, time_limit_s=BOUND_RATIO * time_limit_s)
     if method is Method.AUTO:
         # Claims nothing, at once, where experts are too many for it.
-        proven = CHAIN.solve(problem, method="exact", time_limit_s=time_limit_s)
-        return _named(
-            proven if proven.solution else CHAIN.solve(problem, time_limit_s=time_limit_s)
-        )
+        proven = CHAIN.solve(problem, method="exact", time_limit_s=0.5 * time_limit_s)
+        left_s = max(time_limit_s - proven.solve_s, 0.1 * time_limit_s)
+        return _named(proven if proven.solution else CHAIN.solve(problem, time_limit_s=left_s))
     _refuse(goal, chain_refusal(problem, method))
     return _named(CHAIN.solve(problem, method=SOLVERS[method], time_limit_s=time_limit_s))
 
@@ -236,8 +235,8 @@ def automatic_note(
     )
     yield (
         f"method {goal.method.value}, as the goal says; the automatic choice,"
-        f" {automatic.method.removeprefix(AUTOMATIC).strip(' ()')}, has {much} of the objective in"
-        " the same time"
+        f" {automatic.method.removeprefix(AUTOMATIC).strip(' ()')}, has {much} of the objective"
+        + ("" if goal.method is Method.EPLB else " in the same time")
     )
 
 

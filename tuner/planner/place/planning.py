@@ -82,7 +82,7 @@ OTHERS_SHARE: Final = 0.4
 """Of that, for placements that are priced beside the search's."""
 SAME_RATIO: Final = 1e-9
 """Between objectives that count as equal."""
-FOLDS_SHARE: Final = 0.35
+FOLDS_SHARE: Final = 0.15
 """For plans without each workload in turn; what is left is for relaxations."""
 
 

@@ -161,7 +161,7 @@ def test_the_automatic_choice_is_told_beside_a_worse_method(plan: Plan) -> None:
     assert saved > 0.0
     assert note == (
         "method eplb, as the goal says; the automatic choice, exact, has"
-        f" {saved:.2%} less of the objective in the same time"
+        f" {saved:.2%} less of the objective"
     )
     assert automatic.lost_by.endswith("less of the objective, but the goal names its method")
     # The dynamic program proves what no placement is below; the rule's certificate holds it.
