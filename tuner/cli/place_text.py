@@ -70,7 +70,8 @@ def _body(plan: PlacePlan) -> Iterator[str]:
     yield (
         f"objective {plan.goal.objective.value}: {_objective(plan, certificate.objective)}, nothing"
         f" below {_objective(plan, certificate.bound)} (gap {certificate.gap_ratio:.3%},"
-        f" {certificate.status}, {certificate.method}, {certificate.solve_s:.1f} s){_for(plan)}"
+        f" {certificate.status}, {certificate.method}, planned in"
+        f" {certificate.solve_s:.1f} s){_for(plan)}"
     )
     if certificate.objective_error:
         yield (

@@ -222,7 +222,7 @@ def make_place_plan(
     certificate = certificate.model_copy(
         update=_compared(certificate.objective or 0.0, alternatives, noise_ratio=gain.noise_ratio)
     )
-    return PlacePlan(
+    plan = PlacePlan(
         goal=goal,
         cluster=spec.cluster,
         emit=spec.emit,
@@ -286,6 +286,10 @@ def make_place_plan(
                 )
             }
         ),
+    )
+    whole_s = settings.clock() - started_s
+    return plan.model_copy(
+        update={"certificate": certificate.model_copy(update={"solve_s": whole_s})}
     )
 
 
