@@ -178,7 +178,7 @@ def _refusal(error: Exception) -> tuple[str, int] | None:
         return f"{place}{error.strerror or error}", ENVIRONMENT
     if isinstance(error, ClickError):
         return _usage(error), UNUSABLE
-    if isinstance(error, UnicodeEncodeError):
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         return NOT_UTF8, UNUSABLE
     is_pydantic = type(error).__module__.split(".")[0] in ("pydantic", "pydantic_core")
     if is_pydantic and isinstance(error, ValueError):

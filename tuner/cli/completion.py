@@ -113,7 +113,7 @@ def _add_line(file: Path, line: str) -> None:
     """Add a line to the end of a file of the user's that lacks it; nothing of it is rewritten."""
     try:
         text = read_bounded(file, most_bytes=MOST_STARTUP_BYTES) if file.exists() else b""
-        if line.encode() in text:
+        if line.encode() in (one.strip() for one in text.splitlines()):
             return
         # A pipe that came meanwhile is not waited for.
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)

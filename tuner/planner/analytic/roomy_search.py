@@ -103,7 +103,7 @@ class _Looking:
         near_s = step_s * (1.0 + MOST_SLOWER_RATIO)
         complete_s = self._under(SMALL, below_s=near_s)
         if not self._kept:
-            complete_s = self._under(SMALL, below_s=np.inf)
+            complete_s = max(complete_s, self._under(SMALL, below_s=np.inf))
         fallback_s = self._least_s()
         for chance in CHANCES:
             # Only what is between the two can be better than both.
