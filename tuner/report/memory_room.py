@@ -80,8 +80,8 @@ def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
         return f"Every decision found runs out more likely than not. What makes room: {ways}."
     if one is None and plan.no_roomier:
         return (
-            f"No decision has a chance below {format_ratio(SMALL)}: more nodes, or more memory per "
-            "device, make room."
+            f"No decision found has a chance below {format_ratio(SMALL)}: more nodes, or more "
+            "memory per device, make room."
         )
     if one is None and plan.roomier_within_ratio is None:
         return "More nodes, or a smaller usable_memory_ratio of the pool, make room."

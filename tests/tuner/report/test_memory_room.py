@@ -95,7 +95,8 @@ def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folde
     nowhere = memory_warning(plan.model_copy(update={"no_roomier": True}), name=str)
     assert nowhere is not None
     assert nowhere.endswith(
-        "No decision has a chance below 5.0 %: more nodes, or more memory per device, make room."
+        "No decision found has a chance below 5.0 %: more nodes, or more memory per device, make"
+        " room."
     )
 
 
