@@ -22,11 +22,12 @@ below a played 1F1B where backward passes are in proportion to forward passes, a
 sum D + (m - 1) (max F + max B), which no 1F1B exceeds. Both are found by trial over random stages
 (the tests repeat it), not proven.
 
-A step of up to `MOST_PASSES` passes is played whole. Of a longer one as many micro-batches are
-played as it takes to reach a cycle (steady_state.py), and the middle is extrapolated; `most_off_s`
-says by how much at most that is off, rounding where the cycle was reached. A turn of the cycle is
-one forward and one backward pass on every device, interleaved those of p micro-batches on all its
-stages; the passes of weight gradients follow backward passes and wait for nothing else.
+A step of up to `FEW_PASSES` passes is played whole. Of a longer one as many micro-batches are
+played as it takes to reach a cycle (steady_state.py), and the middle is extrapolated, which is
+exact up to rounding. One that reaches none is played whole up to `MOST_PASSES`; beyond it is
+extrapolated all the same, and `most_off_s` says by how much at most that is off. A turn of the
+cycle is one forward and one backward pass on every device, interleaved those of p micro-batches on
+all its stages; the passes of weight gradients follow backward passes and wait for nothing else.
 
 Letters: C columns, S stages in execution order, P devices; p devices, v stages on each, m
 micro-batches. Not covered: sends that block the sender, devices that differ in speed over time.
@@ -43,8 +44,10 @@ from tuner.costs.analytic.fold import per_device
 from tuner.costs.analytic.shapes import Grid, Numbers, Strategies
 from tuner.simulate.steady_state import Cycle, cycle_of
 
+FEW_PASSES: Final = 30_000
+"""Forward and backward passes that are played whole, in some 40 ms."""
 MOST_PASSES: Final = 300_000
-"""Forward and backward passes that are played whole, in some 0.4 s."""
+"""Those that are played whole, in some 0.4 s, where the schedule reaches no cycle."""
 MOST_SHORTENED: Final = 1_000_000
 """Passes after which a pipeline of hundreds of devices may reach a cycle; more is not played."""
 
@@ -158,10 +161,11 @@ def _shortened(pipeline: Pipeline) -> tuple[Pipeline, int, Cycle]:
     passes_each = 2 * len(pipeline.forward_s_S)
     m = pipeline.num_microbatches
     turn, turns = _first_turns(pipeline)
-    while passes_each * m > MOST_PASSES and turns * turn < m // 2:
+    while passes_each * m > FEW_PASSES and turns * turn < m // 2:
         short = replace(pipeline, num_microbatches=turns * turn + m % turn)
         cycle = cycle_of(_turns(short, turn=turn))
-        if cycle.is_settled or 2 * passes_each * turns * turn > MOST_PASSES:
+        is_last = 2 * passes_each * turns * turn > MOST_PASSES and passes_each * m > MOST_PASSES
+        if cycle.is_settled or is_last:
             cycles, rest = divmod(m // turn - turns, cycle.turns)
             played = short.num_microbatches + rest * turn
             return replace(pipeline, num_microbatches=played), cycles, cycle
