@@ -17,7 +17,8 @@ from profilers.steps.config import LayerKind
 
 LARGEST_SIZE = 2**24
 """Widths and counts above this are refused as slips of the keyboard."""
-MOST_LAYERS = 10_000
+MOST_LAYERS = 1_000
+"""Eight times the deepest published models; planning time grows with the square of the layers."""
 LONGEST_POSITION = 2**31
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
