@@ -130,6 +130,7 @@ def test_a_missing_field_is_named(name: str, field: str, tmp_path: Path) -> None
         ({"hidden_size": [256]}, "hidden_size: a list of 1 is not a whole number"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers: 1000000 is not in 1..1000"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads"),
+        ({"num_experts_per_tok": 2**24}, "num_experts_per_tok: 16777216 is not in 1..1000"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok: 9 exceeds num_local_experts 8"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan must be finite, above 0 and below 1"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps: inf must be finite"),
