@@ -9,7 +9,8 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
+from traceback import walk_tb
+from types import CodeType, FrameType
 
 from tuner.memory_limit import limited_bytes, survived
 from tuner.streams import make_usable
@@ -46,10 +47,10 @@ def _run() -> int:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception:
+    except Exception as error:
         if interrupt.came:
             return INTERRUPTED
-        hidden = hidden_dependency()
+        hidden = hidden_dependency(error)
         if not hidden:
             raise
         print(f"moetune: {hidden}", file=sys.stderr)  # noqa: T201 - the command's one line
@@ -102,25 +103,59 @@ def shadowed(home: Path) -> str:
     return ""
 
 
-def hidden_dependency() -> str:
-    """Say which file hides a library that we need; empty where none does.
+def hidden_dependency(error: BaseException) -> str:
+    """Say which file hides a library that we need, where that is what an error comes of.
 
-    Asked for only when a command has failed: looking for them all takes time.
+    That is where importing the file failed, or it lacks what was looked for in it. A library that
+    merely lies on the path twice, as where an environment sees the system's, is none to blame.
     """
     for name in DEPENDENCIES:
         found = PathFinder.find_spec(name)
         if found is None or found.origin is None:
             continue
         file = Path(found.origin)
+        if not _comes_of(error, name, file):
+            continue
         home = file.parent.parent if found.submodule_search_locations else file.parent
         elsewhere = [place for place in sys.path if Path(place or ".").resolve() != home.resolve()]
         other = PathFinder.find_spec(name, elsewhere)
         if other is not None and other.origin is not None:
             return (
-                f"{file} hides the library {name!r} of {Path(other.origin).parent};"
+                f"{file} hides the library {name!r} of {Path(other.origin).parent}"
+                f" ({type(error).__name__}: {_first_line(error)});"
                 " start from another folder or take it off PYTHONPATH"
             )
     return ""
+
+
+def _comes_of(error: BaseException, name: str, file: Path) -> bool:
+    """Whether an error, or what led to it, is of a module's import or of what the module lacks."""
+    one: BaseException | None = error
+    while one is not None:
+        if isinstance(one, ImportError) and _is_of(one.name, name):
+            return True
+        if isinstance(one, AttributeError) and _is_of(getattr(one.obj, "__name__", None), name):
+            return True
+        if any(_is_import_of(file, frame.f_code) for frame, _ in walk_tb(one.__traceback__)):
+            return True
+        one = one.__cause__ or one.__context__
+    return False
+
+
+def _is_of(module: object, name: str) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] == name
+
+
+def _is_import_of(file: Path, code: CodeType) -> bool:
+    """Whether code is what importing a module runs: of its one file, or of its folder."""
+    place = Path(code.co_filename)
+    is_inside = file.parent in place.parents if file.stem == "__init__" else place == file
+    return code.co_name == "<module>" and is_inside
+
+
+def _first_line(error: BaseException) -> str:
+    text = "".join(sign if sign.isprintable() else " " for sign in str(error).split("\n")[0])
+    return text[:200]
 
 
 if __name__ == "__main__":

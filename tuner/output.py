@@ -24,18 +24,20 @@ def write_directory(
 ) -> None:
     """Write the files, by path relative to `directory`, all or none when it does not exist yet.
 
+    Only commands with the option -o write whole directories.
+
     Raises:
         OutputError: the disk is full or read-only, or the place is not ours to write to.
     """
     if directory.exists():
-        write_files(directory, files, executable=executable)
+        write_files(directory, files, executable=executable, option="-o")
         return
     _stay_inside(files)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     except OSError as error:
-        raise _unwritable(directory, error) from error
+        raise _unwritable(directory, error, option="-o") from error
     try:
         for name, content in files.items():
             _write(unfinished / name, content, executable=name in executable)
@@ -47,15 +49,25 @@ def write_directory(
                 f"another command has just written {str(directory)!r}; run this one again to"
                 " replace that, or choose another place with -o"
             ) from error
-        raise _unwritable(directory, error) from error
+        raise _unwritable(directory, error, option="-o") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_files(
-    directory: Path, files: Mapping[str, str | bytes], *, executable: Collection[str] = ()
+    directory: Path,
+    files: Mapping[str, str | bytes],
+    *,
+    executable: Collection[str] = (),
+    option: str = "",
 ) -> None:
     """Write each file atomically, by path relative to `directory`, which is made when absent.
+
+    Args:
+        directory: that paths are relative to.
+        files: by path.
+        executable: paths of those that may be run.
+        option: of the command, by which the user chose the place; empty where none did.
 
     Raises:
         OutputError: the disk is full or read-only, or the place is not ours to write to.
@@ -66,7 +78,7 @@ def write_files(
         try:
             _write(directory / name, content, executable=name in executable)
         except OSError as error:
-            raise _unwritable(directory / name, error) from error
+            raise _unwritable(directory / name, error, option=option) from error
 
 
 def _stay_inside(names: Iterable[str]) -> None:
@@ -102,6 +114,7 @@ def _umask() -> int:
     return mask
 
 
-def _unwritable(path: Path, error: OSError) -> OutputError:
+def _unwritable(path: Path, error: OSError, *, option: str) -> OutputError:
     reason = error.strerror or str(error)
-    return OutputError(f"cannot write {str(path)!r}: {reason}; choose another place with -o")
+    way_out = f"choose another place with {option}" if option else "mend that and run this again"
+    return OutputError(f"cannot write {str(path)!r}: {reason}; {way_out}")

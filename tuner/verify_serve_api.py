@@ -164,7 +164,8 @@ class _Study:
             if not again:
                 break
             for decision in again[:left]:
-                self.launch(decision, "repeat")
+                if not failures.is_over(self.records):
+                    self.launch(decision, "repeat")
             left -= len(again)
         return failures.said(self.records, trials=len(wanted))
 

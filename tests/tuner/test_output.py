@@ -1,6 +1,7 @@
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,10 +76,20 @@ def test_ctrl_c_leaves_no_unfinished_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert _left(tmp_path) == []
 
 
-@pytest.mark.parametrize("write", [write_files, write_directory])
-def test_a_file_in_the_way_is_one_line(write: Callable[..., None], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (write_directory, "choose another place with -o"),
+        (partial(write_files, option="--junit"), "choose another place with --junit"),
+        # As `verify` does, which writes into the plan's own folder.
+        (write_files, "mend that and run this again"),
+    ],
+)
+def test_a_file_in_the_way_is_one_line(
+    write: Callable[..., None], said: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="choose another place with -o"):
+    with pytest.raises(OutputError, match=rf"cannot write .*: [A-Z][a-z ]+; {said}$"):
         write(tmp_path / "file" / "plan", {"a": "a"})
 
 
@@ -95,7 +106,7 @@ def test_a_device_or_a_pipe_is_refused_and_stays(tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
     for name in ("null", "zero", "pipe"):
-        with pytest.raises(OutputError, match="not a regular file; choose another place with -o"):
+        with pytest.raises(OutputError, match="not a regular file; mend"):
             write_files(tmp_path, {name: "text"})
         assert not (tmp_path / name).is_file(), name
     (tmp_path / "kept").write_text("old")

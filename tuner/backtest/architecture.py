@@ -15,6 +15,7 @@ from typing import Final
 
 from tuner.backtest.rows import Architecture, Row
 from tuner.costs.analytic.shapes import ModelShape
+from tuner.spec.model import MOST_TOP_K
 
 GPT_VOCAB: Final = 51_200.0
 LARGEST: Final = 1e7
@@ -94,6 +95,8 @@ def _mtp_layers(row: Row) -> float:
 def _check(shape: ModelShape) -> None:
     if shape.experts and shape.top_k > shape.experts:
         raise ValueError(f"arch_json: topk {shape.top_k:g} exceeds {shape.experts:g} experts")
+    if shape.top_k > MOST_TOP_K:
+        raise ValueError(f"arch_json: topk {shape.top_k:g} exceeds {MOST_TOP_K}")
     if shape.heads % shape.kv_heads:
         raise ValueError(
             f"arch_json: {shape.kv_heads:g} kv_heads do not divide {shape.heads:g} heads"

@@ -8,7 +8,8 @@ A row whose time or setup cannot be had becomes no column and keeps its reason.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from tuner.backtest.stages import stacked_stages, stages_of
 from tuner.backtest.strategy import strategy_of
 from tuner.costs.analytic.columns_of import matmul_peak
 from tuner.costs.analytic.constants import Precision, Software
-from tuner.costs.analytic.shapes import Hardware, ModelShape, Stages, Strategies, stacked
+from tuner.costs.analytic.shapes import Hardware, ModelShape, Stages, Strategies, stacked, taken
 from tuner.devices.catalogue import DEVICES, find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import UnknownDeviceError
@@ -71,6 +72,21 @@ class Batch:
     stages: Stages
     measured_s_C: npt.NDArray[np.float64]
     """NaN where the run ran out of memory."""
+
+    def taken(self, chosen: npt.NDArray[np.intp]) -> "Batch":
+        """Keep or repeat the chosen columns."""
+        grids: dict[str, Any] = {}
+        for field in fields(Stages):
+            grid_SC = getattr(self.stages, field.name)
+            grids[field.name] = None if grid_SC is None else grid_SC[:, chosen]
+        return Batch(
+            runs=tuple(self.runs[int(column)] for column in chosen),
+            shape=taken(self.shape, chosen),
+            strategy=taken(self.strategy, chosen),
+            hardware=taken(self.hardware, chosen),
+            stages=Stages(**grids),
+            measured_s_C=self.measured_s_C[chosen],
+        )
 
 
 def batch_of(runs: Sequence[Run]) -> Batch:

@@ -96,6 +96,19 @@ class Pricer:
             ).step_s
         return found_C
 
+    def repeated(self, times: int) -> "Pricer":
+        """Return a pricer of the same runs several times over, one turn after the other."""
+        kinds, runs = len(self.first_U), len(self.kind_C)
+        return Pricer(
+            parts=tuple(
+                (_turns(columns, times, runs), batch.taken(np.tile(np.arange(len(columns)), times)))
+                for columns, batch in self.parts
+            ),
+            layers=self.layers.taken(np.tile(np.arange(kinds), times)),
+            first_U=_turns(self.first_U, times, runs),
+            kind_C=_turns(self.kind_C, times, kinds),
+        )
+
     def peaks(self, constants: MemoryConstants) -> Peaks:
         """Return bytes of the fullest device per run; constants hold one entry per run."""
         found_KC = np.empty((3, len(self.kind_C)))
@@ -110,6 +123,11 @@ class Pricer:
             for row, grid in enumerate((price.allocated_PC, price.reserved_PC, price.total_PC)):
                 found_KC[row, columns] = grid.max(axis=0)
         return Peaks(allocated_C=found_KC[0], reserved_C=found_KC[1], total_C=found_KC[2])
+
+
+def _turns(places: Places, times: int, size: int) -> Places:
+    """Return places among `size`, several times over and each time `size` further on."""
+    return np.concatenate([places + turn * size for turn in range(times)])
 
 
 def pricer_of(runs: Sequence[Run]) -> Pricer:

@@ -43,7 +43,7 @@ def calibrate_serving(profile: str, runs: Path, out: Path) -> ServingCalibration
         raise SpecError(f"{str(runs)!r}: no row can be predicted; 'moetune backtest' says why")
     residuals = fit(pairs, origin=f"fitted to {runs.name}, SHA-256 {digest_of(runs)}")
     without = held_out(pairs)
-    write_files(out.parent, {out.name: residuals.model_dump_json(indent=1) + "\n"})
+    write_files(out.parent, {out.name: residuals.model_dump_json(indent=1) + "\n"}, option="-o")
     return ServingCalibration(
         residuals=residuals,
         held_out_tpot=metric_of(without, read=tpot, refused=()),

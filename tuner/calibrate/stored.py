@@ -74,7 +74,7 @@ def write_calibrated(out: Path, made: Calibrated) -> None:
         return
     if len(made.files) > 1:
         raise SpecError(f"{str(out)!r} is a file, and a calibrated profile is a folder; name one")
-    write_files(out.parent, {out.name: made.files[RESIDUALS]})
+    write_files(out.parent, {out.name: made.files[RESIDUALS]}, option="-o")
 
 
 def _files_of(profile: Path) -> dict[str, bytes]:

@@ -82,9 +82,12 @@ def command(
     else:
         print_table(found)
     tell_ci(found)
-    for file, text in ((junit, junit_xml), (markdown, as_markdown)):
+    for option, file, text in (
+        ("--junit", junit, junit_xml),
+        ("--markdown", markdown, as_markdown),
+    ):
         if file is not None:
-            write_files(file.parent, {file.name: text(found)})
+            write_files(file.parent, {file.name: text(found)}, option=option)
     if found.failed:
         raise typer.Exit(1)
 

@@ -62,7 +62,7 @@ def command(
     else:
         kind, given = _asked(goal, given)
     text = draft(kind, answered(kind, given), folder=out.absolute().parent)
-    write_files(out.absolute().parent, {out.name: text})
+    write_files(out.absolute().parent, {out.name: text}, option="-o")
     if as_json:
         print_exact(json.dumps(parsed_spec(out), indent=2))
     else:

@@ -68,7 +68,7 @@ def command(
         )
     file = output or plan / f"report.{written.value}"
     content = rendered(report, kind=written.value)
-    write_files(file.parent, {file.name: content})
+    write_files(file.parent, {file.name: content}, option="-o")
     if as_json:
         told = written_of(report, kind=written.value, file=file, content=content)
         print_exact(told.model_dump_json(indent=2))

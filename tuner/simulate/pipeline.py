@@ -1,4 +1,4 @@
-"""Plays one step of a pipeline: every forward and backward pass of every micro-batch.
+"""Plays one step of a pipeline: the forward and backward passes of its micro-batches.
 
 Each device works off a fixed list of passes; a pass starts when the device is free and what it
 needs has arrived from the neighbouring stage. Sending takes `send_s` and occupies no device.
@@ -22,18 +22,34 @@ below a played 1F1B where backward passes are in proportion to forward passes, a
 sum D + (m - 1) (max F + max B), which no 1F1B exceeds. Both are found by trial over random stages
 (the tests repeat it), not proven.
 
+A step of up to `FEW_PASSES` passes is played whole. Of a longer one as many micro-batches are
+played as it takes to reach a cycle (steady_state.py), and the middle is extrapolated, which is
+exact up to rounding. One that reaches none is played whole up to `MOST_PASSES`; beyond it is
+extrapolated all the same, and `most_off_s` says by how much at most that is off. A turn of the
+cycle is one forward and one backward pass on every device, interleaved those of p micro-batches on
+all its stages; the passes of weight gradients follow backward passes and wait for nothing else.
+
 Letters: C columns, S stages in execution order, P devices; p devices, v stages on each, m
 micro-batches. Not covered: sends that block the sender, devices that differ in speed over time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tuner.costs.analytic.fold import per_device
 from tuner.costs.analytic.shapes import Grid, Numbers, Strategies
+from tuner.simulate.steady_state import Cycle, cycle_of
+
+FEW_PASSES: Final = 30_000
+"""Forward and backward passes that are played whole, in some 40 ms."""
+MOST_PASSES: Final = 300_000
+"""Those that are played whole, in some 0.4 s, where the schedule reaches no cycle."""
+MOST_SHORTENED: Final = 1_000_000
+"""Passes after which a pipeline of hundreds of devices may reach a cycle; more is not played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +97,8 @@ class Played:
     """Of `step_s`, in which each device waits."""
     most_held_P: tuple[int, ...]
     """Most passes whose activations a device holds at once, counted in stages x micro-batches."""
+    most_off_s: float = 0.0
+    """What `step_s` may be off at most, rounding aside; 0 where all was played or repeats."""
 
 
 class _Pass(NamedTuple):
@@ -104,21 +122,30 @@ class TimedPass(NamedTuple):
     end_s: float
 
 
+def can_be_played(pipeline: Pipeline) -> bool:
+    """Whether playing takes seconds and some 300 MB at most: not with hundreds of devices."""
+    stages, m = len(pipeline.forward_s_S), pipeline.num_microbatches
+    turn, turns = _first_turns(pipeline)
+    return 2 * stages * min(m, 2 * turns * turn) <= max(MOST_SHORTENED, MOST_PASSES)
+
+
 def play(pipeline: Pipeline) -> Played:
     """Run the schedule that fits: zero bubble with `weight_s_S`, else 1F1B or interleaved."""
-    orders = [_order(pipeline, device) for device in range(pipeline.num_devices)]
-    ends, _ = _ends(pipeline, orders)
-    step_s = max(ends)
+    short, cycles, cycle = _shortened(pipeline)
+    orders = _orders(short)
+    ends, _ = _ends(short, orders)
+    step_s = max(ends) + cycles * cycle.mean_s
     return Played(
         step_s=step_s,
         idle_s_P=tuple(step_s - _work_s(pipeline, device) for device in range(len(orders))),
-        most_held_P=tuple(_most_held(order, last=_last_kind(pipeline)) for order in orders),
+        most_held_P=tuple(_most_held(order, last=_last_kind(short)) for order in orders),
+        most_off_s=0.0 if cycle.is_settled else 0.5 * cycles * (cycle.most_s - cycle.least_s),
     )
 
 
 def passes(pipeline: Pipeline) -> tuple[TimedPass, ...]:
-    """Return every pass of the schedule that `play` runs, device by device in order of time."""
-    orders = [_order(pipeline, device) for device in range(pipeline.num_devices)]
+    """Return every pass of the schedule, however long, device by device in order of time."""
+    orders = _orders(pipeline)
     _, done_s = _ends(pipeline, orders)
     seconds = _seconds(pipeline)
     return tuple(
@@ -127,6 +154,56 @@ def passes(pipeline: Pipeline) -> tuple[TimedPass, ...]:
         for kind, stage, j in order
         for end_s in (done_s[kind][stage][j],)
     )
+
+
+def _shortened(pipeline: Pipeline) -> tuple[Pipeline, int, Cycle]:
+    """Return what is to be played, and how many cycles of what length it leaves out."""
+    passes_each = 2 * len(pipeline.forward_s_S)
+    m = pipeline.num_microbatches
+    turn, turns = _first_turns(pipeline)
+    while passes_each * m > FEW_PASSES and turns * turn < m // 2:
+        short = replace(pipeline, num_microbatches=turns * turn + m % turn)
+        cycle = cycle_of(_turns(short, turn=turn))
+        is_last = 2 * passes_each * turns * turn > MOST_PASSES and passes_each * m > MOST_PASSES
+        if cycle.is_settled or is_last:
+            cycles, rest = divmod(m // turn - turns, cycle.turns)
+            played = short.num_microbatches + rest * turn
+            return replace(pipeline, num_microbatches=played), cycles, cycle
+        turns *= 2
+    return pipeline, 0, Cycle(turns=1, least_s=0.0, most_s=0.0)
+
+
+def _first_turns(pipeline: Pipeline) -> tuple[int, int]:
+    """Return the micro-batches of a turn, and the turns among which a cycle is looked for first."""
+    p = pipeline.num_devices
+    turn = p if pipeline.stages_per_device > 1 else 1
+    # Devices warm up for up to p micro-batches and leave as many to the end.
+    return turn, 4 * (p // turn + 3)
+
+
+def _turns(pipeline: Pipeline, *, turn: int) -> npt.NDArray[np.float64]:
+    """Return when the passes of every turn ended, without the first half and those of the end."""
+    pairs = turn * pipeline.stages_per_device
+    turns = (pipeline.num_microbatches // turn * pairs - _warmup(pipeline, 0)) // pairs - 1
+    orders = _orders(pipeline)
+    _, done_s = _ends(pipeline, orders)
+    ends = []
+    for device, order in enumerate(orders):
+        for kind, first in ((FORWARD, _warmup(pipeline, device)), (BACKWARD, 0)):
+            every = [done_s[kind][stage][j] for own, stage, j in order if own == kind]
+            ends.append(np.reshape(every[first : first + turns * pairs], (turns, pairs)))
+    return np.hstack(ends)[turns // 2 :]
+
+
+def _orders(pipeline: Pipeline) -> list[list[_Pass]]:
+    return [_order(pipeline, device) for device in range(pipeline.num_devices)]
+
+
+def _warmup(pipeline: Pipeline, device: int) -> int:
+    """Forward passes of a device before its passes come in pairs."""
+    p, v, m = pipeline.num_devices, pipeline.stages_per_device, pipeline.num_microbatches
+    after = p - 1 - device
+    return min(m * v, after if v == 1 else 2 * after + (v - 1) * p)
 
 
 def _order(pipeline: Pipeline, device: int) -> list[_Pass]:
@@ -139,7 +216,7 @@ def _order(pipeline: Pipeline, device: int) -> list[_Pass]:
 
 def _one_forward_one_backward(pipeline: Pipeline, device: int) -> list[_Pass]:
     m = pipeline.num_microbatches
-    warm = min(m, pipeline.num_devices - 1 - device)
+    warm = _warmup(pipeline, device)
     order = [_Pass(FORWARD, device, j) for j in range(warm)]
     for j in range(m - warm):
         order += [_Pass(FORWARD, device, warm + j), _Pass(BACKWARD, device, j)]
@@ -171,7 +248,7 @@ def _interleaved(pipeline: Pipeline, device: int) -> list[_Pass]:
         for j in range(first, min(first + p, m))
     ]
     total = m * v
-    warm = min(total, 2 * (p - 1 - device) + (v - 1) * p)
+    warm = _warmup(pipeline, device)
     forwards = [_Pass(FORWARD, chunk * p + device, j) for chunk, j in table]
     backwards = [_Pass(BACKWARD, (v - 1 - chunk) * p + device, j) for chunk, j in table]
     order = forwards[:warm]

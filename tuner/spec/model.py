@@ -17,7 +17,10 @@ from profilers.steps.config import LayerKind
 
 LARGEST_SIZE = 2**24
 """Widths and counts above this are refused as slips of the keyboard."""
-MOST_LAYERS = 10_000
+MOST_LAYERS = 1_000
+"""Eight times the deepest published models; planning time grows with the square of the layers."""
+MOST_TOP_K = 1_000
+"""Experts of a token, a hundred times those of published models; each is a step of the price."""
 LONGEST_POSITION = 2**31
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
@@ -82,7 +85,7 @@ class Moe(Record):
     """What follows attention in a MoE layer."""
 
     num_experts: Count
-    top_k: Count
+    top_k: Annotated[int, Field(ge=1, le=MOST_TOP_K)]
     expert_ffn_size: Count
     """Width of one routed expert."""
     shared_ffn_size: Size = 0

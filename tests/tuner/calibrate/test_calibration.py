@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.backtest.columns import run_of
+from tuner.backtest.assumptions import with_assumptions
+from tuner.backtest.columns import run_of, runs_of
 from tuner.backtest.pricing import pricer_of, regime_of
 from tuner.backtest.rows import Row, read_rows
-from tuner.calibrate.calibration import Calibration, calibrate
+from tuner.calibrate.calibration import Calibration, calibrate, problem_of
+from tuner.calibrate.fit import slopes
 from tuner.calibrate.report import report_of
-from tuner.calibrate.terms import Level
+from tuner.calibrate.terms import TERMS, Level
 from tuner.costs.analytic.calibration import (
     Correction,
     Residuals,
@@ -99,6 +101,18 @@ def test_the_report_counts_what_was_left_out(rows: tuple[Row, ...], made: Calibr
 def test_the_same_rows_give_the_same_residuals(rows: tuple[Row, ...]) -> None:
     first = calibrate(rows, origin="test", data_sha256="0").residuals
     assert calibrate(rows, origin="test", data_sha256="0").residuals == first
+
+
+def test_derivatives_are_the_same_priced_side_by_side_and_one_by_one() -> None:
+    read = with_assumptions(runs_of(read_rows(RUNS))[0])
+    runs = tuple(run for run in read if run.measured_s is not None)
+    problem, offsets = problem_of(runs, tuple(map(regime_of, runs)), TERMS)
+    assert problem.price_side_by_side is not None
+    alone = replace(problem, price_side_by_side=None)
+    offset_P = np.random.default_rng(7).normal(0.0, 0.1, len(offsets))
+    together_CP, alone_CP = slopes(problem, offset_P), slopes(alone, offset_P)
+    assert np.abs(alone_CP).max() > 0.1
+    assert together_CP == pytest.approx(alone_CP, abs=1e-12)
 
 
 def test_residuals_survive_their_file(tmp_path: Path, made: Calibration) -> None:

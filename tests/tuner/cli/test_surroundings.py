@@ -41,6 +41,7 @@ def test_a_module_of_the_user_that_hides_a_library_is_named_in_one_line(tmp_path
             ended = _ended(*PLAN, cwd=tmp_path, PYTHONPATH=f"{place}{os.pathsep}{ROOT}")
             line = f"moetune: {place / file} hides the library {name!r} of "
             is_said = ended.stderr.startswith(line) and len(ended.stderr.splitlines()) == 1
+            is_said &= "RuntimeError: mine" in ended.stderr or name != "yaml"
             if ended.returncode != 3 or not is_said:
                 failures.append(f"{file}: {ended.returncode} {ended.stderr[-300:]}")
     assert failures == []
@@ -55,6 +56,25 @@ def test_a_defect_where_nothing_is_hidden_is_shown_as_one(tmp_path: Path) -> Non
     ended = _ended(cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
+
+
+def test_a_defect_is_not_blamed_on_a_library_that_merely_lies_on_the_path_twice(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "yaml").mkdir()
+    (tmp_path / "yaml" / "__init__.py").write_text("def load():\n    return 1 / 0\n")
+    failures = []
+    for defect in ("1 / 0", "[].no_such", "__import__('yaml').load()"):
+        (tmp_path / "sitecustomize.py").write_text(
+            "import sys, types\n"
+            "sys.modules['tuner.cli.app'] = module = types.ModuleType('tuner.cli.app')\n"
+            f"module.run = lambda arguments: {defect}\n"
+        )
+        ended = _ended(cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+        last = ended.stderr.splitlines()[-1]
+        if ended.returncode != 1 or "Traceback" not in ended.stderr or "Error: " not in last:
+            failures.append(f"{defect}: {ended.returncode} {ended.stderr[-300:]}")
+    assert failures == []
 
 
 def test_a_current_folder_that_was_deleted_is_one_line(tmp_path: Path) -> None:

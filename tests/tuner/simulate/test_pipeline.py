@@ -1,3 +1,6 @@
+import random
+import time
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -6,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.costs.analytic.shapes import Strategies
-from tuner.simulate.pipeline import BACKWARD, FORWARD, Pipeline, bound_s, passes, play
+from tuner.simulate.pipeline import (
+    BACKWARD,
+    FORWARD,
+    Pipeline,
+    bound_s,
+    can_be_played,
+    passes,
+    play,
+)
 
 seconds = st.floats(0.05, 4.0)
 
@@ -226,3 +237,80 @@ def test_two_alike_stages_and_two_micro_batches_by_hand() -> None:
         (1, FORWARD, 1): (4.0, 5.0),
         (1, BACKWARD, 1): (5.0, 7.0),
     }
+
+
+def _varied(rng: random.Random) -> Pipeline:
+    """Return a pipeline of some hundred micro-batches, its stages equal, close or unlike."""
+    devices, chunks = rng.randint(1, 6), rng.choice((1, 1, 2, 3))
+    least, most = rng.choice(((0.05, 4.0), (1.0, 1.02), (1.1, 1.1)))
+    is_whole = rng.random() < 0.25
+
+    def second() -> float:
+        return float(rng.randint(1, 3)) if is_whole else rng.uniform(least, most)
+
+    forward = tuple(second() for _ in range(devices * chunks))
+    backward = tuple(2.0 * second() for _ in forward)
+    is_zero_bubble = chunks == 1 and rng.random() < 0.3
+    whole_groups = rng.random() < 0.5
+    count = rng.randint(300, 700)
+    return Pipeline(
+        forward_s_S=forward,
+        backward_s_S=backward,
+        weight_s_S=tuple(0.4 * one for one in backward) if is_zero_bubble else (),
+        num_devices=devices,
+        num_microbatches=count - count % devices if whole_groups else count,
+        send_s=rng.choice((0.0, 0.3, rng.random())),
+    )
+
+
+def test_what_is_extrapolated_ends_when_the_whole_schedule_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(22)
+    wrong: list[tuple[object, ...]] = []
+    exact, bounded = 0, 0
+    for _ in range(90):
+        pipeline = _varied(rng)
+        monkeypatch.setattr("tuner.simulate.pipeline.FEW_PASSES", 10**9)
+        try:
+            whole = play(pipeline)
+        except ValueError:
+            # Groups of unequal size may wait for one another.
+            continue
+        monkeypatch.setattr("tuner.simulate.pipeline.FEW_PASSES", 100)
+        monkeypatch.setattr("tuner.simulate.pipeline.MOST_PASSES", rng.choice((100, 2_000)))
+        short = play(pipeline)
+        off_s = abs(short.step_s - whole.step_s)
+        exact += short.most_off_s == 0.0
+        bounded += short.most_off_s > 0.0
+        if off_s > short.most_off_s + 1e-12 * whole.step_s:
+            wrong.append((pipeline, short.step_s, whole.step_s))
+        if short.most_held_P != whole.most_held_P:
+            wrong.append((pipeline, short.most_held_P, whole.most_held_P))
+        if short.most_off_s > 0.05 * whole.step_s:
+            wrong.append((pipeline, short.most_off_s, whole.step_s))
+    assert not wrong
+    assert exact > 5 * bounded > 0
+
+
+def test_a_step_of_billions_of_micro_batches_is_played_in_bounded_time_and_memory() -> None:
+    count = 2**31
+    tracemalloc.start()
+    try:
+        for pipeline in (equal(8, count), equal(8, count, chunks=2), equal(1, 10**15)):
+            begun_s = time.process_time()
+            played = play(pipeline)
+            assert time.process_time() - begun_s < 10.0
+            m, p, v = pipeline.num_microbatches, pipeline.num_devices, pipeline.stages_per_device
+            assert played.step_s == pytest.approx(3.0 * (m * v + p - 1), rel=1e-12)
+            assert played.most_off_s == 0.0
+        assert tracemalloc.get_traced_memory()[1] < 300e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pipeline_of_thousands_is_said_not_to_be_playable() -> None:
+    assert can_be_played(equal(64, 2**31))
+    assert can_be_played(equal(1_000, 100))
+    assert not can_be_played(equal(1_000, 6_000))
+    assert not can_be_played(equal(10_000, 2**31))

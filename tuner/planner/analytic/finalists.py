@@ -43,7 +43,7 @@ from tuner.planner.analytic.pricing import (
     times_of_kinds,
 )
 from tuner.planner.analytic.waytable import AGAIN_AXES
-from tuner.simulate.pipeline import Pipeline, play
+from tuner.simulate.pipeline import Pipeline, can_be_played, play
 
 Floats = npt.NDArray[np.float64]
 
@@ -189,22 +189,22 @@ def layout_problem(search: Search, options: Candidates) -> LayoutProblem:
 
 
 def played_s(detail: Detail) -> float:
-    """Play the schedule of a priced decision; what is paid once comes on top."""
+    """Play the schedule of a priced decision, if it can be; what is paid once comes on top."""
     step, s = detail.step, detail.strategies
     if np.any(np.asarray(s.zero_bubble) > 0.0):
         # Which weight gradients fill which bubble is the closed form's to say.
         return _step_s(detail)
-    pipeline = int(np.max(s.pipeline))
-    played = play(
-        Pipeline(
-            forward_s_S=tuple(float(t) for t in step.forward_s_SC[:, 0]),
-            backward_s_S=tuple(float(t) for t in step.backward_s_SC[:, 0]),
-            num_devices=pipeline,
-            num_microbatches=int(np.max(s.num_microbatches)),
-            send_s=float(np.max(step.boundary_s)) if pipeline > 1 else 0.0,
-        )
+    devices = int(np.max(s.pipeline))
+    pipeline = Pipeline(
+        forward_s_S=tuple(float(t) for t in step.forward_s_SC[:, 0]),
+        backward_s_S=tuple(float(t) for t in step.backward_s_SC[:, 0]),
+        num_devices=devices,
+        num_microbatches=int(np.max(s.num_microbatches)),
+        send_s=float(np.max(step.boundary_s)) if devices > 1 else 0.0,
     )
-    return played.step_s + float(np.max(step.once_s))
+    if not can_be_played(pipeline):
+        return _step_s(detail)
+    return play(pipeline).step_s + float(np.max(step.once_s))
 
 
 def _units(search: Search, options: Candidates) -> MemoryUnits:

@@ -4,6 +4,9 @@ The search ranks rows by the closed form of a step; the best of them are played 
 the objective is the longer of the two (finalists.py). The integer program may move layers and
 recomputation of the very best; what it finds is priced and played like everything else. Beside the
 fastest stand others that the model cannot tell apart; one of them may be preferred (preferring.py).
+
+What would help (nodes, memory, what targets lack) is searched for after that. These searches share
+one more time limit, of which the ways out of memory have the first half.
 """
 
 from collections.abc import Iterator
@@ -129,10 +132,13 @@ def make_analytic_plan(
     }
     if choice is None or best is None:
         watch(Told(stage="ways out", text="nothing fits; looking for what would"))
-        ways_out = relaxations(question, settings)
+        begun_s = settings.clock()
+        half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
+        ways_out = relaxations(question, half)
         in_the_way = ", ".join(one.limit for one in ways_out) or "no verdict"
         if in_the_way == MEMORY_LIMIT:
-            ways_out = (*more_nodes(spec, site, settings=settings, band=band), *ways_out)
+            left = settings.since(begun_s)
+            ways_out = (*more_nodes(spec, site, settings=left, band=band), *ways_out)
         return Plan.model_validate(
             common
             | {
@@ -143,19 +149,22 @@ def make_analytic_plan(
                 "relaxations": ways_out,
             }
         )
-    unlimited_s, lacking = _beyond(
-        found,
-        replace(settings, watch=watch),
-        below_s=choice.fastest.objective_s,
-        with_unlaunchable=with_unlaunchable,
-    )
+    begun_s = settings.clock()
     predicted = teller.told(best)
     room = teller.roomier(choice)
     is_full = (predicted.out_of_memory_probability or 0.0) > SMALL
     room_out: tuple[Relaxation, ...] = ()
     if (predicted.out_of_memory_probability or 0.0) > LIKELY and choice.rooms.room_ratio:
+        watch(Told(stage="ways out", text="looking for nodes or memory with more room"))
         ratio = choice.rooms.room_ratio
-        room_out = more_room(spec, site, room_ratio=ratio, settings=settings, band=band)
+        half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
+        room_out = more_room(spec, site, room_ratio=ratio, settings=half, band=band)
+    unlimited_s, lacking = _beyond(
+        found,
+        replace(settings.since(begun_s), watch=watch),
+        below_s=choice.fastest.objective_s,
+        with_unlaunchable=with_unlaunchable,
+    )
     return Plan.model_validate(
         common
         | {

@@ -85,6 +85,11 @@ class Settings:
     clock: Callable[[], float]
     watch: Watch = unwatched
 
+    def since(self, begun_s: float) -> "Settings":
+        """Return the same with what is left of the time limit, were it to begin at a moment."""
+        left_s = self.time_limit_s - (self.clock() - begun_s)
+        return replace(self, time_limit_s=max(0.0, left_s))
+
 
 def search(question: Question, settings: Settings) -> Search:
     """Find the fastest decisions that fit, and prove how far from optimal they can be."""

@@ -156,18 +156,23 @@ def _with_links(spec: ServeSpec) -> ServeSpec | None:
 
 
 def closest_of(question: Question) -> Closest | None:
-    """Return the plan that serves the most within the targets; None where none serves anything."""
-    found = [
-        one
-        for mode in launchable_modes(question)
-        if mode != "prefill_offload"
-        for variant in variants_of(question, mode)
-        if (one := _closest_in(variant, mode))
-    ]
+    """Return the plan that serves the most within the targets; None where none serves anything.
+
+    Once the time limit has passed, what is known is not improved: no further mode is tried where
+    one serves, and no further share of the traffic.
+    """
+    settings = question.settings
+    end_s, found = settings.clock() + settings.time_limit_s, list[Closest]()
+    for mode in launchable_modes(question):
+        for variant in variants_of(question, mode) if mode != "prefill_offload" else ():
+            if found and settings.clock() > end_s:
+                break
+            one = _closest_in(variant, mode, end_s=end_s)
+            found += [one] if one else []
     return max(found, key=lambda one: one.requests_per_s, default=None)
 
 
-def _closest_in(question: Question, mode: Mode) -> Closest | None:
+def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | None:
     spare_ratio, spare = question.spec.goal.spare_ratio, least_spare(question)
     program = program_of(
         mode,
@@ -188,6 +193,8 @@ def _closest_in(question: Question, mode: Mode) -> Closest | None:
     most = min(plan.rate_per_s / (1.0 + spare_ratio) / question.demand.rate_per_s, 1.0)
     low, high, best = 0.0, most, None
     for _ in range(RATE_STEPS):
+        if best is not None and question.settings.clock() > end_s:
+            break
         share = 0.5 * (low + high)
         less = _at_share(question, share)
         played = play(less, mode, groups)

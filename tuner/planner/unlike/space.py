@@ -87,22 +87,14 @@ class PoolsSpace:
 def pools_space(question: PoolsQuestion) -> PoolsSpace:
     """Sort all combinations into legal ones and counted refusals."""
     ways = _ways(question)
-    box = _box(question)
     pools = tuple(
         itertools.chain.from_iterable(
             itertools.combinations(range(question.num_pools), count)
             for count in range(1, question.num_pools + 1)
         )
     )
-    rules = list(_rules(question))
-    broken = first_broken(rules, box)
-    illegal: Counter[str] = Counter()
-    for index, rule in enumerate(rules):
-        count = int((broken == index).sum())
-        if count:
-            illegal[rule.text] += count * ways.num_ways * len(pools)
-    legal = np.flatnonzero(broken < 0)
-    rows = {name: column[legal] for name, column in box.items()}
+    rows, broken = _legal_rows(question)
+    illegal = Counter({text: n * ways.num_ways * len(pools) for text, n in broken.items()})
     num_legal = 0
     for facts, at in by_facts(rows):
         count, refused = ways.counted(facts)
@@ -138,24 +130,52 @@ def _is_free(limits: Search, axis: str) -> bool:
     return getattr(limits, axis) is None
 
 
-def _box(question: PoolsQuestion) -> dict[str, Ints]:
+def _legal_rows(question: PoolsQuestion) -> tuple[Table, Mapping[str, int]]:
+    """Return the legal combinations, and of the others how many break which rule first.
+
+    Degrees join in the order of the rules about them, so that what a rule leaves out is counted and
+    not listed: a batch of 2**31 sequences has too many divisors for a table of all combinations.
+    """
     alike = question.alike
     inside = divisors(math.gcd(*(pool.devices_per_node for pool in question.cluster.pools)))
     batches = divisors(alike.global_batch_size)
     experts = divisors(alike.model.moe.num_experts) if alike.model.moe else np.ones(1, np.int64)
     split = inside if alike.model.moe else np.ones(1, np.int64)
-    names = ("tensor", "context", "data", "micro_batch", "expert", "expert_tensor")
-    grids = np.meshgrid(inside, inside, batches, batches, experts, split, indexing="ij")
-    box = {name: grid.ravel() for name, grid in zip(names, grids, strict=True)}
-    length = len(box["tensor"])
-    return {
-        **box,
-        "pipeline": np.full(length, SEVERAL, dtype=np.int64),
-        "virtual_pipeline": np.ones(length, dtype=np.int64),
+    stages: tuple[tuple[dict[str, Ints], list[Rule]], ...] = (
+        (
+            {"tensor": inside, "context": inside, "data": batches},
+            [*_stage_rules(question), *dense_rules(alike)],
+        ),
+        ({"micro_batch": batches}, list(schedule_rules(alike))),
+        (
+            {"expert": experts, "expert_tensor": split},
+            [*expert_rules(alike), _experts_in_a_stage()],
+        ),
+    )
+    rows: dict[str, Ints] = {
+        "pipeline": np.array([SEVERAL], dtype=np.int64),
+        "virtual_pipeline": np.ones(1, dtype=np.int64),
     }
+    illegal: Counter[str] = Counter()
+    left = math.prod(len(values) for joined, _ in stages for values in joined.values())
+    for joined, rules in stages:
+        for name, values in joined.items():
+            left //= len(values)
+            length = len(rows["pipeline"])
+            rows = {known: np.repeat(column, len(values)) for known, column in rows.items()}
+            rows[name] = np.tile(values, length)
+        broken = first_broken(rules, rows)
+        for index, rule in enumerate(rules):
+            count = int((broken == index).sum())
+            if count:
+                illegal[rule.text] += count * left
+        legal = np.flatnonzero(broken < 0)
+        rows = {name: column[legal] for name, column in rows.items()}
+    return rows, illegal
 
 
-def _rules(question: PoolsQuestion) -> Iterator[Rule]:
+def _stage_rules(question: PoolsQuestion) -> Iterator[Rule]:
+    """Yield the rules on the devices of one stage."""
     per_node = [pool.devices_per_node for pool in question.cluster.pools]
     most = max(pool.num_devices for pool in question.cluster.pools)
     common = math.gcd(*per_node)
@@ -174,11 +194,10 @@ def _rules(question: PoolsQuestion) -> Iterator[Rule]:
                 (stage_devices(c) % size != 0) & (size % stage_devices(c) != 0)
             ),
         )
-    alike = question.alike
-    yield from dense_rules(alike)
-    yield from schedule_rules(alike)
-    yield from expert_rules(alike)
-    yield Rule(
+
+
+def _experts_in_a_stage() -> Rule:
+    return Rule(
         text="expert_model_parallel_size * expert_tensor_parallel_size does not divide a stage",
         broken=lambda c: stage_devices(c) % (c["expert"] * c["expert_tensor"]) != 0,
     )

@@ -25,7 +25,7 @@ from tuner.planner.analytic.ways import Ways
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.chains import Chain, stretches
 from tuner.planner.unlike.running import run_of
-from tuner.simulate.pipeline import Pipeline, play
+from tuner.simulate.pipeline import Pipeline, can_be_played, play
 from tuner.spec.accounting import training_flop_per_token
 
 
@@ -43,7 +43,7 @@ class Played:
 
 
 def played(chain: Chain) -> Played:
-    """Play one step of a chain."""
+    """Play one step of a chain; its closed form stands where it is too long to be played."""
     price = chain.price
     pipeline = Pipeline(
         forward_s_S=price.forward_s_S,
@@ -52,6 +52,8 @@ def played(chain: Chain) -> Played:
         num_microbatches=chain.column.num_microbatches,
         sends_s=price.send_s,
     )
+    if not can_be_played(pipeline):
+        return Played(chain=chain, played_s=price.step_s)
     return Played(chain=chain, played_s=play(pipeline).step_s + price.once_s)
 
 

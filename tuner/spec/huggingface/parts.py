@@ -5,7 +5,7 @@ from typing import Any
 from profilers.steps.config import LayerKind
 from tuner.spec.files import shown_value
 from tuner.spec.huggingface.fields import ConfigFields
-from tuner.spec.model import LONGEST_POSITION, MOST_LAYERS, Attention, Moe
+from tuner.spec.model import LONGEST_POSITION, MOST_LAYERS, MOST_TOP_K, Attention, Moe
 
 
 def num_layers(fields: ConfigFields) -> int:
@@ -79,7 +79,7 @@ def mla(fields: ConfigFields) -> Attention:
 def moe(fields: ConfigFields, *, experts: str, width: str, normalise: bool, **more: Any) -> Moe:
     """Read the routed experts; `experts` and `width` are the names of the architecture's fields."""
     num_experts = fields.size(experts)
-    top_k = fields.size("num_experts_per_tok")
+    top_k = fields.size("num_experts_per_tok", most=MOST_TOP_K)
     if top_k > num_experts:
         raise fields.refusal("num_experts_per_tok", f"{top_k} exceeds {experts} {num_experts}")
     num_groups, groups_per_token = more.get("num_groups", 1), more.get("groups_per_token", 1)

@@ -167,6 +167,18 @@ def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
     assert len(ways) == len(made.relaxations)
 
 
+def test_no_more_nodes_are_searched_for_once_the_shared_time_limit_has_passed() -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=1, batch=8)
+    (pool,) = spec.cluster.pools
+    small = pool.model_copy(update={"memory_per_device": 8 * 2**30})
+    spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"pools": (small,)})})
+    settings = Settings(top=1, time_limit_s=100.0, clock=lambda: 40.0)
+    assert settings.since(0.0).time_limit_s == 60.0
+    assert settings.since(-100.0).time_limit_s == 0.0
+    site = site_of(spec.cluster.pools[0], residuals=shipped())
+    assert more_nodes(spec, site, settings=settings.since(-100.0), band=(0.9, 1.1)) == ()
+
+
 def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
     """Mixtral 8x22B on one A100 server fits on two with its optimizer on the hosts."""
     spec = read_spec(WORKED.parent / "checks" / "train-infeasible" / "spec.yaml")

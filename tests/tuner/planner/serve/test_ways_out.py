@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tuner.planner.serve.answering import Settings, play, question_of
 from tuner.planner.serve.playing import Group
+from tuner.planner.serve.ways_out import closest_of
 from tuner.serve_api import deploy, site_of
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
@@ -16,7 +18,7 @@ MODELS = Path(__file__).parents[4] / "examples" / "models"
 LENGTHS = "input_tokens: 2000, output_tokens: 300"
 
 
-def planned(
+def written(
     folder: Path,
     *,
     nodes: int = 1,
@@ -24,7 +26,7 @@ def planned(
     slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
     engine: str = "vllm",
     extra: str = "objective: devices",
-) -> ServePlan:
+) -> Path:
     path = folder / "spec.yaml"
     path.write_text(
         "schema_version: 1\n"
@@ -38,7 +40,11 @@ def planned(
         f"  slo: {slo}\n"
         f"  {extra}\n"
     )
-    return deploy(path, time_limit_s=20.0).plan
+    return path
+
+
+def planned(folder: Path, **asked: Any) -> ServePlan:
+    return deploy(written(folder, **asked), time_limit_s=20.0).plan
 
 
 def test_the_closest_plan_serves_what_it_says_and_not_much_more(tmp_path: Path) -> None:
@@ -51,6 +57,25 @@ def test_the_closest_plan_serves_what_it_says_and_not_much_more(tmp_path: Path) 
     assert way.decision.num_devices == 8
     assert planned(tmp_path, traffic=f"{{rate: {0.9 * rate}/s, {LENGTHS}}}").decision is not None
     assert planned(tmp_path, traffic=f"{{rate: {1.3 * rate}/s, {LENGTHS}}}").decision is None
+
+
+def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Path) -> None:
+    read = read_serve_spec(written(tmp_path, traffic=f"{{rate: 500/s, {LENGTHS}}}"))
+    sites = tuple(site_of(pool, ()) for pool in read.cluster.pools)
+    looks = {"patient": 0, "hasty": 0}
+
+    def closest(name: str, seconds_a_look: float) -> float:
+        def clock() -> float:
+            looks[name] += 1
+            return looks[name] * seconds_a_look
+
+        settings = Settings(time_limit_s=20.0, clock=clock)
+        found = closest_of(question_of(read, sites, settings))
+        assert found is not None
+        return found.requests_per_s
+
+    assert 0.0 < closest("hasty", 30.0) <= closest("patient", 0.0)
+    assert looks["hasty"] < looks["patient"]
 
 
 def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from solvers.partition.problem import Partition, PartitionProblem
 from tuner.costs.analytic.step import price_step
 from tuner.planner.analytic.candidates import strategies_of
 from tuner.planner.analytic.layouts import stages_of
+from tuner.planner.analytic.rules import divisors
 from tuner.planner.unlike.asked import PoolsQuestion, pools_question
 from tuner.planner.unlike.bounds import least_step_s, positions, rooms
 from tuner.planner.unlike.pricing import ChainPrice, OnPool, chain_price, layer_bytes, priced_on
@@ -271,3 +273,26 @@ def test_a_search_out_of_time_says_what_is_open(spec: MakeSpec) -> None:
     assert result.counts.open > 0
     assert result.chains
     assert result.bound_s <= result.chains[0].price.step_s
+
+
+def test_a_batch_of_a_thousand_divisors_is_counted_in_bounded_memory(spec: MakeSpec) -> None:
+    asked = spec("olmoe-1b-7b")
+    # 2**15 x 3**2 x 5 x 7 x 11 x 13: 768 divisors, so 590 thousand pairs for each other degree.
+    goal = asked.goal.model_copy(update={"global_batch_size": 1_476_034_560})
+    question = pools_question(asked.model_copy(update={"goal": goal}), residuals=None)
+    tracemalloc.start()
+    try:
+        space = pools_space(question)
+        assert tracemalloc.get_traced_memory()[1] < 300e6
+    finally:
+        tracemalloc.stop()
+    devices = question.cluster.pools[0].devices_per_node
+    (common,) = {pool.devices_per_node for pool in question.cluster.pools}
+    assert common == devices
+    inside, batches = len(divisors(devices)), len(divisors(1_476_034_560))
+    moe = question.alike.model.moe
+    assert moe is not None
+    experts = len(divisors(moe.num_experts))
+    combinations = inside**3 * batches**2 * experts
+    counted = space.num_legal + sum(space.illegal.values())
+    assert counted == combinations * space.ways.num_ways * len(space.pools)
