@@ -286,10 +286,7 @@ def _near(
     others = _beside(_near_ways(search, limit_s=limit_s), with_room)
     found = fastest if others is None else fastest.beside(others)
     risks = chances_of(search, found)
-    is_fit_C = risks.ever_C <= LIKELY
-    if not is_fit_C.any():
-        step_C = np.searchsorted(MEMORY_STEPS, risks.ever_C)
-        is_fit_C = step_C == step_C.min()
+    is_fit_C = fit_C(risks.ever_C)
     expected_s = prices.expected_s(found.step_s, risks)
     # Closed forms of others may be below the fastest as it plays; it is the least that is known.
     least_s = max(objective_s, float(expected_s[is_fit_C].min()))
@@ -300,6 +297,20 @@ def _near(
         most_s=least_s * (1.0 + TOLERANCE_RATIO),
         has_fallback=bool((risks.ever_C <= SMALL).any()),
     )
+
+
+def fit_C(ever_C: Floats) -> Bools:
+    """Which decisions are as likely to fit as may be asked.
+
+    Args:
+        ever_C: chances of running out of memory.
+    """
+    is_fit_C: Bools = ever_C <= LIKELY
+    if is_fit_C.any():
+        return is_fit_C
+    step_C = np.searchsorted(MEMORY_STEPS, ever_C)
+    found: Bools = step_C == step_C.min()
+    return found
 
 
 def _near_limit_s(
