@@ -171,22 +171,71 @@ def preferred(
     for index in others[order][:MOST_PLAYED]:
         if eligible_C[0] and tuple(keys_CK[index]) >= own:
             return None
-        row = near.found.taken(np.array([index]))
-        detail = detail_of(replace(search, found=row), 0)
-        played_s = play(detail)
-        step_s = float(row.step_s[0])
-        expected_s = float(near.expected_s[index]) + max(0.0, played_s - step_s)
-        if is_near(detail, expected_s, near.most_s / objective_s):
-            reasons = tuple(_reasons(search, fastest, row))
-            return Preferred(
-                row=row,
-                detail=detail,
-                played_s=played_s,
-                reasons=reasons,
-                expected_s=expected_s if near.has_fallback else None,
-                fastest_expected_s=float(near.expected_s[0]) if near.has_fallback else None,
-            )
-    return None
+        one = _played(search, near, int(index), play=play)
+        if is_near(one.detail, one.expected_s, near.most_s / objective_s):
+            return _preferred(search, fastest, near, one)
+    if eligible_C[0]:
+        return None
+    least = _first_as_played(search, near, keys_CK, play=play)
+    return None if least is None else _preferred(search, fastest, near, least)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Played:
+    """One of those near, whose schedule was played."""
+
+    row: Found
+    detail: Detail
+    played_s: float
+    expected_s: float
+    """With what its play takes longer than its closed form."""
+
+
+def _played(search: Search, near: _Near, index: int, *, play: Callable[[Detail], float]) -> _Played:
+    row = near.found.taken(np.array([index]))
+    detail = detail_of(replace(search, found=row), 0)
+    played_s = play(detail)
+    more_s = max(0.0, played_s - float(row.step_s[0]))
+    expected_s = float(near.expected_s[index]) + more_s
+    return _Played(row=row, detail=detail, played_s=played_s, expected_s=expected_s)
+
+
+def _first_as_played(
+    search: Search, near: _Near, keys_CK: Ints, *, play: Callable[[Detail], float]
+) -> _Played | None:
+    """The first in the order within the tolerance of the least expected as played.
+
+    For a fastest that may not be chosen, where all that closed forms put near the least play more
+    slowly than that: it is the least as played that counts. None where the fastest comes first.
+    """
+    least_s = float(near.expected_s[0]) if near.is_fit_C[0] else np.inf
+    fit = 1 + np.flatnonzero(near.is_fit_C[1:])
+    played: dict[int, _Played] = {}
+    for index in fit[np.argsort(near.expected_s[fit], kind="stable")][:MOST_PLAYED]:
+        if near.expected_s[index] > least_s * (1.0 + TOLERANCE_RATIO):
+            break
+        played[index] = _played(search, near, int(index), play=play)
+        least_s = min(least_s, played[index].expected_s)
+    most_s = least_s * (1.0 + TOLERANCE_RATIO)
+    kept = [index for index, one in played.items() if one.expected_s <= most_s]
+    if not kept:
+        return None
+    first = min(kept, key=lambda index: (*keys_CK[index], played[index].expected_s))
+    may_stay = near.is_fit_C[0] and near.expected_s[0] <= most_s
+    if may_stay and tuple(keys_CK[0]) <= tuple(keys_CK[first]):
+        return None
+    return played[first]
+
+
+def _preferred(search: Search, fastest: Found, near: _Near, one: _Played) -> Preferred:
+    return Preferred(
+        row=one.row,
+        detail=one.detail,
+        played_s=one.played_s,
+        reasons=tuple(_reasons(search, fastest, one.row)),
+        expected_s=one.expected_s if near.has_fallback else None,
+        fastest_expected_s=float(near.expected_s[0]) if near.has_fallback else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -86,15 +86,26 @@ def chosen_among(
     *,
     prices: LossPrices = USUAL,
     is_near: Callable[[Detail, float, float], bool] = lambda *_: True,
+    play: Callable[[Detail], float] = closed_form_s,
 ) -> Preferred | None:
     return preferred(
         found,
         fastest,
         objective_s=float(fastest.step_s[0]),
         prices=prices,
-        play=closed_form_s,
+        play=play,
         is_near=is_near,
     )
+
+
+def times_closed_form(slower: float) -> Callable[[Detail], float]:
+    """A play that takes so many times the closed form."""
+    return lambda detail: slower * closed_form_s(detail)
+
+
+def as_expected(objective_s: float) -> Callable[[Detail, float, float], bool]:
+    """As a plan without failures judges what is near."""
+    return lambda _, step_s, most_ratio: step_s <= objective_s * most_ratio
 
 
 @pytest.mark.parametrize("limit_ratio", [1.0, 0.3])
@@ -122,10 +133,77 @@ def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
 def test_a_schedule_that_plays_too_slowly_is_passed_over(ask: MakeQuestion) -> None:
     found = searched(ask)
     assert found.found is not None
-    last = found.found.taken(np.array([len(found.found) - 1]))
-    worst = replace(last, peak_bytes=np.array([found.question.memory_limit_bytes]))
-    assert chosen_among(found, worst) is not None
-    assert chosen_among(found, worst, is_near=lambda *_: False) is None
+    fastest = found.found.taken(np.array([0]))
+    own_s = float(fastest.step_s[0])
+    assert chosen_among(found, fastest, is_near=lambda *_: False) is None
+    full = replace(fastest, peak_bytes=np.array([1.2 * found.question.capacity_bytes]))
+    chosen = chosen_among(found, full, is_near=as_expected(own_s))
+    assert chosen is not None
+    slow = repr(chosen.detail.strategies)
+
+    def play(detail: Detail) -> float:
+        return closed_form_s(detail) * (2.0 if repr(detail.strategies) == slow else 1.0)
+
+    other = chosen_among(found, full, play=play, is_near=as_expected(own_s))
+    assert other is not None
+    assert repr(other.detail.strategies) != slow
+    assert other.step_s < own_s * (1.0 + TOLERANCE_RATIO) ** 2
+
+
+def test_what_runs_out_is_not_chosen_because_all_others_play_slowly(ask: MakeQuestion) -> None:
+    """No schedule plays within the tolerance of the least closed form."""
+    found = searched(ask)
+    assert found.found is not None
+    fastest = found.found.taken(np.array([0]))
+    own_s = float(fastest.step_s[0])
+    for share in (1.2, 1.02):
+        full = replace(fastest, peak_bytes=np.array([share * found.question.capacity_bytes]))
+        assert chances_of(found, full).ever_C[0] > LIKELY
+        plain = chosen_among(found, full, is_near=as_expected(own_s))
+        assert plain is not None
+        for slower in (1.03, 1.2, 2.0):
+            play = times_closed_form(slower)
+            chosen = chosen_among(found, full, play=play, is_near=as_expected(own_s))
+            assert chosen is not None, (share, slower)
+            assert chances_of(found, chosen.row).ever_C[0] <= LIKELY
+            # All play alike, so the same is chosen.
+            assert chosen.step_s == pytest.approx(slower * plain.step_s, rel=TOLERANCE_RATIO)
+
+
+def test_a_fastest_that_is_dear_stays_where_all_others_play_dearer(ask: MakeQuestion) -> None:
+    found = searched(ask)
+    assert found.found is not None
+    fastest = found.found.taken(np.array([0]))
+    own_s = float(fastest.step_s[0])
+    capacity = found.question.capacity_bytes
+    shares = np.linspace(0.85, 1.0, 61)
+    full = next(
+        one
+        for share in shares
+        if 0.3
+        < chances_of(found, one := replace(fastest, peak_bytes=np.array([share * capacity]))).ever_C
+        <= LIKELY
+    )
+    dear = LossPrices(failed_start_s=0.2 * own_s * 1e4, run_steps=1e4)
+
+    def chosen_with(slower: float) -> Preferred | None:
+        return chosen_among(
+            found,
+            full,
+            prices=dear,
+            play=times_closed_form(slower),
+            is_near=as_expected(own_s),
+        )
+
+    near = chosen_with(1.0)
+    assert near is not None
+    assert near.fastest_expected_s is not None
+    assert near.fastest_expected_s > own_s * (1.0 + TOLERANCE_RATIO)
+    # 3 % more than the closed form is still less than what the fastest is expected to take.
+    still = chosen_with(1.03)
+    assert still is not None
+    assert still.step_s < near.fastest_expected_s
+    assert chosen_with(1.5) is None
 
 
 def test_less_chance_of_running_out_comes_before_everything_else(ask: MakeQuestion) -> None:
