@@ -348,6 +348,11 @@ def _near(
     )
 
 
+def memory_step(chance: float) -> int:
+    """Which of MEMORY_STEPS a chance of running out is up to; risks of one step count as alike."""
+    return int(np.searchsorted(MEMORY_STEPS, chance))
+
+
 def fit_C(ever_C: Floats) -> Bools:
     """Which decisions are as likely to fit as may be asked.
 

@@ -20,6 +20,7 @@ from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, largest_peak_bytes
 from tuner.planner.analytic.peak_errors import kind_of
 from tuner.planner.analytic.preferring import (
+    MOST_ROWS,
     MOST_SLOWER_RATIO,
     TOLERANCE_RATIO,
     Preferred,
@@ -36,7 +37,8 @@ CHANCES: Final = (0.3, LIKELY)
 """Chances of running out whose limits are searched beside that of SMALL."""
 
 MOST_SEARCHES: Final = 3
-"""Under ever lower limits, where what was found still runs out: its peak errs or grows more."""
+"""Under ever lower limits, where what was found still runs out: its peak errs or grows more. What
+lies between the limits is not searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,8 +48,8 @@ class Rooms:
     searches: tuple[Search, ...] = ()
     """That found something."""
     complete_s: float | None = None
-    """Seconds of a step up to which every decision that hardly runs out was searched for; infinite
-    where all were. None where none was asked for."""
+    """Where none was found: seconds of a step up to which every decision that hardly runs out was
+    searched for; infinite where nothing fits under the limit that none of them exceeds."""
     room_ratio: float | None = None
     """Share of a device's memory that a predicted peak may take and hardly run out."""
 
@@ -100,19 +102,29 @@ class _Looking:
 
     def result(self, step_s: float) -> Rooms:
         """Search."""
-        near_s = step_s * (1.0 + MOST_SLOWER_RATIO)
-        complete_s = self._under(SMALL, below_s=near_s)
+        grows = _uneven_ratio(self._found, self._full)
+        complete_s: float | None = None
+        self._under(SMALL, below_s=step_s * (1.0 + MOST_SLOWER_RATIO), uneven_ratio=grows)
         if not self._kept:
-            complete_s = max(complete_s, self._under(SMALL, below_s=np.inf))
+            complete_s = self._under(SMALL, below_s=np.inf, uneven_ratio=grows)
+        if not self._kept and grows > 0.0:
+            # A decision that grows less may take more memory, one that does not grow the most.
+            complete_s = self._under(SMALL, below_s=np.inf, uneven_ratio=0.0)
+        complete_s = None if self._kept else complete_s
         fallback_s = self._least_s()
         for chance in CHANCES:
             # Only what is between the two can be better than both.
             if self._least_s() > step_s * (1.0 + TOLERANCE_RATIO):
-                self._under(chance, below_s=self._least_s())
+                self._under(chance, below_s=self._least_s(), uneven_ratio=grows)
         if not np.isfinite(fallback_s):
             self._leanest()
         is_piped = int(self._full.candidates.rows["pipeline"][0]) > 1
-        limit_bytes = _limit_bytes(self._found, self._full, chance=SMALL, has_pipeline=is_piped)
+        limit_bytes = _limit_bytes(
+            self._found.question,
+            chance=SMALL,
+            has_pipeline=is_piped,
+            uneven_ratio=grows,
+        )
         return Rooms(
             searches=tuple(self._kept),
             complete_s=complete_s,
@@ -122,10 +134,20 @@ class _Looking:
     def _least_s(self) -> float:
         return min((float(one.found.step_s[0]) for one in self._kept if one.found), default=np.inf)
 
-    def _under(self, chance: float, *, below_s: float) -> float:
-        """Search under the limits at which running out has a chance; say up to which step."""
+    def _under(self, chance: float, *, below_s: float, uneven_ratio: float) -> float:
+        """Search under the limits at which running out has a chance, were peaks to grow so.
+
+        Returns:
+            Seconds of a step up to which everything under these limits was looked at.
+        """
         return min(
-            self._of_kind(question, chance, has_pipeline=has_pipeline, below_s=below_s)
+            self._of_kind(
+                question,
+                chance,
+                has_pipeline=has_pipeline,
+                below_s=below_s,
+                uneven_ratio=uneven_ratio,
+            )
             for question, has_pipeline in self._kinds()
         )
 
@@ -140,23 +162,32 @@ class _Looking:
             yield replace(question, limits=plain), False
 
     def _of_kind(
-        self, question: Question, chance: float, *, has_pipeline: bool, below_s: float
+        self,
+        question: Question,
+        chance: float,
+        *,
+        has_pipeline: bool,
+        below_s: float,
+        uneven_ratio: float,
     ) -> float:
-        again, one = self._found, self._full
-        limit_bytes = question.memory_limit_bytes
+        limit_bytes, complete_s = question.memory_limit_bytes, np.inf
         for _ in range(MOST_SEARCHES):
-            lower_bytes = _limit_bytes(again, one, chance=chance, has_pipeline=has_pipeline)
+            lower_bytes = _limit_bytes(
+                question, chance=chance, has_pipeline=has_pipeline, uneven_ratio=uneven_ratio
+            )
             limit_bytes = min(lower_bytes, limit_bytes)
             if not limit_bytes:
-                return np.inf
+                break
             again = self._search(question, limit_bytes=limit_bytes, below_s=below_s)
+            complete_s = min(complete_s, _looked_through_s(again))
             if again.found is None:
                 break
             one = again.found.taken(np.array([0]))
             if roomier(again, step_s=float(one.step_s[0]), most_chance=chance) is not None:
                 self._kept.append(again)
                 break
-        return again.complete_s
+            uneven_ratio = _uneven_ratio(again, one)
+        return complete_s
 
     def _leanest(self) -> None:
         """Search for what takes least memory, where nothing hardly runs out."""
@@ -178,13 +209,26 @@ class _Looking:
         return search(asked, replace(self._settings, below_s=below_s, time_limit_s=left_s))
 
 
-def _limit_bytes(found: Search, one: Found, *, chance: float, has_pipeline: bool) -> float:
-    """The largest peak with a chance, were it to err and grow as one decision's does."""
-    uneven_ratio = np.asarray(uneven_bytes_of(found, one) / one.peak_bytes)
+def _limit_bytes(
+    question: Question, *, chance: float, has_pipeline: bool, uneven_ratio: float
+) -> float:
+    """The largest peak with a chance, were it to err and grow so."""
     return largest_peak_bytes(
-        found.question.capacity_bytes,
+        question.capacity_bytes,
         chance=chance,
-        software=found.question.software,
+        software=question.software,
         has_pipeline=has_pipeline,
-        uneven_ratio=float(uneven_ratio.max()),
+        uneven_ratio=uneven_ratio,
     )
+
+
+def _uneven_ratio(found: Search, one: Found) -> float:
+    """Share of a decision's peak by which it grows when the busiest rank's load doubles."""
+    return float(np.asarray(uneven_bytes_of(found, one) / one.peak_bytes).max())
+
+
+def _looked_through_s(found: Search) -> float:
+    """Seconds of a step up to which all that fits was found, and every way of it looked at."""
+    if found.found is None or len(found.found) <= MOST_ROWS:
+        return found.complete_s
+    return min(found.complete_s, float(found.found.step_s[MOST_ROWS]))

@@ -22,6 +22,7 @@ import numpy as np
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.plan import Alternative, Band, Plan, Preference, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import loss_prices
+from tuner.planner.analytic.preferring import memory_step
 from tuner.planner.layout_groups import by_layout
 from tuner.planner.nodes.expected_step import expected_steps_s, place_taken_by
 from tuner.planner.nodes.ordering import order_nodes, slow_in_order_s
@@ -32,9 +33,6 @@ from tuner.planner.reasons import binding_constraint, why_lost
 from tuner.spec.cluster import Pool
 from tuner.train_words import short_decision
 from tuner.units import format_ratio, format_s
-
-LEAST_CHANCE: Final = 0.001
-"""Chances of running out of memory below this are not told apart."""
 
 AT_USUAL_LINKS: Final = "priced on usual links"
 """Of a runner-up whose nodes cannot be put in order."""
@@ -233,7 +231,7 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
 def _riskier(before: TrainPrediction, now: TrainPrediction) -> tuple[str, ...]:
     """Say it where the new decision is likelier to run out of memory."""
     was, chance = before.out_of_memory_probability, now.out_of_memory_probability
-    if was is None or chance is None or chance <= max(was, LEAST_CHANCE):
+    if was is None or chance is None or memory_step(chance) <= memory_step(was):
         return ()
     return (
         f"though it has a {format_ratio(chance)} chance of running out of memory, not "

@@ -248,7 +248,7 @@ def total_s(plan: Plan, one: TrainPrediction, others: Sequence[TrainPrediction])
     late_s = CRASHES * (RESTART_S + CHECKPOINT_INTERVAL_S / 2.0) + FAILED_START_S
     loss_s = at_start * FAILED_START_S + (chance - at_start) * late_s
     run_s = loss_prices(plan.goal).run_s(usual_s)
-    return (1.0 - chance) * one.step_time_s + chance * next_s + loss_s * one.step_time_s / run_s
+    return (1.0 - chance) * one.step_time_s + chance * next_s + loss_s * usual_s / run_s
 
 
 def test_equal_links_never_change_a_choice_for_memory(plan: Plan) -> None:
