@@ -160,7 +160,7 @@ def preferred(
         play: seconds of a step whose schedule is played.
         is_near: whether a priced decision, whose step takes some seconds with what running out is
             expected to cost, takes at most so many times what the fastest does without.
-        rooms: searches for decisions with more room, where any were made.
+        rooms: searches for decisions with more room and the ways near them, where any were made.
     """
     near = _near(search, fastest, objective_s=objective_s, prices=prices, rooms=rooms)
     eligible_C = near.eligible_C
@@ -257,7 +257,7 @@ def least_expected(
     Args:
         search: that found something.
         prices: what running out of memory costs.
-        rooms: searches for decisions with more room, where any were made.
+        rooms: searches for decisions with more room and the ways near them, where any were made.
     """
     if search.found is None:
         raise ValueError("the search found nothing that fits")
@@ -281,29 +281,36 @@ def roomier(
     Args:
         search: with the rows near the fastest found.
         step_s: of the decision that may run out.
-        rooms: searches for decisions with more room, where any were made.
+        rooms: searches for decisions with more room and the ways near them, where any were made.
         most_chance: of running out.
     """
-    found = _near_ways(search, limit_s=step_s * (1.0 + MOST_SLOWER_RATIO))
+    limit_s, found = step_s * (1.0 + MOST_SLOWER_RATIO), None
     for room in rooms:
-        found = _beside(found, _room_ways(room))
-    return None if found is None else _fastest_with(search, found, most_chance=most_chance)
+        one = fastest_with(room, most_chance=most_chance)
+        if one is not None and (found is None or one.step_s[0] < found.step_s[0]):
+            found, limit_s = one, min(limit_s, float(one.step_s[0]))
+    near = _near_ways(search, limit_s=limit_s)
+    if near is None:
+        return found
+    return fastest_with(replace(search, found=_beside(near, found)), most_chance=most_chance)
 
 
-def _fastest_with(search: Search, found: Found, *, most_chance: float) -> Found | None:
-    """The fastest whose chance of running out is no larger."""
-    with_room = np.flatnonzero(chances_of(search, found).ever_C <= most_chance)
-    if not len(with_room):
-        return None
-    return found.taken(with_room[np.argmin(found.step_s[with_room])][None])
-
-
-def _room_ways(room: Search) -> Found | None:
-    """What a search for more room found, and what is hardly slower."""
+def fastest_with(room: Search, *, most_chance: float) -> Found | None:
+    """The fastest of what was found whose chance of running out is no larger, one column."""
     if room.found is None:
         return None
+    with_room = np.flatnonzero(chances_of(room, room.found).ever_C <= most_chance)
+    if not len(with_room):
+        return None
+    return room.found.taken(with_room[np.argmin(room.found.step_s[with_room])][None])
+
+
+def with_near_ways(room: Search) -> Search:
+    """Put in the place of the rows that a search for more room found every way near its fastest."""
+    if room.found is None:
+        return room
     least_s = float(room.found.step_s[0])
-    return _near_ways(room, limit_s=least_s * (1.0 + MOST_SLOWER_RATIO))
+    return replace(room, found=_near_ways(room, limit_s=least_s * (1.0 + MOST_SLOWER_RATIO)))
 
 
 def chances_of(search: Search, found: Found) -> Chances:
@@ -330,7 +337,7 @@ def _near(
     fastest = replace(fastest, step_s=np.array([objective_s]))
     with_room: Found | None = None
     for room in rooms:
-        with_room = _beside(with_room, _room_ways(room))
+        with_room = _beside(with_room, room.found)
     limit_s = _near_limit_s(search, fastest, prices=prices, with_room=with_room)
     others = _beside(_near_ways(search, limit_s=limit_s), with_room)
     found = fastest if others is None else fastest.beside(others)
@@ -440,8 +447,8 @@ def _near_ways(search: Search, *, limit_s: float) -> Found | None:
 
 
 def _fastest_of_each(search: Search, found: Found) -> Found:
-    """The fastest of those that no criterion tells apart."""
-    by_time = np.argsort(found.step_s, kind="stable")
+    """The fastest of those that no criterion tells apart, of equal ones that of least memory."""
+    by_time = np.lexsort((found.peak_bytes, found.step_s))
     _, first = np.unique(criteria(search, found)[by_time], axis=0, return_index=True)
     return found.taken(by_time[np.sort(first)])
 

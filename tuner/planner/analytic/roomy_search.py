@@ -25,8 +25,9 @@ from tuner.planner.analytic.preferring import (
     TOLERANCE_RATIO,
     Preferred,
     chances_of,
-    roomier,
+    fastest_with,
     uneven_bytes_of,
+    with_near_ways,
 )
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.relaxing import memory_that_would_do
@@ -35,6 +36,10 @@ from tuner.planner.progress import Told, unwatched
 
 CHANCES: Final = (0.3, LIKELY)
 """Chances of running out whose limits are searched beside that of SMALL."""
+
+FAR_CHANCE: Final = 0.1
+"""The same, where what hardly runs out was not found near the decision that may run out: a run then
+gains from what it goes on with before that."""
 
 MOST_SEARCHES: Final = 3
 """Under ever lower limits, where what was found still runs out: its peak errs or grows more. What
@@ -46,7 +51,7 @@ class Rooms:
     """What was searched for with more room."""
 
     searches: tuple[Search, ...] = ()
-    """That found something."""
+    """That found something, with every way near the fastest in the place of their rows."""
     complete_s: float | None = None
     """Where none was found: seconds of a step up to which every decision that hardly runs out was
     searched for; infinite where nothing fits under the limit that none of them exceeds."""
@@ -108,14 +113,16 @@ class _Looking:
         if not self._kept:
             complete_s = self._under(SMALL, below_s=np.inf, uneven_ratio=grows)
         if not self._kept and grows > 0.0:
-            # A decision that grows less may take more memory, one that does not grow the most.
+            # What grows less may take more memory; what does not grow at all takes the most.
             complete_s = self._under(SMALL, below_s=np.inf, uneven_ratio=0.0)
         complete_s = None if self._kept else complete_s
-        fallback_s = self._least_s()
-        for chance in CHANCES:
+        fallback_s = self._least_s(SMALL)
+        is_far = np.isfinite(fallback_s) and fallback_s > step_s * (1.0 + MOST_SLOWER_RATIO)
+        for chance in (FAR_CHANCE, *CHANCES) if is_far else CHANCES:
+            least_s = self._least_s(chance)
             # Only what is between the two can be better than both.
-            if self._least_s() > step_s * (1.0 + TOLERANCE_RATIO):
-                self._under(chance, below_s=self._least_s(), uneven_ratio=grows)
+            if least_s > step_s * (1.0 + TOLERANCE_RATIO):
+                self._under(chance, below_s=least_s, uneven_ratio=0.0)
         if not np.isfinite(fallback_s):
             self._leanest()
         is_piped = int(self._full.candidates.rows["pipeline"][0]) > 1
@@ -131,8 +138,10 @@ class _Looking:
             room_ratio=limit_bytes / self._found.question.capacity_bytes,
         )
 
-    def _least_s(self) -> float:
-        return min((float(one.found.step_s[0]) for one in self._kept if one.found), default=np.inf)
+    def _least_s(self, chance: float) -> float:
+        """Seconds of the fastest step found that runs out no likelier."""
+        fastest = (fastest_with(one, most_chance=chance) for one in self._kept)
+        return min((float(one.step_s[0]) for one in fastest if one is not None), default=np.inf)
 
     def _under(self, chance: float, *, below_s: float, uneven_ratio: float) -> float:
         """Search under the limits at which running out has a chance, were peaks to grow so.
@@ -182,11 +191,11 @@ class _Looking:
             complete_s = min(complete_s, _looked_through_s(again))
             if again.found is None:
                 break
-            one = again.found.taken(np.array([0]))
-            if roomier(again, step_s=float(one.step_s[0]), most_chance=chance) is not None:
-                self._kept.append(again)
+            unfolded = with_near_ways(again)
+            if fastest_with(unfolded, most_chance=chance) is not None:
+                self._kept.append(unfolded)
                 break
-            uneven_ratio = _uneven_ratio(again, one)
+            uneven_ratio = _uneven_ratio(again, again.found.taken(np.array([0])))
         return complete_s
 
     def _leanest(self) -> None:
@@ -197,7 +206,7 @@ class _Looking:
             return
         found = self._search(question, limit_bytes=limit_bytes, below_s=np.inf)
         if found.found is not None:
-            self._kept.append(found)
+            self._kept.append(with_near_ways(found))
 
     def _search(self, question: Question, *, limit_bytes: float, below_s: float) -> Search:
         asked = replace(

@@ -11,11 +11,8 @@ from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.routing import BusiestRatios
 from tuner.costs.analytic.shapes import number
 from tuner.planner.analytic.answer import Detail
-from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.found import Found
 from tuner.planner.analytic.found import Search as Searched
-from tuner.planner.analytic.leaning import price_to_fit
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, LossPrices
 from tuner.planner.analytic.preferring import (
     CRITERIA,
@@ -33,6 +30,7 @@ from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
 MakeQuestion = Callable[..., Question]
+EveryDecision = Callable[[Searched], Found]
 USUAL = LossPrices()
 SETTINGS = Settings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
 
@@ -46,34 +44,6 @@ def searched(ask: MakeQuestion, *, limit_ratio: float = 1.0) -> Searched:
     )
     limit = question.memory_limit_bytes * limit_ratio
     return search(replace(question, memory_limit_bytes=limit), SETTINGS)
-
-
-def every_decision(found: Searched) -> Found:
-    """All legal decisions that fit, priced one kind of degrees at a time."""
-    rows = found.degrees.rows(np.arange(found.degrees.num_cells))
-    every: Found | None = None
-    for facts, chosen in by_facts(rows):
-        legal = found.ways.legal(facts)
-        if not len(legal):
-            continue
-        candidates = Candidates(
-            rows={name: np.repeat(column[chosen], len(legal)) for name, column in rows.items()},
-            ways={
-                axis: np.tile(legal[:, at], len(chosen))
-                for at, axis in enumerate(found.ways.choices)
-            },
-        )
-        prices, _ = price_to_fit(found.question, found.ways, candidates)
-        some = Found(
-            candidates=candidates,
-            step_s=prices.step_s,
-            peak_bytes=prices.peak_bytes,
-            layers_PC=prices.layers_PC,
-        )
-        fits = np.flatnonzero(prices.peak_bytes <= found.question.memory_limit_bytes)
-        every = some.taken(fits) if every is None else every.beside(some.taken(fits))
-    assert every is not None
-    return every
 
 
 def closed_form_s(detail: Detail) -> float:
@@ -110,7 +80,7 @@ def as_expected(objective_s: float) -> Callable[[Detail, float, float], bool]:
 
 @pytest.mark.parametrize("limit_ratio", [1.0, 0.3])
 def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
-    ask: MakeQuestion, limit_ratio: float
+    ask: MakeQuestion, every_decision: EveryDecision, limit_ratio: float
 ) -> None:
     found = searched(ask, limit_ratio=limit_ratio)
     assert found.found is not None
@@ -250,7 +220,9 @@ def test_a_dearer_failure_reaches_for_roomier_decisions(ask: MakeQuestion) -> No
     assert dear == pytest.approx(1.05 * step_s, rel=0.02)
 
 
-def test_the_roomier_decision_is_the_fastest_with_a_small_chance(ask: MakeQuestion) -> None:
+def test_the_roomier_decision_is_the_fastest_with_a_small_chance(
+    ask: MakeQuestion, every_decision: EveryDecision
+) -> None:
     found = searched(ask, limit_ratio=0.3)
     assert found.found is not None
     step_s = float(found.found.step_s[0])
