@@ -190,7 +190,8 @@ class TrainPrediction(Record):
     out_of_memory_at_start_probability: Probability | None = None
     """The same in the first steps."""
     out_of_memory_loss_s: Seconds | None = None
-    """Seconds of the whole run that running out of memory is expected to cost."""
+    """Seconds of the whole run that failed starts and restarts for want of memory are expected to
+    take; the longer step that the run then goes on with is not in it."""
     activation_bytes: tuple[Size, ...]
     """Per pipeline rank, the fullest device: largest live sum of what is saved for backward."""
     breakdown_s: dict[str, float]
@@ -377,7 +378,7 @@ class Plan(Record):
     found."""
     roomier_within_ratio: Annotated[float, Field(ge=0.0)] | None = None
     """Up to this share longer than the plan's were the steps of decisions with more room that were
-    searched for; absent where no such search was made, and where it had no limit."""
+    searched for and not found; absent where one was, and where the search had no limit."""
     no_roomier: bool = False
     """Every decision was searched, and none hardly runs out of memory."""
     pareto: tuple[ParetoPoint, ...] = ()

@@ -5,6 +5,7 @@ from textwrap import wrap
 
 from tuner.cli.text import columns, times_words
 from tuner.estimate.records import Change, Estimate, RankMemory
+from tuner.report.memory_room import lost_starts_words
 from tuner.train_words import knobs, runs
 from tuner.units import format_bytes, format_flop_per_s, format_ratio, format_s
 
@@ -161,8 +162,8 @@ def _verdict(found: Estimate) -> Iterator[str]:
         "memory room    ",
         f"{format_ratio(found.out_of_memory_probability)} chance of running out of the "
         f"{format_bytes(found.memory_capacity_bytes)} that a device has "
-        f"({format_ratio(found.out_of_memory_at_start_probability)} at the start); expected to "
-        f"cost {format_s(found.out_of_memory_loss_s)} of the run",
+        f"({format_ratio(found.out_of_memory_at_start_probability)} at the start); "
+        f"{lost_starts_words(found.out_of_memory_loss_s)}",
     )
 
 

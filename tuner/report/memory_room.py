@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.analytic.memory_risk import LIKELY, SMALL
-from tuner.planner.analytic.preferring import TOLERANCE_RATIO
+from tuner.plan import Plan, Preference, TrainDecision, TrainPrediction
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, whole_loss_s
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO, memory_step
 from tuner.units import format_bytes, format_ratio, format_s
 
 HARDLY_ANY: Final = 0.001
@@ -26,7 +26,7 @@ def is_warned_of(predicted: TrainPrediction) -> bool:
 
 
 def chance_sentence(predicted: TrainPrediction) -> str:
-    """Say how likely it runs out, against all that a device has, and what that costs.
+    """Say how likely it runs out, against all that a device has, and what failed starts cost.
 
     Pools of unlike devices have no one capacity, and their fullest device need not be the one that
     is most likely to run out: the peak is left out.
@@ -43,34 +43,50 @@ def chance_sentence(predicted: TrainPrediction) -> str:
     at_start = format_ratio(predicted.out_of_memory_at_start_probability or 0.0)
     return (
         f"{format_ratio(chance)} chance of running out of memory ({at_start} at the start)"
-        f"{against}; expected to cost {format_s(predicted.out_of_memory_loss_s or 0.0)} of the run"
+        f"{against}; {lost_starts_words(predicted.out_of_memory_loss_s or 0.0)}"
     )
 
 
+def lost_starts_words(loss_s: float) -> str:
+    """Say what running out of memory costs, the step that the run then goes on with left out."""
+    return f"failed starts and restarts are expected to take {format_s(loss_s)} of the run"
+
+
 def trade_words(plan: Plan) -> Iterator[str]:
-    """Say what the decision and the fastest cost with running out of memory, where these differ."""
+    """Say what the decision and the fastest cost with running out of memory, where these differ.
+
+    Chances that both are small decide nothing, and differences within a step of the order are
+    finer than published peaks can tell.
+    """
     one, predicted = plan.preferred, plan.predicted
     if one is None or predicted is None:
         return
     own, other = predicted.out_of_memory_probability, one.fastest_out_of_memory_probability
-    if one.expected_step_s is not None and one.fastest_expected_step_s is not None:
-        own_s, fastest_s = one.expected_step_s, one.fastest_expected_step_s
-        verdict = "less"
-        if own_s > fastest_s:
-            verdict = f"a tie within {format_ratio(TOLERANCE_RATIO)}"
-        if own_s > fastest_s * (1.0 + TOLERANCE_RATIO):
-            verdict = f"{format_ratio(own_s / fastest_s - 1.0)} more"
-        if (other or 0.0) > LIKELY:
-            verdict += ", but that runs out more likely than not"
-        yield (
-            f"expected step with running out of memory {format_s(own_s)}, the fastest's "
-            f"{format_s(fastest_s)}: {verdict}"
-        )
-    elif other is not None:
-        yield "no decision found hardly runs out of memory, so no step is to be expected"
-    if own is not None and other is not None and own > max(other, HARDLY_ANY):
+    if max(own or 0.0, other or 0.0) > SMALL:
+        yield from _expected_words(one)
+    if own is not None and other is not None and memory_step(own) > memory_step(other):
         chances = f"{format_ratio(own)} chance of running out of memory"
         yield f"{chances} instead of {format_ratio(other)}"
+
+
+def _expected_words(one: Preference) -> Iterator[str]:
+    own_s, fastest_s = one.expected_step_s, one.fastest_expected_step_s
+    other = one.fastest_out_of_memory_probability
+    if own_s is None or fastest_s is None:
+        if other is not None:
+            yield "no decision found hardly runs out of memory, so no step is to be expected"
+        return
+    verdict = "less"
+    if own_s > fastest_s:
+        verdict = f"a tie within {format_ratio(TOLERANCE_RATIO)}"
+    if own_s > fastest_s * (1.0 + TOLERANCE_RATIO):
+        verdict = f"{format_ratio(own_s / fastest_s - 1.0)} more"
+    if (other or 0.0) > LIKELY:
+        verdict += ", but that runs out more likely than not"
+    yield (
+        f"expected step with running out of memory {format_s(own_s)}, the fastest's "
+        f"{format_s(fastest_s)}: {verdict}"
+    )
 
 
 def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
@@ -91,8 +107,15 @@ def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
             f"step has a chance below {format_ratio(SMALL)}: more nodes, or a smaller "
             "usable_memory_ratio of the pool, make room."
         )
+    assert plan.predicted is not None
+    lost_s = whole_loss_s(
+        plan.predicted.out_of_memory_loss_s or 0.0,
+        chance=plan.predicted.out_of_memory_probability or 0.0,
+        slower_s=one.slower_s,
+    )
     return (
         f"{name(one.decision)} has {format_ratio(one.out_of_memory_probability)} "
         f"({format_bytes(one.peak_memory_bytes)}) and takes {format_ratio(one.slower_ratio)} "
-        f"longer, {format_s(one.slower_s)} of the run."
+        f"longer, {format_s(one.slower_s)} of the run. Running out, and going on with it, is "
+        f"expected to cost {format_s(lost_s)} of the run in all."
     )

@@ -5,7 +5,7 @@
                recorded by UNEVEN_RATIO of what the busiest expert rank's load decides
 
     loss       at start * failed start + later * (CRASHES * crash + failed start)      seconds
-    expected   (1 - ever) * step + ever * (expected of what is run next) + step * loss / run
+    expected   (1 - ever) * step + ever * (expected of what is run next) + loss / steps of the run
 
 A decision that runs out never delivers its own step: the job is planned anew, with the decision of
 less chance and longer step from which on the least is expected. Predictions of one job's peaks err
@@ -14,8 +14,8 @@ fallback, the fastest that hardly runs out; without one nothing is expected, as 
 end. One that dies late is first started again CRASHES times; what it did until then is not counted
 for it, since nothing tells when it dies. So late crashes cost rather too much.
 
-`expected` is seconds a step, spread over the run: the steps that `goal.tokens` take, or
-USUAL_RUN_S.
+`expected` is seconds a step, spread over the run: the steps that `goal.tokens` take, or as many as
+the fastest decision does in USUAL_RUN_S.
 
 Judged against all that a device has, not what a plan may use of it (`usable_memory_ratio`, a limit
 on the predicted peak). Ranks of one job err alike, so the fullest one decides.
@@ -101,7 +101,7 @@ class LossPrices:
     """Of the whole run; None: it takes USUAL_RUN_S."""
 
     def loss_s(self, chances: Chances) -> Floats:
-        """Seconds that running out is expected to cost over the run."""
+        """Seconds of the run that failed starts and restarts are expected to take."""
         late_s = CRASHES * self.crash_s + self.failed_start_s
         found: Floats = chances.at_start_C * self.failed_start_s + chances.later_C * late_s
         return found
@@ -123,7 +123,8 @@ class LossPrices:
         if not len(step_s_C):
             return step_s_C
         ever_C = chances.ever_C
-        lost_s_C = step_s_C * self.loss_s(chances) / self.run_s(float(step_s_C.min()))
+        fastest_s = float(step_s_C.min())
+        lost_s_C = self.loss_s(chances) * fastest_s / self.run_s(fastest_s)
         later_s_C = np.full(len(step_s_C), np.inf)
         longest_s = np.inf
         # Of decisions alike in chance the fastest comes first; whoever is slower is no way on.
@@ -138,6 +139,20 @@ class LossPrices:
         later_s_C = np.where(np.isinf(later_s_C), ever_C * step_s_C, later_s_C)
         found: Floats = (1.0 - ever_C) * step_s_C + later_s_C + lost_s_C
         return found
+
+
+def whole_loss_s(loss_s: float, *, chance: float, slower_s: float) -> float:
+    """Seconds of the run that running out is expected to cost, its longer step included.
+
+    That is what `LossPrices.expected_s` adds to the steps of the run, where nothing in between is
+    tried before the fallback.
+
+    Args:
+        loss_s: of failed starts and restarts.
+        chance: of running out.
+        slower_s: seconds of the run that the fallback takes longer.
+    """
+    return loss_s + chance * slower_s
 
 
 def loss_prices(goal: TrainGoal) -> LossPrices:
@@ -220,7 +235,7 @@ class MemoryForecast:
     """At any time of the run."""
     out_of_memory_at_start_probability: float
     out_of_memory_loss_s: float
-    """Seconds of the run that running out is expected to cost."""
+    """Seconds of the run that failed starts and restarts are expected to take."""
 
 
 def forecast_of(

@@ -160,7 +160,7 @@ def preferred(
         play: seconds of a step whose schedule is played.
         is_near: whether a priced decision, whose step takes some seconds with what running out is
             expected to cost, takes at most so many times what the fastest does without.
-        rooms: searches for decisions with more room, where any were made.
+        rooms: searches for decisions with more room and the ways near them, where any were made.
     """
     near = _near(search, fastest, objective_s=objective_s, prices=prices, rooms=rooms)
     eligible_C = near.eligible_C
@@ -171,22 +171,71 @@ def preferred(
     for index in others[order][:MOST_PLAYED]:
         if eligible_C[0] and tuple(keys_CK[index]) >= own:
             return None
-        row = near.found.taken(np.array([index]))
-        detail = detail_of(replace(search, found=row), 0)
-        played_s = play(detail)
-        step_s = float(row.step_s[0])
-        expected_s = float(near.expected_s[index]) + max(0.0, played_s - step_s)
-        if is_near(detail, expected_s, near.most_s / objective_s):
-            reasons = tuple(_reasons(search, fastest, row))
-            return Preferred(
-                row=row,
-                detail=detail,
-                played_s=played_s,
-                reasons=reasons,
-                expected_s=expected_s if near.has_fallback else None,
-                fastest_expected_s=float(near.expected_s[0]) if near.has_fallback else None,
-            )
-    return None
+        one = _played(search, near, int(index), play=play)
+        if is_near(one.detail, one.expected_s, near.most_s / objective_s):
+            return _preferred(search, fastest, near, one)
+    if eligible_C[0]:
+        return None
+    least = _first_as_played(search, near, keys_CK, play=play)
+    return None if least is None else _preferred(search, fastest, near, least)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Played:
+    """One of those near, whose schedule was played."""
+
+    row: Found
+    detail: Detail
+    played_s: float
+    expected_s: float
+    """With what its play takes longer than its closed form."""
+
+
+def _played(search: Search, near: _Near, index: int, *, play: Callable[[Detail], float]) -> _Played:
+    row = near.found.taken(np.array([index]))
+    detail = detail_of(replace(search, found=row), 0)
+    played_s = play(detail)
+    more_s = max(0.0, played_s - float(row.step_s[0]))
+    expected_s = float(near.expected_s[index]) + more_s
+    return _Played(row=row, detail=detail, played_s=played_s, expected_s=expected_s)
+
+
+def _first_as_played(
+    search: Search, near: _Near, keys_CK: Ints, *, play: Callable[[Detail], float]
+) -> _Played | None:
+    """The first in the order within the tolerance of the least expected as played.
+
+    For a fastest that may not be chosen, where all that closed forms put near the least play more
+    slowly than that: it is the least as played that counts. None where the fastest comes first.
+    """
+    least_s = float(near.expected_s[0]) if near.is_fit_C[0] else np.inf
+    fit = 1 + np.flatnonzero(near.is_fit_C[1:])
+    played: dict[int, _Played] = {}
+    for index in fit[np.argsort(near.expected_s[fit], kind="stable")][:MOST_PLAYED]:
+        if near.expected_s[index] > least_s * (1.0 + TOLERANCE_RATIO):
+            break
+        played[index] = _played(search, near, int(index), play=play)
+        least_s = min(least_s, played[index].expected_s)
+    most_s = least_s * (1.0 + TOLERANCE_RATIO)
+    kept = [index for index, one in played.items() if one.expected_s <= most_s]
+    if not kept:
+        return None
+    first = min(kept, key=lambda index: (*keys_CK[index], played[index].expected_s))
+    may_stay = near.is_fit_C[0] and near.expected_s[0] <= most_s
+    if may_stay and tuple(keys_CK[0]) <= tuple(keys_CK[first]):
+        return None
+    return played[first]
+
+
+def _preferred(search: Search, fastest: Found, near: _Near, one: _Played) -> Preferred:
+    return Preferred(
+        row=one.row,
+        detail=one.detail,
+        played_s=one.played_s,
+        reasons=tuple(_reasons(search, fastest, one.row)),
+        expected_s=one.expected_s if near.has_fallback else None,
+        fastest_expected_s=float(near.expected_s[0]) if near.has_fallback else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,7 +257,7 @@ def least_expected(
     Args:
         search: that found something.
         prices: what running out of memory costs.
-        rooms: searches for decisions with more room, where any were made.
+        rooms: searches for decisions with more room and the ways near them, where any were made.
     """
     if search.found is None:
         raise ValueError("the search found nothing that fits")
@@ -232,29 +281,36 @@ def roomier(
     Args:
         search: with the rows near the fastest found.
         step_s: of the decision that may run out.
-        rooms: searches for decisions with more room, where any were made.
+        rooms: searches for decisions with more room and the ways near them, where any were made.
         most_chance: of running out.
     """
-    found = _near_ways(search, limit_s=step_s * (1.0 + MOST_SLOWER_RATIO))
+    limit_s, found = step_s * (1.0 + MOST_SLOWER_RATIO), None
     for room in rooms:
-        found = _beside(found, _room_ways(room))
-    return None if found is None else _fastest_with(search, found, most_chance=most_chance)
+        one = fastest_with(room, most_chance=most_chance)
+        if one is not None and (found is None or one.step_s[0] < found.step_s[0]):
+            found, limit_s = one, min(limit_s, float(one.step_s[0]))
+    near = _near_ways(search, limit_s=limit_s)
+    if near is None:
+        return found
+    return fastest_with(replace(search, found=_beside(near, found)), most_chance=most_chance)
 
 
-def _fastest_with(search: Search, found: Found, *, most_chance: float) -> Found | None:
-    """The fastest whose chance of running out is no larger."""
-    with_room = np.flatnonzero(chances_of(search, found).ever_C <= most_chance)
-    if not len(with_room):
-        return None
-    return found.taken(with_room[np.argmin(found.step_s[with_room])][None])
-
-
-def _room_ways(room: Search) -> Found | None:
-    """What a search for more room found, and what is hardly slower."""
+def fastest_with(room: Search, *, most_chance: float) -> Found | None:
+    """The fastest of what was found whose chance of running out is no larger, one column."""
     if room.found is None:
         return None
+    with_room = np.flatnonzero(chances_of(room, room.found).ever_C <= most_chance)
+    if not len(with_room):
+        return None
+    return room.found.taken(with_room[np.argmin(room.found.step_s[with_room])][None])
+
+
+def with_near_ways(room: Search) -> Search:
+    """Put in the place of the rows that a search for more room found every way near its fastest."""
+    if room.found is None:
+        return room
     least_s = float(room.found.step_s[0])
-    return _near_ways(room, limit_s=least_s * (1.0 + MOST_SLOWER_RATIO))
+    return replace(room, found=_near_ways(room, limit_s=least_s * (1.0 + MOST_SLOWER_RATIO)))
 
 
 def chances_of(search: Search, found: Found) -> Chances:
@@ -281,15 +337,12 @@ def _near(
     fastest = replace(fastest, step_s=np.array([objective_s]))
     with_room: Found | None = None
     for room in rooms:
-        with_room = _beside(with_room, _room_ways(room))
+        with_room = _beside(with_room, room.found)
     limit_s = _near_limit_s(search, fastest, prices=prices, with_room=with_room)
     others = _beside(_near_ways(search, limit_s=limit_s), with_room)
     found = fastest if others is None else fastest.beside(others)
     risks = chances_of(search, found)
-    is_fit_C = risks.ever_C <= LIKELY
-    if not is_fit_C.any():
-        step_C = np.searchsorted(MEMORY_STEPS, risks.ever_C)
-        is_fit_C = step_C == step_C.min()
+    is_fit_C = fit_C(risks.ever_C)
     expected_s = prices.expected_s(found.step_s, risks)
     # Closed forms of others may be below the fastest as it plays; it is the least that is known.
     least_s = max(objective_s, float(expected_s[is_fit_C].min()))
@@ -300,6 +353,25 @@ def _near(
         most_s=least_s * (1.0 + TOLERANCE_RATIO),
         has_fallback=bool((risks.ever_C <= SMALL).any()),
     )
+
+
+def memory_step(chance: float) -> int:
+    """Which of MEMORY_STEPS a chance of running out is up to; risks of one step count as alike."""
+    return int(np.searchsorted(MEMORY_STEPS, chance))
+
+
+def fit_C(ever_C: Floats) -> Bools:
+    """Which decisions are as likely to fit as may be asked.
+
+    Args:
+        ever_C: chances of running out of memory.
+    """
+    is_fit_C: Bools = ever_C <= LIKELY
+    if is_fit_C.any():
+        return is_fit_C
+    step_C = np.searchsorted(MEMORY_STEPS, ever_C)
+    found: Bools = step_C == step_C.min()
+    return found
 
 
 def _near_limit_s(
@@ -375,8 +447,8 @@ def _near_ways(search: Search, *, limit_s: float) -> Found | None:
 
 
 def _fastest_of_each(search: Search, found: Found) -> Found:
-    """The fastest of those that no criterion tells apart."""
-    by_time = np.argsort(found.step_s, kind="stable")
+    """The fastest of those that no criterion tells apart, of equal ones that of least memory."""
+    by_time = np.lexsort((found.peak_bytes, found.step_s))
     _, first = np.unique(criteria(search, found)[by_time], axis=0, return_index=True)
     return found.taken(by_time[np.sort(first)])
 

@@ -20,12 +20,14 @@ from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, largest_peak_bytes
 from tuner.planner.analytic.peak_errors import kind_of
 from tuner.planner.analytic.preferring import (
+    MOST_ROWS,
     MOST_SLOWER_RATIO,
     TOLERANCE_RATIO,
     Preferred,
     chances_of,
-    roomier,
+    fastest_with,
     uneven_bytes_of,
+    with_near_ways,
 )
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.relaxing import memory_that_would_do
@@ -35,8 +37,13 @@ from tuner.planner.progress import Told, unwatched
 CHANCES: Final = (0.3, LIKELY)
 """Chances of running out whose limits are searched beside that of SMALL."""
 
+FAR_CHANCE: Final = 0.1
+"""The same, where what hardly runs out was not found near the decision that may run out: a run then
+gains from what it goes on with before that."""
+
 MOST_SEARCHES: Final = 3
-"""Under ever lower limits, where what was found still runs out: its peak errs or grows more."""
+"""Under ever lower limits, where what was found still runs out: its peak errs or grows more. What
+lies between the limits is not searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,10 +51,10 @@ class Rooms:
     """What was searched for with more room."""
 
     searches: tuple[Search, ...] = ()
-    """That found something."""
+    """That found something, with every way near the fastest in the place of their rows."""
     complete_s: float | None = None
-    """Seconds of a step up to which every decision that hardly runs out was searched for; infinite
-    where all were. None where none was asked for."""
+    """Where none was found: seconds of a step up to which every decision that hardly runs out was
+    searched for; infinite where nothing fits under the limit that none of them exceeds."""
     room_ratio: float | None = None
     """Share of a device's memory that a predicted peak may take and hardly run out."""
 
@@ -100,32 +107,56 @@ class _Looking:
 
     def result(self, step_s: float) -> Rooms:
         """Search."""
-        near_s = step_s * (1.0 + MOST_SLOWER_RATIO)
-        complete_s = self._under(SMALL, below_s=near_s)
+        grows = _uneven_ratio(self._found, self._full)
+        complete_s: float | None = None
+        self._under(SMALL, below_s=step_s * (1.0 + MOST_SLOWER_RATIO), uneven_ratio=grows)
         if not self._kept:
-            complete_s = max(complete_s, self._under(SMALL, below_s=np.inf))
-        fallback_s = self._least_s()
-        for chance in CHANCES:
+            complete_s = self._under(SMALL, below_s=np.inf, uneven_ratio=grows)
+        if not self._kept and grows > 0.0:
+            # What grows less may take more memory; what does not grow at all takes the most.
+            complete_s = self._under(SMALL, below_s=np.inf, uneven_ratio=0.0)
+        complete_s = None if self._kept else complete_s
+        fallback_s = self._least_s(SMALL)
+        is_far = np.isfinite(fallback_s) and fallback_s > step_s * (1.0 + MOST_SLOWER_RATIO)
+        for chance in (FAR_CHANCE, *CHANCES) if is_far else CHANCES:
+            least_s = self._least_s(chance)
             # Only what is between the two can be better than both.
-            if self._least_s() > step_s * (1.0 + TOLERANCE_RATIO):
-                self._under(chance, below_s=self._least_s())
+            if least_s > step_s * (1.0 + TOLERANCE_RATIO):
+                self._under(chance, below_s=least_s, uneven_ratio=0.0)
         if not np.isfinite(fallback_s):
             self._leanest()
         is_piped = int(self._full.candidates.rows["pipeline"][0]) > 1
-        limit_bytes = _limit_bytes(self._found, self._full, chance=SMALL, has_pipeline=is_piped)
+        limit_bytes = _limit_bytes(
+            self._found.question,
+            chance=SMALL,
+            has_pipeline=is_piped,
+            uneven_ratio=grows,
+        )
         return Rooms(
             searches=tuple(self._kept),
             complete_s=complete_s,
             room_ratio=limit_bytes / self._found.question.capacity_bytes,
         )
 
-    def _least_s(self) -> float:
-        return min((float(one.found.step_s[0]) for one in self._kept if one.found), default=np.inf)
+    def _least_s(self, chance: float) -> float:
+        """Seconds of the fastest step found that runs out no likelier."""
+        fastest = (fastest_with(one, most_chance=chance) for one in self._kept)
+        return min((float(one.step_s[0]) for one in fastest if one is not None), default=np.inf)
 
-    def _under(self, chance: float, *, below_s: float) -> float:
-        """Search under the limits at which running out has a chance; say up to which step."""
+    def _under(self, chance: float, *, below_s: float, uneven_ratio: float) -> float:
+        """Search under the limits at which running out has a chance, were peaks to grow so.
+
+        Returns:
+            Seconds of a step up to which everything under these limits was looked at.
+        """
         return min(
-            self._of_kind(question, chance, has_pipeline=has_pipeline, below_s=below_s)
+            self._of_kind(
+                question,
+                chance,
+                has_pipeline=has_pipeline,
+                below_s=below_s,
+                uneven_ratio=uneven_ratio,
+            )
             for question, has_pipeline in self._kinds()
         )
 
@@ -140,23 +171,32 @@ class _Looking:
             yield replace(question, limits=plain), False
 
     def _of_kind(
-        self, question: Question, chance: float, *, has_pipeline: bool, below_s: float
+        self,
+        question: Question,
+        chance: float,
+        *,
+        has_pipeline: bool,
+        below_s: float,
+        uneven_ratio: float,
     ) -> float:
-        again, one = self._found, self._full
-        limit_bytes = question.memory_limit_bytes
+        limit_bytes, complete_s = question.memory_limit_bytes, np.inf
         for _ in range(MOST_SEARCHES):
-            lower_bytes = _limit_bytes(again, one, chance=chance, has_pipeline=has_pipeline)
+            lower_bytes = _limit_bytes(
+                question, chance=chance, has_pipeline=has_pipeline, uneven_ratio=uneven_ratio
+            )
             limit_bytes = min(lower_bytes, limit_bytes)
             if not limit_bytes:
-                return np.inf
+                break
             again = self._search(question, limit_bytes=limit_bytes, below_s=below_s)
+            complete_s = min(complete_s, _looked_through_s(again))
             if again.found is None:
                 break
-            one = again.found.taken(np.array([0]))
-            if roomier(again, step_s=float(one.step_s[0]), most_chance=chance) is not None:
-                self._kept.append(again)
+            unfolded = with_near_ways(again)
+            if fastest_with(unfolded, most_chance=chance) is not None:
+                self._kept.append(unfolded)
                 break
-        return again.complete_s
+            uneven_ratio = _uneven_ratio(again, again.found.taken(np.array([0])))
+        return complete_s
 
     def _leanest(self) -> None:
         """Search for what takes least memory, where nothing hardly runs out."""
@@ -166,7 +206,7 @@ class _Looking:
             return
         found = self._search(question, limit_bytes=limit_bytes, below_s=np.inf)
         if found.found is not None:
-            self._kept.append(found)
+            self._kept.append(with_near_ways(found))
 
     def _search(self, question: Question, *, limit_bytes: float, below_s: float) -> Search:
         asked = replace(
@@ -178,13 +218,26 @@ class _Looking:
         return search(asked, replace(self._settings, below_s=below_s, time_limit_s=left_s))
 
 
-def _limit_bytes(found: Search, one: Found, *, chance: float, has_pipeline: bool) -> float:
-    """The largest peak with a chance, were it to err and grow as one decision's does."""
-    uneven_ratio = np.asarray(uneven_bytes_of(found, one) / one.peak_bytes)
+def _limit_bytes(
+    question: Question, *, chance: float, has_pipeline: bool, uneven_ratio: float
+) -> float:
+    """The largest peak with a chance, were it to err and grow so."""
     return largest_peak_bytes(
-        found.question.capacity_bytes,
+        question.capacity_bytes,
         chance=chance,
-        software=found.question.software,
+        software=question.software,
         has_pipeline=has_pipeline,
-        uneven_ratio=float(uneven_ratio.max()),
+        uneven_ratio=uneven_ratio,
     )
+
+
+def _uneven_ratio(found: Search, one: Found) -> float:
+    """Share of a decision's peak by which it grows when the busiest rank's load doubles."""
+    return float(np.asarray(uneven_bytes_of(found, one) / one.peak_bytes).max())
+
+
+def _looked_through_s(found: Search) -> float:
+    """Seconds of a step up to which all that fits was found, and every way of it looked at."""
+    if found.found is None or len(found.found) <= MOST_ROWS:
+        return found.complete_s
+    return min(found.complete_s, float(found.found.step_s[MOST_ROWS]))

@@ -3,35 +3,36 @@
 The search takes every link for the usual one, so among its best may be one that sends less over
 the links that are slow. The runners-up that a plan lists are priced with the best order found for
 how they lie on the nodes, so that all their seconds are of the same links as the decision's; what
-an obstacle keeps from being ordered says so. What the certificate is about stays the fastest
-decision with usual links.
+an obstacle keeps from being ordered says so. They are compared by the step that is expected with
+running out of memory, as they were without measured links (expected_step.py). What the certificate
+is about stays the fastest decision with usual links.
 
-What the plan says of the replaced decision alone (what more room costs, its buckets, what it
-offloads, what binds it) goes with it.
+What the plan says of the replaced decision alone (its buckets, what it offloads, what binds it)
+goes with it; what more room costs is said anew (room_on_links.py).
 
 Not covered: decisions that the plan does not list; chains over several pools.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.plan import Alternative, Band, Plan, Preference, TrainDecision, TrainPrediction
+from tuner.planner.analytic.memory_risk import loss_prices
+from tuner.planner.analytic.preferring import memory_step
 from tuner.planner.layout_groups import by_layout
+from tuner.planner.nodes.expected_step import expected_steps_s, place_taken_by
 from tuner.planner.nodes.ordering import order_nodes, slow_in_order_s
 from tuner.planner.nodes.slowing import SLOW_LINKS, slowed
 from tuner.planner.nodes.traffic import Traffic, obstacle, traffic
 from tuner.planner.ratios import has_same_kernels, is_tie, turned
 from tuner.planner.reasons import binding_constraint, why_lost
 from tuner.spec.cluster import Pool
+from tuner.train_words import short_decision
 from tuner.units import format_ratio, format_s
-
-LEAST_GAIN_RATIO: Final = 0.01
-"""Share of a step that another decision must save to take the chosen one's place."""
-
-LEAST_CHANCE: Final = 0.001
-"""Chances of running out of memory below this are not told apart."""
 
 AT_USUAL_LINKS: Final = "priced on usual links"
 """Of a runner-up whose nodes cannot be put in order."""
@@ -78,25 +79,37 @@ def least_hurt(plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float
     ordered = order_nodes(own, links, pool=pool, time_limit_s=share_s)
     nodes_of = {_kind(own): ordered.nodes}
     slow_s_of = {plan.decision: ordered.slow_s}
-    total_s = plan.predicted.step_time_s + ordered.slow_s
-    best_s, best = total_s * (1.0 - LEAST_GAIN_RATIO), None
     for other, sent in others:
-        step_s = other.predicted.step_time_s
         if _kind(sent) not in nodes_of:
             found = order_nodes(sent, links, pool=pool, time_limit_s=share_s)
             nodes_of[_kind(sent)] = found.nodes
         slow_s = slow_in_order_s(sent, links, nodes_of[_kind(sent)], pool=pool)
         slow_s_of[other.decision] = slow_s
-        if step_s + slow_s < best_s:
-            best_s, best = step_s + slow_s, (other, sent, slow_s)
+    best = _place_taken_by(plan, [other for other, _ in others], slow_s_of)
     if best is None:
         return LeastHurt(plan=plan, nodes=ordered.nodes, slow_s_of=slow_s_of)
-    other, sent, slow_s = best
-    return LeastHurt(
-        plan=_instead(plan, other, own_slow_s=ordered.slow_s, slow_s=slow_s),
-        nodes=nodes_of[_kind(sent)],
-        slow_s_of=slow_s_of,
+    other, sent = others[best]
+    instead = _instead(plan, other, own_slow_s=ordered.slow_s, slow_s=slow_s_of[other.decision])
+    return LeastHurt(plan=instead, nodes=nodes_of[_kind(sent)], slow_s_of=slow_s_of)
+
+
+def _place_taken_by(
+    plan: Plan, others: Sequence[Alternative], slow_s_of: Mapping[TrainDecision, float]
+) -> int | None:
+    """Which of the runners-up is to be run instead of the decision; None where none is."""
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    predicted = [plan.predicted, *(other.predicted for other in others)]
+    slow_s = [slow_s_of[plan.decision], *(slow_s_of[other.decision] for other in others)]
+    prices = loss_prices(plan.goal)
+    taken = place_taken_by(
+        predicted,
+        usual_s_C=expected_steps_s(predicted, prices=prices, roomier=plan.roomier),
+        on_links_s_C=expected_steps_s(
+            predicted, prices=prices, slow_s_C=np.array(slow_s), roomier=plan.roomier
+        ),
     )
+    return None if taken is None else taken - 1
 
 
 def runners_up_on_links(plan: Plan, slow_s_of: Mapping[TrainDecision, float]) -> Plan:
@@ -108,8 +121,6 @@ def runners_up_on_links(plan: Plan, slow_s_of: Mapping[TrainDecision, float]) ->
     """
     assert plan.decision is not None
     assert plan.predicted is not None
-    if not any(slow_s_of.values()):
-        return plan
     runners_up = [_slowed(plan.predicted, one, slow_s_of) for one in plan.runners_up]
     own_slow_s = plan.predicted.breakdown_s.get(SLOW_LINKS, 0.0)
     usual_s = plan.predicted.step_time_s - own_slow_s
@@ -176,27 +187,30 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
         lost_by=f"slow links: {format_s(own_slow_s)}",
     )
     fastest = plan.decision if former is None else former.fastest
+    riskier = _riskier(plan.predicted, other.predicted)
     preferred, gap_ratio = None, None
     if other.decision != fastest:
         preferred = Preference(
             fastest=fastest,
             fastest_step_s=fastest_s,
             slower_ratio=max(0.0, other.predicted.step_time_s / fastest_s - 1.0),
-            reasons=(lost, *_riskier(plan.predicted, other.predicted)),
+            reasons=(lost, *riskier),
         )
         bound_s = plan.certificate.bound or 0.0
         gap_ratio = max(0.0, 1.0 - bound_s / other.predicted.step_time_s)
+    notes = _notes(plan, other)
+    if preferred is None:
+        notes.append(
+            f"measured links: in place of {short_decision(plan.decision)}: "
+            f"{', '.join((lost, *riskier))}"
+        )
     known = _known_bands(plan)
     return plan.model_copy(
         update={
             "decision": other.decision,
             "predicted": other.predicted,
-            "roomier": None,
-            "roomier_within_ratio": None,
-            "no_roomier": False,
-            "relaxations": (),
             "binding_constraint": _binding(plan, other),
-            "provenance": plan.provenance.model_copy(update={"notes": tuple(_notes(plan, other))}),
+            "provenance": plan.provenance.model_copy(update={"notes": tuple(notes)}),
             **by_layout(
                 other.decision,
                 (
@@ -214,14 +228,15 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
     )
 
 
-def _riskier(before: TrainPrediction, now: TrainPrediction) -> Iterator[str]:
+def _riskier(before: TrainPrediction, now: TrainPrediction) -> tuple[str, ...]:
     """Say it where the new decision is likelier to run out of memory."""
     was, chance = before.out_of_memory_probability, now.out_of_memory_probability
-    if was is not None and chance is not None and chance > max(was, LEAST_CHANCE):
-        yield (
-            f"though it has a {format_ratio(chance)} chance of running out of memory, not "
-            f"{format_ratio(was)}"
-        )
+    if was is None or chance is None or memory_step(chance) <= memory_step(was):
+        return ()
+    return (
+        f"though it has a {format_ratio(chance)} chance of running out of memory, not "
+        f"{format_ratio(was)}",
+    )
 
 
 def _known_bands(plan: Plan) -> dict[bool, Band]:
@@ -267,9 +282,9 @@ def _binding(plan: Plan, other: Alternative) -> str:
     )
 
 
-def _notes(plan: Plan, other: Alternative) -> Iterator[str]:
-    """Yield the plan's notes without those on the replaced decision that do not hold any more."""
-    decision = other.decision
+def _notes(plan: Plan, other: Alternative) -> list[str]:
+    """Return the plan's notes without those on the replaced decision that do not hold any more."""
+    decision, kept = other.decision, []
     is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
     for note in plan.provenance.notes:
         if note.startswith("gradient buckets of "):
@@ -280,9 +295,10 @@ def _notes(plan: Plan, other: Alternative) -> Iterator[str]:
             continue
         if note.startswith("offloading needs "):
             continue
-        yield note
+        kept.append(note)
     if decision.optimizer_offload or decision.activation_offload:
-        yield UNCHECKED_HOST
+        kept.append(UNCHECKED_HOST)
+    return kept
 
 
 def _traffic(

@@ -8,6 +8,7 @@ from tuner.placement import NodeOrder, Placement, StagePlacement
 from tuner.plan import Plan, TrainDecision
 from tuner.planner.nodes.choosing import least_hurt, runners_up_on_links
 from tuner.planner.nodes.ordering import Ordered, order_nodes
+from tuner.planner.nodes.room_on_links import with_room_on_links
 from tuner.planner.nodes.slowing import slowed
 from tuner.planner.nodes.traffic import obstacle, traffic
 from tuner.spec.cluster import Cluster, Pool
@@ -37,6 +38,7 @@ def on_measured_nodes(
         return plan
     known: tuple[tuple[str, ...], ...] = ()
     slow_s_of: Mapping[TrainDecision, float] = {}
+    before = plan
     if plan.placement is None:
         time_limit_s /= 2.0
         ((name, matrix),) = links.items()
@@ -77,7 +79,11 @@ def on_measured_nodes(
             ),
         }
     )
-    return runners_up_on_links(made, slow_s_of) if slow_s_of else made
+    if not any(slow_s_of.values()):
+        return made
+    return with_room_on_links(
+        runners_up_on_links(made, slow_s_of), before=before, priced=slow_s_of.keys()
+    )
 
 
 def _on_one_pool(decision: TrainDecision, pool: Pool) -> Placement:

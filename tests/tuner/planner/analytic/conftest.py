@@ -3,12 +3,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tuner.costs.analytic.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.analytic.constants import Precision, Software, uncalibrated
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.counting import by_facts
+from tuner.planner.analytic.found import Found
+from tuner.planner.analytic.found import Search as Searched
+from tuner.planner.analytic.leaning import price_to_fit
 from tuner.planner.analytic.question import Question
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
@@ -18,6 +24,7 @@ MODELS = Path(__file__).parents[4] / "examples" / "models"
 ANYTHING = Capabilities(names=("anything",))
 
 MakeQuestion = Callable[..., Question]
+EveryDecision = Callable[[Searched], Found]
 
 
 @pytest.fixture
@@ -52,3 +59,37 @@ def ask() -> MakeQuestion:
         return replace(question, **changes)
 
     return make
+
+
+@pytest.fixture
+def every_decision() -> EveryDecision:
+    """Price all legal decisions that fit, without the search."""
+    return priced_one_by_one
+
+
+def priced_one_by_one(found: Searched) -> Found:
+    """All legal decisions that fit, priced one kind of degrees at a time."""
+    rows = found.degrees.rows(np.arange(found.degrees.num_cells))
+    every: Found | None = None
+    for facts, chosen in by_facts(rows):
+        legal = found.ways.legal(facts)
+        if not len(legal):
+            continue
+        candidates = Candidates(
+            rows={name: np.repeat(column[chosen], len(legal)) for name, column in rows.items()},
+            ways={
+                axis: np.tile(legal[:, at], len(chosen))
+                for at, axis in enumerate(found.ways.choices)
+            },
+        )
+        prices, _ = price_to_fit(found.question, found.ways, candidates)
+        some = Found(
+            candidates=candidates,
+            step_s=prices.step_s,
+            peak_bytes=prices.peak_bytes,
+            layers_PC=prices.layers_PC,
+        )
+        fits = np.flatnonzero(prices.peak_bytes <= found.question.memory_limit_bytes)
+        every = some.taken(fits) if every is None else every.beside(some.taken(fits))
+    assert every is not None
+    return every

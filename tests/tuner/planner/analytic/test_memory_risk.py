@@ -16,6 +16,7 @@ from tuner.planner.analytic.memory_risk import (
     chances,
     forecast_of,
     loss_prices,
+    whole_loss_s,
 )
 from tuner.spec.goal import TrainGoal
 
@@ -66,44 +67,86 @@ def random_decisions(rng: np.random.Generator) -> tuple[Floats, Floats]:
     return rng.uniform(10.0, 30.0, count), ever
 
 
-def expected_by_hand(prices: LossPrices, step_s: Floats, ever: Floats, first: int) -> float:
-    """The least over every sequence of tries of less chance and longer step each."""
-    run_s, found = prices.run_s(float(step_s.min())), np.inf
-    roomy = [one for one in range(len(ever)) if ever[one] <= SMALL]
-    for count in range(len(ever)):
-        for rest in permutations([one for one in range(len(ever)) if one != first], count):
+def run_by_hand_s(
+    prices: LossPrices, step_s: Floats, risks: Chances, tries: tuple[int, ...], num_steps: float
+) -> float:
+    """Mean wall clock of a run over all that its peaks may turn out to be.
+
+    Peaks err alike: whatever share of outcomes is worse than a decision's chance, it runs out in
+    the others, and dies at the start in the worst of them. Every outcome is a run: what dies is
+    paid for, and all steps are of the first that does not, or of the last.
+    """
+    ends = {0.0, 1.0, *risks.ever_C, *risks.at_start_C}
+    mean_s = 0.0
+    for low, high in pairwise(sorted(ends)):
+        badness, wall_s, runs = (low + high) / 2.0, 0.0, tries[-1]
+        for one in tries:
+            if badness > risks.ever_C[one]:
+                runs = one
+                break
+            wall_s += prices.failed_start_s
+            if badness > risks.at_start_C[one]:
+                wall_s += CRASHES * prices.crash_s
+        mean_s += (high - low) * (wall_s + num_steps * step_s[runs])
+    return mean_s
+
+
+def expected_by_hand(prices: LossPrices, step_s: Floats, risks: Chances, first: int) -> float:
+    """The least over every sequence of tries of less chance and longer step each, a step."""
+    ever, found = risks.ever_C, np.inf
+    num_steps = prices.run_steps or USUAL_RUN_S / float(step_s.min())
+
+    def may_follow(one: int, other: int) -> bool:
+        is_roomier = ever[other] < ever[one] and step_s[other] >= step_s[one]
+        return bool(ever[one] > SMALL and is_roomier)
+
+    every = range(len(ever))
+    for count in every:
+        for rest in permutations([one for one in every if one != first], count):
             tries = (first, *rest)
-            falls = all(ever[b] < ever[a] and step_s[b] >= step_s[a] for a, b in pairwise(tries))
-            if not falls or any(one in roomy for one in tries[:-1]):
+            if not all(may_follow(one, other) for one, other in pairwise(tries)):
                 continue
-            is_last = tries[-1] in roomy or not any(
-                ever[one] < ever[tries[-1]] and step_s[one] >= step_s[tries[-1]]
-                for one in range(len(ever))
-            )
-            if not is_last:
-                continue
-            left = [*(ever[one] for one in tries), 0.0]
-            total = (1.0 - left[0]) * step_s[first] + left[-2] * step_s[tries[-1]]
-            total += sum((left[i] - left[i + 1]) * step_s[tries[i + 1]] for i in range(count))
-            for one in tries:
-                lost_s = prices.loss_s(likely(ever[one]))[0]
-                total += step_s[one] * lost_s / run_s
-            found = min(found, total)
+            if any(may_follow(tries[-1], other) for other in every):
+                continue  # somebody would go on
+            wall_s = run_by_hand_s(prices, step_s, risks, tries, num_steps)
+            found = min(found, wall_s / num_steps)
     return float(found)
 
 
-def test_the_expected_step_is_the_least_over_every_sequence_of_tries() -> None:
-    rng, prices, wrong = np.random.default_rng(3), LossPrices(failed_start_s=1e4), []
+def test_the_expected_step_is_the_mean_over_all_outcomes_of_the_best_sequence_of_tries() -> None:
+    rng, wrong = np.random.default_rng(3), []
     for seed in range(60):
+        run_steps = None if seed % 2 else 10.0 ** rng.uniform(3.0, 6.0)
+        prices = LossPrices(failed_start_s=1e4, crash_s=3e3, run_steps=run_steps)
         step_s, ever = random_decisions(rng)
-        found = prices.expected_s(step_s, likely(*ever))
+        # As published errors do, the larger chance has the larger share at the start.
+        risks = Chances(at_start_C=ever * np.sqrt(ever) * rng.uniform(0.2, 1.0), ever_C=ever)
+        found = prices.expected_s(step_s, risks)
         for one in range(len(ever)):
             if np.any((ever < ever[one]) & (step_s <= step_s[one])):
                 continue  # another is faster and has more room: nobody tries this one
-            by_hand = expected_by_hand(prices, step_s, ever, one)
+            by_hand = expected_by_hand(prices, step_s, risks, one)
             if not np.isclose(found[one], by_hand):
                 wrong.append((seed, one, found, by_hand))
     assert not wrong
+
+
+def test_lost_starts_cost_the_same_seconds_whatever_a_step_takes() -> None:
+    # 30 % of 1,000 s over 100 steps: 3 s a step of the one that takes 10 s and of that of 20.
+    prices = LossPrices(failed_start_s=1000.0, crash_s=0.0, run_steps=100.0)
+    found = prices.expected_s(np.array([20.0, 10.0]), likely(0.3, 0.3))
+    assert found == pytest.approx([23.0, 13.0])
+
+
+def test_the_whole_loss_is_what_is_added_to_the_steps_of_a_run() -> None:
+    prices = LossPrices(failed_start_s=50.0, crash_s=0.0, run_steps=100.0)
+    risks = likely(0.3, 0.0)
+    found = prices.expected_s(np.array([10.0, 12.0]), risks)
+    loss_s = float(prices.loss_s(risks)[0])
+    added_s = (found[0] - 10.0) * 100.0
+    # Three in ten lose 50 s, and 2 s at each of 100 steps.
+    assert added_s == pytest.approx(0.3 * 50.0 + 0.3 * 200.0)
+    assert whole_loss_s(loss_s, chance=0.3, slower_s=200.0) == pytest.approx(added_s)
 
 
 def test_more_chance_never_makes_a_decision_better() -> None:

@@ -11,11 +11,8 @@ from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.routing import BusiestRatios
 from tuner.costs.analytic.shapes import number
 from tuner.planner.analytic.answer import Detail
-from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.found import Found
 from tuner.planner.analytic.found import Search as Searched
-from tuner.planner.analytic.leaning import price_to_fit
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, LossPrices
 from tuner.planner.analytic.preferring import (
     CRITERIA,
@@ -33,6 +30,7 @@ from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
 MakeQuestion = Callable[..., Question]
+EveryDecision = Callable[[Searched], Found]
 USUAL = LossPrices()
 SETTINGS = Settings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
 
@@ -48,34 +46,6 @@ def searched(ask: MakeQuestion, *, limit_ratio: float = 1.0) -> Searched:
     return search(replace(question, memory_limit_bytes=limit), SETTINGS)
 
 
-def every_decision(found: Searched) -> Found:
-    """All legal decisions that fit, priced one kind of degrees at a time."""
-    rows = found.degrees.rows(np.arange(found.degrees.num_cells))
-    every: Found | None = None
-    for facts, chosen in by_facts(rows):
-        legal = found.ways.legal(facts)
-        if not len(legal):
-            continue
-        candidates = Candidates(
-            rows={name: np.repeat(column[chosen], len(legal)) for name, column in rows.items()},
-            ways={
-                axis: np.tile(legal[:, at], len(chosen))
-                for at, axis in enumerate(found.ways.choices)
-            },
-        )
-        prices, _ = price_to_fit(found.question, found.ways, candidates)
-        some = Found(
-            candidates=candidates,
-            step_s=prices.step_s,
-            peak_bytes=prices.peak_bytes,
-            layers_PC=prices.layers_PC,
-        )
-        fits = np.flatnonzero(prices.peak_bytes <= found.question.memory_limit_bytes)
-        every = some.taken(fits) if every is None else every.beside(some.taken(fits))
-    assert every is not None
-    return every
-
-
 def closed_form_s(detail: Detail) -> float:
     return number(detail.step.step_s)
 
@@ -86,20 +56,31 @@ def chosen_among(
     *,
     prices: LossPrices = USUAL,
     is_near: Callable[[Detail, float, float], bool] = lambda *_: True,
+    play: Callable[[Detail], float] = closed_form_s,
 ) -> Preferred | None:
     return preferred(
         found,
         fastest,
         objective_s=float(fastest.step_s[0]),
         prices=prices,
-        play=closed_form_s,
+        play=play,
         is_near=is_near,
     )
 
 
+def times_closed_form(slower: float) -> Callable[[Detail], float]:
+    """A play that takes so many times the closed form."""
+    return lambda detail: slower * closed_form_s(detail)
+
+
+def as_expected(objective_s: float) -> Callable[[Detail, float, float], bool]:
+    """As a plan without failures judges what is near."""
+    return lambda _, step_s, most_ratio: step_s <= objective_s * most_ratio
+
+
 @pytest.mark.parametrize("limit_ratio", [1.0, 0.3])
 def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
-    ask: MakeQuestion, limit_ratio: float
+    ask: MakeQuestion, every_decision: EveryDecision, limit_ratio: float
 ) -> None:
     found = searched(ask, limit_ratio=limit_ratio)
     assert found.found is not None
@@ -122,10 +103,77 @@ def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
 def test_a_schedule_that_plays_too_slowly_is_passed_over(ask: MakeQuestion) -> None:
     found = searched(ask)
     assert found.found is not None
-    last = found.found.taken(np.array([len(found.found) - 1]))
-    worst = replace(last, peak_bytes=np.array([found.question.memory_limit_bytes]))
-    assert chosen_among(found, worst) is not None
-    assert chosen_among(found, worst, is_near=lambda *_: False) is None
+    fastest = found.found.taken(np.array([0]))
+    own_s = float(fastest.step_s[0])
+    assert chosen_among(found, fastest, is_near=lambda *_: False) is None
+    full = replace(fastest, peak_bytes=np.array([1.2 * found.question.capacity_bytes]))
+    chosen = chosen_among(found, full, is_near=as_expected(own_s))
+    assert chosen is not None
+    slow = repr(chosen.detail.strategies)
+
+    def play(detail: Detail) -> float:
+        return closed_form_s(detail) * (2.0 if repr(detail.strategies) == slow else 1.0)
+
+    other = chosen_among(found, full, play=play, is_near=as_expected(own_s))
+    assert other is not None
+    assert repr(other.detail.strategies) != slow
+    assert other.step_s < own_s * (1.0 + TOLERANCE_RATIO) ** 2
+
+
+def test_what_runs_out_is_not_chosen_because_all_others_play_slowly(ask: MakeQuestion) -> None:
+    """No schedule plays within the tolerance of the least closed form."""
+    found = searched(ask)
+    assert found.found is not None
+    fastest = found.found.taken(np.array([0]))
+    own_s = float(fastest.step_s[0])
+    for share in (1.2, 1.02):
+        full = replace(fastest, peak_bytes=np.array([share * found.question.capacity_bytes]))
+        assert chances_of(found, full).ever_C[0] > LIKELY
+        plain = chosen_among(found, full, is_near=as_expected(own_s))
+        assert plain is not None
+        for slower in (1.03, 1.2, 2.0):
+            play = times_closed_form(slower)
+            chosen = chosen_among(found, full, play=play, is_near=as_expected(own_s))
+            assert chosen is not None, (share, slower)
+            assert chances_of(found, chosen.row).ever_C[0] <= LIKELY
+            # All play alike, so the same is chosen.
+            assert chosen.step_s == pytest.approx(slower * plain.step_s, rel=TOLERANCE_RATIO)
+
+
+def test_a_fastest_that_is_dear_stays_where_all_others_play_dearer(ask: MakeQuestion) -> None:
+    found = searched(ask)
+    assert found.found is not None
+    fastest = found.found.taken(np.array([0]))
+    own_s = float(fastest.step_s[0])
+    capacity = found.question.capacity_bytes
+    shares = np.linspace(0.85, 1.0, 61)
+    full = next(
+        one
+        for share in shares
+        if 0.3
+        < chances_of(found, one := replace(fastest, peak_bytes=np.array([share * capacity]))).ever_C
+        <= LIKELY
+    )
+    dear = LossPrices(failed_start_s=0.2 * own_s * 1e4, run_steps=1e4)
+
+    def chosen_with(slower: float) -> Preferred | None:
+        return chosen_among(
+            found,
+            full,
+            prices=dear,
+            play=times_closed_form(slower),
+            is_near=as_expected(own_s),
+        )
+
+    near = chosen_with(1.0)
+    assert near is not None
+    assert near.fastest_expected_s is not None
+    assert near.fastest_expected_s > own_s * (1.0 + TOLERANCE_RATIO)
+    # 3 % more than the closed form is still less than what the fastest is expected to take.
+    still = chosen_with(1.03)
+    assert still is not None
+    assert still.step_s < near.fastest_expected_s
+    assert chosen_with(1.5) is None
 
 
 def test_less_chance_of_running_out_comes_before_everything_else(ask: MakeQuestion) -> None:
@@ -172,7 +220,9 @@ def test_a_dearer_failure_reaches_for_roomier_decisions(ask: MakeQuestion) -> No
     assert dear == pytest.approx(1.05 * step_s, rel=0.02)
 
 
-def test_the_roomier_decision_is_the_fastest_with_a_small_chance(ask: MakeQuestion) -> None:
+def test_the_roomier_decision_is_the_fastest_with_a_small_chance(
+    ask: MakeQuestion, every_decision: EveryDecision
+) -> None:
     found = searched(ask, limit_ratio=0.3)
     assert found.found is not None
     step_s = float(found.found.step_s[0])

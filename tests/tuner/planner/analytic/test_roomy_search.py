@@ -1,24 +1,38 @@
 """What has room and takes a little longer is found, and chosen where running out costs much."""
 
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tuner.cli.plan_text import plan_text
 from tuner.costs.analytic.calibration import shipped
 from tuner.plan import Plan, Provenance
 from tuner.planner.analytic.asking import question_of, site_of
-from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
+from tuner.planner.analytic.found import Found
+from tuner.planner.analytic.found import Search as Searched
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, LossPrices, loss_prices
 from tuner.planner.analytic.planning import make_analytic_plan
-from tuner.planner.analytic.preferring import MOST_SLOWER_RATIO, TOLERANCE_RATIO
+from tuner.planner.analytic.preferring import (
+    MOST_SLOWER_RATIO,
+    TOLERANCE_RATIO,
+    LeastExpected,
+    chances_of,
+    fastest_with,
+    least_expected,
+)
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.relaxing import memory_that_would_do
-from tuner.planner.analytic.search import Settings
+from tuner.planner.analytic.roomy_search import Rooms, roomy_searches
+from tuner.planner.analytic.search import Settings, search
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.read import read_spec
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
@@ -26,6 +40,9 @@ from tuner.units import parse_bytes
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 QWEN = Path(__file__).parents[4] / "examples" / "worked" / "qwen3-30b-a3b-16-h100" / "spec.yaml"
+MakeQuestion = Callable[..., Question]
+EveryDecision = Callable[[Searched], Found]
+A_MILLION_STEPS = LossPrices(run_steps=1e6)
 NOTHING = Provenance(
     moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
 )
@@ -175,3 +192,67 @@ def planned_pipeline(model: str, *, memory_per_device: int) -> Plan:
         provenance=NOTHING,
         with_unlaunchable=False,
     )
+
+
+def shrunk(
+    ask: MakeQuestion, every_decision: EveryDecision
+) -> Iterator[tuple[Searched, Rooms, LeastExpected, Found]]:
+    """OLMoE without a pipeline on devices of ever less memory, and all decisions that fit.
+
+    Few enough to be priced one by one; without a pipeline no layout depends on the memory.
+    """
+    limits = {"micro_batch_size": (1, 2), "cuda_graph": ("none",), "zero_stage": (1,)}
+    question = ask(
+        "olmoe-1b-7b",
+        devices=16,
+        capabilities=MEGATRON_0_18,
+        limits=Search.model_validate(limits | {"pipeline_model_parallel_size": (1,)}),
+    )
+    settings = Settings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
+    usable_ratio = 0.95
+
+    def of(capacity_bytes: float) -> Question:
+        limit_bytes = usable_ratio * capacity_bytes
+        return replace(question, memory_limit_bytes=limit_bytes, usable_memory_ratio=usable_ratio)
+
+    every = every_decision(search(of(1e15), settings))
+    for ratio in (1.9, 1.8, 1.55, 1.45, 1.25, 1.2, 1.15, 1.12, 1.1):
+        found = search(of(ratio * float(every.peak_bytes.min())), settings)
+        assert found.found is not None
+        full = found.found.taken(np.array([0]))
+        rooms = roomy_searches(found, settings, full=full, step_s=float(full.step_s[0]))
+        least = least_expected(found, prices=A_MILLION_STEPS, rooms=rooms.searches)
+        fits = every.peak_bytes <= found.question.memory_limit_bytes
+        yield found, rooms, least, every.taken(np.flatnonzero(fits))
+
+
+def test_less_memory_never_shortens_the_expected_step_nor_is_room_denied_that_there_is(
+    ask: MakeQuestion, every_decision: EveryDecision
+) -> None:
+    """And what is found is the least of all decisions that fit, nearly."""
+    wrong, before_s, denied, with_room = [], 0.0, 0, 0
+    for found, rooms, least, every in shrunk(ask, every_decision):
+        risks = chances_of(found, every)
+        roomy_s = float(every.step_s[risks.ever_C <= SMALL].min(initial=np.inf))
+        if rooms.complete_s is not None:
+            denied += 1
+            if roomy_s < rooms.complete_s:
+                wrong.append(("denied", roomy_s, rooms.complete_s))
+        if not np.isfinite(roomy_s):
+            continue  # no run is sure to end
+        if rooms.searches:
+            with_room += 1
+            fastest = [fastest_with(one, most_chance=SMALL) for one in rooms.searches]
+            if not any(fastest):
+                wrong.append(("not found", roomy_s, found.question.capacity_bytes))
+        expected_s = A_MILLION_STEPS.expected_s(every.step_s, risks)
+        least_s = float(expected_s[risks.ever_C <= LIKELY].min())
+        # What lies between is looked for in few steps of chance only, which shows where what has
+        # room takes seven times as long.
+        most_ratio = 1.02 if roomy_s < 2.0 * float(every.step_s.min()) else 1.15
+        if least.expected_s < before_s * (1.0 - 1e-3) or least.expected_s > most_ratio * least_s:
+            wrong.append(("expected", least.expected_s, max(before_s, least_s)))
+        before_s = least.expected_s
+    assert not wrong
+    assert denied
+    assert with_room > 3

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,15 @@ from tuner.cli.plan_text import plan_text
 from tuner.emit.testing import sample_decision, sample_verified
 from tuner.plan import Alternative, Plan, Preference, Roomier, TrainPrediction
 from tuner.planner.analytic.bucketing import bucket_note
+from tuner.planner.analytic.memory_risk import (
+    CHECKPOINT_INTERVAL_S,
+    CRASHES,
+    FAILED_START_S,
+    LIKELY,
+    RESTART_S,
+    loss_prices,
+)
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO
 from tuner.planner.nodes.slowing import SLOW_LINKS
 from tuner.planner.nodes.told import on_measured_nodes
 from tuner.spec.huggingface.read import read_model
@@ -171,6 +181,8 @@ def test_the_fastest_needs_no_reason_when_it_comes_back(plan: Plan) -> None:
     assert found.decision == easier.fastest
     assert found.preferred is None
     assert found.certificate.decision_gap_ratio is None
+    (note,) = (one for one in found.provenance.notes if one.startswith("measured links: "))
+    assert "lost to slow links, not" in note
 
 
 def test_the_place_is_taken_at_more_risk_only_with_a_word(plan: Plan) -> None:
@@ -192,6 +204,146 @@ def test_equal_links_change_no_choice(plan: Plan) -> None:
     assert found.decision == plan.decision
     assert found.alternatives == plan.alternatives
     assert found.preferred is None
+
+
+def risky(one: Alternative, chance: float, *, step_s: float | None = None) -> Alternative:
+    return one.model_copy(update={"predicted": with_chance(one.predicted, chance, step_s=step_s)})
+
+
+def with_chance(
+    predicted: TrainPrediction, chance: float, *, step_s: float | None = None
+) -> TrainPrediction:
+    return predicted.model_copy(
+        update={
+            "out_of_memory_probability": chance,
+            "out_of_memory_at_start_probability": chance / 2.0,
+            "step_time_s": predicted.step_time_s if step_s is None else step_s,
+        }
+    )
+
+
+def at_risk(plan: Plan, chance: float, *others: tuple[float, float]) -> Plan:
+    """A plan of 2 s whose runners-up, deep ones, have chances of running out and steps."""
+    assert plan.predicted is not None
+    deep = plan.alternatives[1]
+    told = [risky(deep, other, step_s=step_s) for other, step_s in others]
+    knobs: tuple[dict[str, Any], ...] = ({}, {"zero_stage": 0}, {"overlap_grad_reduce": True})
+    return plan.model_copy(
+        update={
+            "predicted": with_chance(plan.predicted, chance),
+            "alternatives": tuple(
+                one.model_copy(update={"decision": one.decision.model_copy(update=knob)})
+                for one, knob in zip(told, knobs, strict=False)
+            ),
+        }
+    )
+
+
+def total_s(plan: Plan, one: TrainPrediction, others: Sequence[TrainPrediction]) -> float:
+    """The objective by hand: one of two decisions, the other of which hardly runs out."""
+    chance = one.out_of_memory_probability or 0.0
+    at_start = one.out_of_memory_at_start_probability or 0.0
+    next_s = max([one.step_time_s, *(o.step_time_s for o in others)])
+    usual_s = min([one.step_time_s, *(o.step_time_s for o in others)])
+    late_s = CRASHES * (RESTART_S + CHECKPOINT_INTERVAL_S / 2.0) + FAILED_START_S
+    loss_s = at_start * FAILED_START_S + (chance - at_start) * late_s
+    run_s = loss_prices(plan.goal).run_s(usual_s)
+    return (1.0 - chance) * one.step_time_s + chance * next_s + loss_s * usual_s / run_s
+
+
+def test_equal_links_never_change_a_choice_for_memory(plan: Plan) -> None:
+    """The riskier runners-up are faster, up to what the choice gave up for room."""
+    for chance, other, step_s in (
+        (0.151, 0.355, 1.95),
+        (0.02, 0.6, 1.5),
+        (0.6, 0.7, 1.9),
+    ):
+        asked = at_risk(plan, chance, (other, step_s))
+        found = on(asked, links(slow=400e9))
+        assert found.decision == asked.decision, (chance, other, step_s)
+        assert found.runners_up == asked.runners_up
+        assert found.preferred == asked.preferred
+        # Hardly unequal ones neither.
+        nearly = on(asked, links(slow=399e9))
+        assert nearly.decision == asked.decision, (chance, other, step_s)
+
+
+def test_links_bring_no_decision_that_is_worse_by_the_expected_step(plan: Plan) -> None:
+    moved = []
+    for rate in (4e9, 100e9):
+        for chance, other, step_s in (
+            (0.01, 0.3, 2.02),
+            (0.01, 0.45, 2.2),
+            (0.01, 0.6, 1.9),
+            (0.04, 0.02, 2.3),
+        ):
+            asked = at_risk(plan, chance, (other, step_s))
+            found = on(asked, links(slow=rate))
+            assert found.predicted is not None
+            (left,) = found.runners_up
+            own_s = total_s(plan, found.predicted, [left.predicted])
+            left_s = total_s(plan, left.predicted, [found.predicted])
+            if found.decision == asked.decision:
+                continue
+            moved.append((rate, other))
+            assert own_s < left_s / (1.0 + TOLERANCE_RATIO), (rate, chance, other)
+            assert (found.predicted.out_of_memory_probability or 0.0) <= LIKELY
+    assert {rate for rate, _ in moved} >= {4e9}
+    assert len(moved) < 8
+
+
+def test_the_replaced_decision_stays_what_a_run_goes_on_with(plan: Plan) -> None:
+    asked = at_risk(plan, 0.01, (0.2, 2.1), (0.3, 2.12))
+    found = on(asked, links(slow=4e9))
+    assert found.predicted is not None
+    assert found.preferred is not None
+    assert found.decision == asked.alternatives[0].decision
+    assert found.roomier is not None
+    assert found.roomier.decision == asked.decision
+    (left,) = (one for one in found.runners_up if one.decision == asked.decision)
+    assert found.roomier.step_time_s == left.predicted.step_time_s
+    assert found.roomier.slower_ratio == pytest.approx(
+        left.predicted.step_time_s / found.predicted.step_time_s - 1.0
+    )
+    assert found.preferred.expected_step_s == pytest.approx(
+        total_s(plan, found.predicted, [left.predicted]), rel=0.01
+    )
+    assert found.preferred.fastest_expected_step_s == pytest.approx(
+        left.predicted.step_time_s, rel=0.01
+    )
+    assert found.preferred.fastest_out_of_memory_probability == 0.01
+
+
+def test_what_had_more_room_is_offered_beside_the_new_decision_too(plan: Plan) -> None:
+    assert plan.decision is not None
+    room = Roomier(
+        decision=sample_decision(**WIDE, zero_stage=3),
+        step_time_s=2.4,
+        slower_ratio=0.2,
+        slower_s=10.0,
+        peak_memory_bytes=1,
+        out_of_memory_probability=0.01,
+    )
+    asked = at_risk(plan, 0.3, (0.2, 2.1)).model_copy(update={"roomier": room})
+    found = on(asked, links(slow=4e9))
+    assert found.decision == asked.alternatives[0].decision
+    assert found.roomier is not None
+    assert found.roomier.decision == room.decision
+    # Neither of the two has its slow links: 2.4 of 2.1 s.
+    assert found.roomier.slower_ratio == pytest.approx(2.4 / 2.1 - 1.0)
+    # One without a chance needs none.
+    roomy = on(at_risk(plan, 0.3, (0.0, 2.1)), links(slow=4e9))
+    assert roomy.roomier is None
+
+
+def test_that_nothing_has_room_stays_said_whichever_is_run(plan: Plan) -> None:
+    asked = at_risk(plan, 0.6, (0.55, 2.1)).model_copy(update={"no_roomier": True})
+    found = on(asked, links(slow=4e9))
+    assert found.decision == asked.alternatives[0].decision
+    assert found.roomier is None
+    assert found.no_roomier
+    assert found.preferred is not None
+    assert found.preferred.expected_step_s is None
 
 
 def test_every_runner_up_is_priced_on_the_links_of_the_decision(plan: Plan) -> None:

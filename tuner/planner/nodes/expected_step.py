@@ -1,0 +1,86 @@
+"""What steps on measured links cost with running out of memory, and which decision to run on them.
+
+The objective is that of the choice without measured links (tuner/planner/analytic/memory_risk.py):
+
+    expected   seconds of a step, slow links included, with what running out of memory costs
+
+The chosen decision was preferred to others within `TOLERANCE_RATIO` of it, so it stays until
+another is less by more than that. Any advantage that the other has on usual links was already
+weighed: only what the links add to it counts. Equal links therefore change no choice.
+
+Letters: C decisions, the chosen one first.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.plan import Roomier, TrainPrediction
+from tuner.planner.analytic.memory_risk import Chances, LossPrices
+from tuner.planner.analytic.preferring import MEMORY_STEPS, TOLERANCE_RATIO, fit_C
+
+Floats = npt.NDArray[np.float64]
+
+LEAST_GAIN_RATIO: Final = 0.01
+"""Share of an expected step by which links must widen another decision's advantage."""
+
+
+def expected_steps_s(
+    predicted_C: Sequence[TrainPrediction],
+    *,
+    prices: LossPrices,
+    slow_s_C: Floats | float = 0.0,
+    roomier: Roomier | None = None,
+) -> Floats:
+    """Seconds a step with what running out of memory is expected to cost, [C].
+
+    Args:
+        predicted_C: on usual links.
+        prices: what running out of memory costs.
+        slow_s_C: what slow links add to each step.
+        roomier: what a run may go on with beside them, on usual links.
+    """
+    step_s = np.array([one.step_time_s for one in predicted_C]) + slow_s_C
+    ever, at_start = _ever_C(predicted_C), _at_start_C(predicted_C)
+    if roomier is not None:
+        # It hardly runs out, and what it costs itself is not asked.
+        step_s = np.append(step_s, roomier.step_time_s)
+        ever, at_start = np.append(ever, roomier.out_of_memory_probability), np.append(at_start, 0)
+    found = prices.expected_s(step_s, Chances(at_start_C=at_start, ever_C=ever))
+    return found[: len(predicted_C)]
+
+
+def place_taken_by(
+    predicted_C: Sequence[TrainPrediction], *, usual_s_C: Floats, on_links_s_C: Floats
+) -> int | None:
+    """Return which decision takes the place of the first one; None where it stays.
+
+    Of those that may, what is within the tolerance of the least is ordered as ever: by the chance
+    of running out first, then by the expected step.
+
+    Args:
+        predicted_C: on usual links.
+        usual_s_C: expected steps on usual links.
+        on_links_s_C: expected steps on the measured links.
+    """
+    ever_C = _ever_C(predicted_C)
+    known_C = usual_s_C[0] / usual_s_C * (1.0 + LEAST_GAIN_RATIO)
+    ahead_C = np.maximum(1.0 + TOLERANCE_RATIO, known_C)
+    better = np.flatnonzero(fit_C(ever_C) & (on_links_s_C * ahead_C < on_links_s_C[0]))
+    if not len(better):
+        return None
+    least_s = float(on_links_s_C[better].min())
+    better = better[on_links_s_C[better] <= least_s * (1.0 + TOLERANCE_RATIO)]
+    memory_step = np.searchsorted(MEMORY_STEPS, ever_C[better])
+    return int(better[np.lexsort((on_links_s_C[better], memory_step))[0]])
+
+
+def _ever_C(predicted_C: Sequence[TrainPrediction]) -> Floats:
+    """Chances of running out; none where no errors of peaks are published."""
+    return np.array([one.out_of_memory_probability or 0.0 for one in predicted_C])
+
+
+def _at_start_C(predicted_C: Sequence[TrainPrediction]) -> Floats:
+    return np.array([one.out_of_memory_at_start_probability or 0.0 for one in predicted_C])
