@@ -103,7 +103,10 @@ def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
             "memory per device, make room."
         )
     if one is None and plan.roomier_within_ratio is None:
-        return "More nodes, or a smaller usable_memory_ratio of the pool, make room."
+        return (
+            "Decisions with more room were not searched for to the end: more nodes, or a smaller "
+            "usable_memory_ratio of the pool, make room."
+        )
     if one is None:
         return (
             f"No decision found within {format_ratio(plan.roomier_within_ratio or 0.0)} of its "

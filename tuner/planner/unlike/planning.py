@@ -109,6 +109,16 @@ def _why_alone(ranking: Ranking, alone: DecisionAlone, question: PoolsQuestion) 
         chance = ranking.risks[together].chance
         if chance > SMALL:
             told += f", with a {format_ratio(chance)} chance of running out of memory"
+    told += "".join(
+        f"; pool {question.cluster.pools[one.index].name!r} alone takes "
+        f"{format_s(one.objective_s)}, with a {format_ratio(ranking.risks[one].chance)} chance of "
+        "running out of memory"
+        for one in ranking.order
+        if isinstance(one, DecisionAlone)
+        and one.index != alone.index
+        and one.objective_s < alone.objective_s
+        and ranking.risks[one].chance > SMALL
+    )
     return f"only pool {question.cluster.pools[alone.index].name!r} is used; {told}"
 
 

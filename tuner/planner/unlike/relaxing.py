@@ -8,6 +8,7 @@ memory and the like). The decisions are legal and fit, and need not be the best 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -78,7 +79,7 @@ def relaxations(found: Search, settings: Settings) -> tuple[Relaxation, ...]:
 
 
 def more_room(found: Search, settings: Settings, *, full: Played) -> tuple[Relaxation, ...]:
-    """Say with which nodes, then with which memory, something hardly runs out.
+    """Say with which nodes, then with which memory in every pool, something hardly runs out.
 
     For where every decision found runs out more likely than not; what is offered is what would fit
     were predicted peaks allowed only what hardly runs out.
@@ -93,10 +94,8 @@ def more_room(found: Search, settings: Settings, *, full: Played) -> tuple[Relax
         return ()
     space, method = found.space, settings.method
     columns = lean_columns(question, space)
-    return (
-        *_of_nodes(question, space, columns, method=method),
-        *_of_memory(question, space, columns, method=method),
-    )
+    memory = _of_memory(question, space, columns, method=method)
+    return (*_of_nodes(question, space, columns, method=method), *islice(memory, 1))
 
 
 def _of_limits(question: PoolsQuestion, *, method: str) -> Iterator[Relaxation]:
