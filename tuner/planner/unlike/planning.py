@@ -30,7 +30,8 @@ from tuner.planner.unlike.asked import PoolsQuestion, pools_question
 from tuner.planner.unlike.certifying import certificate_of, preference_of, ratio_band
 from tuner.planner.unlike.ranking import Ranking, is_over_several, ranked
 from tuner.planner.unlike.relaxing import in_the_way, more_room, relaxations
-from tuner.planner.unlike.room import room_of, with_room_elsewhere
+from tuner.planner.unlike.risk import Decided
+from tuner.planner.unlike.room import pools_of, room_of, with_room_elsewhere
 from tuner.planner.unlike.running import effective_step_s
 from tuner.planner.unlike.search import Search, Settings, search
 from tuner.planner.unlike.told import (
@@ -81,14 +82,11 @@ def plan_over_pools(
     alone = each_alone(question, settings)
     ranking = ranked(found, settings, alone=alone, watch=watch)
     best = ranking.best
-    if isinstance(best, DecisionAlone):
+    if best is not None and len(pools_of(best)) == 1:
         notes = (*provenance.notes, _why_alone(ranking, best, question))
-        plan = plan_alone(
-            question,
-            best.index,
-            settings=settings,
-            provenance=provenance.model_copy(update={"notes": notes}),
-        )
+        provenance = provenance.model_copy(update={"notes": notes})
+    if isinstance(best, DecisionAlone):
+        plan = plan_alone(question, best.index, settings=settings, provenance=provenance)
         plan = with_room_elsewhere(plan, ranking, found)
     else:
         plan = _together(spec, found, ranking, provenance, settings=settings, watch=watch)
@@ -98,7 +96,8 @@ def plan_over_pools(
     return plan.model_copy(update={"placement": placement})
 
 
-def _why_alone(ranking: Ranking, alone: DecisionAlone, question: PoolsQuestion) -> str:
+def _why_alone(ranking: Ranking, best: Decided, question: PoolsQuestion) -> str:
+    (used,) = pools_of(best)
     together = next(filter(is_over_several, ranking.chains), None)
     told = "no stages over several pools fit or are near as fast"
     if together is not None:
@@ -115,11 +114,11 @@ def _why_alone(ranking: Ranking, alone: DecisionAlone, question: PoolsQuestion) 
         "running out of memory"
         for one in ranking.order
         if isinstance(one, DecisionAlone)
-        and one.index != alone.index
-        and one.objective_s < alone.objective_s
+        and one.index != used
+        and one.objective_s < best.objective_s
         and ranking.risks[one].chance > SMALL
     )
-    return f"only pool {question.cluster.pools[alone.index].name!r} is used; {told}"
+    return f"only pool {question.cluster.pools[used].name!r} is used; {told}"
 
 
 def _together(

@@ -35,16 +35,20 @@ class Ranking:
     def best(self) -> Decided | None:
         """What is planned; None where nothing fits.
 
-        A chain on one pool alone gives way to what the search of that pool found, as long as that
-        is as likely to fit: the pool's own planner moves its layers too, and may interleave them.
+        A chain on one pool alone gives way to what the search of that pool found and is about as
+        fast, as long as that is as likely to fit: the pool's own planner moves its layers too.
         """
         if not self.order:
             return None
         best, *others = self.order
         if not isinstance(best, Played) or is_over_several(best):
             return best
-        own = (one for one in others if _is_alone_on(one, best) and self.risks[one].is_fit)
-        return next(own, best)
+        most_s = self.risks[best].effective_s * (1.0 + TOLERANCE_RATIO)
+        for one in others:
+            risk = self.risks[one]
+            if _is_alone_on(one, best) and risk.is_fit and risk.effective_s <= most_s:
+                return one
+        return best
 
     @property
     def chains(self) -> list[Played]:

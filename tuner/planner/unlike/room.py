@@ -36,14 +36,14 @@ def room_of(
 
 
 def _roomier(one: Decided, best: Decided, predicted: TrainPrediction, found: Search) -> Roomier:
-    question, ways, pools = found.question, found.space.ways, _pools(one)
+    question, ways, pools = found.question, found.space.ways, pools_of(one)
     slower_ratio = max(0.0, one.objective_s / predicted.step_time_s - 1.0)
     run_s = loss_prices(question.specs[0].goal).run_s(predicted.step_time_s)
     cost = {
         "step_time_s": one.objective_s,
         "slower_ratio": slower_ratio,
         "slower_s": slower_ratio * run_s,
-        "pools": () if set(pools) == set(_pools(best)) else _names(pools, question),
+        "pools": () if set(pools) == set(pools_of(best)) else _names(pools, question),
     }
     if isinstance(one, DecisionAlone):
         where = {
@@ -62,7 +62,7 @@ def _roomier(one: Decided, best: Decided, predicted: TrainPrediction, found: Sea
     return Roomier.model_validate(cost | where)
 
 
-def _pools(one: Decided) -> tuple[int, ...]:
+def pools_of(one: Decided) -> tuple[int, ...]:
     """Positions of the pools that run it, in the order of its stages."""
     return (
         (one.index,) if isinstance(one, DecisionAlone) else tuple(dict.fromkeys(one.chain.pool_S))

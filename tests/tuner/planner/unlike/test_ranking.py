@@ -32,7 +32,11 @@ from tuner.train_words import short_decision
 from tuner.units import format_bytes, format_ratio
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
-SEEDS = range(5)
+SEEDS = (106, 111, 117, 119)
+"""The quicker ones of a hundred: plans over pools and on one, with room and without."""
+NOISE_RATIO = 0.005
+"""A search keeps the fastest chain of each degrees, so that other limits may find another whose
+risk is a little less."""
 NODES = {
     "mixtral-8x7b": (1, 2),
     "qwen3-30b-a3b": (1, 2),
@@ -74,7 +78,7 @@ def spec_of(seed: int, *, memory_share: float = 1.0) -> Spec:
         for device in devices
     )
     links = tuple(
-        Link(between=pair, bandwidth=rng.choice((1e10, 5e10, 1e11)), latency=2e-5)
+        Link(between=pair, bandwidth=rng.choice((1e7, 1e10, 1e11)), latency=2e-5)
         for pair in pairwise(devices)
     )
     goal: dict[str, Any] = {
@@ -200,3 +204,17 @@ def test_what_is_planned_is_the_least_expected_of_all_that_was_found(
         wrong += [(seed, one) for one in (*misjudged(ranking, plan, question), *missaid(plan))]
     assert not wrong
     assert warned
+
+
+def test_less_memory_never_shortens_the_expected_step() -> None:
+    wrong = []
+    for seed in SEEDS[-2:]:
+        steps_s = []
+        for share in (1.0, 0.97, 0.93):
+            ranking = found_for(pools_question(spec_of(seed, memory_share=share), residuals=None))
+            assert ranking.best is not None
+            steps_s.append(ranking.risks[ranking.best].effective_s)
+        least_s = [one * (1.0 - NOISE_RATIO) for one in steps_s]
+        wrong += [(seed, steps_s)] * (steps_s[1] < least_s[0] or steps_s[2] < least_s[1])
+        assert steps_s[2] > steps_s[0]
+    assert not wrong
