@@ -22,7 +22,10 @@ class Alone(Record):
     pool: str
     devices: Count
     step_time_s: Seconds | None
-    """Of the best plan on it, from the closed form; absent where the model does not fit."""
+    """Of the best decision found on it, running out of memory included; absent where the model
+    does not fit."""
+    out_of_memory_probability: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Of that decision; absent where the model does not fit."""
 
 
 class NodeOrder(Record):

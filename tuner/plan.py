@@ -169,6 +169,20 @@ class StagePrediction(Record):
         )
 
 
+class RankAtRisk(Record):
+    """The pipeline rank that is likeliest to run out of memory, where devices are unlike.
+
+    It need not be the one with the largest peak.
+    """
+
+    pipeline_rank: Size
+    pool: str
+    peak_memory_bytes: Size
+    """Of its fullest device."""
+    memory_capacity_bytes: Size
+    """All that one of its devices has."""
+
+
 class TrainPrediction(Record):
     """What the model expects of a decision."""
 
@@ -183,6 +197,8 @@ class TrainPrediction(Record):
     """What the plan may use of one device; absent where devices are unlike."""
     memory_capacity_bytes: Size | None = None
     """All that one device has; absent where devices are unlike."""
+    rank_at_risk: RankAtRisk | None = None
+    """Whose chance of running out is told; absent where devices are alike."""
     out_of_memory_probability: Probability | None = None
     """That a device ever needs more than it has, by the errors of published peaks and what a peak
     grows by over a run (tuner/planner/analytic/memory_risk.py). This and the next two are absent
@@ -211,6 +227,13 @@ class TrainPrediction(Record):
     played."""
     run: RunForecast | None = None
     """The whole run, failures included."""
+
+    @model_validator(mode="after")
+    def _names_a_rank(self) -> "TrainPrediction":
+        ranks, at_risk = len(self.peak_memory_bytes), self.rank_at_risk
+        if at_risk is not None and at_risk.pipeline_rank >= ranks:
+            raise ValueError(f"rank_at_risk: no pipeline rank {at_risk.pipeline_rank} of {ranks}")
+        return self
 
 
 class ParetoPoint(Record):
@@ -319,8 +342,12 @@ class Roomier(Record):
     slower_s: Seconds
     """The same over the whole run."""
     peak_memory_bytes: Size
-    """Of the fullest device."""
+    """Of the fullest device; where devices are unlike, of the one that is likeliest to run out."""
     out_of_memory_probability: Probability
+    rank_at_risk: RankAtRisk | None = None
+    """Whose peak and chance these are; absent where devices are alike."""
+    pools: tuple[str, ...] = ()
+    """That it runs on; empty where they are the plan's."""
 
 
 class Unlaunchable(Record):

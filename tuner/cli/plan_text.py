@@ -9,9 +9,16 @@ from tuner.equal_stages import equal_stages
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
 from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
+from tuner.planner.analytic.memory_risk import SMALL
 from tuner.planner.layout_groups import layout_of, variants_of, variants_words
 from tuner.planner.planning import certificate_line
-from tuner.report.memory_room import chance_sentence, is_warned_of, memory_warning, trade_words
+from tuner.report.memory_room import (
+    chance_sentence,
+    is_warned_of,
+    memory_warning,
+    peak_band_words,
+    trade_words,
+)
 from tuner.spec.accounting import (
     active_parameters,
     kv_bytes_per_token,
@@ -205,11 +212,10 @@ def _room_lines(predicted: TrainPrediction) -> Iterable[str]:
     """How likely a device runs out, where no warning said it, and how far its peak may be off."""
     if predicted.out_of_memory_probability is None:
         return
-    low, high = max(predicted.peak_memory_bytes_band, key=lambda band: band[1])
     said = "see the warning" if is_warned_of(predicted) else chance_sentence(predicted)
     yield (
-        f"memory room    {said}; the largest errors of published peaks put the fullest peak "
-        f"between {format_bytes(int(low))} and {format_bytes(int(high))}"
+        f"memory room    {said}; the largest errors of published peaks put "
+        f"{peak_band_words(predicted)}"
     )
 
 
@@ -249,6 +255,9 @@ def _placement_lines(placement: Placement | None) -> Iterable[str]:
     )
     for alone in placement.alone:
         takes = "does not fit" if alone.step_time_s is None else f"{format_s(alone.step_time_s)}"
+        if (alone.out_of_memory_probability or 0.0) > SMALL:
+            chance = format_ratio(alone.out_of_memory_probability or 0.0)
+            takes += f", {chance} chance of running out of memory"
         yield f"alone          {alone.pool}, {alone.devices} devices: {takes}"
     for order in placement.node_orders:
         yield (

@@ -28,16 +28,9 @@ def is_warned_of(predicted: TrainPrediction) -> bool:
 def chance_sentence(predicted: TrainPrediction) -> str:
     """Say how likely it runs out, against all that a device has, and what failed starts cost.
 
-    Pools of unlike devices have no one capacity, and their fullest device need not be the one that
-    is most likely to run out: the peak is left out.
+    Over pools of unlike devices, against the device that is likeliest to run out.
     """
-    has, chance = predicted.memory_capacity_bytes, predicted.out_of_memory_probability or 0.0
-    peak = max(predicted.peak_memory_bytes)
-    against = (
-        ""
-        if has is None
-        else f", {format_bytes(peak)} predicted of the {format_bytes(has)} that a device has"
-    )
+    chance, against = predicted.out_of_memory_probability or 0.0, _against(predicted)
     if chance < HARDLY_ANY:
         return f"hardly any chance of running out of memory{against}"
     at_start = format_ratio(predicted.out_of_memory_at_start_probability or 0.0)
@@ -50,6 +43,32 @@ def chance_sentence(predicted: TrainPrediction) -> str:
 def lost_starts_words(loss_s: float) -> str:
     """Say what running out of memory costs, the step that the run then goes on with left out."""
     return f"failed starts and restarts are expected to take {format_s(loss_s)} of the run"
+
+
+def _against(predicted: TrainPrediction) -> str:
+    """Say the peak that the chance is of, and what its device has."""
+    has, at_risk = predicted.memory_capacity_bytes, predicted.rank_at_risk
+    if at_risk is not None:
+        peak, capacity = at_risk.peak_memory_bytes, at_risk.memory_capacity_bytes
+        return (
+            f", {format_bytes(peak)} predicted on pipeline rank {at_risk.pipeline_rank} of the "
+            f"{format_bytes(capacity)} that a device of pool {at_risk.pool!r} has"
+        )
+    if has is None:
+        return ""
+    peak = max(predicted.peak_memory_bytes)
+    return f", {format_bytes(peak)} predicted of the {format_bytes(has)} that a device has"
+
+
+def peak_band_words(predicted: TrainPrediction) -> str:
+    """Say between what the peak lies that the chance is of."""
+    at_risk = predicted.rank_at_risk
+    bands = predicted.peak_memory_bytes_band
+    low, high = (
+        max(bands, key=lambda band: band[1]) if at_risk is None else bands[at_risk.pipeline_rank]
+    )
+    which = "the fullest" if at_risk is None else f"pipeline rank {at_risk.pipeline_rank}'s"
+    return f"{which} peak between {format_bytes(int(low))} and {format_bytes(int(high))}"
 
 
 def trade_words(plan: Plan) -> Iterator[str]:
@@ -100,7 +119,10 @@ def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
             "memory per device, make room."
         )
     if one is None and plan.roomier_within_ratio is None:
-        return "More nodes, or a smaller usable_memory_ratio of the pool, make room."
+        return (
+            "Decisions with more room were not searched for to the end: more nodes, or a smaller "
+            "usable_memory_ratio of the pool, make room."
+        )
     if one is None:
         return (
             f"No decision found within {format_ratio(plan.roomier_within_ratio or 0.0)} of its "
@@ -113,9 +135,14 @@ def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
         chance=plan.predicted.out_of_memory_probability or 0.0,
         slower_s=one.slower_s,
     )
+    where = "" if not one.pools else f" on {' and '.join(map(repr, one.pools))} instead"
+    peak = format_bytes(one.peak_memory_bytes)
+    if one.rank_at_risk is not None:
+        has = format_bytes(one.rank_at_risk.memory_capacity_bytes)
+        peak += f" of the {has} of pool {one.rank_at_risk.pool!r}"
     return (
-        f"{name(one.decision)} has {format_ratio(one.out_of_memory_probability)} "
-        f"({format_bytes(one.peak_memory_bytes)}) and takes {format_ratio(one.slower_ratio)} "
+        f"{name(one.decision)}{where} has {format_ratio(one.out_of_memory_probability)} "
+        f"({peak}) and takes {format_ratio(one.slower_ratio)} "
         f"longer, {format_s(one.slower_s)} of the run. Running out, and going on with it, is "
         f"expected to cost {format_s(lost_s)} of the run in all."
     )

@@ -27,7 +27,12 @@ from tuner.report.decision_section import decision_section
 from tuner.report.decisions import train_words
 from tuner.report.expert_loads import loads_section
 from tuner.report.launch_section import launch_section
-from tuner.report.memory_room import chance_sentence, memory_warning, trade_words
+from tuner.report.memory_room import (
+    chance_sentence,
+    memory_warning,
+    peak_band_words,
+    trade_words,
+)
 from tuner.report.provenance import provenance_section
 from tuner.report.step_figures import (
     breakdown_figure,
@@ -37,7 +42,7 @@ from tuner.report.step_figures import (
 )
 from tuner.report.timeline import timeline_figure
 from tuner.report.trials import trials_section
-from tuner.units import format_bytes, format_ratio, format_s
+from tuner.units import format_ratio, format_s
 from tuner.verify.records import TrialRecord, Verified
 
 
@@ -234,9 +239,8 @@ def _memory(predicted: TrainPrediction) -> Section:
 
 
 def _room(predicted: TrainPrediction) -> Paragraph:
-    """Say how likely the fullest rank runs out, and between what its peak is expected."""
-    low, high = max(predicted.peak_memory_bytes_band, key=lambda band: band[1])
-    band = f"The band of the fullest rank is {format_bytes(low)} to {format_bytes(high)}"
+    """Say how likely a rank runs out, and between what its peak is expected."""
+    band = f"The largest errors of published peaks put {peak_band_words(predicted)}"
     if predicted.out_of_memory_probability is None:
         return Paragraph(
             text=f"{band}; bytes were counted on the reference step, without a chance."

@@ -84,7 +84,7 @@ def test_the_warning_names_the_roomier_decision_and_what_it_costs(own_folder: Pa
         assert words in said, (words, said)
     alone = memory_warning(with_chance(own_folder, 0.34), name=str)
     assert alone is not None
-    assert "More nodes" in alone
+    assert "were not searched for to the end: more nodes" in alone
 
 
 def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folder: Path) -> None:
@@ -93,6 +93,7 @@ def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folde
         said = memory_warning(plan.model_copy(update={"roomier_within_ratio": ratio}), name=str)
         assert said is not None
         assert ("No decision found within 7.0 %" in said) == is_said, said
+        assert ("not searched for to the end" in said) != is_said, said
         assert "ore nodes, or a smaller usable_memory_ratio" in said
     nowhere = memory_warning(plan.model_copy(update={"no_roomier": True}), name=str)
     assert nowhere is not None

@@ -11,65 +11,108 @@ from math import inf
 import numpy as np
 
 from tuner.placement import Alone, Placement, StagePlacement
-from tuner.plan import Plan, Provenance
-from tuner.planner.analytic.answer import detail_of
-from tuner.planner.analytic.memory_risk import loss_prices
+from tuner.plan import Plan, Provenance, TrainDecision
+from tuner.planner.analytic.answer import Detail, decision_of, detail_of
+from tuner.planner.analytic.asking import Site
+from tuner.planner.analytic.finalists import played_s
+from tuner.planner.analytic.found import Found, Search
+from tuner.planner.analytic.memory_risk import MemoryForecast, loss_prices
 from tuner.planner.analytic.planning import make_analytic_plan
-from tuner.planner.analytic.preferring import TOLERANCE_RATIO, least_expected
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO, least_expected, roomier
 from tuner.planner.analytic.roomy_search import roomy_searches
 from tuner.planner.analytic.search import Settings as PoolSettings
 from tuner.planner.analytic.search import search
-from tuner.planner.analytic.telling import effective_step_s
+from tuner.planner.analytic.telling import Teller, effective_step_s
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.search import Settings
+from tuner.spec.spec import Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolAlone:
-    """The best that is found on one pool."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecisionAlone:
+    """A decision that was found on one pool, its schedule played."""
 
     index: int
     """Of the pool in the cluster."""
+    spec: Spec
+    site: Site
+    decision: TrainDecision
+    detail: Detail
+    objective_s: float
+    """Seconds of a step, the larger of closed form and play."""
+    risk: MemoryForecast
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the fullest device."""
+        return round(float(self.detail.memory.total_PC.max()))
+
+    def wall_clock_s(self, step_s: float) -> float:
+        """Wall clock per step with failures, of a step of so many seconds."""
+        return effective_step_s(self.spec, self.site, self.detail, step_s=step_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolAlone:
+    """The best that is found on one pool."""
+
     told: Alone
-    effective_step_s: float = inf
-    """Wall clock per step with failures and with what running out of memory costs on average;
-    infinite where the model does not fit."""
-    step_s: float = inf
-    """Seconds of a step of the decision that this is of."""
-    chance: float = 1.0
-    """Of its running out of memory."""
+    decisions: tuple[DecisionAlone, ...] = ()
+    """The one whose step is expected to be the shortest, then the fastest that hardly runs out of
+    memory where that is another; none where the model does not fit."""
+    complete_s: float = inf
+    """Seconds of a step up to which every decision that hardly runs out was searched for."""
 
 
 def each_alone(question: PoolsQuestion, settings: Settings) -> tuple[PoolAlone, ...]:
     """Search every pool by itself."""
-    found = []
     # All pools one by one take no longer than the search over all of them may.
     share_s = settings.time_limit_s / question.num_pools
-    for index, own in enumerate(question.of_pool):
-        spec, site = question.specs[index], question.sites[index]
-        settings_of = PoolSettings(
-            top=1, band_ratio=TOLERANCE_RATIO, time_limit_s=share_s, clock=settings.clock
-        )
-        result = search(own, settings_of)
-        told = Alone(pool=site.pool.name, devices=own.num_devices, step_time_s=None)
-        if result.found is None:
-            found.append(PoolAlone(index=index, told=told))
-            continue
-        step_s = float(result.found.step_s[0])
-        fastest = result.found.taken(np.array([0]))
-        rooms = roomy_searches(result, settings_of, full=fastest, step_s=step_s)
-        least = least_expected(result, prices=loss_prices(spec.goal), rooms=rooms.searches)
-        detail = detail_of(replace(result, found=least.row), 0)
-        found.append(
-            PoolAlone(
-                index=index,
-                told=told.model_copy(update={"step_time_s": step_s}),
-                effective_step_s=effective_step_s(spec, site, detail, step_s=least.expected_s),
-                step_s=float(least.row.step_s[0]),
-                chance=least.chance,
-            )
-        )
-    return tuple(found)
+    settings_of = PoolSettings(
+        top=1, band_ratio=TOLERANCE_RATIO, time_limit_s=share_s, clock=settings.clock
+    )
+    return tuple(_alone(question, index, settings_of) for index in range(question.num_pools))
+
+
+def _alone(question: PoolsQuestion, index: int, settings: PoolSettings) -> PoolAlone:
+    own, site = question.of_pool[index], question.sites[index]
+    result = search(own, settings)
+    told = Alone(pool=site.pool.name, devices=own.num_devices, step_time_s=None)
+    if result.found is None:
+        return PoolAlone(told=told, complete_s=result.complete_s)
+    fastest = result.found.taken(np.array([0]))
+    step_s = float(fastest.step_s[0])
+    rooms = roomy_searches(result, settings, full=fastest, step_s=step_s)
+    prices = loss_prices(question.specs[index].goal)
+    least = least_expected(result, prices=prices, rooms=rooms.searches)
+    roomy = roomier(result, step_s=float(least.row.step_s[0]), rooms=rooms.searches)
+    rows = (least.row,) if roomy is None else (least.row, roomy)
+    every = [_decision(question, index, result, row) for row in rows]
+    decisions = tuple(one for one in every if one is every[0] or one.decision != every[0].decision)
+    best = decisions[0]
+    return PoolAlone(
+        told=_told(told, best.objective_s, best.risk.out_of_memory_probability),
+        decisions=decisions,
+        complete_s=inf if rooms.complete_s is None else rooms.complete_s,
+    )
+
+
+def _decision(question: PoolsQuestion, index: int, result: Search, row: Found) -> DecisionAlone:
+    spec, site = question.specs[index], question.sites[index]
+    found = replace(result, found=row)
+    detail = detail_of(found, 0)
+    teller = Teller(
+        spec=spec, site=site, search=found, band=question.bands[index], ratios=question.ratios
+    )
+    return DecisionAlone(
+        index=index,
+        spec=spec,
+        site=site,
+        decision=TrainDecision.model_validate(decision_of(found, 0)),
+        detail=detail,
+        objective_s=max(float(row.step_s[0]), played_s(detail)),
+        risk=teller.risk(detail),
+    )
 
 
 def plan_alone(
@@ -103,9 +146,20 @@ def plan_alone(
     return plan.model_copy(update={"placement": placement})
 
 
-def told_of(alone: Sequence[PoolAlone]) -> tuple[Alone, ...]:
-    """In the words of a plan."""
-    return tuple(one.told for one in alone)
+def told_of(alone: Sequence[PoolAlone], plan: Plan) -> tuple[Alone, ...]:
+    """In the words of a plan; of a pool that is planned alone what the plan itself expects."""
+    used = {stage.pool for stage in plan.placement.stages} if plan.placement else set()
+    planned = plan.predicted if len(used) == 1 else None
+    return tuple(
+        one.told
+        if planned is None or one.told.pool not in used
+        else _told(one.told, planned.step_time_s, planned.out_of_memory_probability)
+        for one in alone
+    )
+
+
+def _told(told: Alone, step_s: float, chance: float | None) -> Alone:
+    return told.model_copy(update={"step_time_s": step_s, "out_of_memory_probability": chance})
 
 
 def _unused(question: PoolsQuestion, index: int, num_devices: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from tuner.plan import Band, Certificate, Preference, Space
 from tuner.planner.analytic.answer import PROVEN_GAP_RATIO
 from tuner.planner.ratios import is_tie
-from tuner.planner.unlike.risk import Priced
+from tuner.planner.unlike.risk import Decided, Priced
 from tuner.planner.unlike.search import Search
 from tuner.planner.unlike.told import Played, decision_of
 
@@ -50,7 +50,7 @@ def certificate_of(found: Search, order: Sequence[Played]) -> Certificate:
 
 
 def preference_of(
-    found: Search, order: Sequence[Played], risks: Mapping[Played, Priced]
+    found: Search, order: Sequence[Played], risks: Mapping[Decided, Priced]
 ) -> Preference | None:
     """Say why the fastest chain was not chosen; None where it was."""
     chosen, fastest = order[0], fastest_of(order)

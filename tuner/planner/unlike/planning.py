@@ -1,43 +1,43 @@
 """From a spec with several pools to a plan: over all of them together, or over the best one alone.
 
-The chains that the search found are played pass by pass; they and the best plan of each pool alone,
-which may use what a chain over pools cannot (interleaved schedules), are ranked by wall clock per
-step, failures and what running out of memory costs on average included: the pools together have
-more devices to fail. Where the best chain may run out, chains with more room are searched for and
-ranked beside it (roomy_search.py). Where a pool alone is as good, the plan is that pool's and the
-others are left out. The search itself ranks by the step, so that no
-bound is proven on what failures cost.
+Chains that the search found and the best decisions of each pool alone, which may use what a chain
+over pools cannot (interleaved schedules), stand in one order of wall clock per step, failures and
+what running out of memory costs on average included (ranking.py): the pools together have more
+devices to fail. Where a pool alone is as good, the plan is that pool's and the others are left out.
+The search itself ranks by the step, so that no bound is proven on what failures cost.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tuner.costs.analytic.calibration import Residuals
 from tuner.costs.analytic.measured_profile import MeasuredProfile
-from tuner.plan import Alternative, Plan, Provenance, Roomier, TrainPrediction
+from tuner.plan import Alternative, Plan, Provenance, Relaxation, TrainPrediction
 from tuner.planner.analytic.extrapolation import asked_beyond, provenance_of
-from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
-from tuner.planner.analytic.preferring import TOLERANCE_RATIO
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL
 from tuner.planner.analytic.releases import priced_release
 from tuner.planner.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.ratios import is_tie
 from tuner.planner.reasons import why_lost
-from tuner.planner.unlike.alone import PoolAlone, each_alone, plan_alone, told_of
+from tuner.planner.unlike.alone import (
+    DecisionAlone,
+    each_alone,
+    plan_alone,
+    told_of,
+)
 from tuner.planner.unlike.asked import PoolsQuestion, pools_question
-from tuner.planner.unlike.certifying import certificate_of, fastest_of, preference_of, ratio_band
-from tuner.planner.unlike.chains import Chain
-from tuner.planner.unlike.relaxing import in_the_way, relaxations
-from tuner.planner.unlike.risk import Priced, priced
-from tuner.planner.unlike.roomy_search import roomy_search
+from tuner.planner.unlike.certifying import certificate_of, preference_of, ratio_band
+from tuner.planner.unlike.ranking import Ranking, is_over_several, ranked
+from tuner.planner.unlike.relaxing import in_the_way, more_room, relaxations
+from tuner.planner.unlike.risk import Decided
+from tuner.planner.unlike.room import pools_of, room_of, with_room_elsewhere
 from tuner.planner.unlike.running import effective_step_s
 from tuner.planner.unlike.search import Search, Settings, search
 from tuner.planner.unlike.told import (
     Played,
     decision_of,
     placement_of,
-    played,
     prediction_of,
 )
 from tuner.spec.spec import Spec
@@ -80,96 +80,25 @@ def plan_over_pools(
     found = replace(found, question=question)
     watch(Told(stage="alone", text=f"each of {names} without the others"))
     alone = each_alone(question, settings)
-    ranking = _ranked(found, settings, alone=alone, watch=watch)
-    best_alone = min(alone, key=lambda one: one.effective_step_s)
-    if best_alone.told.step_time_s is not None and not _is_better(ranking, best_alone, question):
-        note = _why_alone(ranking, best_alone, question)
-        plan = plan_alone(
-            question,
-            best_alone.index,
-            settings=settings,
-            provenance=provenance.model_copy(update={"notes": (*provenance.notes, note)}),
-        )
+    ranking = ranked(found, settings, alone=alone, watch=watch)
+    best = ranking.best
+    if best is not None and len(pools_of(best)) == 1:
+        notes = (*provenance.notes, _why_alone(ranking, best, question))
+        provenance = provenance.model_copy(update={"notes": notes})
+    if isinstance(best, DecisionAlone):
+        plan = plan_alone(question, best.index, settings=settings, provenance=provenance)
+        plan = with_room_elsewhere(plan, ranking, found)
     else:
         plan = _together(spec, found, ranking, provenance, settings=settings, watch=watch)
     if plan.placement is None:
         return plan
-    placement = plan.placement.model_copy(update={"alone": told_of(alone)})
+    placement = plan.placement.model_copy(update={"alone": told_of(alone, plan)})
     return plan.model_copy(update={"placement": placement})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Ranking:
-    """Chains in order, with their risks."""
-
-    order: list[Played]
-    """Best first; what runs out more likely than not comes last."""
-    risks: Mapping[Played, Priced]
-    roomy: Search | None
-    """The search for more room, where one was made."""
-
-
-def _ranked(
-    found: Search, settings: Settings, *, alone: Sequence[PoolAlone], watch: Watch
-) -> _Ranking:
-    """Play the chains that were found, search for more room where it is short, and order all."""
-    question = found.question
-    every = [played(chain) for chain in found.chains]
-    risks = priced(every, question, alone=alone)
-    order = _by_wall_clock(every, risks, question)
-    if not order:
-        return _Ranking(order=order, risks=risks, roomy=None)
-    fastest = fastest_of(order)
-    is_near = order[0].objective_s <= fastest.objective_s * (1.0 + TOLERANCE_RATIO)
-    full = order[0] if is_near else fastest
-    if risks[full].chance <= SMALL:
-        return _Ranking(order=order, risks=risks, roomy=None)
-    watch(Told(stage="memory", text="searching for chains with more room"))
-    roomy = roomy_search(found, settings, full=full)
-    known = {_key(one.chain) for one in every}
-    chains = () if roomy is None else roomy.chains
-    every += [played(chain) for chain in chains if _key(chain) not in known]
-    risks = priced(every, question, alone=alone)
-    return _Ranking(order=_by_wall_clock(every, risks, question), risks=risks, roomy=roomy)
-
-
-def _key(chain: Chain) -> tuple[object, ...]:
-    """What a chain decides."""
-    candidate = chain.column.candidate
-    columns = (*candidate.rows.values(), *candidate.ways.values())
-    return chain.pool_S, chain.layers_S, tuple(int(column[0]) for column in columns)
-
-
-def _by_wall_clock(
-    every: Sequence[Played], risks: Mapping[Played, Priced], question: PoolsQuestion
-) -> list[Played]:
-    return sorted(
-        every,
-        key=lambda one: (
-            not risks[one].is_fit,
-            _wall_clock_s(one, risks, question),
-            one.objective_s,
-        ),
-    )
-
-
-def _wall_clock_s(one: Played, risks: Mapping[Played, Priced], question: PoolsQuestion) -> float:
-    """Wall clock per step with failures and with what running out of memory costs on average."""
-    return effective_step_s(one.chain, question, step_s=risks[one].expected_s)
-
-
-def _is_better(ranking: _Ranking, alone: PoolAlone, question: PoolsQuestion) -> bool:
-    """Whether the best chain runs on several pools and gains by it."""
-    if not ranking.order or len(set(ranking.order[0].chain.pool_S)) == 1:
-        return False
-    best = ranking.order[0]
-    if ranking.risks[best].is_fit != (alone.chance <= LIKELY):
-        return ranking.risks[best].is_fit
-    return _wall_clock_s(best, ranking.risks, question) < alone.effective_step_s
-
-
-def _why_alone(ranking: _Ranking, alone: PoolAlone, question: PoolsQuestion) -> str:
-    together = next((one for one in ranking.order if len(set(one.chain.pool_S)) > 1), None)
+def _why_alone(ranking: Ranking, best: Decided, question: PoolsQuestion) -> str:
+    (used,) = pools_of(best)
+    together = next(filter(is_over_several, ranking.chains), None)
     told = "no stages over several pools fit or are near as fast"
     if together is not None:
         told = f"over all pools a step takes {format_s(together.objective_s)}"
@@ -179,19 +108,29 @@ def _why_alone(ranking: _Ranking, alone: PoolAlone, question: PoolsQuestion) -> 
         chance = ranking.risks[together].chance
         if chance > SMALL:
             told += f", with a {format_ratio(chance)} chance of running out of memory"
-    return f"only pool {alone.told.pool!r} is used; {told}"
+    told += "".join(
+        f"; pool {question.cluster.pools[one.index].name!r} alone takes "
+        f"{format_s(one.objective_s)}, with a {format_ratio(ranking.risks[one].chance)} chance of "
+        "running out of memory"
+        for one in ranking.order
+        if isinstance(one, DecisionAlone)
+        and one.index != used
+        and one.objective_s < best.objective_s
+        and ranking.risks[one].chance > SMALL
+    )
+    return f"only pool {question.cluster.pools[used].name!r} is used; {told}"
 
 
 def _together(
     spec: Spec,
     found: Search,
-    ranking: _Ranking,
+    ranking: Ranking,
     provenance: Provenance,
     *,
     settings: Settings,
     watch: Watch,
 ) -> Plan:
-    question, ways, order = found.question, found.space.ways, ranking.order
+    question, ways, order = found.question, found.space.ways, ranking.chains
     note = priced_release(spec.emit, spec.goal.engine, question.sites[0].residuals).note
     if note:
         provenance = provenance.model_copy(update={"notes": (*provenance.notes, note)})
@@ -217,6 +156,10 @@ def _together(
     best, *others = order
     predicted = prediction_of(best, question)
     decision = decision_of(best.chain, question, ways)
+    relaxed: tuple[Relaxation, ...] = ()
+    if ranking.risks[best].chance > LIKELY:
+        watch(Told(stage="ways out", text="looking for what would make room"))
+        relaxed = more_room(found, settings, full=best)
     return Plan.model_validate(
         common
         | {
@@ -224,9 +167,8 @@ def _together(
             "predicted": predicted,
             "binding_constraint": _pace(best, question),
             "preferred": preference_of(found, order, ranking.risks),
-            "roomier": _roomier(ranking, found, predicted),
-            "no_roomier": _has_no_room(ranking),
-            "roomier_within_ratio": _searched_ratio(ranking),
+            **room_of(ranking, found, best, predicted),
+            "relaxations": relaxed,
             **by_layout(
                 decision,
                 [
@@ -237,40 +179,6 @@ def _together(
             "placement": placement_of(best.chain, question),
         }
     )
-
-
-def _roomier(ranking: _Ranking, found: Search, predicted: TrainPrediction) -> Roomier | None:
-    """Say what hardly running out of memory would cost, where the chosen chain may."""
-    chosen, risks = ranking.order[0], ranking.risks
-    with_room = [one for one in ranking.order if risks[one].chance <= SMALL]
-    if risks[chosen].chance <= SMALL or not with_room:
-        return None
-    one = min(with_room, key=lambda each: each.objective_s)
-    slower_ratio = max(0.0, one.objective_s / chosen.objective_s - 1.0)
-    run_s = loss_prices(found.question.specs[0].goal).run_s(predicted.step_time_s)
-    return Roomier(
-        decision=decision_of(one.chain, found.question, found.space.ways),
-        step_time_s=one.objective_s,
-        slower_ratio=slower_ratio,
-        slower_s=slower_ratio * run_s,
-        peak_memory_bytes=round(max(one.chain.price.bytes_S)),
-        out_of_memory_probability=risks[one].chance,
-    )
-
-
-def _has_no_room(ranking: _Ranking) -> bool:
-    """Whether every chain was searched, and none hardly runs out."""
-    if ranking.roomy is None or any(one.chance <= SMALL for one in ranking.risks.values()):
-        return False
-    return math.isinf(ranking.roomy.complete_s)
-
-
-def _searched_ratio(ranking: _Ranking) -> float | None:
-    """How much longer than the chosen chain's are steps that were searched for more room."""
-    if ranking.roomy is None or ranking.risks[ranking.order[0]].chance <= SMALL:
-        return None
-    ratio = ranking.roomy.complete_s / ranking.order[0].objective_s - 1.0
-    return ratio if 0.0 < ratio < math.inf else None
 
 
 def _enough(order: Sequence[Played], found: Search, *, top: int) -> int:

@@ -6,13 +6,16 @@ memory and the like). The decisions are legal and fit, and need not be the best 
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from tuner.plan import Relaxation
+from tuner.planner.analytic.memory_risk import SMALL
+from tuner.planner.analytic.relaxing import MEMORY_LIMIT
 from tuner.planner.analytic.rules import DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES
 from tuner.planner.analytic.ways import ways_of
 from tuner.planner.unlike.asked import PoolsQuestion
@@ -26,9 +29,10 @@ from tuner.planner.unlike.lean import (
     most_layers,
 )
 from tuner.planner.unlike.pricing import OnPool
+from tuner.planner.unlike.roomy_search import MORE_RATIOS, with_chance
 from tuner.planner.unlike.search import Search, Settings
 from tuner.planner.unlike.space import PLAIN, PoolsSpace, pools_space
-from tuner.planner.unlike.told import decision_of, played, prediction_of
+from tuner.planner.unlike.told import Played, decision_of, played, prediction_of
 from tuner.spec.cluster import Cluster
 from tuner.spec.search import Search as Limits
 from tuner.units import format_bytes
@@ -38,9 +42,6 @@ MOST_TIMES: Final = 64
 
 HALVINGS: Final = 12
 """Of the range in which the least memory lies: to a percent or so of what there is."""
-
-MORE_RATIOS: Final = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3)
-"""Of the limit, or of the nodes, added to the least until the layers also fit whole."""
 
 SIZES: Final = {
     name: column
@@ -75,6 +76,26 @@ def relaxations(found: Search, settings: Settings) -> tuple[Relaxation, ...]:
         *_of_memory(question, found.space, columns, method=method),
         *_of_unasked(question, method=method),
     )
+
+
+def more_room(found: Search, settings: Settings, *, full: Played) -> tuple[Relaxation, ...]:
+    """Say with which nodes, then with which memory in every pool, something hardly runs out.
+
+    For where every decision found runs out more likely than not; what is offered is what would fit
+    were predicted peaks allowed only what hardly runs out.
+
+    Args:
+        found: the search that was made.
+        settings: of it.
+        full: the chain that is planned.
+    """
+    question = with_chance(found.question, full, chance=SMALL)
+    if question is None:
+        return ()
+    space, method = found.space, settings.method
+    columns = lean_columns(question, space)
+    memory = _of_memory(question, space, columns, method=method)
+    return (*_of_nodes(question, space, columns, method=method), *islice(memory, 1))
 
 
 def _of_limits(question: PoolsQuestion, *, method: str) -> Iterator[Relaxation]:
@@ -148,18 +169,37 @@ def _of_memory(
             continue
         for ratio in MORE_RATIOS:
             more = least + ratio * limit
-            chain = best_chain(
-                columns, _with_memory(names, more), cluster=question.cluster, method=method
-            )
+            change = _with_memory(names, more)
+            chain = best_chain(columns, change, cluster=question.cluster, method=method)
             if chain is not None:
-                where = "of every pool" if some == every else f"of pool {min(names)!r} alone"
-                usable = int(limit + more)
-                change = (
-                    f"{format_bytes(usable)} usable {where} instead of {format_bytes(int(limit))}: "
-                    f"{format_bytes(int(more))} more per device"
-                )
-                yield _relaxation("memory_per_device", change, chain, question, space)
+                asked = _having_memory(question, some, more)
+                said = _memory_words(question, asked, some, more)
+                yield _relaxation(MEMORY_LIMIT, said, chain, asked, space)
                 break
+
+
+def _having_memory(question: PoolsQuestion, some: Iterable[int], more: float) -> PoolsQuestion:
+    """Ask with more usable bytes per device of some pools, whose devices then have more in all."""
+    return replace(
+        question,
+        of_pool=tuple(
+            replace(own, memory_limit_bytes=own.memory_limit_bytes + more) if index in some else own
+            for index, own in enumerate(question.of_pool)
+        ),
+    )
+
+
+def _memory_words(
+    question: PoolsQuestion, asked: PoolsQuestion, some: Sequence[int], more: float
+) -> str:
+    """Say what a device of each pool must have in all."""
+    changes = "; ".join(
+        f"{format_bytes(int(asked.of_pool[index].capacity_bytes))} per device of pool "
+        f"{question.cluster.pools[index].name!r} instead of "
+        f"{format_bytes(int(question.of_pool[index].capacity_bytes))}"
+        for index in some
+    )
+    return f"{changes} ({format_bytes(int(more))} more to use)"
 
 
 def _least_more(columns: tuple[LeanColumns, ...], names: set[str], limit: float) -> float | None:

@@ -60,6 +60,8 @@ class Settings:
     top: int = 4
     """Rows of degrees whose best chain is wanted."""
     time_limit_s: float = 60.0
+    below_s: float = math.inf
+    """Slower chains are of no interest; `bound_s` then speaks of faster ones alone."""
     method: str = "exact"
     """A partition solver of solvers/registry.py."""
     clock: Callable[[], float]
@@ -217,7 +219,8 @@ class _Run:
         columns = [self._space.rows_N[name] for name in LAYOUT]
         layouts = (tuple(int(column[row]) for column in columns) for _, row in best)
         rows = rows_of_layouts(layouts, top=self._settings.top)
-        return math.inf if rows is None else best[rows - 1][0]
+        below_s = self._settings.below_s
+        return below_s if rows is None else min(below_s, best[rows - 1][0])
 
     def _wanted_of_s(self, entry: int) -> float:
         """The same of one entry, which must also be able to beat what its row has already."""

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.placement import Placement, StagePlacement
-from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
+from tuner.plan import Band, RankAtRisk, StagePrediction, TrainDecision, TrainPrediction
 from tuner.planner.analytic.answer import named
 from tuner.planner.analytic.layouts import stages_of
 from tuner.planner.analytic.memory_band import peak_band
 from tuner.planner.analytic.memory_risk import (
     MemoryForecast,
+    chances,
     forecast_of,
     loss_prices,
     uneven_bytes,
@@ -96,6 +97,7 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
         peak_memory_bytes=peaks,
         peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
         **asdict(risk_of(chain, question)),
+        rank_at_risk=rank_at_risk(chain, question),
         activation_bytes=tuple(
             round(float(memory.activations_PC[stage, 0]))
             for stage, memory in enumerate(price.memory_S)
@@ -116,10 +118,34 @@ def risk_of(chain: Chain, question: PoolsQuestion) -> MemoryForecast:
     return forecast_of(
         np.array(chain.price.bytes_S),
         uneven_bytes_of(chain, question),
-        capacity_bytes=np.array([question.of_pool[pool].capacity_bytes for pool in chain.pool_S]),
+        capacity_bytes=_capacity_bytes(chain, question),
         software=question.alike.software,
         prices=loss_prices(question.specs[0].goal),
     )
+
+
+def rank_at_risk(chain: Chain, question: PoolsQuestion) -> RankAtRisk:
+    """The stage that `risk_of` speaks of."""
+    capacity_bytes_S = _capacity_bytes(chain, question)
+    every = chances(
+        np.array(chain.price.bytes_S),
+        capacity_bytes=capacity_bytes_S,
+        software=question.alike.software,
+        pipeline_C=len(chain.pool_S),
+        uneven_bytes_C=uneven_bytes_of(chain, question),
+    )
+    stage = int(np.argmax(every.ever_C))
+    return RankAtRisk(
+        pipeline_rank=stage,
+        pool=question.cluster.pools[chain.pool_S[stage]].name,
+        peak_memory_bytes=round(chain.price.bytes_S[stage]),
+        memory_capacity_bytes=int(capacity_bytes_S[stage]),
+    )
+
+
+def _capacity_bytes(chain: Chain, question: PoolsQuestion) -> npt.NDArray[np.float64]:
+    """Of a device of every stage, [S]."""
+    return np.array([question.of_pool[pool].capacity_bytes for pool in chain.pool_S])
 
 
 def uneven_bytes_of(chain: Chain, question: PoolsQuestion) -> npt.NDArray[np.float64]:

@@ -1,26 +1,33 @@
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from profilers.imports.link_matrix import LinkMatrix
+from tuner.cli.plan_text import plan_text
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.plan import Plan, Provenance
+from tuner.plan import Plan, Provenance, TrainPrediction
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL
 from tuner.planner.nodes.told import on_measured_nodes
-from tuner.planner.unlike.asked import pools_question
+from tuner.planner.unlike.asked import PoolsQuestion, pools_question
 from tuner.planner.unlike.certifying import certificate_of
+from tuner.planner.unlike.chains import Chain
 from tuner.planner.unlike.planning import plan_over_pools
 from tuner.planner.unlike.risk import priced
 from tuner.planner.unlike.roomy_search import roomy_search
 from tuner.planner.unlike.search import Settings, search
-from tuner.planner.unlike.told import played, risk_of
+from tuner.planner.unlike.told import Played, played, risk_of
+from tuner.report.memory_room import memory_warning
 from tuner.spec.capabilities import intersection
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
+from tuner.train_words import short_decision
+from tuner.units import format_bytes
 
 MakeSpec = Callable[..., Spec]
 PLAIN = {"tensor_model_parallel_size": (1,), "virtual_pipeline_model_parallel_size": (1,)}
@@ -328,6 +335,18 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
     assert made.preferred.expected_step_s < made.preferred.fastest_expected_step_s
 
 
+def roomiest(chains: Iterable[Chain], question: PoolsQuestion) -> Played:
+    """The fastest of those that hardly run out."""
+    return min(
+        (
+            played(one)
+            for one in chains
+            if risk_of(one, question).out_of_memory_probability <= SMALL
+        ),
+        key=lambda one: one.objective_s,
+    )
+
+
 def test_chains_with_more_room_are_searched_for_where_the_best_may_run_out(
     spec: MakeSpec, provenance: Provenance
 ) -> None:
@@ -340,8 +359,7 @@ def test_chains_with_more_room_are_searched_for_where_the_best_may_run_out(
     assert risk_of(full.chain, question).out_of_memory_probability > SMALL
     roomy = roomy_search(found, settings, full=full)
     assert roomy is not None
-    with_room = min((played(one) for one in roomy.chains), key=lambda one: one.objective_s)
-    assert risk_of(with_room.chain, question).out_of_memory_probability <= SMALL
+    with_room = roomiest(roomy.chains, question)
     assert with_room.objective_s >= full.objective_s
     assert roomy_search(found, settings, full=with_room) is None
     # The plan launches it, or names it beside a chain that is expected to be faster.
@@ -368,7 +386,7 @@ def test_a_chain_that_runs_out_for_sure_is_expected_to_take_the_step_of_one_with
     full = played(found.chains[0])
     roomy = roomy_search(found, settings, full=full)
     assert roomy is not None
-    with_room = min((played(one) for one in roomy.chains), key=lambda one: one.objective_s)
+    with_room = roomiest(roomy.chains, question)
     risks = priced((full, with_room), question)
     chance = risks[full].chance
     assert risks[full].expected_s == pytest.approx(
@@ -376,3 +394,128 @@ def test_a_chain_that_runs_out_for_sure_is_expected_to_take_the_step_of_one_with
     )
     assert with_room.objective_s > 1.01 * full.objective_s
     assert risks[full].is_fit == (chance <= LIKELY)
+
+
+def apart(spec: MakeSpec, new_bytes: float, *, limits: dict[str, Any], **others: Any) -> Spec:
+    """Two pools whose link is so slow that either is better off alone; `new` has little memory."""
+    small = {"memory_per_device": int(new_bytes), "usable_memory_ratio": 1.0}
+    return spec("olmoe-1b-7b", new=small, bandwidth=1e5, **others, **TWO | {"limits": limits})
+
+
+def test_a_pool_alone_that_is_too_likely_to_run_out_gives_way_to_one_that_fits(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    only = PLAIN | {"data_parallel_size": (4,), "expert_model_parallel_size": (4,)}
+    slow = {"device": "h20"}
+    made = plan(apart(spec, 33.6e9, limits=only, old=slow), provenance)
+    assert made.placement is not None
+    assert made.predicted is not None
+    fast, roomy = made.placement.alone
+    assert (fast.out_of_memory_probability or 0.0) > LIKELY
+    assert (roomy.out_of_memory_probability or 1.0) <= SMALL
+    assert fast.step_time_s is not None
+    assert roomy.step_time_s is not None
+    assert fast.step_time_s < roomy.step_time_s
+    assert {stage.pool for stage in made.placement.stages} == {"old"}
+    assert made.predicted.out_of_memory_probability == roomy.out_of_memory_probability
+    assert made.predicted.step_time_s == roomy.step_time_s
+    (note,) = (note for note in made.provenance.notes if "only pool 'old' is used" in note)
+    assert "pool 'new' alone takes" in note
+
+
+def test_a_pool_alone_is_the_way_out_of_another_without_room(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    made = plan(apart(spec, 40e9, limits=PLAIN), provenance)
+    assert made.placement is not None
+    assert made.predicted is not None
+    assert {stage.pool for stage in made.placement.stages} == {"new"}
+    assert (made.predicted.out_of_memory_probability or 0.0) > SMALL
+    assert made.roomier is not None
+    assert made.roomier.pools == ("old",)
+    assert not made.no_roomier
+    old = made.placement.alone[1]
+    assert made.roomier.step_time_s == old.step_time_s
+    assert made.roomier.out_of_memory_probability == old.out_of_memory_probability
+    said = memory_warning(made, name=short_decision)
+    assert said is not None
+    assert " on 'old' instead has 0.0 %" in said
+    # What runs on its own pool takes longer still.
+    assert made.roomier.slower_ratio < 0.5
+
+
+def test_nodes_then_memory_are_offered_where_every_decision_is_likely_to_run_out(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    def planned(memory_bytes: float, *, nodes: int = 2) -> Plan:
+        small = {"memory_per_device": int(memory_bytes), "usable_memory_ratio": 1.0}
+        pools = {"new": small | {"nodes": nodes}, "old": small}
+        return plan(spec("olmoe-1b-7b", **pools, **TIGHT), provenance)
+
+    nothing = planned(10e9)
+    (least, *_) = (one for one in nothing.relaxations if one.limit == "memory_per_device")
+    assert least.predicted is not None
+    made = planned(1.001 * max(least.predicted.peak_memory_bytes))
+    assert made.predicted is not None
+    assert (made.predicted.out_of_memory_probability or 0.0) > LIKELY
+    assert made.roomier is None
+    assert [one.limit for one in made.relaxations] == ["nodes", "nodes", "memory_per_device"]
+    for one in made.relaxations:
+        assert one.predicted is not None
+        assert (one.predicted.out_of_memory_probability or 0.0) <= SMALL, one.change
+    said = memory_warning(made, name=short_decision)
+    assert said is not None
+    assert "What makes room: nodes: pool 'new': 4 working nodes instead of 2; " in said
+    # Asked for, each way gives a plan that is likely to fit.
+    memory = made.relaxations[-1].predicted
+    assert memory is not None
+    assert memory.rank_at_risk is not None
+    for again in (
+        planned(1.001 * max(least.predicted.peak_memory_bytes), nodes=4),
+        planned(memory.rank_at_risk.memory_capacity_bytes),
+    ):
+        assert again.predicted is not None
+        assert (again.predicted.out_of_memory_probability or 0.0) <= SMALL
+
+
+def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    # The old pool's devices have far less memory: their smaller peak is the one at risk.
+    old = {"memory_per_device": 21 * 10**9, "usable_memory_ratio": 1.0}
+    made = plan(spec("olmoe-1b-7b", old=old, **TIGHT), provenance)
+    assert made.predicted is not None
+    assert made.placement is not None
+    at_risk, peaks = made.predicted.rank_at_risk, made.predicted.peak_memory_bytes
+    assert at_risk is not None
+    assert at_risk.pool == "old" == made.placement.stages[at_risk.pipeline_rank].pool
+    assert at_risk.peak_memory_bytes == peaks[at_risk.pipeline_rank] < max(peaks)
+    assert at_risk.memory_capacity_bytes == 21 * 10**9
+    said = plan_text(made, folder=Path("plan"))
+    stated = format_bytes(at_risk.peak_memory_bytes)
+    assert f"{stated} predicted on pipeline rank {at_risk.pipeline_rank} of the 19.6 GiB" in said
+    for broken in (-1, len(peaks)):
+        other = at_risk.model_dump() | {"pipeline_rank": broken}
+        with pytest.raises(ValidationError, match="rank"):
+            TrainPrediction.model_validate(made.predicted.model_dump() | {"rank_at_risk": other})
+
+
+def test_searches_for_room_keep_all_that_they_found(spec: MakeSpec) -> None:
+    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
+    question = pools_question(
+        spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT), residuals=None
+    )
+    settings = Settings(top=1, clock=time.perf_counter)
+    found = search(question, settings)
+    rooms = roomy_search(found, settings, full=played(found.chains[0]))
+    assert rooms is not None
+    chances = [risk_of(one, question).out_of_memory_probability for one in rooms.chains]
+    assert min(chances) <= SMALL < max(chances)
+    # With a step known that hardly runs out, only what is faster is searched for.
+    known_s = roomiest(rooms.chains, question).objective_s * (1.0 - 1e-6)
+    known = roomy_search(found, settings, full=played(found.chains[0]), known_s=known_s)
+    assert known is not None
+    assert known.complete_s == pytest.approx(known_s, abs=0.0)
+    for one in known.chains:
+        is_roomy = risk_of(one, question).out_of_memory_probability <= SMALL
+        assert not is_roomy or played(one).objective_s > known_s
