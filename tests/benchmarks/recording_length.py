@@ -6,15 +6,16 @@ A recording is cut into blocks of 1, 1/2, 1/4, ... of its passes, and each block
 is planned from and the half that is judged. Printed for each length, as means over its blocks:
 
     apart        total variation between the two halves' shares of experts, mean over layers
+    by lot       the same where passes are dealt to the halves by lot, mean of 20
     independent  the same if every token copy were drawn by itself:
                  sum over e of sqrt(p_e (1 - p_e) / (pi n)), n copies of a layer in each half
                  (mean of the absolute difference of two nearly normal shares, halved)
-    effect       (apart / independent)^2: token copies that say as much as one drawn by itself
+    effect       (by lot / independent)^2: token copies that say as much as one drawn by itself
     floor        what an even split of the plan for an even split leaves on the judged half: the
                  largest rank load over the mean, of `--blocks` blocks
 
 Where the difference is sampling noise, `apart` falls as the root of the length and `effect` stays;
-where the traffic itself moves, `apart` levels off and `effect` grows with the length.
+where the traffic itself moves, `apart` levels off above `by lot`, and `effect` grows with length.
 """
 
 import argparse
@@ -48,6 +49,8 @@ from tests.benchmarks.placement_dispatch import (
 Counts = npt.NDArray[np.int64]
 FEWEST: Final = 8
 """Passes of a block."""
+LOTS: Final = 20
+SEED: Final = 11
 SHAPES: Final = ((32, 9), (72, 4), (64, 5))
 
 
@@ -83,13 +86,14 @@ def lengths(num_passes: int) -> Iterator[int]:
 def measured(recording: Recording, length: int) -> dict[str, float]:
     """Return the figures of a length that need no plan."""
     found = [compared(block) for block in blocks_of(recording.count_PLE, length)]
-    apart, independent = (float(np.mean(values)) for values in zip(*found, strict=True))
+    apart, by_lot, independent = (float(np.mean(values)) for values in zip(*found, strict=True))
     tokens = recording.count_PLE[:length].sum(axis=(0, 2)).mean() / (recording.top_k or 1)
     return {
         "million tokens": tokens / 1e6,
         "apart": apart,
+        "by lot": by_lot,
         "independent": independent,
-        "effect": (apart / independent) ** 2,
+        "effect": (by_lot / independent) ** 2,
     }
 
 
@@ -98,16 +102,22 @@ def blocks_of(count_PLE: Counts, length: int) -> list[Counts]:
     return [count_PLE[at : at + length] for at in range(0, len(count_PLE) - length + 1, length)]
 
 
-def compared(block_PLE: Counts) -> tuple[float, float]:
-    """Return the total variation between the halves of a block, and that of independent copies."""
+def compared(block_PLE: Counts) -> tuple[float, float, float]:
+    """Return the total variation of a block's halves, of halves by lot, of independent copies."""
+    rng = np.random.default_rng(SEED)
+    by_lot = [_apart(block_PLE[rng.permutation(len(block_PLE))]) for _ in range(LOTS)]
+    half_LE = block_PLE.sum(axis=0) / 2
+    p_LE = half_LE / half_LE.sum(axis=1, keepdims=True)
+    copies_L1 = half_LE.sum(axis=1, keepdims=True)
+    independent_L = np.sqrt(p_LE * (1 - p_LE) / (np.pi * copies_L1)).sum(axis=1)
+    return _apart(block_PLE), float(np.mean(by_lot)), float(independent_L.mean())
+
+
+def _apart(block_PLE: Counts) -> float:
     half = len(block_PLE) // 2
     halves_HLE = np.stack([block_PLE[:half].sum(axis=0), block_PLE[half : 2 * half].sum(axis=0)])
     share_HLE = halves_HLE / halves_HLE.sum(axis=2, keepdims=True)
-    apart_L = np.abs(share_HLE[0] - share_HLE[1]).sum(axis=1) / 2
-    p_LE = share_HLE.mean(axis=0)
-    copies_L = halves_HLE.sum(axis=2).mean(axis=0)
-    independent_L = np.sqrt(p_LE * (1 - p_LE) / (np.pi * copies_L[:, None])).sum(axis=1)
-    return float(apart_L.mean()), float(independent_L.mean())
+    return float(np.abs(share_HLE[0] - share_HLE[1]).sum(axis=1).mean() / 2)
 
 
 def floors(
