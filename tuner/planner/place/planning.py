@@ -4,6 +4,7 @@ The plan is made from the first passes of every workload and judged on the later
 dispatch of the engine, beside what runs today and beside EPLB's rule on the same loads.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from tuner.place_plan import (
 from tuner.planner.place.candidates import (
     TRAFFIC,
     Rule,
+    beside_search,
     migration_limit,
     others_for_time,
     rule_of,
@@ -50,6 +52,7 @@ from tuner.planner.place.dispatch_choice import (
 from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
+from tuner.planner.place.launch_noise import launch_noise
 from tuner.planner.place.leaving_out import left_out
 from tuner.planner.place.links import LinkCosts, LinkSource, links_between
 from tuner.planner.place.methods import (
@@ -153,6 +156,7 @@ def make_place_plan(
             migration=migration,
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
+    candidates |= beside_search(evidence, goal=goal, ranks=ranks, dispatch=dispatch)
     weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch)
     choice = choose_dispatch(spec, evidence, weighed.chosen, planned=dispatch)
     if choice.rule != dispatch:
@@ -165,6 +169,7 @@ def make_place_plan(
             if again.solution is not None:
                 candidates = under_another_rule(candidates, found, goal=goal, dispatch=dispatch)
                 outcome = again
+        candidates |= beside_search(evidence, goal=goal, ranks=ranks, dispatch=dispatch)
         weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch)
     method, chosen = weighed.method, weighed.chosen
     solve_s = settings.clock() - started_s
@@ -196,6 +201,8 @@ def make_place_plan(
         )
     else:
         gain = gain_of_load(evidence, threes)
+    drawn_noise = launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch)
+    gain = replace(gain, noise_ratio=math.hypot(gain.noise_ratio, drawn_noise))
     moved = None
     if goal.current is not None:
         moved = migration_cost(
@@ -375,7 +382,8 @@ def _weighed(
         }
         broken = dict.fromkeys(named, "")
     ordered_by = {
-        name: parts_cost(spec, evidence, one, values[name], dispatch) for name, one in named.items()
+        name: parts_cost(spec, evidence, one, values[name], dispatch, pricing)
+        for name, one in named.items()
     }
     order = sorted(named, key=lambda name: (name != method, bool(broken[name]), ordered_by[name]))
     return _Weighed(
