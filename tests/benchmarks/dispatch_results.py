@@ -36,13 +36,31 @@ class Line:
     missed: tuple[str, ...] = field(default=())
 
 
-def missed(found: Mapping[str, Mapping[str, float]], bound: float) -> tuple[tuple[str, str], ...]:
-    """Bars that a plan misses, each with the plan's name."""
+EXPECTED: Final[Mapping[str, str]] = {"static": "near", "dynamic": "near", "lp": "near_lp"}
+"""By the rule that is emitted, what is expected of it beside an all-to-all backend."""
+NOISY: Final[Mapping[str, str]] = {
+    "static": "static",
+    "dynamic": "near_dynamic",
+    "lp": "near_lp",
+}
+"""And what is drawn."""
+
+
+def missed(
+    found: Mapping[str, Mapping[str, float]], bound: float, *, emitted: str
+) -> tuple[tuple[str, str], ...]:
+    """Bars that a plan misses, each with the plan's name.
+
+    Args:
+        found: loads by rule, of every placement.
+        bound: the least load that whole experts allow.
+        emitted: the rule of the best plan.
+    """
     most = bound + LEAST_CUT * (found["even plan"]["static"] - bound)
     bars = (
         ("static plan", "static: half of the excess", most, "static"),
         ("static plan", "static: above EPLB's rule", found["eplb"]["static"], "static"),
-        ("best plan", "expected load", MOST_OF_BOUND * bound, "near"),
+        ("best plan", "expected load", MOST_OF_BOUND * bound, EXPECTED[emitted]),
     )
     return tuple((name, said) for name, said, most, rule in bars if found[name][rule] > most)
 
@@ -107,6 +125,7 @@ def table(cases: Sequence[Sequence[Line]], tokens: Sequence[int]) -> str:
         "case",
         "`static`: EPLB / even plan / static plan / oracle",
         "expected beside a backend: EPLB / even plan / best plan",
+        "emitted with",
         "floor",
         "oracle",
         f"noisy maximum of the best plan at {noisy} tokens a rank",
@@ -120,7 +139,8 @@ def _row(lines: Sequence[Line], tokens: Sequence[int]) -> tuple[str, ...]:
     misses = {said for line in lines for said in line.missed}
     rule = of["best plan"].dispatch
     static = [of[name].loads["static"] for name in ("eplb", "even plan", "static plan")]
-    near = [of[name].loads["near"] for name in ("eplb", "even plan", "best plan")]
+    expected = [of[name].loads["near"] for name in ("eplb", "even plan")]
+    expected.append(of["best plan"].loads[EXPECTED[rule]])
     words = {
         "static: half of the excess": ", **not half**",
         "static: above EPLB's rule": ", **above EPLB**",
@@ -129,19 +149,12 @@ def _row(lines: Sequence[Line], tokens: Sequence[int]) -> tuple[str, ...]:
         lines[0].case.replace(" x ", f" {TIMES} "),
         _numbers([*static, of["static oracle"].loads["static"]])
         + "".join(word for said, word in words.items() if said in misses),
-        _numbers(near) + (", **above 1.02**" if "expected load" in misses else ""),
+        _numbers(expected) + (", **above 1.02**" if "expected load" in misses else ""),
+        rule,
         _numbers([of["even plan"].loads["even"]]),
-        _numbers([of["oracle"].loads["near"]]),
+        _numbers([of["oracle"].loads[EXPECTED[of["oracle"].dispatch]]]),
         _numbers([of["best plan"].loads[f"{NOISY[rule]} {each}"] for each in tokens]),
     )
-
-
-NOISY: Final[Mapping[str, str]] = {
-    "static": "static",
-    "dynamic": "near_dynamic",
-    "lp": "near_lp",
-}
-"""By the rule that is emitted, what is drawn beside an all-to-all backend."""
 
 
 def _numbers(values: Sequence[float]) -> str:

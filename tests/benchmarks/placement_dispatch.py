@@ -26,8 +26,8 @@ planned from the judged passes themselves. Loads are the recordings of 256 exper
 `--case` runs the cases whose names hold a text; `--out` keeps every case that is done in a file of
 JSON lines, and does not run again what stands there. A table ends the run. The exit code is 1 when
 a bar of `--bars` is missed in it: under `static` at most half the excess of `even plan`, and never
-above `eplb`; and `near`, the expected load of `best plan` under the rule that it is emitted with,
-at most 1.02 of the bound.
+above `eplb`; and the expected load of `best plan` under the rule that it is emitted with (`near`,
+or `near_lp`), at most 1.02 of the bound.
 """
 
 import argparse
@@ -249,7 +249,7 @@ def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> 
     }
     top_k = evidence.recording.top_k or 8
     found["best plan"] |= noisy(placements["best plan"], mean_LE, ranks, size, top_k=top_k)
-    misses = missed(found, bound)
+    misses = missed(found, bound, emitted=plans["best plan"].dispatch)
     return [
         Line(
             case=case.name,
