@@ -102,10 +102,7 @@ def rule_of(
     Under a rule that looks at each pass by itself, on the passes that are planned from.
     """
     mean_LE = mean_load_LE(evidence)
-    rules = {"eplb": eplb(mean_LE, ranks=ranks)}
-    alike = (ranks.slots_G == ranks.slots_G[0]).all()
-    if groups is not None and alike and groups % ranks.num_nodes == 0 and ranks.num_nodes > 1:
-        rules["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
+    rules = policies(mean_LE, ranks=ranks, groups=groups)
     mean = BalanceProblem(
         load_WLE=mean_LE[None],
         weight_W=np.ones(1),
@@ -121,6 +118,15 @@ def rule_of(
         }
     best = min(values, key=lambda name: values[name])
     return Rule(placement=rules[best], name=best, largest_L=largest[best])
+
+
+def policies(mean_LE: Floats, *, ranks: Ranks, groups: int | None) -> dict[str, Placement]:
+    """Place by EPLB's policies, by name; the hierarchical one where it can be had."""
+    found = {"eplb": eplb(mean_LE, ranks=ranks)}
+    alike = (ranks.slots_G == ranks.slots_G[0]).all()
+    if groups is not None and alike and groups % ranks.num_nodes == 0 and ranks.num_nodes > 1:
+        found["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
+    return found
 
 
 def beside_search(
