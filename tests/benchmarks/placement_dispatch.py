@@ -3,9 +3,12 @@
 Each case plans with `tuner.place_api.place`, as `moetune plan` does, from some recorded passes, and
 judges on the others: what an even split plans (`even plan`), what EPLB's rule places on the same
 loads (`eplb`), what is planned for the rule `static` (`static plan`), and what a spec without a
-word of dispatch gets for SGLang beside DeepEP (`best plan`). Loads are the recordings of 256
-experts (examples/routing/wide-*), synthetic ones of the same width, and, where `--routing` names a
-folder of recordings in the project's own layout, OLMoE's and Mixtral's.
+word of dispatch gets for SGLang beside DeepEP (`best plan`). Beside them stand the same searches on
+the very passes that are judged on (`static oracle`, `near oracle`), which no plan can see: what is
+left above them is what planned passes do not tell, and what is left in them no longer recording
+takes away. They are found, not proven: `bound` alone is. Loads are the recordings of 256 experts
+(examples/routing/wide-*), synthetic ones of the same width, and, where `--routing` names a folder
+of recordings in the project's own layout, OLMoE's and Mixtral's.
 
     load = sum over layers of the largest rank load / sum over layers of the mean, of the mean pass
 
@@ -41,13 +44,14 @@ import numpy as np
 
 from profilers.routing.store import read_recording
 from solvers.placement.balance.bound import layer_bounds
-from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.problem import BalanceProblem, Dispatch
 from solvers.placement.balance.testing import families
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import expected_loads, sampled_loads
 from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.registry import BALANCE
 from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_location_file
 from tuner.place_api import place
 from tuner.planner.place.candidates import rule_of
@@ -233,6 +237,7 @@ def lines(size: Size, work: Path, routing: Path | None, *, only: str = "") -> It
         evidence, ranks = plans["even plan"].evidence, plans["even plan"].ranks
         placements = {"eplb": rule_of((evidence,), ranks=ranks, groups=None).placement}
         placements |= {name: plan.placement for name, plan in plans.items()}
+        placements |= oracles(evidence, ranks, size)
         mean_LE = evidence.judged_PLE.mean(axis=0)
         problem = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
         bound = float(layer_bounds(problem).sum() / problem.mean_WL.sum())
@@ -253,6 +258,20 @@ def lines(size: Size, work: Path, routing: Path | None, *, only: str = "") -> It
                 solve_s=None if plan is None else plan.solve_s,
                 missed=tuple(said for of, said in misses if of == name),
             )
+
+
+def oracles(evidence: WorkloadEvidence, ranks: Ranks, size: Size) -> dict[str, Placement]:
+    """Place for the mean of the judged passes themselves, in a plan's time."""
+    load_LE = evidence.judged_PLE.mean(axis=0)
+    found = {}
+    for name, dispatch in (("static oracle", Dispatch.STATIC), ("near oracle", Dispatch.NEAR)):
+        problem = BalanceProblem(
+            load_WLE=load_LE[None].copy(), weight_W=np.ones(1), ranks=ranks, dispatch=dispatch
+        )
+        solved = BALANCE.solve(problem, time_limit_s=size.time_limit_s)
+        assert solved.solution is not None
+        found[name] = solved.solution
+    return found
 
 
 def missed(found: dict[str, dict[str, float]], bound: float) -> tuple[tuple[str, str], ...]:
@@ -333,7 +352,7 @@ def text_of(line: Line) -> str:
     rule = f"  emitted with {line.dispatch}" if line.dispatch else ""
     spent = "" if line.solve_s is None else f"  ({line.solve_s:.0f} s)"
     bad = "".join(f"  MISSED {said}" for said in line.missed)
-    return f"{line.case}: {line.placement:<11} bound {line.bound:.4f}  {loads}{rule}{spent}{bad}"
+    return f"{line.case}: {line.placement:<13} bound {line.bound:.4f}  {loads}{rule}{spent}{bad}"
 
 
 def main() -> int:
