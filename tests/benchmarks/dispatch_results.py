@@ -152,7 +152,7 @@ def _row(lines: Sequence[Line], tokens: Sequence[int]) -> tuple[str, ...]:
         _numbers(expected) + (", **above 1.02**" if "expected load" in misses else ""),
         rule,
         _numbers([of["even plan"].loads["even"]]),
-        _numbers([of["oracle"].loads[EXPECTED[of["oracle"].dispatch]]]),
+        _numbers([of["near oracle"].loads["near"]]),
         _numbers([of["best plan"].loads[f"{NOISY[rule]} {each}"] for each in tokens]),
     )
 

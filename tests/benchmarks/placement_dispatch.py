@@ -4,11 +4,13 @@ Each case plans with `tuner.place_api.place`, as `moetune plan` does, from some 
 judges on the others: what an even split plans (`even plan`), what EPLB's rule places on the same
 loads (`eplb`), what is planned for the rule `static` (`static plan`), and what a spec without a
 word of dispatch gets for SGLang beside DeepEP (`best plan`). Two say what could be reached at all:
-the *floor* is an even split of `even plan`, which no accident of dispatch adds to, so what is left
-is what the judged passes differ by from those planned from; `oracle` and `static oracle` are
-planned from the judged passes themselves. Loads are the recordings of 256 experts
-(examples/routing/long-* and the shorter wide-*), synthetic ones of the same width, and, where
-`--routing` names a folder of recordings in the project's own layout, OLMoE's and Mixtral's.
+the *floor* is an even split of `even plan`, which no accident of dispatch adds to: what is left is
+what the judged passes differ by from those planned from. `static oracle` and `near oracle` are the
+same searches on the very passes that are judged on, which no plan can see: what is left in them no
+longer recording takes away. They are found, not proven: `bound` alone is. Loads are the recordings
+of 256 experts (examples/routing/long-* and the shorter wide-*), synthetic ones of the same width,
+and, where `--routing` names a folder of recordings in the project's own layout, OLMoE's and
+Mixtral's.
 
     load = sum over layers of the largest rank load / sum over layers of the mean, of the mean pass
 
@@ -45,15 +47,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from profilers.routing.store import read_recording, write_recording
+from profilers.routing.store import read_recording
 from solvers.placement.balance.bound import layer_bounds
-from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.problem import BalanceProblem, Dispatch
 from solvers.placement.balance.testing import families
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import expected_loads, sampled_loads
 from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.registry import BALANCE
 from tests.benchmarks.dispatch_results import (
     Line,
     add_result,
@@ -235,11 +238,9 @@ def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> 
         "best plan": planned(case, None, size, work),
     }
     evidence, ranks = plans["even plan"].evidence, plans["even plan"].ranks
-    seen = replace(case, recording=of_judged(evidence, work))
-    plans["static oracle"] = planned(seen, "static", size, work)
-    plans["oracle"] = planned(seen, None, size, work)
     placements = {"eplb": rule_of((evidence,), ranks=ranks, groups=None).placement}
     placements |= {name: plan.placement for name, plan in plans.items()}
+    placements |= oracles(evidence, ranks, size)
     mean_LE = evidence.judged_PLE.mean(axis=0)
     problem = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
     bound = float(layer_bounds(problem).sum() / problem.mean_WL.sum())
@@ -265,19 +266,18 @@ def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> 
     ]
 
 
-def of_judged(evidence: WorkloadEvidence, work: Path) -> Path:
-    """A recording of two equal passes, of which one is planned from and one judged."""
-    total_LE = np.rint(evidence.judged_PLE.sum(axis=0)).astype(np.int64)
-    recording = replace(
-        evidence.recording,
-        count_PLE=np.stack([total_LE, total_LE]),
-        source_SLE=None,
-        transition_MEE=None,
-        coactivation_LEE=None,
-        token_LTK=None,
-    )
-    write_recording(work / "judged", recording)
-    return work / "judged"
+def oracles(evidence: WorkloadEvidence, ranks: Ranks, size: Size) -> dict[str, Placement]:
+    """Place for the mean of the judged passes themselves, in a plan's time."""
+    load_LE = evidence.judged_PLE.mean(axis=0)
+    found = {}
+    for name, dispatch in (("static oracle", Dispatch.STATIC), ("near oracle", Dispatch.NEAR)):
+        problem = BalanceProblem(
+            load_WLE=load_LE[None].copy(), weight_W=np.ones(1), ranks=ranks, dispatch=dispatch
+        )
+        solved = BALANCE.solve(problem, time_limit_s=size.time_limit_s)
+        assert solved.solution is not None
+        found[name] = solved.solution
+    return found
 
 
 def judged(

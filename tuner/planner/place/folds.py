@@ -6,6 +6,7 @@ What a search makes of few passes is partly made of their accidents, the more th
 weighed on the same passes it then seems better than a rule that looks at the mean alone. So every
 method places for one half of the planned passes and is weighed on the other, in order and the other
 way round. The mean of both says which method to take; its placement for all planned passes is it.
+A search must be better than the best rule by more than a standard error of their difference.
 
 Only linear programs are weighed so, which follow each pass: elsewhere loads of other passes are
 drawn (`starts.drawn_loads`), which takes no second search.
@@ -18,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
-from solvers.placement.ranks import Placement
+from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
 from tuner.planner.place.candidates import beside_search, policies
 from tuner.planner.place.costing import robust
@@ -65,16 +66,23 @@ def unseen_costs(
     def make(fold: Sequence[WorkloadEvidence]) -> dict[str, Placement]:
         outcome = solve(fold, goal=goal, dispatch=dispatch, time_limit_s=0.5 * time_limit_s)
         found = {} if outcome.solution is None else {outcome.method: outcome.solution}
-        found |= policies(mean_load_LE(fold), ranks=ranks, groups=goal.expert_groups)
-        return found | beside_search(fold, goal=goal, ranks=ranks, dispatch=dispatch)
+        return found | rules_of(fold)
 
-    return fold_costs(spec, evidence, make, dispatch=dispatch)
+    def rules_of(fold: Sequence[WorkloadEvidence]) -> dict[str, Placement]:
+        by_policy = policies(mean_load_LE(fold), ranks=ranks, groups=goal.expert_groups)
+        return by_policy | beside_search(fold, goal=goal, ranks=ranks, dispatch=dispatch)
+
+    cost_P = fold_costs(spec, evidence, make, dispatch=dispatch)
+    return sure_costs(cost_P, tuple(rules_of(evidence))) if cost_P else {}
 
 
 def fold_costs(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], make: Make, *, dispatch: str
-) -> dict[str, float]:
-    """Return each method's imbalance on passes that it did not see; empty where passes are few."""
+) -> dict[str, Floats]:
+    """Return each method's imbalance on every pass that it was weighed on; empty: too few passes.
+
+    The robust number of the workloads' passes, one of each in turn.
+    """
     if any(not one.is_split or one.planned_passes < LEAST_PASSES for one in evidence):
         return {}
     found: dict[str, list[float]] = {}
@@ -82,23 +90,42 @@ def fold_costs(
         fold = [_half(one, later=later) for one in evidence]
         placements = make(fold)
         programs = 2 * len(placements) * len(evidence) * fold[0].planned_LE.shape[0]
-        most = max(1, MOST_PROGRAMS // programs)
+        fewest = min(len(one.judged_PLE) for one in fold)
+        passes = min(max(1, MOST_PROGRAMS // programs), fewest)
         for name, placement in placements.items():
-            values = [
-                judge(
-                    placement,
-                    load_PLE=one.judged_PLE[_spread(len(one.judged_PLE), most)],
-                    ranks=spec.ranks,
-                    dispatch=dispatch,
-                ).imbalance
-                for one in fold
-            ]
-            found.setdefault(name, []).append(robust(spec, evidence, values))
-    return {name: float(np.mean(values)) for name, values in found.items() if len(values) == 2}
+            cost_WP = np.stack(
+                [
+                    judge(
+                        placement,
+                        load_PLE=one.judged_PLE[_spread(len(one.judged_PLE), passes)],
+                        ranks=spec.ranks,
+                        dispatch=dispatch,
+                    ).imbalance_P
+                    for one in fold
+                ]
+            )
+            costs = [robust(spec, evidence, cost_W) for cost_W in cost_WP.T.tolist()]
+            found.setdefault(name, []).extend(costs)
+    most = max(len(costs) for costs in found.values())
+    return {name: np.array(costs) for name, costs in found.items() if len(costs) == most}
+
+
+def sure_costs(cost_P: Mapping[str, Floats], rules: Sequence[str]) -> dict[str, float]:
+    """Return mean costs, with a standard error on top for what is no rule.
+
+    Of the difference from the best rule, pass by pass: a search has to be better by more than that.
+    """
+    best = min(rules, key=lambda name: float(cost_P[name].mean()))
+    found = {}
+    for name, one_P in cost_P.items():
+        found[name] = float(one_P.mean())
+        if name not in rules and len(one_P) > 1:
+            found[name] += float(np.std(one_P - cost_P[best], ddof=1) / np.sqrt(len(one_P)))
+    return found
 
 
 def _spread(passes: int, most: int) -> list[int]:
-    return sorted(set(np.linspace(0, passes - 1, most).round().astype(int).tolist()))
+    return [int(at) for at in np.linspace(0, passes - 1, most).round()]
 
 
 def _half(one: WorkloadEvidence, *, later: bool) -> WorkloadEvidence:

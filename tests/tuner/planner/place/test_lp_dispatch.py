@@ -137,7 +137,7 @@ def test_a_plan_for_the_linear_program_is_above_eplb_s_rule_by_noise_at_most(
 ) -> None:
     above, chosen, by_policy = [], [], set()
     for seed in range(6):
-        made = place(grouped_goal(tmp_path, seed), time_limit_s=2.0)
+        made = place(grouped_goal(tmp_path, seed), time_limit_s=1.0)
         assert made.plan.decision is not None
         (evidence,) = evidence_of(made.spec)
         ranks = made.spec.ranks
