@@ -3,9 +3,14 @@
 Each case plans with `tuner.place_api.place`, as `moetune plan` does, from some recorded passes, and
 judges on the others: what an even split plans (`even plan`), what EPLB's rule places on the same
 loads (`eplb`), what is planned for the rule `static` (`static plan`), and what a spec without a
-word of dispatch gets for SGLang beside DeepEP (`best plan`). Loads are the recordings of 256
-experts (examples/routing/wide-*), synthetic ones of the same width, and, where `--routing` names a
-folder of recordings in the project's own layout, OLMoE's and Mixtral's.
+word of dispatch gets for SGLang beside DeepEP (`best plan`). Two say what could be reached at all:
+the *floor* is an even split of `even plan`, which no accident of dispatch adds to: what is left is
+what the judged passes differ by from those planned from. `static oracle` and `near oracle` are the
+same searches on the very passes that are judged on, which no plan can see: what is left in them no
+longer recording takes away. They are found, not proven: `bound` alone is. Loads are the recordings
+of 256 experts (examples/routing/long-* and the shorter wide-*), synthetic ones of the same width,
+and, where `--routing` names a folder of recordings in the project's own layout, OLMoE's and
+Mixtral's.
 
     load = sum over layers of the largest rank load / sum over layers of the mean, of the mean pass
 
@@ -20,9 +25,11 @@ folder of recordings in the project's own layout, OLMoE's and Mixtral's.
     ... T         largest load when a pass has T tokens a rank, mean over draws: counts of experts
                   are given, which copies go where is drawn
 
-Ends with 1 when a bar of `--bars` is missed: under `static` at most half the excess of `even plan`,
-never above `eplb`; and `near`, the expected load of `best plan` under the rule that it is emitted
-with, at most 1.02 of the bound.
+`--case` runs the cases whose names hold a text; `--out` keeps every case that is done in a file of
+JSON lines, and does not run again what stands there. A table ends the run. The exit code is 1 when
+a bar of `--bars` is missed in it: under `static` at most half the excess of `even plan`, and never
+above `eplb`; and the expected load of `best plan` under the rule that it is emitted with (`near`,
+or `near_lp`), at most 1.02 of the bound.
 """
 
 import argparse
@@ -30,8 +37,9 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,13 +49,23 @@ import numpy as np
 
 from profilers.routing.store import read_recording
 from solvers.placement.balance.bound import layer_bounds
-from solvers.placement.balance.problem import BalanceProblem
+from solvers.placement.balance.problem import BalanceProblem, Dispatch
 from solvers.placement.balance.testing import families
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import expected_loads, sampled_loads
 from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.registry import BALANCE
+from tests.benchmarks.dispatch_results import (
+    Line,
+    add_result,
+    code,
+    missed,
+    read_results,
+    table,
+    text_of,
+)
 from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_location_file
 from tuner.place_api import place
 from tuner.planner.place.candidates import rule_of
@@ -56,7 +74,11 @@ from tuner.planner.place.judging import whole_tokens
 
 MODELS: Final = Path(__file__).parents[2] / "examples/models"
 WIDE: Final = Path(__file__).parents[2] / "examples/routing"
-WIDE_DOMAINS: Final = ("wide-python", "wide-documents", "wide-headers")
+WIDE_DOMAINS: Final = tuple(
+    f"{length}-{domain}"
+    for length in ("long", "wide")
+    for domain in ("python", "documents", "headers")
+)
 WIDE_SHAPES: Final = ((32, 9), (72, 4), (64, 5))
 RECORDED: Final = (("olmoe", 8, 9, 8), ("olmoe", 16, 5, 8), ("mixtral-8x7b", 4, 3, 4))
 RECORDED_DOMAINS: Final = ("arxiv", "c4", "wikipedia")
@@ -66,8 +88,6 @@ SAMPLED: Final = ("static", "dynamic", "near_dynamic", "near_lp")
 SYNTHETIC_TOKENS: Final = 1_000_000
 SYNTHETIC_PASSES: Final = 4
 SEED: Final = 2024
-MOST_OF_BOUND: Final = 1.02
-LEAST_CUT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +104,17 @@ class Size:
     time_limit_s: float = 8.0
 
 
+SMALL: Final = Size(
+    wide_shapes=((8, 9),),
+    wide_domains=(),
+    synthetic=(2, 64),
+    tokens=(32,),
+    seeds=4,
+    draws=2,
+    time_limit_s=2.0,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One workload on ranks."""
@@ -95,22 +126,6 @@ class Case:
     per_node: int
     model: str = ""
     """Of examples/models; empty: one of the recording's experts and layers is made up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One placement of one case under every rule."""
-
-    case: str
-    placement: str
-    bound: float
-    loads: dict[str, float]
-    static_by: str
-    """Whose function dealt `static`."""
-    dispatch: str = ""
-    """The rule that is emitted, where the planner chose."""
-    solve_s: float | None = None
-    missed: tuple[str, ...] = field(default=())
 
 
 def cases(size: Size, work: Path, routing: Path | None) -> Iterator[Case]:
@@ -215,62 +230,60 @@ def model_of(case: Case, work: Path) -> Path:
     return folder
 
 
-def lines(size: Size, work: Path, routing: Path | None, *, only: str = "") -> Iterator[Line]:
-    """Every case's placements, judged."""
-    file = expert_location_file()
-    engine = None if file is None else ExpertLocation(file)
-    for case in cases(size, work, routing):
-        if only not in case.name:
-            continue
-        plans = {
-            name: planned(case, dispatch, size, work)
-            for name, dispatch in (
-                ("even plan", "even"),
-                ("static plan", "static"),
-                ("best plan", None),
-            )
-        }
-        evidence, ranks = plans["even plan"].evidence, plans["even plan"].ranks
-        placements = {"eplb": rule_of((evidence,), ranks=ranks, groups=None).placement}
-        placements |= {name: plan.placement for name, plan in plans.items()}
-        mean_LE = evidence.judged_PLE.mean(axis=0)
-        problem = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
-        bound = float(layer_bounds(problem).sum() / problem.mean_WL.sum())
-        found = {
-            name: judged(placement, mean_LE, ranks, evidence, size, engine)
-            for name, placement in placements.items()
-        }
-        misses = missed(found, bound)
-        for name, loads in found.items():
-            plan = plans.get(name)
-            yield Line(
-                case=case.name,
-                placement=name,
-                bound=bound,
-                loads=loads,
-                static_by="ours" if engine is None else "sglang",
-                dispatch="" if plan is None else plan.dispatch,
-                solve_s=None if plan is None else plan.solve_s,
-                missed=tuple(said for of, said in misses if of == name),
-            )
+def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> list[Line]:
+    """A case's placements, judged."""
+    plans = {
+        "even plan": planned(case, "even", size, work),
+        "static plan": planned(case, "static", size, work),
+        "best plan": planned(case, None, size, work),
+    }
+    evidence, ranks = plans["even plan"].evidence, plans["even plan"].ranks
+    placements = {"eplb": rule_of((evidence,), ranks=ranks, groups=None).placement}
+    placements |= {name: plan.placement for name, plan in plans.items()}
+    placements |= oracles(evidence, ranks, size)
+    mean_LE = evidence.judged_PLE.mean(axis=0)
+    problem = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
+    bound = float(layer_bounds(problem).sum() / problem.mean_WL.sum())
+    found = {
+        name: judged(placement, mean_LE, ranks, size, engine)
+        for name, placement in placements.items()
+    }
+    top_k = evidence.recording.top_k or 8
+    found["best plan"] |= noisy(placements["best plan"], mean_LE, ranks, size, top_k=top_k)
+    misses = missed(found, bound, emitted=plans["best plan"].dispatch)
+    return [
+        Line(
+            case=case.name,
+            placement=name,
+            bound=bound,
+            loads=loads,
+            static_by="ours" if engine is None else "sglang",
+            dispatch=plans[name].dispatch if name in plans else "",
+            solve_s=plans[name].solve_s if name in plans else None,
+            missed=tuple(said for of, said in misses if of == name),
+        )
+        for name, loads in found.items()
+    ]
 
 
-def missed(found: dict[str, dict[str, float]], bound: float) -> tuple[tuple[str, str], ...]:
-    """Bars that a plan misses, each with the plan's name."""
-    most = bound + LEAST_CUT * (found["even plan"]["static"] - bound)
-    bars = (
-        ("static plan", "static: half of the excess", most, "static"),
-        ("static plan", "static: above EPLB's rule", found["eplb"]["static"], "static"),
-        ("best plan", "expected load", MOST_OF_BOUND * bound, "near"),
-    )
-    return tuple((name, said) for name, said, most, rule in bars if found[name][rule] > most)
+def oracles(evidence: WorkloadEvidence, ranks: Ranks, size: Size) -> dict[str, Placement]:
+    """Place for the mean of the judged passes themselves, in a plan's time."""
+    load_LE = evidence.judged_PLE.mean(axis=0)
+    found = {}
+    for name, dispatch in (("static oracle", Dispatch.STATIC), ("near oracle", Dispatch.NEAR)):
+        problem = BalanceProblem(
+            load_WLE=load_LE[None].copy(), weight_W=np.ones(1), ranks=ranks, dispatch=dispatch
+        )
+        solved = BALANCE.solve(problem, time_limit_s=size.time_limit_s)
+        assert solved.solution is not None
+        found[name] = solved.solution
+    return found
 
 
 def judged(
     placement: Placement,
     mean_LE: Floats,
     ranks: Ranks,
-    evidence: WorkloadEvidence,
     size: Size,
     engine: ExpertLocation | None,
 ) -> dict[str, float]:
@@ -284,14 +297,21 @@ def judged(
     seeds = [
         largest(rank_loads("static", replace(case, seed=1000 + seed))) for seed in range(size.seeds)
     ]
-    loads |= {
+    return loads | {
         "static mean": float(np.mean(seeds)),
         "static sd": float(np.std(seeds)),
         "static max": float(np.max(seeds)),
         "lp": largest(expected_loads("lp", case)),
         "near_lp": largest(expected_loads("near_lp", case)),
     }
-    top_k = evidence.recording.top_k or 8
+
+
+def noisy(
+    placement: Placement, mean_LE: Floats, ranks: Ranks, size: Size, *, top_k: int
+) -> dict[str, float]:
+    """The largest loads of passes of few tokens, whose copies are dealt by lot."""
+    case = DispatchCase(load_PLE=mean_LE[None], placement=placement, ranks=ranks, seed=ENGINE_SEED)
+    loads: dict[str, float] = {}
     for tokens in size.tokens:
         copies = tokens * ranks.num_ranks * top_k
         small_PLE = whole_tokens(mean_LE[None] * (copies / mean_LE.sum(axis=1).mean()))
@@ -327,46 +347,58 @@ def largest(load_PLG: Floats) -> float:
     return float(load_PLG.max(axis=2).sum() / load_PLG.mean(axis=2).sum())
 
 
-def text_of(line: Line) -> str:
-    """One placement as people read it."""
-    loads = "  ".join(f"{name} {value:.4f}" for name, value in line.loads.items())
-    rule = f"  emitted with {line.dispatch}" if line.dispatch else ""
-    spent = "" if line.solve_s is None else f"  ({line.solve_s:.0f} s)"
-    bad = "".join(f"  MISSED {said}" for said in line.missed)
-    return f"{line.case}: {line.placement:<11} bound {line.bound:.4f}  {loads}{rule}{spent}{bad}"
-
-
 def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--small", action="store_true", help="few experts and draws, for tests")
     parser.add_argument("--bars", action="store_true", help="end with 1 when a bar is missed")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--case", action="append", default=[], help="cases whose name holds this")
+    parser.add_argument("--out", type=Path, help="JSON lines of what is done, gone on with")
     parser.add_argument("--routing", type=Path, help="folder of recordings")
     parser.add_argument("--seconds", type=float, default=Size().time_limit_s, help="of a plan")
     chosen = parser.parse_args()
-    size = Size(time_limit_s=chosen.seconds)
-    if chosen.small:
-        size = Size(
-            wide_shapes=((8, 9),),
-            wide_domains=(),
-            synthetic=(2, 64),
-            tokens=(32,),
-            seeds=4,
-            draws=2,
-            time_limit_s=2.0,
-        )
-    found = []
-    with tempfile.TemporaryDirectory() as work:
-        for line in lines(size, Path(work), chosen.routing, only=chosen.only):
-            found.append(line)
+    size = SMALL if chosen.small else Size(time_limit_s=chosen.seconds)
+    file = expert_location_file()
+    engine = None if file is None else ExpertLocation(file)
+    settings = {
+        "small": chosen.small,
+        "seconds": size.time_limit_s,
+        "static by": "ours" if engine is None else "sglang",
+        "code": code(),
+    }
+    try:
+        done = {} if chosen.out is None else read_results(chosen.out, settings)
+    except ValueError as error:
+        parser.error(str(error))
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        asked = [
+            case
+            for case in cases(size, work, chosen.routing)
+            if not chosen.case or any(name in case.name for name in chosen.case)
+        ]
+        if not asked:
+            parser.error(f"no case is called like {chosen.case}")
+        for number, case in enumerate(asked, start=1):
+            if case.name in done:
+                continue
+            started_s = time.monotonic()
+            done[case.name] = lines(case, size, work, engine)
+            if chosen.out is not None:
+                add_result(chosen.out, done[case.name], settings)
+            spent_s = time.monotonic() - started_s
+            sys.stderr.write(f"{number} of {len(asked)}: {case.name}, {spent_s:.0f} s\n")
             if not chosen.json:
-                sys.stdout.write(text_of(line) + "\n")
+                sys.stdout.writelines(text_of(line) + "\n" for line in done[case.name])
                 sys.stdout.flush()
+    found = [done[case.name] for case in asked]
     if chosen.json:
-        sys.stdout.write(json.dumps([asdict(line) for line in found], indent=2) + "\n")
-    return int(chosen.bars and any(line.missed for line in found))
+        every = [asdict(line) for lines_of in found for line in lines_of]
+        sys.stdout.write(json.dumps(every, indent=2) + "\n")
+    else:
+        sys.stdout.write("\n" + table(found, size.tokens) + "\n")
+    return int(chosen.bars and any(line.missed for lines_of in found for line in lines_of))
 
 
 if __name__ == "__main__":

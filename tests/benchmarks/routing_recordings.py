@@ -1,6 +1,6 @@
 """Make examples/routing/<domain>: train a small MoE, then record its routing as users would.
 
-    python tests/benchmarks/routing_recordings.py WORK [--minutes 12] [--model wide-moe]
+    python tests/benchmarks/routing_recordings.py WORK [--minutes 12] [--model wide-moe [--long]]
 
 The text is what Python and its packages bring along: the standard library's source, the documents
 of packages (their descriptions and Markdown files, pydoc's topics), and the C and C++ headers of
@@ -14,6 +14,13 @@ token, in 4 layers, and five times the loss of balance: with 1e-3 one expert dra
 and a seventh are idle, in published models one draws 6 to 8 times. Of its recordings,
 examples/routing/wide-<domain>, only the counts are kept, since pairs of 256 experts take megabytes;
 their text is mixed in pieces of a sequence, so that passes differ by chance and not by their files.
+
+`--long` records twelve times as many tokens of the same trained model into
+examples/routing/long-<domain>, from text of its own: files of the same kinds, and where documents
+end the docstrings of packages. A paragraph that was trained on, or that stood in an earlier file,
+is left out, as are licences and other text that is copied from file to file: so no paragraph is
+both trained on and recorded, and none is recorded twice. `--domain` records one alone.
+
 Neither is a good language model, and need not be:
 what counts is that its router learned to tell domains apart, as the published skews of real models
 show. Nothing here is random but by a fixed seed, yet another version of torch, or of the packages
@@ -21,16 +28,19 @@ whose text is read, makes another model.
 """
 
 import argparse
+import ast
+import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +53,12 @@ DOMAIN_BYTES: Final = 3_000_000
 """Of text at most, so that no domain outweighs the others much."""
 FILE_BYTES: Final = 60_000
 """Of one file at most, so that many authors speak."""
+LONG_BYTES: Final = 16_000_000
+"""Of the text that `--long` reads at most."""
+LONG_BATCH: Final = 96
+"""Sequences of its passes: 24,576 tokens, 32 ranks of 768."""
+PARAGRAPH: Final = 40
+"""Characters of a paragraph that must not occur twice; shorter ones are words of the language."""
 PIECE: Final = 1000
 """Characters of a piece of mixed text, about a sequence."""
 VOCABULARY: Final = 4096
@@ -79,6 +95,10 @@ class Recipe:
     counts_only: bool
     is_mixed: bool
     """Pieces of text are shuffled before they are recorded: a pass holds many authors."""
+    is_long: bool = False
+    """Text of its own, more of it."""
+    sequences: int = BATCH
+    """Of a recorded pass."""
 
 
 RECIPES: Final[dict[str, Recipe]] = {
@@ -105,13 +125,19 @@ def main() -> None:
     options.add_argument("work", type=Path)
     options.add_argument("--minutes", type=float, default=12.0, help="processor time to train")
     options.add_argument("--model", choices=list(RECIPES), default="small-moe")
+    options.add_argument("--long", action="store_true", help="record more text of the same model")
+    options.add_argument("--domain", choices=DOMAINS, help="record this one alone")
     given = options.parse_args()
     work: Path = given.work
+    recipe = RECIPES[given.model]
+    if given.long:
+        recipe = replace(recipe, prefix="long-", is_long=True, sequences=LONG_BATCH)
     for domain in DOMAINS:
         write_text(work / "text", domain)
     if not (work / given.model / "config.json").exists():
         train(work, given.model, seconds=given.minutes * 60.0)
-    record(work, given.model)
+    for domain in DOMAINS if given.domain is None else (given.domain,):
+        record(work, given.model, recipe, domain)
 
 
 def write_text(folder: Path, domain: str) -> None:
@@ -126,6 +152,71 @@ def write_text(folder: Path, domain: str) -> None:
     half["record"].write_text("\n".join(pieces[1::2]), encoding="utf-8")
 
 
+def write_long_text(folder: Path, domain: str) -> Path:
+    """Write paragraphs that occur in no text before them, the text that trained the model first."""
+    target = folder / f"{domain}.long.txt"
+    if target.exists():
+        return target
+    seen: set[bytes] = set()
+    for trained in DOMAINS:
+        list(_new(_paragraphs((folder / f"{trained}.train.txt").read_text("utf-8")), seen))
+    kept: list[str] = []
+    size = 0
+    for file in _long_files(domain):
+        text = "\n\n".join(_new(_paragraphs(_text_of(file, domain)), seen))[:FILE_BYTES]
+        kept.append(text)
+        size += len(text)
+        if size > LONG_BYTES:
+            break
+    target.write_text("\n".join(kept), encoding="utf-8")
+    return target
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    return (each.strip("\n") for each in re.split(r"\n\s*\n", text))
+
+
+def _new(paragraphs: Iterable[str], seen: set[bytes]) -> Iterator[str]:
+    """Pass on what is not in `seen`, whatever its blanks, and add it there."""
+    for paragraph in paragraphs:
+        words = " ".join(paragraph.split())
+        digest = hashlib.sha256(words.encode("utf-8", errors="replace")).digest()[:12]
+        if len(words) < PARAGRAPH:
+            yield paragraph
+        elif digest not in seen:
+            seen.add(digest)
+            yield paragraph
+
+
+def _long_files(domain: str) -> Iterator[Path]:
+    yield from _shuffled(_files(domain))
+    if domain == "documents":
+        yield from _shuffled(_packages().rglob("*.py"))
+
+
+def _text_of(file: Path, domain: str) -> str:
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if domain != "documents" or file.suffix != ".py" or file.name == "topics.py":
+        return text
+    return "\n\n".join(_docstrings(text))
+
+
+def _docstrings(source: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and (said := ast.get_docstring(node)):
+            yield said
+
+
+def _packages() -> Path:
+    """Where torch and its like are installed."""
+    return Path(torch.__file__).parents[1]
+
+
 def _pieces(domain: str) -> Iterator[str]:
     total = 0
     for file in _shuffled(_files(domain)):
@@ -138,7 +229,7 @@ def _pieces(domain: str) -> Iterator[str]:
 
 def _files(domain: str) -> Iterable[Path]:
     library = Path(sysconfig.get_paths()["stdlib"])
-    packages = Path(sysconfig.get_paths()["purelib"])
+    packages = _packages()
     if domain == "python":
         return (each for each in library.rglob("*.py") if "site-packages" not in each.parts)
     if domain == "documents":
@@ -197,34 +288,28 @@ def _row(stream: np.ndarray[Any, np.dtype[np.int64]], rng: np.random.Generator) 
     return stream[start : start + SEQUENCE].astype(np.int64)
 
 
-def record(work: Path, name: str) -> None:
-    """Run the command for every domain, and keep the recordings only."""
-    recipe = RECIPES[name]
-    for domain in DOMAINS:
-        text = work / f"text/{domain}.record.txt"
-        if recipe.is_mixed:
-            text = mixed(text)
-        command = [
-            *(sys.executable, "-m", "tuner", "profile", "--suite", "routing"),
-            *("--model", str(work / name), "--text", str(text)),
-            *(
-                "--workload",
-                recipe.prefix + domain,
-                "--sequence",
-                str(SEQUENCE),
-                "--batch",
-                str(BATCH),
-            ),
-            *("--passes", str(PASSES), "--out", str(work / "profile")),
-        ]
-        subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-        target = EXAMPLES / (recipe.prefix + domain)
-        recorded = work / "profile/routing" / target.name
-        shutil.rmtree(target, ignore_errors=True)
-        if recipe.counts_only:
-            keep_counts(recorded, target)
-        else:
-            shutil.copytree(recorded, target)
+def record(work: Path, name: str, recipe: Recipe, domain: str) -> None:
+    """Run the command for a domain, and keep the recording only."""
+    text = work / f"text/{domain}.record.txt"
+    if recipe.is_long:
+        text = write_long_text(work / "text", domain)
+    if recipe.is_mixed:
+        text = mixed(text)
+    command = [
+        *(sys.executable, "-m", "tuner", "profile", "--suite", "routing"),
+        *("--model", str(work / name), "--text", str(text)),
+        *("--workload", recipe.prefix + domain),
+        *("--sequence", str(SEQUENCE), "--batch", str(recipe.sequences)),
+        *("--passes", str(PASSES), "--out", str(work / "profile")),
+    ]
+    subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    target = EXAMPLES / (recipe.prefix + domain)
+    recorded = work / "profile/routing" / target.name
+    shutil.rmtree(target, ignore_errors=True)
+    if recipe.counts_only:
+        keep_counts(recorded, target)
+    else:
+        shutil.copytree(recorded, target)
 
 
 def mixed(text: Path) -> Path:

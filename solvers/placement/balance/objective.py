@@ -52,11 +52,28 @@ def slot_shares(problem: BalanceProblem, expert_LS: Ints) -> Shares:
     return Shares(mean_LS=shares.mean_LS, variance_LS=np.zeros_like(shares.variance_LS))
 
 
+def slot_variances(
+    load_WLE: Floats, variance_WLE: Floats | None, expert_LS: Ints, shares: Shares
+) -> Floats:
+    """Variance of what every slot takes, [W][L][S], by what is dealt and by what loads will be.
+
+    Of a product of two independent numbers, the product of both variances left out. Replicas of one
+    expert rise and fall together, which is taken as independent: the largest is guessed high.
+    """
+    load_WLS = np.take_along_axis(load_WLE, expert_LS[None], axis=2)
+    found_WLS = np.square(load_WLS) * shares.variance_LS
+    if variance_WLE is not None:
+        scatter_WLS = np.take_along_axis(variance_WLE, expert_LS[None], axis=2)
+        found_WLS += np.square(shares.mean_LS) * scatter_WLS
+    return np.asarray(found_WLS)
+
+
 def largest_times(problem: BalanceProblem, expert_LS: Ints) -> Floats:
     """Time of the busiest rank, [W][L]; its mean over launches where dispatch is random.
 
-    That mean is a guess: ranks are taken as independent and normal, E = lo + integral of
-    1 - prod_g F_g from lo, below which the product is next to 0. The checker draws launches.
+    Where near replicas come first and the problem says how loads scatter, over these, too. It is a
+    guess: ranks are taken as independent and normal, E = lo + integral of 1 - prod_g F_g from lo,
+    below which the product is next to 0. The checker draws launches.
     """
     ranks = problem.ranks
     if not problem.dispatch.is_near:
@@ -67,7 +84,8 @@ def largest_times(problem: BalanceProblem, expert_LS: Ints) -> Floats:
     first_G = ranks.first_slot_G
     cost_WLS = cost_of(load_WLS * shares.mean_LS, problem.active_load)
     mean_WLG = np.add.reduceat(cost_WLS, first_G, axis=2) / ranks.speed_G
-    variance_WLG = np.add.reduceat(np.square(load_WLS) * shares.variance_LS, first_G, axis=2)
+    slot_WLS = slot_variances(problem.load_WLE, problem.variance_WLE, expert_LS, shares)
+    variance_WLG = np.add.reduceat(slot_WLS, first_G, axis=2)
     return expected_largest(mean_WLG, np.sqrt(variance_WLG) / ranks.speed_G)
 
 

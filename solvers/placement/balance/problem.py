@@ -96,6 +96,9 @@ class BalanceProblem:
     """Loads of parts of the recording, `load_WLE` being their mean: a search that puts whole hot
     experts on ranks looks at each part, as other passes will differ from the mean as they do. The
     objective is that of `load_WLE`. None: not known."""
+    variance_WLE: Floats | None = None
+    """Of every load on other passes, around `load_WLE`: a search keeps ranks even whose loads will
+    scatter by that. The objective is that of `load_WLE`. None: loads stay as they are."""
 
     def __post_init__(self) -> None:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:
@@ -115,6 +118,8 @@ class BalanceProblem:
             )
         if self.part_BWLE is not None:
             self._check_parts(self.part_BWLE)
+        if self.variance_WLE is not None:
+            self._check_variance(self.variance_WLE)
         if self.migration is not None:
             self._check_migration(self.migration)
         for array in (self.load_WLE, self.weight_W):
@@ -127,6 +132,15 @@ class BalanceProblem:
             )
         _check_loads(part_BWLE, "part")
         part_BWLE.setflags(write=False)
+
+    def _check_variance(self, variance_WLE: Floats) -> None:
+        if variance_WLE.shape != self.load_WLE.shape:
+            raise ValueError(
+                f"variances have shape {variance_WLE.shape}, expected {self.load_WLE.shape}"
+            )
+        if not np.isfinite(variance_WLE).all() or (variance_WLE < 0.0).any():
+            raise ValueError("every variance must be a non-negative number")
+        variance_WLE.setflags(write=False)
 
     def _check_migration(self, migration: Migration) -> None:
         expert_LS = migration.current.expert_LS

@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from solvers.placement.balance.objective import cost_of, slot_shares
+from solvers.placement.balance.objective import cost_of, slot_shares, slot_variances
 from solvers.placement.balance.problem import BalanceProblem, Dispatch
 from solvers.placement.dispatch.scatter import spread_variance
 from solvers.placement.ranks import Floats, Ints, Placement
@@ -161,7 +161,9 @@ class State:
         load_WNS = np.take_along_axis(load_WNE, expert_NS[None], axis=2)
         scale_WN1 = self.scale_WL[:, chosen_N, None]
         cost_WNS = cost_of(load_WNS * shares.mean_LS, problem.active_load) / scale_WN1
-        noise_WNS = np.square(load_WNS / scale_WN1) * shares.variance_LS
+        scatter = problem.variance_WLE
+        scatter_WNE = None if scatter is None else scatter[:, self.layer_L[chosen_N]]
+        noise_WNS = slot_variances(load_WNE, scatter_WNE, expert_NS, shares) / np.square(scale_WN1)
         for slot_LWS, rank_LWG, value_WNS, speed_G in (
             (self.cost_LWS, self.time_LWG, cost_WNS, ranks.speed_G),
             (noise.slot_LWS, noise.rank_LWG, noise_WNS, np.square(ranks.speed_G)),
@@ -179,13 +181,15 @@ class State:
 
     def noise_of_copies(self, chosen_N: Ints, copies_NE: Ints) -> Floats:
         """Variance of one copy of each expert where it has that many, all apart, [N][W][E]."""
-        if self.problem.dispatch is not Dispatch.STATIC:
-            return np.zeros((len(chosen_N), self.problem.num_workloads, self.problem.num_experts))
-        share_NE = spread_variance(copies_NE, ranks=self.problem.ranks)
-        load_WNE = (
-            self.problem.load_WLE[:, self.layer_L[chosen_N]] / self.scale_WL[:, chosen_N, None]
-        )
-        return np.asarray((np.square(load_WNE) * share_NE).transpose(1, 0, 2))
+        problem, layer_N = self.problem, self.layer_L[chosen_N]
+        variance_WNE = np.zeros((problem.num_workloads, len(chosen_N), problem.num_experts))
+        if problem.dispatch is Dispatch.STATIC:
+            share_NE = spread_variance(copies_NE, ranks=problem.ranks)
+            variance_WNE += np.square(problem.load_WLE[:, layer_N]) * share_NE
+        if problem.variance_WLE is not None:
+            variance_WNE += problem.variance_WLE[:, layer_N] / np.square(copies_NE)
+        variance_WNE /= np.square(self.scale_WL[:, chosen_N, None])
+        return np.asarray(variance_WNE.transpose(1, 0, 2))
 
     def cost_of_copies(self, chosen_N: Ints, copies_NE: Ints) -> Floats:
         """Relative cost of one copy of each expert where it has that many, [N][W][E]."""

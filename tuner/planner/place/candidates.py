@@ -25,14 +25,18 @@ from tuner.planner.place.evidence import (
     load_WLE,
     mean_load_LE,
     part_BWLE,
+    variance_WLE,
     weight_W,
 )
+from tuner.planner.place.judging import judge
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.methods import solve_balance, solve_chain, solve_coactivation
+from tuner.planner.place.passes import planned_passes, weighs_passes
 from tuner.planner.place.sampled import Tokens
 from tuner.planner.place.token_levels import levels_of
 from tuner.planner.place.transitions import flow_MEE
 from tuner.spec.place import Objective, PlaceGoal, Traffic
+from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
 TRAFFIC = (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
@@ -69,6 +73,7 @@ def balance_problem(
         migration=migration,
         dispatch=solved_dispatch(dispatch),
         part_BWLE=part_BWLE(evidence),
+        variance_WLE=variance_WLE(evidence),
     )
 
 
@@ -92,12 +97,12 @@ def rule_of(
     groups: int | None,
     dispatch: str = Dispatch.EVEN.value,
 ) -> Rule:
-    """Plan by EPLB's rules on the mean load and keep what is better under a dispatch rule."""
+    """Plan by EPLB's rules on the mean load and keep what is better under a dispatch rule.
+
+    Under a rule that looks at each pass by itself, on the passes that are planned from.
+    """
     mean_LE = mean_load_LE(evidence)
-    rules = {"eplb": eplb(mean_LE, ranks=ranks)}
-    alike = (ranks.slots_G == ranks.slots_G[0]).all()
-    if groups is not None and alike and groups % ranks.num_nodes == 0 and ranks.num_nodes > 1:
-        rules["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
+    rules = policies(mean_LE, ranks=ranks, groups=groups)
     mean = BalanceProblem(
         load_WLE=mean_LE[None],
         weight_W=np.ones(1),
@@ -105,8 +110,54 @@ def rule_of(
         dispatch=solved_dispatch(dispatch),
     )
     largest = {name: layer_times(mean, placement)[0] for name, placement in rules.items()}
-    best = min(rules, key=lambda name: float(largest[name].sum()))
+    values = {name: float(largest_L.sum()) for name, largest_L in largest.items()}
+    if len(rules) > 1 and weighs_passes(dispatch):
+        values = {
+            name: _imbalance(evidence, placement, ranks=ranks, dispatch=dispatch)
+            for name, placement in rules.items()
+        }
+    best = min(values, key=lambda name: values[name])
     return Rule(placement=rules[best], name=best, largest_L=largest[best])
+
+
+def policies(mean_LE: Floats, *, ranks: Ranks, groups: int | None) -> dict[str, Placement]:
+    """Place by EPLB's policies, by name; the hierarchical one where it can be had."""
+    found = {"eplb": eplb(mean_LE, ranks=ranks)}
+    alike = (ranks.slots_G == ranks.slots_G[0]).all()
+    if groups is not None and alike and groups % ranks.num_nodes == 0 and ranks.num_nodes > 1:
+        found["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
+    return found
+
+
+def beside_search(
+    evidence: Sequence[WorkloadEvidence], *, goal: PlaceGoal, ranks: Ranks, dispatch: str
+) -> dict[str, Placement]:
+    """Place for what a linear program behind near replicas can use, to be weighed beside a search.
+
+    Replicas of an expert that all stand on one node are near to the ranks that hold them alone: all
+    other tokens are the program's to steer. EPLB's hierarchical policy with every expert a group of
+    its own places them so. The search knows an even split only.
+    """
+    experts = evidence[0].recording.num_experts
+    alike = (ranks.slots_G == ranks.slots_G[0]).all() and experts % ranks.num_nodes == 0
+    limited = goal.max_moved_experts is not None or goal.max_moved_bytes is not None
+    free = goal.objective not in TRAFFIC and goal.method is Method.AUTO and not limited
+    if dispatch != "near_lp" or ranks.num_nodes == 1 or not (alike and free):
+        return {}
+    return {"replicas on one node": eplb(mean_load_LE(evidence), ranks=ranks, num_groups=experts)}
+
+
+def _imbalance(
+    evidence: Sequence[WorkloadEvidence], placement: Placement, *, ranks: Ranks, dispatch: str
+) -> float:
+    """Return the mean imbalance of the planned passes under a rule that looks at each of them."""
+    values = [
+        judge(
+            placement, load_PLE=planned_passes(one, dispatch), ranks=ranks, dispatch=dispatch
+        ).imbalance
+        for one in evidence
+    ]
+    return float(weight_W(evidence) @ np.array(values))
 
 
 def solve_objective(

@@ -14,6 +14,7 @@ from solvers.placement.balance.certificate import certificates
 from solvers.placement.balance.check import layer_times, objective, standard_error
 from solvers.placement.balance.migration import moved
 from solvers.placement.balance.problem import Migration
+from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
 from tuner.place_plan import LayerOutcome, PlaceCertificate
@@ -24,10 +25,10 @@ from tuner.planner.place.costing import (
     planned_layers_WL,
     robust,
     robust_weights,
-    weighs_passes,
 )
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.planner.place.links import LinkCosts
+from tuner.planner.place.passes import weighs_passes
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.sampled import Tokens
 from tuner.planner.place.traffic import problem_scale, traffic_of
@@ -36,6 +37,13 @@ from tuner.spec.place_read import PlaceSpec
 
 NEAR_RATIO = 0.98
 """Of a load limit, from which on it counts as what binds: experts come whole."""
+
+EVEN_ENOUGH = 1.001
+"""Largest load over the mean that counts as even."""
+
+MOST_OF_EXCESS = 0.5
+"""What a linear program for all tokens may leave of the excess for near replicas to be what binds:
+more, and the larger part would be there without them."""
 
 
 def certificate_of(
@@ -161,7 +169,6 @@ def binding_constraint(
         return "the gate and the smallest piece of the rule: less than that moves nothing"
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     mean_WL, bound_WL = problem.mean_WL, layer_bounds(problem)
-    value_WL = layer_times(problem, chosen)
     by_slots = bound_WL > mean_WL * (1.0 + 1e-9)
     if by_slots.any():
         workload, layer = divmod(int((bound_WL / mean_WL).argmax()), bound_WL.shape[1])
@@ -172,7 +179,10 @@ def binding_constraint(
             f" {share:.1%} of {evidence[workload].name!r}, and {int(by_slots.any(axis=0).sum())} of"
             f" {by_slots.shape[1]} layers cannot be even with {spec.ranks.num_slots} slots"
         )
-    if value_WL.sum() <= 1.001 * bound_WL.sum():
+    if dispatch in PASS_BY_PASS:
+        return _binding_program(spec, evidence, chosen, dispatch)
+    value_WL = layer_times(problem, chosen)
+    if value_WL.sum() <= EVEN_ENOUGH * bound_WL.sum():
         return "the mean load: no rank can have less than its share"
     if (
         spec.ranks.slots_G * spec.ranks.speed_G.sum() < spec.ranks.speed_G * problem.num_experts
@@ -183,6 +193,25 @@ def binding_constraint(
     if len(evidence) > 1:
         return "one placement serves several workloads, each of which alone could be more even"
     return "whole experts in few slots, as far as is proven"
+
+
+def _binding_program(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, dispatch: str
+) -> str:
+    """Say it for a linear program, which splits each pass: with near replicas first and without."""
+    value, free = (
+        robust(spec, evidence, planned_imbalances(spec, evidence, chosen, rule))
+        for rule in (dispatch, "lp")
+    )
+    if value <= EVEN_ENOUGH:
+        return "the mean load: no rank can have less than its share"
+    if free - 1.0 < MOST_OF_EXCESS * (value - 1.0):
+        return (
+            "near replicas take what is sent near them: the linear program steers what far ranks"
+            f" send alone, and of all tokens it would leave the busiest ranks {free:.3f} times the"
+            f" mean in place of {value:.3f}"
+        )
+    return "whole experts in few slots, however a pass is split, as far as is proven"
 
 
 def _binding_ways(

@@ -5,29 +5,24 @@ from typing import Final
 
 import numpy as np
 
-from solvers.placement.balance.check import objective
-from solvers.placement.balance.objective import robust_slope
-from solvers.placement.balance.problem import Dispatch as Solved
-from solvers.placement.balance.starts import with_parts
-from solvers.placement.dispatch.sampling import PASS_BY_PASS
+from solvers.placement.balance.check import LAUNCH_SEED, launch_times, objective
+from solvers.placement.balance.objective import robust_slope, value_of
+from solvers.placement.balance.starts import drawn_times, with_parts
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.planner.place.candidates import balance_problem
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.judging import arrivals, judge
+from tuner.planner.place.judging import arrivals, judge, judged_of
+from tuner.planner.place.passes import planned_passes, weighs_passes
 from tuner.planner.place.pricing import Pricing
 from tuner.spec.place import Dispatch, Objective, PlaceGoal
-from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
 
 CHOICE_SEED: Final = 4_711
 """Of the launches of static dispatch that candidates are ordered by; others certify the chosen one,
 so that it is not certified by the launches that it happened to do well in."""
 
-MOST_PASSES: Final = 32
-"""Weighed under a rule that looks at each pass by itself."""
-
-MOST_SOLVED_PASSES: Final = 8
-"""Weighed where each takes a linear program for every layer."""
+CHOICE_DRAWS: Final = 32
+"""Of launches and loads."""
 
 
 def planned_cost(
@@ -36,14 +31,25 @@ def planned_cost(
     placement: Placement,
     pricing: Pricing | None,
     dispatch: str,
+    *,
+    seed: int = LAUNCH_SEED,
 ) -> float:
-    """Return the objective on the passes that are planned from."""
+    """Return the objective on the passes that are planned from.
+
+    Args:
+        spec: the question.
+        evidence: every workload.
+        placement: to be weighed.
+        pricing: where time is priced.
+        dispatch: the rule.
+        seed: of launches, where dispatch is random; another one to choose a placement by.
+    """
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
         if weighs_passes(dispatch):
             return robust(spec, evidence, planned_imbalances(spec, evidence, placement, dispatch))
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-        return objective(problem, placement)
-    layers_WL = planned_layers_WL(spec, evidence, placement, pricing, dispatch)
+        return objective(problem, placement, seed=seed)
+    layers_WL = planned_layers_WL(spec, evidence, placement, pricing, dispatch, seed=seed)
     return robust(spec, evidence, layers_WL.sum(axis=1).tolist())
 
 
@@ -53,21 +59,23 @@ def parts_cost(
     placement: Placement,
     cost: float,
     dispatch: str,
+    pricing: Pricing | None,
 ) -> float:
-    """Return what candidates are ordered by: the cost, or its mean over parts of the recording.
+    """Return what candidates are ordered by: the cost, or its mean over what other passes may have.
 
-    Where near replicas come first, the search looks at parts that differ (`starts.py`).
+    Where near replicas come first, the search looks at parts that differ, or at loads that scatter
+    (`starts.py`). Launches are others than those of the cost, and loads than those of the search.
     """
+    if spec.goal.objective is Objective.LAYER_TIME and dispatch == Dispatch.STATIC.value:
+        return planned_cost(spec, evidence, placement, pricing, dispatch, seed=CHOICE_SEED)
     if spec.goal.objective is not Objective.BALANCE or weighs_passes(dispatch):
         return cost
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     if not problem.dispatch.is_near:
         return cost
     parted = with_parts(problem)
-    if problem.dispatch is Solved.STATIC:
-        return objective(parted, placement, seed=CHOICE_SEED)
-    is_same = parted.num_workloads == problem.num_workloads
-    return cost if is_same else objective(parted, placement)
+    time_WL = drawn_times(parted, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
+    return value_of(parted, time_WL)
 
 
 def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
@@ -92,23 +100,29 @@ def planned_imbalances(
     ]
 
 
-def weighs_passes(dispatch: str) -> bool:
-    """Whether a rule looks at each pass by itself, so that the mean pass does not stand for it."""
-    return dispatch in PASS_BY_PASS or dispatch in {rule.value for rule in UNLAUNCHED}
-
-
 def planned_layers_WL(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
     pricing: Pricing,
     dispatch: str,
+    *,
+    seed: int = LAUNCH_SEED,
 ) -> Floats:
-    """Return the seconds of every layer on the passes that are planned from."""
+    """Return the seconds of every layer on the passes that are planned from.
+
+    Under static dispatch, their mean over launches, as the imbalance is (`check.py` of balance).
+    """
     seconds = []
     for one in evidence:
         load_PLE = planned_passes(one, dispatch)
-        judged = judge(placement, load_PLE=load_PLE, ranks=spec.ranks, dispatch=dispatch)
+        if dispatch == Dispatch.STATIC.value:
+            problem = balance_problem([one], goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
+            time_DLG = launch_times(problem, placement, seed=seed)[:, 0]
+            judged = judged_of(time_DLG * spec.ranks.speed_G, ranks=spec.ranks)
+            load_PLE = np.repeat(load_PLE, len(time_DLG), axis=0)
+        else:
+            judged = judge(placement, load_PLE=load_PLE, ranks=spec.ranks, dispatch=dispatch)
         priced = pricing.price(
             placement, judged, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=one.planned_LTK
         )
@@ -129,22 +143,6 @@ def planned_bound_WL(
         bound_X = pricing.bound_L(load_LE=load_PLE.reshape(-1, experts), ranks=ranks)
         bounds.append(bound_X.reshape(passes, layers).mean(axis=0))
     return np.stack(bounds)
-
-
-def planned_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
-    """Return what a rule is weighed on: the mean pass, or passes where it differs from one to next.
-
-    Rules that look at each pass by itself, at which experts it reads, whether it is uneven or how
-    its counts are split best, are weighed on recorded passes, or on draws from the mean where one
-    pass was recorded.
-    """
-    if not weighs_passes(dispatch):
-        return one.planned_LE[None]
-    planned_PLE = one.whole_PLE[: one.planned_passes] if one.is_split else one.planned_LE[None]
-    most = MOST_SOLVED_PASSES if dispatch in PASS_BY_PASS else MOST_PASSES
-    taken = np.linspace(0, len(planned_PLE) - 1, most).round().astype(np.int64)
-    is_drawn = dispatch == Dispatch.ACTIVATED.value and not one.is_counted
-    return planned_PLE[taken if is_drawn else np.unique(taken)]
 
 
 def robust(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]) -> float:

@@ -38,6 +38,8 @@ class WorkloadEvidence:
     """The passes that are judged on."""
     part_BLE: Floats | None
     """Means of parts of those planned from, in order; None where they are too few."""
+    variance_LE: Floats
+    """Of the mean of the judged passes around `planned_LE`; see `load_variance`."""
     whole_PLE: Floats
     """All passes, for a plan that was made without this workload."""
     planned_passes: int
@@ -119,6 +121,9 @@ def _of_recording(
         planned_LE=planned_PLE.mean(axis=0) * (size / _copies_per_pass(planned_PLE)),
         judged_PLE=judged_PLE.astype(np.float64) * scale,
         part_BLE=_parts(planned_PLE, size=size) if is_split else None,
+        variance_LE=load_variance(
+            planned_PLE, judged_copies=judged_PLE.sum(axis=(0, 2)), size=size
+        ),
         whole_PLE=counted_PLE.astype(np.float64) * (size / _copies_per_pass(counted_PLE)),
         planned_passes=len(planned_PLE),
         is_split=is_split,
@@ -137,6 +142,39 @@ def _parts(planned_PLE: Ints, *, size: float) -> Floats | None:
         return None
     means = [part.mean(axis=0) for part in np.array_split(planned_PLE, PARTS)]
     return np.stack([mean * (size / float(mean.sum(axis=1).mean())) for mean in means])
+
+
+def load_variance(planned_PLE: Ints, *, judged_copies: Ints, size: float) -> Floats:
+    """Return how far loads of other passes scatter around the mean of those planned from, [L][E].
+
+    Token copies of one text choose alike, so that an expert's count of n varies by `dispersion` * n
+    and not by n. Both means are of so many counts:
+
+        variance = dispersion * share * size^2 * (1 / planned copies + 1 / judged copies)
+
+    The dispersion of a layer is what stretches of the planned passes differ by, over what counting
+    alone makes of them, and never less than 1: all that is known of a single pass. A lasting change
+    between the passes planned from and later ones is not in it.
+
+    Args:
+        planned_PLE: counts of the passes that are planned from.
+        judged_copies: of each layer, over all judged passes.
+        size: copies of a layer in the pass that loads are stated for.
+    """
+    copies_L = planned_PLE.sum(axis=(0, 2)).astype(np.float64)
+    share_LE = planned_PLE.sum(axis=0) / copies_L[:, None]
+    dispersion_L = np.ones(len(copies_L))
+    stretches = min(PARTS, len(planned_PLE))
+    if stretches > 1:
+        count_BLE = np.stack(
+            [part.sum(axis=0) for part in np.array_split(planned_PLE, stretches)]
+        ).astype(np.float64)
+        expected_BLE = count_BLE.sum(axis=2, keepdims=True) * share_LE
+        square_L = np.square(count_BLE - expected_BLE).sum(axis=(0, 2))
+        counting_L = (expected_BLE * (1.0 - share_LE)).sum(axis=(0, 2)) * (1.0 - 1.0 / stretches)
+        dispersion_L = np.maximum(square_L / np.maximum(counting_L, 1e-300), 1.0)
+    known_L = dispersion_L * (1.0 / copies_L + 1.0 / judged_copies)
+    return np.asarray(share_LE * known_L[:, None] * size**2)
 
 
 def _copies_per_pass(count_PLE: Ints) -> float:
@@ -169,6 +207,11 @@ def _parted_tokens(
 def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
     """Stack what is planned from."""
     return np.stack([one.planned_LE for one in evidence])
+
+
+def variance_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
+    """Stack how far loads of other passes scatter around what is planned from."""
+    return np.stack([one.variance_LE for one in evidence])
 
 
 def part_BWLE(evidence: Sequence[WorkloadEvidence]) -> Floats | None:

@@ -103,6 +103,17 @@ def judge(
     else:
         is_expected = dispatch in SPLITS and dispatch != Dispatch.STATIC.value
         copies_PLG = (expected_loads if is_expected else rank_loads)(dispatch, case)
+    return judged_of(copies_PLG, ranks=ranks, active_PLG=active_PLG, weights_PLG=weights_PLG)
+
+
+def judged_of(
+    copies_PLG: Floats,
+    *,
+    ranks: Ranks,
+    active_PLG: Floats | None = None,
+    weights_PLG: Floats | None = None,
+) -> Judged:
+    """Find the busiest ranks of token copies that were shared out."""
     time_PLG = copies_PLG / ranks.speed_G
     mean_PL = copies_PLG.sum(axis=2) / ranks.speed_G.sum()
     largest_PL = time_PLG.max(axis=2)

@@ -4,6 +4,7 @@ The plan is made from the first passes of every workload and judged on the later
 dispatch of the engine, beside what runs today and beside EPLB's rule on the same loads.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from tuner.place_plan import (
 from tuner.planner.place.candidates import (
     TRAFFIC,
     Rule,
+    beside_search,
     migration_limit,
     others_for_time,
     rule_of,
@@ -49,7 +51,9 @@ from tuner.planner.place.dispatch_choice import (
 )
 from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
+from tuner.planner.place.folds import unseen_costs
 from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
+from tuner.planner.place.launch_noise import launch_noise
 from tuner.planner.place.leaving_out import left_out
 from tuner.planner.place.links import LinkCosts, LinkSource, links_between
 from tuner.planner.place.methods import (
@@ -78,6 +82,8 @@ MAIN_SHARE: Final = 0.5
 """Of the time limit, for the plan itself."""
 AGAIN_SHARE: Final = 0.2
 """For the same under another dispatch rule, where the first plan shows it to be the best."""
+UNSEEN_SHARE: Final = 0.1
+"""For searches in halves of the planned passes, where methods are weighed on the other halves."""
 OTHERS_SHARE: Final = 0.4
 """Of that, for placements that are priced beside the search's."""
 SAME_RATIO: Final = 1e-9
@@ -126,19 +132,26 @@ def make_place_plan(
     is_timed = goal.objective is Objective.LAYER_TIME and goal.method is Method.AUTO
     others_share = OTHERS_SHARE * is_timed
 
+    solve_fold = partial(
+        solve_objective,
+        ranks=ranks,
+        rule=rule,
+        links=links,
+        active_load=active_load_of(goal, pricing),
+        migration=migration,
+    )
+
     def solve(dispatch: str, share: float) -> tuple[Outcome[Placement], dict[str, Placement]]:
-        by = partial(
-            solve_objective,
-            evidence,
-            ranks=ranks,
-            rule=rule,
-            links=links,
-            dispatch=dispatch,
-            active_load=active_load_of(goal, pricing),
-            migration=migration,
-        )
+        by = partial(solve_fold, evidence, rule=rule, dispatch=dispatch)
         return beside_automatic(by, goal=goal, time_limit_s=share * settings.time_limit_s)
 
+    costs_unseen = partial(
+        unseen_costs,
+        spec,
+        evidence,
+        solve_fold,
+        time_limit_s=UNSEEN_SHARE * settings.time_limit_s,
+    )
     outcome, candidates = solve(dispatch, (1.0 - others_share) * MAIN_SHARE)
     if outcome.solution is None:
         return _nothing(spec, outcome, provenance)
@@ -153,7 +166,9 @@ def make_place_plan(
             migration=migration,
             time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
         )
-    weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch)
+    candidates |= beside_search(evidence, goal=goal, ranks=ranks, dispatch=dispatch)
+    unseen = costs_unseen(dispatch)
+    weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch, unseen)
     choice = choose_dispatch(spec, evidence, weighed.chosen, planned=dispatch)
     if choice.rule != dispatch:
         # The rule is chosen once; placements are made for it, weighed and judged under it.
@@ -165,7 +180,9 @@ def make_place_plan(
             if again.solution is not None:
                 candidates = under_another_rule(candidates, found, goal=goal, dispatch=dispatch)
                 outcome = again
-        weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch)
+        candidates |= beside_search(evidence, goal=goal, ranks=ranks, dispatch=dispatch)
+        unseen = costs_unseen(dispatch)
+        weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch, unseen)
     method, chosen = weighed.method, weighed.chosen
     solve_s = settings.clock() - started_s
     alternatives = _alternatives(spec, evidence, weighed, dispatch)
@@ -196,6 +213,8 @@ def make_place_plan(
         )
     else:
         gain = gain_of_load(evidence, threes)
+    drawn_noise = launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch)
+    gain = replace(gain, noise_ratio=math.hypot(gain.noise_ratio, drawn_noise))
     moved = None
     if goal.current is not None:
         moved = migration_cost(
@@ -350,8 +369,13 @@ def _weighed(
     pricing: Pricing | None,
     links: LinkCosts,
     dispatch: str,
+    unseen: Mapping[str, float],
 ) -> _Weighed:
-    """Order what the goal's method placed, else all by the objective, beside EPLB and what runs."""
+    """Order what the goal's method placed, else all by the objective, beside EPLB and what runs.
+
+    Where methods were weighed on passes that they did not see, by that: what was not counts as
+    fitted to what it was made from as the worst of them.
+    """
     method = spec.goal.method.value
     named = dict(candidates)
     limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
@@ -375,8 +399,13 @@ def _weighed(
         }
         broken = dict.fromkeys(named, "")
     ordered_by = {
-        name: parts_cost(spec, evidence, one, values[name], dispatch) for name, one in named.items()
+        name: parts_cost(spec, evidence, one, values[name], dispatch, pricing)
+        for name, one in named.items()
     }
+    if unseen:
+        made = {name: unseen.get(name.removesuffix(f" for {dispatch}")) for name in named}
+        worst = max(cost / values[name] for name, cost in made.items() if cost is not None)
+        ordered_by = {name: cost or worst * values[name] for name, cost in made.items()}
     order = sorted(named, key=lambda name: (name != method, bool(broken[name]), ordered_by[name]))
     return _Weighed(
         placements={name: named[name] for name in order},

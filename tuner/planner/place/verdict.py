@@ -1,10 +1,11 @@
 """Whether a placement is worth it: against the noise between passes, between runs, and elsewhere.
 
-A gain counts when it is larger than what the same comparison varies by from pass to pass and, as a
-share of a whole pass, larger than what two runs of one configuration differ by. A plan that saves
-less than EPLB's rule does is not recommended, unless it keeps a limit on moved experts, which the
-rule does not. A plan that is worse than doing nothing on a workload it was not made from, or that
-overloads one of its ranks there, is fragile, whatever it gains at home.
+A gain counts when it is larger than what the same comparison varies by from pass to pass, and from
+launch to launch where a rule draws (`launch_noise.py`), and, as a share of a whole pass, larger
+than what two runs of one configuration differ by. A plan that saves less than EPLB's rule does is
+not recommended, unless it keeps a limit on moved experts, which the rule does not. A plan that is
+worse than doing nothing on a workload it was not made from, or that overloads one of its ranks
+there, is fragile, whatever it gains at home.
 """
 
 import math
