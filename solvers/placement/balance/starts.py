@@ -59,6 +59,9 @@ LAUNCHES: Final = 16
 SEED: Final = 20_231
 """Of the launches that the last choice is made by; the checker draws others."""
 
+CLAIM_SEED: Final = 20_232
+"""Of the launches that say what was found, which the checker compares with its own."""
+
 LEAST_DISTANCE: Final = 0.05
 """Share of tokens on other experts in other passes from which on parts are looked at: below it they
 cost the search more time than they tell."""
@@ -79,7 +82,26 @@ def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> 
             bound_WL=layer_bounds(problem),
             unlimited=lambda limit_s: look(problem, time_limit_s=limit_s, threads=threads),
         )
-    return Claim(status=Status.FEASIBLE, solution=placement, bound=bound(problem))
+    value, error = claimed(problem, placement)
+    return Claim(
+        status=Status.FEASIBLE,
+        solution=placement,
+        bound=bound(problem),
+        objective=value,
+        objective_error=error,
+    )
+
+
+def claimed(problem: BalanceProblem, placement: Placement) -> tuple[float, float]:
+    """Return the objective, and its standard error where launches are drawn for it."""
+    if not problem.dispatch.is_near:
+        return value_of(problem, largest_times(problem, placement.expert_LS)), 0.0
+    # Other launches than those of the last choice, which the placement did well in.
+    time_DWL = launched_times(problem, placement, seed=CLAIM_SEED)
+    value_D = [value_of(problem, time_WL) for time_WL in time_DWL]
+    launches = len(value_D)
+    error = float(np.std(value_D, ddof=1)) / np.sqrt(launches) if launches > 1 else 0.0
+    return value_of(problem, time_DWL.mean(axis=0)), error
 
 
 def search_near(
@@ -173,6 +195,11 @@ def drawn_times(problem: BalanceProblem, placement: Placement) -> Floats:
 
     The guess takes ranks and deals as independent, which few ranks on one node are not.
     """
+    return np.asarray(launched_times(problem, placement, seed=SEED).mean(axis=0))
+
+
+def launched_times(problem: BalanceProblem, placement: Placement, *, seed: int) -> Floats:
+    """Time of the busiest rank in each of some launches, [D][W][L]; one where none differ."""
     ranks = problem.ranks
     is_dealt = problem.dispatch is Dispatch.STATIC
     launches = LAUNCHES if is_dealt else 1
@@ -182,7 +209,7 @@ def drawn_times(problem: BalanceProblem, placement: Placement) -> Floats:
     cost_WLS = np.take_along_axis(cost_WLE, placement.expert_LS[None], axis=2)
     work_DWLG += np.add.reduceat(cost_WLS, ranks.first_slot_G, axis=2)
     if is_dealt:
-        rng = np.random.default_rng(SEED)
+        rng = np.random.default_rng(seed)
         for layer, expert, target_DH in targets(placement, ranks=ranks, rng=rng, launches=launches):
             users_DG = (target_DH[:, :, None] == np.arange(ranks.num_ranks)).mean(axis=1)
             load_DWG = users_DG[:, None] * problem.load_WLE[:, layer, expert, None]
@@ -191,7 +218,7 @@ def drawn_times(problem: BalanceProblem, placement: Placement) -> Floats:
         for layer, expert, share_G in expected_shares(placement, ranks=ranks):
             load_WG = share_G * problem.load_WLE[:, layer, expert, None]
             work_DWLG[:, :, layer] += cost_of(load_WG, problem.active_load)
-    return np.asarray((work_DWLG / ranks.speed_G).max(axis=3).mean(axis=0))
+    return np.asarray((work_DWLG / ranks.speed_G).max(axis=3))
 
 
 def best_layers(problem: BalanceProblem, found: list[Placement], time_CWL: Floats) -> Placement:
