@@ -34,7 +34,7 @@ AGREE_TOLERANCE: Final = 1e-6
 """How far, relatively, two computations of one objective may differ by rounding."""
 
 AGREE_ERRORS: Final = 8.0
-"""Standard errors that two means over draws may differ by: of 16 draws, Student's t passes 8 once in
+"""Standard errors that two means over draws may differ by: of 16, Student's t passes 8 once in
 a million."""
 
 

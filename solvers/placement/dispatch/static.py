@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.kept import by_rank, by_slot, keep, kept, key_of
 from solvers.placement.dispatch.nearest import FAR, nearest_H
 from solvers.placement.ranks import Floats, Ints, Ranks
 
@@ -33,6 +34,14 @@ def rank_loads(case: DispatchCase) -> Floats:
 
 def split(case: DispatchCase) -> Floats:
     """Return the share of each expert's token copies that each rank draws, `[L][E][G]`."""
+    key = key_of(case, of=f"static {case.seed}")
+    share_LS = kept(key)
+    if share_LS is None:
+        share_LS = keep(key, by_slot(case, _split(case)))
+    return by_rank(case, share_LS)
+
+
+def _split(case: DispatchCase) -> Floats:
     source_ratio_HLE = case.source_ratio_HLE
     split_LEG = (case.copies_LEG > 0).astype(np.float64)
     for layer, expert, target_H in targets(case):
