@@ -99,7 +99,7 @@ def launch_times(
 ) -> Floats:
     """Time of every rank in so many launches, [D][W][L][G]; one where none differs from another.
 
-    Far replicas are dealt with a seed that no method draws from.
+    Far ranks are assigned replicas by a seed that no method draws from.
     """
     num_ranks = problem.ranks.num_ranks
     launches = LAUNCHES if problem.dispatch is Dispatch.STATIC else 1

@@ -1,7 +1,7 @@
 """What near and far replicas take, worked out again for the checker alone.
 
     D launches   G ranks, also as sources   R replicas of one expert, in slot order
-    V streams: far ranks that have taken part in the same deals before   k far ranks
+    V streams: far ranks that took part in the same assignments before   k far ranks
 
 Nothing of `solvers/placement/dispatch/` is used, whose rule (nearest.py, static.py) is read here a
 second time and computed in another way:
@@ -13,7 +13,7 @@ second time and computed in another way:
                                       (multivariate hypergeometric), streams independently
 
 With one stream, or as many replicas as far ranks in it, the counts are exact as well. Two streams
-meet again after as many deals of the same sizes.
+meet again after as many assignments of the same sizes.
 
 Differs: the engine's streams also meet where other deals have used up as many numbers. EPLB's
          placements of 58 layers of 256 experts on 8, 32 and 64 ranks are within 0.25 % of their
@@ -60,7 +60,7 @@ def launched_ratios(
 ) -> Iterator[tuple[int, int, Floats]]:
     """Yield layer, expert and the share of its tokens that each rank takes, `[D][G]`."""
     rng = np.random.default_rng(seed)
-    # Number of the stream of each rank, and of what a stream becomes by a deal of some size.
+    # Number of the stream of each rank, and of what a stream becomes by an assignment of some size.
     stream_G = [0] * ranks.num_ranks
     after: dict[tuple[int, int, int], int] = {}
     for layer, expert, hosts, near in _replicated(placement, ranks):
@@ -69,17 +69,17 @@ def launched_ratios(
         far = [source for source, used in enumerate(near) if used is None]
         if far:
             sizes = list(Counter(stream_G[source] for source in far).values())
-            dealt_DR = dealt_counts(len(hosts), sizes, rng=rng, launches=launches)
+            used_DR = assigned_counts(len(hosts), sizes, rng=rng, launches=launches)
             # A rank may hold two replicas.
             for place, host in enumerate(hosts):
-                users_DG[:, host] += dealt_DR[:, place]
+                users_DG[:, host] += used_DR[:, place]
             for source in far:
-                deal = (stream_G[source], len(far), len(hosts))
-                stream_G[source] = after.setdefault(deal, len(after) + 1)
+                size = (stream_G[source], len(far), len(hosts))
+                stream_G[source] = after.setdefault(size, len(after) + 1)
         yield layer, expert, users_DG / ranks.num_ranks
 
 
-def dealt_counts(
+def assigned_counts(
     replicas: int, sizes: list[int], *, rng: np.random.Generator, launches: int
 ) -> Ints:
     """Return how many far ranks use each replica, `[D][R]`, given the ranks of each stream."""

@@ -4,7 +4,7 @@
 
 Under an even split one start does (`local_search.py`). Where near replicas come first, the first
 replica on a node serves the node, so that a second one there is of little use. Where far ranks are
-dealt a replica once a launch, a rank's load is random, and the busiest of many ranks is the unlucky
+assigned a replica once a launch, a rank's load is random, and the busiest of many is the unlucky
 one. No deviation comes from an expert of one replica, nor from one on every node (on every rank,
 where there is one node); hardly any from one that few tokens choose. A start therefore gives copies
 

@@ -8,18 +8,19 @@ an expert fall on its ranks as a multinomial of the shares, and the largest load
 the largest expected load, the more the fewer tokens a pass has.
 
     rule          shares
-    even          replicas alike (vLLM, TensorRT-LLM: in turn, so without noise)
-    dynamic       replicas alike
-    static        near replicas first, the others dealt once: one deal for each seed
-    near_dynamic  near replicas first, the others alike: `dynamic` beside an all-to-all backend
+    even          equal shares (vLLM, TensorRT-LLM: in turn, so without noise)
+    dynamic       equal shares
+    static        near replicas first, the others assigned once, by the seed
+    near_dynamic  near replicas first, the others equally: `dynamic` beside an all-to-all backend
     lp            of the linear program, for each pass
     near_lp       near replicas first, the others by the linear program: `lp` as SGLang runs it
 
 Of several best splits of the program ours is the flattest; SGLang's solver stops after five steps,
 at one of its own.
 
-Not covered: tokens of one text that choose alike, and that every expert's count varies, too: counts
-are given. Rows taken modulo the replicas (SGLang without a backend) scatter a little less.
+Not covered: tokens of one text that choose the same experts, and that every expert's count varies,
+too: counts are given. Rows taken modulo the replicas (SGLang without a backend) scatter a little
+less.
 """
 
 from collections.abc import Callable, Mapping

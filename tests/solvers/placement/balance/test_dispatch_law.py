@@ -8,7 +8,7 @@ import pytest
 
 from solvers.errors import RejectedClaimError
 from solvers.placement.balance import check, dispatch_law, starts
-from solvers.placement.balance.dispatch_law import dealt_counts, expected_ratios, launched_ratios
+from solvers.placement.balance.dispatch_law import assigned_counts, expected_ratios, launched_ratios
 from solvers.placement.balance.problem import BalanceProblem, Dispatch
 from solvers.placement.dispatch import launches, nearest, static
 from solvers.placement.dispatch.case import DispatchCase
@@ -87,20 +87,20 @@ def test_launches_of_the_checker_expect_what_the_law_says() -> None:
     assert not off
 
 
-def test_places_of_one_stream_are_dealt_evenly_and_those_of_several_as_is_drawn() -> None:
+def test_places_of_one_stream_are_assigned_evenly_and_those_of_several_as_is_drawn() -> None:
     rng = np.random.default_rng(0)
     # 7 far ranks of one stream on 3 replicas: 3, 2 and 2 in some order, each as often the larger.
-    whole_DR = dealt_counts(3, [7], rng=rng, launches=3000)
+    whole_DR = assigned_counts(3, [7], rng=rng, launches=3000)
     assert set(map(tuple, whole_DR.tolist())) == {(3, 2, 2), (2, 3, 2), (2, 2, 3)}
     assert np.abs(whole_DR.mean(axis=0) - 7 / 3).max() < 0.05
     # Streams of 4 and 4 on 2 replicas: each stream gets 4 of 8 places, 4 of which are the first's:
     # hypergeometric, variance 4 * 1/2 * 1/2 * 4/7 each.
-    parted_DR = dealt_counts(2, [4, 4], rng=rng, launches=20_000)
+    parted_DR = assigned_counts(2, [4, 4], rng=rng, launches=20_000)
     assert (parted_DR.sum(axis=1) == 8).all()
     assert parted_DR[:, 0].var() == pytest.approx(2 * 4 / 7, rel=0.05)
 
 
-def test_the_checker_agrees_with_the_engine_s_own_deals() -> None:
+def test_the_checker_agrees_with_the_engine_s_own_assignments() -> None:
     # The mean over its first seeds, streams that meet by their numbers included.
     off = []
     for ranks, layers in ((NODES, 6), (ONE_NODE, 6), (UNLIKE, 6)):
@@ -132,7 +132,7 @@ def _first_replica(true: Callable[..., Iterator[tuple[int, int, Ints]]]) -> Call
     return broken
 
 
-def _one_deal_for_all(
+def _one_replica_for_all(
     true: Callable[..., Iterator[tuple[int, int, Ints]]],
 ) -> Callable[..., object]:
     def broken(placement: Placement, **others: object) -> object:
@@ -160,7 +160,7 @@ def test_a_broken_sampler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(case, Dispatch.STATIC)
     assert BALANCE.solve(problem, time_limit_s=0.5).solution is not None
     refusals, kept = [], []
-    for breakage in (_first_replica, _one_deal_for_all, _even_at_once):
+    for breakage in (_first_replica, _one_replica_for_all, _even_at_once):
         with monkeypatch.context() as patch:
             patch.setattr(starts, "targets", breakage(launches.targets))
             try:
