@@ -3,7 +3,7 @@
 A backend only claims. A family imports the named method lazily, so that a missing optional backend
 hurts only whoever asks for it, hands the claim to its checker, which shares no code with any
 backend, and makes an `Outcome` of what survives: the solution breaks no rule, the objective is
-recomputed, and the bound does not lie above it.
+recomputed, the bound does not lie above it, and a backend that says what its solution costs agrees.
 
 Objectives are minimised and at least zero.
 """
@@ -29,6 +29,13 @@ OPTIMALITY_TOLERANCE: Final = 1e-6
 
 BOUND_TOLERANCE: Final = 1e-9
 """How far, relatively, a bound may pass the objective by rounding alone."""
+
+AGREE_TOLERANCE: Final = 1e-6
+"""How far, relatively, two computations of one objective may differ by rounding."""
+
+AGREE_ERRORS: Final = 8.0
+"""Standard errors that two means over draws may differ by: of 16, Student's t passes 8 once in
+a million."""
 
 
 class Solver(Protocol[ProblemIn, Solution]):
@@ -62,6 +69,8 @@ class Family(Generic[Problem, Solution]):
     default: str
     """The method of `solve` where none is named."""
     check: Check[Problem, Solution]
+    standard_error: Callable[[Problem, Solution], float] | None = None
+    """Of the check's objective where that is a mean over draws; None: it never is."""
 
     def __post_init__(self) -> None:
         if self.default not in self.methods:
@@ -118,7 +127,8 @@ class Family(Generic[Problem, Solution]):
         FEASIBLE: the solution and the bound are true, only the word is not.
 
         Raises:
-            RejectedClaimError: the solution breaks a rule, or the bound lies above its objective.
+            RejectedClaimError: the solution breaks a rule, the bound lies above its objective, or
+                that is not what the backend says.
         """
         if math.isnan(claim.bound):
             raise RejectedClaimError(f"{method} claims a bound that is not a number")
@@ -139,6 +149,7 @@ class Family(Generic[Problem, Solution]):
             raise RejectedClaimError(
                 f"{method} claims that nothing is below {claim.bound}, its solution costs {value}"
             )
+        self._compare(problem, claim, claim.solution, value, method=method)
         proven = value - claim.bound <= OPTIMALITY_TOLERANCE * value
         unproven_optimum = claim.status is Status.OPTIMAL and not proven
         return Outcome(
@@ -149,3 +160,22 @@ class Family(Generic[Problem, Solution]):
             solve_s=solve_s,
             method=method,
         )
+
+    def _compare(
+        self,
+        problem: Problem,
+        claim: Claim[Solution],
+        solution: Solution,
+        value: float,
+        *,
+        method: str,
+    ) -> None:
+        if claim.objective is None:
+            return
+        error = 0.0 if self.standard_error is None else self.standard_error(problem, solution)
+        most = AGREE_TOLERANCE * value + AGREE_ERRORS * math.hypot(error, claim.objective_error)
+        if not abs(claim.objective - value) <= most:
+            raise RejectedClaimError(
+                f"{method} takes its solution to cost {claim.objective:.6g}, its check finds"
+                f" {value:.6g}, and they may differ by {most:.2g}"
+            )

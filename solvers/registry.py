@@ -88,6 +88,7 @@ BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
     },
     default="local_search",
     check=balance_check,
+    standard_error=balance_check.standard_error,
 )
 
 CHAIN: Final[Family[ChainProblem, Placement]] = Family(

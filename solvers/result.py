@@ -38,6 +38,10 @@ class Claim(Generic[S]):
     solution: S | None
     bound: float
     """Lower bound on the objective; `-inf` when nothing was proven, `inf` when infeasible."""
+    objective: float | None = None
+    """What the backend takes its solution to cost, which the check compares; None: not said."""
+    objective_error: float = 0.0
+    """Standard error of `objective` where that is a mean over draws."""
 
     def __post_init__(self) -> None:
         if self.status.has_solution != (self.solution is not None):

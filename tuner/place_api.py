@@ -83,13 +83,6 @@ def place(
     residuals = shipped() if calibrated else None
     measured = _measured(cluster, profiles, calibrated=calibrated)
     pricing = pricing_of(spec.model, cluster, spec.goal, residuals=residuals, measured=measured)
-    source = _links(
-        spec,
-        profiles,
-        is_needed=about_traffic or is_priced,
-        residuals=residuals,
-        measured=measured,
-    )
     provenance = PlaceProvenance(
         moetune_version=version(),
         spec_sha256=hashlib.sha256(
@@ -99,6 +92,13 @@ def place(
         notes=_price_notes(cluster, measured),
     )
     try:
+        source = _links(
+            spec,
+            profiles,
+            is_needed=about_traffic or is_priced,
+            residuals=residuals,
+            measured=measured,
+        )
         made = make_place_plan(
             spec,
             pricing=pricing,

@@ -86,7 +86,7 @@ class WorkloadOutcome(Record):
     workload: str
     passes_planned_from: Size
     passes_judged: Size
-    """0: the recording has one pass, whose token copies were parted by lot."""
+    """0: the recording has one pass, whose token copies were split at random."""
     imbalance_before: Ratio
     """Of the placement that runs today, or of experts in order."""
     imbalance_rule: Ratio
@@ -140,8 +140,8 @@ class PlaceCertificate(Record):
     space: PlaceSpace = PlaceSpace(priced=1, illegal=0)
     dispatch: str = "even"
     """How replicas share tokens in these numbers: `even`; `near_dynamic`, near replicas first and
-    the others alike; `static`, these dealt once, the mean over launches. A linear program does at
-    least as well as the first two, beside near replicas or without."""
+    the others equally; `static`, these assigned once, the mean over launches; `lp`, `near_lp` and
+    the rules of no engine, on passes that are planned from."""
     objective_error: Annotated[float, Field(ge=0.0)] = 0.0
     """Standard error of `objective`, a mean over drawn launches; 0 where it is exact."""
     within_band: Size = 0

@@ -75,6 +75,22 @@ def test_a_bound_above_the_objective_is_rejected(
         LAYOUT.checked(problem, claim, method="lie", solve_s=0.0)
 
 
+def test_an_objective_that_the_check_does_not_find_is_rejected(
+    problem: LayoutProblem, true_claim: Claim[Layout]
+) -> None:
+    said = dataclasses.replace(true_claim, objective=true_claim.bound)
+    assert LAYOUT.checked(problem, said, method="exact", solve_s=0.0).status is Status.OPTIMAL
+    for factor in (0.999, 1.001, float("nan")):
+        lie = dataclasses.replace(true_claim, objective=true_claim.bound * factor)
+        with pytest.raises(RejectedClaimError, match="takes its solution to cost"):
+            LAYOUT.checked(problem, lie, method="lie", solve_s=0.0)
+    # A mean over draws may be off by some of its standard errors.
+    drawn = dataclasses.replace(
+        true_claim, objective=true_claim.bound * 1.001, objective_error=true_claim.bound * 0.001
+    )
+    assert LAYOUT.checked(problem, drawn, method="drawn", solve_s=0.0).status is Status.OPTIMAL
+
+
 def test_an_optimum_without_proof_is_only_feasible(
     problem: LayoutProblem, true_claim: Claim[Layout]
 ) -> None:

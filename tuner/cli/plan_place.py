@@ -18,9 +18,11 @@ def plan_place(
     as_json: bool,
 ) -> None:
     """Plan a placement, write it and print it."""
-    from tuner.api import place, write_place_plan
+    # Not from tuner.api, which imports all of the product: a second and more.
     from tuner.cli.place_text import place_text
     from tuner.cli.progress import planning
+    from tuner.place_api import place
+    from tuner.place_folder import write_place_plan
     from tuner.planner.progress import Told
 
     with planning(limit_s=time_limit_s) as watch:

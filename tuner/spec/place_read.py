@@ -224,7 +224,8 @@ def _on_machines(file: PlaceSpecFile, source: str) -> PlaceGoal:
     if goal.ranks > pool.num_devices:
         raise SpecError(
             f"{source}: goal.ranks: {goal.ranks} ranks on the {pool.num_devices} devices of pool"
-            f" {pool.name!r}"
+            f" {pool.name!r}, the first, which holds them; say {pool.num_devices} ranks or fewer,"
+            " or the pool's true nodes"
         )
     per_node = goal.ranks_per_node or min(goal.ranks, pool.devices_per_node)
     if per_node > pool.devices_per_node or goal.ranks > per_node * pool.nodes:

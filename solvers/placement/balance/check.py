@@ -1,18 +1,21 @@
 """Recompute what a placement is worth and name every rule it breaks; trusts no backend.
 
 Plain Python numbers and loops on purpose: the definitions of `problem.py`, read line by line. Only
-the launches of a dispatch that puts near replicas first are arrays.
+the launches of a dispatch that puts near replicas first are arrays; their law is worked out again
+in `dispatch_law.py`, which no backend uses.
 """
 
+import hashlib
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
+from solvers.placement.balance.dispatch_law import expected_ratios, launched_ratios
 from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
-from solvers.placement.dispatch.launches import expected_shares, targets
-from solvers.placement.ranks import Floats, Placement
+from solvers.placement.ranks import Floats, Placement, Ranks
 
 LAUNCHES = 32
 """Draws of static dispatch that a placement is judged by."""
@@ -94,41 +97,56 @@ def rank_times(problem: BalanceProblem, placement: Placement) -> Floats:
 def launch_times(
     problem: BalanceProblem, placement: Placement, *, seed: int = LAUNCH_SEED
 ) -> Floats:
-    """Time of every rank in so many launches, [D][W][L][G]; one where nothing is dealt for good.
+    """Time of every rank in so many launches, [D][W][L][G]; one where none differs from another.
 
-    Replicas are dealt as the rule itself says (`dispatch/launches.py`), with a seed that no method
-    draws from.
+    Far ranks are assigned replicas by a seed that no method draws from.
     """
-    is_dealt = problem.dispatch is Dispatch.STATIC
-    num_ranks, launches = problem.ranks.num_ranks, LAUNCHES if is_dealt else 1
+    num_ranks = problem.ranks.num_ranks
+    launches = LAUNCHES if problem.dispatch is Dispatch.STATIC else 1
     work = np.zeros((launches, problem.num_workloads, problem.num_layers, num_ranks))
     copies_LE = placement.copies_LE(problem.num_experts)
-    for layer, expert_S in enumerate(placement.expert_LS):
-        for rank, expert in zip(problem.ranks.rank_S, expert_S, strict=True):
+    cost_WLE = problem.load_WLE - problem.active_load * np.expm1(-problem.load_WLE)
+    for layer, expert_S in enumerate(placement.expert_LS.tolist()):
+        for rank, expert in zip(problem.ranks.rank_S.tolist(), expert_S, strict=True):
             if copies_LE[layer, expert] == 1:
-                load_W = problem.load_WLE[:, layer, expert]
-                work[:, :, layer, rank] += load_W - problem.active_load * np.expm1(-load_W)
-    for layer, expert, share_DG in _shares(problem, placement, launches, seed):
-        for workload in range(problem.num_workloads):
-            load_DG = problem.load_WLE[workload, layer, expert] * share_DG
-            work[:, workload, layer] += load_DG - problem.active_load * np.expm1(-load_DG)
+                work[:, :, layer, rank] += cost_WLE[:, layer, expert]
+    for layer, expert, ratio_DG in _ratios(problem, placement, launches, seed):
+        load_DWG = ratio_DG[:, None] * problem.load_WLE[:, layer, expert, None]
+        work[:, :, layer] += load_DWG - problem.active_load * np.expm1(-load_DWG)
     return np.asarray(work / problem.ranks.speed_G)
 
 
-def _shares(
+def _ratios(
     problem: BalanceProblem, placement: Placement, launches: int, seed: int
 ) -> Iterator[tuple[int, int, Floats]]:
     """Shares of every replicated expert that ranks take, [D][G]."""
-    ranks = problem.ranks
     if problem.dispatch is Dispatch.NEAR:
-        for layer, expert, share_G in expected_shares(placement, ranks=ranks):
-            yield layer, expert, share_G[None]
+        for layer, expert, ratios in expected_ratios(placement, problem.ranks):
+            yield layer, expert, np.array([ratios])
         return
-    rng = np.random.default_rng(seed)
-    rank_G = np.arange(ranks.num_ranks)
-    for layer, expert, target_DH in targets(placement, ranks=ranks, rng=rng, launches=launches):
-        users_DG = (target_DH[:, :, None] == rank_G).sum(axis=1)
-        yield layer, expert, users_DG / ranks.num_ranks
+    yield from _kept_launches(placement, problem.ranks, launches, seed)
+
+
+MOST_KEPT: Final = 6
+"""Placements whose launches are kept, for they are asked for again and again; of 58 layers of 288
+slots on 32 ranks 20 MB each."""
+
+_KEPT: Final[OrderedDict[bytes, list[tuple[int, int, Floats]]]] = OrderedDict()
+
+
+def _kept_launches(
+    placement: Placement, ranks: Ranks, launches: int, seed: int
+) -> list[tuple[int, int, Floats]]:
+    digest = hashlib.blake2b(f"{placement.expert_LS.shape} {launches} {seed}".encode())
+    for array in (placement.expert_LS, ranks.slots_G, ranks.node_G):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    key = digest.digest()
+    if key not in _KEPT:
+        found = launched_ratios(placement, ranks, seed=seed, launches=launches)
+        _KEPT[key] = [(layer, expert, ratio_DG) for layer, expert, ratio_DG in found]
+        if len(_KEPT) > MOST_KEPT:
+            _KEPT.popitem(last=False)
+    return _KEPT[key]
 
 
 def _robust(problem: BalanceProblem, imbalances: list[float]) -> float:

@@ -17,9 +17,9 @@ and the objective is the weighted mean of the imbalances over workloads, the wor
 mean of the worst share of the weight (CVaR, Rockafellar and Uryasev 2000). It is never the
 imbalance of the mean load: a placement that is even on the mean can be uneven on every workload.
 
-With another `dispatch` the shares are those of near and of far replicas, with tokens from all ranks
-alike. Static dispatch deals the far ones once a launch: max_g time is then its mean over `LAUNCHES`
-launches of `check.py`, drawn by numbers that no runtime has.
+With another `dispatch` the shares are those of near and of far replicas, with as many tokens from
+every rank. Static dispatch assigns the far ones once a launch: max_g time is then its mean over
+`LAUNCHES` launches of `check.py`, drawn by numbers that no runtime has.
 
 True for runtimes that wait for the slowest rank in each layer and split a replicated expert's
 tokens evenly (EPLB's assumption) or as `dispatch` says. Not covered: traffic between ranks.
@@ -39,10 +39,10 @@ class Dispatch(StrEnum):
     EVEN = "even"
     """Each takes the same share; also what a draw for each token expects."""
     NEAR = "near_dynamic"
-    """The one near a source rank takes its tokens (`dispatch/nearest.py`), all alike those of ranks
-    that have none near: what a draw for each token expects beside an all-to-all backend."""
+    """The one near a source rank takes its tokens (`dispatch/nearest.py`), all equally those of
+    ranks that have none near: what a draw for each token expects beside an all-to-all backend."""
     STATIC = "static"
-    """The near one, or one that a source rank is dealt once a launch (`dispatch/static.py`)."""
+    """The near one, or one that a source rank is assigned once a launch (`dispatch/static.py`)."""
 
     @property
     def is_near(self) -> bool:

@@ -4,7 +4,7 @@
 
 Under an even split one start does (`local_search.py`). Where near replicas come first, the first
 replica on a node serves the node, so that a second one there is of little use. Where far ranks are
-dealt a replica once a launch, a rank's load is random, and the busiest of many ranks is the unlucky
+assigned a replica once a launch, a rank's load is random, and the busiest of many is the unlucky
 one. No deviation comes from an expert of one replica, nor from one on every node (on every rank,
 where there is one node); hardly any from one that few tokens choose. A start therefore gives copies
 
@@ -77,6 +77,9 @@ SEED: Final = 20_231
 LOADS_STREAM: Final = 1
 """Of the seed: loads and launches are independent."""
 
+CLAIM_SEED: Final = 20_232
+"""Of the launches that say what was found, which the checker compares with its own."""
+
 LEAST_DISTANCE: Final = 0.05
 """Share of tokens on other experts in other passes from which on parts are looked at: below it they
 cost the search more time than they tell."""
@@ -100,7 +103,26 @@ def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> 
             bound_WL=layer_bounds(problem),
             unlimited=lambda limit_s: look(problem, time_limit_s=limit_s, threads=threads),
         )
-    return Claim(status=Status.FEASIBLE, solution=placement, bound=bound(problem))
+    value, error = claimed(problem, placement)
+    return Claim(
+        status=Status.FEASIBLE,
+        solution=placement,
+        bound=bound(problem),
+        objective=value,
+        objective_error=error,
+    )
+
+
+def claimed(problem: BalanceProblem, placement: Placement) -> tuple[float, float]:
+    """Return the objective, and its standard error where launches are drawn for it."""
+    if not problem.dispatch.is_near:
+        return value_of(problem, largest_times(problem, placement.expert_LS)), 0.0
+    # Other launches than those of the last choice, which the placement did well in.
+    time_DWL = launched_times(problem, placement, seed=CLAIM_SEED)
+    value_D = [value_of(problem, time_WL) for time_WL in time_DWL]
+    launches = len(value_D)
+    error = float(np.std(value_D, ddof=1)) / np.sqrt(launches) if launches > 1 else 0.0
+    return value_of(problem, time_DWL.mean(axis=0)), error
 
 
 def search_near(
@@ -241,10 +263,22 @@ def drawn_times(
         seed: of launches and of loads; by default the last choice's.
         draws: of both, each launch under loads of its own.
     """
+    load_DWLE = drawn_loads(problem, draws, seed=seed)
+    return np.asarray(_times(problem, placement, load_DWLE, seed=seed, launches=draws).mean(axis=0))
+
+
+def launched_times(problem: BalanceProblem, placement: Placement, *, seed: int) -> Floats:
+    """Time of the busiest rank in each of some launches under the planned loads, [D][W][L]."""
+    return _times(problem, placement, problem.load_WLE[None], seed=seed, launches=LAUNCHES)
+
+
+def _times(
+    problem: BalanceProblem, placement: Placement, load_DWLE: Floats, *, seed: int, launches: int
+) -> Floats:
+    """Time of the busiest rank, [D][W][L], with a launch for each of the loads, or one for all."""
     ranks = problem.ranks
     is_dealt = problem.dispatch is Dispatch.STATIC
-    load_DWLE = drawn_loads(problem, draws, seed=seed)
-    launches = max(len(load_DWLE), draws if is_dealt else 1)
+    launches = max(len(load_DWLE), launches if is_dealt else 1)
     work_DWLG = np.zeros((launches, problem.num_workloads, problem.num_layers, ranks.num_ranks))
     is_single_LE = placement.copies_LE(problem.num_experts) == 1
     cost_DWLE = cost_of(load_DWLE, problem.active_load) * is_single_LE
@@ -260,7 +294,7 @@ def drawn_times(
         for layer, expert, share_G in expected_shares(placement, ranks=ranks):
             load_DWG = share_G * load_DWLE[:, :, layer, expert, None]
             work_DWLG[:, :, layer] += cost_of(load_DWG, problem.active_load)
-    return np.asarray((work_DWLG / ranks.speed_G).max(axis=3).mean(axis=0))
+    return np.asarray((work_DWLG / ranks.speed_G).max(axis=3))
 
 
 def drawn_loads(problem: BalanceProblem, draws: int, *, seed: int) -> Floats:

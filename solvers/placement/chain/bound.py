@@ -52,14 +52,14 @@ def lower_bound(problem: ChainProblem, *, time_limit_s: float) -> float:
 def pair_bounds(problem: ChainProblem, *, time_limit_s: float) -> Floats:
     """Return bound_T: what each pair of layers costs at least."""
     deadline_s = time.perf_counter() + time_limit_s
-    dearest, groups = _groups(problem)
+    most_expensive, groups = _groups(problem)
     total_T = problem.flow_TEE.sum(axis=(1, 2))
-    bound_T = dearest * total_T
+    bound_T = most_expensive * total_T
     for group, most_T in zip(
         groups, _most_staying_HT(problem.flow_TEE, groups, deadline_s), strict=True
     ):
         bound_T = bound_T - group.gain * most_T
-    bound_T = np.maximum(bound_T - ROUNDING_RATIO * dearest * total_T, 0.0)
+    bound_T = np.maximum(bound_T - ROUNDING_RATIO * most_expensive * total_T, 0.0)
     if problem.measure is Measure.BUSIEST_PAIR:
         bound_T = bound_T / max(1, int((problem.cost_GG > 0.0).sum()))
         bound_T = np.maximum(bound_T, _leaving_T(problem, total_T, deadline_s))

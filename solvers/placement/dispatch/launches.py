@@ -2,11 +2,12 @@
 
     D launches   H source ranks, H = G   R replicas of one expert, in slot order
 
-The law is that of `static.py`, where every far rank deals for itself and keeps its own hand. What a
-deal uses up of a stream depends on how many replicas go to how many ranks: ranks with the same
-deals behind them share the next one, and are taken as independent of the others.
+The law is that of `static.py`, where every far rank works out an assignment of replicas to the far
+ranks and uses its own entry. What that uses up of a stream depends on how many replicas go to how
+many ranks: ranks with the same assignments behind them share the next one, and are taken as
+independent of the others.
 
-Differs: streams also meet where other deals happen to have used up as many numbers, which is left
+Differs: streams also meet where others happen to have used up as many numbers, which is left
          out: the engine's launches scatter a few per cent less. Numbers are numpy's: a placement is
          worth what it does over launches, and none of these is one that an engine makes.
 """
@@ -34,7 +35,7 @@ def targets(
         replica_DH = np.tile(near_H, (launches, 1))
         if len(far_X):
             stream_X = np.unique(past_H[far_X], return_inverse=True)[1]
-            replica_DH[:, far_X] = _dealt(len(host_R), stream_X, rng=rng, launches=launches)
+            replica_DH[:, far_X] = _assigned(len(host_R), stream_X, rng=rng, launches=launches)
             for rank in far_X.tolist():
                 step = (int(past_H[rank]), len(far_X), len(host_R))
                 past_H[rank] = past_after.setdefault(step, len(past_after) + 1)
@@ -65,8 +66,8 @@ def replicated(placement: Placement, *, ranks: Ranks) -> Iterator[tuple[int, int
                 yield layer, int(expert_S[slots[0]]), rank_S[slots]
 
 
-def _dealt(replicas: int, stream_X: Ints, *, rng: np.random.Generator, launches: int) -> Ints:
-    """Deal replicas to the X far ranks, every stream in its own order, `[D][X]`."""
+def _assigned(replicas: int, stream_X: Ints, *, rng: np.random.Generator, launches: int) -> Ints:
+    """Assign replicas to the X far ranks, every stream in its own order, `[D][X]`."""
     far = len(stream_X)
     # Any one place of a shuffled order holds each replica with equal chances.
     chosen_DX = rng.integers(replicas, size=(launches, far))

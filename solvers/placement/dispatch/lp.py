@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.kept import by_rank, by_slot
 from solvers.placement.dispatch.lp_glop import flattest_loads
 from solvers.placement.ranks import Floats, Ints
 
@@ -60,24 +61,54 @@ def split(case: DispatchCase, *, sweeps: int = SWEEPS) -> Floats:
     """
     if len(case.load_PLE) != 1:
         raise ValueError("shares are of one pass")
+    return by_rank(case, slot_splits(case, sweeps=sweeps)[0])
+
+
+def slot_splits(case: DispatchCase, *, sweeps: int = SWEEPS) -> Floats:
+    """Return the same for every pass, as the share of its expert on each slot's rank, `[P][L][S]`.
+
+    A pass is poured until all of its layers are done, whatever the others need.
+    """
+    passes, layers = case.load_PLE.shape[:2]
+    share_PLS = np.empty((passes, layers, case.ranks.num_slots))
     pool = _pool(case)
+    pass_Q = np.arange(passes)
     for sweep in range(sweeps):
         _sweep(pool)
-        if sweep % SWEEPS_PER_CHECK == 0:
-            largest_I = (pool.load_IG / pool.speed_G)[:, :-1].max(axis=1)
-            if (largest_I <= _bound_I(pool) * (1.0 + TOLERANCE)).all():
-                break
-    split_LEG = np.asarray(case.copies_LEG / case.copies_LE[:, :, None])
+        if sweep % SWEEPS_PER_CHECK and sweep + 1 < sweeps:
+            continue
+        largest_I = (pool.load_IG / pool.speed_G)[:, :-1].max(axis=1)
+        done_I = largest_I <= _bound_I(pool) * (1.0 + TOLERANCE)
+        done_Q = done_I.reshape(layers, -1).all(axis=0) | (sweep + 1 == sweeps)
+        if not done_Q.any():
+            continue
+        for place in np.flatnonzero(done_Q):
+            one = pool.only(np.tile(np.arange(len(pass_Q)) == place, layers))
+            share_PLS[pass_Q[place]] = by_slot(case, _split_of(case, one))
+        pass_Q = pass_Q[~done_Q]
+        if not len(pass_Q):
+            break
+        pool = pool.only(np.tile(~done_Q, layers))
+    return share_PLS
+
+
+def _split_of(case: DispatchCase, pool: "_Pool") -> Floats:
+    """Return the shares of a pool of one pass, `[L][E][G]`."""
+    split_LEG = np.zeros((case.num_layers, case.num_experts, case.ranks.num_ranks + 1))
+    split_LEG[:, :, :-1] = case.copies_LEG / case.copies_LE[:, :, None]
     order_LE = _widest_first(case.copies_LEG > 0)
     for place, (hosts_IX, poured_IX) in enumerate(
         zip(pool.hosts_K_IX, pool.poured_K_IX, strict=True)
     ):
-        for layer in np.flatnonzero(pool.amount_IK[:, place] > 0.0):
-            is_host_X = hosts_IX[layer] < case.ranks.num_ranks
-            shares_G = np.zeros(case.ranks.num_ranks)
-            shares_G[hosts_IX[layer, is_host_X]] = poured_IX[layer, is_host_X]
-            split_LEG[layer, order_LE[layer, place]] = shares_G / shares_G.sum()
-    return split_LEG
+        layer_N = np.flatnonzero(pool.amount_IK[:, place] > 0.0)
+        expert_N = order_LE[layer_N, place]
+        is_host_NX = hosts_IX[layer_N] < case.ranks.num_ranks
+        poured_NX = np.where(is_host_NX, poured_IX[layer_N], 0.0)
+        split_LEG[layer_N, expert_N] = 0.0
+        split_LEG[layer_N[:, None], expert_N[:, None], hosts_IX[layer_N]] = (
+            poured_NX / poured_NX.sum(axis=1, keepdims=True)
+        )
+    return split_LEG[:, :, :-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,6 +13,7 @@ Source:  SGLang 0.5.23 (sglang/srt/eplb/expert_location.py); the table that each
 import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.dispatch.kept import by_rank, by_slot, keep, kept, key_of
 from solvers.placement.ranks import Floats, Ints, Ranks
 
 FAR = -1
@@ -43,6 +44,16 @@ def near_and_far(case: DispatchCase) -> tuple[Floats, Floats]:
 
     Shares of the expert's token copies, `[L][E][G]` and `[L][E]`; they sum to 1 over both.
     """
+    near_key, far_key = key_of(case, of="near"), key_of(case, of="far")
+    share_LS, far_LE = kept(near_key), kept(far_key)
+    if share_LS is None or far_LE is None:
+        near_LEG, far_LE = _near_and_far(case)
+        share_LS = keep(near_key, by_slot(case, near_LEG))
+        keep(far_key, far_LE)
+    return by_rank(case, share_LS), far_LE
+
+
+def _near_and_far(case: DispatchCase) -> tuple[Floats, Floats]:
     ratio_HLE = case.source_ratio_HLE
     near_LEG = (case.copies_LEG > 0).astype(np.float64)
     far_LE = np.zeros((case.num_layers, case.num_experts))

@@ -8,22 +8,21 @@ an expert fall on its ranks as a multinomial of the shares, and the largest load
 the largest expected load, the more the fewer tokens a pass has.
 
     rule          shares
-    even          replicas alike (vLLM, TensorRT-LLM: in turn, so without noise)
-    dynamic       replicas alike
-    static        near replicas first, the others dealt once: one deal for each seed
-    near_dynamic  near replicas first, the others alike: `dynamic` beside an all-to-all backend
+    even          equal shares (vLLM, TensorRT-LLM: in turn, so without noise)
+    dynamic       equal shares
+    static        near replicas first, the others assigned once, by the seed
+    near_dynamic  near replicas first, the others equally: `dynamic` beside an all-to-all backend
     lp            of the linear program, for each pass
     near_lp       near replicas first, the others by the linear program: `lp` as SGLang runs it
 
 Of several best splits of the program ours is the flattest; SGLang's solver stops after five steps,
 at one of its own.
 
-Not covered: tokens of one text that choose alike, and that every expert's count varies, too: counts
-are given. Rows taken modulo the replicas (SGLang without a backend) scatter a little less.
+Not covered: tokens of one text that choose the same experts, and that every expert's count varies,
+too: counts are given. Rows taken modulo the replicas (SGLang without a backend) scatter a little
+less.
 """
 
-import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -31,8 +30,9 @@ from typing import Final
 import numpy as np
 
 from solvers.errors import UnknownSolverError
-from solvers.placement.dispatch import lp, static
-from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.dispatch import kept, lp, static
+from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.kept import by_rank
 from solvers.placement.dispatch.nearest import expected_split, near_and_far
 from solvers.placement.ranks import Floats
 
@@ -56,29 +56,31 @@ def near_lp_split(case: DispatchCase) -> Floats:
 
 
 def lp_split(case: DispatchCase) -> Floats:
-    """Return the linear program's shares; those of the last passes and placements are kept.
+    """Return the linear program's shares.
 
-    They are kept by slot, as an expert's share on a rank, which is what takes little room.
+    Raises:
+        ValueError: the case has more than one pass.
     """
-    experts_LS, rank_S = case.placement.expert_LS, case.ranks.rank_S
-    digest = hashlib.blake2b(str((case.load_PLE.shape, experts_LS.shape)).encode())
-    for array in (case.load_PLE, experts_LS, rank_S, case.ranks.speed_G):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    key = digest.digest()
-    layer_LS = np.arange(case.num_layers)[:, None]
-    if key not in _KEPT:
-        _KEPT[key] = lp.split(case)[layer_LS, experts_LS, rank_S[None, :]]
-        if len(_KEPT) > MOST_KEPT:
-            _KEPT.popitem(last=False)
-    split_LEG = np.zeros((case.num_layers, case.num_experts, case.ranks.num_ranks))
-    split_LEG[layer_LS, experts_LS, rank_S[None, :]] = _KEPT[key]
-    return split_LEG
+    if len(case.load_PLE) != 1:
+        raise ValueError("shares are of one pass")
+    return by_rank(case, _lp_shares(case)[0])
 
 
-MOST_KEPT: Final = 512
-"""Solved programs: of 58 layers of 288 slots 68 MB."""
+def _lp_shares(case: DispatchCase) -> list[Floats]:
+    """Return the linear program's shares of each pass by slot, solving those that are not kept."""
+    keys = [kept.key_of(case, of="lp", load_LE=load_LE) for load_LE in case.load_PLE]
+    found = [kept.kept(key) for key in keys]
+    missing = [place for place, share_LS in enumerate(found) if share_LS is None]
+    for start in range(0, len(missing), BATCH_PASSES):
+        places = missing[start : start + BATCH_PASSES]
+        solved = lp.slot_splits(replace(case, load_PLE=case.load_PLE[places]))
+        for place, share_LS in zip(places, solved, strict=True):
+            found[place] = kept.keep(keys[place], share_LS.copy())
+    return [share_LS for share_LS in found if share_LS is not None]
 
-_KEPT: Final[OrderedDict[bytes, Floats]] = OrderedDict()
+
+BATCH_PASSES: Final = 16
+"""Linear programs solved at a time."""
 
 
 SPLITS: Final[Mapping[str, tuple[Split, Split]]] = {
@@ -104,7 +106,12 @@ def expected_loads(rule: str, case: DispatchCase) -> Floats:
     Raises:
         UnknownSolverError: the rule is not one of `SPLITS`.
     """
-    return np.stack([_one_pass(one, splits_of(rule)[0](one)) for one in _passes(case)])
+    shares = splits_of(rule)[0]
+    if rule not in PASS_BY_PASS:
+        one_pass = replace(case, load_PLE=case.load_PLE[:1])
+        return split_loads(case, shares(one_pass))
+    _lp_shares(case)
+    return np.stack([_one_pass(one, shares(one)) for one in _passes(case)])
 
 
 def sampled_loads(rule: str, case: DispatchCase) -> Floats:

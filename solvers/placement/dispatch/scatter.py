@@ -2,16 +2,17 @@
 
     L layers   E experts   G ranks   S slots   N nodes   r replicas   p ranks of a node
 
-Near replicas come first, far ones are dealt once a launch (`nearest.py` and `static.py`, whose law
-is put in formulas here). With tokens from all ranks alike, in units of one source rank, 1 / G:
+Near replicas come first, far ones are assigned once a launch (`nearest.py` and `static.py`, whose
+law is put in formulas here). With as many tokens from every rank, in units of one
+source rank, 1 / G:
 
     on several nodes    1 for the first slot of a rank, its own tokens
                         p - (ranks of the node that hold the expert) for the first slot of a node
                         far / r for every slot, far being the ranks of nodes without a replica
     all on one node     1 for the first slot of a rank, and (G - holding ranks) / r for every slot
 
-The last term of each is the mean of what is dealt. A node whose ranks share one order gets q = p
-places of k dealt ones. A replica owns M of all k, floor(k / r) or one more with probability b =
+The last term of each is the mean over far ranks. A node whose ranks share one order gets q = p
+of k places. A replica owns M of all k, floor(k / r) or one more with probability b =
 (k mod r) / r, so that for places without replacement
 
     P2  = E[M (M - 1)] / (k (k - 1))             both of two places
@@ -20,9 +21,9 @@ places of k dealt ones. A replica owns M of all k, floor(k / r) or one more with
 and nodes are independent. The ranks of the one node that holds all replicas have drawn
 for different experts and are taken as independent of each other: (1 - 1 / r) / r each.
 
-With one replica on every node, or with one node and a replica on every rank, nothing is dealt.
+With one replica on every node, or with one node and a replica on every rank, no rank is far.
 
-Valid:  ranks of a node share a deal, ranks of two nodes do not (`launches.py`); nodes of
+Valid:  ranks of a node share an assignment, ranks of two nodes do not (`launches.py`); nodes of
         equal size for the variance, of any size for the mean.
 """
 

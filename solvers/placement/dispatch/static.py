@@ -1,15 +1,15 @@
 """Static dispatch: each source rank sends an expert's tokens to one replica, chosen once.
 
-A near replica serves a source (nearest.py). The replicas of any other are dealt: with k far sources
-and r replicas each replica serves k // r of them, k % r replicas drawn by lot serve one more, and
-the hands are shuffled. Every rank deals alone, from a stream of the same seed that has advanced by
-the experts which are far from *this* rank only, layer by layer and expert by expert; of its deal it
-keeps its own hand. Ranks whose streams agree get the hands of one deal, the others do not.
+A near replica serves a source (nearest.py). The other sources are far: with k of them, each of r
+replicas serves k // r, k % r replicas drawn at random serve one more, and the order is shuffled.
+Every rank works the assignment out by itself, from a stream of the same seed that has advanced by
+the experts which are far from *this* rank only, layer by layer and expert by expert, and uses its
+own entry of it. Ranks whose streams agree use entries of one assignment, the others do not.
 
 Source:  SGLang 0.5.23, `--ep-dispatch-algorithm static` with an all-to-all backend
          (sglang/srt/eplb/expert_location.py; the seed is 42). With that seed and all decoder
          layers in the case the loads are the engine's own (tests/tuner/emit/placement).
-Method:  ranks of one stream are advanced together and parted where they first differ.
+Method:  ranks of one stream are advanced together and separated where they first differ.
 Valid:   sources hold the same shares of an expert's tokens in every pass.
 """
 
@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.kept import by_rank, by_slot, keep, kept, key_of
 from solvers.placement.dispatch.nearest import FAR, nearest_H
 from solvers.placement.ranks import Floats, Ints, Ranks
 
@@ -33,6 +34,14 @@ def rank_loads(case: DispatchCase) -> Floats:
 
 def split(case: DispatchCase) -> Floats:
     """Return the share of each expert's token copies that each rank draws, `[L][E][G]`."""
+    key = key_of(case, of=f"static {case.seed}")
+    share_LS = kept(key)
+    if share_LS is None:
+        share_LS = keep(key, by_slot(case, _split(case)))
+    return by_rank(case, share_LS)
+
+
+def _split(case: DispatchCase) -> Floats:
     source_ratio_HLE = case.source_ratio_HLE
     split_LEG = (case.copies_LEG > 0).astype(np.float64)
     for layer, expert, target_H in targets(case):
@@ -55,20 +64,20 @@ def _replica_H(host_R: Ints, *, ranks: Ranks, streams: "_Streams") -> Ints:
     replica_H = nearest_H(host_R, ranks=ranks)
     far = np.flatnonzero(replica_H == FAR).tolist()
     if far:
-        hand_of = {source: hand for hand, source in enumerate(far)}
+        entry_of = {source: entry for entry, source in enumerate(far)}
         for sources, stream in streams.of(far):
-            hands = _deal(len(host_R), hands=len(far), stream=stream)
+            replicas = _assigned(len(host_R), sources=len(far), stream=stream)
             for source in sources:
-                replica_H[source] = hands[hand_of[source]]
+                replica_H[source] = replicas[entry_of[source]]
     return replica_H
 
 
-def _deal(replicas: int, *, hands: int, stream: random.Random) -> Sequence[int]:
-    each, left = divmod(hands, replicas)
-    dealt = list(range(replicas)) * each
-    dealt += stream.sample(range(replicas), k=left)
-    stream.shuffle(dealt)
-    return dealt
+def _assigned(replicas: int, *, sources: int, stream: random.Random) -> Sequence[int]:
+    each, left = divmod(sources, replicas)
+    found = list(range(replicas)) * each
+    found += stream.sample(range(replicas), k=left)
+    stream.shuffle(found)
+    return found
 
 
 class _Streams:
@@ -80,7 +89,7 @@ class _Streams:
         self._members = [set(range(num_ranks))]
 
     def of(self, drawing: Sequence[int]) -> Iterator[tuple[list[int], random.Random]]:
-        """Yield the ranks that draw now by the stream that they share, parted from the others."""
+        """Yield the ranks that draw now by the stream that they share, apart from the others."""
         by_stream: dict[int, list[int]] = {}
         for rank in drawing:
             by_stream.setdefault(self._stream_of[rank], []).append(rank)

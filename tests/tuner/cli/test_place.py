@@ -2,12 +2,17 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from solvers.placement.balance.check import LAUNCHES
 from tuner.cli.app import run
+from tuner.place_plan import PlaceProvenance
+from tuner.planner.place.planning import Settings, make_place_plan
+from tuner.spec.place_read import read_place_spec
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,6 +90,70 @@ def test_a_move_is_told_of_without_a_price_too(
     assert "EPLB's rule, moving what it likes, would save" in shown
     assert f"  {long_name[:37]}...  " in shown
     assert "  code     " in shown
+
+
+def test_the_printed_time_is_that_of_the_whole_planning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started_s = time.perf_counter()
+    assert planned(tmp_path) == 0
+    wall_s = time.perf_counter() - started_s
+    shown = capsys.readouterr().out
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    solve_s = plan["certificate"]["solve_s"]
+    assert f"planned in {solve_s:.1f} s" in shown
+    assert 0.0 < solve_s <= wall_s
+    # The limit was 1 s; what is planned and judged beyond it is little, also on a busy machine.
+    assert solve_s < 1.0 + 10.0
+
+
+def test_the_planning_s_own_clock_is_what_is_printed(tmp_path: Path) -> None:
+    read_s: list[float] = []
+
+    def clock() -> float:
+        read_s.append(100.0 + 7.0 * len(read_s))
+        return read_s[-1]
+
+    made = make_place_plan(
+        read_place_spec(spec_file(tmp_path)),
+        pricing=None,
+        settings=Settings(time_limit_s=0.5, clock=clock),
+        provenance=PlaceProvenance(moetune_version="0", spec_sha256="0", recording_sha256={}),
+    )
+    assert made.certificate.solve_s == read_s[-1] - read_s[0] > 0.0
+
+
+def test_the_certificate_says_under_which_rule_it_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = []
+    cases = (
+        # backend, rule of the goal, what stands behind the objective
+        ("none", "dynamic", " s) (it runs under dynamic)\n"),
+        ("deepep", "dynamic", ", dispatch near_dynamic\n"),
+        ("deepep", "static", ", dispatch static\n"),
+        ("deepep", "even", " s)\n"),
+    )
+    for backend, dispatch, words in cases:
+        spec = spec_file(tmp_path, emit="[sglang]")
+        text = spec.read_text().replace(
+            "  ranks: 4\n",
+            f"  ranks: 7\n  ranks_per_node: 1\n  dispatch: {dispatch}\n  a2a_backend: {backend}\n",
+        )
+        # Each rank is a node of its own, which the machine of the spec is not.
+        kept = [one for one in text.splitlines() if not one.startswith(("model:", "cluster:"))]
+        spec.write_text("\n".join(kept).replace("slots_per_rank: 3", "slots_per_rank: 2"))
+        assert run(["plan", str(spec), "-o", str(tmp_path / "o"), "--time-limit", "0.5s"]) == 0
+        shown = capsys.readouterr().out
+        lines = [line for line in shown.splitlines(keepends=True) if line.startswith("objective ")]
+        certificate = json.loads((tmp_path / "o" / "plan.json").read_text())["certificate"]
+        error = certificate["objective_error"]
+        # A mean over launches has its error beside it, an exact one has none.
+        told = f"a mean over {LAUNCHES} drawn launches, standard error {error:.2g}\n" in shown
+        is_sampled = dispatch == "static"
+        if not lines[0].endswith(words) or told != is_sampled or (error > 0.0) != is_sampled:
+            wrong.append((backend, dispatch, lines, error, told))
+    assert not wrong
 
 
 def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

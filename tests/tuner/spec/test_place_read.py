@@ -147,7 +147,10 @@ def priced_file(folder: Path, goal: str, *, top_k: int = 2) -> Path:
 @pytest.mark.parametrize(
     ("goal", "says"),
     [
-        ("  ranks: 16\n", "16 ranks on the 8 devices"),
+        (
+            "  ranks: 16\n",
+            "16 ranks on the 8 devices of pool 'h', the first, which holds them; say 8 ",
+        ),
         ("  ranks: 8\n  ranks_per_node: 2\n", "do not go on 2 nodes of 4 devices"),
         ("  ranks: 8\n  ranks_per_node: 8\n", "do not go on 2 nodes of 4 devices"),
         ("  ranks: 6\n", "say goal.ranks_per_node"),
@@ -334,3 +337,38 @@ def test_a_running_placement_of_other_layers_is_refused(tmp_path: Path) -> None:
         "layer 1 was recorded and is not placed there (layers 5 to 5 are); name the placement of"
         " the model that was recorded"
     )
+
+
+def test_rules_that_an_engine_lacks_are_one_line_with_those_it_has(tmp_path: Path) -> None:
+    recording(tmp_path / "chat.json", top_k=2)
+    cases = (
+        # emit, device, further lines of the goal, what is said
+        ("vllm", "", "dispatch: lp", "vllm has no rule 'lp'; it runs dynamic, even"),
+        ("trtllm", "", "dispatch: static", "trtllm has no rule 'static'; it runs dynamic, even"),
+        ("sglang", "", "dispatch: random", "'random' should be 'even', 'static', 'dynamic', 'lp'"),
+        (
+            "sglang",
+            "",
+            "dispatch: static, a2a_backend: none",
+            "not with goal.a2a_backend none; say deepep, or dispatch dynamic",
+        ),
+        ("sglang", "mi300x", "dispatch: lp", "on CUDA devices, not on mi300x; say static or dyn"),
+        ("sglang", "", "dispatch: activated", "is in no release of sglang; set emit: []"),
+        ("sglang", "", "dispatch: least_loaded", "is in no release of sglang; set emit: []"),
+        ("sglang", "", "a2a_backend: nvlink", "has no 'nvlink'; it has deepep, none, mooncake"),
+    )
+    wrong = []
+    for emit, device, goal, says in cases:
+        pools = f"[{{name: p, device: {device}, nodes: 1, devices_per_node: 4}}]"
+        path = tmp_path / "spec.yaml"
+        path.write_text(
+            "schema_version: 1\n"
+            + (f"cluster: {{pools: {pools}}}\n" if device else "")
+            + f"goal: {{kind: place, ranks: 4, slots_per_rank: 3, {goal},"
+            " workloads: [{name: chat, path: chat.json}]}\n"
+            f"emit: [{emit}]\n"
+        )
+        said = refusal(path)
+        if says not in said or "\n" in said or "spec.yaml: goal." not in said:
+            wrong.append((emit, goal, said))
+    assert not wrong

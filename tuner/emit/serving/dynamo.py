@@ -18,7 +18,7 @@ from tuner.emit.files import EmittedFile
 from tuner.emit.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
 from tuner.emit.serving.engines import engine_files, server_command
 from tuner.emit.serving.kubernetes import bench_job, bench_notes
-from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
+from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement, placement_notes
 from tuner.emit.serving.pods import (
     MOUNT,
     Object,
@@ -92,6 +92,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     }
     notes = (
         *pod_notes(verified),
+        *placement_notes(verified, placement),
         "Then: kubectl apply -f graph.yaml",
         *(
             ("The frontend weighs no unlike workers of one role: watch whether small ones wait.",)

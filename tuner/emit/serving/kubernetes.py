@@ -19,7 +19,7 @@ from tuner.emit.files import EmittedFile
 from tuner.emit.serving.bench import TRACE_FORM, bench_aiperf_bash, bench_vllm_bash
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET, FIRST_PORT
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
-from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.pods import (
     MOUNT,
     Object,
@@ -86,7 +86,11 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         *(_service(shape, app=app) for shape in shapes),
         *(_router(verified, app=app) if needs_router(verified) else ()),
     ]
-    notes = (*pod_notes(verified), "Then: kubectl apply -f deployment.yaml")
+    notes = (
+        *pod_notes(verified),
+        *placement_notes(verified, placement),
+        "Then: kubectl apply -f deployment.yaml",
+    )
     return (
         EmittedFile(
             path=PurePosixPath("deployment.yaml"),

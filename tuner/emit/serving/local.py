@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.bench import bench_files
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
-from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
 from tuner.emit.serving.shape import group_shapes, needs_draft_model
 from tuner.emit.serving.statement import statement
@@ -20,7 +20,6 @@ from tuner.serve_plan import Role, VerifiedServing
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
     """Return the script and the benchmark."""
-    del placement  # The engine's own folder holds it.
     engine = verified.plan.goal.engine.name
     pools = sorted({group.pool for group in verified.decision.instances})
     lines = [
@@ -28,6 +27,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         "",
         "Usage: MODEL=... ./local.sh; logs lie in the folder LOGS, by default ./logs",
         f"Requests go to http://127.0.0.1:{ROUTER_PORT if needs_router(verified) else FIRST_PORT}.",
+        *placement_notes(verified, placement),
     ]
     if len(pools) > 1:
         lines.append(f"The plan is for unlike machines ({', '.join(pools)}); here they are one.")

@@ -11,12 +11,15 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import emit_placement
-from tuner.emit.serving.shape import GroupShape
+from tuner.emit.placement.sglang import sglang_mark
+from tuner.emit.serving.shape import GroupShape, group_shapes
 from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import MadeFor, VerifiedPlacement
-from tuner.serve_plan import Instances
+from tuner.serve_plan import Instances, VerifiedServing
 from tuner.spec.place_targets import NO_BACKEND
+from tuner.spec.serving.goal import Engine
 from tuner.spec.serving.manifests.manifest import DEEPEP
+from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import nodes_of
 
 PLACEMENT_FILE: Final[Mapping[str, str]] = {
@@ -34,7 +37,7 @@ class ServedPlacement:
     verified: VerifiedPlacement
     files: tuple[EmittedFile, ...]
     marks: tuple[MadeFor, ...] = ()
-    """What the placement was planned for, of this engine."""
+    """What the placement was planned for, of this engine; of others where it names this one not."""
 
     def suits(self, group: Instances) -> bool:
         """Say whether the group has the ranks that the placement was planned for."""
@@ -54,7 +57,8 @@ def served(
         return None
     read = PurePosixPath(PLACEMENT_FILE[engine])
     files = tuple(file for file in emit_placement(engine, placement) if file.path == read)
-    marks = tuple(mark for mark in placement.plan.made_for if mark.engine == engine)
+    all_marks = placement.plan.made_for
+    marks = tuple(mark for mark in all_marks if mark.engine == engine) or all_marks
     found = ServedPlacement(verified=placement, files=files, marks=marks)
     sizes = sorted({group.ep for group in groups})
     if not any(found.suits(group) for group in groups):
@@ -65,7 +69,7 @@ def served(
     return found
 
 
-def as_served(mark: MadeFor, shape: GroupShape) -> MadeFor:
+def as_served(mark: MadeFor, shape: GroupShape, *, engine: Engine) -> MadeFor:
     """Return what a placement would be planned for, to be served by the instances of a group.
 
     Nodes are those of one stage's expert ranks. SGLang's dispatch rule is the planned one where the
@@ -73,10 +77,16 @@ def as_served(mark: MadeFor, shape: GroupShape) -> MadeFor:
     the engine runs no other, and beside one it comes nearest to an even split.
     """
     group = shape.group
-    nodes = nodes_of(group.devices // group.pp, devices_per_node=shape.devices_per_node)
-    served_here = mark.model_copy(update={"nodes": nodes, "ep_size": group.ep})
-    if mark.engine != "sglang":
-        return served_here
+    served_here = mark.model_copy(
+        update={
+            "engine": engine.name,
+            "release": manifest_of(engine).release if mark.release else "",
+            "nodes": nodes_of(group.devices // group.pp, devices_per_node=shape.devices_per_node),
+            "ep_size": group.ep,
+        }
+    )
+    if engine.name != "sglang":
+        return served_here.model_copy(update={"dispatch": "", "a2a_backend": ""})
     has_backend = group.a2a_backend in DEEPEP
     as_planned = has_backend == (mark.a2a_backend != NO_BACKEND)
     return served_here.model_copy(
@@ -87,16 +97,21 @@ def as_served(mark: MadeFor, shape: GroupShape) -> MadeFor:
     )
 
 
-def placed_for(placement: ServedPlacement | None, shape: GroupShape) -> tuple[str, ...]:
+def placed_for(
+    verified: VerifiedServing, placement: ServedPlacement | None, shape: GroupShape
+) -> tuple[str, ...]:
     """Return what the placement that a group serves is tied to, a line for people.
 
     Instances that differ from what it was planned for are told apart from those that do not.
     """
     if placement is None or not placement.suits(shape.group):
         return ()
-    lines = []
+    lines, engine = [], verified.plan.goal.engine
     for mark in placement.marks:
-        here = as_served(mark, shape)
+        # SGLang's script follows a mark of its own, also where the plan was for another engine.
+        is_foreign = engine.name == "sglang" and mark.engine != engine.name
+        followed = sglang_mark(placement.verified.plan) if is_foreign else mark
+        here = as_served(followed, shape, engine=engine)
         if here == mark:
             lines.append(
                 f"Experts stand as planned for {mark.words}: plan again when one of these changes."
@@ -108,3 +123,14 @@ def placed_for(placement: ServedPlacement | None, shape: GroupShape) -> tuple[st
                 " Plan the placement again for them."
             )
     return tuple(lines)
+
+
+def placement_notes(
+    verified: VerifiedServing, placement: ServedPlacement | None
+) -> tuple[str, ...]:
+    """Return the same of every group, for a file that starts them all."""
+    return tuple(
+        f"{shape.name}: {line}"
+        for shape in group_shapes(verified)
+        for line in placed_for(verified, placement, shape)
+    )

@@ -39,7 +39,7 @@ def _script(
         "",
         f"Usage: MODEL=... {draft}[PORT=...] ./{shape.name}.sh [more flags of the engine]",
         *group_notes(verified, shape),
-        *placed_for(placement, shape),
+        *placed_for(verified, placement, shape),
         f"Instances to start: {group.count}. Those that share a machine need PORTs"
         f" {PORTS_PER_INSTANCE} apart and devices of their own (CUDA_VISIBLE_DEVICES).",
     ]

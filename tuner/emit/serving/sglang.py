@@ -42,7 +42,7 @@ def server(
         *_drafting(verified, group, manifest=manifest),
         *(_sharing(shape) if group.prefill_share_ratio is not None else ()),
         *_disaggregation(verified, group, manifest=manifest),
-        *_placement(shape, placement),
+        *_placement(verified, shape, placement),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
         '"$@"',
     )
@@ -131,10 +131,13 @@ def _disaggregation(
         yield f"--disaggregation-bootstrap-port {BOOTSTRAP}"
 
 
-def _placement(shape: GroupShape, placement: ServedPlacement | None) -> Iterator[str]:
+def _placement(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> Iterator[str]:
     if placement is None or not placement.suits(shape.group):
         return
     planned = placement.verified
     yield f'--init-expert-location "$FILES/{_LOCATION}"'
     yield f"--ep-num-redundant-experts {planned.decision.redundant_experts}"
-    yield f"--ep-dispatch-algorithm {as_served(sglang_mark(planned.plan), shape).dispatch}"
+    served = as_served(sglang_mark(planned.plan), shape, engine=verified.plan.goal.engine)
+    yield f"--ep-dispatch-algorithm {served.dispatch}"

@@ -14,7 +14,7 @@ from tuner.emit.files import EmittedFile, comment, label
 from tuner.emit.serving.bench import bench_files
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.emit.serving.engines import MPI_ENGINES
-from tuner.emit.serving.placement import ServedPlacement
+from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
 from tuner.emit.serving.shape import GroupShape, group_shapes, needs_draft_model
 from tuner.emit.serving.statement import statement
@@ -29,13 +29,19 @@ _PORT_SLOTS: Final = 150
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
     """Return the batch script, what its tasks run, and the benchmark."""
-    del placement  # The engine's own folder holds it.
     shapes = group_shapes(verified)
     engine = verified.plan.goal.engine.name
     text = (
         "#!/usr/bin/env bash\n"
         + _directives(verified, shapes)
-        + comment((*statement(verified), "", *_usage(verified, shapes)))
+        + comment(
+            (
+                *statement(verified),
+                "",
+                *_usage(verified, shapes),
+                *placement_notes(verified, placement),
+            )
+        )
         + _BODY.format(
             engine=engine,
             first=shapes[0].name,

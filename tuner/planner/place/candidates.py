@@ -8,6 +8,8 @@ of its two policies on the planned loads is "the rule" of every comparison.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.coactivation.problem import CoactivationProblem
-from solvers.placement.ranks import Floats, Placement, Ranks
+from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE, COACTIVATION
 from solvers.result import Outcome
 from tuner.errors import SpecError
@@ -41,6 +43,9 @@ from tuner.spec.place_read import PlaceSpec
 
 TRAFFIC = (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
 """Objectives about ways; they place every expert once and keep the rule's largest load."""
+
+MOST_STATED: Final = 2
+"""Problems of traffic that are kept: the plan's, asked for at each candidate, and one more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -251,11 +256,36 @@ def chain_problem(
     links: LinkCosts,
 ) -> ChainProblem:
     """State the chain of the weighted workloads, each as shares of its tokens."""
+    return _planned_chain(tuple(evidence), goal, ranks, rule, links)
+
+
+@lru_cache(maxsize=MOST_STATED)
+def _planned_chain(
+    evidence: tuple[WorkloadEvidence, ...],
+    goal: PlaceGoal,
+    ranks: Ranks,
+    rule: Rule,
+    links: LinkCosts,
+) -> ChainProblem:
     _refuse_replicas(goal, ranks, evidence)
     flows = [flow_MEE(one, Tokens.PLANNED) for one in evidence]
+    flow_TEE = np.einsum("w,wmef->mef", weight_W(evidence), np.stack(flows))
+    return chain_of(flow_TEE, evidence, goal=goal, ranks=ranks, rule=rule, links=links)
+
+
+def chain_of(
+    flow_TEE: Floats,
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    rule: Rule,
+    links: LinkCosts,
+) -> ChainProblem:
+    """State the chain of other transitions of some workloads."""
     is_busiest = goal.traffic is Traffic.BUSIEST
     return ChainProblem(
-        flow_TEE=np.einsum("w,wmef->mef", weight_W(evidence), np.stack(flows)),
+        flow_TEE=flow_TEE,
         load_LE=mean_load_LE(evidence),
         ranks=ranks,
         cost_GG=links.cost_GG.copy(),
@@ -273,6 +303,17 @@ def coactivation_problem(
     links: LinkCosts,
 ) -> CoactivationProblem:
     """State the co-activation of sampled tokens, of each workload as many as its weight says."""
+    return _planned_coactivation(tuple(evidence), goal, ranks, rule, links)
+
+
+@lru_cache(maxsize=MOST_STATED)
+def _planned_coactivation(
+    evidence: tuple[WorkloadEvidence, ...],
+    goal: PlaceGoal,
+    ranks: Ranks,
+    rule: Rule,
+    links: LinkCosts,
+) -> CoactivationProblem:
     _refuse_replicas(goal, ranks, evidence)
     samples = []
     for one in evidence:
@@ -290,8 +331,22 @@ def coactivation_problem(
         sample[:, : max(1, int(most * weight))]
         for sample, weight in zip(samples, weights, strict=True)
     ]
+    expert_LTK = np.concatenate(taken, axis=1)
+    return coactivation_of(expert_LTK, evidence, goal=goal, ranks=ranks, rule=rule, links=links)
+
+
+def coactivation_of(
+    expert_LTK: Ints,
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    rule: Rule,
+    links: LinkCosts,
+) -> CoactivationProblem:
+    """State the co-activation of other tokens of some workloads."""
     return CoactivationProblem(
-        expert_LTK=np.concatenate(taken, axis=1),
+        expert_LTK=expert_LTK,
         load_LE=mean_load_LE(evidence),
         ranks=ranks,
         levels=levels_of(links, is_busiest=goal.traffic is Traffic.BUSIEST),

@@ -4,7 +4,7 @@
 
 The first passes are planned from, the last `judge_ratio` of them judged on, so that a gain is what
 a plan brings on tokens it has not seen. The token copies of a recording of one pass (totals) are
-parted by lot instead, each expert's by a binomial draw: what a plan makes of the accidents of few
+split at random instead, each expert's by a binomial draw: what a plan makes of the accidents of few
 tokens then brings nothing on the others. That later tokens may differ, it does not show, and the
 plan says so. Sampled tokens are parted the same way, in order.
 """

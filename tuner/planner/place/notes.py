@@ -87,7 +87,7 @@ def _recording_notes(evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
     whole = [one.name for one in evidence if not one.is_split]
     if whole:
         yield (
-            f"{', '.join(whole)}: one pass recorded, so token copies were parted by lot to plan"
+            f"{', '.join(whole)}: one pass recorded, so token copies were split at random to plan"
             " from and to judge on; how passes differ is not known"
         )
     for one in evidence:

@@ -14,7 +14,6 @@ where links are.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -23,7 +22,14 @@ from solvers.placement.chain import check as chain_check
 from solvers.placement.coactivation import check as coactivation_check
 from solvers.placement.ranks import Floats, Ints, Placement
 from tuner.place_plan import TrafficTimes
-from tuner.planner.place.candidates import TRAFFIC, Rule, chain_problem, coactivation_problem
+from tuner.planner.place.candidates import (
+    TRAFFIC,
+    Rule,
+    chain_of,
+    chain_problem,
+    coactivation_of,
+    coactivation_problem,
+)
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.sampled import Tokens, sampled_LTK
@@ -210,11 +216,11 @@ def _chain_costs(
     links: LinkCosts,
     flows: Sequence[Floats],
 ) -> list[float]:
-    chain = chain_problem([one], goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
-    return [
-        links.scale * chain_check.objective(replace(chain, flow_TEE=flow), placement)
+    chains = (
+        chain_of(flow, [one], goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
         for flow in flows
-    ]
+    )
+    return [links.scale * chain_check.objective(chain, placement) for chain in chains]
 
 
 def _token_costs(
@@ -225,10 +231,11 @@ def _token_costs(
     links: LinkCosts,
     samples: Sequence[Ints],
 ) -> list[float]:
-    together = coactivation_problem([one], goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
-    return [
-        links.scale
-        * coactivation_check.objective(replace(together, expert_LTK=token_LTK), placement)
-        / token_LTK.shape[1]
+    problems = (
+        coactivation_of(token_LTK, [one], goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
         for token_LTK in samples
+    )
+    return [
+        links.scale * coactivation_check.objective(problem, placement) / problem.expert_LTK.shape[1]
+        for problem in problems
     ]

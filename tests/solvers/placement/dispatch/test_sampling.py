@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from solvers.errors import UnknownSolverError
-from solvers.placement.dispatch import lp
+from solvers.placement.dispatch import kept, lp
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import SPLITS, expected_loads, sampled_loads, splits_of
@@ -71,14 +71,14 @@ def test_a_linear_program_is_solved_once_for_a_placement_and_a_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = sample_case(passes=3, layers=2, experts=24, ranks=RANKS, seed=20)
-    solved = []
+    solved: list[Floats] = []
 
-    def split(one: DispatchCase) -> Floats:
-        solved.append(one)
-        return solve(one)
+    def splits(some: DispatchCase) -> Floats:
+        solved.extend(some.load_PLE)
+        return solve(some)
 
-    solve = lp.split
-    monkeypatch.setattr(lp, "split", split)
+    solve = lp.slot_splits
+    monkeypatch.setattr(lp, "slot_splits", splits)
     first = expected_loads("near_lp", case)
     assert len(solved) == 3
     assert np.array_equal(expected_loads("near_lp", case), first)
@@ -86,3 +86,34 @@ def test_a_linear_program_is_solved_once_for_a_placement_and_a_pass(
     assert len(solved) == 3
     expected_loads("near_lp", replace(case, load_PLE=case.load_PLE * 2.0 + np.arange(24.0)))
     assert len(solved) == 6
+
+
+def test_splits_that_were_kept_are_those_that_are_worked_out_anew() -> None:
+    rng = np.random.default_rng(0)
+    base = sample_case(passes=5, layers=3, experts=24, ranks=RANKS, seed=21)
+    other = Ranks.alike(ranks=8, slots_per_rank=5, ranks_per_node=2)
+    cases = {
+        "base": base,
+        "nodes": replace(base, ranks=other),
+        "sources": replace(base, source_HLE=rng.random((8, 3, 24))),
+        "seed": replace(base, seed=5),
+        "loads": replace(base, load_PLE=base.load_PLE + 7.0),
+    }
+    off = []
+    for rule in SPLITS:
+        # All are asked for first, so that the second time finds what the first one kept.
+        for _ in range(2):
+            loads = {name: expected_loads(rule, case) for name, case in cases.items()}
+            sampled = {name: sampled_loads(rule, case) for name, case in cases.items()}
+        for name, case in cases.items():
+            kept._KEPT.clear()
+            alone = np.concatenate(
+                [expected_loads(rule, replace(case, load_PLE=one[None])) for one in case.load_PLE]
+            )
+            if not np.allclose(alone, loads[name], rtol=1e-12):
+                off.append((rule, name, "expected"))
+            if not np.array_equal(sampled_loads(rule, case), sampled[name]):
+                off.append((rule, name, "sampled"))
+    assert not off
+    distinct = {name: sampled_loads("static", cases[name]) for name in ("base", "nodes")}
+    assert not np.allclose(distinct["base"], distinct["nodes"])

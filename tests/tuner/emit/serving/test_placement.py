@@ -10,12 +10,13 @@ import pytest
 import yaml
 
 from tuner.emit.placement.testing import sample_decision, sample_placement
-from tuner.emit.serving.registry import emit_serving
+from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving
 from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tuner.emit.testing import write_emitted
 from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import MadeFor, VerifiedPlacement
 from tuner.spec.model import ModelSpec
+from tuner.spec.serving.manifests.registry import ENGINES
 
 DEEPEP = "deepep"
 ON_FOUR = {"devices": 4, "attention_dp": 4, "ep": 4}
@@ -101,6 +102,59 @@ def test_instances_unlike_those_that_were_planned_for_are_told(
         ):
             failed.append((engine, backend, per_node, header))
     assert not failed
+
+
+def test_every_emitter_says_where_a_placement_was_planned_for_something_else(
+    deepseek: ModelSpec, placement: VerifiedPlacement
+) -> None:
+    planned = {
+        "sglang": MadeFor(
+            engine="sglang",
+            release="0.5.23",
+            nodes=1,
+            ep_size=4,
+            dispatch="static",
+            a2a_backend=DEEPEP,
+        ),
+        "vllm": MadeFor(engine="vllm", release="0.33.0", nodes=1, ep_size=4),
+        "trtllm": MadeFor(engine="trtllm", release="1.3.0rc27", nodes=1, ep_size=4),
+    }
+    failed, seen = [], set()
+    for engine, mark in planned.items():
+        backend = "deepep_normal" if engine == "sglang" else "none"
+        other = planned["vllm" if engine != "vllm" else "trtllm"]
+        changes: dict[str, tuple[MadeFor, ...]] = {
+            "as planned": (mark,),
+            "release": (mark.model_copy(update={"release": "0.0.1"}),),
+            "nodes": (mark.model_copy(update={"nodes": 2}),),
+            "EP": (mark.model_copy(update={"ep_size": 8}),),
+            "engine": (other,),
+        }
+        if engine == "sglang":
+            changes["backend"] = (
+                mark.model_copy(update={"dispatch": "dynamic", "a2a_backend": "none"}),
+            )
+        verified = sample_serving(
+            deepseek, aggregated(**ON_FOUR, a2a_backend=backend), engine=engine
+        )
+        targets = [name for name in SERVE_EMITTERS if name == engine or name not in ENGINES]
+        for change, marks in changes.items():
+            plan = placement.plan.model_copy(update={"made_for": marks})
+            made = placement.model_copy(update={"plan": plan})
+            for target in targets:
+                seen.add(target)
+                files = emit_serving(target, verified, placement=made)
+                # Comments are wrapped, also at hyphens.
+                texts = ["".join(file.text.replace("\n#", "").split()) for file in files]
+                words = "".join(marks[0].words.split())
+                is_refused = any(
+                    f"NOTASPLANNED:expertsstandasplannedfor{words}" in t for t in texts
+                )
+                is_planned = any(f"asplannedfor{words}:planagain" in t for t in texts)
+                if (is_refused, is_planned) != (change != "as planned", change == "as planned"):
+                    failed.append((engine, target, change))
+    assert not failed
+    assert seen == set(SERVE_EMITTERS)
 
 
 def test_a_placement_that_suits_nobody_is_refused(

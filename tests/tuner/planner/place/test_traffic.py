@@ -9,6 +9,8 @@ from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
 from solvers.placement.coactivation import check
 from solvers.placement.ranks import Placement
+from tuner.place_api import place
+from tuner.planner.place import candidates
 from tuner.planner.place.candidates import coactivation_problem, rule_of
 from tuner.planner.place.evidence import evidence_of
 from tuner.planner.place.links import LinkCosts, LinkSource, links_between
@@ -100,3 +102,20 @@ def test_judged_tokens_are_not_planned_from(spec: PlaceSpec) -> None:
     both = np.concatenate([one.planned_LTK, one.judged_LTK], axis=1)
     assert both.tolist() == one.recording.token_LTK.tolist()
     assert one.judged_LTK.shape[1] == 20
+
+
+def test_the_problem_of_a_plan_is_stated_once(spec: PlaceSpec) -> None:
+    text = spec.path.read_text()
+    over = []
+    for objective, stated in (
+        ("co_activation", candidates._planned_coactivation),
+        ("layer_chain", candidates._planned_chain),
+    ):
+        spec.path.write_text(text.replace("co_activation", objective))
+        before = stated.cache_info().misses
+        placed = place(spec.path, time_limit_s=0.5)
+        assert placed.plan.alternatives
+        # The plan's, and that of a relaxation.
+        if stated.cache_info().misses - before > 2:
+            over.append(objective)
+    assert not over

@@ -1,0 +1,68 @@
+"""Splits that were worked out before, for placements are judged again and again.
+
+    L layers   E experts   G ranks   S slots of a layer   P passes
+
+A split is kept by slot, as its expert's share on the slot's rank, which is what takes little room.
+What it was worked out from is known by a digest of the arrays.
+"""
+
+import hashlib
+from collections import OrderedDict
+from typing import Final
+
+import numpy as np
+
+from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.ranks import Floats
+
+MOST_KEPT: Final = 512
+"""Splits: of 58 layers of 288 slots 68 MB."""
+
+_KEPT: Final[OrderedDict[bytes, Floats]] = OrderedDict()
+
+
+def key_of(case: DispatchCase, *, of: str, load_LE: Floats | None = None) -> bytes:
+    """Return what tells a split apart from others.
+
+    Args:
+        case: with its placement, ranks and sources.
+        of: the rule, and what else it looks at.
+        load_LE: token copies of the pass, where the rule looks at them.
+    """
+    digest = hashlib.blake2b(f"{of} {case.placement.expert_LS.shape} {case.num_experts}".encode())
+    arrays = (case.placement.expert_LS, case.ranks.slots_G, case.ranks.node_G, case.ranks.speed_G)
+    for array in (*arrays, case.source_HLE, load_LE):
+        digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def kept(key: bytes) -> Floats | None:
+    """Return what was kept under a key, None if nothing is."""
+    found = _KEPT.get(key)
+    if found is not None:
+        _KEPT.move_to_end(key)
+    return found
+
+
+def keep(key: bytes, share_LS: Floats) -> Floats:
+    """Keep the shares of slots, and return them."""
+    share_LS.setflags(write=False)
+    _KEPT[key] = share_LS
+    if len(_KEPT) > MOST_KEPT:
+        _KEPT.popitem(last=False)
+    return share_LS
+
+
+def by_slot(case: DispatchCase, split_LEG: Floats) -> Floats:
+    """Return the share of its expert that the rank of each slot takes, `[L][S]`."""
+    layer_L1 = np.arange(case.num_layers)[:, None]
+    found: Floats = split_LEG[layer_L1, case.placement.expert_LS, case.ranks.rank_S[None, :]]
+    return found
+
+
+def by_rank(case: DispatchCase, share_LS: Floats) -> Floats:
+    """Return the shares of each expert's token copies by rank, `[L][E][G]`, of slots' shares."""
+    split_LEG = np.zeros((case.num_layers, case.num_experts, case.ranks.num_ranks))
+    layer_L1 = np.arange(case.num_layers)[:, None]
+    split_LEG[layer_L1, case.placement.expert_LS, case.ranks.rank_S[None, :]] = share_LS
+    return split_LEG
