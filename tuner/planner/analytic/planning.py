@@ -52,7 +52,7 @@ from tuner.planner.analytic.ties import NO_TIES, ratios_on, ties_of
 from tuner.planner.forked import numbers
 from tuner.planner.layout_groups import by_layout
 from tuner.planner.progress import Told, unwatched
-from tuner.planner.reasons import binding_constraint
+from tuner.planner.reasons import binding_constraint, what_is_not_known
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes
@@ -107,22 +107,23 @@ def make_analytic_plan(
     if rests_on is not None:
         band, ratios = rests_on.widened(band), ratios.widened(rests_on.stretch)
     teller = Teller(spec=spec, site=site, search=found, band=band, ratios=ratios)
+    certificate = certificate_of(
+        found,
+        ties=(
+            NO_TIES
+            if best is None
+            else ties_of(found, ratios, chosen=best.decision, step_s=best.objective_s)
+        ),
+        objective_s=None if choice is None else choice.fastest.objective_s,
+        decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),
+    )
     common = {
         "model": spec.model,
         "cluster": spec.cluster,
         "goal": spec.goal,
         "search": spec.search,
         "emit": spec.emit,
-        "certificate": certificate_of(
-            found,
-            ties=(
-                NO_TIES
-                if best is None
-                else ties_of(found, ratios, chosen=best.decision, step_s=best.objective_s)
-            ),
-            objective_s=None if choice is None else choice.fastest.objective_s,
-            decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),
-        ),
+        "certificate": certificate,
         "provenance": provenance_of(
             provenance.model_copy(update={"notes": provenance.notes + notes}), question, rests_on
         ),
@@ -130,15 +131,16 @@ def make_analytic_plan(
     if choice is None or best is None:
         watch(Told(stage="ways out", text="nothing fits; looking for what would"))
         ways_out = relaxations(question, settings)
-        in_the_way = ", ".join(one.limit for one in ways_out) or "no verdict"
+        in_the_way = ", ".join(one.limit for one in ways_out)
         if in_the_way == MEMORY_LIMIT:
             ways_out = (*more_nodes(spec, site, settings=settings, band=band), *ways_out)
+        not_known = what_is_not_known(certificate, time_limit_s=settings.time_limit_s)
         return Plan.model_validate(
             common
             | {
                 "decision": None,
                 "predicted": None,
-                "binding_constraint": in_the_way,
+                "binding_constraint": "; ".join(filter(None, (in_the_way, not_known))),
                 "alternatives": (),
                 "relaxations": ways_out,
             }
