@@ -23,7 +23,7 @@ def estimate_text(found: Estimate) -> str:
             "where a step's time goes",
             _shares(found),
             "",
-            "memory of the fullest device, by pipeline rank",
+            "highest memory of a device, by pipeline rank",
             _memory(found),
             *_verdict(found),
             "",

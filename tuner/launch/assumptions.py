@@ -73,7 +73,7 @@ def _megatron_balance(model: ModelSpec, goal: TrainGoal, *, default: str) -> Ite
         yield "assumed: balanced routing, which the experts' bias is to bring about"
     else:
         yield (
-            "assumed: balanced routing, which nothing written here brings about "
+            "assumed: balanced routing, though no auxiliary loss is written here "
             f"(moe_aux_loss_coeff {default}); {STATE_IT}"
         )
 

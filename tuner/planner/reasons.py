@@ -80,7 +80,7 @@ def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
         if slower_s >= -chosen.step_time_s * 1e-9:
             return "nothing: the model predicts the same time"
         ratio = format_ratio(-slower_s / chosen.step_time_s)
-        return f"preference: it is {format_s(-slower_s)} ({ratio}) faster"
+        return f"preference: the plan gives up {format_s(-slower_s)} ({ratio})"
     ratio = format_ratio(slower_s / chosen.step_time_s)
     return f"{format_s(slower_s)} ({ratio}) slower, of it {format_s(extra_s)} in {cause}"
 
@@ -108,7 +108,7 @@ def rules_in_the_way(
     counts = alone or Counter(enumeration.illegal)
     found = []
     for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
-        only = "only this stands in the way of" if alone else "it is broken by"
+        only = "this rule alone excludes" if alone else "this rule excludes"
         change = f"{only} {count} of {enumeration.num_illegal} combinations"
         if rule == BATCH_RULE and alone:
             divisors = {

@@ -53,7 +53,7 @@ def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
         reading=_reading(plan),
         traces=tuple(_traces(points, unit_bytes)),
         layout=layout(
-            x=axis(f"{unit} on the fullest device (peak)"),
+            x=axis(f"{unit} on the device with the highest peak"),
             y=time_axis("time of a step"),
             hovermode="closest",
             **marks,
