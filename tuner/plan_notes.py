@@ -66,9 +66,9 @@ def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
     if assumed:
         where = f" of pool {', '.join(assumed)}" if len(spec.cluster.pools) > 1 else ""
         yield (
-            f"checkpoint bandwidth is assumed: {format_bytes_per_s(USUAL_NODE_BYTES_PER_S)} a"
-            f" machine{where}; state goal.reliability.checkpoint.bandwidth, of all machines"
-            " together, or measure it with `moetune profile --suite storage`"
+            f"checkpoint bandwidth is assumed to be {format_bytes_per_s(USUAL_NODE_BYTES_PER_S)} a"
+            f" machine{where}; set goal.reliability.checkpoint.bandwidth (all machines"
+            " together) or measure it with `moetune profile --suite storage`"
         )
 
 

@@ -75,7 +75,7 @@ def _reading(plan: Plan) -> str:
         f"{format_count(space.bounded)} proven slower by their bounds. A plan keeps the Pareto "
         "front of those priced, the runners-up, the best of each layout, and listed ties: the "
         "points here (+N: variants that run a layout otherwise); "
-        f"{ties} combinations of degrees cannot be told from the choice. "
+        f"{ties} combinations of degrees are ties: within the error band of the choice. "
         "Point at one for its decision."
     )
 

@@ -188,8 +188,8 @@ def _proof(plan: Plan) -> str:
 def _step(plan: Plan, predicted: TrainPrediction) -> Section:
     timeline = timeline_figure(plan, predicted)
     missing = Paragraph(
-        text="The schedule is not drawn: the plan does not hold what playing it needs, or it has "
-        "too many passes."
+        text="The schedule is not drawn: the plan does not hold what the simulation needs, or it "
+        "has too many passes."
     )
     facts: list[tuple[str, Cell]] = [
         ("step time", seconds(predicted.step_time_s, key="predicted.step_time_s")),
@@ -201,7 +201,7 @@ def _step(plan: Plan, predicted: TrainPrediction) -> Section:
     ]
     if predicted.played_step_time_s is not None:
         played = seconds(predicted.played_step_time_s, key="predicted.played_step_time_s")
-        facts.append(("schedule played pass by pass", played))
+        facts.append(("schedule simulated pass by pass", played))
     return Section(
         name="step",
         heading="One step",

@@ -316,7 +316,8 @@ def _connection_notes(decision: TrainDecision, site: Site) -> Iterator[str]:
     if decision.a2a_overlap and is_cut and is_old:
         yield (
             "overlapped all-to-all wants a large CUDA_DEVICE_MAX_CONNECTIONS, tensor and context"
-            " parallelism want 1 before Blackwell: try 1 and 32, the price assumes neither hurts"
+            " parallelism want 1 before Blackwell: try 1 and 32; the price assumes that neither"
+            " slows the step"
         )
 
 
