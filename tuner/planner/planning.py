@@ -161,7 +161,7 @@ def _without_decision(
         decision=None,
         predicted=None,
         certificate=result.certificate,
-        binding_constraint="; ".join(filter(None, (limits, not_known))),
+        binding_constraint=not_known or limits,
         alternatives=(),
         relaxations=nearest,
     )

@@ -140,7 +140,7 @@ def make_analytic_plan(
             | {
                 "decision": None,
                 "predicted": None,
-                "binding_constraint": "; ".join(filter(None, (in_the_way, not_known))),
+                "binding_constraint": not_known or in_the_way,
                 "alternatives": (),
                 "relaxations": ways_out,
             }

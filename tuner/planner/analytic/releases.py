@@ -70,8 +70,7 @@ def priced_release(
         )
         return PricedRelease(release=newest, note=note)
     note = (
-        f"priced by the runs of all published releases of {family} together; set goal.engine for "
-        f"one {others}"
+        f"priced over all published releases of {family} together; set goal.engine for one {others}"
     )
     return PricedRelease(note=note)
 
