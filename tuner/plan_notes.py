@@ -9,6 +9,7 @@ from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
 from tuner.formulate.pricing import Machine
 from tuner.launch.assumptions import plan_assumptions
 from tuner.plan import Plan
+from tuner.planner.reasons import unmeasured_links
 from tuner.profiles import is_of_device
 from tuner.spec.capabilities import programs
 from tuner.spec.cluster import Pool
@@ -65,9 +66,9 @@ def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
     if assumed:
         where = f" of pool {', '.join(assumed)}" if len(spec.cluster.pools) > 1 else ""
         yield (
-            f"checkpoint bandwidth is assumed: {format_bytes_per_s(USUAL_NODE_BYTES_PER_S)} a"
-            f" machine{where}; state goal.reliability.checkpoint.bandwidth, of all machines"
-            " together, or measure it with `moetune profile --suite storage`"
+            f"checkpoint bandwidth is assumed to be {format_bytes_per_s(USUAL_NODE_BYTES_PER_S)} a"
+            f" machine{where}; set goal.reliability.checkpoint.bandwidth (all machines"
+            " together) or measure it with `moetune profile --suite storage`"
         )
 
 
@@ -101,16 +102,12 @@ def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) 
         notes.append(
             f"the profile was measured on {measured.device!r}, the pool says {pool.device!r}"
         )
-    if measured.world < pool.num_devices:
-        notes.append(
-            f"collectives were measured over {measured.world} ranks, the plan uses up to "
-            f"{pool.num_devices}: larger groups are extrapolated"
-        )
-    if pool.nodes > measured.nodes:
-        notes.append(
-            f"the profile covers {measured.nodes} node, the pool has {pool.nodes}: links between "
-            "nodes are priced like those inside one"
-        )
+    notes += unmeasured_links(
+        measured_ranks=measured.world,
+        measured_nodes=measured.nodes,
+        devices=pool.num_devices,
+        nodes=pool.nodes,
+    )
     notes += _without_effect(spec, pool)
     if measured.oversubscribed:
         notes.append("the profile ran more ranks than cores or accelerators")

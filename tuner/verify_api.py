@@ -340,4 +340,6 @@ def machine_of(pool: Pool, profile: Profile) -> Machine:
         ),
         ranks_per_node=pool.devices_per_node,
         cores_per_rank=_cores_per_rank(measured),
+        measured_ranks=measured.world,
+        measured_nodes=measured.nodes,
     )

@@ -217,12 +217,16 @@ def _formula_machine(
     computation: float = 1.0,
     communication: float = 1.0,
     seconds: Callable[[Case], float] | None = None,
+    measured_ranks: int | None = None,
+    measured_nodes: int | None = None,
 ) -> Machine:
     return Machine(
         num_devices=num_devices,
         memory_limit_bytes=memory_limit_bytes,
         ranks_per_node=ranks_per_node,
         cores_per_rank=cores_per_rank,
+        measured_ranks=measured_ranks,
+        measured_nodes=measured_nodes,
         table=KernelTable(curves=_Formulas(seconds or _formula_s)),
         residual=Residual(
             engine="reference",

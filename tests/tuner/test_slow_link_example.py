@@ -56,7 +56,7 @@ def test_what_is_written_says_the_order(planned: Planned, tmp_path: Path) -> Non
     assert set(made.provenance.links_sha256) == {"a100"}
     text = plan_text(made, folder=Path("plan"))
     assert "spare: node-5" in text
-    assert "as listed; no order is below" in text
+    assert "in the listed order; no order is faster than" in text
     assert "where it runs\n  placement " in explanation(made)
 
 

@@ -15,7 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.architecture import shape_of
-from tuner.backtest.engines import engine_of, memory_family_of, precision_of, software_of
+from tuner.backtest.engines import (
+    engine_of,
+    memory_family_of,
+    precision_of,
+    software_of,
+    states_memory,
+)
 from tuner.backtest.measured import measured_step_s
 from tuner.backtest.networks import scale_out_of
 from tuner.backtest.rows import Row
@@ -141,6 +147,8 @@ def run_of(row: Row) -> Run:
     is_timed = not row.has_run_out_of_memory
     peak = row.numbers.get("peak_mem_gib")
     knows_recompute = "recompute" not in assumed
+    if not states_memory(engine, release):
+        assumed += ("release",)
     return Run(
         row=row,
         device=device,

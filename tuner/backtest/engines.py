@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.backtest.rows import Row
-from tuner.costs.analytic.constants import Precision, Software, software_of_container
+from tuner.costs.analytic.constants import Precision, Software, software_of_container, version_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +143,8 @@ OF_RELEASE: Final[Mapping[str, Engine]] = {
 
 _DATED_PAGE: Final = re.compile(r"_(20\d\d)-?(\d\d)_")
 """torchtitan names its pages of measurements by month."""
+_FIRST_YEAR: Final = 2024
+"""Releases from here on are months, not versions; torchtitan was published in 2024."""
 _PLAIN_ALLOCATOR: Final = ("llama3-8b_h200_202506_trainy-whitefiber",)
 """torchtitan's pages whose printed command starts torchrun itself, not run_train.sh, which is what
 sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
@@ -162,14 +164,43 @@ def engine_of(row: Row) -> tuple[Engine, str]:
     return engine, (match.group(2) or "") if match else row.text("release")[:32]
 
 
+_TITAN_MEMORY: Final = (
+    (version_of("2025.11"), version_of("0.2.1"), ""),
+    (version_of("2025.06"), version_of("0.1.0"), "-2025"),
+    (version_of("2024"), version_of("0"), "-2024"),
+)
+"""First month and first version of what torchtitan's stages keep, newest first
+(tuner/costs/analytic/memory_constants.py). A month in which something changed counts as before it;
+0.1.0 is of June, 0.2.0 of 17 October, 0.2.1 of 26 December 2025."""
+
+
 def memory_family_of(engine: Engine, release: str, row: Row) -> str:
-    """Return the family that constants of memory know the software by."""
+    """Return the family that constants of memory know the software by.
+
+    torchtitan without a month or version is priced as its newest release; `states_memory` says so.
+    """
     if engine is not _TITAN:
         return engine.family
-    early = "-2024" if release.startswith("2024") else ""
     compiled = "-compiled" if "torch.compile" in row.text("notes") else ""
     is_plain = any(page in row.text("url") for page in _PLAIN_ALLOCATOR)
-    return f"{engine.family}{early}{compiled}{'-segments' if is_plain else ''}"
+    kept = _titan_memory(release)
+    return f"{engine.family}{kept or ''}{compiled}{'-segments' if is_plain else ''}"
+
+
+def states_memory(engine: Engine, release: str) -> bool:
+    """Whether what is known of a run's software says which constants of memory hold for it."""
+    return engine is not _TITAN or _titan_memory(release) is not None
+
+
+def _titan_memory(release: str) -> str | None:
+    version = version_of(release)
+    if not version:
+        return None
+    is_month = version[0] >= _FIRST_YEAR
+    return next(
+        (name for month, first, name in _TITAN_MEMORY if version >= (month if is_month else first)),
+        None,
+    )
 
 
 def software_of(engine: Engine, release: str) -> Software:

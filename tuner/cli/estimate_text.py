@@ -24,7 +24,7 @@ def estimate_text(found: Estimate) -> str:
             "where a step's time goes",
             _shares(found),
             "",
-            "memory of the fullest device, by pipeline rank",
+            "highest memory of a device, by pipeline rank",
             _memory(found),
             *_verdict(found),
             "",
@@ -88,7 +88,7 @@ def _time(found: Estimate) -> Iterator[str]:
     if found.played_step_time_s is not None and found.decision.pipeline_model_parallel_size > 1:
         yield (
             f"               {format_s(found.played_step_time_s)} with every pass of the pipeline "
-            "played out"
+            "simulated"
         )
     yield (
         f"tokens/s       {found.tokens_per_s_per_device:.4g} per device "
@@ -150,7 +150,7 @@ def _memory_row(rank: RankMemory, *, is_fullest: bool) -> tuple[object, ...]:
         f"  {rank.pipeline_rank}",
         rank.layers,
         *(format_bytes(size) for size in sizes),
-        "fullest" if is_fullest else "",
+        "highest" if is_fullest else "",
     )
 
 
@@ -219,7 +219,7 @@ def _described(change: Change) -> str:
 
 def _sure(change: Change) -> str:
     """Say how sure the change's gain is; a tie is no gain that the model can promise."""
-    band = f"    {times_words(change.ratio_band)} the launch's time, four of five such pairs"
+    band = f"    {times_words(change.ratio_band)} the launch's time (80 % band of such pairs)"
     return f"{band}: a tie, measure both" if change.within_band else band
 
 

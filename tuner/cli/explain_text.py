@@ -27,7 +27,7 @@ _FIGURES: Final = {
     "ttft_p90_s": ("ttft p90 ", ""),
     "tpot_p90_s": ("tpot p90 ", ""),
     "goodput_per_device": ("", " good requests/s a device"),
-    "busiest_rank_ratio": ("busiest ranks carry ", " of a layer's token copies"),
+    "busiest_rank_ratio": ("most-loaded ranks carry ", " of a layer's token copies"),
     "objective": ("objective ", ""),
 }
 """What is printed of an answer, in this order: words before and after the number."""
@@ -37,7 +37,7 @@ def why_lines(why: Why) -> Iterator[str]:
     """Say why the runners-up lost and what would change the plan."""
     if any(rival.terms_s for rival in why.rivals):
         yield ""
-        yield "why not the next, by the seconds that differ"
+        yield "the next candidates, by the seconds that differ from the plan"
         yield from (_rival(rival) for rival in why.rivals if rival.terms_s)
     if why.what_if is not None:
         yield ""
@@ -63,10 +63,10 @@ def _signed_s(seconds: float) -> str:
 
 
 def _what_if(found: WhatIf) -> Iterator[str]:
-    asked = [one for one in found.outcomes if one.status != "out_of_time"]
+    solved = [one for one in found.outcomes if one.status != "out_of_time"]
     total_s = sum(one.solve_s for one in found.outcomes)
     yield (
-        f"what would change it: {len(asked)} question{'s' * (len(asked) != 1)} solved anew in "
+        f"under other limits: {len(solved)} case{'s' * (len(solved) != 1)} solved again in "
         f"{format_s(total_s)} (--time-limit {format_s(found.time_limit_s)} for their searches)"
     )
     rows = [_row(found.base, "as planned")]
@@ -82,10 +82,10 @@ def _row(one: Outcome, name: str) -> tuple[str, str, str]:
 def _verdict(one: Outcome) -> str:
     if one.status in ("refused", "out_of_time", "infeasible", "unknown"):
         return {
-            "refused": "cannot be asked",
-            "out_of_time": "not asked",
+            "refused": "not possible",
+            "out_of_time": "not solved",
             "infeasible": "nothing fits",
-            "unknown": "no answer",
+            "unknown": "not decided",
         }[one.status]
     if not one.change:
         return one.status

@@ -11,7 +11,7 @@ from tuner.placement import Placement
 from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import SMALL
 from tuner.planner.layout_groups import layout_of, variants_of, variants_words
-from tuner.planner.planning import certificate_line
+from tuner.planner.planning import certificate_line, proof_words
 from tuner.report.memory_room import (
     chance_sentence,
     is_warned_of,
@@ -46,17 +46,18 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
         f"certificate    {certificate_line(plan.certificate)}, "
         f"solved in {format_s(plan.certificate.solve_s)}",
         *_preference_lines(plan),
-        f"inside band    {_ties(plan.certificate)} other combinations of degrees that the "
-        "model cannot tell from this one",
+        f"ties           {_ties(plan.certificate)} other combinations of degrees are within the "
+        "error band",
         *(
-            f"runner-up      {short_decision(one.decision)}: {times_words(one.ratio_band)} as long"
+            f"runner-up      {short_decision(one.decision)}: a step takes "
+            f"{times_words(one.ratio_band)} as long"
             for one in plan.alternatives[:1]
             if one.ratio_band is not None
         ),
         f"bound by       {plan.binding_constraint}",
         *(
-            f"not launchable {missing.feature} would save {format_ratio(missing.gain_ratio)}; "
-            f"{missing.target} lacks it"
+            f"not launchable {missing.feature} would save {format_ratio(missing.gain_ratio)} of a "
+            f"step; {missing.target} does not have it"
             for missing in plan.unlaunchable
         ),
         *_placement_lines(plan.placement),
@@ -70,7 +71,7 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
 def _next_step(plan: Plan, folder: Path) -> str:
     if plan.provenance.device_kind:
         return f"moetune verify {folder}"
-    return f"moetune explain {folder}; what to launch lies in {folder / 'launch'}"
+    return f"moetune explain {folder}; launch files are in {folder / 'launch'}"
 
 
 def explanation(plan: Plan) -> str:
@@ -100,7 +101,8 @@ def explanation(plan: Plan) -> str:
             for missing in plan.unlaunchable
         ),
         "",
-        f"why not the others ({_ties(plan.certificate)} cannot be told apart from the chosen one)",
+        f"why not the others ({_ties(plan.certificate)} combinations of degrees are within the "
+        "error band: ties)",
         *_alternatives(plan),
         *_own_variants(plan),
         *_notes(plan),
@@ -127,10 +129,11 @@ def _preference_lines(plan: Plan) -> Iterable[str]:
         return
     one, gap = plan.preferred, plan.certificate.decision_gap_ratio
     yield (
-        f"preferred      {format_ratio(one.slower_ratio)} slower than the fastest "
+        f"preferred      {format_ratio(one.slower_ratio)} slower than the fastest found "
         f"({_told_apart(one.fastest, plan.decision)}, {format_s(one.fastest_step_s)}), within "
-        f"{format_ratio(gap or 0.0)} of optimal: {', '.join(one.reasons)}"
+        f"{format_ratio(gap or 0.0)} of optimal"
     )
+    yield f"because of     {', '.join(one.reasons)}"
     said = "; ".join(trade_words(plan))
     if said:
         yield f"trade          {said}"
@@ -139,7 +142,8 @@ def _preference_lines(plan: Plan) -> Iterable[str]:
 def _fastest(plan: Plan) -> Iterable[str]:
     """The fastest decision in full, where another was preferred: the proof is about it."""
     if plan.preferred is not None:
-        yield f"  the fastest, which is proven: {short_decision(plan.preferred.fastest)}"
+        fastest = short_decision(plan.preferred.fastest)
+        yield f"  the fastest found ({proof_words(plan.certificate)}): {fastest}"
 
 
 def _told_apart(one: TrainDecision, other: TrainDecision) -> str:
@@ -197,14 +201,14 @@ def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:
         yield from _run_lines(predicted.run)
     peaks = predicted.peak_memory_bytes
     if len(peaks) > SHOWN_RANKS:
-        fullest = peaks.index(max(peaks))
+        highest = peaks.index(max(peaks))
         yield (
-            f"peak memory    {format_bytes(peaks[fullest])} on pipeline rank {fullest}, the "
-            f"fullest of {len(peaks)}; {format_bytes(min(peaks))} on the emptiest"
+            f"peak memory    {format_bytes(peaks[highest])} on pipeline rank {highest}, the "
+            f"highest of {len(peaks)} ranks; the lowest is {format_bytes(min(peaks))}"
         )
     else:
         listed = ", ".join(format_bytes(peak) for peak in peaks)
-        yield f"peak memory    {listed} (each pipeline rank, its fullest device)"
+        yield f"peak memory    {listed} (by pipeline rank, the highest of its devices)"
     yield from _room_lines(predicted)
 
 
@@ -213,10 +217,8 @@ def _room_lines(predicted: TrainPrediction) -> Iterable[str]:
     if predicted.out_of_memory_probability is None:
         return
     said = "see the warning" if is_warned_of(predicted) else chance_sentence(predicted)
-    yield (
-        f"memory room    {said}; the largest errors of published peaks put "
-        f"{peak_band_words(predicted)}"
-    )
+    yield f"memory room    {said}"
+    yield (f"memory band    {peak_band_words(predicted)}, by the largest errors of published peaks")
 
 
 def _run_lines(run: RunForecast) -> Iterable[str]:
@@ -258,12 +260,12 @@ def _placement_lines(placement: Placement | None) -> Iterable[str]:
         if (alone.out_of_memory_probability or 0.0) > SMALL:
             chance = format_ratio(alone.out_of_memory_probability or 0.0)
             takes += f", {chance} chance of running out of memory"
-        yield f"alone          {alone.pool}, {alone.devices} devices: {takes}"
+        yield f"one pool only  {alone.pool}, {alone.devices} devices: {takes}"
     for order in placement.node_orders:
         yield (
             f"node order     {order.pool}: {format_s(order.step_time_after_s)} a step instead of "
-            f"{format_s(order.step_time_before_s)} as listed; no order is below "
-            f"{format_s(order.bound_s)}"
+            f"{format_s(order.step_time_before_s)} in the listed order; no order is faster "
+            f"than {format_s(order.bound_s)}"
         )
         spare = f"; spare: {_listed(order.spare)}" if order.spare else ""
         yield f"nodes          {_listed(order.nodes)}{spare}"
@@ -360,7 +362,8 @@ def _own_variants(plan: Plan) -> Iterable[str]:
 
 def _nothing_fits(plan: Plan) -> Iterable[str]:
     yield f"no plan: {certificate_line(plan.certificate)}"
-    yield f"what stands in the way: {plan.binding_constraint}"
+    is_open = plan.certificate.status == "unknown"
+    yield f"{'not decided:' if is_open else 'limit not met:'} {plan.binding_constraint}"
     for index, relaxation in enumerate(plan.relaxations):
         label = "or:" if index else "nearest way out:"
         yield f"{label:<16} {relaxation.limit}: {relaxation.change}"

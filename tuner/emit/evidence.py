@@ -47,7 +47,7 @@ def _expectation(verified: VerifiedPlan) -> tuple[str, ...]:
         f"Expected: {format_s(predicted.step_time_s)} a step "
         f"(between {format_s(low)} and {format_s(high)}), "
         f"{predicted.tokens_per_s_per_device:.4g} tokens/s per device.",
-        f"Expected peak memory by pipeline rank, the fullest device: {memory}.",
+        f"Expected peak memory by pipeline rank, the highest of its devices: {memory}.",
     )
 
 

@@ -28,7 +28,7 @@ def unpriced_notes(
         if name in rows
     ]
     if unlike:
-        yield f"set otherwise than priced: {'; '.join(unlike)}"
+        yield f"the launch differs from what is priced: {'; '.join(unlike)}"
     if may_deadlock(decision):
         yield DEADLOCK
 
@@ -46,6 +46,6 @@ def _balanced_by(launch: LaunchSettings) -> str:
     if launch.balance:
         return f"{launch.balance} is to bring it about"
     return (
-        "nothing in the launch brings it about (--moe-aux-loss-coeff is 0.0 unless given, and no "
+        "nothing in the launch balances it (--moe-aux-loss-coeff is 0.0 unless given, and no "
         "expert bias is enabled): expect slower steps and more memory on the busiest ranks"
     )

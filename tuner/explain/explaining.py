@@ -86,7 +86,7 @@ def explain(
         if changes is not None:
             raise
         # What the plan itself holds can be explained without what it was made from.
-        note = f"nothing could be solved anew: {' '.join(str(error).split())}"
+        note = f"nothing could be solved again: {' '.join(str(error).split())}"
         return _explained(plan, Why(rivals=rivals, notes=(note,)))
     notes = (*_other_kernels(plan, profiles), *_disagreement(plan, found.base))
     return _explained(plan, Why(rivals=rivals, what_if=found, notes=notes))

@@ -34,7 +34,7 @@ from tuner.train_api import plan_training
 from tuner.what_if import Change, Outcome, WhatIf
 
 AS_PLANNED: Final = "as planned"
-IDLE: Final = "a plan uses every device: leave the added machines aside and it stays as it is"
+IDLE: Final = "a plan must use every device; without the added nodes the plan stays as it is"
 """Where more machines bring nothing."""
 LEAST_S: Final = 1.0
 """Of search for one question; with less its answer would say little."""
@@ -121,7 +121,7 @@ def _not_asked(change: Change, time_limit_s: float) -> Outcome:
         change=str(change),
         says="",
         status="out_of_time",
-        reason=f"the {time_limit_s:g} s for all questions were over; give --time-limit more",
+        reason=f"the {time_limit_s:g} s for all cases were used up; raise --time-limit",
     )
 
 

@@ -68,6 +68,10 @@ class Machine:
     """Consecutive devices that share a node; None: all of them."""
     cores_per_rank: float = 1.0
     """Below 1 where processes that stand for devices take turns on too few cores."""
+    measured_ranks: int | None = None
+    """Ranks that the table's collectives were measured over; None: as many as there are."""
+    measured_nodes: int | None = None
+    """Nodes that they were measured on; None: as many as there are."""
 
 
 @dataclass(frozen=True, kw_only=True)

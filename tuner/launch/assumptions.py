@@ -18,6 +18,11 @@ from tuner.plan import TrainDecision
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 
+LEAN_LOSS: Final = (
+    "assumed: memory for a loss that is compiled, fused or cut into chunks (4 bytes a logit); "
+    "PyTorch's plain cross entropy in fp32 holds 14"
+)
+"""tuner/costs/analytic/memory_constants.py"""
 STATE_IT: Final = "state goal.moe_aux_loss_coeff to have it written (it changes the loss)"
 
 
@@ -68,7 +73,7 @@ def _megatron_balance(model: ModelSpec, goal: TrainGoal, *, default: str) -> Ite
         yield "assumed: balanced routing, which the experts' bias is to bring about"
     else:
         yield (
-            "assumed: balanced routing, which nothing written here brings about "
+            "assumed: balanced routing, though no auxiliary loss is written here "
             f"(moe_aux_loss_coeff {default}); {STATE_IT}"
         )
 
@@ -98,6 +103,7 @@ DEADLOCK: Final = (
 
 def _torchtitan(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterator[str]:
     yield "assumed: a step between compiled and eager ones; compilation is left to you"
+    yield LEAN_LOSS
     if _is_balanced_by_assumption(model, goal):
         yield (
             "assumed: balanced routing, which torchtitan's expert bias (load_balance_coeff 0.001 "
@@ -109,6 +115,7 @@ def _torchtitan(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> I
 
 def _deepspeed(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterator[str]:
     yield "assumed: attention as one fused kernel, which your model chooses"
+    yield LEAN_LOSS
     shared = decision.data_parallel_size * decision.context_parallel_size
     if decision.gradient_bytes == 4 and shared > 1 and goal.precision.value != "fp32":
         yield (

@@ -21,6 +21,8 @@ from tuner.planner.reasons import (
     binding_constraint,
     needed_memory_bytes,
     rules_in_the_way,
+    unmeasured_links,
+    what_is_not_known,
     why_lost,
 )
 from tuner.planner.search import SearchResult, Settings, Solved, search
@@ -151,14 +153,15 @@ def _without_decision(
     question: Question, result: SearchResult, settings: Settings, provenance: Provenance
 ) -> Plan:
     nearest = _nearest(question, result, settings)
-    limits = ", ".join(one.limit for one in nearest if one.limit != "nodes") or "no verdict"
+    limits = ", ".join(one.limit for one in nearest if one.limit != "nodes")
+    not_known = what_is_not_known(result.certificate, time_limit_s=settings.time_limit_s)
     return _plan(
         question,
         provenance=provenance,
         decision=None,
         predicted=None,
         certificate=result.certificate,
-        binding_constraint=limits,
+        binding_constraint=not_known or limits,
         alternatives=(),
         relaxations=nearest,
     )
@@ -213,10 +216,17 @@ def _more_nodes(question: Question, settings: Settings) -> tuple[Relaxation, ...
         found = replace(question, machine=larger).answered(asked).found
         if found:
             nodes = multiple * pool.nodes
+            change = f"{nodes} nodes instead of {pool.nodes}: {nodes * devices} devices"
+            unmeasured = unmeasured_links(
+                measured_ranks=machine.measured_ranks or machine.num_devices,
+                measured_nodes=machine.measured_nodes or pool.nodes,
+                devices=nodes * devices,
+                nodes=nodes,
+            )
             return (
                 Relaxation(
                     limit="nodes",
-                    change=f"{nodes} nodes instead of {pool.nodes}: {nodes * devices} devices",
+                    change="; ".join((change, *unmeasured)),
                     decision=found[0].decision,
                     predicted=predict(found[0].costs, found[0].decision),
                 ),
@@ -279,9 +289,16 @@ def certificate_line(certificate: Certificate) -> str:
         f"{space.illegal} illegal"
     )
     if space.open:
-        counted += f", {space.open} left open without a verdict"
+        counted += f", {space.open} neither solved nor ruled out"
+    return f"{proof_words(certificate)} ({counted})"
+
+
+def proof_words(certificate: Certificate) -> str:
+    """Say what is proven of the fastest decision, or of there being none."""
     if certificate.status == "optimal":
-        return f"proven optimal under the model ({counted})"
+        return "proven optimal under the model"
     if certificate.status == "feasible":
-        return f"within {certificate.gap_ratio:.2%} of optimal under the model ({counted})"
-    return f"{certificate.status} ({counted})"
+        return f"within {certificate.gap_ratio:.2%} of optimal under the model"
+    if certificate.status == "unknown":
+        return "unknown: nothing was found, and not everything was ruled out"
+    return certificate.status

@@ -2,12 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from solvers.layout.relax import nearest_relaxation
 from tuner.costs.temporaries import UNCOUNTED_RATIO
 from tuner.formulate.space import BATCH_RULE, Enumeration
-from tuner.plan import Relaxation, TrainPrediction
+from tuner.plan import Certificate, Relaxation, TrainPrediction
 from tuner.planner.search import Candidate
 from tuner.units import format_bytes, format_ratio, format_s
 
@@ -41,6 +41,33 @@ def binding_constraint(
     return f"{cause}: {format_s(seconds)} of the step ({share}); memory does not bind"
 
 
+def what_is_not_known(certificate: Certificate, *, time_limit_s: float) -> str:
+    """Say what a search without a result left undecided, and how to decide it; empty if nothing."""
+    if not certificate.space.open:
+        return ""
+    return (
+        f"whether anything fits is not known: {certificate.space.open} combinations were neither "
+        f"solved nor ruled out (method {certificate.method}, time limit {format_s(time_limit_s)}); "
+        "plan again with a longer --time-limit or fewer values under `search`"
+    )
+
+
+def unmeasured_links(
+    *, measured_ranks: int, measured_nodes: int, devices: int, nodes: int
+) -> Iterator[str]:
+    """Say which links of so many devices a profile did not measure, and how they are priced."""
+    if measured_ranks < devices:
+        yield (
+            f"collectives were measured over {measured_ranks} ranks, the plan uses up to "
+            f"{devices}: larger groups are extrapolated"
+        )
+    if measured_nodes < nodes:
+        yield (
+            f"the profile covers {measured_nodes} node{'s' * (measured_nodes > 1)}, the plan uses "
+            f"up to {nodes}: links between nodes are priced like those inside one"
+        )
+
+
 def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
     """Name the cause that makes a runner-up slower than the chosen decision."""
     slower_s = other.step_time_s - chosen.step_time_s
@@ -53,7 +80,7 @@ def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
         if slower_s >= -chosen.step_time_s * 1e-9:
             return "nothing: the model predicts the same time"
         ratio = format_ratio(-slower_s / chosen.step_time_s)
-        return f"preference: it is {format_s(-slower_s)} ({ratio}) faster"
+        return f"preference: the plan gives up {format_s(-slower_s)} ({ratio})"
     ratio = format_ratio(slower_s / chosen.step_time_s)
     return f"{format_s(slower_s)} ({ratio}) slower, of it {format_s(extra_s)} in {cause}"
 
@@ -81,7 +108,7 @@ def rules_in_the_way(
     counts = alone or Counter(enumeration.illegal)
     found = []
     for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
-        only = "only this stands in the way of" if alone else "it is broken by"
+        only = "this rule alone excludes" if alone else "this rule excludes"
         change = f"{only} {count} of {enumeration.num_illegal} combinations"
         if rule == BATCH_RULE and alone:
             divisors = {

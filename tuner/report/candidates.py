@@ -53,7 +53,7 @@ def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
         reading=_reading(plan),
         traces=tuple(_traces(points, unit_bytes)),
         layout=layout(
-            x=axis(f"{unit} on the fullest device (peak)"),
+            x=axis(f"{unit} on the device with the highest peak"),
             y=time_axis("time of a step"),
             hovermode="closest",
             **marks,
@@ -75,7 +75,7 @@ def _reading(plan: Plan) -> str:
         f"{format_count(space.bounded)} proven slower by their bounds. A plan keeps the Pareto "
         "front of those priced, the runners-up, the best of each layout, and listed ties: the "
         "points here (+N: variants that run a layout otherwise); "
-        f"{ties} combinations of degrees cannot be told from the choice. "
+        f"{ties} combinations of degrees are ties: within the error band of the choice. "
         "Point at one for its decision."
     )
 

@@ -47,14 +47,14 @@ def latency_figure(
         if (value := getattr(targets, kind)) is not None
     }
     reading = (
-        "The share of requests served by then, all played requests; points are the plan's own "
+        "The share of requests served by then, all simulated requests; points are the plan's own "
         "figures."
         if again_s
-        else "The plan's quantiles over the played requests, joined; nothing is known beyond P99."
+        else "The plan's quantiles over simulated requests, joined; nothing is known beyond P99."
     )
     table = Table(
         caption=said,
-        header=("over requests", "predicted", "target", *(("played again",) if again_s else ())),
+        header=("over requests", "predicted", "target", *(("simulated again",) if again_s else ())),
         rows=tuple(
             (
                 word(kind if kind == "mean" else kind.upper()),
@@ -113,7 +113,7 @@ def _distribution(stored: dict[str, float], again_s: tuple[float, ...]) -> list[
     curve: dict[str, object] = {
         "type": "scatter",
         "mode": "lines",
-        "name": "all requests, played again",
+        "name": "all requests, simulated again",
         "x": list(again_s),
         "y": list(SHARES),
         "line": {"color": BLUE, "width": 2, "shape": "linear"},
@@ -169,7 +169,7 @@ def _targets(limits: dict[str, float]) -> dict[str, object]:
 def goodput_figure(replay: Replay) -> Figure:
     """Draw what the same instances serve within every target as the traffic grows."""
     rates = replay.rates
-    asked = "requests/s asked" if replay.is_open else "requests under way"
+    asked = "requests/s offered" if replay.is_open else "requests under way"
     planned = replay.as_planned.asked
     hover = [
         f"{one.asked:,.4g} {asked}\n{one.requests_per_s:,.4g} requests/s in all\n"
@@ -191,7 +191,7 @@ def goodput_figure(replay: Replay) -> Figure:
         name="goodput",
         title="Goodput as the traffic grows",
         reading="The planned instances, unchanged, under the planned traffic at other "
-        f"{'rates' if replay.is_open else 'numbers of requests under way'}, played again; the "
+        f"{'rates' if replay.is_open else 'numbers of requests under way'}, simulated again; the "
         "dashed line is what was planned for.",
         traces=tuple(
             {

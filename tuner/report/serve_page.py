@@ -129,7 +129,7 @@ def _verdict(
         f"Launch {serve_words(decision)} with {plan.goal.engine.name}: "
         f"{predicted.requests_per_s:.4g} requests/s are expected at P90 "
         f"{format_s(predicted.ttft_s.p90)} to the first token and "
-        f"{format_s(predicted.tpot_s.p90)} per output token. Predicted from played traffic"
+        f"{format_s(predicted.tpot_s.p90)} per output token. Predicted from simulated traffic"
         f"{'. ' if verified else ', '}{launched}"
     )
 

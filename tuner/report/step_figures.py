@@ -165,7 +165,7 @@ def stage_memory_figure(predicted: TrainPrediction) -> Figure:
     return Figure(
         name="stage-memory",
         title="Memory by stage",
-        reading="Predicted bytes on the fullest device of each stage, by what they hold.",
+        reading="Predicted bytes of each stage, on its device with the highest peak.",
         traces=tuple(
             {
                 "type": "bar",
@@ -184,7 +184,7 @@ def stage_memory_figure(predicted: TrainPrediction) -> Figure:
             barmode="stack",
         ),
         table=Table(
-            caption="Bytes of each stage on its fullest device",
+            caption="Bytes of each stage on its device with the highest peak",
             header=("stages", *_PART_WORDS, "all of it"),
             rows=_equal_rows(
                 [
@@ -245,7 +245,7 @@ def peak_figure(predicted: TrainPrediction) -> Figure:
     return Figure(
         name="peak",
         title="Peak memory against what is usable",
-        reading="Predicted peak of each pipeline rank's fullest device; the line on top of a bar "
+        reading="Predicted highest peak of each pipeline rank's devices; the line on top of a bar "
         "is the band in which published peaks lie.",
         traces=traces,
         layout=layout(

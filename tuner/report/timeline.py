@@ -171,10 +171,12 @@ def _reading(decision: TrainDecision, *, count: int, is_whole: bool) -> str:
     ranks, stages = decision.pipeline_model_parallel_size, decision.num_stages
     micro = "micro-batch" if count == 1 else "micro-batches"
     told = f"{count} {micro} through {stages} stage{'s' * (stages > 1)} on {ranks} pipeline "
-    told += f"rank{'s' * (ranks > 1)}, played by the schedule from the plan's stage times. "
+    told += f"rank{'s' * (ranks > 1)}, simulated with the schedule from the plan's stage times. "
     told += "Inside a pass, recomputation and communication have the step's shares."
     if not is_whole:
-        told += " Both ends of the step are drawn; between them it goes on as they do."
+        told += (
+            " The step's start and end are drawn; the passes between them repeat the same pattern."
+        )
     return told
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
+from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.planner.planning import proof_words
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import (
     Block,
@@ -66,10 +67,17 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
         return Report(
             title=title,
             kind="Training plan",
-            verdict="Nothing fits: no legal configuration meets the limits of the spec.",
+            verdict=(
+                "Not decided: the search ended before it found a configuration or excluded all."
+                if plan.certificate.status == "unknown"
+                else "Nothing fits: no legal configuration meets the limits of the spec."
+            ),
             is_found=False,
             facts=Facts(facts=tuple(_asked(plan)), are_large=True),
-            proof=f"Stands in the way: {plan.binding_constraint}.",
+            proof=(
+                f"{'Not decided' if plan.certificate.status == 'unknown' else 'Limit not met'}: "
+                f"{plan.binding_constraint}."
+            ),
             sections=(*_ways_out(plan), _provenance(plan)),
         )
     loads = loads_section(
@@ -94,7 +102,7 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
         verdict=_verdict(plan, decision, predicted, evidence.verified),
         is_found=True,
         facts=Facts(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
-        proof=f"{_proof(plan.certificate)} Bound by {plan.binding_constraint}.",
+        proof=f"{_proof(plan)} Bound by {plan.binding_constraint}.",
         sections=tuple(sections),
     )
 
@@ -160,25 +168,33 @@ def _headline(
         yield "whole run", seconds(run.wall_clock_s, key="predicted.run.wall_clock_s")
 
 
-def _proof(certificate: Certificate) -> str:
+def _proof(plan: Plan) -> str:
+    """Say what is proven; where another than the fastest was preferred, of which of the two."""
+    certificate = plan.certificate
     space = certificate.space
     parts = (
         (space.priced, "candidates were priced"),
         (space.bounded, "proven slower by their bounds"),
         (space.illegal, "are illegal"),
-        (space.open, "were left open"),
+        (space.open, "were neither solved nor ruled out"),
     )
     counted = ", ".join(f"{count:,} {said}" for count, said in parts if count)
-    if certificate.status == "optimal":
-        return f"Proven optimal under the model: {counted}."
-    return f"Within {certificate.gap_ratio:.2%} of optimal under the model: {counted}."
+    proven = proof_words(certificate)
+    if plan.preferred is None:
+        return f"{proven[:1].upper()}{proven[1:]}: {counted}."
+    own = (
+        ""
+        if certificate.decision_gap_ratio is None
+        else (f" The decision itself is within {certificate.decision_gap_ratio:.2%} of optimal.")
+    )
+    return f"The fastest found is {proven}: {counted}.{own}"
 
 
 def _step(plan: Plan, predicted: TrainPrediction) -> Section:
     timeline = timeline_figure(plan, predicted)
     missing = Paragraph(
-        text="The schedule is not drawn: the plan does not hold what playing it needs, or it has "
-        "too many passes."
+        text="The schedule is not drawn: the plan does not hold what the simulation needs, or it "
+        "has too many passes."
     )
     facts: list[tuple[str, Cell]] = [
         ("step time", seconds(predicted.step_time_s, key="predicted.step_time_s")),
@@ -190,7 +206,7 @@ def _step(plan: Plan, predicted: TrainPrediction) -> Section:
     ]
     if predicted.played_step_time_s is not None:
         played = seconds(predicted.played_step_time_s, key="predicted.played_step_time_s")
-        facts.append(("schedule played pass by pass", played))
+        facts.append(("schedule simulated pass by pass", played))
     return Section(
         name="step",
         heading="One step",
@@ -240,7 +256,7 @@ def _memory(predicted: TrainPrediction) -> Section:
 
 def _room(predicted: TrainPrediction) -> Paragraph:
     """Say how likely a rank runs out, and between what its peak is expected."""
-    band = f"The largest errors of published peaks put {peak_band_words(predicted)}"
+    band = f"By the largest errors of published peaks {peak_band_words(predicted)}"
     if predicted.out_of_memory_probability is None:
         return Paragraph(
             text=f"{band}; bytes were counted on the reference step, without a chance."
@@ -269,11 +285,13 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
         one = plan.preferred
         preferred = Paragraph(
             text=f"The decision is {one.slower_ratio:.2%} slower than the fastest found "
-            f"({train_words(one.fastest)}, {format_s(one.fastest_step_s)}) and was preferred "
-            f"because of {'; '.join((', '.join(one.reasons), *trade_words(plan)))}."
+            f"({train_words(one.fastest)}, {format_s(one.fastest_step_s)}; "
+            f"{proof_words(certificate)}). It was preferred because of {', '.join(one.reasons)}."
+            + "".join(f" Trade: {said}." for said in trade_words(plan))
         )
     missing = tuple(
-        f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; {one.target} lacks it"
+        f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; "
+        f"{one.target} does not have it"
         for one in plan.unlaunchable
     )
     return Section(
@@ -307,12 +325,16 @@ def _ways_out(plan: Plan) -> Iterator[Section]:
             )
             for index, way in enumerate(plan.relaxations)
         )
-        table = Table(
-            caption="Limits that stand in the way",
-            header=("limit", "how far it must move", "decision", "step"),
-            rows=rows,
+        # Beside a decision, relaxations are what lowers its chance of running out of memory.
+        heading, caption = (
+            ("Ways out", "Changes with which a configuration fits")
+            if plan.decision is None
+            else ("More memory room", "Changes with which a configuration has room in memory")
         )
-        yield Section(name="ways-out", heading="Ways out", blocks=(table,))
+        table = Table(
+            caption=caption, header=("limit", "change", "configuration", "step"), rows=rows
+        )
+        yield Section(name="ways-out", heading=heading, blocks=(table,))
 
 
 def _named(files: Sequence[str]) -> int:

@@ -163,7 +163,7 @@ def _memory(verified: Verified) -> Table | None:
     if not rows:
         return None
     return Table(
-        caption="Activation bytes of the fullest pipeline rank",
+        caption="Activation bytes of the pipeline rank with the most",
         header=("trial", "predicted", "measured", "decision"),
         rows=tuple(rows),
     )

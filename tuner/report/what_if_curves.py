@@ -116,7 +116,7 @@ def what_if_section(
     figures = (_figure(key, points, found.base, kind=kind) for key, points in curves.items())
     said = (
         f"Every point is a second solve of the plan's own question with one limit moved, "
-        f"{found.time_limit_s:.0f} s for all of them; 1 is the question as it was asked."
+        f"{found.time_limit_s:.0f} s for all of them; 1 is the limit of the plan itself."
     )
     blocks: list[Block] = [Paragraph(text=said)]
     blocks += [figure for figure in figures if figure is not None]

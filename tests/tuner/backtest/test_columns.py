@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from tuner.backtest.columns import batch_of, run_of, runs_of
+from tuner.backtest.engines import OF_RELEASE, OF_SOURCE
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.analytic.constants import Precision, Software
+from tuner.costs.analytic.memory_constants import BY_GENERATION, OF_FAMILY
+from tuner.planner.analytic.regimes import OF_TARGET
 
 RUNS = Path(__file__).parent / "runs.csv"
 
@@ -153,6 +156,53 @@ def test_pages_that_start_torchrun_themselves_leave_the_allocator_as_it_is(
         row = replace(rows["dense-a"], texts={**rows["dense-a"].texts, **texts})
         return run_of(row).memory_family
 
-    assert family("llama3-8b_h200_202506_trainy-whitefiber.md") == "torchtitan-compiled-segments"
-    assert family("asyncTP_llama3_h100_2025-06_torchtitan.md") == "torchtitan-compiled"
+    assert (
+        family("llama3-8b_h200_202506_trainy-whitefiber.md") == "torchtitan-2025-compiled-segments"
+    )
+    assert family("asyncTP_llama3_h100_2025-06_torchtitan.md") == "torchtitan-2025-compiled"
     assert family("llama3_h100_202412_torchtitan.md") == "torchtitan-2024-compiled"
+
+
+def test_memory_of_torchtitan_goes_by_month_or_version_and_an_unknown_one_is_named(
+    rows: dict[str, Row],
+) -> None:
+    def family(release: str) -> tuple[str, bool]:
+        texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": release}
+        run = run_of(replace(rows["dense-a"], texts={**texts, "url": "", "notes": ""}))
+        return run.memory_family, "release" in run.assumed
+
+    assert {
+        release: family(release)
+        for release in (
+            "torchtitan-0.1.0",
+            "torchtitan-0.2.0",
+            "torchtitan-0.2.1",
+            "torchtitan-0.3",
+            "",
+        )
+    } == {
+        "torchtitan-0.1.0": ("torchtitan-2025", False),
+        "torchtitan-0.2.0": ("torchtitan-2025", False),
+        "torchtitan-0.2.1": ("torchtitan", False),
+        "torchtitan-0.3": ("torchtitan", False),
+        "": ("torchtitan", True),
+    }
+
+    def by_page(month: str) -> str:
+        texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": "", "notes": ""}
+        url = f"llama3_h100_{month}_torchtitan.md"
+        return run_of(replace(rows["dense-a"], texts={**texts, "url": url})).memory_family
+
+    assert [by_page(month) for month in ("202412", "202505", "202506", "202510", "202511")] == [
+        "torchtitan-2024",
+        "torchtitan-2024",
+        "torchtitan-2025",
+        "torchtitan-2025",
+        "torchtitan",
+    ]
+
+
+def test_every_software_that_runs_or_targets_name_has_constants_of_memory() -> None:
+    engines = {one.family for one in (*OF_SOURCE.values(), *OF_RELEASE.values())}
+    engines |= {relative.family for relative in OF_TARGET.values()}
+    assert engines <= {*OF_FAMILY, *BY_GENERATION}

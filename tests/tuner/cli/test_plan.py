@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
     assert _plan(spec, tmp_path / "plan") == 1
     printed = capsys.readouterr().out
     assert printed.startswith("no plan: infeasible (")
-    assert "what stands in the way: memory_per_device" in printed
+    assert "limit not met: memory_per_device" in printed
     assert "nearest way out: memory_per_device: " in printed
     assert " more per device" in printed
     assert not (tmp_path / "plan" / "launch").exists()
@@ -143,10 +143,10 @@ def test_what_was_preferred_and_what_room_is_left_in_memory_is_said(
     plan = read_plan(tmp_path / "plan")
     assert plan.preferred is not None
     assert plan.preferred.reasons[0] in printed
-    assert f"{format_ratio(plan.preferred.slower_ratio)} slower than the fastest" in printed
+    assert f"{format_ratio(plan.preferred.slower_ratio)} slower than the fastest found" in printed
     assert "chance of running out of memory" in printed
     assert frame.run(["explain", str(tmp_path / "plan"), "--what-if", "none"]) == 0
-    assert "preference: it is " in capsys.readouterr().out
+    assert "preference: the plan gives up " in capsys.readouterr().out
 
 
 def test_a_search_tells_its_stages_and_json_stays_alone_on_stdout(

@@ -128,7 +128,7 @@ def test_a_plan_without_its_spec_is_explained_by_what_it_holds(planned: Path) ->
     assert why.rivals
     assert why.what_if is None
     (note,) = why.notes
-    assert "nothing could be solved anew" in note
+    assert "nothing could be solved again" in note
 
 
 def test_a_trace_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -188,4 +188,4 @@ def test_machines_that_cannot_be_used_are_to_be_left_aside(datasheet_plan: Path)
     # 2 x 13 devices: 32 sequences have no divisor 13, four layers no 13 stages, 13 no tensor cut.
     outcome = what_if(datasheet_plan, Change(key="nodes", value="13"))
     assert outcome.status == "infeasible"
-    assert "leave the added machines aside" in outcome.reason
+    assert "without the added nodes the plan stays as it is" in outcome.reason

@@ -75,6 +75,31 @@ def test_more_nodes_are_offered_before_more_memory(ask: Ask) -> None:
     assert nodes.decision.num_devices == int(stated[3])
 
 
+def test_more_nodes_say_which_links_the_profile_did_not_measure(ask: Ask) -> None:
+    usable = _with_memory(ask, 500_000).relaxations[-1].predicted
+    assert usable is not None
+    limit = {"memory_limit_bytes": int(0.8 * max(usable.peak_memory_bytes))}
+    changes = [
+        ask(machine=limit | measured, **PLAIN).planned().relaxations[0].change
+        for measured in (
+            {"measured_ranks": 2, "measured_nodes": 1},
+            {"measured_ranks": 512, "measured_nodes": 64},
+        )
+    ]
+    offer, ranks, nodes = changes[0].split("; ")
+    stated = re.fullmatch(r"(\d+) nodes instead of 1: (\d+) devices", offer)
+    assert stated is not None
+    assert ranks == (
+        f"collectives were measured over 2 ranks, the plan uses up to {stated[2]}: larger groups "
+        "are extrapolated"
+    )
+    assert nodes == (
+        f"the profile covers 1 node, the plan uses up to {stated[1]}: links between nodes are "
+        "priced like those inside one"
+    )
+    assert re.fullmatch(r"(\d+) nodes instead of 1: (\d+) devices", changes[1])
+
+
 def test_memory_that_costs_time_is_what_binds(ask: Ask) -> None:
     infeasible = _with_memory(ask, 500_000)
     stated = re.search(r"\((\d+) B\)", infeasible.relaxations[-1].change)
@@ -108,9 +133,16 @@ def test_a_search_without_verdict_has_no_plan_and_no_made_up_reason(ask: Ask) ->
     plan = ask(settings={"method": "exact"}, search=limits).planned()
     assert plan.certificate.status == "unknown"
     assert plan.decision is None
-    assert plan.binding_constraint == "no verdict"
+    space = plan.certificate.space
+    assert space.open > 0
+    assert plan.binding_constraint.startswith(
+        f"whether anything fits is not known: {space.open} combinations were neither solved nor "
+        "ruled out (method exact, time limit "
+    )
+    assert "plan again with a longer --time-limit" in plan.binding_constraint
     assert plan.relaxations == ()
-    assert "left open without a verdict" in certificate_line(plan.certificate)
+    assert f"{space.open} neither solved nor ruled out" in certificate_line(plan.certificate)
+    assert certificate_line(plan.certificate).startswith("unknown: nothing was found")
 
 
 def test_a_space_without_legal_combinations_names_the_commonest_rules(ask: Ask) -> None:
@@ -118,7 +150,7 @@ def test_a_space_without_legal_combinations_names_the_commonest_rules(ask: Ask) 
     assert plan.certificate.status == "infeasible"
     assert 0 < len(plan.relaxations) <= 3
     assert plan.relaxations[0].limit == "search.context_parallel_size leaves it out"
-    assert plan.relaxations[0].change.startswith("only this stands in the way of")
+    assert plan.relaxations[0].change.startswith("this rule alone excludes")
     assert all(one.limit in plan.binding_constraint for one in plan.relaxations)
 
 

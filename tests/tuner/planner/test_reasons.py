@@ -57,7 +57,7 @@ def test_a_runner_up_lost_by_what_grew_most() -> None:
     other = _prediction({"experts": 2.5, "attention": 1.0, "bubble": 1.5})
     assert why_lost(CHOSEN, other) == "1.00 s (25.0 %) slower, of it 1.50 s in bubble"
     faster = _prediction({"experts": 2.9, "attention": 1.0})
-    assert why_lost(CHOSEN, faster) == "preference: it is 100 ms (2.5 %) faster"
+    assert why_lost(CHOSEN, faster) == "preference: the plan gives up 100 ms (2.5 %)"
     assert why_lost(CHOSEN, CHOSEN) == "nothing: the model predicts the same time"
 
 
@@ -78,8 +78,7 @@ def test_rules_that_alone_stand_in_the_way_come_first(cut: Callable[..., Degrees
     assert [one.limit for one in found] == [BATCH_RULE, "b"]
     # Micro-batches of 2 over 2 or 4 replicas need multiples of 4 or 8: 28 is three away, 32 one.
     assert found[0].change == (
-        "only this stands in the way of 2 of 7 combinations; "
-        "global_batch_size 32 instead of 31 would do"
+        "this rule alone excludes 2 of 7 combinations; global_batch_size 32 instead of 31 would do"
     )
 
 
@@ -87,7 +86,7 @@ def test_where_nothing_is_one_rule_away_the_commonest_rules_come_first() -> None
     illegal = {"b": 2, "a": 2, "c": 5, "d": 1}
     found = rules_in_the_way(Enumeration(legal=(), illegal=illegal, nearly=()), global_batch_size=8)
     assert [one.limit for one in found] == ["c", "a", "b"]
-    assert found[0].change == "it is broken by 5 of 10 combinations"
+    assert found[0].change == "this rule excludes 5 of 10 combinations"
 
 
 def test_the_least_memory_is_that_of_the_leanest_candidate(ask: Callable[..., Any]) -> None:

@@ -100,7 +100,7 @@ def test_a_long_step_is_drawn_at_both_ends(train_folder: Path) -> None:
     assert plan.predicted is not None
     figure = timeline_figure(plan, plan.predicted)
     assert figure is not None
-    assert "Both ends" in figure.reading
+    assert "start and end are drawn" in figure.reading
     (start, end) = (figure.layout["xaxis"]["range"], figure.layout["xaxis2"]["range"])
     assert start[0] == 0.0
     assert start[1] < end[0]

@@ -129,7 +129,7 @@ def _price(
                 units.is_gathered_C > 0.0, whole + units.staged_ratio_C * always, always
             )
         always = always + units.boundary_C
-        if units.received_C.any() or units.result_C.any():
+        if any(waiting.any() for waiting in _waiting_units(units)):
             counts = held(size, depth, microbatches=microbatches, zero_bubble=zero_bubble)
             always = always + _waiting(units, counts, microbatches)
     activations = kept + np.where(head_is_fuller, logits, 0.0)
@@ -173,10 +173,19 @@ def _waiting(units: MemoryUnits, held_VPC: Floats, microbatches: Floats) -> Floa
     has_former[0, 0] = has_next[-1, -1] = 0.0
     idle = microbatches - np.minimum(held_VPC, microbatches)
     received = (has_former[..., None] * idle + has_next[..., None] * microbatches).sum(axis=0)
-    results = (has_former + has_next).sum(axis=0)[:, None] * microbatches
+    outputs = has_next.sum(axis=0)[:, None] * microbatches
+    input_gradients = has_former.sum(axis=0)[:, None] * microbatches
     logits = (1.0 - has_next[-1])[:, None] * (microbatches - 1.0)
-    found: Floats = received * units.received_C + results * units.result_C + logits * units.logits_C
+    counts = (received, outputs, input_gradients, logits)
+    found: Floats = sum(
+        (count * unit for count, unit in zip(counts, _waiting_units(units), strict=True)),
+        np.zeros(1),
+    )
     return found
+
+
+def _waiting_units(units: MemoryUnits) -> tuple[Floats, Floats, Floats, Floats]:
+    return units.received_C, units.output_C, units.input_gradient_C, units.logits_C
 
 
 def _stacked(*counts: Floats) -> Floats:

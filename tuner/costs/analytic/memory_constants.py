@@ -55,9 +55,12 @@ class MemoryConstants:
     """1 where every micro-batch of a step has buffers of its own for what a stage receives, and
     keeps them from step to step: torch.distributed.pipelining (PipelineStage, args_recv_info and
     grad_recv_info)."""
-    keeps_results: Numbers = 0.0
-    """1 where stages hold what they made of every micro-batch until the step ends: outputs, logits
-    and gradients of inputs."""
+    keeps_outputs: Numbers = 0.0
+    """1 where a stage holds what it sent on of every micro-batch until the step ends."""
+    keeps_input_gradients: Numbers = 0.0
+    """1 where a stage holds the gradients that it sent back of every micro-batch until then."""
+    keeps_logits: Numbers = 0.0
+    """1 where the last stage holds the logits of every micro-batch until then."""
     live_bytes: Numbers = 2.0 * WORKSPACE_BYTES
     """In the allocator whatever the model."""
     unused_ratio: Numbers = 0.03
@@ -94,9 +97,21 @@ _FUSED_LOSS: Final = replace(_EAGER_LOSS, logit_bytes=4.0, split_logit_bytes=0.0
 """One kernel for loss and gradient: bf16 logits, bf16 gradients."""
 
 _TITAN: Final = replace(_FUSED_LOSS, gathers_inputs=1.0, receives_ahead=1.0)
-_TITAN_2024: Final = replace(_EAGER_LOSS, gathers_inputs=1.0, receives_ahead=1.0, keeps_results=1.0)
-"""PyTorch kept the outputs of all stages until May 2025 (pytorch#153383), gradients of their inputs
-until October 2025 (#164329); torchtitan asked for logits until it passed return_outputs=False."""
+"""torchtitan from 0.2.1 on with a loss that is compiled or cut into chunks."""
+_TITAN_2025: Final = replace(_TITAN, keeps_input_gradients=1.0, keeps_logits=1.0)
+"""torchtitan of June to October 2025 (0.1.0 and 0.2.0): PyTorch keeps gradients of inputs, which
+are released since October 2025 (pytorch#164329: `stage_backward` clears `grad`), and logits, until
+torchtitan says `return_outputs=False` (torchtitan#1922 of 22 October 2025, after 0.2.0)."""
+_TITAN_2024: Final = replace(
+    _EAGER_LOSS,
+    gathers_inputs=1.0,
+    receives_ahead=1.0,
+    keeps_outputs=1.0,
+    keeps_input_gradients=1.0,
+    keeps_logits=1.0,
+)
+"""torchtitan before: PyTorch keeps outputs of every stage too, until May 2025 (pytorch#153383), and
+the loss is not compiled, from 18 December 2024 (torchtitan e8977b0) to 2 April 2025 (#1033)."""
 
 FITTED: Final[Mapping[str, float]] = {
     "live_bytes": 0.25 * GIB,
@@ -118,15 +133,16 @@ OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
 OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
     "llm-foundry": _FUSED_LOSS,
-    # Compiled loss, but in December 2024 (commit e8977b0, "turning off compile on loss function").
     "torchtitan": _TITAN,
+    "torchtitan-2025": _TITAN_2025,
     "torchtitan-2024": _TITAN_2024,
     # Runs that say that their layers were compiled.
     "torchtitan-compiled": replace(_TITAN, last_product_ratio=0.0),
+    "torchtitan-2025-compiled": replace(_TITAN_2025, last_product_ratio=0.0),
     "torchtitan-2024-compiled": replace(_TITAN_2024, last_product_ratio=0.0),
     # Runs whose launch leaves the allocator as it is.
-    "torchtitan-compiled-segments": replace(
-        _TITAN, last_product_ratio=0.0, unused_ratio=IN_SEGMENTS_RATIO
+    "torchtitan-2025-compiled-segments": replace(
+        _TITAN_2025, last_product_ratio=0.0, unused_ratio=IN_SEGMENTS_RATIO
     ),
     # bf16 parameters and moments under torch.optim.Adam, loss in bf16
     # (examples/benchmark/configs/*.yaml).
@@ -140,15 +156,47 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
 }
 """By family of software where that says more than its generation."""
 
+BY_GENERATION: Final = frozenset(
+    {
+        "deepseek-v3",
+        "llama3",
+        "megascale",
+        "megatron-2022",
+        "megatron-2023",
+        "megatron-deepspeed",
+        "megatron-lm",
+        "nemo",
+        "unstated",
+        "vtrain",
+    }
+)
+"""Families whose generation of software says all that is known of their memory."""
+
+
+def constants_of_family(software: Software, family: str) -> MemoryConstants:
+    """Return what is known of one family; an empty name asks for the generation alone.
+
+    Raises:
+        ValueError: the family is in neither table.
+    """
+    if family in OF_FAMILY:
+        return OF_FAMILY[family]
+    if family and family not in BY_GENERATION:
+        known = ", ".join(sorted({*OF_FAMILY, *BY_GENERATION}))
+        raise ValueError(f"no memory constants are known of {family!r}; those known: {known}")
+    return OF_SOFTWARE[software]
+
 
 def memory_constants(
     software: Sequence[Software], families: Sequence[str] | None = None
 ) -> MemoryConstants:
-    """One set per column, known before any run of the user's."""
+    """One set per column, known before any run of the user's.
+
+    Raises:
+        ValueError: nothing is known of a family.
+    """
     names = families if families is not None else [""] * len(software)
-    sets = [
-        OF_FAMILY.get(name, OF_SOFTWARE[one]) for one, name in zip(software, names, strict=True)
-    ]
+    sets = [constants_of_family(one, name) for one, name in zip(software, names, strict=True)]
     return MemoryConstants(
         **{
             field.name: np.array([float(getattr(one, field.name)) for one in sets])

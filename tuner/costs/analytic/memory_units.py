@@ -60,8 +60,10 @@ class MemoryUnits:
     """Received ahead from another stage, where one buffer is enough."""
     received_C: Floats
     """A buffer that each micro-batch has for activations or gradients of another stage."""
-    result_C: Floats
-    """An output or an input's gradient of one micro-batch, where they wait for the step's end."""
+    output_C: Floats
+    """A stage's output of one micro-batch, where it waits for the step's end."""
+    input_gradient_C: Floats
+    """Gradients of a stage's input of one micro-batch, where they wait for it, too."""
     logits_C: Floats
     """Logits of one micro-batch that wait for it, too."""
     is_gathered_C: Floats
@@ -126,8 +128,9 @@ def unit_bytes(
         dispatch_C=column(_dispatch(model, strategies, hardware, kept)),
         boundary_C=column(kept.boundary * (1.0 - constants.receives_ahead)),
         received_C=column(kept.boundary * constants.receives_ahead),
-        result_C=column(kept.boundary * constants.keeps_results),
-        logits_C=column(kept.logit * strategies.element_bytes * constants.keeps_results),
+        output_C=column(kept.boundary * constants.keeps_outputs),
+        input_gradient_C=column(kept.boundary * constants.keeps_input_gradients),
+        logits_C=column(kept.logit * strategies.element_bytes * constants.keeps_logits),
         is_gathered_C=column(gathered),
         staged_ratio_C=column(gathered * constants.gathers_apart * _staged_ratio(strategies)),
         is_tied_C=column(model.is_tied),

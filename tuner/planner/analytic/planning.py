@@ -55,7 +55,7 @@ from tuner.planner.analytic.ties import NO_TIES, ratios_on, ties_of
 from tuner.planner.forked import numbers
 from tuner.planner.layout_groups import by_layout
 from tuner.planner.progress import Told, unwatched
-from tuner.planner.reasons import binding_constraint
+from tuner.planner.reasons import binding_constraint, what_is_not_known
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes
@@ -110,22 +110,23 @@ def make_analytic_plan(
     if rests_on is not None:
         band, ratios = rests_on.widened(band), ratios.widened(rests_on.stretch)
     teller = Teller(spec=spec, site=site, search=found, band=band, ratios=ratios)
+    certificate = certificate_of(
+        found,
+        ties=(
+            NO_TIES
+            if best is None
+            else ties_of(found, ratios, chosen=best.decision, step_s=best.objective_s)
+        ),
+        objective_s=None if choice is None else choice.fastest.objective_s,
+        decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),
+    )
     common = {
         "model": spec.model,
         "cluster": spec.cluster,
         "goal": spec.goal,
         "search": spec.search,
         "emit": spec.emit,
-        "certificate": certificate_of(
-            found,
-            ties=(
-                NO_TIES
-                if best is None
-                else ties_of(found, ratios, chosen=best.decision, step_s=best.objective_s)
-            ),
-            objective_s=None if choice is None else choice.fastest.objective_s,
-            decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),
-        ),
+        "certificate": certificate,
         "provenance": provenance_of(
             provenance.model_copy(update={"notes": provenance.notes + notes}), question, rests_on
         ),
@@ -135,16 +136,17 @@ def make_analytic_plan(
         begun_s = settings.clock()
         half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
         ways_out = relaxations(question, half)
-        in_the_way = ", ".join(one.limit for one in ways_out) or "no verdict"
+        in_the_way = ", ".join(one.limit for one in ways_out)
         if in_the_way == MEMORY_LIMIT:
             left = settings.since(begun_s)
             ways_out = (*more_nodes(spec, site, settings=left, band=band), *ways_out)
+        not_known = what_is_not_known(certificate, time_limit_s=settings.time_limit_s)
         return Plan.model_validate(
             common
             | {
                 "decision": None,
                 "predicted": None,
-                "binding_constraint": in_the_way,
+                "binding_constraint": not_known or in_the_way,
                 "alternatives": (),
                 "relaxations": ways_out,
             }
@@ -323,7 +325,8 @@ def _connection_notes(decision: TrainDecision, site: Site) -> Iterator[str]:
     if decision.a2a_overlap and is_cut and is_old:
         yield (
             "overlapped all-to-all wants a large CUDA_DEVICE_MAX_CONNECTIONS, tensor and context"
-            " parallelism want 1 before Blackwell: try 1 and 32, the price assumes neither hurts"
+            " parallelism want 1 before Blackwell: try 1 and 32; the price assumes that neither"
+            " slows the step"
         )
 
 

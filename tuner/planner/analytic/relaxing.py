@@ -212,7 +212,7 @@ def _nearest(legal: list[int], asked: tuple[int, ...]) -> int:
 
 
 def _rule_alone(question: Question, rule: str, relaxed: Degrees) -> Relaxation:
-    change = f"only this stands in the way of {relaxed.num_legal} combinations of degrees"
+    change = f"this rule alone excludes {relaxed.num_legal} combinations of degrees"
     if rule in (BATCH_RULE, MICRO_RULE):
         nearest = _nearest_batch(question, _values(relaxed, "data"))
         change += f"; {nearest} instead of {question.global_batch_size} would do"

@@ -65,9 +65,13 @@ def priced_release(
         return PricedRelease(release=engine.version, stated=engine.version, note=note)
     if target in SPAN:
         newest = known[-1]
-        note = f"priced as {family} {newest}, the newest published; goal.engine names one {others}"
+        note = (
+            f"priced as {family} {newest}, the newest published; set goal.engine for one {others}"
+        )
         return PricedRelease(release=newest, note=note)
-    note = f"priced over all published releases of {family}; goal.engine names one {others}"
+    note = (
+        f"priced over all published releases of {family} together; set goal.engine for one {others}"
+    )
     return PricedRelease(note=note)
 
 

@@ -6,6 +6,7 @@ A toy of 8 layers whose every part can be followed: 2 ranks, hidden 64, vocabula
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -214,19 +215,47 @@ def test_pytorchs_stages_hold_a_buffer_for_every_micro_batch_and_once_kept_resul
     strategy = Strategies(sequence=16.0, micro_batch=1.0, num_microbatches=6.0, pipeline=4.0)
     stages = _stages([2.0] * 4, [0.0] * 4)
     ahead = dataclasses.replace(NOTHING_ELSE, receives_ahead=1.0)
-    plain, now, then = (
-        _price(TOY, strategy, stages, constants).buffers_PC[:, 0] - 2048.0 * own
-        for constants, own in (
-            (NOTHING_ELSE, 1.0),
-            (ahead, 0.0),
-            (dataclasses.replace(ahead, keeps_results=1.0), 0.0),
+
+    def buffers(constants: MemoryConstants, own: float = 0.0) -> npt.NDArray[np.float64]:
+        return _price(TOY, strategy, stages, constants).buffers_PC[:, 0] - 2048.0 * own
+
+    now = buffers(ahead)
+    received = [6 * 2048, (6 - 3 + 6) * 2048, (6 - 2 + 6) * 2048, (6 - 1) * 2048]
+    assert (now - buffers(NOTHING_ELSE, 1.0)).tolist() == received
+    # Outputs but of the last rank, gradients of inputs but of the first; logits of 5 before.
+    outputs, gradients, logits = (
+        (buffers(kept) - now).tolist()
+        for kept in (
+            dataclasses.replace(ahead, keeps_outputs=1.0),
+            dataclasses.replace(ahead, keeps_input_gradients=1.0),
+            dataclasses.replace(ahead, keeps_logits=1.0),
         )
     )
-    received = [6 * 2048, (6 - 3 + 6) * 2048, (6 - 2 + 6) * 2048, (6 - 1) * 2048]
-    assert (now - plain).tolist() == received
-    # Outputs but of the last rank, gradients of inputs but of the first; logits of 5 before.
-    results = [6 * 2048, 12 * 2048, 12 * 2048, 6 * 2048 + 5 * 16 * 1024 * 2]
-    assert (then - now).tolist() == results
+    assert outputs == [6 * 2048, 6 * 2048, 6 * 2048, 0]
+    assert gradients == [0, 6 * 2048, 6 * 2048, 6 * 2048]
+    assert logits == [0, 0, 0, 5 * 16 * 1024 * 2]
+
+
+def test_releases_of_torchtitan_keep_what_their_pytorch_kept() -> None:
+    # outputs until May 2025, gradients of inputs and logits until October 2025.
+    kept = {
+        name: (
+            OF_FAMILY[name].keeps_outputs,
+            OF_FAMILY[name].keeps_input_gradients,
+            OF_FAMILY[name].keeps_logits,
+        )
+        for name in ("torchtitan-2024", "torchtitan-2025", "torchtitan")
+    }
+    assert kept == {
+        "torchtitan-2024": (1.0, 1.0, 1.0),
+        "torchtitan-2025": (0.0, 1.0, 1.0),
+        "torchtitan": (0.0, 0.0, 0.0),
+    }
+
+
+def test_software_that_no_constants_of_memory_are_known_of_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no memory constants are known of 'titan'; those known"):
+        memory_constants([Software.TORCH_FSDP], ["titan"])
 
 
 def test_whole_gradients_of_a_chunk_go_before_the_next_ones_come() -> None:
@@ -430,7 +459,12 @@ def test_columns_of_different_pipelines_are_priced_as_each_alone(
 ) -> None:
     strategies, stages = _joined(cases)
     constants = MemoryConstants(
-        gathers_inputs=1.0, gathers_apart=1.0, receives_ahead=1.0, keeps_results=1.0
+        gathers_inputs=1.0,
+        gathers_apart=1.0,
+        receives_ahead=1.0,
+        keeps_outputs=1.0,
+        keeps_input_gradients=1.0,
+        keeps_logits=1.0,
     )
     together = _price(MIXED, strategies, stages, constants)
     for column, (strategy, own) in enumerate(cases):

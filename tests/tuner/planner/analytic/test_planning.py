@@ -235,3 +235,23 @@ def test_overlaps_that_want_opposite_queues_are_named() -> None:
     both = {"tensor_model_parallel_size": (2,), "a2a_overlap": (True,)}
     assert "CUDA_DEVICE_MAX_CONNECTIONS" in notes(**both)
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in notes(**{**both, "a2a_overlap": (False,)})
+
+
+def test_a_search_that_ended_early_says_what_is_not_known_and_how_to_know_it() -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=1, batch=64)
+    (pool,) = spec.cluster.pools
+    small = pool.model_copy(update={"memory_per_device": 12 * 2**30})
+    cluster = spec.cluster.model_copy(update={"pools": (small,)})
+    site = site_of(small, residuals=shipped())
+    settings = Settings(top=3, time_limit_s=1e-6, clock=time.perf_counter)
+    made = make_analytic_plan(
+        spec.model_copy(update={"cluster": cluster}), site, settings=settings, provenance=NOTHING
+    )
+    space = made.certificate.space
+    assert made.decision is None
+    assert made.certificate.status == "unknown"
+    assert made.binding_constraint.startswith(
+        f"whether anything fits is not known: {space.open} combinations were neither solved nor "
+        "ruled out (method bounds, time limit "
+    )
+    assert "plan again with a longer --time-limit" in made.binding_constraint

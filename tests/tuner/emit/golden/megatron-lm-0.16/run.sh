@@ -2,12 +2,12 @@
 # Written by moetune 0.1.0 for the model mixtral-8x7b.
 # Verified by launching the reference training step; trials: 1; this configuration took 2.10 s a step.
 # Expected: 2.00 s a step (between 1.80 s and 2.20 s), 4096 tokens/s per device.
-# Expected peak memory by pipeline rank, the fullest device: 0-1: 15.0 GiB.
+# Expected peak memory by pipeline rank, the highest of its devices: 0-1: 15.0 GiB.
 # 16 devices: TP 1, PP 2, VPP 1, CP 1, DP 8, EP 8, ETP 1, EDP 1; ZeRO stage 1, micro-batch 1.
 # By stage: 0-1: layers 16, recompute selective, chunks of each MoE layer 1.
 # With recomputation of moe.
 # The plan counts on a vocabulary of 32000; the tokenizer decides.
-# assumed: balanced routing, which nothing written here brings about (moe_aux_loss_coeff is 0.0 unless given); state goal.moe_aux_loss_coeff to have it written (it changes the loss)
+# assumed: balanced routing, though no auxiliary loss is written here (moe_aux_loss_coeff is 0.0 unless given); state goal.moe_aux_loss_coeff to have it written (it changes the loss)
 #
 # Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
 # learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:

@@ -2,7 +2,7 @@
 # Written by moetune 0.1.0 for the model mixtral-8x7b.
 # Verified by launching the reference training step; trials: 1; this configuration took 2.10 s a step.
 # Expected: 2.00 s a step (between 1.80 s and 2.20 s), 4096 tokens/s per device.
-# Expected peak memory by pipeline rank, the fullest device: 0-1: 15.0 GiB.
+# Expected peak memory by pipeline rank, the highest of its devices: 0-1: 15.0 GiB.
 # 16 devices: TP 1, PP 2, VPP 1, CP 1, DP 8, EP 8, ETP 1, EDP 1; ZeRO stage 1, micro-batch 1.
 # By stage: 0-1: layers 16, recompute selective, chunks of each MoE layer 4.
 # With recomputation of moe.

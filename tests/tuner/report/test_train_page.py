@@ -1,0 +1,111 @@
+"""What the page of a training plan says of its proof, and of changes of the spec."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.cli.plan_text import explanation, plan_text
+from tuner.plan import Plan, Preference, Relaxation
+from tuner.plan_folder import read_plan
+from tuner.report.train_page import TrainEvidence, train_report
+from tuner.train_words import short_decision
+
+Page = Callable[[Any], str]
+Parsed = Callable[[str], Any]
+
+OF_STATUS = {
+    "optimal": "proven optimal under the model",
+    "feasible": "within 12.50% of optimal under the model",
+}
+
+
+def _page(plan: Plan) -> Any:
+    return train_report(plan, TrainEvidence(verified=None, trials=(), files=(), what_if=None))
+
+
+def _preferring(plan: Plan, status: str) -> Plan:
+    assert plan.decision is not None
+    gap = 0.125 if status == "feasible" else 0.0
+    certificate = plan.certificate.model_copy(
+        update={"status": status, "gap_ratio": gap, "decision_gap_ratio": gap + 0.01}
+    )
+    fastest = plan.decision.model_copy(update={"zero_stage": 3})
+    one = Preference(
+        fastest=fastest, fastest_step_s=7.0, slower_ratio=0.01, reasons=("fewer stages",)
+    )
+    return plan.model_copy(update={"certificate": certificate, "preferred": one})
+
+
+@pytest.mark.parametrize("status", OF_STATUS)
+def test_the_fastest_is_called_proven_only_where_the_certificate_says_so(
+    train_folder: Path, page_of: Page, parsed: Parsed, status: str
+) -> None:
+    plan = _preferring(read_plan(train_folder), status)
+    assert plan.preferred is not None
+    said, other = OF_STATUS[status], next(one for name, one in OF_STATUS.items() if name != status)
+    fastest = short_decision(plan.preferred.fastest)
+    page = parsed(page_of(_page(plan)))
+    texts = {
+        "plan": plan_text(plan, folder=train_folder),
+        "explain": explanation(plan),
+        "page": " ".join(node.text for node in page.all("p")),
+    }
+    for name, text in texts.items():
+        assert said in text, (name, text)
+        assert other not in text, (name, text)
+    assert f"the fastest found ({said}): {fastest}" in texts["explain"]
+    assert f"The fastest found is {said}: " in texts["page"]
+    assert "The decision itself is within" in texts["page"]
+
+
+def test_changes_are_captioned_by_what_they_would_bring(
+    train_folder: Path, page_of: Page, parsed: Parsed
+) -> None:
+    plan = read_plan(train_folder)
+    ways = (
+        Relaxation(limit="nodes", change="4 nodes instead of 2: 32 devices"),
+        Relaxation(limit="memory_per_device", change="90.0 GiB usable instead of 76.0 GiB"),
+    )
+    with_decision = plan.model_copy(update={"relaxations": ways})
+    certificate = plan.certificate.model_copy(update={"status": "infeasible"})
+    nothing = {"decision": None, "predicted": None, "alternatives": (), "variants": ()}
+    without = with_decision.model_copy(update={**nothing, "certificate": certificate})
+    for one, heading, caption in (
+        (
+            with_decision,
+            "More memory room",
+            "Changes with which a configuration has room in memory",
+        ),
+        (without, "Ways out", "Changes with which a configuration fits"),
+    ):
+        page = parsed(page_of(_page(one)))
+        headings = [node.text for node in page.all("h2")]
+        captions = [node.text for node in page.all("caption")]
+        assert heading in headings, headings
+        assert caption in captions, captions
+        assert all(way.change in page_of(_page(one)) for way in ways)
+    both = {"More memory room", "Ways out"}
+    plain = parsed(page_of(_page(plan.model_copy(update={"relaxations": ()}))))
+    assert not both & {node.text for node in plain.all("h2")}
+
+
+def test_a_search_that_ended_early_is_not_said_to_fit_nothing(train_folder: Path) -> None:
+    plan = read_plan(train_folder)
+    binding = "whether anything fits is not known: 3 combinations were neither solved nor ruled out"
+    for status, verdict, label in (
+        ("infeasible", "Nothing fits", "limit not met:"),
+        ("unknown", "Not decided", "not decided:"),
+    ):
+        certificate = plan.certificate.model_copy(update={"status": status})
+        one = plan.model_copy(
+            update={
+                "decision": None,
+                "predicted": None,
+                "certificate": certificate,
+                "binding_constraint": binding,
+            }
+        )
+        assert _page(one).verdict.startswith(verdict)
+        assert f"{label} {binding}" in plan_text(one, folder=train_folder)
