@@ -63,7 +63,7 @@ def peak_band_words(predicted: TrainPrediction) -> str:
         max(bands, key=lambda band: band[1]) if at_risk is None else bands[at_risk.pipeline_rank]
     )
     which = "the fullest" if at_risk is None else f"pipeline rank {at_risk.pipeline_rank}'s"
-    return f"{which} peak between {format_bytes(int(low))} and {format_bytes(int(high))}"
+    return f"{which} peak between {format_bytes(low)} and {format_bytes(high)}"
 
 
 def trade_words(plan: Plan) -> Iterator[str]:
