@@ -104,16 +104,21 @@ def launch_times(
     num_ranks = problem.ranks.num_ranks
     launches = LAUNCHES if problem.dispatch is Dispatch.STATIC else 1
     work = np.zeros((launches, problem.num_workloads, problem.num_layers, num_ranks))
-    copies_LE = placement.copies_LE(problem.num_experts)
-    cost_WLE = problem.load_WLE - problem.active_load * np.expm1(-problem.load_WLE)
-    for layer, expert_S in enumerate(placement.expert_LS.tolist()):
-        for rank, expert in zip(problem.ranks.rank_S.tolist(), expert_S, strict=True):
-            if copies_LE[layer, expert] == 1:
-                work[:, :, layer, rank] += cost_WLE[:, layer, expert]
+    single_LE = placement.copies_LE(problem.num_experts) == 1
+    cost_WLE = single_LE * _cost(problem, problem.load_WLE)
+    cost_WLS = np.take_along_axis(cost_WLE, placement.expert_LS[None], axis=2)
+    for rank in range(num_ranks):
+        work[:, :, :, rank] = cost_WLS[:, :, problem.ranks.rank_S == rank].sum(axis=2)
     for layer, expert, ratio_DG in _ratios(problem, placement, launches, seed):
         load_DWG = ratio_DG[:, None] * problem.load_WLE[:, layer, expert, None]
-        work[:, :, layer] += load_DWG - problem.active_load * np.expm1(-load_DWG)
+        work[:, :, layer] += _cost(problem, load_DWG)
     return np.asarray(work / problem.ranks.speed_G)
+
+
+def _cost(problem: BalanceProblem, loads: Floats) -> Floats:
+    if problem.active_load == 0.0:
+        return loads
+    return np.asarray(loads - problem.active_load * np.expm1(-loads))
 
 
 def _ratios(

@@ -53,7 +53,7 @@ from solvers.placement.balance.objective import (
 )
 from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
 from solvers.placement.balance.state import apart_groups
-from solvers.placement.dispatch.launches import expected_shares, targets
+from solvers.placement.dispatch.launches import expected_shares, targets, users
 from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Claim, Status
 
@@ -287,7 +287,7 @@ def _times(
     if is_dealt:
         rng = np.random.default_rng(seed)
         for layer, expert, target_DH in targets(placement, ranks=ranks, rng=rng, launches=launches):
-            users_DG = (target_DH[:, :, None] == np.arange(ranks.num_ranks)).mean(axis=1)
+            users_DG = users(target_DH, ranks=ranks)
             load_DWG = users_DG[:, None] * load_DWLE[:, :, layer, expert, None]
             work_DWLG[:, :, layer] += cost_of(load_DWG, problem.active_load)
     else:

@@ -29,17 +29,31 @@ def targets(
     """
     past_H = np.zeros(ranks.num_ranks, dtype=np.int64)
     past_after: dict[tuple[int, int, int], int] = {}
+    near_of: dict[bytes, tuple[Ints, Ints]] = {}
     for layer, expert, host_R in replicated(placement, ranks=ranks):
-        near_H = nearest_H(host_R, ranks=ranks)
-        far_X = np.flatnonzero(near_H == FAR)
+        hosts = host_R.tobytes()
+        if hosts not in near_of:
+            near_H = nearest_H(host_R, ranks=ranks)
+            near_of[hosts] = near_H, np.flatnonzero(near_H == FAR)
+        near_H, far_X = near_of[hosts]
         replica_DH = np.tile(near_H, (launches, 1))
         if len(far_X):
-            stream_X = np.unique(past_H[far_X], return_inverse=True)[1]
+            past_X = past_H[far_X].tolist()
+            stream_of = {past: stream for stream, past in enumerate(sorted(set(past_X)))}
+            stream_X = np.array([stream_of[past] for past in past_X])
             replica_DH[:, far_X] = _assigned(len(host_R), stream_X, rng=rng, launches=launches)
             for rank in far_X.tolist():
                 step = (int(past_H[rank]), len(far_X), len(host_R))
                 past_H[rank] = past_after.setdefault(step, len(past_after) + 1)
         yield layer, expert, host_R[replica_DH]
+
+
+def users(target_DH: Ints, *, ranks: Ranks) -> Floats:
+    """Return the share of source ranks that use each rank, `[D][G]`."""
+    launches, sources = target_DH.shape
+    cell_DH = target_DH + ranks.num_ranks * np.arange(launches)[:, None]
+    count = np.bincount(cell_DH.ravel(), minlength=launches * ranks.num_ranks)
+    return np.asarray(count.reshape(launches, ranks.num_ranks) / sources)
 
 
 def expected_shares(placement: Placement, *, ranks: Ranks) -> Iterator[tuple[int, int, Floats]]:

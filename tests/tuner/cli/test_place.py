@@ -104,7 +104,7 @@ def test_the_printed_time_is_that_of_the_whole_planning(
     assert f"planned in {solve_s:.1f} s" in shown
     assert 0.0 < solve_s <= wall_s
     # The limit was 1 s; what is planned and judged beyond it is little, also on a busy machine.
-    assert solve_s < 1.0 + 10.0
+    assert solve_s < 1.0 + 30.0
 
 
 def test_the_planning_s_own_clock_is_what_is_printed(tmp_path: Path) -> None:
