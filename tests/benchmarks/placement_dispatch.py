@@ -353,17 +353,21 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--small", action="store_true", help="few experts and draws, for tests")
     parser.add_argument("--bars", action="store_true", help="end with 1 when a bar is missed")
+    parser.add_argument("--expected", action="store_true", help="no noisy maxima of small passes")
     parser.add_argument("--case", action="append", default=[], help="cases whose name holds this")
     parser.add_argument("--out", type=Path, help="JSON lines of what is done, gone on with")
     parser.add_argument("--routing", type=Path, help="folder of recordings")
     parser.add_argument("--seconds", type=float, default=Size().time_limit_s, help="of a plan")
     chosen = parser.parse_args()
     size = SMALL if chosen.small else Size(time_limit_s=chosen.seconds)
+    if chosen.expected:
+        size = replace(size, tokens=())
     file = expert_location_file()
     engine = None if file is None else ExpertLocation(file)
     settings = {
         "small": chosen.small,
         "seconds": size.time_limit_s,
+        "tokens": list(size.tokens),
         "static by": "ours" if engine is None else "sglang",
         "code": code(),
     }

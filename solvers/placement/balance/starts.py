@@ -17,7 +17,8 @@ it, on mean + caution * deviation of every rank, and every layer takes the start
 end with the least expected time of its busiest rank (`objective.largest_times`, a guess). Of that,
 EPLB's placement and the even split's, launches are drawn, and every layer takes the best again.
 Where far ranks draw for each token (`Dispatch.NEAR`), nothing is dealt: starts are copies of the
-largest shares up to one a node, EPLB's placement, and two of the above.
+largest shares up to one a node, EPLB's placement, and two of the above. Under static dispatch one
+more search is among replicas on whole groups of nodes, which leave hardly a draw (`groups.py`).
 
 Loads are counts of some passes, and those of others scatter around them (`variance_WLE`): a rank
 has a deviation of these, too, and last choices draw loads. A placement that is even on the counts
@@ -38,6 +39,7 @@ import numpy as np
 
 from solvers.placement.balance.bound import bound, layer_bounds
 from solvers.placement.balance.eplb import eplb
+from solvers.placement.balance.groups import group_start
 from solvers.placement.balance.local_search import MOST_STEPS, search
 from solvers.placement.balance.lpt import packed
 from solvers.placement.balance.migration import within_limit
@@ -79,6 +81,9 @@ LEAST_DISTANCE: Final = 0.05
 """Share of tokens on other experts in other passes from which on parts are looked at: below it they
 cost the search more time than they tell."""
 
+GROUPS_RATIO: Final = 0.2
+"""Of the time, for replicas on whole groups of nodes, where dispatch is static."""
+
 EVEN_RATIO: Final = 0.15
 """Of the time, for what the even split would place."""
 
@@ -102,7 +107,9 @@ def search_near(
     problem: BalanceProblem, *, time_limit_s: float, threads: int = 1, most_steps: int = MOST_STEPS
 ) -> Placement:
     """Return the best of the starts, layer by layer, or what another rule places, if better."""
-    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
+    is_static = problem.dispatch is Dispatch.STATIC
+    searched = SEARCH_RATIO - GROUPS_RATIO * is_static
+    deadline_s = time.perf_counter() + searched * time_limit_s
     whole, problem = problem, with_parts(problem)
     found: list[Placement] = []
     even = search(
@@ -138,12 +145,42 @@ def search_near(
                 caution=caution,
             )
         )
+    grouped = _grouped(
+        problem,
+        time_limit_s=GROUPS_RATIO * time_limit_s,
+        threads=threads,
+        most_steps=most_steps,
+    )
     guessed_CWL = np.stack([largest_times(problem, one.expert_LS) for one in found])
     last = [best_layers(problem, found, guessed_CWL), even, rule]
+    last += grouped
+    if problem.ranks.num_nodes == 1:
+        # Ranks that have drawn alike share a deal, which the guess does not know.
+        last += found
     drawn = [drawn_times(problem, one) for one in last]
     last.append(best_layers(problem, last, np.stack(drawn)))
     drawn.append(drawn_times(problem, last[-1]))
     return min(zip(last, drawn, strict=True), key=lambda one: value_of(problem, one[1]))[0]
+
+
+def _grouped(
+    problem: BalanceProblem, *, time_limit_s: float, threads: int, most_steps: int
+) -> list[Placement]:
+    """Search among replicas on whole groups of nodes, where static dispatch draws little."""
+    begin = group_start(problem) if problem.dispatch is Dispatch.STATIC else None
+    if begin is None:
+        return []
+    start, domain_LGE = begin
+    found = search(
+        dataclasses.replace(problem, dispatch=Dispatch.NEAR),
+        time_limit_s=time_limit_s,
+        threads=threads,
+        most_steps=most_steps,
+        start=start,
+        caution=LOADS_CAUTION,
+        domain_LGE=domain_LGE,
+    )
+    return [found]
 
 
 def with_parts(problem: BalanceProblem) -> BalanceProblem:
