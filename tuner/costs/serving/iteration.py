@@ -94,6 +94,15 @@ class Iteration:
     exchange: Exchange = Exchange.LEAST
     loads: ExpertLoads | None = None
     """Recorded; None: those of the kernel tables."""
+    redundant_experts: int = 0
+    """Second copies of experts in every layer; where loads were recorded, those of their slots."""
+
+    @property
+    def num_slots(self) -> int:
+        """Copies of experts of a layer, over all ranks that share them."""
+        own = 0 if self.decoder.experts is None else self.decoder.experts.num
+        recorded = 0 if self.loads is None else self.loads.num_slots
+        return max(own + self.redundant_experts, recorded)
 
     @property
     def checked_tokens(self) -> int:

@@ -29,9 +29,9 @@ from tuner.costs.serving.engine import Degrees, Engine
 from tuner.estimate.serving.launch import Setting
 from tuner.estimate.serving.pricing import (
     Asked,
-    fits,
     instance_of,
     load_of,
+    misfit_of,
     option_of,
 )
 from tuner.estimate.serving.records import ServingChange, ServingLoad
@@ -203,7 +203,7 @@ def _change(
     asked: Asked, setting: Setting, *, what: str, load: ServingLoad | None
 ) -> ServingChange | None:
     option = option_of(asked, setting)
-    if not fits(asked, option) or refused(asked, option, setting):
+    if misfit_of(asked, option, setting) or refused(asked, option, setting):
         return None
     new = load_of(asked, option)
     return ServingChange(
