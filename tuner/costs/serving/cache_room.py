@@ -14,8 +14,9 @@ has none it sets
 (0.5.23, `arg_groups/memory_hook.py`). The sum is a share, not what steps take: data ranks with long
 chunks leave none, and such launches state one.
 
-CUDA shows a percent less than a device's memory: 79.2 of 80 GiB on H100 (vLLM pull request 10511),
-139.8 of 141 on H200, 178.4 of 180 on B200, as PyTorch prints in what it says of full memory.
+CUDA shows less than a device's memory, by 0.3 GiB and 0.7 %: 23.55 of 24 GiB on RTX 4090 (vLLM
+issue 13061), 79.2 of 80 on H100 (pull request 10511), 95.0 of 96 on H20, 139.8 of 141 on H200 and
+178.4 of 180 on B200 (what PyTorch prints where memory is full).
 """
 
 import math
@@ -26,7 +27,9 @@ from tuner.costs.serving.engine import Degrees
 from tuner.costs.serving.memory_rules import MemoryRule, Share
 from tuner.costs.serving.reserve import MIB, Reserve
 
-VISIBLE_RATIO: Final = 0.99
+HIDDEN_BYTES: Final = 0.3 * 1024.0 * MIB
+HIDDEN_RATIO: Final = 0.0068
+"""Of a device's memory, what CUDA does not show."""
 ROUNDED_RATIO: Final = 0.05
 """Of what is free, what a plan leaves to allocators, who round up what is counted."""
 GIB: Final = 1024.0 * MIB
@@ -78,7 +81,7 @@ def room_of(
         ratio: the launch's share; None: the engine's own, and where that is none (SGLang) the one
             that a plan would state: all but what steps take and a twentieth.
     """
-    visible = VISIBLE_RATIO * memory_bytes
+    visible = visible_bytes(memory_bytes)
     free = visible - reserve.context - reserve.communicators
     left = free - weights - reserve.steps
     share = rule.ratio if ratio is None else ratio
@@ -87,8 +90,7 @@ def room_of(
         share = math.floor(1e3 * (1.0 - ROUNDED_RATIO - reserve.steps / free)) / 1e3
     match rule.share:
         case Share.OF_DEVICE:
-            taken = reserve.activations + reserve.buffers
-            taken += reserve.graphs * rule.counts_graphs
+            taken = reserve.steps - reserve.graphs * (not rule.counts_graphs)
             taken += reserve.communicators * rule.counts_communicators
             cache = share * visible - weights - taken
         case Share.OF_FREE:
@@ -96,6 +98,11 @@ def room_of(
         case Share.OF_LEFT:
             cache = share * left
     return Room(cache_bytes=cache, left_bytes=left, ratio=share)
+
+
+def visible_bytes(memory_bytes: float) -> float:
+    """What CUDA shows of a device's memory."""
+    return (1.0 - HIDDEN_RATIO) * memory_bytes - HIDDEN_BYTES
 
 
 def automatic_ratio(

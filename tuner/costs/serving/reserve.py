@@ -1,7 +1,8 @@
 """Bytes that a device needs beside weights and caches: activations, graphs, buffers, contexts.
 
     T tokens of a step of one rank, n running sequences, k + 1 tokens of each (drafts included)
-    reserve      = context + communicators + activations + graphs + buffers of the exchange
+    reserve      = context + communicators + workspaces + activations + graphs
+                   + buffers of the exchange
     activations  = 2 residual streams + max(attention, dense network, experts), or the sampler
     attention    = T (queries + keys + values + outputs) of the rank
     dense        = 3 T f                              gate, up and their product
@@ -17,7 +18,9 @@ and every sixteenth to 512 (vLLM 0.33.0 `config/vllm.py`; SGLang 0.5.23 `cuda_gr
 one takes is from 0.21 GiB of 35 graphs of Llama-3.2-1B, 16 layers (vLLM pull request 11349; 0.34
 MiB in the log of issue 50722). Communicators are what the logs of 4, 8 and 16 devices leave when
 a context of 512 MiB is taken off: 2.25 GiB with it (vLLM issue 21348, 4 H100), 2.3 (SGLang issue
-6017, 8 H200), 2.53 (vLLM issue 13074, 16 H20). Buffers are DeepEP's sizes (csrc/config.hpp,
+6017, 8 H200), 2.53 (vLLM issue 13074, 16 H20). Workspaces of libraries are what vLLM's logs call
+memory beside torch's: 0.25 GiB in the middle of 0.15 to 0.35 (issues 13061, 14452, 15340, 10517,
+pull request 14447). Buffers are DeepEP's sizes (csrc/config.hpp,
 `LowLatencyLayout` and `Config`; deep_ep/buffer.py, 20 multiprocessors).
 
 Against published logs: Llama-3-8B with 8,192 tokens a step and 256 sequences 1.22 GiB here, 1.26 in
@@ -42,7 +45,11 @@ from tuner.costs.serving.memory_rules import MemoryRule, rule_of
 MIB: Final = 2.0**20
 CONTEXT_BYTES: Final = 512.0 * MIB
 COMMUNICATOR_BYTES: Final = 1792.0 * MIB
-"""Where there are several devices."""
+"""Where there are several devices with links of their own."""
+BUS_BYTES_PER_S: Final = 64e9
+"""Up to here devices have but a bus between them (PCIe 5.0 x16), over which NCCL runs few channels:
+logs of 2 to 16 such devices show no more than workspaces (vLLM issues 13061, 14452, 15340)."""
+WORKSPACE_BYTES: Final = 256.0 * MIB
 GRAPH_LAYER_BYTES: Final = 0.4 * MIB
 """Of one captured batch and layer."""
 MOST_CAPTURED: Final = 512
@@ -70,11 +77,13 @@ class Reserve:
     graphs: float
     buffers: float
     """Of the exchange around experts."""
+    workspaces: float = 0.0
+    """Of the libraries that run the kernels."""
 
     @property
     def steps(self) -> float:
         """What steps take: what a server may lack once it works."""
-        return self.activations + self.graphs + self.buffers
+        return self.activations + self.graphs + self.buffers + self.workspaces
 
     @property
     def total(self) -> float:
@@ -110,11 +119,17 @@ def reserve_of(
     )
     return Reserve(
         context=CONTEXT_BYTES,
-        communicators=COMMUNICATOR_BYTES if iteration.degrees.devices > 1 else 0.0,
+        communicators=_communicator_bytes(iteration),
         activations=activations,
         graphs=rule.graphs_per_size * graph_bytes(iteration, sequences=most),
         buffers=exchange_buffer_bytes(iteration, tokens=(most or running) * checked),
+        workspaces=WORKSPACE_BYTES,
     )
+
+
+def _communicator_bytes(iteration: Iteration) -> float:
+    has_links = iteration.machine.sheet.scale_up_bytes_per_s > BUS_BYTES_PER_S
+    return COMMUNICATOR_BYTES if iteration.degrees.devices > 1 and has_links else 0.0
 
 
 def graph_bytes(iteration: Iteration, *, sequences: int) -> float:

@@ -166,9 +166,10 @@ def _attention(now: Degrees, pairs: Sequence[tuple[int, int]]) -> Iterator[Degre
 
 
 def _experts(now: Degrees) -> Iterator[Degrees]:
-    for expert in (now.devices, 1, 2 * now.expert, now.expert // 2):
-        if expert and now.devices % expert == 0:
-            yield replace(now, expert=expert, moe_tensor=now.devices // expert)
+    ranks = now.devices // now.pipeline
+    for expert in (ranks, 1, 2 * now.expert, now.expert // 2):
+        if expert and ranks % expert == 0:
+            yield replace(now, expert=expert, moe_tensor=ranks // expert)
 
 
 def _is_legal(asked: Asked, degrees: Degrees) -> bool:

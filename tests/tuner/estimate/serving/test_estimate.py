@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tuner.costs.serving.cache_room import visible_bytes
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named
 from tuner.estimate.serving.records import ServingEstimate
@@ -34,7 +35,7 @@ def test_latency_memory_and_cache_are_told(deployment: Made) -> None:
     # vLLM takes 0.92 of what CUDA shows; context and communicators, 2.25 GiB, are not part of it.
     assert found.memory.limit_ratio == 0.92
     used = found.memory.weight_bytes + found.memory.cache_bytes + found.memory.reserve_bytes
-    limit = 0.92 * 0.99 * found.memory.device_bytes + 2.25 * 2**30
+    limit = 0.92 * visible_bytes(found.memory.device_bytes) + 2.25 * 2**30
     assert used == pytest.approx(limit, rel=1e-6)
 
 
@@ -43,7 +44,7 @@ def test_the_share_of_memory_that_is_stated_counts(deployment: Made) -> None:
     less = made.estimate(f"{START} -tp 4 --gpu-memory-utilization 0.5")
     more = made.estimate(f"{START} -tp 4 --gpu-memory-utilization 0.95")
     # 45 % of what CUDA shows of 80 GiB on each of 4 devices, 131072 bytes a token over all of them.
-    each = 0.99 * more.memory.device_bytes * 0.45 / (131072 / 4)
+    each = visible_bytes(more.memory.device_bytes) * 0.45 / (131072 / 4)
     assert more.kv_tokens - less.kv_tokens == pytest.approx(each, rel=1e-3)
 
 
