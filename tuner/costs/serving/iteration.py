@@ -33,7 +33,9 @@ from tuner.costs.serving.engine import TRAITS, Degrees, Engine, EngineTraits, Ex
 from tuner.costs.serving.exchange import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serving.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serving.machine import (
+    BALANCED,
     LAUNCH_S,
+    LOAD,
     NODE_LATENCY_S,
     STREAM_RATIO,
     MoeShape,
@@ -216,6 +218,8 @@ class Iteration:
             tensor=self.degrees.moe_tensor,
             expert=self.degrees.expert,
             dtype=self.formats.experts,
+            # Second copies are placed where loads are uneven, to level them.
+            load=BALANCED if self.redundant_experts else LOAD,
         )
         found = {
             "experts": self._experts_s(m_Q, shape),
