@@ -12,6 +12,9 @@ Sources: vLLM 0.33.0 `v1/worker/gpu_worker.py`, `determine_available_memory`, an
 (0.92; 0.9 in releases up to 0.11); SGLang 0.5.23 `mem_cache/kv_cache_configurator.py`,
 `_profile_available_bytes`; TensorRT-LLM `llmapi/llm_args.py`, `free_gpu_memory_fraction`.
 
+vLLM also ends where the cache does not hold one request of `max_model_len` (0.33.0,
+`v1/core/kv_cache_utils.py`, `_check_enough_kv_cache_memory`).
+
 Releases of vLLM differ in what they measure. The first profiled steps before 0.21 left CUDA graphs
 out (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`), sorted whole logits in the sampler, and took the
 first look at free memory before communicators were made, so that those counted. Where a release
@@ -52,6 +55,8 @@ class MemoryRule:
     window_pool_ratio: float | None = None
     """Tokens of the pool of windowed layers over those of the others; None: pages of both come from
     one pool, and a request holds its window."""
+    wants_whole_length: bool = False
+    """The server ends unless one request of the longest length has room."""
     graphs_per_size: int = 1
     """Graphs of each captured batch: for vLLM a whole one and one in pieces."""
 
@@ -65,6 +70,7 @@ RULES: Final[Mapping[Engine, tuple[MemoryRule, ...]]] = MappingProxyType(
                 ratio=0.92,
                 sampler_bytes=14.0,
                 counts_graphs=True,
+                wants_whole_length=True,
                 graphs_per_size=2,
             ),
             MemoryRule(
@@ -73,6 +79,7 @@ RULES: Final[Mapping[Engine, tuple[MemoryRule, ...]]] = MappingProxyType(
                 ratio=0.9,
                 sampler_bytes=38.0,
                 counts_communicators=True,
+                wants_whole_length=True,
             ),
         ),
         Engine.SGLANG: (

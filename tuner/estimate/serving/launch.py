@@ -63,8 +63,6 @@ class ServingLaunch:
     """Share of memory that the command gives the engine; None: the engine's own."""
     most_cached_tokens: int | None = None
     """Of a rank, where the command caps its cache."""
-    asks_whole_length: bool = False
-    """The engine ends unless one request of the longest length has room."""
     max_model_len: int | None = None
     quantization: str = ""
     """Of the weights, in the words of a spec; empty: what the checkpoint has."""

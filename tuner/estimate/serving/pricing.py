@@ -305,7 +305,8 @@ def misfit_of(asked: Asked, option: Option, setting: Setting) -> str:
         return f"a rank's cache has no room for a request of {longest} tokens"
     whole = asked.demand.most_tokens
     held = _tokens(asked, option.iteration, room, request_tokens=float(whole))
-    if asked.launch.asks_whole_length and held < whole:
+    rule = rule_of(option.iteration.engine, asked.release)
+    if rule.wants_whole_length and held < whole:
         return (
             f"the engine wants room for one request of {whole} tokens, a rank's cache holds"
             f" {int(held)}; state a smaller --max-model-len"

@@ -54,6 +54,7 @@ def check_experts(
     around: Surroundings,
     *,
     redundant: int = 0,
+    redundant_flag: str = "",
     advice: str = "",
 ) -> None:
     """Refuse experts that cannot be dealt out or sliced evenly, redundant ones among them.
@@ -69,6 +70,8 @@ def check_experts(
         ranks = degrees.devices // degrees.pipeline
         near = nearest_common_divisor(copies, ranks, degrees.expert)
         among = f" ({redundant} of them redundant)" if redundant else ""
+        if redundant_flag:
+            advice += f", or --{redundant_flag} {-moe.num_experts % degrees.expert}"
         raise SpecError(
             f"{flags.source}: --{name} spreads {copies} experts{among} over {degrees.expert}"
             f" ranks; the nearest that divides is {near}{advice}"

@@ -182,7 +182,14 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     degrees = replace(degrees, pipeline=stages)
     redundant = flags.number("ep-num-redundant-experts", least=0) or 0
     named = "ep-size" if degrees.expert > 1 else "tp-size"
-    check_experts(flags, named, degrees, around, redundant=redundant)
+    check_experts(
+        flags,
+        named,
+        degrees,
+        around,
+        redundant=redundant,
+        redundant_flag="ep-num-redundant-experts",
+    )
     length = tokens(flags, "context-length")
     check_length(flags, "context-length", length, around)
     running = _running(flags, data=data)

@@ -210,7 +210,6 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         draft_method=draft_method,
         has_prefix_cache=_is_on(flags, "prefix-caching", default=True),
         memory_ratio=memory_share(flags, "gpu-memory-utilization"),
-        asks_whole_length=True,
         max_model_len=length,
         quantization=format_named(flags, "quantization", _WEIGHTS, ""),
         kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
