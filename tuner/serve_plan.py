@@ -74,6 +74,8 @@ class Instances(Record):
     """Half of a batch computes while the other half's tokens are exchanged."""
     prefill_share_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Of a device's multiprocessors, where prefill and decode share devices."""
+    memory_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Share of free memory that the launch gives weights and cache; None: the engine's own."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Instances":

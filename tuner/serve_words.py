@@ -39,6 +39,8 @@ def group_steps(group: Instances) -> Iterator[str]:
         yield f"{group.prefill_share_ratio:.0%} of multiprocessors for prompts"
     if group.kv_tokens:
         yield f"cache of {group.kv_tokens} tokens"
+    if group.memory_ratio is not None:
+        yield f"{group.memory_ratio:.3g} of memory for it and the weights"
 
 
 def short_group(group: Instances) -> str:

@@ -110,10 +110,7 @@ def _memory(found: ServingEstimate) -> Iterator[str]:
     )
     yield f"KV cache       {found.kv_tokens} tokens an instance"
     if not found.fits:
-        yield (
-            f"DOES NOT FIT   a rank's cache has no room for a request of {found.longest_tokens}"
-            " tokens"
-        )
+        yield from _wrapped("DOES NOT FIT   ", found.misfit)
 
 
 def _changes(found: ServingEstimate) -> Iterator[str]:

@@ -25,7 +25,7 @@ def test_a_person_reads_latency_memory_and_what_to_change(capsys: Captured) -> N
     shown = capsys.readouterr().out
     for part in (
         "the command: deepseek-v3 with sglang 0.5.23 on h200-sxm",
-        "4 x aggregated of 8 on h200: TP 8, DP 1, EP 8; 64 sequences, 16384 tokens a step and rank",
+        "4 x aggregated of 8 on h200: TP 8, DP 1, EP 8; 64 sequences, 8192 tokens a step and rank",
         "ttft           mean ",
         "tpot           mean ",
         "(mean between ",
@@ -65,7 +65,7 @@ def test_a_launch_that_falls_behind_is_a_negative_result(capsys: Captured) -> No
 def test_a_launch_that_does_not_fit_is_a_negative_result(capsys: Captured) -> None:
     assert run(V3, "--launch", f"{SERVER} --tp 2") == 1
     shown = capsys.readouterr().out
-    assert "DOES NOT FIT   a rank's cache has no room" in shown
+    assert "DOES NOT FIT   the share of memory that the engine takes leaves no cache" in shown
     assert "ttft  " not in shown.split("smallest change")[0]
 
 

@@ -68,6 +68,7 @@ INSTANCES: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
         aggregated(a2a_backend="deepep_normal", two_batch_overlap=True),
     ),
     "prefill_share_ratio": (shared_device(), shared_device(prefill_share_ratio=0.6)),
+    "memory_ratio": (aggregated(), aggregated(memory_ratio=0.8)),
 }
 """By field: two deployments that differ in it, and in what must follow."""
 
@@ -208,6 +209,7 @@ def _read(launch: ServingLaunch) -> Fields:
         "page_size": setting.page_tokens,
         "draft_tokens": setting.draft_tokens,
         "two_batch_overlap": setting.two_batch_overlap,
+        "memory_ratio": launch.memory_ratio,
     }
 
 

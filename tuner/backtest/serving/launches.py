@@ -9,12 +9,14 @@ What is read otherwise than it is written:
     vLLM MiniMax; TensorRT-LLM R1 on H200                 every rank has whole experts
     attention data parallelism                            every rank has whole experts
     blank degrees of experts                              sliced over all tensor ranks
+    blank attention data parallelism                      ranks of experts over tensor ranks
 
 The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
 and of the database follow the InferenceX harness (github.com/SemiAnalysisAI/InferenceX); others
 come from a driver that is not documented.
 
-A row that lacks a column that a prediction needs is refused, and the reason names the column.
+A row that lacks a column that a prediction needs is refused, and the reason names the column; so is
+one whose weights no device of its system holds.
 """
 
 import re
@@ -27,8 +29,10 @@ from tuner.backtest.serving.decoders import decoder_named, formats_of
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Degrees, Engine
+from tuner.costs.serving.memory import weight_bytes
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
+from tuner.units import format_bytes
 
 SYSTEMS: Final[Mapping[str, str]] = {
     "h100_sxm": "h100-sxm",
@@ -161,6 +165,8 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
             f"silicon_data_source states no silicon_concurrency of 1 to {MOST_CONCURRENCY}"
         )
     is_split = _text(cells, "mode") == "disagg"
+    sides = _sides(cells, decoder, engine) if is_split else (_side(cells, "", decoder, engine),)
+    _check_weights(sides, decoder, formats, system)
     return Launch(
         id=cells.get("id", "") or f"row-{number}",
         system=system,
@@ -172,7 +178,7 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
         output_tokens=_length(cells, "osl"),
         concurrency=int(found.group(1)),
         harness=Harness.INFERENCEX if _INFERENCEX.match(provenance) else Harness.OTHER,
-        sides=_sides(cells, decoder, engine) if is_split else (_side(cells, "", decoder, engine),),
+        sides=sides,
         ttft_s=_number(cells, "silicon_ttft_ms") * 1e-3,
         tpot_s=_number(cells, "silicon_tpot_ms") * 1e-3,
         prefix_ratio=_ratio(cells, "prefix_hit"),
@@ -207,7 +213,7 @@ def _sides(cells: Cells, decoder: Decoder, engine: Engine) -> tuple[Side, ...]:
 def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
     system = cells.get("system", "")
     tensor = _count(cells, f"{role}tp_size")
-    data = max(_whole(cells, f"{role}attention_dp_size", default=1), 1)
+    data = _data(cells, role, decoder, tensor=tensor)
     pipeline = max(_whole(cells, f"{role}pp_size", default=1), 1)
     moe_tensor = max(_whole(cells, f"{role}moe_tp_size", default=tensor), 1)
     expert = max(_whole(cells, f"{role}moe_ep_size", default=1), 1)
@@ -240,6 +246,42 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
             pipeline=pipeline,
         )
     )
+
+
+def _data(cells: Cells, role: str, decoder: Decoder, *, tensor: int) -> int:
+    """Attention-data ranks; a blank follows from the ranks that share the experts."""
+    if cells.get(f"{role}attention_dp_size", "").strip() not in BLANK:
+        return _count(cells, f"{role}attention_dp_size")
+    if decoder.experts is None:
+        return 1
+    sliced = _whole(cells, f"{role}moe_tp_size", default=1)
+    ranks = sliced * _whole(cells, f"{role}moe_ep_size", default=1)
+    if ranks <= tensor:
+        return 1
+    if ranks % tensor:
+        raise OddError(
+            f"{role}attention_dp_size is blank, and {ranks} ranks of experts are no multiple of"
+            f" {role}tp_size {tensor}"
+        )
+    return ranks // tensor
+
+
+def _check_weights(
+    sides: tuple[Side, ...], decoder: Decoder, formats: Formats, system: str
+) -> None:
+    """Refuse a row that no device of the system holds.
+
+    Raises:
+        OddError: the weights alone are larger than a device's memory.
+    """
+    memory = find_device(SYSTEMS[system]).memory_bytes
+    for side in sides:
+        weights = weight_bytes(decoder, formats, side.degrees)
+        if weights > memory:
+            raise OddError(
+                f"{format_bytes(int(weights))} of weights a device, {system} has"
+                f" {format_bytes(memory)}"
+            )
 
 
 def _splits_experts_whole(

@@ -10,6 +10,7 @@ the nominal. Attention-data ranks are taken to share requests evenly, so that on
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -26,6 +27,10 @@ from tuner.simulate.serving.client import ROUNDS, Client, engine_rules, reading_
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Served, uniform_requests
 from tuner.simulate.serving.steps import StepTimes, step_times
+
+UNNAMED_RELEASE: Final = "0"
+"""Of rows that name none, or a nightly one: they are of 2025 and early 2026, before the newest rule
+of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +161,7 @@ class Predictor:
                 running=concurrency,
                 request_tokens=float(longest),
                 least=2.0 * longest,
+                release=launch.release if launch.release[:1].isdigit() else UNNAMED_RELEASE,
             ),
         )
 

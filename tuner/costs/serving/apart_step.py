@@ -26,13 +26,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.costs.serving.apart import busiest_activated
+from tuner.costs.serving.capacity import FULL_RATIO
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import BYTES, Decoder, Experts, Formats
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.costs.serving.exchange import ELEMENT_BYTES
 from tuner.costs.serving.iteration import Iteration, sustained_factor
 from tuner.costs.serving.machine import LAUNCH_S, STREAM_RATIO, MoeShape, ServingMachine
-from tuner.costs.serving.memory import FULL_RATIO, RESERVE_BYTES, kv_tokens
+from tuner.costs.serving.memory import RESERVE_BYTES, kv_tokens
 
 Activated = Callable[[Experts, Floats, int], Floats]
 """Distinct experts that the busiest of so many devices reads, for tokens of one layer."""
@@ -116,7 +117,6 @@ def attention_cache_tokens(iteration: Iteration, *, memory_bytes: float) -> floa
         replace(iteration.decoder, experts=replace(own, num=0)),
         iteration.formats,
         Degrees(),
-        traits=iteration.traits,
         memory_bytes=memory_bytes,
     )
 

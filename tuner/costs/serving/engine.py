@@ -54,12 +54,6 @@ class EngineTraits:
     """Between two steps."""
     prompt_scheduler_ratio: float = 2.0
     """Factor on it where a step holds prompts, which no CUDA graph covers."""
-    memory_ratio: float = 0.88
-    """Of a device's memory that weights, cache and reserve may take together. vLLM takes 0.92 by
-    default (config/cache.py of 0.33.0), SGLang what its own reserve leaves (0.5.23,
-    arg_groups/memory_hook.py); the rest is what allocators round up and others hold."""
-    cache_ratio: float = 1.0
-    """Of what weights and reserve leave of that, what the cache takes."""
 
 
 TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
@@ -72,8 +66,6 @@ TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
             batching=Batching.WHOLE,
             step_tokens=8192,
             scheduler_s=0.5e-3,
-            memory_ratio=1.0,
-            cache_ratio=0.8,
         ),
     }
 )

@@ -33,7 +33,9 @@ from tuner.costs.serving.engine import TRAITS, Degrees, Engine, EngineTraits, Ex
 from tuner.costs.serving.exchange import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serving.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serving.machine import (
+    BALANCED,
     LAUNCH_S,
+    LOAD,
     NODE_LATENCY_S,
     STREAM_RATIO,
     MoeShape,
@@ -94,6 +96,15 @@ class Iteration:
     exchange: Exchange = Exchange.LEAST
     loads: ExpertLoads | None = None
     """Recorded; None: those of the kernel tables."""
+    redundant_experts: int = 0
+    """Second copies of experts in every layer; where loads were recorded, those of their slots."""
+
+    @property
+    def num_slots(self) -> int:
+        """Copies of experts of a layer, over all ranks that share them."""
+        own = 0 if self.decoder.experts is None else self.decoder.experts.num
+        recorded = 0 if self.loads is None else self.loads.num_slots
+        return max(own + self.redundant_experts, recorded)
 
     @property
     def checked_tokens(self) -> int:
@@ -207,6 +218,8 @@ class Iteration:
             tensor=self.degrees.moe_tensor,
             expert=self.degrees.expert,
             dtype=self.formats.experts,
+            # Second copies are placed where loads are uneven, to level them.
+            load=BALANCED if self.redundant_experts else LOAD,
         )
         found = {
             "experts": self._experts_s(m_Q, shape),

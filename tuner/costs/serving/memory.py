@@ -1,25 +1,24 @@
-"""Bytes of weights on a device, and how many tokens the cache holds beside them.
+"""Bytes of weights on a device, and of a token in its cache.
 
-    tokens = c (r M - weights - reserve) / bytes per token
+Cached heads are split over tensor ranks until there is one each; compressed keys are whole on every
+rank. Layers with a window keep its tokens of a request, layers with a state that of each request,
+so that what a token costs depends on how long requests are. Of a pipeline the longest stage counts,
+with embedding or head. Engines keep a second copy of the up-projection of compressed keys in bf16,
+for steps that decode (vLLM 0.33.0 `mla_attention.py`, `W_UK_T` and `W_UV`; SGLang 0.5.23
+`deepseek_weight_loader.py`, `w_kc` and `w_vc`). Routers are bf16 and whole on every rank.
 
-The reserve holds activations, CUDA graphs and communication buffers (reserve.py), 4 GB where a
-caller does not count them. vLLM and SGLang are
-given a share r of the memory (c = 1), TensorRT-LLM a share c of what is free once weights are
-loaded (r = 1); both are what public recipes set. Where that leaves no room for `least` tokens, a
-launch that runs at all was given more: 0.95 of the memory and half the reserve. Cached heads are
-split over tensor ranks until there is one each; compressed keys are whole on every rank. Layers
-with a window keep its tokens of a request, layers with a state that of each request, so that what a
-token costs depends on how long requests are. Of a pipeline the longest stage counts, with embedding
-or head.
+How many tokens an engine makes room for is its own rule (cache_room.py).
 """
 
 import math
 from typing import Final
 
 from tuner.costs.serving.decoder import BYTES, Attention, AttentionKind, Decoder, Formats
-from tuner.costs.serving.engine import Degrees, EngineTraits
+from tuner.costs.serving.engine import Degrees
 
 RESERVE_BYTES: Final = 4.0e9
+DEVICE_RATIO: Final = 0.88
+"""Of a device's memory, where no engine's rule is known (attention apart from experts)."""
 STATE_BYTES: Final = 4.0
 """Of an element of a state (`mamba_ssm_dtype: float32` in Qwen3-Next's config.json)."""
 FULL_RATIO: Final = 0.95
@@ -40,6 +39,7 @@ def weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:
             shards = degrees.moe_tensor * degrees.expert
             layer += 3.0 * hidden * own.num * own.ffn * BYTES[formats.experts] / shards
             layer += 3.0 * hidden * own.shared_ffn * BYTES[formats.ffn] / ranks
+            layer += hidden * own.num * BYTES["bf16"]
         total += group.count * layer
     if degrees.pipeline == 1:
         return ends + total
@@ -57,8 +57,9 @@ def _attention_bytes(own: Attention, hidden: int, formats: Formats, ranks: int) 
         down = hidden * (own.query_rank + own.kv_rank + own.rope_dim)
         nope = own.head_dim - own.rope_dim
         up = own.heads * ((own.query_rank or hidden) * own.head_dim)
-        up += own.heads * own.kv_rank * (nope + own.value_dim)
-        return (down + up / ranks) * inner + own.heads * own.value_dim * hidden * outer / ranks
+        absorbed = own.heads * own.kv_rank * (nope + own.value_dim)
+        inner_bytes = (down + (up + absorbed) / ranks) * inner + absorbed / ranks * BYTES["bf16"]
+        return inner_bytes + own.heads * own.value_dim * hidden * outer / ranks
     queries = own.heads * (2 if own.has_gate else 1)
     keys = 2 * max(own.kv_heads / ranks, 1.0)
     width = queries / ranks + keys
@@ -66,12 +67,18 @@ def _attention_bytes(own: Attention, hidden: int, formats: Formats, ranks: int) 
 
 
 def kv_bytes_per_token(
-    decoder: Decoder, formats: Formats, degrees: Degrees, *, request_tokens: float | None = None
+    decoder: Decoder,
+    formats: Formats,
+    degrees: Degrees,
+    *,
+    request_tokens: float | None = None,
+    window_pool_ratio: float | None = None,
 ) -> float:
     """Of one token on one device, as a share of a request of so many; None: every layer keeps all.
 
-    Engines keep what they must of windows: vLLM's hybrid cache manager, SGLang's pool for windowed
-    layers, TensorRT-LLM's `max_attention_window`.
+    Engines keep what they must of windows: vLLM's hybrid cache manager, TensorRT-LLM's
+    `max_attention_window`. SGLang's pool of windowed layers has a stated share of the tokens of the
+    other pool.
     """
     width = 1.0 if formats.kv == "fp8" else 2.0
     total = 0.0
@@ -81,7 +88,9 @@ def kv_bytes_per_token(
         if own.kind is AttentionKind.GROUPED:
             share = max(own.kv_heads / degrees.attention_tensor, 1.0) / own.kv_heads
         each = own.kv_elements * share * width
-        if own.window and request_tokens is not None:
+        if own.window and window_pool_ratio is not None:
+            each *= window_pool_ratio
+        elif own.window and request_tokens is not None:
             each *= min(1.0, own.window / request_tokens)
         if own.kind is AttentionKind.GATED_DELTA and request_tokens is not None:
             each = _state_bytes(own, degrees) / request_tokens
@@ -95,39 +104,8 @@ def _state_bytes(own: Attention, degrees: Degrees) -> float:
 
 
 def kv_tokens(
-    decoder: Decoder,
-    formats: Formats,
-    degrees: Degrees,
-    *,
-    traits: EngineTraits,
-    memory_bytes: float,
-    least: float = 0.0,
-    reserve_bytes: float = RESERVE_BYTES,
+    decoder: Decoder, formats: Formats, degrees: Degrees, *, memory_bytes: float
 ) -> float:
-    """Tokens that one attention-data rank can hold; not above 0 where the weights do not fit."""
-    return tokens_of(
-        weights=weight_bytes(decoder, formats, degrees),
-        each=kv_bytes_per_token(decoder, formats, degrees),
-        traits=traits,
-        memory_bytes=memory_bytes,
-        reserve_bytes=reserve_bytes,
-        least=least,
-    )
-
-
-def tokens_of(
-    *,
-    weights: float,
-    each: float,
-    traits: EngineTraits,
-    memory_bytes: float,
-    reserve_bytes: float,
-    least: float = 0.0,
-) -> float:
-    """The rule of the module, for bytes of weights and of a token on one device."""
-    each = max(each, 1e-9)
-    free = traits.memory_ratio * memory_bytes - reserve_bytes - weights
-    usual = traits.cache_ratio * free / each
-    if usual >= least:
-        return usual
-    return max(usual, (FULL_RATIO * memory_bytes - 0.5 * reserve_bytes - weights) / each)
+    """Tokens that one device can hold where no engine's rule is known; not above 0 without room."""
+    free = DEVICE_RATIO * memory_bytes - RESERVE_BYTES - weight_bytes(decoder, formats, degrees)
+    return free / max(kv_bytes_per_token(decoder, formats, degrees), 1e-9)

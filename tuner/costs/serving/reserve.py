@@ -1,25 +1,32 @@
 """Bytes that a device needs beside weights and caches: activations, graphs, buffers, contexts.
 
     T tokens of a step of one rank, n running sequences, k + 1 tokens of each (drafts included)
-    reserve      = context + communicators + activations + graphs + buffers of the exchange
-    activations  = 2 residual streams + max(attention, dense network, experts, sampler)
+    reserve      = context + communicators + workspaces + activations + graphs
+                   + buffers of the exchange
+    activations  = 2 residual streams + max(attention, dense network, experts), or the sampler
     attention    = T (queries + keys + values + outputs) of the rank
     dense        = 3 T f                              gate, up and their product
     experts      = c (max(2 f, h) + f)                c copies of tokens on the rank; the products
                                                       before and behind, one of them reused
-    sampler      = n V (2 + 4 + 4 + 4 + 8)            logits, as fp32, probabilities, sorted, order
-    graphs       = 2 MiB n (k + 1), and 3 MiB more for each attention-data rank
-    communicators = 1 GiB per 8 devices of an instance
+    sampler      = n (k + 1) V b                      every rank gathers the logits of the whole
+                                                      vocabulary; b by engine (memory_rules.py)
+    graphs       = 0.4 MiB of every captured batch and layer
 
 Sources: what is alive at once is read off the engines' layers; engines run experts in chunks of
-16,384 tokens (vLLM, `VLLM_FUSED_MOE_CHUNK_SIZE`). Graphs, communicators and the context of 512 MiB
-are SGLang's own heuristic (0.5.23, `arg_groups/memory_hook.py`: 512 MiB, tp pp / 8 GiB, 2 MiB per
-captured sequence, 3 MiB per sequence and attention-data rank). Buffers are DeepEP's sizes
-(csrc/config.hpp, `LowLatencyLayout` and `Config`; deep_ep/buffer.py, 20 multiprocessors).
+16,384 tokens (vLLM, `VLLM_FUSED_MOE_CHUNK_SIZE`). Captured batches are 1, 2, 4, every eighth to 256
+and every sixteenth to 512 (vLLM 0.33.0 `config/vllm.py`; SGLang 0.5.23 `cuda_graph_hook.py`); what
+one takes is from 0.21 GiB of 35 graphs of Llama-3.2-1B, 16 layers (vLLM pull request 11349; 0.34
+MiB in the log of issue 50722). Communicators are what the logs of 4, 8 and 16 devices leave when
+a context of 512 MiB is taken off: 2.25 GiB with it (vLLM issue 21348, 4 H100), 2.3 (SGLang issue
+6017, 8 H200), 2.53 (vLLM issue 13074, 16 H20). Workspaces of libraries are what vLLM's logs call
+memory beside torch's: 0.25 GiB in the middle of 0.15 to 0.35 (issues 13061, 14452, 15340, 10517,
+pull request 14447). Buffers are DeepEP's sizes (csrc/config.hpp,
+`LowLatencyLayout` and `Config`; deep_ep/buffer.py, 20 multiprocessors).
 
-Against published logs: Llama-3-8B with 8,192 tokens a step 0.84 GB here, 1.26 GiB in vLLM's profile
-(pull request 10511); DeepSeek-R1 on 16 H20 2.7 GB of context and communicators here, 2.53 GiB
-(issue 13074). Each part is a lower bound by what allocators round up, and the sum is an estimate.
+Against published logs: Llama-3-8B with 8,192 tokens a step and 256 sequences 1.22 GiB here, 1.26 in
+vLLM's profile (pull request 10511); gpt-oss-120b with 1,024 sequences 7.3 GiB here, 7.4 there with
+8,192 tokens a step and with 1,024 (issues 23278 and 27508). Each part is a lower bound by what
+allocators round up, and the sum is an estimate.
 
 Not covered: prompts of pictures, graphs of prompts, copies of weights while they are reloaded.
 """
@@ -32,14 +39,21 @@ from tuner.costs.serving.decoder import AttentionKind
 from tuner.costs.serving.engine import Degrees, Exchange
 from tuner.costs.serving.exchange import ELEMENT_BYTES
 from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.memory import stage_ratio
+from tuner.costs.serving.memory_rules import MemoryRule, rule_of
 
 MIB: Final = 2.0**20
 CONTEXT_BYTES: Final = 512.0 * MIB
-COMMUNICATOR_BYTES: Final = 1024.0 * MIB / 8.0
-"""Of each device of an instance, where there are several."""
-GRAPH_BYTES: Final = 2.0 * MIB
-GRAPH_RANK_BYTES: Final = 3.0 * MIB
-SAMPLER_BYTES: Final = 22.0
+COMMUNICATOR_BYTES: Final = 1792.0 * MIB
+"""Where there are several devices with links of their own."""
+BUS_BYTES_PER_S: Final = 64e9
+"""Up to here devices have but a bus between them (PCIe 5.0 x16), over which NCCL runs few channels:
+logs of 2 to 16 such devices show no more than workspaces (vLLM issues 13061, 14452, 15340)."""
+WORKSPACE_BYTES: Final = 256.0 * MIB
+GRAPH_LAYER_BYTES: Final = 0.4 * MIB
+"""Of one captured batch and layer."""
+MOST_CAPTURED: Final = 512
+"""Sequences of the largest graph that engines capture by default."""
 CHUNK_TOKENS: Final = 16_384.0
 LEAST_DISPATCH: Final = 128
 """Tokens of a rank that low-latency buffers hold at least, by the engines' defaults."""
@@ -57,53 +71,92 @@ META_BYTES: Final = 128.0 * (8.0 + 4.0 + 4.0) + 16.0
 class Reserve:
     """Bytes of one device."""
 
-    fixed: float
-    """Context and communicators."""
+    context: float
+    communicators: float
     activations: float
     graphs: float
     buffers: float
     """Of the exchange around experts."""
+    workspaces: float = 0.0
+    """Of the libraries that run the kernels."""
+
+    @property
+    def steps(self) -> float:
+        """What steps take: what a server may lack once it works."""
+        return self.activations + self.graphs + self.buffers + self.workspaces
 
     @property
     def total(self) -> float:
         """Of all of them."""
-        return self.fixed + self.activations + self.graphs + self.buffers
+        return self.context + self.communicators + self.steps
 
 
-def reserve_of(iteration: Iteration, *, step_tokens: int, running: int) -> Reserve:
+def reserve_of(
+    iteration: Iteration,
+    *,
+    step_tokens: int,
+    running: int,
+    captured: int | None = None,
+    rule: MemoryRule | None = None,
+) -> Reserve:
     """What a device needs beside weights and caches.
 
     Args:
         iteration: the instance.
         step_tokens: of a step of one rank at most.
         running: sequences of one rank at most.
+        captured: sequences of the largest CUDA graph, 0 without any; None: as the engine does.
+        rule: of the engine's release; None: of the newest.
     """
-    degrees, captured = iteration.degrees, running * iteration.checked_tokens
-    each = GRAPH_BYTES
-    if degrees.attention_data > 1:
-        each += GRAPH_RANK_BYTES * degrees.attention_data
-    others = degrees.devices if degrees.devices > 1 else 0
+    rule = rule or rule_of(iteration.engine)
+    most = min(running, MOST_CAPTURED) if captured is None else min(captured, running)
+    checked = iteration.checked_tokens
+    activations = activation_bytes(
+        iteration,
+        tokens=float(max(step_tokens, running * checked)),
+        running=float(min(running, step_tokens)),
+        sampler_bytes=rule.sampler_bytes,
+    )
     return Reserve(
-        fixed=CONTEXT_BYTES + COMMUNICATOR_BYTES * others,
-        activations=activation_bytes(
-            iteration, tokens=float(max(step_tokens, captured)), running=float(running)
-        ),
-        graphs=each * captured,
-        buffers=exchange_buffer_bytes(iteration, tokens=captured),
+        context=CONTEXT_BYTES,
+        communicators=_communicator_bytes(iteration),
+        activations=activations,
+        graphs=rule.graphs_per_size * graph_bytes(iteration, sequences=most),
+        buffers=exchange_buffer_bytes(iteration, tokens=(most or running) * checked),
+        workspaces=WORKSPACE_BYTES,
     )
 
 
-def activation_bytes(iteration: Iteration, *, tokens: float, running: float) -> float:
+def _communicator_bytes(iteration: Iteration) -> float:
+    has_links = iteration.machine.sheet.scale_up_bytes_per_s > BUS_BYTES_PER_S
+    return COMMUNICATOR_BYTES if iteration.degrees.devices > 1 and has_links else 0.0
+
+
+def graph_bytes(iteration: Iteration, *, sequences: int) -> float:
+    """Of one graph for every captured batch of up to so many sequences."""
+    layers = iteration.decoder.num_layers * stage_ratio(iteration.decoder, iteration.degrees)
+    return GRAPH_LAYER_BYTES * layers * captured_sizes(sequences)
+
+
+def captured_sizes(sequences: int) -> int:
+    """How many batches are captured: 1, 2, 4, every eighth to 256, every sixteenth beyond."""
+    small = sum(size <= sequences for size in (1, 2, 4))
+    return small + min(sequences, 256) // 8 + max(sequences - 256, 0) // 16
+
+
+def activation_bytes(
+    iteration: Iteration, *, tokens: float, running: float, sampler_bytes: float
+) -> float:
     """What is alive at once while a step of so many tokens of a rank runs."""
     decoder, degrees = iteration.decoder, iteration.degrees
-    sampler = running * iteration.checked_tokens * decoder.vocab * SAMPLER_BYTES
+    sampler = running * iteration.checked_tokens * decoder.vocab * sampler_bytes
     dense = max(group.dense_ffn for group in decoder.layers) / degrees.attention_tensor
     widest = max(_attention_width(iteration, at) for at in range(len(decoder.layers)))
     largest = max(
         tokens * ELEMENT_BYTES * widest,
         tokens * ELEMENT_BYTES * 3.0 * dense,
         _expert_bytes(iteration, tokens),
-        sampler / degrees.attention_tensor,
+        sampler,
     )
     return 2.0 * ELEMENT_BYTES * tokens * decoder.hidden + largest
 
@@ -137,7 +190,7 @@ def exchange_buffer_bytes(iteration: Iteration, *, tokens: int) -> float:
     own, degrees = iteration.decoder.experts, iteration.degrees
     if own is None or degrees.attention_data == 1 or not _is_dispatched(iteration):
         return 0.0
-    slots = own.num if iteration.loads is None else iteration.loads.num_slots
+    slots = iteration.num_slots
     hidden = iteration.decoder.hidden
     total = _normal_bytes(hidden, degrees)
     if iteration.exchange is Exchange.LOW_LATENCY:

@@ -38,6 +38,7 @@ def server(
         *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
         *((f"--context-length {goal.max_model_len}",) if goal.max_model_len else ()),
         *((f"--page-size {group.page_size}",) if group.page_size else ()),
+        *((f"--mem-fraction-static {group.memory_ratio:g}",) if group.memory_ratio else ()),
         *_batches(group),
         *_drafting(verified, group, manifest=manifest),
         *(_sharing(shape) if group.prefill_share_ratio is not None else ()),

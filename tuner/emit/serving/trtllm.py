@@ -89,6 +89,8 @@ def options(
     found["disable_overlap_scheduler"] = group.role is Role.PREFILL
     pages = {} if group.page_size is None else {"tokens_per_block": group.page_size}
     found["kv_cache_config"] = {"dtype": manifest.kv_cache_dtype[goal.kv_cache_dtype], **pages}
+    if group.memory_ratio is not None:
+        found["kv_cache_config"]["free_gpu_memory_fraction"] = group.memory_ratio
     tokens = drafted(verified, group)
     if goal.speculative is not None and tokens:
         found["speculative_config"] = {

@@ -52,6 +52,7 @@ def server(
         *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
         *((f"--max-model-len {goal.max_model_len}",) if goal.max_model_len else ()),
         *((f"--block-size {group.page_size}",) if group.page_size else ()),
+        *((f"--gpu-memory-utilization {group.memory_ratio:g}",) if group.memory_ratio else ()),
         *_batches(group, manifest=manifest),
         *_drafting(verified, group, manifest=manifest),
         *(() if handover is None else _transfer(group, handover, manifest=manifest)),

@@ -29,9 +29,9 @@ from tuner.costs.serving.engine import Degrees, Engine
 from tuner.estimate.serving.launch import Setting
 from tuner.estimate.serving.pricing import (
     Asked,
-    fits,
     instance_of,
     load_of,
+    misfit_of,
     option_of,
 )
 from tuner.estimate.serving.records import ServingChange, ServingLoad
@@ -166,9 +166,10 @@ def _attention(now: Degrees, pairs: Sequence[tuple[int, int]]) -> Iterator[Degre
 
 
 def _experts(now: Degrees) -> Iterator[Degrees]:
-    for expert in (now.devices, 1, 2 * now.expert, now.expert // 2):
-        if expert and now.devices % expert == 0:
-            yield replace(now, expert=expert, moe_tensor=now.devices // expert)
+    ranks = now.devices // now.pipeline
+    for expert in (ranks, 1, 2 * now.expert, now.expert // 2):
+        if expert and ranks % expert == 0:
+            yield replace(now, expert=expert, moe_tensor=ranks // expert)
 
 
 def _is_legal(asked: Asked, degrees: Degrees) -> bool:
@@ -203,7 +204,7 @@ def _change(
     asked: Asked, setting: Setting, *, what: str, load: ServingLoad | None
 ) -> ServingChange | None:
     option = option_of(asked, setting)
-    if not fits(asked, option) or refused(asked, option, setting):
+    if misfit_of(asked, option, setting) or refused(asked, option, setting):
         return None
     new = load_of(asked, option)
     return ServingChange(

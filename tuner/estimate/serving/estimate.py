@@ -3,17 +3,19 @@
 from collections.abc import Iterator
 
 from tuner.costs.serving.bands import Band, bands_of
+from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.estimate.serving.changes import LEAST_GAIN_RATIO, changes_of, refused
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.pricing import (
     Asked,
     asked_of,
-    fits,
     instance_of,
     instances_needed,
     load_of,
+    logged_tokens,
     memory_of_device,
+    misfit_of,
     option_of,
 )
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
@@ -43,7 +45,12 @@ def pool_named(spec: ServeSpec, name: str | None) -> Pool:
 
 
 def estimate_serving(
-    spec: ServeSpec, launch: ServingLaunch, *, site: PoolSite, instances: int = 1
+    spec: ServeSpec,
+    launch: ServingLaunch,
+    *,
+    site: PoolSite,
+    instances: int = 1,
+    release: str = "",
 ) -> ServingEstimate:
     """Say what a launch does under the spec's traffic, and what would beat it.
 
@@ -52,14 +59,16 @@ def estimate_serving(
         launch: read with the spec's model and pool.
         site: the pool, priced.
         instances: equal launches that share the traffic.
+        release: of the engine, whose memory rule counts; empty: the newest.
 
     Raises:
         SpecError: the traffic cannot be read, or there are fewer devices than instances take.
     """
     _check_instances(launch, site.pool, instances=instances)
-    asked = asked_of(launch, spec=spec, site=site, instances=instances)
+    asked = asked_of(launch, spec=spec, site=site, instances=instances, release=release)
     option = option_of(asked, launch.setting)
-    has_room = fits(asked, option)
+    misfit = misfit_of(asked, option, launch.setting)
+    has_room = not misfit
     load = load_of(asked, option) if has_room else None
     changes = changes_of(asked, load)
     ttft_band, tpot_band = bands_of(
@@ -80,10 +89,12 @@ def estimate_serving(
         load=load,
         ttft_s_band=_band(load.ttft_s if load else None, ttft_band),
         tpot_s_band=_band(load.tpot_s if load else None, tpot_band),
-        memory=memory_of_device(asked, option),
+        memory=memory_of_device(asked, option, launch.setting),
         kv_tokens=int(max(option.kv_tokens, 0.0) * option.degrees.attention_data),
         longest_tokens=asked.longest_tokens,
+        logged_kv_tokens=logged_tokens(asked, option, launch.setting),
         fits=has_room,
+        misfit=misfit,
         instances_needed=instances_needed(asked, option) if has_room else 0,
         smallest_change=next((change for change in changes if change.beats), None),
         changes=changes,
@@ -100,7 +111,12 @@ def estimate_serving(
 
 def surroundings(spec: ServeSpec, pool: Pool) -> Surroundings:
     """Return what a launch's flags are held against."""
-    return Surroundings(model=spec.model, pool=pool)
+    own = pool.memory_per_device
+    if own is None and pool.device is not None:
+        own = find_device(pool.device).memory_bytes
+    if own is None:
+        return Surroundings(model=spec.model, pool=pool)
+    return Surroundings(model=spec.model, pool=pool, memory_bytes=float(own))
 
 
 def _check_instances(launch: ServingLaunch, pool: Pool, *, instances: int) -> None:

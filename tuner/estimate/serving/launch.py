@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from tuner.costs.serving.cache_room import GIB
 from tuner.costs.serving.drafting import Method
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.estimate.serving.words import SortedFlags
@@ -16,6 +17,8 @@ class Surroundings:
 
     model: ModelSpec
     pool: Pool
+    memory_bytes: float = 80 * GIB
+    """Of a device; engines choose batches by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,10 @@ class Setting:
     two_batch_overlap: bool = False
     a2a_backend: str = "none"
     """Between the experts of data ranks, in a plan's words."""
+    graph_sequences: int | None = None
+    """Of the largest CUDA graph of a rank, 0 without any; None: as the engine does."""
+    redundant_experts: int = 0
+    """Second copies of experts in every layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,9 @@ class ServingLaunch:
     """Of drafts, where there are any."""
     has_prefix_cache: bool = True
     memory_ratio: float | None = None
-    """Share of a device's memory for weights and cache; None: as recipes set it."""
+    """Share of memory that the command gives the engine; None: the engine's own."""
+    most_cached_tokens: int | None = None
+    """Of a rank, where the command caps its cache."""
     max_model_len: int | None = None
     quantization: str = ""
     """Of the weights, in the words of a spec; empty: what the checkpoint has."""

@@ -18,18 +18,16 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.capacity import (
-    cache_tokens,
-    held_kv_bytes_per_token,
-    held_weight_bytes,
-)
+from tuner.costs.serving.cache_room import Room, automatic_ratio, room_of
+from tuner.costs.serving.capacity import held_kv_bytes_per_token, held_weight_bytes
 from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serving.decoder import AttentionKind, Decoder, Formats, decoder_of
 from tuner.costs.serving.drafting import Drafting, Method
-from tuner.costs.serving.engine import TRAITS, EngineTraits, Exchange
+from tuner.costs.serving.engine import Engine, Exchange
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.reserve import reserve_of
+from tuner.costs.serving.memory_rules import rule_of
+from tuner.costs.serving.reserve import Reserve, reserve_of
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
 from tuner.planner.serve.choices import loads_of
@@ -47,9 +45,15 @@ from tuner.planner.serve.options import (
 from tuner.planner.serve.playing import Group, Played, latency_of, played_apart, played_together
 from tuner.planner.serve.recorded_loads import expert_loads
 from tuner.serve_plan import Instances, Role
-from tuner.spec.serving.goal import Engine, Percentiles, ServeGoal
+from tuner.spec.serving.goal import Engine as NamedEngine
+from tuner.spec.serving.goal import Percentiles, ServeGoal
 from tuner.spec.serving.read import ServeSpec
+from tuner.units import format_bytes
 
+SGLANG_CAPTURED: Final = (256, 512)
+"""Sequences of the largest graph of fewer than four devices, and of more (SGLang 0.5.23,
+`arg_groups/memory_hook.py`, devices of 60 GiB and more)."""
+SGLANG_MANY: Final = 4
 COUNTS: Final = 16
 """Numbers of sequences that are priced, where prompts may keep all from running at once."""
 IDLE_FACTOR = 4.0
@@ -71,14 +75,8 @@ class Asked:
     """That share the traffic."""
     loads: ExpertLoads | None = None
     """Recorded; None: those of the kernel tables."""
-
-    @property
-    def traits(self) -> EngineTraits:
-        """Of the engine, with the launch's share of memory."""
-        own = TRAITS[self.launch.engine]
-        if self.launch.memory_ratio is None:
-            return own
-        return replace(own, memory_ratio=self.launch.memory_ratio, cache_ratio=1.0)
+    release: str = ""
+    """Whose memory rule counts; empty: the newest."""
 
     def drafting(self, setting: Setting) -> Drafting | None:
         """Return how a setting drafts; None too where nothing says how many drafts are kept."""
@@ -111,7 +109,12 @@ class Asked:
 
 
 def asked_of(
-    launch: ServingLaunch, *, spec: ServeSpec, site: PoolSite, instances: int = 1
+    launch: ServingLaunch,
+    *,
+    spec: ServeSpec,
+    site: PoolSite,
+    instances: int = 1,
+    release: str = "",
 ) -> Asked:
     """Join a launch and a spec's goal; where they differ the launch counts.
 
@@ -146,6 +149,7 @@ def asked_of(
         formats=formats_of_goal(goal),
         instances=instances * launch.copies,
         loads=expert_loads(goal, model),
+        release=release,
     )
 
 
@@ -156,9 +160,9 @@ def _quantization(launch: ServingLaunch, goal: ServeGoal) -> str:
     return launch.quantization or goal.quantization
 
 
-def _engine(launch: ServingLaunch, goal: ServeGoal) -> Engine:
+def _engine(launch: ServingLaunch, goal: ServeGoal) -> NamedEngine:
     is_same = goal.engine.name == launch.engine.value
-    return goal.engine if is_same else Engine.model_validate({"name": launch.engine.value})
+    return goal.engine if is_same else NamedEngine.model_validate({"name": launch.engine.value})
 
 
 def _other_half(role: Role) -> dict[str, Percentiles]:
@@ -180,16 +184,11 @@ def option_of(asked: Asked, setting: Setting) -> Option:
         two_batch_overlap=setting.two_batch_overlap,
         loads=None if asked.loads is None else loads_of(asked.loads, setting.degrees),
         exchange=_exchange(asked, setting),
+        redundant_experts=setting.redundant_experts,
     )
     running = min(setting.running, MOST_RUNNING)
-    cache = cache_tokens(
-        iteration,
-        memory_bytes=site.memory_bytes,
-        step_tokens=setting.step_tokens,
-        running=running,
-        traits=asked.traits,
-        request_tokens=demand.held_tokens,
-    )
+    room = _room(asked, iteration, setting)
+    cache = _tokens(asked, iteration, room, request_tokens=demand.held_tokens)
     data = setting.degrees.attention_data
     prompt = prompt_time(iteration, demand, step_tokens=setting.step_tokens)
     held_N = np.array([float(min(running, most_running(cache, demand)))])
@@ -237,9 +236,89 @@ def _token_seconds(
     return np.asarray(tpot_s_N[last] * running_N / count_N[last])
 
 
-def fits(asked: Asked, option: Option) -> bool:
-    """Whether the longest request has room beside the weights."""
-    return option.kv_tokens >= asked.longest_tokens
+def reserve_of_launch(asked: Asked, iteration: Iteration, setting: Setting) -> Reserve:
+    """What the largest steps of a launch take; prompts alone run without graphs."""
+    captured = 0 if asked.launch.role is Role.PREFILL else setting.graph_sequences
+    return reserve_of(
+        iteration,
+        step_tokens=setting.step_tokens,
+        running=min(setting.running, MOST_RUNNING),
+        captured=captured,
+        rule=rule_of(iteration.engine, asked.release),
+    )
+
+
+def _room(asked: Asked, iteration: Iteration, setting: Setting) -> Room:
+    """What the engine makes of a device's memory as the launch tells it to."""
+    ratio = asked.launch.memory_ratio
+    if ratio is None and iteration.engine is Engine.SGLANG:
+        ratio = _sglang_ratio(asked, iteration, setting)
+    return room_of(
+        rule_of(iteration.engine, asked.release),
+        weights=held_weight_bytes(iteration),
+        reserve=reserve_of_launch(asked, iteration, setting),
+        memory_bytes=asked.site.memory_bytes,
+        ratio=ratio,
+    )
+
+
+def _sglang_ratio(asked: Asked, iteration: Iteration, setting: Setting) -> float:
+    role, degrees = asked.launch.role, iteration.degrees
+    sequences = setting.running * degrees.attention_data
+    usual = SGLANG_CAPTURED[degrees.devices >= SGLANG_MANY]
+    captured = usual if setting.graph_sequences is None else setting.graph_sequences
+    kinds = {group.attention.kind for group in asked.decoder.layers}
+    return automatic_ratio(
+        degrees,
+        memory_bytes=asked.site.memory_bytes,
+        active_tokens=sequences * iteration.checked_tokens
+        if role is Role.DECODE
+        else setting.step_tokens * degrees.attention_data,
+        captured=0 if role is Role.PREFILL else min(captured, sequences),
+        has_prompts=role is not Role.DECODE,
+        has_latent_cache=bool(kinds & {AttentionKind.LATENT, AttentionKind.SPARSE_LATENT}),
+        has_deepep=setting.a2a_backend.startswith("deepep"),
+    )
+
+
+def _tokens(asked: Asked, iteration: Iteration, room: Room, *, request_tokens: float) -> float:
+    """Tokens of a rank's cache, as requests of that length fill it."""
+    each = held_kv_bytes_per_token(iteration, request_tokens=request_tokens)
+    most = asked.launch.most_cached_tokens
+    held = room.cache_bytes / max(each, 1e-9)
+    return held if most is None else min(held, float(most))
+
+
+def misfit_of(asked: Asked, option: Option, setting: Setting) -> str:
+    """Why a launch does not run, in a line; empty where it does."""
+    room = _room(asked, option.iteration, setting)
+    if room.cache_bytes <= 0.0:
+        return "the share of memory that the engine takes leaves no cache beside the weights"
+    if room.lacking_bytes > 0.0:
+        return (
+            f"weights and cache leave {format_bytes(int(room.lacking_bytes))} too little for"
+            " activations, CUDA graphs and buffers; give the engine a smaller share of memory, or"
+            " its steps fewer tokens"
+        )
+    longest = asked.longest_tokens
+    if option.kv_tokens < longest:
+        return f"a rank's cache has no room for a request of {longest} tokens"
+    whole = asked.demand.most_tokens
+    held = _tokens(asked, option.iteration, room, request_tokens=float(whole))
+    rule = rule_of(option.iteration.engine, asked.release)
+    if rule.wants_whole_length and held < whole:
+        return (
+            f"the engine wants room for one request of {whole} tokens, a rank's cache holds"
+            f" {int(held)}; state a smaller --max-model-len"
+        )
+    return ""
+
+
+def logged_tokens(asked: Asked, option: Option, setting: Setting) -> int:
+    """Tokens of a rank's cache as the engine's log counts them: for the longest request."""
+    room = _room(asked, option.iteration, setting)
+    longest = float(asked.demand.most_tokens)
+    return int(max(_tokens(asked, option.iteration, room, request_tokens=longest), 0.0))
 
 
 def instances_needed(asked: Asked, option: Option) -> int:
@@ -284,23 +363,23 @@ def _played(asked: Asked, group: Group) -> Played:
         replace(asked.launch.setting, degrees=option.degrees, running=MOST_RUNNING),
     )
     many = max(1, math.ceil(IDLE_FACTOR * demand.rate_per_s / half.rate_per_s))
-    idle = Group(option=half, count=many)
+    # The other half is no part of the launch: its memory never makes requests wait either.
+    idle = Group(option=replace(half, kv_tokens=math.inf), count=many)
     pair = (group, idle) if option.role is Role.PREFILL else (idle, group)
     moving = handovers_of(asked.spec, input_tokens=demand.input_tokens, options=(option,))
     return played_apart(*pair, hand_overs=moving, goal=goal, demand=demand)
 
 
-def memory_of_device(asked: Asked, option: Option) -> ServingMemory:
+def memory_of_device(asked: Asked, option: Option, setting: Setting) -> ServingMemory:
     """Return what one device holds."""
-    weights = held_weight_bytes(option.iteration)
-    each = held_kv_bytes_per_token(option.iteration)
-    steps = reserve_of(option.iteration, step_tokens=option.step_tokens, running=option.running)
+    iteration, demand = option.iteration, asked.demand
+    each = held_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
     return ServingMemory(
-        weight_bytes=int(weights),
+        weight_bytes=int(held_weight_bytes(iteration)),
         cache_bytes=int(max(option.kv_tokens, 0.0) * each),
-        reserve_bytes=int(steps.total),
+        reserve_bytes=int(reserve_of_launch(asked, iteration, setting).total),
         device_bytes=int(asked.site.memory_bytes),
-        limit_ratio=asked.traits.memory_ratio,
+        limit_ratio=max(_room(asked, iteration, setting).ratio, 0.0),
     )
 
 
@@ -330,5 +409,6 @@ def instance_of(asked: Asked, option: Option, setting: Setting) -> Instances:
             "two_batch_overlap": setting.two_batch_overlap,
             "a2a_backend": "allgather" if is_apart and backend == "none" else backend,
             "kv_tokens": int(max(option.kv_tokens, 0.0) * degrees.attention_data),
+            "memory_ratio": asked.launch.memory_ratio,
         }
     )

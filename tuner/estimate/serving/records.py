@@ -25,7 +25,7 @@ class ServingMemory(Record):
     device_bytes: Size
     """What there is."""
     limit_ratio: Ratio
-    """Share of it that the engine takes for weights, cache and reserve."""
+    """The engine's share, of what its rule says (tuner/costs/serving/memory_rules.py)."""
 
 
 class ServingLoad(Record):
@@ -92,8 +92,12 @@ class ServingEstimate(Record):
     """That one instance holds."""
     longest_tokens: Size
     """Of the longest request but one in a hundred."""
+    logged_kv_tokens: Size = 0
+    """Of one rank, as the engine's log counts them: for requests of the longest length."""
     fits: bool
-    """There is room for the weights and for the longest request."""
+    """There is room for the weights, for steps and for the longest request."""
+    misfit: str = ""
+    """Why it does not fit; empty where it does."""
     instances_needed: Size
     """Instances like this one that the traffic takes; 0 where none fits."""
     smallest_change: ServingChange | None

@@ -48,9 +48,16 @@ def check_heads(flags: Flags, name: str, *, ranks: int, model_heads: int, factor
 
 
 def check_experts(
-    flags: Flags, name: str, degrees: Degrees, around: Surroundings, *, advice: str = ""
+    flags: Flags,
+    name: str,
+    degrees: Degrees,
+    around: Surroundings,
+    *,
+    redundant: int = 0,
+    redundant_flag: str = "",
+    advice: str = "",
 ) -> None:
-    """Refuse experts that cannot be dealt out or sliced evenly.
+    """Refuse experts that cannot be dealt out or sliced evenly, redundant ones among them.
 
     Raises:
         SpecError: they do not divide.
@@ -58,11 +65,15 @@ def check_experts(
     moe = around.model.moe
     if moe is None:
         return
-    if moe.num_experts % degrees.expert:
+    copies = moe.num_experts + redundant
+    if copies % degrees.expert:
         ranks = degrees.devices // degrees.pipeline
-        near = nearest_common_divisor(moe.num_experts, ranks, degrees.expert)
+        near = nearest_common_divisor(copies, ranks, degrees.expert)
+        among = f" ({redundant} of them redundant)" if redundant else ""
+        if redundant_flag:
+            advice += f", or --{redundant_flag} {-moe.num_experts % degrees.expert}"
         raise SpecError(
-            f"{flags.source}: --{name} spreads {moe.num_experts} experts over {degrees.expert}"
+            f"{flags.source}: --{name} spreads {copies} experts{among} over {degrees.expert}"
             f" ranks; the nearest that divides is {near}{advice}"
         )
     if moe.expert_ffn_size % degrees.moe_tensor:

@@ -214,7 +214,10 @@ def _parsed(words: Sequence[str], *, source: str, server: Server) -> dict[str, t
         if match is not None:
             spelled = match.group(1).replace("_", "-")
             given.append((spelled, [] if match.group(2) is None else [match.group(2)]))
-            takes_more = server.spellings.get(spelled, spelled) not in server.switches
+            # Behind `--flag=value` argparse reads no second value, unless its braces are open still
+            # (JSON whose quotes were lost).
+            value, is_switch = match.group(2), _is_switch(spelled, server)
+            takes_more = not is_switch and (value is None or _is_open(value))
         elif takes_more:
             given[-1][1].append(word)
     found: dict[str, tuple[str, ...]] = {}
@@ -229,6 +232,14 @@ def _parsed(words: Sequence[str], *, source: str, server: Server) -> dict[str, t
             )
         found[name], spelled_as[name] = tuple(values), spelled
     return found
+
+
+def _is_switch(spelled: str, server: Server) -> bool:
+    return server.spellings.get(spelled, spelled) in server.switches
+
+
+def _is_open(value: str) -> bool:
+    return value.count("{") > value.count("}")
 
 
 def _typed(spelled: str) -> str:

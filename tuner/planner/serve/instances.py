@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from tuner.costs.serving.capacity import stated_ratio
 from tuner.costs.serving.decoder import Formats
 from tuner.costs.serving.engine import Exchange
 from tuner.planner.serve.options import Option
@@ -33,6 +34,12 @@ def instances_of(option: Option, *, count: int) -> Instances:
         draft_tokens=0 if iteration.drafting is None else iteration.drafting.draft_tokens,
         two_batch_overlap=iteration.two_batch_overlap,
         prefill_share_ratio=option.prefill_share_ratio,
+        memory_ratio=stated_ratio(
+            iteration,
+            memory_bytes=option.site.memory_bytes,
+            step_tokens=option.step_tokens,
+            running=option.running,
+        ),
     )
 
 

@@ -27,6 +27,7 @@ from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.engine import Degrees, Engine, Exchange
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serving.memory_rules import rule_of
 from tuner.costs.serving.reserve import reserve_of
 from tuner.costs.serving.whole_step import step_s
 from tuner.planner.serve.choices import Budget, Choices, usual_choices
@@ -287,7 +288,8 @@ def _budgeted(
     for number, budget in enumerate(choices.budgets):
         cache = _cache(iteration, site, budget, demand, running=1)
         most = _most_held(iteration, site, budget, demand)
-        if cache < demand.longest_input + demand.longest_output:
+        longest = demand.longest_input + demand.longest_output
+        if cache < longest or not _holds_whole(iteration, site, budget, demand, running=1):
             priced[most] = np.zeros(0), np.zeros(0)
         elif most not in priced or not len(priced[most][0]):
             running_N = np.unique(np.round(np.geomspace(1.0, most, BATCHES))).astype(np.float64)
@@ -317,13 +319,31 @@ def _cache(
     )
 
 
+def _holds_whole(
+    iteration: Iteration, site: PoolSite, budget: Budget, demand: Demand, *, running: int
+) -> bool:
+    """Whether a request of the longest length has room, where the engine wants that."""
+    if not rule_of(iteration.engine).wants_whole_length:
+        return True
+    held = cache_tokens(
+        iteration,
+        memory_bytes=site.memory_bytes,
+        step_tokens=budget.tokens,
+        running=running,
+        request_tokens=float(demand.most_tokens),
+    )
+    return held >= demand.most_tokens
+
+
 def _most_held(iteration: Iteration, site: PoolSite, budget: Budget, demand: Demand) -> int:
     """Most sequences that fit into what the steps of so many leave of memory; 1 at least."""
     low, high = 1, MOST_RUNNING + 1
     while high - low > 1:
         middle = (low + high) // 2
         cache = _cache(iteration, site, budget, demand, running=middle)
-        low, high = (middle, high) if most_running(cache, demand) >= middle else (low, middle)
+        has_room = most_running(cache, demand) >= middle
+        has_room = has_room and _holds_whole(iteration, site, budget, demand, running=middle)
+        low, high = (middle, high) if has_room else (low, middle)
     return low
 
 

@@ -37,10 +37,10 @@ def test_a_plain_row_by_hand(row: Row) -> None:
     [
         # The product of both degrees of the experts stands for the devices.
         (("sglang", "DeepSeek-R1", "64", "1", "8", "8"), (8, 1, 1, 8)),
-        (("sglang", "DeepSeek-R1", "16", "1", "4", "4"), (4, 1, 1, 4)),
+        (("sglang", "Qwen3-235B-A22B-FP8", "16", "1", "4", "4"), (4, 1, 1, 4)),
         (("trtllm", "DeepSeek-R1", "1", "64", "8", "8"), (1, 8, 1, 8)),
         # Both kinds of attention parallelism with their product for the experts.
-        (("vllm", "Kimi-K2.5", "4", "4", "1", "16"), (4, 1, 1, 4)),
+        (("vllm", "Qwen3-235B-A22B-FP8", "4", "4", "1", "16"), (4, 1, 1, 4)),
         # Recipes that give every rank whole experts.
         (("vllm", "MiniMax-M2.5", "8", "1", "8", "1"), (8, 1, 1, 8)),
         (("trtllm", "DeepSeek-V3", "8", "1", "8", "1"), (8, 1, 1, 8)),
@@ -97,6 +97,37 @@ def test_a_row_that_lacks_something_is_refused_by_name(
     assert not isinstance(caught.value, OddError)
 
 
+def test_a_blank_attention_data_degree_follows_from_the_ranks_of_experts(row: Row) -> None:
+    qwen = {
+        "model_path": "Qwen/Qwen3-235B-A22B-FP8",
+        "system": "h200_sxm",
+        "precision": "fp8",
+        "attention_dp_size": "",
+    }
+    for tensor, sliced, whole, data in (("1", "1", "8", 8), ("2", "1", "8", 4), ("8", "2", "4", 1)):
+        cells = qwen | {"tp_size": tensor, "moe_tp_size": sliced, "moe_ep_size": whole}
+        side = launch_of(row(**cells), number=1).sides[0]
+        assert side.degrees.attention_data == data, tensor
+        assert side.degrees.devices == 8
+    with pytest.raises(OddError, match="8 ranks of experts are no multiple of tp_size 3"):
+        launch_of(row(**qwen | {"tp_size": "3", "moe_tp_size": "1", "moe_ep_size": "8"}), number=1)
+
+
+def test_weights_that_no_device_holds_are_refused(row: Row) -> None:
+    # 235e9 parameters of a byte on one device of 141 GiB.
+    cells = {
+        "model_path": "Qwen/Qwen3-235B-A22B-FP8",
+        "system": "h200_sxm",
+        "precision": "fp8",
+        "tp_size": "1",
+        "moe_tp_size": "1",
+        "moe_ep_size": "1",
+    }
+    for data in ("", "1"):
+        with pytest.raises(OddError, match=r"220 GiB of weights a device, h200_sxm has 141 GiB"):
+            launch_of(row(**cells | {"attention_dp_size": data}), number=1)
+
+
 def test_heads_that_cannot_be_split_are_refused_as_odd(row: Row) -> None:
     with pytest.raises(OddError, match="72 does not divide 64 heads"):
         launch_of(row(tp_size="72"), number=1)
@@ -117,7 +148,7 @@ def test_a_disaggregated_row_needs_its_workers(row: Row) -> None:
 
 def test_one_model_has_three_names(row: Row) -> None:
     names = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3", "nvidia/DeepSeek-V3.1-NVFP4")
-    found = {launch_of(row(model_path=name), number=1).decoder.name for name in names}
+    found = {launch_of(row(model_path=name, tp_size="8"), number=1).decoder.name for name in names}
     assert found == {"deepseek-v3"}
 
 

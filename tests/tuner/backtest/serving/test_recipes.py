@@ -39,6 +39,7 @@ def test_sglang_on_blackwell_looks_for_requests_every_few_steps(
         backend="sglang",
         system="b200_sxm",
         model_path="deepseek-ai/DeepSeek-R1",
+        tp_size="8",
         silicon_data_source=f"db-dump/1; silicon_concurrency={concurrency}",
     )
     assert recipe(cells).poll_steps == steps

@@ -58,7 +58,7 @@ def test_a_device_that_holds_not_one_expert_of_each_layer_cannot_serve_any() -> 
 def test_an_attention_device_keeps_the_room_of_the_experts_for_caches() -> None:
     room = float(SHEET.memory_bytes)
     apart = attention_cache_tokens(ONE, memory_bytes=room)
-    together = kv_tokens(DECODER, BF16, Degrees(), traits=ONE.traits, memory_bytes=room)
+    together = kv_tokens(DECODER, BF16, Degrees(), memory_bytes=room)
     assert together < 0.0 < apart
 
 

@@ -1,13 +1,16 @@
 """A step as a sum of operations, on a datasheet alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_8B, LLAMA_70B, QWEN35_397B
+from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.costs.serving.iteration import Iteration, sustained_factor
-from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serving.machine import MoeShape, ServingMachine
 from tuner.devices.catalogue import find_device
 
 FP8 = Formats(
@@ -70,3 +73,19 @@ def test_host_work_grows_with_the_sequences() -> None:
 def test_clocks_fall_only_where_the_device_is_busy() -> None:
     found = sustained_factor(np.array([1.0, 128.0, 1024.0, 8192.0]))
     assert found == pytest.approx([1.0, 1.0, 1.1, 1.1])
+
+
+def test_second_copies_of_experts_level_their_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def moe_s(_: object, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
+        assert software
+        seen.append(shape.load)
+        return tokens_Q
+
+    monkeypatch.setattr(ServingMachine, "moe_s", moe_s)
+    own = iteration(DEEPSEEK_V3, attention_data=8, expert=8)
+    own.linear_parts(np.array([64.0]))
+    replace(own, redundant_experts=32).linear_parts(np.array([64.0]))
+    assert set(seen[: len(seen) // 2]) == {"power_law_1.01"}
+    assert set(seen[len(seen) // 2 :]) == {"balanced"}

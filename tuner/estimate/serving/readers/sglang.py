@@ -9,8 +9,9 @@ engine divides --max-running-requests and --chunked-prefill-size by them. --dp-s
 from dataclasses import replace
 from typing import Final
 
+from tuner.costs.serving.cache_room import GIB
 from tuner.costs.serving.drafting import Method
-from tuner.costs.serving.engine import TRAITS, Degrees, Engine
+from tuner.costs.serving.engine import Degrees, Engine
 from tuner.errors import SpecError
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.arguments import Flags
@@ -51,6 +52,8 @@ SERVER: Final = Server(
         "expert-parallel-size": "ep-size",
         "model": "model-path",
         "cuda-graph-max-bs": "cuda-graph-max-bs-decode",
+        "cuda-graph-bs": "cuda-graph-bs-decode",
+        "disable-cuda-graph-decode": "disable-cuda-graph",
     },
     switches=frozenset(
         {
@@ -75,18 +78,22 @@ SERVER: Final = Server(
             "attn-dp-size",
             "chunked-prefill-size",
             "context-length",
+            "cuda-graph-bs-decode",
             "cuda-graph-max-bs-decode",
             "deepep-mode",
+            "disable-radix-cache",
             "disaggregation-mode",
             "disaggregation-transfer-backend",
             "dp-size",
-            "disable-radix-cache",
+            "enable-deepep-moe",
             "enable-dp-attention",
             "enable-two-batch-overlap",
+            "ep-num-redundant-experts",
             "ep-size",
             "kv-cache-dtype",
             "max-prefill-tokens",
             "max-running-requests",
+            "max-total-tokens",
             "mem-fraction-static",
             "moe-a2a-backend",
             "page-size",
@@ -103,16 +110,13 @@ SERVER: Final = Server(
             "cpu-offload-gb",
             "disable-cuda-graph",
             "disable-overlap-schedule",
-            "enable-deepep-moe",
             "enable-ep-moe",
             "enable-eplb",
             "enable-mixed-chunk",
             "enable-pdmux",
             "enable-torch-compile",
             "ep-dispatch-algorithm",
-            "ep-num-redundant-experts",
             "init-expert-location",
-            "max-total-tokens",
             "moe-runner-backend",
             "num-continuous-decode-steps",
             "pdmux-config-path",
@@ -143,6 +147,8 @@ SERVER: Final = Server(
     ),
 )
 
+_CHUNKS: Final = ((20 * GIB, 2048), (60 * GIB, 4096), (160 * GIB, 8192))
+_LARGEST_CHUNK: Final = 16_384
 _WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
 _CACHES: Final = {
     "auto": "bf16",
@@ -174,7 +180,16 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     check_devices(flags, "tp-size", devices=whole, copies=copies, around=around)
     degrees = _experts(flags, devices=devices, data=data, around=around)
     degrees = replace(degrees, pipeline=stages)
-    check_experts(flags, "ep-size" if degrees.expert > 1 else "tp-size", degrees, around)
+    redundant = flags.number("ep-num-redundant-experts", least=0) or 0
+    named = "ep-size" if degrees.expert > 1 else "tp-size"
+    check_experts(
+        flags,
+        named,
+        degrees,
+        around,
+        redundant=redundant,
+        redundant_flag="ep-num-redundant-experts",
+    )
     length = tokens(flags, "context-length")
     check_length(flags, "context-length", length, around)
     running = _running(flags, data=data)
@@ -190,17 +205,20 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             # A decode instance reads no prompts, so the least that is planned for counts.
             step_tokens=BUDGETS[0]
             if role is Role.DECODE
-            else step_tokens or TRAITS[Engine.SGLANG].step_tokens,
+            else step_tokens or max(_usual_chunk(around) // data, 1),
             is_chunked=is_chunked,
             page_tokens=flags.number("page-size"),
             draft_tokens=_drafts(flags),
             a2a_backend=_all_to_all(flags, degrees),
             two_batch_overlap=flags.is_on("enable-two-batch-overlap"),
+            graph_sequences=_captured(flags),
+            redundant_experts=redundant,
         ),
         copies=copies,
         draft_method=_draft_method(flags, around),
         has_prefix_cache=not flags.is_on("disable-radix-cache"),
         memory_ratio=memory_share(flags, "mem-fraction-static"),
+        most_cached_tokens=tokens(flags, "max-total-tokens"),
         max_model_len=length,
         quantization=format_named(flags, "quantization", _WEIGHTS, ""),
         kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
@@ -238,7 +256,7 @@ def _experts(flags: Flags, *, devices: int, data: int, around: Surroundings) -> 
                 " experts; the nearest is 1"
             )
         return Degrees(attention_tensor=devices // data, attention_data=data)
-    if flags.word("moe-a2a-backend") == "deepep":
+    if _backend(flags) == "deepep":
         asked = devices
     if devices % asked:
         raise SpecError(
@@ -251,6 +269,20 @@ def _experts(flags: Flags, *, devices: int, data: int, around: Surroundings) -> 
         expert=asked,
         moe_tensor=devices // asked,
     )
+
+
+def _captured(flags: Flags) -> int | None:
+    """Return the sequences of the largest graph; 0 without graphs, None where nothing is said."""
+    if flags.is_on("disable-cuda-graph"):
+        return 0
+    sizes = [int(word) for word in flags.words("cuda-graph-bs-decode") if word.isdecimal()]
+    return max(sizes) if sizes else flags.number("cuda-graph-max-bs-decode")
+
+
+def _usual_chunk(around: Surroundings) -> int:
+    """Tokens of a chunk over all data ranks, by memory (0.5.23, `arg_groups/memory_hook.py`)."""
+    memory = around.memory_bytes
+    return next((tokens for below, tokens in _CHUNKS if memory < below), _LARGEST_CHUNK)
 
 
 def _running(flags: Flags, *, data: int) -> int | None:
@@ -303,8 +335,14 @@ def _draft_method(flags: Flags, around: Surroundings) -> Method:
     return Method.MTP if is_own else Method.EAGLE
 
 
+def _backend(flags: Flags) -> str:
+    """Return the exchange around experts; older releases had a switch for DeepEP."""
+    usual = "deepep" if flags.is_on("enable-deepep-moe") else "none"
+    return flags.word("moe-a2a-backend") or usual
+
+
 def _all_to_all(flags: Flags, degrees: Degrees) -> str:
-    backend = flags.word("moe-a2a-backend") or "none"
+    backend = _backend(flags)
     if backend == "deepep":
         mode = flags.choice("deepep-mode", ("auto", "normal", "low_latency"), "auto")
         return "deepep_normal" if mode == "normal" else "deepep_low_latency"
@@ -313,7 +351,7 @@ def _all_to_all(flags: Flags, degrees: Degrees) -> str:
 
 def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) -> list[str]:
     notes = []
-    backend = flags.word("moe-a2a-backend") or "none"
+    backend = _backend(flags)
     if running is None:
         notes.append(f"no --max-running-requests: {MOST_RUNNING} sequences a rank count")
     own = flags.word("speculative-algorithm")

@@ -9,8 +9,9 @@ own (vllm/config/parallel.py: only models with experts synchronise their ranks).
 import json
 from typing import Final
 
+from tuner.costs.serving.cache_room import GIB
 from tuner.costs.serving.drafting import Method
-from tuner.costs.serving.engine import TRAITS, Degrees, Engine
+from tuner.costs.serving.engine import Degrees, Engine
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.serving.launch import ServingLaunch, Setting, Surroundings
@@ -188,6 +189,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     length = tokens(flags, "max-model-len")
     check_length(flags, "max-model-len", length, around)
     running, step_tokens = _batches(flags, longest=length or around.model.max_position)
+    usual = _usual_batches(around)
     draft_tokens, draft_method = _drafting(flags)
     return ServingLaunch(
         source=flags.source,
@@ -195,13 +197,14 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         role=_role(flags),
         setting=Setting(
             degrees=degrees,
-            running=running or MOST_RUNNING,
-            step_tokens=step_tokens or TRAITS[Engine.VLLM].step_tokens,
+            running=running or usual[1],
+            step_tokens=step_tokens or max(usual[0], running or usual[1]),
             is_chunked=_is_on(flags, "chunked-prefill", default=True),
             page_tokens=flags.number("block-size"),
             draft_tokens=draft_tokens,
             a2a_backend=_all_to_all(flags, degrees),
             two_batch_overlap=flags.is_on("enable-dbo"),
+            graph_sequences=_captured(flags),
         ),
         copies=copies,
         draft_method=draft_method,
@@ -211,7 +214,10 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         quantization=format_named(flags, "quantization", _WEIGHTS, ""),
         kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
         flags=sorted_flags(flags, SERVER),
-        notes=(*flags.notes, *_notes(flags, running=running, has_experts=has_experts, data=data)),
+        notes=(
+            *flags.notes,
+            *_notes(flags, running=running or -usual[1], has_experts=has_experts, data=data),
+        ),
     )
 
 
@@ -243,6 +249,26 @@ def _batches(flags: Flags, *, longest: int) -> tuple[int | None, int | None]:
             " --max-model-len"
         )
     return running, step_tokens
+
+
+def _captured(flags: Flags) -> int | None:
+    """Return the sequences of the largest graph; 0 without graphs, None where nothing is said."""
+    if flags.is_on("enforce-eager"):
+        return 0
+    most = flags.number("max-cudagraph-capture-size", least=0)
+    return None if most is None else most // (_drafting(flags)[0] + 1)
+
+
+def _usual_batches(around: Surroundings) -> tuple[int, int]:
+    """Return tokens and sequences of a step where none are stated.
+
+    By memory (0.33.0, `engine/arg_utils.py`, `get_batch_defaults`); A100 counts as small.
+    """
+    memory = around.memory_bytes
+    if memory >= 160 * GIB:
+        return 16_384, MOST_RUNNING
+    is_large = memory >= 70 * GIB and not (around.pool.device or "").startswith("a100")
+    return (8192, MOST_RUNNING) if is_large else (2048, 256)
 
 
 def _role(flags: Flags) -> Role:
@@ -296,12 +322,12 @@ def _all_to_all(flags: Flags, degrees: Degrees) -> str:
     return _ALL2ALL.get(flags.word("all2all-backend") or "", "allgather")
 
 
-def _notes(flags: Flags, *, running: int | None, has_experts: bool, data: int) -> list[str]:
+def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[str]:
     notes = []
     if "kv-transfer-config" in flags.values and _role(flags) is Role.AGGREGATED:
         notes.append("kv_role kv_both is read as an instance that prefills and decodes")
-    if running is None:
-        notes.append(f"no --max-num-seqs: {MOST_RUNNING} sequences a rank count")
+    if running < 0:
+        notes.append(f"no --max-num-seqs: {-running} sequences a rank count")
     if "speculative-config" in flags.values and not _drafting(flags)[0]:
         notes.append(
             "--speculative-config has no price: it needs a method, mtp or eagle, and"
@@ -310,7 +336,7 @@ def _notes(flags: Flags, *, running: int | None, has_experts: bool, data: int) -
     if flags.word("all2all-backend") and not flags.is_on("enable-expert-parallel"):
         notes.append("--all2all-backend takes effect under --enable-expert-parallel alone")
     graphs = flags.number("max-cudagraph-capture-size", least=0)
-    if graphs is not None and running is not None and graphs < running * (_drafting(flags)[0] + 1):
+    if graphs is not None and running > 0 and graphs < running * (_drafting(flags)[0] + 1):
         notes.append(
             f"decode steps of more than {graphs} tokens run without graphs, which has no price"
         )

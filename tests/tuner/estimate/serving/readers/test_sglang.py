@@ -118,3 +118,33 @@ def test_contradictions_are_one_line_with_the_nearest_legal_value(
 def test_experts_of_a_model_without_any_are_refused(deployment: Made) -> None:
     with pytest.raises(SpecError, match="without experts; the nearest is 1"):
         deployment(model="llama-3.1-8b").read(f"{START} --tp 8 --ep 8")
+
+
+def test_what_memory_depends_on_is_read(deployment: Made) -> None:
+    launch = deployment(engine="sglang", model="deepseek-v3", nodes=9).read(
+        f"{START} --tp-size 72 --dp-size 72 --enable-dp-attention --enable-deepep-moe"
+        " --ep-num-redundant-experts 32 --cuda-graph-bs 128 256 --max-total-tokens 131072"
+    )
+    assert launch.setting.degrees == Degrees(attention_data=72, expert=72)
+    assert launch.setting.redundant_experts == 32
+    assert launch.setting.graph_sequences == 256
+    assert launch.setting.a2a_backend == "deepep_low_latency"
+    assert launch.most_cached_tokens == 131_072
+    # Of 8,192 tokens that the engine takes over all data ranks on such a device.
+    assert launch.setting.step_tokens == 8192 // 72
+
+
+def test_experts_that_redundant_ones_do_not_make_even_are_refused(deployment: Made) -> None:
+    made = deployment(engine="sglang", model="deepseek-v3", nodes=9)
+    says = r"272 experts \(16 of them redundant\) over 72 .* or --ep-num-redundant-experts 32"
+    with pytest.raises(SpecError, match=says):
+        made.read(
+            f"{START} --tp-size 72 --dp-size 72 --enable-dp-attention --moe-a2a-backend deepep"
+            " --ep-num-redundant-experts 16"
+        )
+
+
+def test_no_graphs_are_read_and_have_no_price(deployment: Made) -> None:
+    launch = deployment(engine="sglang").read(f"{START} --tp 8 --disable-cuda-graph")
+    assert launch.setting.graph_sequences == 0
+    assert launch.flags.unpriced == ("--disable-cuda-graph",)

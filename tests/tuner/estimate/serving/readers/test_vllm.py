@@ -133,3 +133,19 @@ def test_contradictions_are_one_line_with_the_nearest_legal_value(
         deployment().read(f"vllm serve m {flags}")
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("launch.sh: ")
+
+
+def test_batches_that_are_not_stated_follow_the_device(deployment: Made) -> None:
+    for device, tokens, running in (
+        ("h100-sxm", 8192, 1024),
+        ("a100-80gb-sxm", 2048, 256),
+        ("l40s", 2048, 256),
+        ("b200-sxm", 16_384, 1024),
+    ):
+        setting = deployment(device=device).read("vllm serve m -tp 8").setting
+        assert (setting.step_tokens, setting.running) == (tokens, running), device
+
+
+def test_what_stands_behind_a_value_with_an_equals_sign_is_none_of_it(deployment: Made) -> None:
+    launch = deployment().read("vllm serve -tp 2 --gpu_memory_utilization=0.98 /models/mixtral")
+    assert launch.memory_ratio == 0.98

@@ -1,0 +1,53 @@
+"""Public launches of serving engines, estimated anew; what misses an aim is named, with the reason.
+
+The figures stand in README.md beside this, under "Public serving launches".
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("serving_launches.py")
+KNOWN_MISSES = {
+    # Attention, shared experts, embedding and head are whole on each of 16 data ranks, and with 24
+    # of 384 experts they are 72 GiB: more than 0.85 of 80 GB. The recipe shows no log of it.
+    "vllm-kimi-k2-16-h800": ("refused",),
+    # 0.2 GiB more activations than are counted, where 3.1 GiB of cache are left.
+    "vllm-llama-3.1-8b-24gb-29k": ("KV tokens",),
+    # One request at a time: kernels from the datasheet, and a release that waited between steps.
+    "vllm-deepseek-r1-8-h200": ("tokens/s",),
+}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("serving_launches", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["serving_launches"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_public_launches_are_said_to_do_what_they_did(script: ModuleType) -> None:
+    launches, models = script.read_launches()
+    found = [script.judge(entry, models) for entry in launches]
+    assert sum(one.runs for one in found) >= 10
+    assert sum(not one.runs for one in found) >= 5
+    assert {one.id: one.misses for one in found if one.misses} == KNOWN_MISSES
+
+
+def test_every_launch_names_its_source_and_its_release(script: ModuleType) -> None:
+    launches, _ = script.read_launches()
+    ids = [entry["id"] for entry in launches]
+    assert len(ids) == len(set(ids))
+    lacking = [
+        entry["id"]
+        for entry in launches
+        if "github.com/" not in entry["source"] or not entry["release"] or "runs" not in entry
+    ]
+    assert not lacking
