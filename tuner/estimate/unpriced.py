@@ -40,11 +40,11 @@ def _value(priced: object) -> str:
 
 def _balanced_by(launch: LaunchSettings) -> str:
     if launch.engine is Engine.TORCHTITAN:
-        return "torchtitan's expert bias is to bring it about"
+        return "torchtitan's expert bias is to balance it"
     if launch.engine is Engine.DEEPSPEED:
-        return "your program's auxiliary loss is to bring it about"
+        return "your program's auxiliary loss is to balance it"
     if launch.balance:
-        return f"{launch.balance} is to bring it about"
+        return f"{launch.balance} is to balance it"
     return (
         "nothing in the launch balances it (--moe-aux-loss-coeff is 0.0 unless given, and no "
         "expert bias is enabled): expect slower steps and more memory on the busiest ranks"

@@ -37,17 +37,17 @@ def _notes(flags: str, spec: Spec) -> str:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("", "nothing in the launch brings it about (--moe-aux-loss-coeff is 0.0"),
-        ("--moe-aux-loss-coeff 0.0", "nothing in the launch brings it about"),
-        ("--moe-aux-loss-coeff 0.001", "--moe-aux-loss-coeff 0.001 is to bring it about"),
+        ("", "nothing in the launch balances it (--moe-aux-loss-coeff is 0.0"),
+        ("--moe-aux-loss-coeff 0.0", "nothing in the launch balances it"),
+        ("--moe-aux-loss-coeff 0.001", "--moe-aux-loss-coeff 0.001 is to balance it"),
         (
             "--moe-aux-loss-coeff 0.001 --moe-router-load-balancing-type none",
-            "nothing in the launch brings it about",
+            "nothing in the launch balances it",
         ),
-        ("--moe-router-enable-expert-bias", "--moe-router-enable-expert-bias is to bring it about"),
+        ("--moe-router-enable-expert-bias", "--moe-router-enable-expert-bias is to balance it"),
         (
             "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 0 1e-3",
-            "--moe-aux-loss-coeff 0 1e-3 is to bring it about",
+            "--moe-aux-loss-coeff 0 1e-3 is to balance it",
         ),
     ],
 )

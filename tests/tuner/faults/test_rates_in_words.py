@@ -78,7 +78,7 @@ def test_an_assumed_checkpoint_bandwidth_is_said_once(tmp_path: Path) -> None:
     spec = read_spec(file)
     told = [one for one in analytic_notes(spec, {}, calibrated=True) if "checkpoint" in one]
     assert len(told) == 1
-    assert "assumed: 2.00 GB/s a machine" in told[0]
+    assert "assumed to be 2.00 GB/s a machine" in told[0]
     reliability = spec.goal.reliability
     assert reliability is not None
     known = reliability.model_copy(update={"checkpoint": Checkpoint(bandwidth=1e10)})

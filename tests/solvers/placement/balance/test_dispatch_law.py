@@ -1,5 +1,6 @@
 import ast
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import pytest
 from solvers.errors import RejectedClaimError
 from solvers.placement.balance import check, dispatch_law, starts
 from solvers.placement.balance.dispatch_law import assigned_counts, expected_ratios, launched_ratios
+from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem, Dispatch
 from solvers.placement.dispatch import launches, nearest, static
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE
+from solvers.result import Claim, Status
 
 NODES = Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=4)
 ONE_NODE = Ranks.alike(ranks=8, slots_per_rank=9)
@@ -155,16 +158,30 @@ def _even_at_once(true: Callable[..., Iterator[tuple[int, int, Ints]]]) -> Calla
     return broken
 
 
+def claim_of(problem: BalanceProblem, placement: Placement) -> Claim[Placement]:
+    value, error = starts.claimed(problem, placement)
+    return Claim(
+        status=Status.FEASIBLE,
+        solution=placement,
+        bound=-math.inf,
+        objective=value,
+        objective_error=error,
+    )
+
+
 def test_a_broken_sampler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_on(NODES, seed=2, layers=4)
     problem = problem_of(case, Dispatch.STATIC)
-    assert BALANCE.solve(problem, time_limit_s=0.5).solution is not None
+    # EPLB's rule leaves its replicas wherever there is a slot, so that most far ranks draw.
+    placement = eplb(problem.load_WLE[0], ranks=NODES)
+    BALANCE.checked(problem, claim_of(problem, placement), method="sampled", solve_s=0.0)
     refusals, kept = [], []
     for breakage in (_first_replica, _one_replica_for_all, _even_at_once):
         with monkeypatch.context() as patch:
             patch.setattr(starts, "targets", breakage(launches.targets))
             try:
-                BALANCE.solve(problem, time_limit_s=0.5)
+                claim = claim_of(problem, placement)
+                BALANCE.checked(problem, claim, method="broken", solve_s=0.0)
             except RejectedClaimError as error:
                 refusals.append(str(error))
             else:

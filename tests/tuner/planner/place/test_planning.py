@@ -508,7 +508,7 @@ def test_what_runs_is_kept_where_nothing_found_has_less_traffic(tmp_path: Path) 
     again = planned_ways(tmp_path, "layer_chain", goal="  current: current.json\n")
     assert again.predicted is not None
     before, _, after = again.predicted.traffic["layer_chain"]
-    assert after <= before
+    assert after <= before * (1.0 + 1e-9)
     assert again.predicted.migration is not None
     assert again.predicted.migration.break_even_s is None
 
