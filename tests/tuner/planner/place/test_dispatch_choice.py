@@ -106,7 +106,8 @@ def on_devices(path: Path, device: str) -> Path:
 def test_lp_is_weighed_for_models_and_devices_that_the_engine_runs_it_on(tmp_path: Path) -> None:
     for model, device, said in (
         ("olmoe-1b-7b", "h100-sxm", "not for OlmoeForCausalLM"),
-        ("deepseek-v2-lite", "mi300x", "runs 'lp' on CUDA devices, not on mi300x"),
+        ("deepseek-v2-lite", "mi300x", "runs 'lp' on Blackwell or Hopper devices, not on mi300x"),
+        ("deepseek-v2-lite", "a100-80gb-sxm", "Hopper devices, not on a100-80gb-sxm"),
         ("deepseek-v2-lite", "", "the spec names no devices"),
         ("deepseek-v2-lite", "h100-sxm", ""),
     ):
@@ -149,17 +150,18 @@ def test_without_replicas_no_rule_is_chosen_and_the_engine_keeps_its_default(
     assert not [note for note in plan.provenance.notes if "replicas share" in note]
 
 
-def test_lp_is_refused_on_devices_without_cuda(tmp_path: Path) -> None:
-    for device, is_refused in (("mi300x", True), ("h100-sxm", False)):
+def test_lp_is_refused_on_devices_that_its_kernel_does_not_run_on(tmp_path: Path) -> None:
+    for device, is_refused in (("mi300x", True), ("a100-80gb-sxm", True), ("h100-sxm", False)):
         path = on_devices(spec_file(tmp_path, "  dispatch: lp\n"), device)
         if not is_refused:
             assert read_place_spec(path).cluster is not None
             continue
         with pytest.raises(SpecError) as caught:
             read_place_spec(path)
-        assert "goal.dispatch: sglang 0.5.23 runs 'lp' on CUDA devices, not on mi300x" in str(
-            caught.value
-        )
+        assert (
+            "goal.dispatch: sglang 0.5.23 runs 'lp' on Blackwell or Hopper devices, not on "
+            + device
+        ) in str(caught.value)
 
 
 def test_without_a_backend_dynamic_is_all_there_is(tmp_path: Path) -> None:
