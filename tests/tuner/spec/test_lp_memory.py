@@ -1,4 +1,4 @@
-"""Sizes of linear programs by hand; the engine's own functions: emit/placement/test_lp_engine.py."""
+"""Sizes of linear programs by hand; by the engine's own functions in test_lp_engine.py."""
 
 import numpy as np
 
