@@ -324,8 +324,10 @@ def _imbalance_P(spec: PlaceSpec, load_PLG: Floats) -> Floats:
     return np.asarray(largest_PL.sum(axis=1) / mean_PL.sum(axis=1))
 
 
-def _offers(spec: PlaceSpec, placement: Placement) -> list[tuple[DispatchOffer, str]]:
+def _offers(spec: PlaceSpec, placement: Placement | None = None) -> list[tuple[DispatchOffer, str]]:
     """Return the rules of the first target, each with why it is not allowed; empty: it is.
+
+    Without a placement, as far as that is known before one is made.
 
     Nothing where there is nothing to compare: no rule but an even split, or no replicas.
     """
@@ -365,7 +367,7 @@ def _against(
     spec: PlaceSpec,
     target: PlaceTarget,
     offer: DispatchOffer,
-    placement: Placement,
+    placement: Placement | None,
     *,
     is_beside: bool,
 ) -> str:
@@ -381,6 +383,8 @@ def _against(
     )
     if misfit is not None:
         return misfit.words
+    if placement is None:
+        return ""
     rows = placement.expert_LS.tolist()
     return rows_misfit(target, offer, rows, ranks=spec.ranks.num_ranks) or ""
 
