@@ -249,6 +249,8 @@ class MadeFor(Record):
     dispatch: str = ""
     """The engine's option; empty where it has none."""
     a2a_backend: str = ""
+    is_judged: bool = True
+    """The plan's verdict and expected loads hold under the rule that this engine applies."""
 
     @property
     def words(self) -> str:

@@ -28,7 +28,12 @@ from tuner.spec.place_recordings import (
     common_shape,
     decoder_layers,
 )
-from tuner.spec.place_targets import PLACE_TARGETS, dispatch_refusal, shape_refusals
+from tuner.spec.place_targets import (
+    PLACE_TARGETS,
+    dispatch_refusal,
+    program_refusal,
+    shape_refusals,
+)
 from tuner.spec.spec_file import parsed_spec, validated_spec
 
 Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
@@ -103,6 +108,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
     check_top_k(model, recordings, source)
     check_passes(goal, recordings, is_priced=None not in (model, file.cluster), source=source)
     num_layers = decoder_layers(model, recordings, source)
+    _refuse_programs(file.emit, goal, ranks, experts, source)
     _refuse_shapes(file.emit, ranks, experts=experts, num_layers=num_layers, source=source)
     _refuse_missing_layers(file.emit, model, layers, source)
     current = contiguous(num_layers=len(layers), num_experts=experts, num_slots=ranks.num_slots)
@@ -186,6 +192,21 @@ def _refuse_dispatch(file: PlaceSpecFile, model: ModelSpec | None, source: str) 
             f"{source}: goal.a2a_backend: no engine under emit asks for one"
             f" ({', '.join(asking)} does); leave it out"
         )
+
+
+def _refuse_programs(
+    emit: tuple[str, ...], goal: PlaceGoal, ranks: Ranks, experts: int, source: str
+) -> None:
+    for name in emit:
+        refused = program_refusal(
+            PLACE_TARGETS[name],
+            dispatch=None if goal.dispatch is None else goal.dispatch.value,
+            num_slots=ranks.num_slots,
+            num_experts=experts,
+            ranks=ranks.num_ranks,
+        )
+        if refused is not None:
+            raise SpecError(f"{source}: {refused}")
 
 
 def _refuse_shapes(

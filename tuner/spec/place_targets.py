@@ -6,19 +6,17 @@ TensorRT-LLM 1.3.0rc27's ep_load_balancer examples, deepseek-ai/EPLB d52c72d and
 d98e8a6.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
+from tuner.spec.lp_memory import lp_misfit, smallest_lp_misfit
 
 NO_BACKEND: Final = "none"
 """Of `--moe-a2a-backend`: every rank gathers all tokens and adds up its part."""
-
-
-NOT_CUDA: Final = frozenset({Generation.CDNA3, Generation.ASCEND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,10 @@ class DispatchOffer:
     is_default: bool = False
     architectures: frozenset[str] | None = None
     """Models that run it; None: all."""
-    needs_cuda: bool = False
+    generations: frozenset[Generation] | None = None
+    """Devices that run it; None: all."""
+    solves_program: bool = False
+    """Solves a linear program for each layer, whose size is limited (lp_memory.py)."""
     cost: str = ""
     """What it takes at run time beyond the loads."""
 
@@ -74,6 +75,9 @@ _LP_ARCHITECTURES: Final = frozenset(
 )
 """Whose idle ranks join the all-reduce of counts (sglang/srt/eplb/lplb_solver.py)."""
 
+_LP_GENERATIONS: Final = frozenset({Generation.HOPPER, Generation.BLACKWELL})
+"""Compute capability 9.0 and newer (sglang/kernels/ops/lplb/torch_solver.py)."""
+
 _SGLANG_OFFERS: Final = (
     DispatchOffer(name="static", rule="static", has_backend=True, is_default=True),
     DispatchOffer(name="dynamic", rule="near_dynamic", has_backend=True),
@@ -82,8 +86,9 @@ _SGLANG_OFFERS: Final = (
         rule="near_lp",
         has_backend=True,
         architectures=_LP_ARCHITECTURES,
-        needs_cuda=True,
-        cost="an all-reduce and a linear program in every layer",
+        generations=_LP_GENERATIONS,
+        solves_program=True,
+        cost="an all-reduce and a linear program in every layer; nvidia-mathdx must be installed",
     ),
     DispatchOffer(name="dynamic", rule="dynamic", has_backend=False, is_default=True),
 )
@@ -200,19 +205,58 @@ def launch_misfit(
     engine = f"{target.name} {target.release}"
     models = offer.architectures
     if models is not None and architecture is not None and architecture not in models:
-        named = ", ".join(sorted(models))
-        words = f"{engine} runs {offer.name!r} for {named}, not for {architecture}"
+        all_models = ", ".join(sorted(models))
+        words = f"{engine} runs {offer.name!r} for {all_models}, not for {architecture}"
         return LaunchMisfit(is_known=True, words=words)
-    if offer.needs_cuda and device and find_device(device).generation in NOT_CUDA:
-        words = f"{engine} runs {offer.name!r} on CUDA devices, not on {device}"
+    generations = offer.generations
+    named = " or ".join(sorted(one.value.capitalize() for one in generations or ()))
+    if generations is not None and device and find_device(device).generation not in generations:
+        words = f"{engine} runs {offer.name!r} on {named} devices, not on {device}"
         return LaunchMisfit(is_known=True, words=words)
     if models is not None and architecture is None:
         words = f"{engine} runs {offer.name!r} for some models, and the spec names no model"
         return LaunchMisfit(is_known=False, words=words)
-    if offer.needs_cuda and not device:
-        words = f"{engine} runs {offer.name!r} on CUDA devices, and the spec names no devices"
+    if generations is not None and not device:
+        words = f"{engine} runs {offer.name!r} on {named} devices, and the spec names no devices"
         return LaunchMisfit(is_known=False, words=words)
     return None
+
+
+def rows_misfit(
+    target: PlaceTarget, offer: DispatchOffer, rows: Iterable[Sequence[int]], *, ranks: int
+) -> str | None:
+    """Return what of a placement's rows keeps an offer from running; None: nothing."""
+    misfit = lp_misfit(rows, ranks=ranks) if offer.solves_program else None
+    return None if misfit is None else f"{target.name} {target.release}: {offer.name!r} {misfit}"
+
+
+def program_refusal(
+    target: PlaceTarget, *, dispatch: str | None, num_slots: int, num_experts: int, ranks: int
+) -> str | None:
+    """Return why no placement of a shape can run a rule that the goal names; None: some can."""
+    if not any(offer.solves_program for offer in target.offers if offer.name == dispatch):
+        return None
+    misfit = smallest_lp_misfit(num_slots=num_slots, num_experts=num_experts, ranks=ranks)
+    if misfit is None:
+        return None
+    return (
+        f"goal.dispatch: {target.name} {target.release}: {dispatch!r} {misfit}, however"
+        f" {num_slots} slots on {ranks} ranks are filled; say static or dynamic"
+    )
+
+
+def rule_run(target: PlaceTarget, *, dispatch: str, a2a_backend: str) -> str:
+    """Return what an engine started with a rule and a backend does, by the solvers' name.
+
+    Engines that offer no choice take replicas in turn: an even split.
+    """
+    beside = offered(target, dispatch, a2a_backend) if target.offers else ()
+    return beside[0].rule if beside else "even"
+
+
+def same_loads(rule: str, other: str) -> bool:
+    """Whether two rules, by the solvers' names, give ranks the same expected loads."""
+    return rule == other or {rule, other} <= _IN_TURN
 
 
 def offered(

@@ -1,10 +1,11 @@
 """Emits SGLang's `init_expert_location.json` and a `run.sh` with the flags that must agree with it.
 
 The file holds one key, `physical_to_logical_map`, since the engine hands every other key on as an
-argument. It has a row for each decoder layer; a layer without planned experts (dense, or not
-recorded) holds them in order. Read from SGLang 0.5.23: sglang/srt/eplb/expert_location.py and
-sglang/srt/arg_groups (`static` and `lp` need an all-to-all backend, `dynamic` runs with and
-without).
+argument. It has a row for each decoder layer. A layer without planned experts (dense, or not
+recorded) holds them in order; under `lp`, whose solvers are built for every row and limited in
+size, it holds those of the planned layer that needs the smallest one. Read from SGLang 0.5.23:
+sglang/srt/eplb/expert_location.py and sglang/srt/arg_groups (`static` and `lp` need an all-to-all
+backend, `dynamic` runs with and without).
 """
 
 import json
@@ -14,9 +15,13 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.launching import num_nodes, run_script
+from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import MadeFor, PlaceDecision, PlacePlan, VerifiedPlacement
+from tuner.spec.lp_memory import program_shape
 from tuner.spec.place import Dispatch
+from tuner.spec.place_targets import PLACE_TARGETS, offered, rows_misfit
 
+_TARGET: Final = PLACE_TARGETS["sglang"]
 _LOCATION: Final = "init_expert_location.json"
 
 _FORMER: Final[Mapping[Dispatch | None, tuple[str, str]]] = {
@@ -33,10 +38,16 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
     """Return the map and the script.
 
     Raises:
+        UnsuitedPlacementError: the engine cannot be started with the rule on this placement.
         ValueError: the number of decoder layers is not known.
     """
     decision = verified.decision
     mark = sglang_mark(verified.plan)
+    rows = _rows(decision, solves_program=mark.dispatch == Dispatch.LP.value)
+    for offer in offered(_TARGET, mark.dispatch, mark.a2a_backend):
+        misfit = rows_misfit(_TARGET, offer, rows, ranks=decision.num_devices)
+        if misfit is not None:
+            raise UnsuitedPlacementError(f"{misfit}; plan again without dispatch lp")
     nodes = num_nodes(verified)
     several = (f"--nnodes {nodes}", '--node-rank "$node"', '--dist-init-addr "$MASTER_ADDR:20000"')
     command = (
@@ -51,7 +62,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         '"$@"',
     )
     return (
-        EmittedFile(path=PurePosixPath(_LOCATION), text=_location(decision)),
+        EmittedFile(path=PurePosixPath(_LOCATION), text=_location(rows)),
         run_script(
             verified,
             usage=("Usage: ./run.sh --model-path MODEL [more flags of the engine]",),
@@ -78,10 +89,19 @@ def sglang_mark(plan: PlacePlan) -> MadeFor:
     )
 
 
-def _location(decision: PlaceDecision) -> str:
+def _rows(decision: PlaceDecision, *, solves_program: bool) -> tuple[tuple[int, ...], ...]:
+    """Return the experts of every decoder layer's slots."""
     if decision.num_layers is None:
         raise ValueError("a row for every decoder layer needs their number")
-    in_order = tuple(slot % decision.num_experts for slot in range(decision.num_slots))
+    unplanned = tuple(slot % decision.num_experts for slot in range(decision.num_slots))
+    if solves_program:
+        unplanned = min(
+            decision.physical_to_logical,
+            key=lambda row: program_shape(row, ranks=decision.num_devices),
+        )
     planned = dict(zip(decision.layer_ids, decision.physical_to_logical, strict=True))
-    rows = [planned.get(layer, in_order) for layer in range(decision.num_layers)]
+    return tuple(planned.get(layer, unplanned) for layer in range(decision.num_layers))
+
+
+def _location(rows: tuple[tuple[int, ...], ...]) -> str:
     return json.dumps({"physical_to_logical_map": rows}, separators=(",", ":")) + "\n"

@@ -6,7 +6,11 @@ from tuner.place_plan import VerifiedPlacement
 
 
 def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
-    """Return the lines; a placement that nobody measured says so."""
+    """Return the lines; a placement that nobody measured says so.
+
+    Verdict and expected loads are left out where they were judged under another dispatch rule than
+    the engine's.
+    """
     decision, plan = verified.decision, verified.plan
     slots = sorted(set(decision.slots_per_rank))
     lines = [
@@ -19,6 +23,12 @@ def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
     ]
     if verified.waived:
         lines.append(f"NOT VERIFIED: {verified.waived}")
+    if not all(mark.is_judged for mark in plan.made_for):
+        lines.append(
+            "NOT JUDGED for this engine: the plan's verdict and expected loads hold under another"
+            " dispatch rule than the one it runs."
+        )
+        return tuple(lines)
     if plan.verdict is not None:
         lines.append(f"Verdict: {plan.verdict.word}. {plan.verdict.reason}")
     if plan.predicted is not None:

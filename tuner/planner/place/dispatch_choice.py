@@ -6,7 +6,7 @@ among those that the deployment allows, on the passes that are planned from; the
 plan prints is of the judged passes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -35,15 +35,19 @@ from tuner.spec.place_targets import (
     backend_of,
     launch_misfit,
     offered,
+    rows_misfit,
+    rule_run,
+    same_loads,
 )
 
 DRAWS: Final = 16
 """Of each rule over its passes, and one of each pass at least; the mean of 16 maxima is known to a
 quarter of their spread."""
 
-SEEDS: Final = 4
+SEEDS: Final = DRAWS
 """Of `static`, the engine's own first: a recording seldom has all layers that its stream runs over,
-so that no single table is sure to be the engine's, and none is hunted for."""
+so that no single table is sure to be the engine's, and none is hunted for. As many as draws that a
+rule is chosen by, so that each draw has a table of its own."""
 
 MOST_PASSES: Final = 8
 """Planned passes that rules are chosen on: a linear program is solved for each."""
@@ -71,7 +75,9 @@ def choose_dispatch(
 ) -> DispatchChoice:
     """Choose among the rules of the first target of `emit` on the passes that are planned from.
 
-    The rule of the plan stays unless another one gains more than what their draws leave open.
+    The rule of the plan stays unless another one gains more than what their draws leave open. All
+    ranks are taken to send equally many tokens: recorded sources are summed over all passes, those
+    that are judged on included.
 
     Args:
         spec: with the goal's own rule, if it names one.
@@ -79,7 +85,7 @@ def choose_dispatch(
         placement: that they are weighed on.
         planned: the rule that it was planned for, which stays where the target offers no other.
     """
-    offers = _offers(spec)
+    offers = _offers(spec, placement)
     if not offers:
         return DispatchChoice(rule=planned)
     notes = tuple(
@@ -94,7 +100,7 @@ def choose_dispatch(
 
     def drawn(offer: DispatchOffer) -> list[Floats]:
         return [
-            _sampled_imbalance_D(spec, offer.rule, _case(spec, one, placement, _spread(one)))
+            _sampled_imbalance_D(spec, offer.rule, _case(spec, placement, _spread(one)))
             for one in evidence
         ]
 
@@ -116,7 +122,7 @@ def compared_dispatches(
     """
     offers = [
         (offer, against)
-        for offer, against in _offers(spec)
+        for offer, against in _offers(spec, chosen)
         if not against or offer.rule not in PASS_BY_PASS
     ]
     best = next((at for at, (one, why) in enumerate(offers) if one.rule == rule and not why), None)
@@ -138,25 +144,22 @@ def compared_dispatches(
 
 
 def made_for(spec: PlaceSpec, rule: str) -> tuple[MadeFor, ...]:
-    """Return what the plan's emitted placements are tied to, by target."""
+    """Return what the plan's emitted placements are tied to, by target.
+
+    Args:
+        spec: the question.
+        rule: that the plan was judged under, by the solvers' name.
+    """
     nodes = -(-spec.goal.ranks // (spec.goal.ranks_per_node or spec.goal.ranks))
-    named = None if spec.goal.dispatch is None else spec.goal.dispatch.value
-    # Without replicas every rule does the same: the engine's default stays.
-    is_open = named is None and spec.ranks.num_slots == spec.num_experts
+    is_alike = spec.ranks.num_slots == spec.num_experts
     marks = []
     for name in dict.fromkeys(spec.emit):
         target = PLACE_TARGETS[name]
-        dispatch, backend = "", ""
-        if target.offers:
-            backend = backend_of(target, dispatch=named, a2a_backend=spec.goal.a2a_backend)
-            beside = offered(target, None, backend)
-            same = [offer for offer in beside if offer.rule == rule and not is_open]
-            # Of an even split `dynamic` is the nearest.
-            like = "dynamic" if named == "even" else named
-            others = [one for one in beside if one.name == like] + [
-                one for one in beside if one.is_default
-            ]
-            dispatch = (same + others)[0].name
+        dispatch, backend = _launch(spec, target, rule) if target.offers else ("", "")
+        runs = rule_run(target, dispatch=dispatch, a2a_backend=backend)
+        # A table of experts has no rule of its own: what reads it runs what the goal names.
+        is_named = spec.goal.dispatch is not None and target.dispatches is None
+        is_judged = is_alike or is_named or same_loads(rule, runs)
         marks.append(
             MadeFor(
                 engine=name,
@@ -165,9 +168,47 @@ def made_for(spec: PlaceSpec, rule: str) -> tuple[MadeFor, ...]:
                 ep_size=spec.goal.ranks,
                 dispatch=dispatch,
                 a2a_backend=backend,
+                is_judged=is_judged,
             )
         )
     return tuple(marks)
+
+
+def _launch(spec: PlaceSpec, target: PlaceTarget, rule: str) -> tuple[str, str]:
+    """Return the dispatch rule and the backend that an engine with several rules is started with.
+
+    Of an even split, which the goal asks for or another target runs, `dynamic` without a backend
+    expects the same.
+    """
+    named = None if spec.goal.dispatch is None else spec.goal.dispatch.value
+    # Without replicas every rule does the same: the engine's default stays.
+    is_open = named is None and spec.ranks.num_slots == spec.num_experts
+    like = rule if named is None and rule == "even" and not is_open else named
+    backend = backend_of(target, dispatch=like, a2a_backend=spec.goal.a2a_backend)
+    beside = offered(target, None, backend)
+    same = [offer for offer in beside if offer.rule == rule and not is_open]
+    nearest = [one for one in beside if one.name == ("dynamic" if like == "even" else like)]
+    default = [one for one in beside if one.is_default]
+    return (same + nearest + default)[0].name, backend
+
+
+def launch_misfits(
+    spec: PlaceSpec, placements: Mapping[str, Placement], rule: str
+) -> dict[str, str]:
+    """Return why a target cannot be started with a placement under a rule; empty: all can."""
+    return {name: _launch_misfit(spec, one, rule) for name, one in placements.items()}
+
+
+def _launch_misfit(spec: PlaceSpec, placement: Placement, rule: str) -> str:
+    for mark in made_for(spec, rule):
+        target = PLACE_TARGETS[mark.engine]
+        for offer in offered(target, mark.dispatch, mark.a2a_backend):
+            misfit = rows_misfit(
+                target, offer, placement.expert_LS.tolist(), ranks=spec.ranks.num_ranks
+            )
+            if misfit is not None:
+                return misfit
+    return ""
 
 
 def _judged(
@@ -180,7 +221,7 @@ def _judged(
     expected, sampled, tokens, draws = [], [], [], []
     for one, top_k in zip(evidence, top_ks, strict=True):
         load_PLE = one.judged_PLE
-        case = _case(spec, one, chosen, load_PLE)
+        case = _case(spec, chosen, load_PLE, source_HLE=sources_of(spec, one))
         expected.append(float(_imbalance_P(spec, expected_loads(offer.rule, case)).mean()))
         sampled_D = _sampled_imbalance_D(spec, offer.rule, case)
         sampled.append(float(sampled_D.mean()))
@@ -203,19 +244,23 @@ def _judged(
 
 
 def _case(
-    spec: PlaceSpec, one: WorkloadEvidence, placement: Placement, load_PLE: Floats
+    spec: PlaceSpec,
+    placement: Placement,
+    load_PLE: Floats,
+    *,
+    source_HLE: Floats | None = None,
 ) -> DispatchCase:
     return DispatchCase(
         load_PLE=load_PLE,
         placement=placement,
         ranks=spec.ranks,
-        source_HLE=sources_of(spec, one),
+        source_HLE=source_HLE,
         seed=ENGINE_SEED,
     )
 
 
 def _sampled_imbalance_D(spec: PlaceSpec, rule: str, case: DispatchCase) -> Floats:
-    """Return the imbalance of each draw: each pass in turn, under several fixed choices in turn."""
+    """Return the imbalance of each draw, pass by pass, under several fixed choices in turn."""
     shares = splits_of(rule)[1]
     draws_a_pass = -(-DRAWS // len(case.load_PLE))
     rng = np.random.default_rng(0)
@@ -246,9 +291,24 @@ def _sure_gain(
     values = [float(one_D.mean()) for one_D in kept]
     gains = [one_D - other_D for one_D, other_D in zip(kept, other, strict=True)]
     weights_W = robust_weights(spec, evidence, values)
-    errors_W = np.array([gain_D.std(ddof=1) / np.sqrt(len(gain_D)) for gain_D in gains])
+    errors_W = np.array(
+        [
+            mean_error(gain_D, passes=len(_spread(one)))
+            for one, gain_D in zip(evidence, gains, strict=True)
+        ]
+    )
     gain = float(weights_W @ np.array([gain_D.mean() for gain_D in gains]))
     return gain - SURE_ERRORS * float(np.linalg.norm(weights_W * errors_W))
+
+
+def mean_error(value_D: Floats, *, passes: int) -> float:
+    """Return the standard error of the mean of draws, equally many of each pass in order.
+
+    Draws of one pass share what is particular to it, so that passes count and not draws; of a
+    single pass, what the draws leave open is all that is known.
+    """
+    value_P = value_D.reshape(passes, -1).mean(axis=1) if passes > 1 else value_D
+    return float(value_P.std(ddof=1) / np.sqrt(len(value_P)))
 
 
 def _spread(one: WorkloadEvidence) -> Floats:
@@ -264,8 +324,10 @@ def _imbalance_P(spec: PlaceSpec, load_PLG: Floats) -> Floats:
     return np.asarray(largest_PL.sum(axis=1) / mean_PL.sum(axis=1))
 
 
-def _offers(spec: PlaceSpec) -> list[tuple[DispatchOffer, str]]:
+def _offers(spec: PlaceSpec, placement: Placement | None = None) -> list[tuple[DispatchOffer, str]]:
     """Return the rules of the first target, each with why it is not allowed; empty: it is.
+
+    Without a placement, as far as that is known before one is made.
 
     Nothing where there is nothing to compare: no rule but an even split, or no replicas.
     """
@@ -277,7 +339,9 @@ def _offers(spec: PlaceSpec) -> list[tuple[DispatchOffer, str]]:
     return [
         (
             offer,
-            "" if named is not None else _against(spec, target, offer, is_beside=offer in allowed),
+            ""
+            if named is not None
+            else _against(spec, target, offer, placement, is_beside=offer in allowed),
         )
         for offer in compared
     ]
@@ -299,7 +363,14 @@ def _compared(
     return (target.offers if named is None else allowed), allowed
 
 
-def _against(spec: PlaceSpec, target: PlaceTarget, offer: DispatchOffer, *, is_beside: bool) -> str:
+def _against(
+    spec: PlaceSpec,
+    target: PlaceTarget,
+    offer: DispatchOffer,
+    placement: Placement | None,
+    *,
+    is_beside: bool,
+) -> str:
     """Return why a deployment does not allow a rule that it did not name; empty: it does."""
     if not is_beside:
         only = "an all-to-all backend" if offer.has_backend else "goal.a2a_backend: none"
@@ -310,7 +381,12 @@ def _against(spec: PlaceSpec, target: PlaceTarget, offer: DispatchOffer, *, is_b
         architecture=None if spec.model is None else spec.model.architecture,
         device=None if spec.cluster is None else spec.cluster.pools[0].device,
     )
-    return "" if misfit is None else misfit.words
+    if misfit is not None:
+        return misfit.words
+    if placement is None:
+        return ""
+    rows = placement.expert_LS.tolist()
+    return rows_misfit(target, offer, rows, ranks=spec.ranks.num_ranks) or ""
 
 
 def _words(

@@ -5,6 +5,7 @@ where experts have several, every token at its expert's home where they have one
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,10 +13,10 @@ import numpy as np
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.dynamic import drawn
 from solvers.placement.dispatch.least_loaded import LeastLoaded
-from solvers.placement.ranks import Floats, Placement
-from tuner.planner.place.comparing import Three, judge_workload
+from solvers.placement.ranks import Floats, Ints, Placement
+from tuner.planner.place.comparing import Three, ranks_of
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.judging import Judged, arrivals
+from tuner.planner.place.judging import Judged, arrivals, judge, judged_of
 from tuner.planner.place.pricing import Pricing
 from tuner.spec.place import Dispatch
 from tuner.spec.place_dispatch import UNLAUNCHED
@@ -51,7 +52,7 @@ def dispatch_gain(
 
     Args:
         spec: the question.
-        evidence: judged on.
+        evidence: judged passes are reported, planned ones choose among `others`.
         threes: what runs, EPLB's rule and the plan, under the goal's rule.
         pricing: of seconds; None: loads are compared.
         chosen: the plan's placement.
@@ -62,12 +63,14 @@ def dispatch_gain(
         return
     yield f"{RULES[rule]}; no engine that is written for has the rule {rule.value!r}"
     after = [three.after for three in threes]
-    with_rule = _cost(spec, evidence, after, chosen, pricing)
-    usual = [[_usual(spec, one, each, rule) for one in evidence] for each in (chosen, *others)]
-    without = min(
-        _cost(spec, evidence, judged, each, pricing)
-        for judged, each in zip(usual, (chosen, *others), strict=True)
+    judged = [_judged_passes(one) for one in evidence]
+    with_rule = _cost(spec, judged, after, chosen, pricing)
+    planned = [_planned_passes(one) for one in evidence]
+    rather = min(
+        (chosen, *others), key=lambda each: _usual_cost(spec, planned, each, rule, pricing)
     )
+    without = _usual_cost(spec, judged, rather, rule, pricing)
+    usual = [_usual(spec, one, chosen, rule) for one in judged]
     if pricing is None:
         yield (
             f"a runtime with it would have {with_rule:.3f} times the mean load on its busiest"
@@ -80,48 +83,81 @@ def dispatch_gain(
         )
     weights = np.array([one.weight_ratio for one in evidence])
     if rule is Dispatch.ACTIVATED:
-        yield _experts_read(threes, usual[0], weights)
+        yield _experts_read(threes, usual, weights)
     else:
         yield _weights_sent(after, weights, is_priced=pricing is not None)
 
 
-def _usual(spec: PlaceSpec, one: WorkloadEvidence, chosen: Placement, rule: Dispatch) -> Judged:
-    """Judge the placement under what runtimes do without the rule."""
-    if rule is Dispatch.LEAST_LOADED:
-        return judge_workload(spec, one, chosen, Dispatch.EVEN.value)
-    load_PLE = arrivals(one.judged_PLE)
-    case = DispatchCase(load_PLE=load_PLE, placement=chosen, ranks=spec.ranks)
-    copies_PLG, read_PLG = drawn(case)
-    time_PLG = copies_PLG / spec.ranks.speed_G
-    mean_PL = copies_PLG.sum(axis=2) / spec.ranks.speed_G.sum()
-    some_PL = np.where(mean_PL > 0.0, mean_PL, 1.0)
-    return Judged(
-        copies_PLG=copies_PLG,
-        ratio_PL=time_PLG.max(axis=2) / some_PL,
-        imbalance_P=time_PLG.max(axis=2).sum(axis=1) / some_PL.sum(axis=1),
-        active_PLG=read_PLG,
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Passes:
+    """Passes of one workload that placements are compared on."""
+
+    weight_ratio: float
+    load_PLE: Floats
+    token_LTK: Ints | None
+    is_counted: bool
+
+
+def _judged_passes(one: WorkloadEvidence) -> _Passes:
+    return _Passes(
+        weight_ratio=one.weight_ratio,
+        load_PLE=one.judged_PLE,
+        token_LTK=one.judged_LTK,
+        is_counted=one.is_counted,
     )
+
+
+def _planned_passes(one: WorkloadEvidence) -> _Passes:
+    """Return what a placement for runtimes without the rule is chosen on."""
+    return _Passes(
+        weight_ratio=one.weight_ratio,
+        load_PLE=one.whole_PLE[: one.planned_passes] if one.is_split else one.planned_LE[None],
+        token_LTK=one.planned_LTK,
+        is_counted=one.is_counted,
+    )
+
+
+def _usual_cost(
+    spec: PlaceSpec,
+    passes: Sequence[_Passes],
+    placement: Placement,
+    rule: Dispatch,
+    pricing: Pricing | None,
+) -> float:
+    """Return the cost of a placement under what runtimes do without the rule."""
+    usual = [_usual(spec, one, placement, rule) for one in passes]
+    return _cost(spec, passes, usual, placement, pricing)
+
+
+def _usual(spec: PlaceSpec, one: _Passes, placement: Placement, rule: Dispatch) -> Judged:
+    """Judge the placement under what runtimes do without the rule."""
+    ranks = ranks_of(spec, placement)
+    if rule is Dispatch.LEAST_LOADED:
+        return judge(placement, load_PLE=one.load_PLE, ranks=ranks, dispatch=Dispatch.EVEN.value)
+    case = DispatchCase(load_PLE=arrivals(one.load_PLE), placement=placement, ranks=ranks)
+    copies_PLG, read_PLG = drawn(case)
+    return judged_of(copies_PLG, ranks=ranks, active_PLG=read_PLG.astype(np.float64))
 
 
 def _cost(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    passes: Sequence[_Passes],
     judged: Sequence[Judged],
     placement: Placement,
     pricing: Pricing | None,
 ) -> float:
     """Return the seconds of a pass, or the imbalance where nothing is priced; mean of workloads."""
     total = 0.0
-    for one, under_rule in zip(evidence, judged, strict=True):
+    for one, under_rule in zip(passes, judged, strict=True):
         if pricing is None:
             total += one.weight_ratio * under_rule.imbalance
             continue
         seconds = pricing.price(
             placement,
             under_rule,
-            load_PLE=one.judged_PLE,
-            ranks=spec.ranks,
-            token_LTK=one.judged_LTK,
+            load_PLE=one.load_PLE,
+            ranks=ranks_of(spec, placement),
+            token_LTK=one.token_LTK,
             is_counted=one.is_counted,
         )
         total += one.weight_ratio * float(seconds.pass_P.mean())

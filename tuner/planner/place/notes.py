@@ -5,6 +5,7 @@ from typing import Final
 
 from tuner.planner.place.candidates import Rule
 from tuner.planner.place.comparing import sources_of
+from tuner.planner.place.dispatch_choice import made_for
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.leaving_out import MOST_FOLDS
 from tuner.planner.place.transitions import is_judged_apart
@@ -23,6 +24,10 @@ DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
 }
 """What an engine does with replicas unless told otherwise: SGLang's default with an all-to-all
 backend; vLLM and TensorRT-LLM go through replicas in turn."""
+
+
+NEAR_FIRST: Final = frozenset({"static", "near_dynamic", "near_lp"})
+"""Rules that send tokens to a replica on their own rank or node where there is one."""
 
 
 RULE_WORDS: Final[Mapping[str, str]] = {
@@ -70,17 +75,40 @@ def _dispatch_notes(
         return
     said = RULE_WORDS.get(dispatch, repr(dispatch))
     yield f"replicas share tokens by the rule {said}, {_whose_dispatch(spec)}"
-    if spec.goal.dispatch is None:
-        for name in tuple(dict.fromkeys(spec.emit))[1:]:
-            if DISPATCH_OF[name].value != dispatch:
-                yield f"{name} shares by {DISPATCH_OF[name].value!r}, not judged here"
+    for mark in made_for(spec, dispatch):
+        if not mark.is_judged:
+            runs = f"dispatch {mark.dispatch}" if mark.dispatch else "an even split"
+            yield f"{mark.engine} runs {runs}, under which nothing was judged here"
     if dispatch == Dispatch.STATIC.value and spec.layer_ids != tuple(range(len(spec.layer_ids))):
         yield (
             "static chooses replicas for all decoder layers from one stream: those before and"
             " between the placed ones shift it, so another draw of the same law is judged"
         )
-    if dispatch == Dispatch.STATIC.value and any(sources_of(spec, one) is None for one in evidence):
-        yield "tokens are taken to come from all ranks alike"
+    if dispatch in NEAR_FIRST:
+        yield from _source_notes(spec, evidence)
+    for cost in sorted(_costs(spec, dispatch)):
+        yield f"loads and seconds leave out what the rule costs at run time: {cost}"
+
+
+def _source_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
+    """Say how many tokens each rank is taken to send: a rule that looks near first rests on it."""
+    alike = [one.name for one in evidence if sources_of(spec, one) is None]
+    if len(alike) == len(evidence):
+        yield (
+            "placed and judged as if every rank sent equally many tokens to each expert: the"
+            " recordings do not say which of these ranks sent what"
+        )
+        return
+    yield (
+        "placed, and its dispatch rule chosen, as if every rank sent equally many tokens to each"
+        " expert; judged by what each rank was recorded to send"
+        + (f", {', '.join(alike)} as placed" if alike else "")
+    )
+
+
+def _costs(spec: PlaceSpec, dispatch: str) -> set[str]:
+    offers = PLACE_TARGETS[next(iter(spec.emit), "eplb")].offers
+    return {offer.cost for offer in offers if offer.rule == dispatch and offer.cost}
 
 
 def _recording_notes(evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:

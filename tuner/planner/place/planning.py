@@ -14,6 +14,7 @@ from typing import Final
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
 from tuner.costs.expert_layer import expert_bytes
+from tuner.errors import SpecError
 from tuner.place_plan import (
     LayerTimes,
     PlaceAlternative,
@@ -47,6 +48,7 @@ from tuner.planner.place.costing import active_load_of, parts_cost, planned_cost
 from tuner.planner.place.dispatch_choice import (
     choose_dispatch,
     compared_dispatches,
+    launch_misfits,
     made_for,
 )
 from tuner.planner.place.dispatch_gain import dispatch_gain
@@ -74,6 +76,7 @@ from tuner.planner.place.traffic import (
     traffic_times,
 )
 from tuner.planner.place.verdict import Loads, verdict_of
+from tuner.spec.files import shown_path
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
@@ -406,7 +409,19 @@ def _weighed(
         made = {name: unseen.get(name.removesuffix(f" for {dispatch}")) for name in named}
         worst = max(cost / values[name] for name, cost in made.items() if cost is not None)
         ordered_by = {name: cost or worst * values[name] for name, cost in made.items()}
-    order = sorted(named, key=lambda name: (name != method, bool(broken[name]), ordered_by[name]))
+    unlaunched = launch_misfits(spec, named, dispatch)
+    order = sorted(
+        named,
+        key=lambda name: (
+            name != method,
+            bool(unlaunched[name]),
+            bool(broken[name]),
+            ordered_by[name],
+        ),
+    )
+    if unlaunched[order[0]]:
+        raise SpecError(f"{shown_path(spec.path)}: goal.dispatch: {unlaunched[order[0]]}")
+    broken = {name: unlaunched[name] or words for name, words in broken.items()}
     return _Weighed(
         placements={name: named[name] for name in order},
         values=values,

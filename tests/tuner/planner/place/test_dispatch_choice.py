@@ -1,22 +1,29 @@
 """Which dispatch rule a plan recommends, what the others cost, and what the plan is made for."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from solvers.placement.ranks import Placement
+from solvers.placement.dispatch.case import DispatchCase
+from solvers.placement.dispatch.sampling import draw
+from solvers.placement.ranks import Floats, Placement
 from tuner.cli.place_text import place_text
 from tuner.emit.placement.registry import emit_placement
-from tuner.errors import SpecError
+from tuner.emit.placement.testing import sample_decision, sample_placement
+from tuner.errors import SpecError, UnsuitedPlacementError
 from tuner.place_api import place
 from tuner.place_plan import DispatchOutcome, PlacePlan, VerifiedPlacement
 from tuner.planner.place.candidates import rule_of
-from tuner.planner.place.dispatch_choice import choose_dispatch
+from tuner.planner.place.comparing import sources_of
+from tuner.planner.place.dispatch_choice import DRAWS, choose_dispatch, mean_error
 from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.notes import notes_of
 from tuner.report.place_page import PlaceEvidence, place_report
+from tuner.spec.place import Dispatch
 from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -106,7 +113,8 @@ def on_devices(path: Path, device: str) -> Path:
 def test_lp_is_weighed_for_models_and_devices_that_the_engine_runs_it_on(tmp_path: Path) -> None:
     for model, device, said in (
         ("olmoe-1b-7b", "h100-sxm", "not for OlmoeForCausalLM"),
-        ("deepseek-v2-lite", "mi300x", "runs 'lp' on CUDA devices, not on mi300x"),
+        ("deepseek-v2-lite", "mi300x", "runs 'lp' on Blackwell or Hopper devices, not on mi300x"),
+        ("deepseek-v2-lite", "a100-80gb-sxm", "Hopper devices, not on a100-80gb-sxm"),
         ("deepseek-v2-lite", "", "the spec names no devices"),
         ("deepseek-v2-lite", "h100-sxm", ""),
     ):
@@ -138,6 +146,120 @@ def test_a_rule_is_chosen_on_planned_passes_and_stays_unless_another_surely_gain
         assert choose_dispatch(spec, (one,), twins, planned=planned).rule == planned
 
 
+def wide_spec(folder: Path, goal: str = "") -> Path:
+    """64 ranks of 3 slots: a program for many replicated experts does not fit, for one it does."""
+    path = on_devices(spec_file(folder, goal), "h100-sxm")
+    text = path.read_text().replace(RANKS, "  ranks: 64\n  slots_per_rank: 3\n")
+    path.write_text(text.replace("nodes: 4", "nodes: 8"))
+    return path
+
+
+def test_lp_is_left_out_where_the_engine_would_not_start_with_the_placement(
+    tmp_path: Path,
+) -> None:
+    plan = place(wide_spec(tmp_path), time_limit_s=1.0).plan
+    assert ("lp", True) not in compared(plan)
+    assert plan.made_for[0].dispatch == "dynamic"
+    (note,) = (note for note in plan.provenance.notes if "lp was not weighed" in note)
+    assert re.search(r"needs \d+\.\d KiB of shared memory .* \d+\.\d KiB$", note)
+
+
+def test_a_named_lp_is_refused_in_one_line_where_no_placement_found_fits(tmp_path: Path) -> None:
+    path = wide_spec(tmp_path, "  dispatch: lp\n")
+    with pytest.raises(SpecError, match=r"spec\.yaml: goal\.dispatch: .* shared memory") as caught:
+        place(path, time_limit_s=1.0)
+    assert "\n" not in str(caught.value)
+    # Where no placement at all can fit, without a search.
+    path.write_text(path.read_text().replace("slots_per_rank: 3", "slots_per_rank: 7"))
+    with pytest.raises(SpecError, match="however 448 slots on 64 ranks are filled; say static"):
+        read_place_spec(path)
+
+
+def test_a_placement_for_lp_is_emitted_only_where_all_rows_fit(tmp_path: Path) -> None:
+    experts, ranks = 256, 64
+    few = (*range(experts), *[0] * (ranks * 5 - experts))
+    decision = sample_decision(
+        physical_to_logical=(few, few),
+        num_experts=experts,
+        ranks=ranks,
+        ranks_per_node=8,
+        slots_per_rank=(5,) * ranks,
+    )
+    files = emit_placement("sglang", sample_placement(decision, dispatch=Dispatch.LP))
+    (rows,) = (
+        json.loads(file.text)["physical_to_logical_map"]
+        for file in files
+        if file.path.suffix == ".json"
+    )
+    # Layers without planned experts, in order, would not fit.
+    assert [tuple(row) for row in rows] == [few] * 4
+    many = tuple(slot % experts for slot in range(ranks * 5))
+    other = decision.model_copy(update={"physical_to_logical": (few, many)})
+    with pytest.raises(UnsuitedPlacementError, match=r"'lp' needs 262\.0 KiB of shared memory"):
+        emit_placement("sglang", sample_placement(other, dispatch=Dispatch.LP))
+    assert emit_placement("sglang", sample_placement(other, dispatch=Dispatch.STATIC))
+
+
+def test_a_rule_is_not_chosen_by_sources_that_the_hold_out_is_summed_in(tmp_path: Path) -> None:
+    spec = read_place_spec(spec_file(tmp_path))
+    (one,) = evidence_of(spec)
+    rule = rule_of((one,), ranks=spec.ranks, groups=None)
+    source_SLE = np.zeros((16, *one.planned_LE.shape), dtype=np.int64)
+    source_SLE[0] = one.recording.count_LE
+    recorded = replace(one, recording=replace(one.recording, source_SLE=source_SLE))
+    assert sources_of(spec, recorded) is not None
+    choices = [
+        choose_dispatch(spec, (each,), rule.placement, planned="static") for each in (one, recorded)
+    ]
+    assert choices[0] == choices[1]
+    # What the assumption is, is said of each rule that looks for near replicas.
+    for name in ("static", "near_dynamic", "near_lp", "dynamic", "even"):
+        said = {
+            each is recorded: [
+                note
+                for note in notes_of(spec, (each,), name, rule)
+                if "as if every rank sent equally many tokens" in note
+            ]
+            for each in (one, recorded)
+        }
+        is_near = name in ("static", "near_dynamic", "near_lp")
+        assert [len(notes) for notes in said.values()] == [is_near, is_near], name
+        if is_near:
+            assert "do not say which of these ranks sent what" in said[False][0]
+            assert "judged by what each rank was recorded to send" in said[True][0]
+
+
+def test_draws_of_one_pass_are_not_taken_for_independent_ones() -> None:
+    value_P = np.random.default_rng(2).normal(size=8)
+    by_pass = float(value_P.std(ddof=1) / np.sqrt(8))
+    for draws in (1, 2, 8):
+        error = mean_error(np.repeat(value_P, draws), passes=8)
+        assert error == pytest.approx(by_pass), draws
+    # Of one pass the draws are all there is.
+    assert mean_error(value_P, passes=1) == pytest.approx(by_pass)
+
+
+def test_each_draw_of_static_that_a_rule_is_chosen_by_has_a_table_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_place_spec(spec_file(tmp_path))
+    (one,) = evidence_of(spec)
+    rule = rule_of((one,), ranks=spec.ranks, groups=None)
+    used: list[int] = []
+
+    def noted(case: DispatchCase, split_LEG: Floats, rng: np.random.Generator) -> Floats:
+        used.append(hash(split_LEG.tobytes()))
+        return draw(case, split_LEG, rng)
+
+    monkeypatch.setattr("tuner.planner.place.dispatch_choice.draw", noted)
+    choose_dispatch(spec, (one,), rule.placement, planned="static")
+    # Six planned passes, three draws of each: static, then dynamic, whose shares are one.
+    assert len(used) == 2 * 18
+    assert len(set(used[:18])) == DRAWS
+    assert max(used[:18].count(table) for table in used[:18]) == 2
+    assert len(set(used[18:])) == 1
+
+
 def test_without_replicas_no_rule_is_chosen_and_the_engine_keeps_its_default(
     tmp_path: Path,
 ) -> None:
@@ -149,17 +271,18 @@ def test_without_replicas_no_rule_is_chosen_and_the_engine_keeps_its_default(
     assert not [note for note in plan.provenance.notes if "replicas share" in note]
 
 
-def test_lp_is_refused_on_devices_without_cuda(tmp_path: Path) -> None:
-    for device, is_refused in (("mi300x", True), ("h100-sxm", False)):
+def test_lp_is_refused_on_devices_that_its_kernel_does_not_run_on(tmp_path: Path) -> None:
+    for device, is_refused in (("mi300x", True), ("a100-80gb-sxm", True), ("h100-sxm", False)):
         path = on_devices(spec_file(tmp_path, "  dispatch: lp\n"), device)
         if not is_refused:
             assert read_place_spec(path).cluster is not None
             continue
         with pytest.raises(SpecError) as caught:
             read_place_spec(path)
-        assert "goal.dispatch: sglang 0.5.23 runs 'lp' on CUDA devices, not on mi300x" in str(
-            caught.value
-        )
+        assert (
+            "goal.dispatch: sglang 0.5.23 runs 'lp' on Blackwell or Hopper devices, not on "
+            + device
+        ) in str(caught.value)
 
 
 def test_without_a_backend_dynamic_is_all_there_is(tmp_path: Path) -> None:
@@ -192,6 +315,9 @@ def test_a_rule_that_the_goal_names_is_kept(tmp_path: Path) -> None:
         assert f"--moe-a2a-backend {backend}" in script
         assert f"--ep-dispatch-algorithm {rule}" in script
         assert f"# Made for sglang 0.5.23, 4 nodes, EP 16, dispatch {rule}" in script
+        notes = [note for note in plan.provenance.notes if "leave out what the rule costs" in note]
+        assert len(notes) == (rule == "lp")
+        assert all("a linear program in every layer" in note for note in notes)
 
 
 def test_every_target_is_marked_for_itself(tmp_path: Path) -> None:
@@ -206,6 +332,40 @@ def test_every_target_is_marked_for_itself(tmp_path: Path) -> None:
     (text, *_) = (file.text for file in emit_placement("trtllm", verified))
     assert "Made for trtllm 1.3.0rc27, 4 nodes, EP 16: plan again" in text
     assert "Made for eplb" not in text
+
+
+def test_a_second_target_states_no_load_of_another_rule(tmp_path: Path) -> None:
+    wrong: list[tuple[object, ...]] = []
+    for emit, goal, marks, unjudged in (
+        ("trtllm, sglang", "", {"sglang": ("dynamic", "none"), "trtllm": ("", "")}, set()),
+        (
+            "trtllm, sglang",
+            "  a2a_backend: deepep\n",
+            {"sglang": ("dynamic", "deepep")},
+            {"sglang"},
+        ),
+        ("sglang, trtllm", "", {"sglang": ("dynamic", "deepep"), "trtllm": ("", "")}, {"trtllm"}),
+        ("eplb, sglang", "  dispatch: static\n", {"sglang": ("static", "deepep")}, set()),
+    ):
+        plan = plan_of(tmp_path, goal, emit=emit)
+        found = {one.engine: (one.dispatch, one.a2a_backend) for one in plan.made_for}
+        said = {one.engine for one in plan.made_for if not one.is_judged}
+        assert plan.decision is not None
+        verified = VerifiedPlacement(plan=plan, decision=plan.decision)
+        for engine in emit.split(", "):
+            text = "".join(file.text for file in emit_placement(engine, verified) if file.text)
+            states = ("Expected of workload" in text, "Verdict:" in text, "NOT JUDGED" not in text)
+            if engine != "eplb" and states != (engine not in unjudged,) * 3:
+                wrong.append((emit, goal, engine, states))
+            noted = any(
+                note.startswith(f"{engine} runs") and note.endswith("nothing was judged here")
+                for note in plan.provenance.notes
+            )
+            if noted != (engine in unjudged):
+                wrong.append((emit, goal, engine, plan.provenance.notes))
+        if not marks.items() <= found.items() or said != unjudged:
+            wrong.append((emit, goal, found, said))
+    assert not wrong
 
 
 @pytest.mark.parametrize(

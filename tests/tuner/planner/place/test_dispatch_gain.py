@@ -14,8 +14,12 @@ from tuner.emit.placement.registry import emit_placement
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan, VerifiedPlacement
+from tuner.planner.place.comparing import Three, judge_workload
+from tuner.planner.place.dispatch_gain import dispatch_gain
+from tuner.planner.place.evidence import evidence_of
 from tuner.planner.place.judging import judge
 from tuner.spec.place import Dispatch
+from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -108,6 +112,41 @@ def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) 
     (sent,) = (note for note in plan.provenance.notes if note.startswith("the busiest rank sends"))
     assert sent.endswith("their transfer is not counted; name `model` and `cluster` for it")
     assert plan.certificate.bound == 1.0
+
+
+def test_what_a_runtime_would_rather_have_is_chosen_on_planned_passes(tmp_path: Path) -> None:
+    planned(tmp_path, "  dispatch: least_loaded\n", priced=False, slots=2)
+    heavy, light = 40_000, 1_000
+    # Passes that are planned from have experts 0 and 1 heavy, those that are judged on 0 and 2.
+    count_PLE = np.full((4, 4, 8), light, dtype=np.int64)
+    count_PLE[:2, :, [0, 1]] = heavy
+    count_PLE[2:, :, [0, 2]] = heavy
+    write_recording(
+        tmp_path / "shifted",
+        Recording(
+            model="tiny", workload="chat", layer_ids=(0, 1, 2, 3), top_k=2, count_PLE=count_PLE
+        ),
+    )
+    path = tmp_path / "spec.yaml"
+    path.write_text(path.read_text().replace("path: chat", "path: shifted"))
+    spec = read_place_spec(path)
+    evidence = evidence_of(spec)
+
+    def placed(*experts: int) -> Placement:
+        return Placement(expert_LS=np.tile(np.array(experts), (4, 1)))
+
+    for_planned, for_judged = placed(0, 2, 1, 3, 4, 5, 6, 7), placed(0, 1, 2, 3, 4, 5, 6, 7)
+    threes = [
+        Three(before=judged, rule=judged, after=judged)
+        for judged in (judge_workload(spec, evidence[0], for_planned, "least_loaded"),)
+    ]
+    lines = dispatch_gain(
+        spec, evidence, threes, None, chosen=for_planned, others=(for_judged, for_planned)
+    )
+    (said,) = (line for line in lines if "without it the best placement found" in line)
+    # Judged: both heavy experts on one rank of four.
+    mean = (2 * heavy + 6 * light) / 4
+    assert said.endswith(f"the best placement found has {2 * heavy / mean:.3f}")
 
 
 def test_experts_that_are_read_are_counted_by_hand() -> None:

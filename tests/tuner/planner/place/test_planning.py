@@ -250,7 +250,7 @@ def test_a_plan_says_what_priced_it_and_what_it_leaves_idle(tmp_path: Path) -> N
 
 def test_engines_that_share_otherwise_are_named(tmp_path: Path) -> None:
     head = f"model: {MODELS / 'olmoe-1b-7b'}\nemit: [sglang, eplb]\n"
-    said = "eplb shares by 'even', not judged here"
+    said = "eplb runs an even split, under which nothing was judged here"
     for slots, is_said in ((9, True), (8, False)):
         goal = f"  ranks: 8\n  slots_per_rank: {slots}\n"
         plan = planned(tmp_path, goal, head=head, experts=64, top_k=8)
