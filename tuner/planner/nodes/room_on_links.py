@@ -10,9 +10,11 @@ Where nothing was found that hardly runs out, that stays so whichever decision i
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
 from tuner.plan import Alternative, Plan, Preference, Roomier, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
-from tuner.planner.nodes.expected_step import expected_steps_s
+from tuner.planner.nodes.expected_step import expected_steps_s, fallback_beside
 from tuner.planner.nodes.slowing import SLOW_LINKS
 
 
@@ -45,8 +47,12 @@ def _preference(plan: Plan, others: list[Alternative]) -> Preference | None:
     found: dict[str, float | None] = {"expected_step_s": None, "fastest_expected_step_s": None}
     has_fallback = plan.roomier is not None or min(chance or 0.0 for chance in chances) <= SMALL
     if is_known and has_fallback:
+        slow_s = [value.breakdown_s.get(SLOW_LINKS, 0.0) for value in known.values()]
         step_s = expected_steps_s(
-            list(known.values()), prices=loss_prices(plan.goal), roomier=plan.roomier
+            [value.model_copy(update={"step_time_s": _usual_s(value)}) for value in known.values()],
+            prices=loss_prices(plan.goal),
+            slow_s_C=np.array(slow_s),
+            roomier=fallback_beside(plan, known),
         )
         own_s, fastest_s = step_s[0], step_s[list(known).index(one.fastest)]
         found = {"expected_step_s": float(own_s), "fastest_expected_step_s": float(fastest_s)}
