@@ -37,6 +37,7 @@ from tuner.planner.analytic.peak_errors import kind_of, published
 from tuner.spec.goal import TrainGoal
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 HOUR_S: Final = 3600.0
 
@@ -89,6 +90,19 @@ class Chances:
     def later_C(self) -> Floats:
         """After it has started."""
         return self.ever_C - self.at_start_C
+
+    def of_likeliest_rank(self) -> tuple["Chances", Ints]:
+        """Those of the device that is likeliest to run out, and which one that is.
+
+        For chances of the devices of every decision's pipeline, [P, C].
+        """
+        rank_C = self.ever_C.argmax(axis=0)
+        at = rank_C[None]
+        worst = Chances(
+            at_start_C=np.take_along_axis(self.at_start_C, at, axis=0)[0],
+            ever_C=np.take_along_axis(self.ever_C, at, axis=0)[0],
+        )
+        return worst, rank_C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +191,8 @@ def chances(
 ) -> Chances:
     """Probabilities that peaks exceed what a device has.
 
+    Also of [P, C] peaks; one of 0 is of no device.
+
     Args:
         peak_bytes_C: predicted.
         capacity_bytes: all that a device has.
@@ -185,6 +201,7 @@ def chances(
         uneven_bytes_C: what a peak grows by when the busiest expert rank's load doubles; 0 where a
             recording says how uneven the load is, or there are no experts.
     """
+    peak_bytes_C = np.maximum(peak_bytes_C, 1.0)
     room_C = capacity_bytes / peak_bytes_C
     growth_C = GROWTH_RATIO + UNEVEN_RATIO * uneven_bytes_C / peak_bytes_C
     growth_C = np.broadcast_to(growth_C, room_C.shape)
@@ -262,8 +279,8 @@ def forecast_of(
         pipeline_C=len(peak_bytes_P),
         uneven_bytes_C=uneven_bytes_P,
     )
-    at = int(np.argmax(every.ever_C))
-    worst = Chances(at_start_C=every.at_start_C[at : at + 1], ever_C=every.ever_C[at : at + 1])
+    by_rank = Chances(at_start_C=every.at_start_C[:, None], ever_C=every.ever_C[:, None])
+    worst, _ = by_rank.of_likeliest_rank()
     return MemoryForecast(
         out_of_memory_probability=min(1.0, float(worst.ever_C[0])),
         out_of_memory_at_start_probability=min(1.0, float(worst.at_start_C[0])),

@@ -314,15 +314,27 @@ def with_near_ways(room: Search) -> Search:
 
 
 def chances_of(search: Search, found: Found) -> Chances:
-    """How likely decisions run out of memory."""
+    """How likely decisions run out of memory, each by its device that is likeliest to."""
+    return likeliest_ranks(search, found)[0]
+
+
+def likeliest_ranks(search: Search, found: Found) -> tuple[Chances, Floats]:
+    """How likely decisions run out, and by what share of its peak the device at risk grows.
+
+    That is when the busiest expert rank's load doubles; 0 where a recording says how uneven it is.
+    """
     question = search.question
-    return chances(
-        found.peak_bytes,
+    peak_PC, uneven_PC = _bytes_of_ranks(search, found)
+    every = chances(
+        peak_PC,
         capacity_bytes=question.capacity_bytes,
         software=question.software,
         pipeline_C=found.candidates.rows["pipeline"],
-        uneven_bytes_C=uneven_bytes_of(search, found),
+        uneven_bytes_C=uneven_PC,
     )
+    worst, rank_C = every.of_likeliest_rank()
+    grown_PC = uneven_PC / np.maximum(peak_PC, 1.0)
+    return worst, np.take_along_axis(grown_PC, rank_C[None], axis=0)[0]
 
 
 def _near(
@@ -465,23 +477,26 @@ def _unfolded(search: Search, rows: Candidates) -> Iterator[Candidates]:
             )
 
 
-def uneven_bytes_of(search: Search, found: Found) -> Floats | float:
-    """What peaks grow by when the busiest rank's load doubles; 0 where it is recorded, [C]."""
+def _bytes_of_ranks(search: Search, found: Found) -> tuple[Floats, Floats]:
+    """Peaks of every device, and what they grow by when the busiest expert rank's load doubles.
+
+    Where that load is recorded, or there are no experts, all grow alike and the fullest one stands
+    for all.
+    """
     question, candidates = search.question, found.candidates
     if question.busiest is not None or question.model.moe is None:
-        return 0.0
+        return found.peak_bytes[None], np.zeros((1, len(found)))
     strategies = strategies_of(question, search.ways, candidates)
-    once, twice = (
+    layers_PC = found.layers_PC[: int(candidates.rows["pipeline"].max(initial=1))]
+    once_PC, twice_PC = (
         bytes_of_devices(
-            question,
-            replace(strategies, busiest_ratio_p99=ratio),
-            candidates,
-            found.layers_PC[: int(candidates.rows["pipeline"].max())],
-        ).max(axis=0)
+            question, replace(strategies, busiest_ratio_p99=ratio), candidates, layers_PC
+        )
         for ratio in (1.0, 2.0)
     )
-    grown: Floats = twice - once
-    return grown
+    # The search's own peaks count; formulas say how the other devices compare with the fullest.
+    share_PC = once_PC / once_PC.max(axis=0)
+    return share_PC * found.peak_bytes, np.maximum(twice_PC - once_PC, 0.0)
 
 
 def _choices(ways: Ways, chosen: Mapping[str, Ints], axis: str) -> Ints:
