@@ -146,11 +146,8 @@ def test_the_trade_is_said_wherever_another_than_the_fastest_is_chosen(own_folde
         assert words in said, said
     (less,) = trade_words(preferring(own_folder, 0.01, fastest_expected_step_s=7.6))
     assert less.endswith(": less")
-    unlikely = preferring(
-        own_folder, 0.01, fastest_expected_step_s=7.0, fastest_out_of_memory_probability=0.9
-    )
-    (more,) = trade_words(unlikely)
-    assert more.endswith(": 5.1 % more, but that runs out more likely than not")
+    (more,) = trade_words(preferring(own_folder, 0.01, fastest_expected_step_s=7.0))
+    assert more.endswith(": 5.1 % more")
     # Slower and riskier, for reasons that come first.
     _, riskier = trade_words(preferring(own_folder, 0.12, fastest_out_of_memory_probability=0.031))
     assert riskier == "12.0 % chance of running out of memory instead of 3.1 %"
@@ -172,11 +169,31 @@ def test_chances_that_are_both_small_are_no_trade(own_folder: Path) -> None:
         assert not any("expected step" in words for words in said)
 
 
+def test_of_a_fastest_that_is_excluded_only_that_is_said(own_folder: Path) -> None:
+    """Beside one that is likelier to run than not, or where none is, one that is likelier to."""
+    for own, other, is_said in ((0.303, 0.59, True), (0.6, 0.9, True), (0.6, 0.65, False)):
+        chances: dict[str, float | None] = {"fastest_out_of_memory_probability": other}
+        plan = preferring(own_folder, own, **chances, fastest_tried_first_step_s=217.0)
+        said = list(trade_words(plan))
+        excluded = (
+            f"the fastest is excluded: {other:.1%} chance of running out of memory; tried first, "
+            "with this plan after it, a step is expected to take 3.62 min"
+        ).replace("%", " %")
+        assert (said == [excluded]) == is_said, said
+        older = preferring(own_folder, own, **chances)
+        assert (list(trade_words(older)) == [excluded.partition(";")[0]]) == is_said
+
+
 def test_without_a_decision_that_has_room_no_step_is_expected(own_folder: Path) -> None:
-    plan = preferring(own_folder, 0.7, expected_step_s=None, fastest_expected_step_s=None)
+    nothing: dict[str, float | None] = {
+        "expected_step_s": None,
+        "fastest_expected_step_s": None,
+        "fastest_out_of_memory_probability": 0.2,
+    }
+    plan = preferring(own_folder, 0.45, **nothing)
     said = list(trade_words(plan))
-    assert said[0].startswith("no decision found hardly runs out of memory")
-    assert said[1] == "70.0 % chance of running out of memory instead of 34.0 %"
+    assert said[0].startswith("expected steps are not compared: no decision found has a chance")
+    assert said[1] == "45.0 % chance of running out of memory instead of 20.0 %"
 
 
 def test_the_preferred_line_is_short_and_explain_names_the_fastest_in_full(

@@ -23,6 +23,7 @@ on the predicted peak). Ranks of one job err alike, so the fullest one decides.
 Letters: C candidates, P devices of a pipeline.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -253,6 +254,32 @@ class MemoryForecast:
     out_of_memory_at_start_probability: float
     out_of_memory_loss_s: float
     """Seconds of the run that failed starts and restarts are expected to take."""
+
+
+def hardly(chance: float) -> MemoryForecast:
+    """The forecast of a fallback, whose own failed starts are not asked."""
+    return MemoryForecast(
+        out_of_memory_probability=chance,
+        out_of_memory_at_start_probability=0.0,
+        out_of_memory_loss_s=0.0,
+    )
+
+
+def tried_in_turn_s(
+    prices: LossPrices, step_s: Sequence[float], risks: Sequence[MemoryForecast]
+) -> float:
+    """Seconds a step on average where the first decision is run, and the next where it runs out.
+
+    Args:
+        prices: what running out of memory costs.
+        step_s: of decisions, each longer and less likely to run out than the one before.
+        risks: theirs.
+    """
+    every = Chances(
+        at_start_C=np.array([risk.out_of_memory_at_start_probability for risk in risks]),
+        ever_C=np.array([risk.out_of_memory_probability for risk in risks]),
+    )
+    return float(prices.expected_s(np.array(step_s), every)[0])
 
 
 def forecast_of(

@@ -75,8 +75,13 @@ few to tell finer."""
 
 KINDS: Final = ("tensor", "context", "pipeline", "virtual_pipeline", "expert_tensor")
 
+LESS_CHANCE: Final = "less chance of running out of memory"
+
+LESS_EXPECTED: Final = "a shorter step on average with running out of memory"
+"""The reason where no criterion alone is better."""
+
 CRITERIA: Final[tuple[tuple[str, str], ...]] = (
-    ("memory", "less chance of running out of memory"),
+    ("memory", LESS_CHANCE),
     ("kinds", "fewer kinds of parallelism"),
     ("context", "smaller CP"),
     ("expert_tensor", "smaller ETP"),
@@ -386,6 +391,16 @@ def fit_C(ever_C: Floats) -> Bools:
     return found
 
 
+def is_excluded(chance: float, *, beside: float) -> bool:
+    """Whether a decision is left out for its chance of running out, beside that of another."""
+    return not fit_C(np.array([chance, beside]))[0]
+
+
+def less_chance_words(chance: float, *, other: float) -> str:
+    """Say that a decision runs out less often than another."""
+    return f"{LESS_CHANCE} ({format_ratio(chance)} instead of {format_ratio(other)})"
+
+
 def _near_limit_s(
     search: Search, fastest: Found, *, prices: LossPrices, with_room: Found | None
 ) -> float:
@@ -513,11 +528,15 @@ def _recomputed(ways: Ways) -> Ints:
 def _reasons(search: Search, fastest: Found, chosen: Found) -> Iterator[str]:
     """Name the first criteria in which the chosen decision is better."""
     own_K, chosen_K = criteria(search, fastest)[0], criteria(search, chosen)[0]
-    for at in np.flatnonzero(chosen_K < own_K)[:MOST_REASONS]:
+    better = np.flatnonzero(chosen_K < own_K)[:MOST_REASONS]
+    if not len(better):
+        yield LESS_EXPECTED
+    for at in better:
         name, words = CRITERIA[at]
-        values = [str(chosen_K[at]), str(own_K[at])]
         if name == "memory":
-            values = [
-                format_ratio(float(chances_of(search, one).ever_C[0])) for one in (chosen, fastest)
-            ]
-        yield words if name == "recompute" else f"{words} ({values[0]} instead of {values[1]})"
+            chance, other = (float(chances_of(search, one).ever_C[0]) for one in (chosen, fastest))
+            yield less_chance_words(chance, other=other)
+        elif name == "recompute":
+            yield words
+        else:
+            yield f"{words} ({chosen_K[at]} instead of {own_K[at]})"
