@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tuner.plan import Plan, Preference, TrainDecision, TrainPrediction
-from tuner.planner.analytic.memory_risk import SMALL, whole_loss_s
+from tuner.planner.analytic.memory_risk import SMALL, loss_prices, whole_loss_s
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO, is_excluded, memory_step
+from tuner.spec.goal import TrainGoal
 from tuner.units import format_bytes, format_ratio, format_s
 
 HARDLY_ANY: Final = 0.001
@@ -17,7 +18,7 @@ def memory_warning(plan: Plan, *, name: Callable[[TrainDecision], str]) -> str |
     predicted = plan.predicted
     if predicted is None or not is_warned_of(predicted):
         return None
-    return f"{chance_sentence(predicted)}. {_way_out(plan, name)}"
+    return f"{chance_sentence(predicted, plan.goal)}. {_way_out(plan, name)}"
 
 
 def is_warned_of(predicted: TrainPrediction) -> bool:
@@ -25,7 +26,7 @@ def is_warned_of(predicted: TrainPrediction) -> bool:
     return (predicted.out_of_memory_probability or 0.0) > SMALL
 
 
-def chance_sentence(predicted: TrainPrediction) -> str:
+def chance_sentence(predicted: TrainPrediction, goal: TrainGoal) -> str:
     """Say how likely it runs out, against all that a device has, and what failed starts cost.
 
     Over pools of unlike devices, against the device that is likeliest to run out.
@@ -36,13 +37,22 @@ def chance_sentence(predicted: TrainPrediction) -> str:
     at_start = format_ratio(predicted.out_of_memory_at_start_probability or 0.0)
     return (
         f"{format_ratio(chance)} chance of running out of memory ({at_start} at the start)"
-        f"{against}; {lost_starts_words(predicted.out_of_memory_loss_s or 0.0)}"
+        f"{against}; "
+        + lost_starts_words(predicted.out_of_memory_loss_s or 0.0, run=_run_words(predicted, goal))
     )
 
 
-def lost_starts_words(loss_s: float) -> str:
+def lost_starts_words(loss_s: float, *, run: str = "the run") -> str:
     """Say what running out of memory costs, the step that the run then goes on with left out."""
-    return f"failed starts and restarts are expected to take {format_s(loss_s)} of the run"
+    return f"failed starts and restarts are expected to take {format_s(loss_s)} of {run}"
+
+
+def _run_words(predicted: TrainPrediction, goal: TrainGoal) -> str:
+    """The run that costs are a part of; its length where the goal states none."""
+    if goal.tokens is not None:
+        return "the run"
+    length = format_s(loss_prices(goal).run_s(predicted.step_time_s))
+    return f"a run of {length}, assumed as goal.tokens is not stated"
 
 
 def _against(predicted: TrainPrediction) -> str:

@@ -115,13 +115,30 @@ def test_the_chance_is_said_once_and_without_figures_where_there_is_hardly_any(
         assert ("memory room    see the warning" in text) == (chance > 0.05), text
 
 
+def test_the_length_of_a_run_is_said_where_it_is_assumed(own_folder: Path) -> None:
+    plan = with_chance(own_folder, 0.34)
+    assert plan.predicted is not None
+    for tokens, step_s, words in (
+        (None, 7.0, "of a run of 7.00 d, assumed as goal.tokens is not stated"),
+        (None, 468.0 * 86400.0, "of a run of 468 d, assumed"),
+        (10**12, 7.0, "1.50 h of the run"),
+    ):
+        goal = plan.goal.model_copy(update={"tokens": tokens})
+        predicted = plan.predicted.model_copy(update={"step_time_s": step_s})
+        said = chance_sentence(predicted, goal)
+        assert words in said, said
+        update = {"goal": goal, "predicted": predicted}
+        assert words in (memory_warning(plan.model_copy(update=update), name=str) or "")
+
+
 def test_without_one_capacity_no_peak_is_paired_with_the_chance(own_folder: Path) -> None:
-    predicted = with_chance(own_folder, 0.34).predicted
+    plan = with_chance(own_folder, 0.34)
+    predicted = plan.predicted
     assert predicted is not None
     for capacity, is_said in ((80 * 2**30, True), (None, False)):
         one = predicted.model_copy(update={"memory_capacity_bytes": capacity})
-        assert ("GiB predicted of the 80.0 GiB" in chance_sentence(one)) == is_said
-        assert ("predicted" in chance_sentence(one)) == is_said
+        assert ("GiB predicted of the 80.0 GiB" in chance_sentence(one, plan.goal)) == is_said
+        assert ("predicted" in chance_sentence(one, plan.goal)) == is_said
 
 
 def preferring(folder: Path, chance: float, **values: float | None) -> Plan:

@@ -113,7 +113,7 @@ class LossPrices:
     failed_start_s: float = FAILED_START_S
     crash_s: float = RESTART_S + CHECKPOINT_INTERVAL_S / 2.0
     run_steps: float | None = None
-    """Of the whole run; None: it takes USUAL_RUN_S."""
+    """Of the whole run; None: it takes USUAL_RUN_S, or a step where that is longer."""
 
     def loss_s(self, chances: Chances) -> Floats:
         """Seconds of the run that failed starts and restarts are expected to take."""
@@ -122,8 +122,8 @@ class LossPrices:
         return found
 
     def run_s(self, step_s: float) -> float:
-        """Seconds of the run."""
-        return USUAL_RUN_S if self.run_steps is None else self.run_steps * step_s
+        """Seconds of the run, which has one step at least."""
+        return max(USUAL_RUN_S, step_s) if self.run_steps is None else self.run_steps * step_s
 
     def expected_s(self, step_s_C: Floats, chances: Chances) -> Floats:
         """Seconds a step with what running out is expected to cost.

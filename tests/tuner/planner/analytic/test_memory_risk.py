@@ -184,6 +184,7 @@ def test_leaving_out_what_takes_most_memory_never_lowers_the_least_expected_step
 
 def test_a_run_without_tokens_takes_its_usual_length() -> None:
     assert LossPrices().run_s(3.0) == USUAL_RUN_S
+    assert LossPrices().run_s(3.0 * USUAL_RUN_S) == 3.0 * USUAL_RUN_S
     assert LossPrices(run_steps=100.0).run_s(3.0) == 300.0
 
 
