@@ -330,6 +330,9 @@ class Preference(Record):
     fastest_expected_step_s: Seconds | None = None
     """The same of the fastest one."""
     fastest_out_of_memory_probability: Probability | None = None
+    fastest_tried_first_step_s: Seconds | None = None
+    """Where the fastest is excluded, as it runs out of memory more likely than not: seconds of a
+    step on average, were it tried first and the plan's decision run after it."""
 
 
 class Roomier(Record):

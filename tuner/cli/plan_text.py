@@ -25,6 +25,7 @@ from tuner.spec.accounting import (
     num_parameters,
     training_flop_per_token,
 )
+from tuner.spec.goal import TrainGoal
 from tuner.train_words import knobs, short_decision, short_layout, train_changes
 from tuner.units import format_bytes, format_count, format_ratio, format_s
 
@@ -42,7 +43,7 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
         *_warning_lines(plan),
         *decision_lines(plan.decision),
         "",
-        *_prediction_lines(plan.predicted),
+        *_prediction_lines(plan.predicted, plan.goal),
         f"certificate    {certificate_line(plan.certificate)}, "
         f"solved in {format_s(plan.certificate.solve_s)}",
         *_preference_lines(plan),
@@ -188,7 +189,7 @@ def decision_lines(decision: TrainDecision) -> Iterable[str]:
     )
 
 
-def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:
+def _prediction_lines(predicted: TrainPrediction, goal: TrainGoal) -> Iterable[str]:
     low, high = predicted.step_time_s_band
     yield (
         f"step time      {format_s(predicted.step_time_s)} "
@@ -209,14 +210,14 @@ def _prediction_lines(predicted: TrainPrediction) -> Iterable[str]:
     else:
         listed = ", ".join(format_bytes(peak) for peak in peaks)
         yield f"peak memory    {listed} (by pipeline rank, the highest of its devices)"
-    yield from _room_lines(predicted)
+    yield from _room_lines(predicted, goal)
 
 
-def _room_lines(predicted: TrainPrediction) -> Iterable[str]:
+def _room_lines(predicted: TrainPrediction, goal: TrainGoal) -> Iterable[str]:
     """How likely a device runs out, where no warning said it, and how far its peak may be off."""
     if predicted.out_of_memory_probability is None:
         return
-    said = "see the warning" if is_warned_of(predicted) else chance_sentence(predicted)
+    said = "see the warning" if is_warned_of(predicted) else chance_sentence(predicted, goal)
     yield f"memory room    {said}"
     yield (f"memory band    {peak_band_words(predicted)}, by the largest errors of published peaks")
 

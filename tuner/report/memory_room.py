@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tuner.plan import Plan, Preference, TrainDecision, TrainPrediction
-from tuner.planner.analytic.memory_risk import LIKELY, SMALL, whole_loss_s
-from tuner.planner.analytic.preferring import TOLERANCE_RATIO, memory_step
+from tuner.planner.analytic.memory_risk import SMALL, loss_prices, whole_loss_s
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO, is_excluded, memory_step
+from tuner.spec.goal import TrainGoal
 from tuner.units import format_bytes, format_ratio, format_s
 
 HARDLY_ANY: Final = 0.001
@@ -17,7 +18,7 @@ def memory_warning(plan: Plan, *, name: Callable[[TrainDecision], str]) -> str |
     predicted = plan.predicted
     if predicted is None or not is_warned_of(predicted):
         return None
-    return f"{chance_sentence(predicted)}. {_way_out(plan, name)}"
+    return f"{chance_sentence(predicted, plan.goal)}. {_way_out(plan, name)}"
 
 
 def is_warned_of(predicted: TrainPrediction) -> bool:
@@ -25,7 +26,7 @@ def is_warned_of(predicted: TrainPrediction) -> bool:
     return (predicted.out_of_memory_probability or 0.0) > SMALL
 
 
-def chance_sentence(predicted: TrainPrediction) -> str:
+def chance_sentence(predicted: TrainPrediction, goal: TrainGoal) -> str:
     """Say how likely it runs out, against all that a device has, and what failed starts cost.
 
     Over pools of unlike devices, against the device that is likeliest to run out.
@@ -36,13 +37,22 @@ def chance_sentence(predicted: TrainPrediction) -> str:
     at_start = format_ratio(predicted.out_of_memory_at_start_probability or 0.0)
     return (
         f"{format_ratio(chance)} chance of running out of memory ({at_start} at the start)"
-        f"{against}; {lost_starts_words(predicted.out_of_memory_loss_s or 0.0)}"
+        f"{against}; "
+        + lost_starts_words(predicted.out_of_memory_loss_s or 0.0, run=_run_words(predicted, goal))
     )
 
 
-def lost_starts_words(loss_s: float) -> str:
+def lost_starts_words(loss_s: float, *, run: str = "the run") -> str:
     """Say what running out of memory costs, the step that the run then goes on with left out."""
-    return f"failed starts and restarts are expected to take {format_s(loss_s)} of the run"
+    return f"failed starts and restarts are expected to take {format_s(loss_s)} of {run}"
+
+
+def _run_words(predicted: TrainPrediction, goal: TrainGoal) -> str:
+    """The run that costs are a part of; its length where the goal states none."""
+    if goal.tokens is not None:
+        return "the run"
+    length = format_s(loss_prices(goal).run_s(predicted.step_time_s))
+    return f"a run of {length}, assumed as goal.tokens is not stated"
 
 
 def _against(predicted: TrainPrediction) -> str:
@@ -81,6 +91,9 @@ def trade_words(plan: Plan) -> Iterator[str]:
     if one is None or predicted is None:
         return
     own, other = predicted.out_of_memory_probability, one.fastest_out_of_memory_probability
+    if own is not None and other is not None and is_excluded(other, beside=own):
+        yield _excluded_words(other, tried_first_s=one.fastest_tried_first_step_s)
+        return
     if max(own or 0.0, other or 0.0) > SMALL:
         yield from _expected_words(one)
     if own is not None and other is not None and memory_step(own) > memory_step(other):
@@ -88,20 +101,31 @@ def trade_words(plan: Plan) -> Iterator[str]:
         yield f"{chances} instead of {format_ratio(other)}"
 
 
+def _excluded_words(chance: float, *, tried_first_s: float | None) -> str:
+    """Say why the fastest is left out, and what trying it first would come to."""
+    said = f"the fastest is excluded: {format_ratio(chance)} chance of running out of memory"
+    if tried_first_s is None:
+        return said
+    return (
+        f"{said}; tried first, with this plan after it, a step is expected to take "
+        f"{format_s(tried_first_s)}"
+    )
+
+
 def _expected_words(one: Preference) -> Iterator[str]:
     own_s, fastest_s = one.expected_step_s, one.fastest_expected_step_s
-    other = one.fastest_out_of_memory_probability
     if own_s is None or fastest_s is None:
-        if other is not None:
-            yield "no decision found hardly runs out of memory, so no step is to be expected"
+        if one.fastest_out_of_memory_probability is not None:
+            yield (
+                "expected steps are not compared: no decision found has a chance of running out "
+                f"of memory below {format_ratio(SMALL)}"
+            )
         return
     verdict = "less"
     if own_s > fastest_s:
         verdict = f"a tie within {format_ratio(TOLERANCE_RATIO)}"
     if own_s > fastest_s * (1.0 + TOLERANCE_RATIO):
         verdict = f"{format_ratio(own_s / fastest_s - 1.0)} more"
-    if (other or 0.0) > LIKELY:
-        verdict += ", but that runs out more likely than not"
     yield (
         f"expected step with running out of memory {format_s(own_s)}, the fastest's "
         f"{format_s(fastest_s)}: {verdict}"

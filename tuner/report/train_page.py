@@ -43,6 +43,7 @@ from tuner.report.step_figures import (
 )
 from tuner.report.timeline import timeline_figure
 from tuner.report.trials import trials_section
+from tuner.spec.goal import TrainGoal
 from tuner.units import format_ratio, format_s
 from tuner.verify.records import TrialRecord, Verified
 
@@ -87,7 +88,7 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
         decision_section(plan, decision),
         *([trials_section(evidence.verified, predicted)] if evidence.verified else []),
         _step(plan, predicted),
-        _memory(predicted),
+        _memory(predicted, plan.goal),
         *([loads] if loads else []),
         _choice(plan, predicted),
         *([evidence.what_if] if evidence.what_if else []),
@@ -246,22 +247,22 @@ def _run(predicted: TrainPrediction) -> Facts | None:
     return Facts(facts=tuple(facts)) if facts else None
 
 
-def _memory(predicted: TrainPrediction) -> Section:
+def _memory(predicted: TrainPrediction, goal: TrainGoal) -> Section:
     return Section(
         name="memory",
         heading="Memory",
-        blocks=(peak_figure(predicted), stage_memory_figure(predicted), _room(predicted)),
+        blocks=(peak_figure(predicted), stage_memory_figure(predicted), _room(predicted, goal)),
     )
 
 
-def _room(predicted: TrainPrediction) -> Paragraph:
+def _room(predicted: TrainPrediction, goal: TrainGoal) -> Paragraph:
     """Say how likely a rank runs out, and between what its peak is expected."""
     band = f"By the largest errors of published peaks {peak_band_words(predicted)}"
     if predicted.out_of_memory_probability is None:
         return Paragraph(
             text=f"{band}; bytes were counted on the reference step, without a chance."
         )
-    return Paragraph(text=f"{band}: {chance_sentence(predicted)}.")
+    return Paragraph(text=f"{band}: {chance_sentence(predicted, goal)}.")
 
 
 def _choice(plan: Plan, predicted: TrainPrediction) -> Section:

@@ -115,13 +115,30 @@ def test_the_chance_is_said_once_and_without_figures_where_there_is_hardly_any(
         assert ("memory room    see the warning" in text) == (chance > 0.05), text
 
 
+def test_the_length_of_a_run_is_said_where_it_is_assumed(own_folder: Path) -> None:
+    plan = with_chance(own_folder, 0.34)
+    assert plan.predicted is not None
+    for tokens, step_s, words in (
+        (None, 7.0, "of a run of 7.00 d, assumed as goal.tokens is not stated"),
+        (None, 468.0 * 86400.0, "of a run of 468 d, assumed"),
+        (10**12, 7.0, "1.50 h of the run"),
+    ):
+        goal = plan.goal.model_copy(update={"tokens": tokens})
+        predicted = plan.predicted.model_copy(update={"step_time_s": step_s})
+        said = chance_sentence(predicted, goal)
+        assert words in said, said
+        update = {"goal": goal, "predicted": predicted}
+        assert words in (memory_warning(plan.model_copy(update=update), name=str) or "")
+
+
 def test_without_one_capacity_no_peak_is_paired_with_the_chance(own_folder: Path) -> None:
-    predicted = with_chance(own_folder, 0.34).predicted
+    plan = with_chance(own_folder, 0.34)
+    predicted = plan.predicted
     assert predicted is not None
     for capacity, is_said in ((80 * 2**30, True), (None, False)):
         one = predicted.model_copy(update={"memory_capacity_bytes": capacity})
-        assert ("GiB predicted of the 80.0 GiB" in chance_sentence(one)) == is_said
-        assert ("predicted" in chance_sentence(one)) == is_said
+        assert ("GiB predicted of the 80.0 GiB" in chance_sentence(one, plan.goal)) == is_said
+        assert ("predicted" in chance_sentence(one, plan.goal)) == is_said
 
 
 def preferring(folder: Path, chance: float, **values: float | None) -> Plan:
@@ -146,11 +163,8 @@ def test_the_trade_is_said_wherever_another_than_the_fastest_is_chosen(own_folde
         assert words in said, said
     (less,) = trade_words(preferring(own_folder, 0.01, fastest_expected_step_s=7.6))
     assert less.endswith(": less")
-    unlikely = preferring(
-        own_folder, 0.01, fastest_expected_step_s=7.0, fastest_out_of_memory_probability=0.9
-    )
-    (more,) = trade_words(unlikely)
-    assert more.endswith(": 5.1 % more, but that runs out more likely than not")
+    (more,) = trade_words(preferring(own_folder, 0.01, fastest_expected_step_s=7.0))
+    assert more.endswith(": 5.1 % more")
     # Slower and riskier, for reasons that come first.
     _, riskier = trade_words(preferring(own_folder, 0.12, fastest_out_of_memory_probability=0.031))
     assert riskier == "12.0 % chance of running out of memory instead of 3.1 %"
@@ -172,11 +186,31 @@ def test_chances_that_are_both_small_are_no_trade(own_folder: Path) -> None:
         assert not any("expected step" in words for words in said)
 
 
+def test_of_a_fastest_that_is_excluded_only_that_is_said(own_folder: Path) -> None:
+    """Beside one that is likelier to run than not, or where none is, one that is likelier to."""
+    for own, other, is_said in ((0.303, 0.59, True), (0.6, 0.9, True), (0.6, 0.65, False)):
+        chances: dict[str, float | None] = {"fastest_out_of_memory_probability": other}
+        plan = preferring(own_folder, own, **chances, fastest_tried_first_step_s=217.0)
+        said = list(trade_words(plan))
+        excluded = (
+            f"the fastest is excluded: {other:.1%} chance of running out of memory; tried first, "
+            "with this plan after it, a step is expected to take 3.62 min"
+        ).replace("%", " %")
+        assert (said == [excluded]) == is_said, said
+        older = preferring(own_folder, own, **chances)
+        assert (list(trade_words(older)) == [excluded.partition(";")[0]]) == is_said
+
+
 def test_without_a_decision_that_has_room_no_step_is_expected(own_folder: Path) -> None:
-    plan = preferring(own_folder, 0.7, expected_step_s=None, fastest_expected_step_s=None)
+    nothing: dict[str, float | None] = {
+        "expected_step_s": None,
+        "fastest_expected_step_s": None,
+        "fastest_out_of_memory_probability": 0.2,
+    }
+    plan = preferring(own_folder, 0.45, **nothing)
     said = list(trade_words(plan))
-    assert said[0].startswith("no decision found hardly runs out of memory")
-    assert said[1] == "70.0 % chance of running out of memory instead of 34.0 %"
+    assert said[0].startswith("expected steps are not compared: no decision found has a chance")
+    assert said[1] == "45.0 % chance of running out of memory instead of 20.0 %"
 
 
 def test_the_preferred_line_is_short_and_explain_names_the_fastest_in_full(

@@ -23,6 +23,7 @@ on the predicted peak). Ranks of one job err alike, so the fullest one decides.
 Letters: C candidates, P devices of a pipeline.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -37,6 +38,7 @@ from tuner.planner.analytic.peak_errors import kind_of, published
 from tuner.spec.goal import TrainGoal
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 HOUR_S: Final = 3600.0
 
@@ -90,6 +92,19 @@ class Chances:
         """After it has started."""
         return self.ever_C - self.at_start_C
 
+    def of_likeliest_rank(self) -> tuple["Chances", Ints]:
+        """Those of the device that is likeliest to run out, and which one that is.
+
+        For chances of the devices of every decision's pipeline, [P, C].
+        """
+        rank_C = self.ever_C.argmax(axis=0)
+        at = rank_C[None]
+        worst = Chances(
+            at_start_C=np.take_along_axis(self.at_start_C, at, axis=0)[0],
+            ever_C=np.take_along_axis(self.ever_C, at, axis=0)[0],
+        )
+        return worst, rank_C
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPrices:
@@ -98,7 +113,7 @@ class LossPrices:
     failed_start_s: float = FAILED_START_S
     crash_s: float = RESTART_S + CHECKPOINT_INTERVAL_S / 2.0
     run_steps: float | None = None
-    """Of the whole run; None: it takes USUAL_RUN_S."""
+    """Of the whole run; None: it takes USUAL_RUN_S, or a step where that is longer."""
 
     def loss_s(self, chances: Chances) -> Floats:
         """Seconds of the run that failed starts and restarts are expected to take."""
@@ -107,8 +122,8 @@ class LossPrices:
         return found
 
     def run_s(self, step_s: float) -> float:
-        """Seconds of the run."""
-        return USUAL_RUN_S if self.run_steps is None else self.run_steps * step_s
+        """Seconds of the run, which has one step at least."""
+        return max(USUAL_RUN_S, step_s) if self.run_steps is None else self.run_steps * step_s
 
     def expected_s(self, step_s_C: Floats, chances: Chances) -> Floats:
         """Seconds a step with what running out is expected to cost.
@@ -177,6 +192,8 @@ def chances(
 ) -> Chances:
     """Probabilities that peaks exceed what a device has.
 
+    Also of [P, C] peaks; one of 0 is of no device.
+
     Args:
         peak_bytes_C: predicted.
         capacity_bytes: all that a device has.
@@ -185,6 +202,7 @@ def chances(
         uneven_bytes_C: what a peak grows by when the busiest expert rank's load doubles; 0 where a
             recording says how uneven the load is, or there are no experts.
     """
+    peak_bytes_C = np.maximum(peak_bytes_C, 1.0)
     room_C = capacity_bytes / peak_bytes_C
     growth_C = GROWTH_RATIO + UNEVEN_RATIO * uneven_bytes_C / peak_bytes_C
     growth_C = np.broadcast_to(growth_C, room_C.shape)
@@ -238,6 +256,32 @@ class MemoryForecast:
     """Seconds of the run that failed starts and restarts are expected to take."""
 
 
+def hardly(chance: float) -> MemoryForecast:
+    """The forecast of a fallback, whose own failed starts are not asked."""
+    return MemoryForecast(
+        out_of_memory_probability=chance,
+        out_of_memory_at_start_probability=0.0,
+        out_of_memory_loss_s=0.0,
+    )
+
+
+def tried_in_turn_s(
+    prices: LossPrices, step_s: Sequence[float], risks: Sequence[MemoryForecast]
+) -> float:
+    """Seconds a step on average where the first decision is run, and the next where it runs out.
+
+    Args:
+        prices: what running out of memory costs.
+        step_s: of decisions, each longer and less likely to run out than the one before.
+        risks: theirs.
+    """
+    every = Chances(
+        at_start_C=np.array([risk.out_of_memory_at_start_probability for risk in risks]),
+        ever_C=np.array([risk.out_of_memory_probability for risk in risks]),
+    )
+    return float(prices.expected_s(np.array(step_s), every)[0])
+
+
 def forecast_of(
     peak_bytes_P: Floats,
     uneven_bytes_P: Floats | float,
@@ -262,8 +306,8 @@ def forecast_of(
         pipeline_C=len(peak_bytes_P),
         uneven_bytes_C=uneven_bytes_P,
     )
-    at = int(np.argmax(every.ever_C))
-    worst = Chances(at_start_C=every.at_start_C[at : at + 1], ever_C=every.ever_C[at : at + 1])
+    by_rank = Chances(at_start_C=every.at_start_C[:, None], ever_C=every.ever_C[:, None])
+    worst, _ = by_rank.of_likeliest_rank()
     return MemoryForecast(
         out_of_memory_probability=min(1.0, float(worst.ever_C[0])),
         out_of_memory_at_start_probability=min(1.0, float(worst.at_start_C[0])),

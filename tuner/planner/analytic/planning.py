@@ -173,7 +173,7 @@ def make_analytic_plan(
             "decision": best.decision,
             "predicted": predicted,
             "relaxations": room_out,
-            "preferred": teller.preference(choice),
+            "preferred": teller.preference(choice, room),
             "roomier": room,
             "roomier_within_ratio": choice.searched_ratio,
             "no_roomier": is_full and room is None and choice.has_searched_all,

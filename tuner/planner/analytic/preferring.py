@@ -75,8 +75,13 @@ few to tell finer."""
 
 KINDS: Final = ("tensor", "context", "pipeline", "virtual_pipeline", "expert_tensor")
 
+LESS_CHANCE: Final = "less chance of running out of memory"
+
+LESS_EXPECTED: Final = "a shorter step on average with running out of memory"
+"""The reason where no criterion alone is better."""
+
 CRITERIA: Final[tuple[tuple[str, str], ...]] = (
-    ("memory", "less chance of running out of memory"),
+    ("memory", LESS_CHANCE),
     ("kinds", "fewer kinds of parallelism"),
     ("context", "smaller CP"),
     ("expert_tensor", "smaller ETP"),
@@ -314,15 +319,27 @@ def with_near_ways(room: Search) -> Search:
 
 
 def chances_of(search: Search, found: Found) -> Chances:
-    """How likely decisions run out of memory."""
+    """How likely decisions run out of memory, each by its device that is likeliest to."""
+    return likeliest_ranks(search, found)[0]
+
+
+def likeliest_ranks(search: Search, found: Found) -> tuple[Chances, Floats]:
+    """How likely decisions run out, and by what share of its peak the device at risk grows.
+
+    That is when the busiest expert rank's load doubles; 0 where a recording says how uneven it is.
+    """
     question = search.question
-    return chances(
-        found.peak_bytes,
+    peak_PC, uneven_PC = _bytes_of_ranks(search, found)
+    every = chances(
+        peak_PC,
         capacity_bytes=question.capacity_bytes,
         software=question.software,
         pipeline_C=found.candidates.rows["pipeline"],
-        uneven_bytes_C=uneven_bytes_of(search, found),
+        uneven_bytes_C=uneven_PC,
     )
+    worst, rank_C = every.of_likeliest_rank()
+    grown_PC = uneven_PC / np.maximum(peak_PC, 1.0)
+    return worst, np.take_along_axis(grown_PC, rank_C[None], axis=0)[0]
 
 
 def _near(
@@ -372,6 +389,16 @@ def fit_C(ever_C: Floats) -> Bools:
     step_C = np.searchsorted(MEMORY_STEPS, ever_C)
     found: Bools = step_C == step_C.min()
     return found
+
+
+def is_excluded(chance: float, *, beside: float) -> bool:
+    """Whether a decision is left out for its chance of running out, beside that of another."""
+    return not fit_C(np.array([chance, beside]))[0]
+
+
+def less_chance_words(chance: float, *, other: float) -> str:
+    """Say that a decision runs out less often than another."""
+    return f"{LESS_CHANCE} ({format_ratio(chance)} instead of {format_ratio(other)})"
 
 
 def _near_limit_s(
@@ -465,23 +492,26 @@ def _unfolded(search: Search, rows: Candidates) -> Iterator[Candidates]:
             )
 
 
-def uneven_bytes_of(search: Search, found: Found) -> Floats | float:
-    """What peaks grow by when the busiest rank's load doubles; 0 where it is recorded, [C]."""
+def _bytes_of_ranks(search: Search, found: Found) -> tuple[Floats, Floats]:
+    """Peaks of every device, and what they grow by when the busiest expert rank's load doubles.
+
+    Where that load is recorded, or there are no experts, all grow alike and the fullest one stands
+    for all.
+    """
     question, candidates = search.question, found.candidates
     if question.busiest is not None or question.model.moe is None:
-        return 0.0
+        return found.peak_bytes[None], np.zeros((1, len(found)))
     strategies = strategies_of(question, search.ways, candidates)
-    once, twice = (
+    layers_PC = found.layers_PC[: int(candidates.rows["pipeline"].max(initial=1))]
+    once_PC, twice_PC = (
         bytes_of_devices(
-            question,
-            replace(strategies, busiest_ratio_p99=ratio),
-            candidates,
-            found.layers_PC[: int(candidates.rows["pipeline"].max())],
-        ).max(axis=0)
+            question, replace(strategies, busiest_ratio_p99=ratio), candidates, layers_PC
+        )
         for ratio in (1.0, 2.0)
     )
-    grown: Floats = twice - once
-    return grown
+    # The search's own peaks count; formulas say how the other devices compare with the fullest.
+    share_PC = once_PC / once_PC.max(axis=0)
+    return share_PC * found.peak_bytes, np.maximum(twice_PC - once_PC, 0.0)
 
 
 def _choices(ways: Ways, chosen: Mapping[str, Ints], axis: str) -> Ints:
@@ -498,11 +528,15 @@ def _recomputed(ways: Ways) -> Ints:
 def _reasons(search: Search, fastest: Found, chosen: Found) -> Iterator[str]:
     """Name the first criteria in which the chosen decision is better."""
     own_K, chosen_K = criteria(search, fastest)[0], criteria(search, chosen)[0]
-    for at in np.flatnonzero(chosen_K < own_K)[:MOST_REASONS]:
+    better = np.flatnonzero(chosen_K < own_K)[:MOST_REASONS]
+    if not len(better):
+        yield LESS_EXPECTED
+    for at in better:
         name, words = CRITERIA[at]
-        values = [str(chosen_K[at]), str(own_K[at])]
         if name == "memory":
-            values = [
-                format_ratio(float(chances_of(search, one).ever_C[0])) for one in (chosen, fastest)
-            ]
-        yield words if name == "recompute" else f"{words} ({values[0]} instead of {values[1]})"
+            chance, other = (float(chances_of(search, one).ever_C[0]) for one in (chosen, fastest))
+            yield less_chance_words(chance, other=other)
+        elif name == "recompute":
+            yield words
+        else:
+            yield f"{words} ({chosen_K[at]} instead of {own_K[at]})"

@@ -26,7 +26,7 @@ from tuner.planner.analytic.preferring import (
     Preferred,
     chances_of,
     fastest_with,
-    uneven_bytes_of,
+    likeliest_ranks,
     with_near_ways,
 )
 from tuner.planner.analytic.question import Question
@@ -232,8 +232,8 @@ def _limit_bytes(
 
 
 def _uneven_ratio(found: Search, one: Found) -> float:
-    """Share of a decision's peak by which it grows when the busiest rank's load doubles."""
-    return float(np.asarray(uneven_bytes_of(found, one) / one.peak_bytes).max())
+    """Share of its peak by which the device at risk grows when the busiest rank's load doubles."""
+    return float(likeliest_ranks(found, one)[1].max())
 
 
 def _looked_through_s(found: Search) -> float:

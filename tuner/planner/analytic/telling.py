@@ -41,10 +41,12 @@ from tuner.planner.analytic.memory_risk import (
     SMALL,
     MemoryForecast,
     forecast_of,
+    hardly,
     loss_prices,
+    tried_in_turn_s,
     uneven_bytes,
 )
-from tuner.planner.analytic.preferring import roomier
+from tuner.planner.analytic.preferring import is_excluded, roomier
 from tuner.planner.analytic.roomy_search import NO_ROOMS, Rooms
 from tuner.planner.analytic.ties import tied_rows
 from tuner.planner.layout_groups import layout_of, rows_of_layouts
@@ -257,11 +259,25 @@ class Teller:
             lost_by=why_lost(expected, predicted),
         )
 
-    def preference(self, choice: Choice) -> Preference | None:
-        """Say why the fastest was not chosen; None where it was."""
+    def preference(self, choice: Choice, room: Roomier | None) -> Preference | None:
+        """Say why the fastest was not chosen; None where it was.
+
+        Args:
+            choice: that was made.
+            room: what a run of the chosen one goes on with.
+        """
         if choice.is_fastest:
             return None
-        risk = self.risk(choice.fastest.detail)
+        tries = (choice.fastest, choice.chosen)
+        risks = [self.risk(one.detail) for one in tries]
+        chance, own = (risk.out_of_memory_probability for risk in risks)
+        tried_first_s = None
+        if is_excluded(chance, beside=own):
+            step_s = [one.step_s for one in tries]
+            if room is not None:
+                step_s.append(room.step_time_s)
+                risks.append(hardly(room.out_of_memory_probability))
+            tried_first_s = tried_in_turn_s(loss_prices(self.spec.goal), step_s, risks)
 
         def with_buckets_s(expected_s: float | None, best: Best) -> float | None:
             return None if expected_s is None else expected_s - best.saved_s
@@ -273,7 +289,8 @@ class Teller:
             reasons=choice.reasons,
             expected_step_s=with_buckets_s(choice.expected_s, choice.chosen),
             fastest_expected_step_s=with_buckets_s(choice.fastest_expected_s, choice.fastest),
-            fastest_out_of_memory_probability=risk.out_of_memory_probability,
+            fastest_out_of_memory_probability=chance,
+            fastest_tried_first_step_s=tried_first_s,
         )
 
     def told(self, best: Best) -> TrainPrediction:

@@ -24,7 +24,7 @@ from tuner.plan import Alternative, Band, Plan, Preference, TrainDecision, Train
 from tuner.planner.analytic.memory_risk import loss_prices
 from tuner.planner.analytic.preferring import memory_step
 from tuner.planner.layout_groups import by_layout
-from tuner.planner.nodes.expected_step import expected_steps_s, place_taken_by
+from tuner.planner.nodes.expected_step import expected_steps_s, fallback_beside, place_taken_by
 from tuner.planner.nodes.ordering import order_nodes, slow_in_order_s
 from tuner.planner.nodes.slowing import SLOW_LINKS, slowed
 from tuner.planner.nodes.traffic import Traffic, obstacle, traffic
@@ -102,11 +102,12 @@ def _place_taken_by(
     predicted = [plan.predicted, *(other.predicted for other in others)]
     slow_s = [slow_s_of[plan.decision], *(slow_s_of[other.decision] for other in others)]
     prices = loss_prices(plan.goal)
+    roomier = fallback_beside(plan, [plan.decision, *(other.decision for other in others)])
     taken = place_taken_by(
         predicted,
-        usual_s_C=expected_steps_s(predicted, prices=prices, roomier=plan.roomier),
+        usual_s_C=expected_steps_s(predicted, prices=prices, roomier=roomier),
         on_links_s_C=expected_steps_s(
-            predicted, prices=prices, slow_s_C=np.array(slow_s), roomier=plan.roomier
+            predicted, prices=prices, slow_s_C=np.array(slow_s), roomier=roomier
         ),
     )
     return None if taken is None else taken - 1

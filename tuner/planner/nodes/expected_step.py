@@ -11,13 +11,13 @@ weighed: only what the links add to it counts. Equal links therefore change no c
 Letters: C decisions, the chosen one first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tuner.plan import Roomier, TrainPrediction
+from tuner.plan import Plan, Roomier, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import Chances, LossPrices
 from tuner.planner.analytic.preferring import MEMORY_STEPS, TOLERANCE_RATIO, fit_C
 
@@ -40,16 +40,23 @@ def expected_steps_s(
         predicted_C: on usual links.
         prices: what running out of memory costs.
         slow_s_C: what slow links add to each step.
-        roomier: what a run may go on with beside them, on usual links.
+        roomier: what a run may go on with beside them, on usual links. Links are taken to add to
+            its step what they add to the least slowed of them.
     """
     step_s = np.array([one.step_time_s for one in predicted_C]) + slow_s_C
     ever, at_start = _ever_C(predicted_C), _at_start_C(predicted_C)
     if roomier is not None:
         # It hardly runs out, and what it costs itself is not asked.
-        step_s = np.append(step_s, roomier.step_time_s)
+        step_s = np.append(step_s, roomier.step_time_s + np.min(slow_s_C))
         ever, at_start = np.append(ever, roomier.out_of_memory_probability), np.append(at_start, 0)
     found = prices.expected_s(step_s, Chances(at_start_C=at_start, ever_C=ever))
     return found[: len(predicted_C)]
+
+
+def fallback_beside(plan: Plan, compared: Collection[TrainDecision]) -> Roomier | None:
+    """What the plan found with more room; None where it is compared itself, on its own links."""
+    one = plan.roomier
+    return None if one is None or one.decision in compared else one
 
 
 def place_taken_by(

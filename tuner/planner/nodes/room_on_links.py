@@ -7,12 +7,15 @@
 Where nothing was found that hardly runs out, that stays so whichever decision is run.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
 
 from tuner.plan import Alternative, Plan, Preference, Roomier, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
-from tuner.planner.nodes.expected_step import expected_steps_s
+from tuner.planner.analytic.preferring import is_excluded
+from tuner.planner.nodes.expected_step import expected_steps_s, fallback_beside
 from tuner.planner.nodes.slowing import SLOW_LINKS
 
 
@@ -42,16 +45,40 @@ def _preference(plan: Plan, others: list[Alternative]) -> Preference | None:
     known = {plan.decision: plan.predicted} | {other.decision: other.predicted for other in others}
     chances = [value.out_of_memory_probability for value in known.values()]
     is_known = one.fastest in known and None not in chances
-    found: dict[str, float | None] = {"expected_step_s": None, "fastest_expected_step_s": None}
-    has_fallback = plan.roomier is not None or min(chance or 0.0 for chance in chances) <= SMALL
-    if is_known and has_fallback:
-        step_s = expected_steps_s(
-            list(known.values()), prices=loss_prices(plan.goal), roomier=plan.roomier
-        )
-        own_s, fastest_s = step_s[0], step_s[list(known).index(one.fastest)]
-        found = {"expected_step_s": float(own_s), "fastest_expected_step_s": float(fastest_s)}
-    chance = known[one.fastest].out_of_memory_probability if is_known else None
-    return one.model_copy(update=found | {"fastest_out_of_memory_probability": chance})
+    found: dict[str, float | None] = {
+        "expected_step_s": None,
+        "fastest_expected_step_s": None,
+        "fastest_out_of_memory_probability": None,
+        "fastest_tried_first_step_s": None,
+    }
+    if not is_known:
+        return one.model_copy(update=found)
+    if plan.roomier is not None or min(chance or 0.0 for chance in chances) <= SMALL:
+        step_s = _expected_s(plan, known)
+        found["expected_step_s"] = step_s[plan.decision]
+        found["fastest_expected_step_s"] = step_s[one.fastest]
+    own, other = (
+        known[which].out_of_memory_probability or 0.0 for which in (plan.decision, one.fastest)
+    )
+    found["fastest_out_of_memory_probability"] = other
+    if is_excluded(other, beside=own):
+        tries = {which: known[which] for which in (one.fastest, plan.decision)}
+        found["fastest_tried_first_step_s"] = _expected_s(plan, tries)[one.fastest]
+    return one.model_copy(update=found)
+
+
+def _expected_s(
+    plan: Plan, known: Mapping[TrainDecision, TrainPrediction]
+) -> dict[TrainDecision, float]:
+    """Seconds a step of decisions on these links, with what running out of memory costs."""
+    slow_s = [value.breakdown_s.get(SLOW_LINKS, 0.0) for value in known.values()]
+    step_s = expected_steps_s(
+        [value.model_copy(update={"step_time_s": _usual_s(value)}) for value in known.values()],
+        prices=loss_prices(plan.goal),
+        slow_s_C=np.array(slow_s),
+        roomier=fallback_beside(plan, known),
+    )
+    return dict(zip(known, map(float, step_s), strict=True))
 
 
 def _room(plan: Plan, before: Plan, others: list[Alternative]) -> dict[str, Any]:

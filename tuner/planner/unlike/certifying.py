@@ -1,11 +1,18 @@
 """What the search over pools proves, in seconds of a step: the certificate and its ties."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.plan import Band, Certificate, Preference, Space
 from tuner.planner.analytic.answer import PROVEN_GAP_RATIO
+from tuner.planner.analytic.preferring import (
+    LESS_EXPECTED,
+    is_excluded,
+    less_chance_words,
+    memory_step,
+)
 from tuner.planner.ratios import is_tie
-from tuner.planner.unlike.risk import Decided, Priced
+from tuner.planner.unlike.risk import Decided, Priced, fastest_with_room, priced
+from tuner.planner.unlike.running import effective_step_s
 from tuner.planner.unlike.search import Search
 from tuner.planner.unlike.told import Played, decision_of
 
@@ -56,21 +63,37 @@ def preference_of(
     chosen, fastest = order[0], fastest_of(order)
     if chosen is fastest:
         return None
-    expected = [risks[one] for one in (chosen, fastest)]
-    has_less_risk = expected[0].chance < expected[1].chance
-    has_failures = found.question.specs[0].goal.reliability is not None
+    own, other = risks[chosen], risks[fastest]
+    has_fallback = own.has_fallback
+    tried_first_s = None
+    if is_excluded(other.chance, beside=own.chance):
+        tries = dict.fromkeys((fastest, chosen, fastest_with_room(risks) or chosen))
+        tried_first_s = priced(tuple(tries), found.question)[fastest].expected_s
     return Preference(
         fastest=decision_of(fastest.chain, found.question, found.space.ways),
         fastest_step_s=fastest.objective_s,
         slower_ratio=max(0.0, chosen.objective_s / fastest.objective_s - 1.0),
-        reasons=(
-            *(("less chance of running out of memory",) if has_less_risk else ()),
-            *(("less wall clock per step with failures",) if has_failures else ()),
-        ),
-        expected_step_s=expected[0].expected_s if expected[0].has_fallback else None,
-        fastest_expected_step_s=expected[1].expected_s if expected[1].has_fallback else None,
-        fastest_out_of_memory_probability=expected[1].chance,
+        reasons=tuple(_reasons(found, order, risks)) or (LESS_EXPECTED,),
+        expected_step_s=own.expected_s if has_fallback else None,
+        fastest_expected_step_s=other.expected_s if has_fallback else None,
+        fastest_out_of_memory_probability=other.chance,
+        fastest_tried_first_step_s=tried_first_s,
     )
+
+
+def _reasons(
+    found: Search, order: Sequence[Played], risks: Mapping[Decided, Priced]
+) -> Iterator[str]:
+    """What is better about the chosen chain than about the fastest."""
+    tries = order[0], fastest_of(order)
+    chance, other = (risks[one].chance for one in tries)
+    if memory_step(chance) < memory_step(other):
+        yield less_chance_words(chance, other=other)
+    own_s, other_s = (
+        effective_step_s(one.chain, found.question, step_s=one.objective_s) for one in tries
+    )
+    if own_s < other_s:
+        yield "less wall clock per step with failures"
 
 
 def ratio_band(found: Search, chosen: Played, other: Played) -> Band:

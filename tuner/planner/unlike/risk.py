@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.planner.analytic.memory_risk import (
-    LIKELY,
     SMALL,
     Chances,
     MemoryForecast,
     loss_prices,
 )
-from tuner.planner.analytic.preferring import MEMORY_STEPS
+from tuner.planner.analytic.preferring import fit_C
 from tuner.planner.unlike.alone import DecisionAlone
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.running import effective_step_s
@@ -60,14 +59,13 @@ def priced(every: Sequence[Decided], question: PoolsQuestion) -> Mapping[Decided
     )
     step_s = np.array([one.objective_s for one in every])
     expected_s = loss_prices(question.specs[0].goal).expected_s(step_s, found)
-    step_C = np.searchsorted(MEMORY_STEPS, found.ever_C)
-    most = max(MEMORY_STEPS.index(LIKELY), int(step_C.min()))
+    is_fit_C = fit_C(found.ever_C)
     return {
         one: Priced(
             expected_s=float(expected_s[at]),
             effective_s=_wall_clock_s(one, question, step_s=float(expected_s[at])),
             chance=float(found.ever_C[at]),
-            is_fit=bool(step_C[at] <= most),
+            is_fit=bool(is_fit_C[at]),
             has_fallback=bool((found.ever_C <= SMALL).any()),
         )
         for at, one in enumerate(every)

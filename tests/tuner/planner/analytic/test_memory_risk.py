@@ -15,7 +15,9 @@ from tuner.planner.analytic.memory_risk import (
     LossPrices,
     chances,
     forecast_of,
+    hardly,
     loss_prices,
+    tried_in_turn_s,
     whole_loss_s,
 )
 from tuner.spec.goal import TrainGoal
@@ -182,6 +184,7 @@ def test_leaving_out_what_takes_most_memory_never_lowers_the_least_expected_step
 
 def test_a_run_without_tokens_takes_its_usual_length() -> None:
     assert LossPrices().run_s(3.0) == USUAL_RUN_S
+    assert LossPrices().run_s(3.0 * USUAL_RUN_S) == 3.0 * USUAL_RUN_S
     assert LossPrices(run_steps=100.0).run_s(3.0) == 300.0
 
 
@@ -237,3 +240,13 @@ def test_what_an_uneven_load_decides_makes_late_crashes_likelier() -> None:
     )
     assert uneven.at_start_C == even.at_start_C
     assert uneven.later_C[0] > 5.0 * even.later_C[0]
+
+
+def test_trying_one_first_costs_its_own_step_as_often_as_it_runs() -> None:
+    prices = LossPrices(failed_start_s=0.0, crash_s=0.0)
+    risks = [hardly(chance) for chance in (0.59, 0.303)]
+    assert tried_in_turn_s(prices, (2.28, 4.53), risks) == pytest.approx(0.41 * 2.28 + 0.59 * 4.53)
+    # What runs out as well goes on with the next: 0.303 of all starts reach it.
+    assert tried_in_turn_s(prices, (2.28, 4.53, 6.0), [*risks, hardly(0.0)]) == pytest.approx(
+        0.41 * 2.28 + (0.59 - 0.303) * 4.53 + 0.303 * 6.0
+    )

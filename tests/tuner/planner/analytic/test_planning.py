@@ -9,14 +9,15 @@ from tuner.cli.plan_text import plan_text
 from tuner.costs.analytic.calibration import shipped
 from tuner.plan import Plan, Provenance
 from tuner.planner.analytic.asking import site_of
-from tuner.planner.analytic.memory_risk import SMALL
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, USUAL_RUN_S
 from tuner.planner.analytic.more_nodes import OFFLOADED, more_nodes
 from tuner.planner.analytic.planning import make_analytic_plan
-from tuner.planner.analytic.preferring import TOLERANCE_RATIO
+from tuner.planner.analytic.preferring import TOLERANCE_RATIO, less_chance_words
 from tuner.planner.analytic.search import Settings
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
+from tuner.units import format_ratio, format_s
 
 WORKED = Path(__file__).parents[4] / "examples" / "worked"
 NOTHING = Provenance(
@@ -91,6 +92,39 @@ def test_a_plan_that_is_preferred_is_near_the_fastest_and_has_a_gap_of_its_own(p
     assert own >= plan.certificate.gap_ratio
     (fastest,) = (o for o in plan.runners_up if o.decision == plan.preferred.fastest)
     assert "preference" in fastest.lost_by
+
+
+def test_one_chance_is_said_everywhere_and_what_an_excluded_fastest_would_come_to() -> None:
+    """Qwen3-30B on seven H100: the fastest runs out more often than not, nothing hardly does."""
+    spec = read_spec(WORKED / "qwen3-30b-a3b-16-h100" / "spec.yaml")
+    (pool,) = spec.cluster.pools
+    changes = {"nodes": 1, "devices_per_node": 7, "usable_memory_ratio": 1.0}
+    small = spec.cluster.model_copy(update={"pools": (pool.model_copy(update=changes),)})
+    goal = spec.goal.model_copy(update={"global_batch_size": 420, "routing": None, "tokens": None})
+    limits = spec.search.model_copy(update={"optimizer_offload": (False,)})
+    plan = planned(spec.model_copy(update={"cluster": small, "goal": goal, "search": limits}))
+    assert plan.predicted is not None
+    assert plan.preferred is not None
+    one, own_s = plan.preferred, plan.predicted.step_time_s
+    chance = plan.predicted.out_of_memory_probability or 0.0
+    other = one.fastest_out_of_memory_probability or 0.0
+    assert SMALL < chance <= LIKELY < other
+    assert one.reasons[0] == less_chance_words(chance, other=other)
+    text = plan_text(plan, folder=Path())
+    assert text.startswith(f"WARNING        {format_ratio(chance)} chance of running out of memory")
+    (fastest,) = (o.predicted for o in plan.runners_up if o.decision == one.fastest)
+    assert fastest.out_of_memory_probability == pytest.approx(other)
+    # Failed starts and restarts of both are a share of a run of a week.
+    lost_s = sum(o.out_of_memory_loss_s or 0.0 for o in (fastest, plan.predicted))
+    tried_first_s = (1.0 - other) * fastest.step_time_s + other * own_s
+    tried_first_s += lost_s * fastest.step_time_s / USUAL_RUN_S
+    assert one.fastest_tried_first_step_s == pytest.approx(tried_first_s)
+    (trade,) = (line for line in text.splitlines() if line.startswith("trade "))
+    assert trade == (
+        f"trade          the fastest is excluded: {format_ratio(other)} chance of running out of "
+        "memory; tried first, with this plan after it, a step is expected to take "
+        f"{format_s(tried_first_s)}"
+    )
 
 
 def test_the_pareto_front_trades_time_for_memory(plan: Plan) -> None:

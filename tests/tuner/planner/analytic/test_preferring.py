@@ -10,10 +10,16 @@ import pytest
 from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.routing import BusiestRatios
 from tuner.costs.analytic.shapes import number
-from tuner.planner.analytic.answer import Detail
+from tuner.planner.analytic.answer import Detail, detail_of
 from tuner.planner.analytic.found import Found
 from tuner.planner.analytic.found import Search as Searched
-from tuner.planner.analytic.memory_risk import LIKELY, SMALL, LossPrices
+from tuner.planner.analytic.memory_risk import (
+    LIKELY,
+    SMALL,
+    LossPrices,
+    forecast_of,
+    uneven_bytes,
+)
 from tuner.planner.analytic.preferring import (
     CRITERIA,
     MOST_SLOWER_RATIO,
@@ -267,3 +273,42 @@ def test_experts_without_a_recording_grow_and_those_with_one_do_not(ask: MakeQue
     guessed, known = chances_of(found, full), chances_of(recorded, full)
     assert guessed.at_start_C[0] == known.at_start_C[0]
     assert guessed.later_C[0] > 2.0 * known.later_C[0]
+
+
+def test_the_order_and_the_forecast_of_a_decision_have_one_chance(ask: MakeQuestion) -> None:
+    """Of unequal stages the one that grows most need not be the fullest: 48 layers, 4 stages."""
+    limits = Search(
+        micro_batch_size=(1, 2),
+        cuda_graph=("none",),
+        zero_stage=(1,),
+        pipeline_model_parallel_size=(4,),
+    )
+    question = ask("qwen3-30b-a3b", devices=32, capabilities=MEGATRON_0_18, limits=limits)
+    found = search(question, SETTINGS)
+    assert found.found is not None
+    peaks = found.found.peak_bytes
+    # As if the device had little more than the peaks: no chance is 0 or 1.
+    capacity = 1.03 * float(np.median(peaks))
+    asked = replace(question, usable_memory_ratio=question.memory_limit_bytes / capacity)
+    tight = replace(found, question=asked)
+    told = []
+    for index in range(len(found.found)):
+        detail = detail_of(tight, index)
+        grown = uneven_bytes(
+            asked.shape,
+            detail.strategies,
+            asked.hardware,
+            detail.stages,
+            constants=asked.memory_constants,
+        )
+        forecast = forecast_of(
+            detail.memory.total_PC[:, 0],
+            grown,
+            capacity_bytes=asked.capacity_bytes,
+            software=asked.software,
+            prices=USUAL,
+        )
+        told.append(forecast.out_of_memory_probability)
+    ordered = chances_of(tight, found.found).ever_C
+    assert ((ordered > 0.05) & (ordered < 0.95)).sum() >= 3
+    assert ordered == pytest.approx(told, rel=1e-6, abs=1e-9)

@@ -16,9 +16,11 @@ from tuner.planner.analytic.memory_risk import (
     FAILED_START_S,
     LIKELY,
     RESTART_S,
+    LossPrices,
     loss_prices,
 )
 from tuner.planner.analytic.preferring import TOLERANCE_RATIO
+from tuner.planner.nodes.expected_step import expected_steps_s, place_taken_by
 from tuner.planner.nodes.slowing import SLOW_LINKS
 from tuner.planner.nodes.told import on_measured_nodes
 from tuner.spec.huggingface.read import read_model
@@ -266,6 +268,67 @@ def test_equal_links_never_change_a_choice_for_memory(plan: Plan) -> None:
         # Hardly unequal ones neither.
         nearly = on(asked, links(slow=399e9))
         assert nearly.decision == asked.decision, (chance, other, step_s)
+
+
+def test_equal_links_of_any_size_leave_a_fallback_that_is_not_listed_slower(plan: Plan) -> None:
+    """100 s at 6 % were chosen before 96 s at 48 %; 110 s at 3 % are what a run goes on with."""
+    assert plan.predicted is not None
+    room = Roomier(
+        decision=sample_decision(**WIDE, zero_stage=3),
+        step_time_s=110.0,
+        slower_ratio=0.1,
+        slower_s=10.0,
+        peak_memory_bytes=1,
+        out_of_memory_probability=0.03,
+    )
+    listed = [
+        with_chance(plan.predicted, chance, step_s=step_s)
+        for chance, step_s in ((0.06, 100.0), (0.48, 96.0), (0.2, 109.0))
+    ]
+    for prices in (LossPrices(), LossPrices(run_steps=1e4), LossPrices(failed_start_s=0.0)):
+        usual_s = expected_steps_s(listed, prices=prices, roomier=room)
+        for slow_s in (0.0, 1e-3, 1.0, 5.0, 9.0, 12.0, 15.0, 30.0, 300.0, 1e5):
+            on_links_s = expected_steps_s(
+                listed, prices=prices, slow_s_C=np.full(3, slow_s), roomier=room
+            )
+            taken = place_taken_by(listed, usual_s_C=usual_s, on_links_s_C=on_links_s)
+            assert taken is None, (prices, slow_s)
+            # What running out costs never gets less.
+            assert (on_links_s - slow_s >= usual_s - 1e-9 * slow_s).all(), (prices, slow_s)
+
+
+def test_the_trade_on_equally_slow_links_still_holds_what_running_out_costs(plan: Plan) -> None:
+    room = Roomier(
+        decision=sample_decision(**WIDE, zero_stage=3),
+        step_time_s=2.4,
+        slower_ratio=0.2,
+        slower_s=10.0,
+        peak_memory_bytes=1,
+        out_of_memory_probability=0.01,
+    )
+    asked = at_risk(plan, 0.3, (0.2, 2.1)).model_copy(update={"roomier": room})
+    found = on(asked, links(slow=4e9))
+    assert found.preferred is not None
+    (left,) = (one for one in found.runners_up if one.decision == asked.decision)
+    for said_s, of in (
+        (found.preferred.expected_step_s, found.predicted),
+        (found.preferred.fastest_expected_step_s, left.predicted),
+    ):
+        assert of is not None
+        assert said_s is not None
+        if of.step_time_s < room.step_time_s:
+            assert said_s > of.step_time_s
+    assert found.predicted is not None
+    slow_s = [one.breakdown_s.get(SLOW_LINKS, 0.0) for one in (found.predicted, left.predicted)]
+    usual = [
+        one.model_copy(update={"step_time_s": one.step_time_s - slow})
+        for one, slow in zip((found.predicted, left.predicted), slow_s, strict=True)
+    ]
+    by_hand = expected_steps_s(
+        usual, prices=loss_prices(plan.goal), slow_s_C=np.array(slow_s), roomier=room
+    )
+    assert found.preferred.expected_step_s == pytest.approx(by_hand[0])
+    assert found.preferred.fastest_expected_step_s == pytest.approx(by_hand[1])
 
 
 def test_links_bring_no_decision_that_is_worse_by_the_expected_step(plan: Plan) -> None:

@@ -24,10 +24,11 @@ from tuner.planner.unlike.search import Settings, search
 from tuner.planner.unlike.told import Played, played, risk_of
 from tuner.report.memory_room import memory_warning
 from tuner.spec.capabilities import intersection
+from tuner.spec.goal import Reliability
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
 from tuner.train_words import short_decision
-from tuner.units import format_bytes
+from tuner.units import format_bytes, format_ratio
 
 MakeSpec = Callable[..., Spec]
 PLAIN = {"tensor_model_parallel_size": (1,), "virtual_pipeline_model_parallel_size": (1,)}
@@ -329,10 +330,26 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
     assert chances[1] < chances[0]
     assert steps_s[1] > steps_s[0]
     assert made.preferred is not None
-    assert made.preferred.reasons == ("less chance of running out of memory",)
+    chance, other = chances[1], made.preferred.fastest_out_of_memory_probability
+    assert other is not None
+    words = f"({format_ratio(chance)} instead of {format_ratio(other)})"
+    assert made.preferred.reasons == (f"less chance of running out of memory {words}",)
     assert made.preferred.expected_step_s is not None
     assert made.preferred.fastest_expected_step_s is not None
     assert made.preferred.expected_step_s < made.preferred.fastest_expected_step_s
+    # Failures that are priced but decide nothing are no reason.
+    failing = asked.goal.model_copy(
+        update={"reliability": Reliability(device_mtbf=1e9, restart=600.0)}
+    )
+    again = plan_over_pools(
+        asked.model_copy(update={"goal": failing}),
+        residuals=None,
+        settings=Settings(top=12, clock=time.perf_counter),
+        provenance=provenance,
+    )
+    assert again.decision == made.decision
+    assert again.preferred is not None
+    assert again.preferred.reasons == made.preferred.reasons
 
 
 def roomiest(chains: Iterable[Chain], question: PoolsQuestion) -> Played:
