@@ -137,6 +137,11 @@ def compared_dispatches(
     return tuple(outcomes[at] for at in order)
 
 
+def allowed_rules(spec: PlaceSpec) -> tuple[str, ...]:
+    """Return the rules that a plan may be made for beside its own, by the solvers' names."""
+    return tuple(offer.rule for offer, against in _offers(spec) if not against)
+
+
 def made_for(spec: PlaceSpec, rule: str) -> tuple[MadeFor, ...]:
     """Return what the plan's emitted placements are tied to, by target."""
     nodes = -(-spec.goal.ranks // (spec.goal.ranks_per_node or spec.goal.ranks))
