@@ -35,7 +35,7 @@ from tuner.planner.place.comparing import (
     pairs,
     priced_threes,
 )
-from tuner.planner.place.deadline import Deadline, fewer_judged, fewer_note
+from tuner.planner.place.deadline import LEAST_PROGRAMS_S, Deadline, fewer_judged, fewer_note
 from tuner.planner.place.dispatch_choice import compared_dispatches, made_for
 from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
@@ -161,7 +161,9 @@ def _judge(asked: Question, found: Searched) -> _Judgement:
             evidence,
             placements=len(found.weighed.placements) + 1,
             pass_s=found.pass_s,
-            time_s=(LEFT_OUT_RATIO if several else JUDGING_RATIO) * deadline.left_s,
+            time_s=max(
+                (LEFT_OUT_RATIO if several else JUDGING_RATIO) * deadline.left_s, LEAST_PROGRAMS_S
+            ),
         )
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
     outcomes = tuple(
@@ -197,8 +199,16 @@ def _judge(asked: Question, found: Searched) -> _Judgement:
         )
     else:
         gain = gain_of_load(evidence, threes)
-    drawn_noise = launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch)
-    gain = replace(gain, noise_ratio=math.hypot(gain.noise_ratio, drawn_noise))
+    drawn_noise, drawn_beside_rule = (
+        launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch, beside=beside)
+        for beside in (spec.current, rule.placement)
+    )
+    drawn_beside_rule *= 1.0 - gain.rule_gain_ratio
+    gain = replace(
+        gain,
+        noise_ratio=math.hypot(gain.noise_ratio, drawn_noise),
+        rule_noise_ratio=math.hypot(gain.rule_noise_ratio, drawn_beside_rule),
+    )
     return _Judgement(
         evidence=evidence,
         threes=threes,
@@ -291,6 +301,7 @@ def _plan(
             saved=gain.saved,
             loads=judged.loads,
             rule_gain_ratio=gain.rule_gain_ratio if asked.migration is None else None,
+            rule_noise_ratio=gain.rule_noise_ratio,
         ),
         certificate=certificate,
         binding_constraint=binding_constraint(

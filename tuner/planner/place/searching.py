@@ -16,6 +16,7 @@ from solvers.result import Outcome
 from tuner.planner.place.candidates import (
     Rule,
     beside_search,
+    chain_problem,
     others_for_time,
     policies,
     rule_of,
@@ -23,12 +24,17 @@ from tuner.planner.place.candidates import (
     solved_dispatch,
 )
 from tuner.planner.place.costing import active_load_of
-from tuner.planner.place.deadline import Deadline, fewer_planned, pass_seconds
+from tuner.planner.place.deadline import (
+    LEAST_PROGRAMS_S,
+    Deadline,
+    fewer_planned,
+    pass_seconds,
+)
 from tuner.planner.place.dispatch_choice import allowed_rules, choose_dispatch
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.planner.place.folds import unseen_costs
 from tuner.planner.place.links import LinkCosts
-from tuner.planner.place.methods import beside_automatic, under_another_rule
+from tuner.planner.place.methods import beside_automatic, is_automatic, under_another_rule
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.weighing import Weighed, weigh
 from tuner.spec.place import Objective
@@ -37,6 +43,9 @@ from tuner.spec.place_read import PlaceSpec
 
 OTHERS_SHARE: Final = 0.4
 """Of the main search's time, for placements that are priced beside it."""
+
+LEAST_RATIO: Final = 0.05
+"""Of the time limit, that the main search has in any case."""
 
 MOST_WEIGHED: Final = 8
 """Placements that a linear program is solved for on each planned pass, about: those weighed, the
@@ -114,13 +123,14 @@ def search(asked: Question, *, dispatch: str) -> Searched | Outcome[Placement]:
             asked.evidence,
             placements=MOST_WEIGHED,
             pass_s=pass_s,
-            time_s=deadline.share_s(shares.weighing),
+            time_s=max(deadline.share_s(shares.weighing), LEAST_PROGRAMS_S),
         )
     look = _Look(asked=asked, looked_at=looked_at, shares=shares, pass_s=pass_s)
     rule = look.rule_of(dispatch)
     is_timed = goal.objective is Objective.LAYER_TIME and goal.method is Method.AUTO
     others_share = shares.main * OTHERS_SHARE * is_timed
-    allowed_s = deadline.share_s(shares.main - others_share)
+    # Something is searched for, however long the first steps took.
+    allowed_s = max(deadline.share_s(shares.main - others_share), LEAST_RATIO * deadline.limit_s)
     started_s = deadline.clock()
     outcome, candidates = look.solve(rule, dispatch, allowed_s)
     over_s = max(deadline.clock() - started_s - allowed_s, 0.0)
@@ -201,8 +211,19 @@ class _Look:
         self, rule: Rule, dispatch: str, time_limit_s: float
     ) -> tuple[Outcome[Placement], dict[str, Placement]]:
         goal = self.asked.spec.goal
+        chain = None
+        if goal.objective is Objective.LAYER_CHAIN:
+            chain = chain_problem(
+                self.asked.evidence,
+                goal=goal,
+                ranks=self.asked.spec.ranks,
+                rule=rule,
+                links=self.asked.links,
+            )
         by = partial(self._objective(rule), self.asked.evidence, dispatch=dispatch)
-        return beside_automatic(by, goal=goal, time_limit_s=time_limit_s)
+        return beside_automatic(
+            by, goal=goal, time_limit_s=time_limit_s, is_same=is_automatic(goal.method, chain)
+        )
 
     def weigh(self, candidates: Mapping[str, Placement], rule: Rule, dispatch: str) -> Weighed:
         asked, deadline = self.asked, self.asked.deadline
@@ -212,7 +233,7 @@ class _Look:
             self._objective(rule),
             dispatch,
             time_limit_s=deadline.share_s(self.shares.unseen),
-            passes_s=deadline.share_s(self.shares.fold_programs),
+            passes_s=max(deadline.share_s(self.shares.fold_programs), LEAST_PROGRAMS_S),
             pass_s=self.pass_s,
         )
         return weigh(
