@@ -74,9 +74,11 @@ def _body(plan: PlacePlan) -> Iterator[str]:
         f" {certificate.solve_s:.1f} s){_for(plan)}"
     )
     if certificate.objective_error:
+        error = certificate.objective_error
+        in_seconds = plan.goal.objective is Objective.LAYER_TIME
         yield (
             f"  a mean over {LAUNCHES} drawn launches, standard error"
-            f" {certificate.objective_error:.2g}"
+            f" {format_s(error) if in_seconds else f'{error:.2g}'}"
         )
     yield f"binding: {plan.binding_constraint}"
     width = max(8, *(min(MOST_NAME, len(one.workload)) for one in predicted.outcomes))
