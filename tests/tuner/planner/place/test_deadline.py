@@ -53,7 +53,7 @@ def test_linear_programs_of_58_layers_keep_to_the_time_limit(tmp_path: Path) -> 
     assert plan.predicted is not None
     (one,) = plan.predicted.outcomes
     notes = [note for note in plan.provenance.notes if note.startswith("judged on ")]
-    # All passes of all placements would take some 30 s on a quiet core.
+    # Twice as long at most on a quiet machine; the bound is for a busy one.
     assert wall_s < 3.0 * limit_s
     assert one.passes_planned_from == 32
     assert 2 <= one.passes_judged < 32
