@@ -224,7 +224,8 @@ class DispatchOutcome(Record):
     has_backend: bool
     """Beside an all-to-all backend."""
     imbalance: Ratio
-    """Largest rank load over the mean that is expected over the rule's draws, on judged passes."""
+    """Largest rank load over the mean given each judged pass's counts: the rule's shares of them,
+    under `static` the mean over `tables`."""
     imbalance_sampled: Ratio
     """The same with the noise of whole tokens and of fixed choices: mean over draws."""
     counts_copies: bool = False
@@ -232,6 +233,8 @@ class DispatchOutcome(Record):
     tokens_per_rank: float
     """Of a pass, which the noise is of."""
     draws: Size
+    tables: Size = 1
+    """Fixed choices that both are means over: several where the engine's own is not known."""
     is_allowed: bool
     is_chosen: bool
     words: str

@@ -74,9 +74,11 @@ def _body(plan: PlacePlan) -> Iterator[str]:
         f" {certificate.solve_s:.1f} s){_for(plan)}"
     )
     if certificate.objective_error:
+        error = certificate.objective_error
+        in_seconds = plan.goal.objective is Objective.LAYER_TIME
         yield (
             f"  a mean over {LAUNCHES} drawn launches, standard error"
-            f" {certificate.objective_error:.2g}"
+            f" {format_s(error) if in_seconds else f'{error:.2g}'}"
         )
     yield f"binding: {plan.binding_constraint}"
     width = max(8, *(min(MOST_NAME, len(one.workload)) for one in predicted.outcomes))
@@ -220,8 +222,8 @@ def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:
     tokens = outcomes[0].tokens_per_rank
     what = "token copies" if outcomes[0].counts_copies else "tokens"
     yield (
-        "dispatch rules of the engine on this placement: largest rank load over the mean, expected"
-        f" and with the noise of {tokens:.0f} {what} a rank"
+        "dispatch rules of the engine on this placement, judged passes: largest rank load over the"
+        f" mean, given each pass's counts / with replicas drawn for {tokens:.0f} {what} a rank"
     )
     for one in outcomes:
         backend = "beside an all-to-all" if one.has_backend else "without all-to-all"
@@ -229,6 +231,18 @@ def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:
             f"  {one.dispatch:<8} {backend:<21} {one.imbalance:.4f} {one.imbalance_sampled:>8.4f}"
             f"   {one.words}"
         )
+    static = next((one for one in outcomes if one.rule == "static"), None)
+    if static is not None:
+        above = " (the workloads above: under one)" if outcomes[0] is static else ""
+        of = (
+            f"mean over {static.tables} tables that a launch may draw{above}, as not all layers"
+            " that it draws for were recorded"
+            if static.tables > 1
+            else "the engine's own table"
+        )
+        yield f"  static: {of}"
+    if not outcomes[0].rule.endswith("lp"):
+        yield "  the objective is of the mean pass that was planned from"
 
 
 def _folds(

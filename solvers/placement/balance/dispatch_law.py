@@ -15,7 +15,7 @@ second time and computed in another way:
 With one stream, or as many replicas as far ranks in it, the counts are exact as well. Two streams
 meet again after as many assignments of the same sizes.
 
-Differs: the engine's streams also meet where other deals have used up as many numbers. EPLB's
+Differs: the engine's streams also meet where other assignments have used up as many numbers. EPLB's
          placements of 58 layers of 256 experts on 8, 32 and 64 ranks are within 0.25 % of their
          mean over 16 to 32 launches of static.py, all within two standard errors;
          tests/solvers/placement/balance/test_dispatch_law.py holds smaller ones to 4 of them and

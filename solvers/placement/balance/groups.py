@@ -5,7 +5,7 @@
 
 Cut the units in two groups. An expert with a replica on every unit of one group is near to all its
 ranks and far from all others. So the ranks of a group draw for the same experts, one after another,
-and share one stream (`dispatch/static.py`): the other group's ranks are the hands of one deal, of
+and share one stream (`dispatch/static.py`): the other group's ranks share one assignment, of
 which the replicas get equal numbers, or numbers that differ by one. Nothing else varies. Such an
 expert takes half the slots of one that stands on every unit.
 
@@ -29,7 +29,7 @@ MOST_EVERYWHERE = 1
 """Experts on all units, with which slots may come out even."""
 
 GROUPS = 2
-"""Of three, two would be far from an expert, each with a stream that deals for both: at 72 ranks of
+"""Of three, two would be far from an expert, each with a stream that draws for both: at 72 ranks of
 4 slots no better than one replica a node on all, on recordings of 256 experts."""
 
 Domain = npt.NDArray[np.bool_]

@@ -55,7 +55,7 @@ def slot_shares(problem: BalanceProblem, expert_LS: Ints) -> Shares:
 def slot_variances(
     load_WLE: Floats, variance_WLE: Floats | None, expert_LS: Ints, shares: Shares
 ) -> Floats:
-    """Variance of what every slot takes, [W][L][S], by what is dealt and by what loads will be.
+    """Variance of what every slot takes, [W][L][S], by what is drawn and by what loads will be.
 
     Of a product of two independent numbers, the product of both variances left out. Replicas of one
     expert rise and fall together, which is taken as independent: the largest is guessed high.

@@ -16,7 +16,7 @@ and packs them largest first, the copies of an expert on different nodes. The se
 it, on mean + caution * deviation of every rank, and every layer takes the start and caution that
 end with the least expected time of its busiest rank (`objective.largest_times`, a guess). Of that,
 EPLB's placement and the even split's, launches are drawn, and every layer takes the best again.
-Where far ranks draw for each token (`Dispatch.NEAR`), nothing is dealt: starts are copies of the
+Where far ranks draw for each token (`Dispatch.NEAR`), nothing is assigned: starts are copies of the
 largest shares up to one a node, EPLB's placement, and two of the above. Under static dispatch one
 more search is among replicas on whole groups of nodes, which leave hardly a draw (`groups.py`).
 
@@ -149,8 +149,8 @@ def search_near(
         partial(start_placement, problem, ceiling=ceiling) for ceiling in CEILINGS
     ]
     if problem.dispatch is Dispatch.NEAR:
-        # Nothing is dealt: copies of the hottest experts make nothing worse, and a load that many
-        # ranks share scatters least.
+        # Nothing is assigned: copies of the hottest experts make nothing worse, and a load that
+        # many ranks share scatters least.
         starting = [partial(start_placement, problem, ceiling=0.0), lambda: rule, *starting[:2]]
     runs = [(begin, caution) for caution in cautions for begin in starting]
     for number, (begin, caution) in enumerate(runs):
@@ -177,7 +177,7 @@ def search_near(
     last = [best_layers(problem, found, guessed_CWL), even, rule]
     last += grouped
     if problem.ranks.num_nodes == 1:
-        # Ranks that have drawn alike share a deal, which the guess does not know.
+        # Ranks that have drawn alike share an assignment, which the guess does not know.
         last += found
     drawn = [drawn_times(problem, one) for one in last]
     last.append(best_layers(problem, last, np.stack(drawn)))
@@ -255,7 +255,7 @@ def drawn_times(
 ) -> Floats:
     """Time of the busiest rank, [W][L], in the mean of some launches and of some loads.
 
-    The guess takes ranks and deals as independent, which few ranks on one node are not.
+    The guess takes ranks and assignments as independent, which few ranks on one node are not.
 
     Args:
         problem: where near replicas come first.

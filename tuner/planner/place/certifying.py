@@ -22,9 +22,10 @@ from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solve
 from tuner.planner.place.costing import (
     planned_bound_WL,
     planned_imbalances,
-    planned_layers_WL,
+    planned_seconds,
     robust,
     robust_weights,
+    seconds_error,
 )
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.planner.place.links import LinkCosts
@@ -107,12 +108,14 @@ def _of_time(
     method: str,
     solve_s: float,
 ) -> PlaceCertificate:
-    value_WL = planned_layers_WL(spec, evidence, chosen, pricing, dispatch)
+    priced = planned_seconds(spec, evidence, chosen, pricing, dispatch)
+    value_WL = np.stack([one.layer_L for one in priced])
     bound_WL = planned_bound_WL(evidence, pricing, spec.ranks, dispatch)
     values, bounds = value_WL.sum(axis=1).tolist(), bound_WL.sum(axis=1).tolist()
     weights_W = robust_weights(spec, evidence, values)
     return PlaceCertificate(
         **_proven(robust(spec, evidence, values), robust(spec, evidence, bounds)),
+        objective_error=seconds_error(spec, evidence, priced, dispatch),
         layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
         dispatch=dispatch if weighs_passes(dispatch) else solved_dispatch(dispatch).value,
         solve_s=solve_s,

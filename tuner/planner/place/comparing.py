@@ -87,11 +87,11 @@ def judged_threes(
     )
 
 
-def outcome_of(one: WorkloadEvidence, three: Three) -> WorkloadOutcome:
+def outcome_of(one: WorkloadEvidence, three: Three, *, passes_planned_from: int) -> WorkloadOutcome:
     """Tell one workload before and after."""
     return WorkloadOutcome(
         workload=one.name,
-        passes_planned_from=one.planned_passes,
+        passes_planned_from=passes_planned_from,
         passes_judged=one.judged_passes,
         imbalance_before=three.before.imbalance,
         imbalance_rule=three.rule.imbalance,

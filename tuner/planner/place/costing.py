@@ -1,5 +1,6 @@
 """What a placement costs on the passes that are planned from, in the words of the goal."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +10,7 @@ from solvers.placement.balance.check import LAUNCH_SEED, launch_times, objective
 from solvers.placement.balance.objective import robust_slope, value_of
 from solvers.placement.balance.starts import drawn_times, with_parts
 from solvers.placement.ranks import Floats, Placement, Ranks
+from tuner.costs.expert_layer import LayerSeconds
 from tuner.planner.place.candidates import balance_problem
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import arrivals, judge, judged_of
@@ -113,6 +115,20 @@ def planned_layers_WL(
 
     Under static dispatch, their mean over launches, as the imbalance is (`check.py` of balance).
     """
+    priced = planned_seconds(spec, evidence, placement, pricing, dispatch, seed=seed)
+    return np.stack([one.layer_L for one in priced])
+
+
+def planned_seconds(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    pricing: Pricing,
+    dispatch: str,
+    *,
+    seed: int = LAUNCH_SEED,
+) -> list[LayerSeconds]:
+    """Return each workload's seconds of the passes planned from; a pass a launch under static."""
     seconds = []
     for one in evidence:
         load_PLE = planned_passes(one, dispatch)
@@ -126,8 +142,26 @@ def planned_layers_WL(
         priced = pricing.price(
             placement, judged, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=one.planned_LTK
         )
-        seconds.append(priced.layer_L)
-    return np.stack(seconds)
+        seconds.append(priced)
+    return seconds
+
+
+def seconds_error(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    priced: Sequence[LayerSeconds],
+    dispatch: str,
+) -> float:
+    """Of the planned seconds as a mean over drawn launches, each left out in turn (jackknife)."""
+    if dispatch != Dispatch.STATIC.value:
+        return 0.0
+    pass_WD = np.stack([one.pass_P for one in priced])
+    launches = pass_WD.shape[1]
+    if launches < 2:
+        return 0.0
+    without_WD = (pass_WD.sum(axis=1, keepdims=True) - pass_WD) / (launches - 1)
+    values = [robust(spec, evidence, without_W) for without_W in without_WD.T.tolist()]
+    return math.sqrt((launches - 1) * float(np.var(values)))
 
 
 def planned_bound_WL(

@@ -20,13 +20,14 @@ from solvers.placement.dispatch.sampling import (
     expected_loads,
     splits_of,
 )
-from solvers.placement.dispatch.static import ENGINE_SEED
+from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement
 from tuner.place_plan import DispatchOutcome, MadeFor
 from tuner.planner.place.comparing import sources_of
 from tuner.planner.place.costing import robust, robust_weights
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import whole_tokens
+from tuner.planner.place.launch_noise import is_table_known
 from tuner.spec.place_read import PlaceSpec
 from tuner.spec.place_targets import (
     PLACE_TARGETS,
@@ -143,6 +144,11 @@ def compared_dispatches(
     return tuple(outcomes[at] for at in order)
 
 
+def allowed_rules(spec: PlaceSpec) -> tuple[str, ...]:
+    """Return the rules that a plan may be made for beside its own, by the solvers' names."""
+    return tuple(offer.rule for offer, against in _offers(spec) if not against)
+
+
 def made_for(spec: PlaceSpec, rule: str) -> tuple[MadeFor, ...]:
     """Return what the plan's emitted placements are tied to, by target.
 
@@ -222,7 +228,7 @@ def _judged(
     for one, top_k in zip(evidence, top_ks, strict=True):
         load_PLE = one.judged_PLE
         case = _case(spec, chosen, load_PLE, source_HLE=sources_of(spec, one))
-        expected.append(float(_imbalance_P(spec, expected_loads(offer.rule, case)).mean()))
+        expected.append(_given_counts(spec, offer.rule, case))
         sampled_D = _sampled_imbalance_D(spec, offer.rule, case)
         sampled.append(float(sampled_D.mean()))
         draws.append(len(sampled_D))
@@ -237,10 +243,28 @@ def _judged(
         counts_copies=counts_copies,
         tokens_per_rank=float(np.mean(tokens)),
         draws=min(draws),
+        tables=len(_seeds(spec, offer.rule)),
         is_allowed=False,
         is_chosen=False,
         words="",
     )
+
+
+def _given_counts(spec: PlaceSpec, rule: str, case: DispatchCase) -> float:
+    """Return the imbalance of each pass's own counts, mean over passes and tables of `static`.
+
+    The largest of expected loads is no launch's: a launch keeps the table that it drew.
+    """
+    if rule == "static":
+        loads = [rank_loads(replace(case, seed=ENGINE_SEED + seed)) for seed in _seeds(spec, rule)]
+    else:
+        loads = [expected_loads(rule, case)]
+    return float(np.mean([_imbalance_P(spec, load_PLG).mean() for load_PLG in loads]))
+
+
+def _seeds(spec: PlaceSpec, rule: str) -> range:
+    """Return what tables of a rule are drawn with, beyond the engine's own seed."""
+    return range(SEEDS if rule == "static" and not is_table_known(spec) else 1)
 
 
 def _case(
@@ -266,9 +290,9 @@ def _sampled_imbalance_D(spec: PlaceSpec, rule: str, case: DispatchCase) -> Floa
     rng = np.random.default_rng(0)
     fixed: list[Floats] = []
     if rule not in PASS_BY_PASS:
-        seeds = range(SEEDS) if rule == "static" else range(1)
         first = replace(case, load_PLE=case.load_PLE[:1])
-        fixed = [shares(replace(first, seed=ENGINE_SEED + seed)) for seed in seeds]
+        seeds = [ENGINE_SEED + seed for seed in _seeds(spec, rule)]
+        fixed = [shares(replace(first, seed=seed)) for seed in seeds]
     found: list[Floats] = []
     for load_LE in case.load_PLE:
         one = replace(case, load_PLE=whole_tokens(load_LE[None]))

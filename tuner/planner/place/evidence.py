@@ -183,7 +183,7 @@ def _copies_per_pass(count_PLE: Ints) -> float:
 
 
 def _parted(count_PLE: Ints, *, judge_ratio: float) -> tuple[Ints, Ints]:
-    """Part token copies by lot; not at all where a layer has too few for both."""
+    """Split token copies at random; not at all where a layer has too few for both."""
     judged_PLE = np.random.default_rng(0).binomial(count_PLE, judge_ratio)
     planned_PLE = count_PLE - judged_PLE
     if any((part.sum(axis=2) == 0).any() for part in (planned_PLE, judged_PLE)):

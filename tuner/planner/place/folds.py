@@ -12,6 +12,7 @@ Only linear programs are weighed so, which follow each pass: elsewhere loads of 
 drawn (`starts.drawn_loads`), which takes no second search.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -19,11 +20,12 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
-from solvers.placement.ranks import Floats, Placement
+from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Outcome
 from tuner.planner.place.candidates import beside_search, policies
 from tuner.planner.place.costing import robust
-from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
+from tuner.planner.place.deadline import spread
+from tuner.planner.place.evidence import WorkloadEvidence, load_variance, mean_load_LE
 from tuner.planner.place.judging import judge
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
@@ -34,6 +36,9 @@ LEAST_PASSES: Final = 4
 
 MOST_PROGRAMS: Final = 400
 """Of one layer and pass, over all candidates and folds; each takes 10 to 20 ms at 288 slots."""
+
+MOST_PASSES: Final = 1_000_000
+"""As good as all."""
 
 Make = Callable[[Sequence[WorkloadEvidence]], Mapping[str, Placement]]
 """Places for some evidence by several methods, by name."""
@@ -46,10 +51,13 @@ def unseen_costs(
     dispatch: str,
     *,
     time_limit_s: float,
+    passes_s: float = math.inf,
+    pass_s: float = 0.0,
 ) -> dict[str, float]:
     """Return what the methods that a plan chooses among cost on planned passes not seen, by name.
 
-    Empty where it is not asked: it is under a linear program, with the method left open.
+    Empty where it is not asked: it is under a linear program, with the method left open. Empty,
+    too, where the time is not enough for a pass of each half.
 
     Args:
         spec: the question.
@@ -57,11 +65,14 @@ def unseen_costs(
         solve: searches; takes evidence, `goal`, `dispatch` and `time_limit_s`.
         dispatch: the rule.
         time_limit_s: of the searches in both folds.
+        passes_s: for the linear programs of both.
+        pass_s: what those of one pass take.
     """
     goal, ranks = spec.goal, spec.ranks
     is_open = goal.objective is Objective.BALANCE and goal.method is Method.AUTO
-    if dispatch not in PASS_BY_PASS or not is_open:
+    if dispatch not in PASS_BY_PASS or not is_open or time_limit_s <= 0.0:
         return {}
+    most = int(min(passes_s / pass_s, MOST_PASSES)) if pass_s > 0.0 else MOST_PASSES
 
     def make(fold: Sequence[WorkloadEvidence]) -> dict[str, Placement]:
         outcome = solve(fold, goal=goal, dispatch=dispatch, time_limit_s=0.5 * time_limit_s)
@@ -72,16 +83,22 @@ def unseen_costs(
         by_policy = policies(mean_load_LE(fold), ranks=ranks, groups=goal.expert_groups)
         return by_policy | beside_search(fold, goal=goal, ranks=ranks, dispatch=dispatch)
 
-    cost_P = fold_costs(spec, evidence, make, dispatch=dispatch)
+    cost_P = fold_costs(spec, evidence, make, dispatch=dispatch, most_passes=most)
     return sure_costs(cost_P, tuple(rules_of(evidence))) if cost_P else {}
 
 
 def fold_costs(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], make: Make, *, dispatch: str
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    make: Make,
+    *,
+    dispatch: str,
+    most_passes: int = MOST_PASSES,
 ) -> dict[str, Floats]:
     """Return each method's imbalance on every pass that it was weighed on; empty: too few passes.
 
-    The robust number of the workloads' passes, one of each in turn.
+    The robust number of the workloads' passes, one of each in turn. Empty, too, where `most_passes`
+    of all placements, workloads and halves are too few for one of each.
     """
     if any(not one.is_split or one.planned_passes < LEAST_PASSES for one in evidence):
         return {}
@@ -89,15 +106,18 @@ def fold_costs(
     for later in (False, True):
         fold = [_half(one, later=later) for one in evidence]
         placements = make(fold)
-        programs = 2 * len(placements) * len(evidence) * fold[0].planned_LE.shape[0]
+        each = 2 * len(placements) * len(evidence)
+        if most_passes < each:
+            return {}
+        programs = each * fold[0].planned_LE.shape[0]
         fewest = min(len(one.judged_PLE) for one in fold)
-        passes = min(max(1, MOST_PROGRAMS // programs), fewest)
+        passes = min(max(1, MOST_PROGRAMS // programs), fewest, most_passes // each)
         for name, placement in placements.items():
             cost_WP = np.stack(
                 [
                     judge(
                         placement,
-                        load_PLE=one.judged_PLE[_spread(len(one.judged_PLE), passes)],
+                        load_PLE=one.judged_PLE[spread(len(one.judged_PLE), passes)],
                         ranks=spec.ranks,
                         dispatch=dispatch,
                     ).imbalance_P
@@ -124,10 +144,6 @@ def sure_costs(cost_P: Mapping[str, Floats], rules: Sequence[str]) -> dict[str, 
     return found
 
 
-def _spread(passes: int, most: int) -> list[int]:
-    return [int(at) for at in np.linspace(0, passes - 1, most).round()]
-
-
 def _half(one: WorkloadEvidence, *, later: bool) -> WorkloadEvidence:
     """Return what is planned from, and judged on, within the planned passes."""
     planned_PLE = one.whole_PLE[: one.planned_passes]
@@ -142,7 +158,16 @@ def _half(one: WorkloadEvidence, *, later: bool) -> WorkloadEvidence:
         planned_LE=fit_PLE.mean(axis=0),
         judged_PLE=other_PLE,
         part_BLE=parts,
-        variance_LE=2.0 * one.variance_LE,
+        variance_LE=load_variance(
+            _counts(fit_PLE, one),
+            judged_copies=_counts(other_PLE, one).sum(axis=(0, 2)),
+            size=float(fit_PLE.sum(axis=2).mean()),
+        ),
         whole_PLE=np.concatenate([fit_PLE, other_PLE]),
         planned_passes=len(fit_PLE),
     )
+
+
+def _counts(load_PLE: Floats, one: WorkloadEvidence) -> Ints:
+    """Return the token copies that were recorded, of loads stated for another size of pass."""
+    return np.asarray(np.rint(load_PLE * one.recorded_ratio).astype(np.int64))

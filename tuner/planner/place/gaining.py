@@ -38,6 +38,8 @@ class Gain:
     """What there is less of."""
     rule_gain_ratio: float
     """What EPLB's rule saves of the same."""
+    rule_noise_ratio: float
+    """What the difference from it is uncertain by, both on the same passes."""
 
 
 def gain_of_time(
@@ -56,7 +58,12 @@ def gain_of_time(
         for one, three, times in zip(evidence, threes, priced, strict=True)
     ]
     before_s, after_s = np.dot(weights, before), np.dot(weights, after)
-    rule_s = np.dot(weights, [float(one.rule.pass_P.mean()) for one in priced])
+    by_rule = [float(one.rule.pass_P.mean()) for one in priced]
+    rule_noises = [
+        noise_of(times.rule.pass_P, times.after.pass_P, counted=_counted(one, three))
+        for one, three, times in zip(evidence, threes, priced, strict=True)
+    ]
+    rule_s = np.dot(weights, by_rule)
     top_k = pricing.machine.moe.top_k
     # Layers that were not recorded are as uneven as those that were.
     layers = pricing.machine.model.num_moe_layers / len(spec.layer_ids)
@@ -70,6 +77,7 @@ def gain_of_time(
         step_gain_ratio=float(layers * (before_s - after_s) / (rest_s + layers * before_s)),
         saved="time in the expert layers",
         rule_gain_ratio=float(1.0 - rule_s / before_s),
+        rule_noise_ratio=float(_together(weights, by_rule, rule_noises) * rule_s / before_s),
     )
 
 
@@ -79,12 +87,18 @@ def gain_of_load(evidence: Sequence[WorkloadEvidence], threes: Sequence[Three]) 
     before = [three.before.imbalance for three in threes]
     after = [three.after.imbalance for three in threes]
     by_rule = [three.rule.imbalance for three in threes]
+    rule_noises = [
+        noise_of(three.rule.imbalance_P, three.after.imbalance_P, counted=_counted(one, three))
+        for one, three in zip(evidence, threes, strict=True)
+    ]
+    of_before = float(np.dot(weights, by_rule) / np.dot(weights, before))
     return Gain(
         gain_ratio=float(1.0 - np.dot(weights, after) / np.dot(weights, before)),
         noise_ratio=_together(weights, before, load_noises(evidence, threes)),
         step_gain_ratio=None,
         saved="for the busiest ranks to do",
-        rule_gain_ratio=float(1.0 - np.dot(weights, by_rule) / np.dot(weights, before)),
+        rule_gain_ratio=1.0 - of_before,
+        rule_noise_ratio=_together(weights, by_rule, rule_noises) * of_before,
     )
 
 
@@ -106,25 +120,40 @@ def gain_of_traffic(
 ) -> Gain:
     """Return the share of the traffic that is saved; its noise is that of the sampled tokens."""
     before, by_rule, after = traffic[spec.goal.objective.value]
-    weights = [one.weight_ratio for one in evidence]
+    noise, rule_noise = (
+        _traffic_noise(spec, evidence, beside, chosen, rule, links)
+        for beside in (spec.current, rule.placement)
+    )
+    return Gain(
+        gain_ratio=1.0 - after / before if before > 0.0 else 0.0,
+        noise_ratio=noise,
+        step_gain_ratio=None,
+        saved="traffic",
+        rule_gain_ratio=1.0 - by_rule / before if before > 0.0 else 0.0,
+        rule_noise_ratio=rule_noise * by_rule / before if before > 0.0 else 0.0,
+    )
+
+
+def _traffic_noise(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    beside: Placement,
+    chosen: Placement,
+    rule: Rule,
+    links: LinkCosts,
+) -> float:
     noises, costs = [], []
     for one in evidence:
         if spec.goal.objective is Objective.LAYER_CHAIN and not is_judged_apart(one):
             noises.append(noise_of(np.ones(1), np.ones(1), counted=_chain_tokens(one)))
             costs.append(1.0)
             continue
-        before_P, after_P = (
-            stretches(spec, one, placement, rule, links) for placement in (spec.current, chosen)
+        beside_P, after_P = (
+            stretches(spec, one, placement, rule, links) for placement in (beside, chosen)
         )
-        noises.append(noise_of(before_P, after_P, counted=math.inf))
-        costs.append(float(before_P.mean()))
-    return Gain(
-        gain_ratio=1.0 - after / before if before > 0.0 else 0.0,
-        noise_ratio=_together(weights, costs, noises),
-        step_gain_ratio=None,
-        saved="traffic",
-        rule_gain_ratio=1.0 - by_rule / before if before > 0.0 else 0.0,
-    )
+        noises.append(noise_of(beside_P, after_P, counted=math.inf))
+        costs.append(float(beside_P.mean()))
+    return _together([one.weight_ratio for one in evidence], costs, noises)
 
 
 def _counted(one: WorkloadEvidence, three: Three) -> float:

@@ -34,19 +34,33 @@ def launch_noise(
     pricing: Pricing | None,
     *,
     dispatch: str,
+    beside: Placement | None = None,
 ) -> float:
-    """Return what one launch leaves open of the share that the plan saves, at 95 %."""
-    is_told = spec.model is not None or any(
-        one.num_decoder_layers is not None for one in spec.recordings.values()
-    )
-    is_known = is_told and len(spec.layer_ids) == spec.num_layers
-    if dispatch != Dispatch.STATIC.value or is_known:
+    """Return what one launch leaves open of the share that the plan saves, at 95 %.
+
+    Args:
+        spec: the question.
+        evidence: judged on.
+        chosen: the plan's placement.
+        pricing: of seconds; None: of loads.
+        dispatch: the rule.
+        beside: the placement that the share is of; None: what runs.
+    """
+    if dispatch != Dispatch.STATIC.value or is_table_known(spec):
         return 0.0
     before_D, after_D = (
         weight_W(evidence) @ np.stack([_cost_D(spec, one, placement, pricing) for one in evidence])
-        for placement in (spec.current, chosen)
+        for placement in (beside or spec.current, chosen)
     )
     return float(CONFIDENCE_FACTOR * np.std(1.0 - after_D / before_D, ddof=1))
+
+
+def is_table_known(spec: PlaceSpec) -> bool:
+    """Whether every layer that the engine's stream runs over was recorded, as far as is told."""
+    is_told = spec.model is not None or any(
+        one.num_decoder_layers is not None for one in spec.recordings.values()
+    )
+    return is_told and len(spec.layer_ids) == spec.num_layers
 
 
 def _cost_D(

@@ -8,6 +8,7 @@ from tuner.place_plan import LeftOut
 from tuner.planner.place.candidates import rule_of, solve_objective
 from tuner.planner.place.comparing import ranks_of, sources_of
 from tuner.planner.place.costing import active_load_of
+from tuner.planner.place.deadline import Deadline
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import judge
 from tuner.planner.place.links import LinkCosts
@@ -26,18 +27,36 @@ def left_out(
     dispatch: str,
     migration: Migration | None,
     links: LinkCosts,
+    *,
+    deadline: Deadline,
     time_limit_s: float,
+    judging_s: float = 0.0,
 ) -> tuple[tuple[LeftOut, ...], tuple[float, ...]]:
     """Plan without each workload in turn and judge on all of its passes.
 
-    The first workloads are, where there are more than `MOST_FOLDS`. Beside each stands the worst
-    layer's ratio without a plan.
+    The first workloads are, where there are more than `MOST_FOLDS`, or where the time is up. Beside
+    each stands the worst layer's ratio without a plan.
+
+    Args:
+        spec: the question.
+        evidence: every workload.
+        pricing: of time, where it is priced.
+        dispatch: the rule.
+        migration: the limit on moved experts.
+        links: that traffic is priced on.
+        deadline: after which no other plan is begun.
+        time_limit_s: for the searches of all of them.
+        judging_s: what judging one takes, as far as is known before the first.
     """
     if len(evidence) < 2:
         return (), ()
     folds, worst = [], []
     limit_s = time_limit_s / min(len(evidence), MOST_FOLDS)
+    took_s = judging_s
     for one in evidence[:MOST_FOLDS]:
+        started_s = deadline.clock()
+        if deadline.left_s <= took_s:
+            break
         others = [other for other in evidence if other is not one]
         rule = rule_of(others, ranks=spec.ranks, groups=spec.goal.expert_groups, dispatch=dispatch)
         outcome = solve_objective(
@@ -49,7 +68,7 @@ def left_out(
             links=links,
             active_load=active_load_of(spec.goal, pricing),
             migration=migration,
-            time_limit_s=limit_s,
+            time_limit_s=min(limit_s, deadline.left_s),
         )
         if outcome.solution is None:
             continue
@@ -74,4 +93,17 @@ def left_out(
             )
         )
         worst.append(before.worst_ratio)
+        took_s = deadline.clock() - started_s
     return tuple(folds), tuple(worst)
+
+
+def left_out_note(
+    evidence: Sequence[WorkloadEvidence], folds: Sequence[LeftOut]
+) -> tuple[str, ...]:
+    """Say in a line which workloads were left out of no plan that was asked for."""
+    made = {fold.workload for fold in folds}
+    missing = [one.name for one in evidence[:MOST_FOLDS] if one.name not in made]
+    if len(evidence) < 2 or not missing:
+        return ()
+    names = ", ".join(map(repr, missing))
+    return (f"no plan was made without {names} in the time limit; give more with --time-limit",)

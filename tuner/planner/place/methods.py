@@ -41,8 +41,9 @@ SOLVERS: Final[Mapping[Method, str]] = {
 
 _METHODS: Final = {solver: method.value for method, solver in SOLVERS.items()}
 
-DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH, Method.RESTARTS})
-"""Beside them an automatic choice would be the same search again."""
+DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH, Method.RESTARTS, Method.EXACT})
+"""Beside them an automatic choice would be the same search again: where the dynamic program places
+anything, it is the automatic choice."""
 
 AUTOMATIC: Final = "auto"
 """Begins the name of the automatic choice among the alternatives."""
@@ -163,8 +164,24 @@ def chain_refusal(problem: ChainProblem, method: Method) -> str | None:
     return None
 
 
+def is_automatic(method: Method, chain: ChainProblem | None) -> bool:
+    """Whether the automatic choice is the same search.
+
+    Args:
+        method: that the goal names.
+        chain: the problem where layers are chained; None: another objective.
+    """
+    if method is Method.ANNEALING and chain is not None:
+        return num_states(chain) > MOST_STATES
+    return method in DEFAULTS
+
+
 def beside_automatic(
-    solve: Callable[..., Outcome[Placement]], *, goal: PlaceGoal, time_limit_s: float
+    solve: Callable[..., Outcome[Placement]],
+    *,
+    goal: PlaceGoal,
+    time_limit_s: float,
+    is_same: bool,
 ) -> tuple[Outcome[Placement], dict[str, Placement]]:
     """Solve by the goal's method and, where that is another, by the automatic choice beside it.
 
@@ -172,11 +189,12 @@ def beside_automatic(
         solve: takes `goal` and `time_limit_s`.
         goal: names the method.
         time_limit_s: of both.
+        is_same: whether the automatic choice is the same search.
 
     Returns:
         What the goal's method found, with all that was proven, and the placements by name.
     """
-    is_beside = goal.method not in DEFAULTS
+    is_beside = not is_same
     auto_s = AUTO_SHARE * time_limit_s if is_beside else 0.0
     outcome = solve(goal=goal, time_limit_s=time_limit_s - auto_s)
     found = {} if outcome.solution is None else {outcome.method: outcome.solution}

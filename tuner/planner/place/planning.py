@@ -6,93 +6,72 @@ dispatch of the engine, beside what runs today and beside EPLB's rule on the sam
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
 from tuner.costs.expert_layer import expert_bytes
-from tuner.errors import SpecError
 from tuner.place_plan import (
     LayerTimes,
+    LeftOut,
+    MigrationCost,
     PlaceAlternative,
     PlaceCertificate,
-    PlaceDecision,
     PlacePlan,
     PlacePrediction,
     PlaceProvenance,
     PlaceSpace,
+    WorkloadOutcome,
 )
-from tuner.planner.place.candidates import (
-    TRAFFIC,
-    Rule,
-    beside_search,
-    migration_limit,
-    others_for_time,
-    rule_of,
-    solve_objective,
-    solved_dispatch,
-)
+from tuner.planner.place.candidates import migration_limit
 from tuner.planner.place.certifying import binding_constraint, certificate_of
 from tuner.planner.place.comparing import (
-    judge_workload,
+    Three,
     judged_threes,
     layer_times_of,
     outcome_of,
     pairs,
     priced_threes,
 )
-from tuner.planner.place.costing import active_load_of, parts_cost, planned_cost
-from tuner.planner.place.dispatch_choice import (
-    choose_dispatch,
-    compared_dispatches,
-    launch_misfits,
-    made_for,
-)
+from tuner.planner.place.deadline import LEAST_PROGRAMS_S, Deadline, fewer_judged, fewer_note
+from tuner.planner.place.dispatch_choice import compared_dispatches, made_for
 from tuner.planner.place.dispatch_gain import dispatch_gain
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
-from tuner.planner.place.folds import unseen_costs
-from tuner.planner.place.gaining import gain_of_load, gain_of_time, gain_of_traffic, load_noises
-from tuner.planner.place.launch_noise import launch_noise
-from tuner.planner.place.leaving_out import left_out
-from tuner.planner.place.links import LinkCosts, LinkSource, links_between
-from tuner.planner.place.methods import (
-    automatic_note,
-    beside_automatic,
-    nothing_found,
-    under_another_rule,
+from tuner.planner.place.gaining import (
+    Gain,
+    gain_of_load,
+    gain_of_time,
+    gain_of_traffic,
+    load_noises,
 )
+from tuner.planner.place.launch_noise import launch_noise
+from tuner.planner.place.leaving_out import left_out, left_out_note
+from tuner.planner.place.links import LinkCosts, LinkSource, links_between
+from tuner.planner.place.methods import automatic_note, nothing_found
 from tuner.planner.place.migration import migration_cost
 from tuner.planner.place.notes import dispatch_of, notes_of
+from tuner.planner.place.passes import MOST_SOLVED_PASSES
 from tuner.planner.place.pricing import ELEMENT_BYTES, Pricing
 from tuner.planner.place.relaxing import relaxations
-from tuner.planner.place.sampled import Tokens
-from tuner.planner.place.traffic import (
-    broken_limits,
-    traffic_by_name,
-    traffic_of,
-    traffic_times,
-)
+from tuner.planner.place.searching import Question, Searched, search
+from tuner.planner.place.traffic import traffic_by_name, traffic_times
 from tuner.planner.place.verdict import Loads, verdict_of
-from tuner.spec.files import shown_path
+from tuner.planner.place.weighing import alternatives_of, decision_of
 from tuner.spec.place import Objective
-from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
-MAIN_SHARE: Final = 0.5
-"""Of the time limit, for the plan itself."""
-AGAIN_SHARE: Final = 0.2
-"""For the same under another dispatch rule, where the first plan shows it to be the best."""
-UNSEEN_SHARE: Final = 0.1
-"""For searches in halves of the planned passes, where methods are weighed on the other halves."""
-OTHERS_SHARE: Final = 0.4
-"""Of that, for placements that are priced beside the search's."""
-SAME_RATIO: Final = 1e-9
-"""Between objectives that count as equal."""
-FOLDS_SHARE: Final = 0.15
-"""For plans without each workload in turn; what is left is for relaxations."""
+RELAXING_SHARE: Final = 0.15
+"""Of the time limit, for what more room would bring, where so much is left."""
+JUDGING_RATIO: Final = 0.9
+"""Of what is left after the search, for judging where linear programs do; rest: all else."""
+LEFT_OUT_RATIO: Final = 0.5
+"""The same where plans without each workload are still to be made and judged."""
+JUDGED_PLACEMENTS: Final = 3
+"""On each workload left out: its plan, EPLB's rule and what runs."""
+LEAST_RELAXING_S: Final = 0.02
+"""A search of less finds nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,81 +103,85 @@ def make_place_plan(
         SpecError: the recordings lack what the objective looks at, or a limit cannot be kept.
     """
     started_s = settings.clock()
-    goal, ranks = spec.goal, spec.ranks
     evidence = evidence_of(spec)
     links = links_between(spec, evidence, source or LinkSource())
-    pricing = _on_links(pricing, links, goal.objective)
     dispatch = dispatch_of(spec)
-    rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch)
-    weights_bytes = _expert_bytes(spec)
-    migration = migration_limit(spec, expert_bytes=weights_bytes)
-    is_timed = goal.objective is Objective.LAYER_TIME and goal.method is Method.AUTO
-    others_share = OTHERS_SHARE * is_timed
-
-    solve_fold = partial(
-        solve_objective,
-        ranks=ranks,
-        rule=rule,
+    asked = Question(
+        spec=spec,
+        evidence=evidence,
+        pricing=_on_links(pricing, links, spec.goal.objective),
         links=links,
-        active_load=active_load_of(goal, pricing),
-        migration=migration,
+        migration=migration_limit(spec, expert_bytes=_expert_bytes(spec)),
+        deadline=Deadline(
+            limit_s=settings.time_limit_s,
+            until_s=started_s + settings.time_limit_s,
+            clock=settings.clock,
+        ),
+    )
+    found = search(asked, dispatch=dispatch)
+    if isinstance(found, Outcome):
+        return _nothing(spec, found, provenance)
+    judged = _judge(asked, found)
+    certificate = _certificate(asked, found, judged, solve_s=settings.clock() - started_s)
+    plan = _plan(asked, found, judged, certificate, provenance)
+    whole_s = settings.clock() - started_s
+    return plan.model_copy(
+        update={"certificate": certificate.model_copy(update={"solve_s": whole_s})}
     )
 
-    def solve(dispatch: str, share: float) -> tuple[Outcome[Placement], dict[str, Placement]]:
-        by = partial(solve_fold, evidence, rule=rule, dispatch=dispatch)
-        return beside_automatic(by, goal=goal, time_limit_s=share * settings.time_limit_s)
 
-    costs_unseen = partial(
-        unseen_costs,
-        spec,
-        evidence,
-        solve_fold,
-        time_limit_s=UNSEEN_SHARE * settings.time_limit_s,
-    )
-    outcome, candidates = solve(dispatch, (1.0 - others_share) * MAIN_SHARE)
-    if outcome.solution is None:
-        return _nothing(spec, outcome, provenance)
-    if is_timed:
-        candidates |= others_for_time(
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Judgement:
+    """The chosen placement on passes that it was not made from."""
+
+    evidence: tuple[WorkloadEvidence, ...]
+    """With the passes that were judged on."""
+    threes: tuple[Three, ...]
+    outcomes: tuple[WorkloadOutcome, ...]
+    alternatives: tuple[PlaceAlternative, ...]
+    left_out: tuple[LeftOut, ...]
+    left_out_before: tuple[float, ...]
+    """Of each of them, the worst layer's ratio without a plan."""
+    times: tuple[LayerTimes, ...]
+    traffic: Mapping[str, tuple[float, float, float]]
+    loads: Loads | None
+    gain: Gain
+    migration: MigrationCost | None
+    notes: tuple[str, ...]
+
+
+def _judge(asked: Question, found: Searched) -> _Judgement:
+    """Judge what was chosen, on as many passes as the deadline leaves room for."""
+    spec, pricing, links, deadline = asked.spec, asked.pricing, asked.links, asked.deadline
+    rule, dispatch, chosen = found.rule, found.dispatch, found.weighed.chosen
+    evidence = found.looked_at
+    if found.pass_s:
+        several = len(evidence) > 1
+        evidence = fewer_judged(
             evidence,
-            goal=goal,
-            ranks=ranks,
-            rule=rule,
-            dispatch=dispatch,
-            links=links,
-            migration=migration,
-            time_limit_s=others_share * MAIN_SHARE * settings.time_limit_s,
+            placements=len(found.weighed.placements) + 1,
+            pass_s=found.pass_s,
+            time_s=max(
+                (LEFT_OUT_RATIO if several else JUDGING_RATIO) * deadline.left_s, LEAST_PROGRAMS_S
+            ),
         )
-    candidates |= beside_search(evidence, goal=goal, ranks=ranks, dispatch=dispatch)
-    unseen = costs_unseen(dispatch)
-    weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch, unseen)
-    choice = choose_dispatch(spec, evidence, weighed.chosen, planned=dispatch)
-    if choice.rule != dispatch:
-        # The rule is chosen once; placements are made for it, weighed and judged under it.
-        is_again = solved_dispatch(choice.rule) != solved_dispatch(dispatch)
-        dispatch = choice.rule
-        rule = rule_of(evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch)
-        if is_again:
-            again, found = solve(dispatch, AGAIN_SHARE)
-            if again.solution is not None:
-                candidates = under_another_rule(candidates, found, goal=goal, dispatch=dispatch)
-                outcome = again
-        candidates |= beside_search(evidence, goal=goal, ranks=ranks, dispatch=dispatch)
-        unseen = costs_unseen(dispatch)
-        weighed = _weighed(spec, evidence, candidates, rule, pricing, links, dispatch, unseen)
-    method, chosen = weighed.method, weighed.chosen
-    solve_s = settings.clock() - started_s
-    alternatives = _alternatives(spec, evidence, weighed, dispatch)
     threes = judged_threes(spec, evidence, chosen, rule, dispatch)
-    outcomes = tuple(outcome_of(one, three) for one, three in pairs(evidence, threes))
+    outcomes = tuple(
+        outcome_of(one, three, passes_planned_from=whole.planned_passes)
+        for whole, one, three in zip(asked.evidence, evidence, threes, strict=True)
+    )
+    alternatives = alternatives_of(spec, evidence, found.weighed, dispatch)
+    passes = max(len(one.whole_PLE) for one in evidence)
     folds, worst = left_out(
         spec,
         evidence,
         pricing,
         dispatch,
-        migration,
+        asked.migration,
         links,
-        time_limit_s=FOLDS_SHARE * settings.time_limit_s,
+        deadline=deadline,
+        time_limit_s=deadline.share_s(found.shares.folds),
+        judging_s=JUDGED_PLACEMENTS * passes * found.pass_s,
     )
     times: tuple[LayerTimes, ...] = ()
     loads = None
@@ -212,53 +195,98 @@ def make_place_plan(
         loads = Loads(
             outcomes=outcomes,
             noises=load_noises(evidence, threes),
-            slack_ratio=goal.traffic_slack_ratio,
+            slack_ratio=spec.goal.traffic_slack_ratio,
         )
     else:
         gain = gain_of_load(evidence, threes)
-    drawn_noise = launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch)
-    gain = replace(gain, noise_ratio=math.hypot(gain.noise_ratio, drawn_noise))
-    moved = None
-    if goal.current is not None:
-        moved = migration_cost(
-            spec.current,
-            chosen,
-            current_ranks=spec.current_ranks,
-            ranks=ranks,
-            expert_bytes=weights_bytes,
-            machine=None if pricing is None else pricing.machine,
-            step_gain_ratio=gain.step_gain_ratio,
-        )
-    certificate = certificate_of(
-        spec,
-        evidence,
+    drawn_noise, drawn_beside_rule = (
+        launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch, beside=beside)
+        for beside in (spec.current, rule.placement)
+    )
+    drawn_beside_rule *= 1.0 - gain.rule_gain_ratio
+    gain = replace(
+        gain,
+        noise_ratio=math.hypot(gain.noise_ratio, drawn_noise),
+        rule_noise_ratio=math.hypot(gain.rule_noise_ratio, drawn_beside_rule),
+    )
+    return _Judgement(
+        evidence=evidence,
+        threes=threes,
+        outcomes=outcomes,
+        alternatives=alternatives,
+        left_out=folds,
+        left_out_before=worst,
+        times=times,
+        traffic=traffic,
+        loads=loads,
+        gain=gain,
+        migration=_move(asked, chosen, gain),
+        notes=(*fewer_note(asked.evidence, evidence), *left_out_note(evidence, folds)),
+    )
+
+
+def _move(asked: Question, chosen: Placement, gain: Gain) -> MigrationCost | None:
+    spec, pricing = asked.spec, asked.pricing
+    if spec.goal.current is None:
+        return None
+    return migration_cost(
+        spec.current,
         chosen,
-        outcome,
-        rule,
-        pricing,
-        links,
-        dispatch=dispatch,
-        method=method,
+        current_ranks=spec.current_ranks,
+        ranks=spec.ranks,
+        expert_bytes=_expert_bytes(spec),
+        machine=None if pricing is None else pricing.machine,
+        step_gain_ratio=gain.step_gain_ratio,
+    )
+
+
+def _certificate(
+    asked: Question, found: Searched, judged: _Judgement, *, solve_s: float
+) -> PlaceCertificate:
+    certificate = certificate_of(
+        asked.spec,
+        found.looked_at,
+        found.weighed.chosen,
+        found.outcome,
+        found.rule,
+        asked.pricing,
+        asked.links,
+        dispatch=found.dispatch,
+        method=found.weighed.method,
         solve_s=solve_s,
     )
-    certificate = certificate.model_copy(
-        update=_compared(certificate.objective or 0.0, alternatives, noise_ratio=gain.noise_ratio)
+    compared = _compared(
+        certificate.objective or 0.0, judged.alternatives, noise_ratio=judged.gain.noise_ratio
     )
+    return certificate.model_copy(update=compared)
+
+
+def _plan(
+    asked: Question,
+    found: Searched,
+    judged: _Judgement,
+    certificate: PlaceCertificate,
+    provenance: PlaceProvenance,
+) -> PlacePlan:
+    spec, goal, links = asked.spec, asked.spec.goal, asked.links
+    rule, dispatch, chosen = found.rule, found.dispatch, found.weighed.chosen
+    evidence, gain = judged.evidence, judged.gain
+    judgements = pairs(evidence, judged.threes)
     plan = PlacePlan(
         goal=goal,
         cluster=spec.cluster,
         emit=spec.emit,
-        decision=_decision(spec, chosen),
+        decision=decision_of(spec, chosen),
         predicted=PlacePrediction(
-            imbalance={one.name: three.after.imbalance for one, three in pairs(evidence, threes)},
-            imbalance_band={one.name: three.after.band for one, three in pairs(evidence, threes)},
-            outcomes=outcomes,
-            left_out=folds,
-            layer_times=times,
-            traffic=traffic,
-            links=links.facts if traffic else None,
+            imbalance={one.name: three.after.imbalance for one, three in judgements},
+            imbalance_band={one.name: three.after.band for one, three in judgements},
+            outcomes=judged.outcomes,
+            left_out=judged.left_out,
+            layer_times=judged.times,
+            traffic=dict(judged.traffic),
+            links=links.facts if judged.traffic else None,
             traffic_times=traffic_times(spec, evidence, chosen, rule, links),
-            migration=moved,
+            migration=judged.migration,
             dispatches=compared_dispatches(spec, evidence, chosen, rule=dispatch),
         ),
         made_for=made_for(spec, dispatch),
@@ -266,53 +294,73 @@ def make_place_plan(
             gain_ratio=gain.gain_ratio,
             noise_ratio=gain.noise_ratio,
             step_gain_ratio=gain.step_gain_ratio,
-            left_out=folds,
-            baseline_worst=worst,
-            migration=moved,
+            left_out=judged.left_out,
+            baseline_worst=judged.left_out_before,
+            migration=judged.migration,
             rebalance_s=goal.rebalance_interval,
             saved=gain.saved,
-            loads=loads,
-            rule_gain_ratio=gain.rule_gain_ratio if migration is None else None,
+            loads=judged.loads,
+            rule_gain_ratio=gain.rule_gain_ratio if asked.migration is None else None,
+            rule_noise_ratio=gain.rule_noise_ratio,
         ),
         certificate=certificate,
         binding_constraint=binding_constraint(
-            spec, evidence, chosen, rule, migration, dispatch=dispatch
+            spec, found.looked_at, chosen, rule, asked.migration, dispatch=dispatch
         ),
-        alternatives=alternatives,
-        relaxations=relaxations(
-            spec,
-            evidence,
-            objective=certificate.objective or 0.0,
-            rule=rule,
-            dispatch=dispatch,
-            links=links,
-            pricing=pricing,
-            migration=migration,
-            time_limit_s=settings.time_limit_s,
-        ),
-        provenance=provenance.model_copy(
-            update={
-                "notes": (
-                    *provenance.notes,
-                    *automatic_note(goal, certificate.objective or 0.0, alternatives),
-                    *dispatch_gain(
-                        spec,
-                        evidence,
-                        threes,
-                        pricing,
-                        chosen=chosen,
-                        others=(*candidates.values(), rule.placement),
-                    ),
-                    *notes_of(spec, evidence, dispatch, rule),
-                    *choice.notes,
-                )
-            }
-        ),
+        alternatives=judged.alternatives,
+        provenance=provenance,
     )
-    whole_s = settings.clock() - started_s
     return plan.model_copy(
-        update={"certificate": certificate.model_copy(update={"solve_s": whole_s})}
+        update={
+            "relaxations": _relaxations(asked, found, objective=certificate.objective or 0.0),
+            "provenance": provenance.model_copy(
+                update={"notes": (*provenance.notes, *_notes(asked, found, judged, certificate))}
+            ),
+        }
     )
+
+
+def _relaxations(asked: Question, found: Searched, *, objective: float) -> tuple[str, ...]:
+    """Look for what more room would bring in what is left of the time.
+
+    A search takes longer than it is told by what the main one did, and what it finds is weighed.
+    """
+    deadline = asked.deadline
+    weighed_s = found.pass_s * sum(
+        min(one.planned_passes, MOST_SOLVED_PASSES) for one in found.looked_at
+    )
+    limit_s = min(
+        RELAXING_SHARE * deadline.limit_s, deadline.left_s - 2.0 * found.over_s - weighed_s
+    )
+    return relaxations(
+        asked.spec,
+        found.looked_at,
+        objective=objective,
+        rule=found.rule,
+        dispatch=found.dispatch,
+        links=asked.links,
+        pricing=asked.pricing,
+        migration=asked.migration,
+        time_limit_s=limit_s if limit_s >= LEAST_RELAXING_S else 0.0,
+    )
+
+
+def _notes(
+    asked: Question, found: Searched, judged: _Judgement, certificate: PlaceCertificate
+) -> Iterator[str]:
+    spec, evidence = asked.spec, judged.evidence
+    yield from automatic_note(spec.goal, certificate.objective or 0.0, judged.alternatives)
+    yield from dispatch_gain(
+        spec,
+        evidence,
+        judged.threes,
+        asked.pricing,
+        chosen=found.weighed.chosen,
+        others=(*found.candidates.values(), found.rule.placement),
+    )
+    yield from notes_of(spec, asked.evidence, found.dispatch, found.rule)
+    yield from found.notes
+    yield from judged.notes
 
 
 def _on_links(pricing: Pricing | None, links: LinkCosts, objective: Objective) -> Pricing | None:
@@ -339,137 +387,6 @@ def _expert_bytes(spec: PlaceSpec) -> float | None:
     if spec.model is None:
         return None
     return expert_bytes(spec.model, element_bytes=ELEMENT_BYTES[spec.goal.quantization])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Weighed:
-    """Placements on the passes that are planned from, under one dispatch rule."""
-
-    placements: Mapping[str, Placement]
-    """By name, the one to take first."""
-    values: Mapping[str, float]
-    """Of the objective."""
-    ordered_by: Mapping[str, float]
-    broken: Mapping[str, str]
-    """The limit that a placement breaks; empty: none."""
-
-    @property
-    def method(self) -> str:
-        """Name of the one to take."""
-        return next(iter(self.placements))
-
-    @property
-    def chosen(self) -> Placement:
-        """The one to take."""
-        return self.placements[self.method]
-
-
-def _weighed(
-    spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
-    candidates: Mapping[str, Placement],
-    rule: Rule,
-    pricing: Pricing | None,
-    links: LinkCosts,
-    dispatch: str,
-    unseen: Mapping[str, float],
-) -> _Weighed:
-    """Order what the goal's method placed, else all by the objective, beside EPLB and what runs.
-
-    Where methods were weighed on passes that they did not see, by that: what was not counts as
-    fitted to what it was made from as the worst of them.
-    """
-    method = spec.goal.method.value
-    named = dict(candidates)
-    limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
-    if not limited and method != Method.EPLB.value:
-        named[rule.name] = rule.placement
-    if spec.current.expert_LS.shape == rule.placement.expert_LS.shape:
-        named["as it runs"] = spec.current
-    if spec.goal.objective in TRAFFIC:
-        values = {
-            name: traffic_of(spec, evidence, one, rule, links, tokens=Tokens.PLANNED)
-            for name, one in named.items()
-        }
-        broken = {
-            name: (*broken_limits(spec, evidence, one, rule, links), "")[0]
-            for name, one in named.items()
-        }
-    else:
-        values = {
-            name: planned_cost(spec, evidence, one, pricing, dispatch)
-            for name, one in named.items()
-        }
-        broken = dict.fromkeys(named, "")
-    ordered_by = {
-        name: parts_cost(spec, evidence, one, values[name], dispatch, pricing)
-        for name, one in named.items()
-    }
-    if unseen:
-        made = {name: unseen.get(name.removesuffix(f" for {dispatch}")) for name in named}
-        worst = max(cost / values[name] for name, cost in made.items() if cost is not None)
-        ordered_by = {name: cost or worst * values[name] for name, cost in made.items()}
-    unlaunched = launch_misfits(spec, named, dispatch)
-    order = sorted(
-        named,
-        key=lambda name: (
-            name != method,
-            bool(unlaunched[name]),
-            bool(broken[name]),
-            ordered_by[name],
-        ),
-    )
-    if unlaunched[order[0]]:
-        raise SpecError(f"{shown_path(spec.path)}: goal.dispatch: {unlaunched[order[0]]}")
-    broken = {name: unlaunched[name] or words for name, words in broken.items()}
-    return _Weighed(
-        placements={name: named[name] for name in order},
-        values=values,
-        ordered_by=ordered_by,
-        broken=broken,
-    )
-
-
-def _alternatives(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], weighed: _Weighed, dispatch: str
-) -> tuple[PlaceAlternative, ...]:
-    """Tell of the placements that were not taken, judged under the plan's rule."""
-    best = weighed.ordered_by[weighed.method]
-    return tuple(
-        PlaceAlternative(
-            method=name,
-            decision=_decision(spec, placement),
-            objective=weighed.values[name],
-            imbalance={
-                one.name: judge_workload(spec, one, placement, dispatch).imbalance
-                for one in evidence
-            },
-            is_legal=not weighed.broken[name],
-            lost_by=weighed.broken[name] or _more_of(weighed.ordered_by[name], best),
-        )
-        for name, placement in tuple(weighed.placements.items())[1:]
-    )
-
-
-def _more_of(value: float, least: float) -> str:
-    if value < least * (1.0 - SAME_RATIO):
-        return f"{1.0 - value / least:.2%} less of the objective, but the goal names its method"
-    if value <= least * (1.0 + SAME_RATIO):
-        return "as much of the objective"
-    return f"{value / max(least, 1e-12) - 1.0:.2%} more of the objective"
-
-
-def _decision(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:
-    goal = spec.goal
-    return PlaceDecision(
-        physical_to_logical=tuple(tuple(row) for row in chosen.expert_LS.tolist()),
-        layer_ids=spec.layer_ids,
-        num_experts=spec.num_experts,
-        num_layers=spec.num_layers,
-        ranks=goal.ranks,
-        ranks_per_node=goal.ranks_per_node or goal.ranks,
-        slots_per_rank=tuple(spec.ranks.slots_G.tolist()),
-    )
 
 
 def _nothing(

@@ -3,7 +3,8 @@
     balance, layer time    one more slot on every rank; twice the limit on moved experts
     ways                   the largest rank load may be 5 % above the rule's
 
-Every line is a true second solve, in a short time; an answer that is hardly better is left out.
+Every line is a true second solve, in what the plan leaves of its time: none is begun after it. An
+answer that is hardly better is left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +24,6 @@ from tuner.spec.place_read import PlaceSpec
 WORTH_TELLING_RATIO = 0.002
 """Of the objective that a relaxation must save."""
 MORE_LOAD_RATIO = 0.05
-SHARE = 0.15
-"""Of the time limit, for each relaxation."""
 
 
 def relaxations(
@@ -50,13 +49,14 @@ def relaxations(
         links: that ways are priced on.
         pricing: where time is the objective.
         migration: the limit that was kept.
-        time_limit_s: of the whole plan.
+        time_limit_s: what there is for it; nothing is solved without.
     """
-    limit_s = SHARE * time_limit_s
+    if time_limit_s <= 0.0:
+        return ()
     found = (
-        _more_load(spec, evidence, rule, links, limit_s)
+        _more_load(spec, evidence, rule, links, time_limit_s)
         if spec.goal.objective in TRAFFIC
-        else _more_room(spec, evidence, dispatch, pricing, migration, limit_s)
+        else _more_room(spec, evidence, dispatch, pricing, migration, time_limit_s)
     )
     in_seconds = spec.goal.objective in TRAFFIC and links.unit_s is not None
     unit = " s" if in_seconds or spec.goal.objective is Objective.LAYER_TIME else ""

@@ -2,8 +2,9 @@
 
 A gain counts when it is larger than what the same comparison varies by from pass to pass, and from
 launch to launch where a rule draws (`launch_noise.py`), and, as a share of a whole pass, larger
-than what two runs of one configuration differ by. A plan that saves less than EPLB's rule does is
-not recommended, unless it keeps a limit on moved experts, which the rule does not. A plan that is
+than what two runs of one configuration differ by. A plan that saves less than EPLB's rule does, by
+more than the two differ by from pass to pass, is not recommended, unless it keeps a limit on moved
+experts, which the rule does not. A plan that is
 worse than doing nothing on a workload it was not made from, or that overloads one of its ranks
 there, is fragile, whatever it gains at home.
 """
@@ -83,6 +84,7 @@ def verdict_of(
     saved: str = "for the busiest ranks to do",
     loads: Loads | None = None,
     rule_gain_ratio: float | None = None,
+    rule_noise_ratio: float = 0.0,
 ) -> Verdict:
     """Judge a plan; the first reason that speaks against it is given.
 
@@ -98,15 +100,17 @@ def verdict_of(
         loads: where something else than the load was made small.
         rule_gain_ratio: share of the same cost that EPLB's rule saves; None where a limit on moved
             experts forbids its placement.
+        rule_noise_ratio: what the difference of both shares is uncertain by.
     """
     loads = loads or Loads(outcomes=(), noises=(), slack_ratio=0.0)
     fragile = _overloaded(loads) or _fragile(left_out, baseline_worst)
-    against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio)
-    against = against or _below_rule(gain_ratio, rule_gain_ratio)
+    against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio, saved)
+    against = against or _below_rule(gain_ratio, rule_gain_ratio, rule_noise_ratio)
     if not against and migration is not None and rebalance_s is not None:
-        against = _too_dear(migration, rebalance_s)
+        against = _move_costs_more(migration, rebalance_s)
     word = "fragile" if fragile else "not worth it" if against else "worth it"
     praise = _praise(gain_ratio, noise_ratio, step_gain_ratio, saved) + _more(loads.outcomes)
+    praise += _like_rule(gain_ratio, rule_gain_ratio, rule_noise_ratio)
     return Verdict(
         word=word,
         reason=against or praise,
@@ -157,9 +161,12 @@ def _fragile(left_out: Sequence[LeftOut], baseline_worst: Sequence[float]) -> st
     return ""
 
 
-def _too_small(gain: float, noise: float, step_gain: float | None) -> str:
+def _too_small(gain: float, noise: float, step_gain: float | None, saved: str) -> str:
+    if gain < -noise:
+        return f"{-gain:.2%} more {saved}, beyond the noise of {noise:.2%}"
     if gain <= noise:
-        return f"the gain of {gain:.2%} is within the noise of {noise:.2%}"
+        what = "gain" if gain >= 0.0 else "loss"
+        return f"the {what} of {abs(gain):.2%} is within the noise of {noise:.2%}"
     if step_gain is not None and step_gain <= RUN_TO_RUN_RATIO:
         return (
             f"{step_gain:.2%} of a whole pass is less than two runs of one configuration differ by"
@@ -168,16 +175,26 @@ def _too_small(gain: float, noise: float, step_gain: float | None) -> str:
     return ""
 
 
-def _below_rule(gain: float, rule_gain: float | None) -> str:
-    if rule_gain is None or rule_gain <= gain:
+def _below_rule(gain: float, rule_gain: float | None, noise: float) -> str:
+    if rule_gain is None or rule_gain - gain <= noise:
         return ""
+    beyond = f", {rule_gain - gain:.2%} more, beyond the noise of {noise:.2%}" if noise else ""
     return (
-        f"EPLB's rule saves {rule_gain:.2%} where this saves {gain:.2%}; take its placement, which"
-        " is among the alternatives"
+        f"EPLB's rule saves {rule_gain:.2%} where this saves {gain:.2%}{beyond}; take its"
+        " placement, which is among the alternatives"
     )
 
 
-def _too_dear(migration: MigrationCost, rebalance_s: float) -> str:
+def _like_rule(gain: float, rule_gain: float | None, noise: float) -> str:
+    if rule_gain is None or rule_gain == gain or abs(rule_gain - gain) > noise:
+        return ""
+    return (
+        f"; no better or worse than EPLB's rule, which saves {rule_gain:.2%}, within the noise of"
+        f" {noise:.2%} between the two"
+    )
+
+
+def _move_costs_more(migration: MigrationCost, rebalance_s: float) -> str:
     if migration.break_even_s is None or migration.break_even_s <= rebalance_s:
         return ""
     return (

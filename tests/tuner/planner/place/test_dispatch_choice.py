@@ -76,8 +76,13 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     found = compared(plan)
     assert set(found) == {("static", True), ("dynamic", True), ("dynamic", False)}
     static, dynamic, alone = found["static", True], found["dynamic", True], found["dynamic", False]
-    # Static and dynamic expect the same; what static chooses once it keeps, so it scatters more.
-    assert static.imbalance == pytest.approx(dynamic.imbalance)
+    # Static and dynamic expect the same of a rank; what static chooses once it keeps, so that the
+    # busiest rank of a launch has more, and whole tokens add to that in turn.
+    assert dynamic.imbalance < static.imbalance < static.imbalance_sampled + 0.005
+    assert (static.tables, dynamic.tables) == (4, 1)
+    text = place_text(plan, folder=tmp_path)
+    assert "  static: mean over 4 tables that a launch may draw, as not all layers" in text
+    assert "  the objective is of the mean pass that was planned from\n" in text
     assert static.imbalance_sampled > dynamic.imbalance_sampled
     # Noise adds to a maximum; of 16 draws of two layers the mean is known to about 0.002.
     assert dynamic.imbalance_sampled > dynamic.imbalance - 0.005
@@ -417,7 +422,7 @@ def test_without_experts_a_token_the_noise_is_that_of_token_copies(tmp_path: Pat
         recorded = {key: value for key, value in recording.items() if value is not None}
         (tmp_path / "chat.json").write_text(json.dumps(recorded))
         text = place_text(place(path, time_limit_s=1.0).plan, folder=tmp_path)
-        said[top_k] = text.partition("with the noise of ")[2].partition("\n")[0]
+        said[top_k] = text.partition("with replicas drawn for ")[2].partition("\n")[0]
     ranks = 48_000 // int(said[None].split()[0])
     assert said == {
         6: f"{8_000 // ranks} tokens a rank",

@@ -13,13 +13,21 @@ from tuner.planner.place.judging import judge
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 
-def spec_of(folder: Path, *, passes: int) -> PlaceSpec:
+def spec_of(
+    folder: Path,
+    *,
+    passes: int,
+    counts: np.ndarray | None = None,
+    judge_ratio: float = 0.5,
+) -> PlaceSpec:
     rng = np.random.default_rng(1)
-    counts = rng.integers(1, 90, (passes, 1, 8))
+    if counts is None:
+        counts = rng.integers(1, 90, (passes, 1, 8))
+    layers, experts = counts.shape[1:]
     recorded = {
-        "num_logical_experts": 8,
+        "num_logical_experts": experts,
         "top_k": 2,
-        "layer_ids": [0],
+        "layer_ids": list(range(layers)),
         "logical_count": counts.sum(axis=0).tolist(),
         "passes": counts.tolist(),
     }
@@ -29,7 +37,8 @@ def spec_of(folder: Path, *, passes: int) -> PlaceSpec:
         "dispatch": "lp",
         "ranks": 4,
         "ranks_per_node": 2,
-        "slots_per_rank": 3,
+        "slots_per_rank": experts // 4 + 1,
+        "judge_ratio": judge_ratio,
         "workloads": [{"name": "all", "path": "recorded.json"}],
     }
     spec = folder / "spec.yaml"
@@ -62,6 +71,45 @@ def test_every_planned_pass_is_weighed_once_by_what_was_made_of_the_others(tmp_p
     assert sorted(order) == list(range(8))
     by_hand = judge(FIXED, load_PLE=weighed_PLE, ranks=spec.ranks, dispatch="near_lp")
     assert np.allclose(cost_P, by_hand.imbalance_P)
+
+
+def test_a_half_scatters_as_the_other_half_does_whatever_share_is_judged_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    share_E = rng.dirichlet(np.full(32, 2.0))
+    copies = 4_000
+    wide = Placement(expert_LS=np.array([[*range(32), *range(4)]] * 20))
+    wrong = []
+    for judge_ratio in (0.2, 0.5, 0.8):
+        counts = rng.multinomial(copies, share_E, size=(80, 20))
+        spec = spec_of(tmp_path, passes=80, counts=counts, judge_ratio=judge_ratio)
+        (one,) = evidence_of(spec)
+        seen: list[WorkloadEvidence] = []
+
+        def make(
+            fold: Sequence[WorkloadEvidence], seen: list[WorkloadEvidence] = seen
+        ) -> Mapping[str, Placement]:
+            seen.extend(fold)
+            return {"fixed": wide}
+
+        assert not fold_costs(spec, [one], make, dispatch="near_lp", most_passes=1)
+        for half in seen:
+            # Independent copies: counts of n vary by n, in both means.
+            passes = 1.0 / half.planned_passes + 1.0 / len(half.judged_PLE)
+            told = half.variance_LE.sum() / (20 * copies * passes)
+            if not 0.95 < told < 1.35:
+                wrong.append((judge_ratio, told))
+    assert not wrong
+
+
+def test_no_half_is_weighed_where_there_is_no_time_for_a_pass_of_each(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, passes=16)
+    made = {"fixed": FIXED, "again": FIXED}
+    for most_passes, is_weighed in ((3, False), (4, True), (8, True)):
+        found = fold_costs(
+            spec, evidence_of(spec), lambda _: made, dispatch="near_lp", most_passes=most_passes
+        )
+        assert bool(found) is is_weighed
+        assert all(len(cost_P) == most_passes // 2 for cost_P in found.values())
 
 
 def test_few_passes_are_not_parted(tmp_path: Path) -> None:

@@ -9,7 +9,13 @@ import pytest
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
-from tuner.planner.place.costing import CHOICE_SEED, parts_cost, planned_cost
+from tuner.planner.place.costing import (
+    CHOICE_SEED,
+    parts_cost,
+    planned_cost,
+    planned_seconds,
+    seconds_error,
+)
 from tuner.planner.place.evidence import evidence_of
 from tuner.planner.place.judging import judged_of
 from tuner.planner.place.pricing import pricing_of
@@ -76,5 +82,14 @@ def test_a_candidate_is_priced_by_the_mean_over_launches_whatever_the_engine_s_s
     chosen_by = parts_cost(spec, [evidence], placement, certified, "static", pricing)
     assert certified == pytest.approx(tables.mean(), abs=4.0 * error)
     assert chosen_by == pytest.approx(tables.mean(), abs=4.0 * error)
+    # The stated error is what the mean of as many other launches differs by.
+    others = [
+        planned_cost(spec, [evidence], placement, pricing, "static", seed=100 + seed)
+        for seed in range(24)
+    ]
+    priced = planned_seconds(spec, [evidence], placement, pricing, "static")
+    told = seconds_error(spec, [evidence], priced, "static")
+    assert 0.5 < told / np.std(others, ddof=1) < 2.0
+    assert seconds_error(spec, [evidence], priced, "even") == 0.0
     # Certified by other launches than it is chosen by, and by no table of the engine's.
     assert len({certified, chosen_by, seconds_of(ENGINE_SEED), seconds_of(CHOICE_SEED)}) == 4

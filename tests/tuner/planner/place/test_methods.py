@@ -8,6 +8,8 @@ import pytest
 
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
+from solvers.placement.chain.problem import ChainProblem
+from solvers.placement.ranks import Ranks
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
@@ -205,3 +207,27 @@ def test_methods_that_cannot_serve_are_refused_in_one_line(tmp_path: Path, plan:
         if "\n" in line or expected not in line or not line.startswith(str(path)):
             wrong.append((goal, line))
     assert not wrong
+
+
+def test_an_automatic_choice_of_the_same_solver_is_not_solved_again(plan: Plan) -> None:
+    goal = "  objective: layer_chain\n  ranks: 4\n  ranks_per_node: 2\n"
+    wrong = []
+    for method, is_beside in (("exact", False), ("annealing", True)):
+        found = plan(f"{goal}  method: {method}\n")
+        beside = any(one.method.startswith("auto (") for one in found.alternatives)
+        (note,) = (one for one in found.provenance.notes if one.startswith("method "))
+        if beside is not is_beside or ("takes too" in note) is is_beside:
+            wrong.append((method, note))
+    assert not wrong
+    # Too many experts for the dynamic program: the automatic choice is the annealing itself.
+    ranks = Ranks(slots_G=np.full(8, 8), node_G=np.arange(8) // 4, speed_G=np.ones(8))
+    wide = ChainProblem(
+        flow_TEE=np.ones((1, 64, 64)),
+        load_LE=np.ones((2, 64)),
+        ranks=ranks,
+        cost_GG=1.0 - np.eye(8),
+        most_load_L=np.full(2, 8.0),
+    )
+    assert methods.is_automatic(Method.ANNEALING, wide)
+    assert not methods.is_automatic(Method.MOETUNER, wide)
+    assert not methods.is_automatic(Method.CBC, None)

@@ -1,7 +1,7 @@
 """Whole placements' plans, from a spec with recordings to the verdict."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from solvers.placement.ranks import Placement
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
-from tuner.planner.place import planning, relaxing
+from tuner.planner.place import planning, searching
 from tuner.planner.place.candidates import balance_problem, others_for_time, rule_of
 from tuner.planner.place.evidence import evidence_of
 from tuner.planner.place.gaining import Gain, gain_of_load
@@ -319,9 +319,11 @@ def test_a_balance_that_eplbs_rule_does_better_is_not_worth_it_unless_moves_are_
     assert limited.verdict.word == "worth it"
 
 
-def test_shares_of_the_time_limit_add_up_to_it() -> None:
-    shares = (planning.MAIN_SHARE, planning.AGAIN_SHARE, planning.FOLDS_SHARE, relaxing.SHARE)
-    assert sum(shares) == pytest.approx(1.0)
+def test_shares_of_the_time_limit_add_up_to_no_more_than_it() -> None:
+    for shares in (searching.PLAIN, searching.PROGRAMS):
+        parts = [getattr(shares, field.name) for field in fields(shares)]
+        # Under a linear program the rest is for judging and what more room would bring.
+        assert sum(parts) + planning.RELAXING_SHARE <= 1.0
 
 
 def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:

@@ -160,3 +160,35 @@ def test_what_saves_less_than_eplbs_rule_is_not_worth_it(
     )
     assert verdict.word == word
     assert ("EPLB's rule saves 31.00%" in verdict.reason) is (word == "not worth it")
+
+
+def test_what_cannot_be_told_from_eplbs_rule_is_neither_better_nor_worse() -> None:
+    wrong = []
+    for rule_gain, noise, word, says in (
+        (0.31, 0.02, "worth it", "no better or worse than EPLB's rule, which saves 31.00%"),
+        (0.29, 0.02, "worth it", "no better or worse than EPLB's rule, which saves 29.00%"),
+        (0.33, 0.02, "not worth it", "3.00% more, beyond the noise of 2.00%"),
+        (0.25, 0.02, "worth it", "noise 1.00%"),
+    ):
+        verdict = verdict_of(
+            gain_ratio=0.3,
+            noise_ratio=0.01,
+            step_gain_ratio=None,
+            left_out=(),
+            baseline_worst=(),
+            migration=None,
+            rebalance_s=None,
+            rule_gain_ratio=rule_gain,
+            rule_noise_ratio=noise,
+        )
+        told = "no better or worse" in verdict.reason
+        if verdict.word != word or says not in verdict.reason or told != ("no better" in says):
+            wrong.append((rule_gain, verdict))
+    assert not wrong
+
+
+def test_a_loss_is_called_a_loss() -> None:
+    beyond, within = judged(gain=-0.0122, noise=0.0039), judged(gain=-0.002, noise=0.0039)
+    assert beyond.word == within.word == "not worth it"
+    assert beyond.reason == "1.22% more for the busiest ranks to do, beyond the noise of 0.39%"
+    assert within.reason == "the loss of 0.20% is within the noise of 0.39%"
