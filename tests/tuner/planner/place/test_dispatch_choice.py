@@ -19,7 +19,7 @@ from tuner.place_api import place
 from tuner.place_plan import DispatchOutcome, PlacePlan, VerifiedPlacement
 from tuner.planner.place.candidates import rule_of
 from tuner.planner.place.comparing import sources_of
-from tuner.planner.place.dispatch_choice import DRAWS, choose_dispatch, mean_error
+from tuner.planner.place.dispatch_choice import DRAWS, SEEDS, choose_dispatch, mean_error
 from tuner.planner.place.evidence import evidence_of
 from tuner.planner.place.notes import notes_of
 from tuner.report.place_page import PlaceEvidence, place_report
@@ -79,9 +79,9 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     # Static and dynamic expect the same of a rank; what static chooses once it keeps, so that the
     # busiest rank of a launch has more, and whole tokens add to that in turn.
     assert dynamic.imbalance < static.imbalance < static.imbalance_sampled + 0.005
-    assert (static.tables, dynamic.tables) == (4, 1)
+    assert (static.tables, dynamic.tables) == (SEEDS, 1)
     text = place_text(plan, folder=tmp_path)
-    assert "  static: mean over 4 tables that a launch may draw, as not all layers" in text
+    assert f"  static: mean over {SEEDS} tables that a launch may draw, as not all layers" in text
     assert "  the objective is of the mean pass that was planned from\n" in text
     assert static.imbalance_sampled > dynamic.imbalance_sampled
     # Noise adds to a maximum; of 16 draws of two layers the mean is known to about 0.002.
