@@ -57,7 +57,7 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
         f"bound by       {plan.binding_constraint}",
         *(
             f"not launchable {missing.feature} would save {format_ratio(missing.gain_ratio)} of a "
-            f"step; {missing.target} does not have it"
+            f"step; {missing.why}"
             for missing in plan.unlaunchable
         ),
         *_placement_lines(plan.placement),
@@ -96,8 +96,8 @@ def explanation(plan: Plan) -> str:
         *_fastest(plan),
         f"  bound by {plan.binding_constraint}",
         *(
-            f"  {missing.feature} would save {format_ratio(missing.gain_ratio)}, "
-            f"but {missing.target} cannot launch it"
+            f"  {missing.feature} would save {format_ratio(missing.gain_ratio)} of a step; "
+            f"{missing.why}"
             for missing in plan.unlaunchable
         ),
         "",

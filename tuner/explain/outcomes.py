@@ -3,10 +3,10 @@
 Training is judged by the tokens a second of all devices (a step alone says nothing where the batch
 or the sequence changes) of the decision that is printed, so that nothing is called better whose own
 numbers are worse. Among decisions near the fastest a plan prefers the easier one, so a gain may be
-that of another preference; the fastest found stands beside it. A deployment is judged by the objective of its goal, an even
-placement by the share of all token copies that its busiest ranks carry over judged passes
-(imbalance alone says nothing where ranks come or go), another placement by the objective of its
-certificate.
+that of another preference; the fastest found stands beside it. A deployment is judged by the
+objective of its goal, an even placement by the share of all token copies that its busiest ranks
+carry over judged passes (imbalance alone says nothing where ranks come or go), another placement by
+the objective of its certificate.
 """
 
 from typing import NamedTuple

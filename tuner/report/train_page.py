@@ -290,8 +290,7 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
             + "".join(f" Trade: {said}." for said in trade_words(plan))
         )
     missing = tuple(
-        f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; "
-        f"{one.target} does not have it"
+        f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; {one.why}"
         for one in plan.unlaunchable
     )
     return Section(

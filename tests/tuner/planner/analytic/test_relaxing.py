@@ -117,6 +117,24 @@ def test_a_missing_feature_is_listed_with_its_gain(ask: MakeQuestion) -> None:
     assert list(gains.values()) == sorted(gains.values(), reverse=True)
 
 
+def test_a_feature_that_a_target_has_is_refused_by_its_condition(ask: MakeQuestion) -> None:
+    question = ask("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18)
+    limits = Search(recompute=(Recompute.FULL,), schedule=("1f1b",), dispatcher=("alltoall",))
+    full = replace(question, limits=limits)
+    said = {one.feature: one.why for one in lacking(search(full, SETTINGS))}
+    graphs = "megatron-lm does not allow CUDA graphs of a whole step with dispatcher alltoall"
+    assert said["CUDA graphs"] == graphs
+    overlap = "megatron-lm does not allow overlapped all-to-all with full recomputation"
+    assert said["overlapped all-to-all"].startswith(overlap)
+    without = replace(MEGATRON_0_18, cuda_graphs=frozenset({"none"}), a2a_overlap=False)
+    said = {
+        one.feature: one.why
+        for one in lacking(search(replace(full, capabilities=without), SETTINGS))
+    }
+    assert said["CUDA graphs"] == "megatron-lm does not have it"
+    assert said["overlapped all-to-all"] == "megatron-lm does not have it"
+
+
 def test_exchanges_that_nothing_launches_are_priced_on_the_best_rows(ask: MakeQuestion) -> None:
     question = ask("deepseek-v2-lite", devices=16)
     slow = replace(question.hardware, scale_out_bytes_per_s=5e9)
