@@ -4,6 +4,7 @@ Every answer is a search of its own with one thing given up: a rule, a limit of 
 or a gap in the targets' manifests. Nothing is guessed from the first search.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from profilers.steps.config import Recompute
-from tuner.plan import Relaxation, TrainDecision, Unlaunchable
+from tuner.plan import Relaxation, TrainDecision, TrainPrediction, Unlaunchable
 from tuner.planner.analytic.added import Known, only_adds
 from tuner.planner.analytic.answer import decision_of
 from tuner.planner.analytic.axes import Facts
@@ -37,10 +38,10 @@ from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.unlaunched_exchange import exchange_gains
 from tuner.planner.analytic.ways import Ways, ways_of
 from tuner.planner.forked import Task, Worded
+from tuner.planner.memory_offer import MemoryOffer, memory_words, printed_bytes
 from tuner.planner.progress import unwatched
 from tuner.spec.capabilities import WRAPPERS
 from tuner.spec.manifests.manifest import Capabilities
-from tuner.units import format_bytes
 
 CELLS_AT_ONCE: Final = 256
 """Cells whose memory is priced together, to bound the search's own."""
@@ -50,6 +51,9 @@ MOST_LEAN_WAYS: Final = 12
 
 WORTH_NAMING_RATIO: Final = 5e-3
 """A missing feature that would gain less is not worth a line."""
+
+NOT_ASKED: Final = math.inf
+"""Seconds of a step with a feature that there was no time to search for."""
 
 MOST_RULES: Final = 3
 
@@ -130,12 +134,17 @@ _HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
 """Whether a target has a feature in any form."""
 
 
-def relaxations(question: Question, settings: Settings) -> tuple[Relaxation, ...]:
-    """Say what would have to give for a question without an answer."""
+def relaxations(
+    question: Question,
+    settings: Settings,
+    *,
+    predict: Callable[[Search], TrainPrediction] | None = None,
+) -> tuple[Relaxation, ...]:
+    """Say what would have to give for a question without an answer; `predict` as in more_memory."""
     legal, _ = space(ways_of(question), legal_degrees(question))
     if not legal:
         return rules_in_the_way(question)
-    return _more_memory(question, settings)
+    return (more_memory(question, settings, predict=predict),)
 
 
 def rules_in_the_way(question: Question) -> tuple[Relaxation, ...]:
@@ -253,24 +262,30 @@ def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(str(value) for value in values)
 
 
-def _more_memory(question: Question, settings: Settings) -> tuple[Relaxation, ...]:
-    """Find memory that would do, and solve with it."""
+def more_memory(
+    question: Question, settings: Settings, *, predict: Callable[[Search], TrainPrediction] | None
+) -> Relaxation:
+    """Find memory that would do, and solve with it.
+
+    Args:
+        question: that nothing fits.
+        settings: of the search with that memory.
+        predict: what is expected of the best decision of a search; None leaves that out.
+    """
     usable = memory_that_would_do(question)
-    asked = replace(question, memory_limit_bytes=usable)
+    # The size that is printed, which users state, is asked for.
+    capacity = printed_bytes(usable / question.usable_memory_ratio)
+    asked = replace(question, memory_limit_bytes=capacity * question.usable_memory_ratio)
     found = search(asked, replace(settings, top=1, band_ratio=0.0))
-    limit = question.memory_limit_bytes
-    decision = None
+    decision, predicted = None, None
     if found.found is not None:
         decision = TrainDecision.model_validate(decision_of(found, 0))
-    return (
-        Relaxation(
-            limit=MEMORY_LIMIT,
-            change=(
-                f"{format_bytes(int(usable))} ({int(usable)} B) usable instead of "
-                f"{format_bytes(int(limit))}: {format_bytes(int(usable - limit))} more per device"
-            ),
-            decision=decision,
-        ),
+        predicted = None if predict is None else predict(found)
+    return Relaxation(
+        limit=MEMORY_LIMIT,
+        change=memory_words([MemoryOffer(capacity, question.capacity_bytes)]),
+        decision=decision,
+        predicted=predicted,
     )
 
 
@@ -327,7 +342,8 @@ def feature_tasks(found: Search, settings: Settings) -> dict[str, Task]:
     """Searches for what the targets lack, by feature: seconds of the fastest step with it.
 
     Beside the seconds stands in words what of that decision the targets do not allow (`Worded`).
-    None where a step with the feature is hardly faster than what was found, or nothing was found.
+    `NOT_ASKED` where the time was used up before; None where a step with the feature is hardly
+    faster than what was found, or nothing was found.
     """
     question = found.question
     if found.found is None:
@@ -347,7 +363,10 @@ def feature_tasks(found: Search, settings: Settings) -> dict[str, Task]:
     share_s = settings.time_limit_s / 2.0 / max(1, len(able_of))
 
     def step_s(able: Capabilities, *, later: int) -> float | None:
-        left_s = settings.time_limit_s - (settings.clock() - start_s) - share_s * later
+        left_s = settings.time_limit_s - (settings.clock() - start_s)
+        if left_s <= 0.0:
+            return NOT_ASKED
+        left_s -= share_s * later
         more = replace(question, capabilities=able)
         left_out = known if only_adds(more, question) else None
         again = search(more, replace(better, known=left_out, time_limit_s=max(share_s, left_s)))

@@ -59,7 +59,7 @@ def plan_over_pools(
         spec: with `device` on every pool and links between them.
         residuals: corrections and bands; None prices with the generic constants.
         settings: how to search; the time limit holds for all pools together, and once more for
-            each alone in turn, and for each way out where nothing fits.
+            each alone in turn, and once more for all ways out together.
         provenance: what the plan rests on.
         measured: profiles of pools, by name; the others are planned on datasheets.
         watch: told about every stage of the work.
