@@ -229,6 +229,6 @@ def _pace(best: Played, question: PoolsQuestion) -> str:
         ends = [pools[index].name for index in best.chain.pool_S[cut : cut + 2]]
         return f"link between stages {cut} ({ends[0]}) and {cut + 1} ({ends[1]})"
     return (
-        f"stage {slowest} in pool {pools[best.chain.pool_S[slowest]].name!r} sets the pace: "
+        f"the slowest stage, {slowest} in pool {pools[best.chain.pool_S[slowest]].name!r}: "
         f"{format_s(seconds[slowest])} a micro-batch"
     )
