@@ -35,7 +35,7 @@ from tuner.planner.analytic.answer import (
 from tuner.planner.analytic.asking import Site, question_of
 from tuner.planner.analytic.bucketing import bucket_note, saved_s, with_best_bucket
 from tuner.planner.analytic.extrapolation import provenance_of, weighed
-from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked
+from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked, unsettled_notes
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
 from tuner.planner.analytic.more_nodes import more_nodes
@@ -107,7 +107,11 @@ def make_analytic_plan(
     if best is not None and (best.decision.optimizer_offload or best.decision.activation_offload):
         notes += (_host_note(question, best.detail, site.pool),)
     if best is not None:
-        notes += (*_connection_notes(best.decision, site), *filter(None, (best.note,)))
+        notes += (
+            *_connection_notes(best.decision, site),
+            *filter(None, (best.note,)),
+            *unsettled_notes(best.detail),
+        )
     rests_on = None if best is None else weighed(found, best.candidate, best.detail.stages)
     ratios = ratios_on(spec, site, band=band)
     if rests_on is not None:
