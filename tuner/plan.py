@@ -360,6 +360,15 @@ class Unlaunchable(Record):
     feature: str
     gain_ratio: float
     """Share of the step time that the feature would save, predicted."""
+    condition: str = ""
+    """Where the target has the feature: what of it the target does not allow; else empty."""
+
+    @property
+    def why(self) -> str:
+        """Say in words why the feature cannot be launched."""
+        if self.condition:
+            return f"{self.target} does not allow {self.condition}"
+        return f"{self.target} does not have it"
 
 
 class Provenance(Record):

@@ -8,7 +8,7 @@ import yaml
 
 from profilers.errors import ProfilerError
 from tuner.errors import TunerError
-from tuner.explain.question import question_of
+from tuner.explain.question import question_of, read_any_plan
 from tuner.explain.solving import what_ifs
 from tuner.paths import AnyPath, paths_of, plan_folder
 from tuner.plan_folder import kind_of_plan
@@ -36,7 +36,8 @@ def report(
 
     Args:
         folder: of the plan.
-        with_what_if: False reads what lies there and computes nothing.
+        with_what_if: False reads what lies there and computes nothing, as where the plan has no
+            decision.
         profiles: as for `moetune plan`; a training plan holds its own.
         time_limit_s: for all solves under other limits together.
         calibrated: as the plan was made.
@@ -48,7 +49,8 @@ def report(
     """
     folder = plan_folder(folder)
     profiles = paths_of(profiles)
-    if not with_what_if:
+    # A page without a decision shows ways out, which the plan holds, and no curves.
+    if not with_what_if or read_any_plan(folder).decision is None:
         return report_of(folder)
     kind = kind_of_plan(folder)
     changes = parse_changes(",".join(questions_of(folder)))

@@ -28,7 +28,12 @@ def command(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Decisions to return at least.")] = 5,
     time_limit: Annotated[
-        str, typer.Option(help="For solving, with its unit; pricing comes on top.")
+        str,
+        typer.Option(
+            help="For the search, with its unit. Choosing among what it found and looking for ways "
+            "out and for what the targets lack take up to twice as long again, several pools and "
+            "each of them alone up to six times in all; pricing comes on top, some seconds."
+        ),
     ] = "60s",
     solver: Annotated[str, typer.Option(help="milp (CBC), cp_sat or exact.")] = "milp",
     uncalibrated: Annotated[

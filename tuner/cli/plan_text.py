@@ -9,10 +9,10 @@ from tuner.equal_stages import equal_stages
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
 from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
-from tuner.planner.analytic.memory_risk import SMALL
 from tuner.planner.layout_groups import layout_of, variants_of, variants_words
-from tuner.planner.planning import certificate_line, proof_words
+from tuner.planner.planning import certificate_line, gap_words, proof_words
 from tuner.report.memory_room import (
+    HARDLY_ANY,
     chance_sentence,
     is_warned_of,
     memory_warning,
@@ -58,7 +58,7 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
         f"bound by       {plan.binding_constraint}",
         *(
             f"not launchable {missing.feature} would save {format_ratio(missing.gain_ratio)} of a "
-            f"step; {missing.target} does not have it"
+            f"step; {missing.why}"
             for missing in plan.unlaunchable
         ),
         *_placement_lines(plan.placement),
@@ -97,8 +97,8 @@ def explanation(plan: Plan) -> str:
         *_fastest(plan),
         f"  bound by {plan.binding_constraint}",
         *(
-            f"  {missing.feature} would save {format_ratio(missing.gain_ratio)}, "
-            f"but {missing.target} cannot launch it"
+            f"  {missing.feature} would save {format_ratio(missing.gain_ratio)} of a step; "
+            f"{missing.why}"
             for missing in plan.unlaunchable
         ),
         "",
@@ -132,7 +132,7 @@ def _preference_lines(plan: Plan) -> Iterable[str]:
     yield (
         f"preferred      {format_ratio(one.slower_ratio)} slower than the fastest found "
         f"({_told_apart(one.fastest, plan.decision)}, {format_s(one.fastest_step_s)}), within "
-        f"{format_ratio(gap or 0.0)} of optimal"
+        f"{gap_words(gap or 0.0)} of optimal"
     )
     yield f"because of     {', '.join(one.reasons)}"
     said = "; ".join(trade_words(plan))
@@ -252,15 +252,14 @@ def _placement_lines(placement: Placement | None) -> Iterable[str]:
         (pool, list(stages)) for pool, stages in groupby(placement.stages, lambda one: one.pool)
     ]
     yield "placement      " + ", then ".join(
-        f"{len(stages)} stages of {'/'.join(dict.fromkeys(str(one.layers) for one in stages))} "
-        f"layers on {pool}"
+        f"{len(stages)} stage{'s' * (len(stages) > 1)} of "
+        f"{'/'.join(dict.fromkeys(str(one.layers) for one in stages))} layers on {pool}"
         for pool, stages in runs
     )
     for alone in placement.alone:
         takes = "does not fit" if alone.step_time_s is None else f"{format_s(alone.step_time_s)}"
-        if (alone.out_of_memory_probability or 0.0) > SMALL:
-            chance = format_ratio(alone.out_of_memory_probability or 0.0)
-            takes += f", {chance} chance of running out of memory"
+        if alone.out_of_memory_probability is not None:
+            takes += f", {_chance(alone.out_of_memory_probability)} of running out of memory"
         yield f"one pool only  {alone.pool}, {alone.devices} devices: {takes}"
     for order in placement.node_orders:
         yield (
@@ -273,6 +272,13 @@ def _placement_lines(placement: Placement | None) -> Iterable[str]:
     for pool, devices in placement.unused_devices.items():
         yield f"unused         {devices} devices of {pool}"
     yield from (f"note           {note}" for note in placement.notes)
+
+
+def _chance(probability: float) -> str:
+    """Say a chance: what is printed as zero is hardly any."""
+    return (
+        "hardly any chance" if probability < HARDLY_ANY else f"{format_ratio(probability)} chance"
+    )
 
 
 def _where(placement: Placement | None) -> Iterable[str]:
@@ -334,6 +340,9 @@ def _alternatives(plan: Plan) -> Iterable[str]:
             f"  {short_decision(other.decision)}",
             format_s(other.predicted.step_time_s),
             format_bytes(max(other.predicted.peak_memory_bytes)),
+            ""
+            if other.predicted.out_of_memory_probability is None
+            else format_ratio(other.predicted.out_of_memory_probability),
             "" if other.ratio_band is None else times_words(other.ratio_band),
             "tie" if other.within_band else "",
             variants_words(plan, other),
@@ -341,7 +350,16 @@ def _alternatives(plan: Plan) -> Iterable[str]:
         )
         for other in plan.alternatives[:SHOWN_ALTERNATIVES]
     ]
-    header = ("  decision", "step", "memory", "of the chosen", "", "variants", "lost by")
+    header = (
+        "  decision",
+        "step",
+        "memory",
+        "runs out",
+        "of the chosen",
+        "",
+        "variants",
+        "lost by",
+    )
     yield columns(rows, header=header)
     left = len(plan.alternatives) - SHOWN_ALTERNATIVES
     if left > 0:

@@ -2,7 +2,8 @@
 
 Whoever is free takes the next task, this process too, so results do not depend on who worked out
 what. A forked process shares what this one has read and built until then, and answers in plain
-numbers. Where no process can be forked, and for what one that died owes, this process works alone.
+numbers, with a few words where a task has some (`Worded`). Where no process can be forked, and for
+what one that died owes, this process works alone.
 
 Not covered: systems other than Linux, where forking a process that has loaded numpy is not safe.
 """
@@ -25,9 +26,24 @@ Task = Callable[[], float | None]
 MOST_TASKS: Final = 256
 """An index is one byte."""
 
-ANSWER: Final = struct.Struct("<Bd")
-"""Index of a task and its number, not-a-number where it has none: few enough bytes that a pipe
-takes them whole."""
+MOST_WORDS_BYTES: Final = 247
+"""Of UTF-8; what is longer is cut."""
+
+ANSWER: Final = struct.Struct(f"<Bd{MOST_WORDS_BYTES}s")
+"""Index of a task, its number, not-a-number where it has none, and its words: few enough bytes that
+a pipe takes them whole."""
+
+
+class Worded(float):
+    """A number with a few words about it."""
+
+    words: str
+
+    def __new__(cls, number: float, words: str) -> "Worded":
+        """Put words beside a number."""
+        made = super().__new__(cls, number)
+        made.words = words
+        return made
 
 
 def numbers(
@@ -77,12 +93,14 @@ def _forked(tasks: Sequence[Task], *, queue: FileIO, tell: FileIO) -> int:
         child = os.fork()
     if child:
         return child
-    # Only plain numbers leave from here: no exception, no output, no handler of the parent's.
+    # Only numbers and words leave from here: no exception, no output, no handler of the parent's.
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for index in _taken(queue):
             number = tasks[index]()
-            tell.write(ANSWER.pack(index, math.nan if number is None else number))
+            words = number.words if isinstance(number, Worded) else ""
+            said = words.encode()[:MOST_WORDS_BYTES]
+            tell.write(ANSWER.pack(index, math.nan if number is None else number, said))
             if os.getppid() != parent:
                 break
     finally:
@@ -105,9 +123,15 @@ def _answered(answers: FileIO, *, patience_s: float) -> dict[int, float | None]:
         told += part
     whole = len(told) - len(told) % ANSWER.size
     return {
-        index: None if math.isnan(number) else number
-        for index, number in ANSWER.iter_unpack(told[:whole])
+        index: _number(number, said.rstrip(b"\0").decode(errors="ignore"))
+        for index, number, said in ANSWER.iter_unpack(told[:whole])
     }
+
+
+def _number(number: float, words: str) -> float | None:
+    if math.isnan(number):
+        return None
+    return Worded(number, words) if words else number
 
 
 @contextlib.contextmanager

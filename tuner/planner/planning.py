@@ -4,6 +4,7 @@ Further questions are asked as searches of their own, never guessed: what more m
 what would fit if nothing fits, what a knob that the targets lack would gain.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,7 @@ from tuner.planner.reasons import (
 from tuner.planner.search import SearchResult, Settings, Solved, search
 from tuner.spec.capabilities import Capabilities, intersection
 from tuner.spec.spec import Spec
-from tuner.units import format_bytes
+from tuner.units import format_bytes, format_ratio
 
 UNLIMITED_BYTES = 2**50
 """More memory than any device has."""
@@ -290,7 +291,18 @@ def certificate_line(certificate: Certificate) -> str:
     )
     if space.open:
         counted += f", {space.open} neither solved nor ruled out"
-    return f"{proof_words(certificate)} ({counted})"
+    proven = proof_words(certificate)
+    if certificate.decision_gap_ratio is not None:
+        proven = (
+            f"the fastest found is {proven}, the decision itself within "
+            f"{gap_words(certificate.decision_gap_ratio)}"
+        )
+    return f"{proven} ({counted})"
+
+
+def gap_words(gap_ratio: float) -> str:
+    """Write a gap in percent, rounded up, so that what is said to be within it is."""
+    return format_ratio(math.ceil(1000.0 * gap_ratio - 1e-6) / 1000.0)
 
 
 def proof_words(certificate: Certificate) -> str:
@@ -298,7 +310,7 @@ def proof_words(certificate: Certificate) -> str:
     if certificate.status == "optimal":
         return "proven optimal under the model"
     if certificate.status == "feasible":
-        return f"within {certificate.gap_ratio:.2%} of optimal under the model"
+        return f"within {gap_words(certificate.gap_ratio)} of optimal under the model"
     if certificate.status == "unknown":
         return "unknown: nothing was found, and not everything was ruled out"
     return certificate.status

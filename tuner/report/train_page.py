@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.planning import proof_words
+from tuner.planner.planning import gap_words, proof_words
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import (
     Block,
@@ -183,11 +183,8 @@ def _proof(plan: Plan) -> str:
     proven = proof_words(certificate)
     if plan.preferred is None:
         return f"{proven[:1].upper()}{proven[1:]}: {counted}."
-    own = (
-        ""
-        if certificate.decision_gap_ratio is None
-        else (f" The decision itself is within {certificate.decision_gap_ratio:.2%} of optimal.")
-    )
+    gap = certificate.decision_gap_ratio
+    own = "" if gap is None else f" The decision itself is within {gap_words(gap)} of optimal."
     return f"The fastest found is {proven}: {counted}.{own}"
 
 
@@ -285,14 +282,13 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
     if plan.preferred is not None:
         one = plan.preferred
         preferred = Paragraph(
-            text=f"The decision is {one.slower_ratio:.2%} slower than the fastest found "
+            text=f"The decision is {format_ratio(one.slower_ratio)} slower than the fastest found "
             f"({train_words(one.fastest)}, {format_s(one.fastest_step_s)}; "
             f"{proof_words(certificate)}). It was preferred because of {', '.join(one.reasons)}."
             + "".join(f" Trade: {said}." for said in trade_words(plan))
         )
     missing = tuple(
-        f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; "
-        f"{one.target} does not have it"
+        f"{one.feature} would save {format_ratio(one.gain_ratio)} of a step; {one.why}"
         for one in plan.unlaunchable
     )
     return Section(

@@ -42,7 +42,6 @@ _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 _DRAWN: Final = {
     "tokens_per_s": "tokens/s, whole job",
-    "fastest_tokens_per_s": "tokens/s, fastest found",
     "tokens_per_s_per_device": "tokens/s per device",
     "num_devices": "devices",
     "cost_per_hour": "cost per hour",

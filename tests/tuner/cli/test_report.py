@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner import report_api
 from tuner.cli import app as frame
 from tuner.plan_folder import read_plan
 from tuner.report.written import Written
@@ -81,6 +82,21 @@ def test_a_plan_that_found_nothing_is_reported_as_a_negative_result(
     (planned / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     assert frame.run(["report", str(planned), "--no-what-if", "--json"]) == 1
     assert not Written.model_validate_json(capsys.readouterr().out).found
+
+
+def test_nothing_is_solved_for_a_page_that_would_not_show_it(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = json.loads((planned / "plan.json").read_text(encoding="utf-8"))
+    plan |= {"decision": None, "predicted": None, "alternatives": [], "preferred": None}
+    plan["certificate"] |= {"status": "infeasible", "objective": None, "bound": None}
+    (planned / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+
+    def solves(*_: object, **__: object) -> None:
+        raise AssertionError("solved a question whose answer is thrown away")
+
+    monkeypatch.setattr(report_api, "what_ifs", solves)
+    assert frame.run(["report", str(planned)]) == 1
 
 
 def test_a_question_that_cannot_be_asked_again_names_the_way_without(

@@ -9,9 +9,11 @@ from profilers.errors import RecordingUnreadableError
 from tuner import api
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.explain.explaining import explain, usual_changes
+from tuner.explain.outcomes import outcome_of
 from tuner.explain.solving import what_if, what_ifs
 from tuner.place_api import place
 from tuner.place_folder import write_place_plan
+from tuner.plan import Preference
 from tuner.plan_folder import read_plan, write_plan
 from tuner.serve_api import deploy
 from tuner.serve_folder import write_serve_plan
@@ -55,10 +57,32 @@ def test_the_answer_is_that_of_planning_the_changed_spec(
     assert outcome.figures["step_time_s"] == direct.predicted.step_time_s
     assert outcome.num_devices == 4
     assert outcome.says == "2 nodes of h instead of 1"
-    assert outcome.objective == "fastest_tokens_per_s"
-    before = found.base.figures["fastest_tokens_per_s"]
-    after = outcome.figures["fastest_tokens_per_s"]
+    assert outcome.objective == "tokens_per_s"
+    before = found.base.figures["tokens_per_s"]
+    after = outcome.figures["tokens_per_s"]
     assert outcome.gain_ratio == pytest.approx(after / before - 1.0)
+
+
+def test_nothing_is_better_whose_own_numbers_are_worse(datasheet_plan: Path) -> None:
+    base = read_plan(datasheet_plan)
+    assert base.predicted is not None
+    assert base.decision is not None
+    # Its fastest is twice as fast, but another was preferred that is 1 % slower than before.
+    predicted = base.predicted.model_copy(update={"step_time_s": base.predicted.step_time_s * 1.01})
+    other = base.model_copy(
+        update={
+            "predicted": predicted,
+            "preferred": Preference(
+                fastest=base.decision,
+                fastest_step_s=base.predicted.step_time_s / 2.0,
+                slower_ratio=1.02,
+                reasons=("less chance of running out of memory",),
+            ),
+        }
+    )
+    found = outcome_of(other, change="nodes=+1", says="", base=base, solve_s=0.0)
+    assert found.figures["fastest_step_time_s"] == base.predicted.step_time_s / 2.0
+    assert found.gain_ratio == pytest.approx(1.0 / 1.01 - 1.0)
 
 
 def test_the_plans_own_question_has_its_own_answer(datasheet_plan: Path) -> None:

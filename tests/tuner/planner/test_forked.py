@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.planner.forked import Task, numbers
+from tuner.planner.forked import Task, Worded, numbers
 
 
 def squares(count: int) -> list[Task]:
@@ -34,6 +34,17 @@ def test_numbers_are_the_same_whoever_works_them_out() -> None:
     assert alone[:5] == [None, 1.0 / 7.0, 4.0 / 7.0, None, 16.0 / 7.0]
     for processes in (2, 3, 64):
         assert numbers(squares(40), processes=processes, patience_s=10.0) == alone
+
+
+def test_words_beside_a_number_come_along_cut_where_they_are_long() -> None:
+    def worded() -> float:
+        time.sleep(0.02)
+        return Worded(0.5, "é" * 400)
+
+    found = numbers([worded] * 8, processes=2, patience_s=10.0)
+    assert found == [0.5] * 8
+    lengths = {len(one.words) for one in found if isinstance(one, Worded)}
+    assert lengths == {400, 123}
 
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ Parsed = Callable[[str], Any]
 
 OF_STATUS = {
     "optimal": "proven optimal under the model",
-    "feasible": "within 12.50% of optimal under the model",
+    "feasible": "within 12.5 % of optimal under the model",
 }
 
 

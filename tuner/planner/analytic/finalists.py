@@ -20,6 +20,7 @@ stages, which the columns of the analytic model cannot say.
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +45,16 @@ from tuner.planner.analytic.pricing import (
 )
 from tuner.planner.analytic.waytable import AGAIN_AXES
 from tuner.simulate.pipeline import Pipeline, can_be_played, play
+from tuner.units import format_ratio, format_s
 
 Floats = npt.NDArray[np.float64]
 
 MOST_OPTIONS = 12
 """Levels of recomputation that one program chooses from, the most promising."""
+
+
+NEGLIGIBLE_RATIO: Final = 1e-3
+"""Of a step; what an extrapolated schedule may be off by less is not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -190,10 +196,36 @@ def layout_problem(search: Search, options: Candidates) -> LayoutProblem:
 
 def played_s(detail: Detail) -> float:
     """Play the schedule of a priced decision, if it can be; what is paid once comes on top."""
+    pipeline = _pipeline(detail)
+    if pipeline is None:
+        return _step_s(detail)
+    return play(pipeline).step_s + float(np.max(detail.step.once_s))
+
+
+def unsettled_notes(detail: Detail) -> tuple[str, ...]:
+    """Say by how much at most the played step is off, where that is more than is negligible.
+
+    A schedule too long to be played whole is extrapolated from its first cycles, which it may not
+    yet repeat exactly.
+    """
+    pipeline = _pipeline(detail)
+    if pipeline is None:
+        return ()
+    played = play(pipeline)
+    if played.most_off_s <= NEGLIGIBLE_RATIO * played.step_s:
+        return ()
+    return (
+        f"the schedule is extrapolated from its first micro-batches: the step may be off by "
+        f"{format_s(played.most_off_s)} ({format_ratio(played.most_off_s / played.step_s)})",
+    )
+
+
+def _pipeline(detail: Detail) -> Pipeline | None:
+    """What is played of a priced decision; None where it cannot be."""
     step, s = detail.step, detail.strategies
     if np.any(np.asarray(s.zero_bubble) > 0.0):
         # Which weight gradients fill which bubble is the closed form's to say.
-        return _step_s(detail)
+        return None
     devices = int(np.max(s.pipeline))
     pipeline = Pipeline(
         forward_s_S=tuple(float(t) for t in step.forward_s_SC[:, 0]),
@@ -202,9 +234,7 @@ def played_s(detail: Detail) -> float:
         num_microbatches=int(np.max(s.num_microbatches)),
         send_s=float(np.max(step.boundary_s)) if devices > 1 else 0.0,
     )
-    if not can_be_played(pipeline):
-        return _step_s(detail)
-    return play(pipeline).step_s + float(np.max(step.once_s))
+    return pipeline if can_be_played(pipeline) else None
 
 
 def _units(search: Search, options: Candidates) -> MemoryUnits:

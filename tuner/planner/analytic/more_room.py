@@ -6,13 +6,16 @@ peaks allowed only the share of a device's memory with which they hardly run out
 
 from dataclasses import replace
 
-from tuner.plan import Band, Relaxation
+from tuner.plan import Band, Relaxation, TrainPrediction
+from tuner.planner.analytic.answer import detail_of
 from tuner.planner.analytic.asking import Site, question_of
+from tuner.planner.analytic.found import Search
 from tuner.planner.analytic.more_nodes import more_nodes
-from tuner.planner.analytic.relaxing import MEMORY_LIMIT, memory_that_would_do
+from tuner.planner.analytic.relaxing import memory_that_would_do, more_memory
 from tuner.planner.analytic.search import Settings
+from tuner.planner.analytic.telling import Teller
+from tuner.planner.analytic.ties import ratios_on
 from tuner.spec.spec import Spec
-from tuner.units import format_bytes
 
 
 def more_room(
@@ -30,15 +33,14 @@ def more_room(
     pool = site.pool.model_copy(update={"usable_memory_ratio": room_ratio})
     roomy = replace(site, pool=pool)
     question = question_of(spec, roomy)
-    needed_bytes = memory_that_would_do(question)
+    begun_s = settings.clock()
     nodes = more_nodes(spec, roomy, settings=settings, band=band)
-    if needed_bytes <= question.memory_limit_bytes:
+    if memory_that_would_do(question) <= question.memory_limit_bytes:
         return nodes
-    memory = Relaxation(
-        limit=MEMORY_LIMIT,
-        change=(
-            f"{format_bytes(int(needed_bytes / room_ratio))} per device instead of "
-            f"{format_bytes(int(question.capacity_bytes))}"
-        ),
-    )
-    return (*nodes, memory)
+
+    def predict(again: Search) -> TrainPrediction:
+        ratios = ratios_on(spec, roomy, band=band)
+        one = Teller(spec=spec, site=roomy, search=again, band=band, ratios=ratios)
+        return one.prediction(detail_of(again, 0))
+
+    return (*nodes, more_memory(question, settings.since(begun_s), predict=predict))

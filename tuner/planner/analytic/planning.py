@@ -9,8 +9,9 @@ What would help (nodes, memory, what targets lack) is searched for after that. T
 one more time limit, of which the ways out of memory have the first half.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from tuner.plan import (
     Provenance,
     Relaxation,
     TrainDecision,
+    TrainPrediction,
     Unlaunchable,
 )
 from tuner.planner.analytic.answer import (
@@ -33,7 +35,7 @@ from tuner.planner.analytic.answer import (
 from tuner.planner.analytic.asking import Site, question_of
 from tuner.planner.analytic.bucketing import bucket_note, saved_s, with_best_bucket
 from tuner.planner.analytic.extrapolation import provenance_of, weighed
-from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked
+from tuner.planner.analytic.finalists import Finalist, finalist, played_s, ranked, unsettled_notes
 from tuner.planner.analytic.found import Found, Search
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
 from tuner.planner.analytic.more_nodes import more_nodes
@@ -43,6 +45,7 @@ from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import band_for
 from tuner.planner.analytic.relaxing import (
     MEMORY_LIMIT,
+    NOT_ASKED,
     feature_tasks,
     relaxations,
     unlaunchable,
@@ -104,7 +107,11 @@ def make_analytic_plan(
     if best is not None and (best.decision.optimizer_offload or best.decision.activation_offload):
         notes += (_host_note(question, best.detail, site.pool),)
     if best is not None:
-        notes += (*_connection_notes(best.decision, site), *filter(None, (best.note,)))
+        notes += (
+            *_connection_notes(best.decision, site),
+            *filter(None, (best.note,)),
+            *unsettled_notes(best.detail),
+        )
     rests_on = None if best is None else weighed(found, best.candidate, best.detail.stages)
     ratios = ratios_on(spec, site, band=band)
     if rests_on is not None:
@@ -120,6 +127,9 @@ def make_analytic_plan(
         objective_s=None if choice is None else choice.fastest.objective_s,
         decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),
     )
+    told = provenance_of(
+        provenance.model_copy(update={"notes": provenance.notes + notes}), question, rests_on
+    )
     common = {
         "model": spec.model,
         "cluster": spec.cluster,
@@ -127,15 +137,14 @@ def make_analytic_plan(
         "search": spec.search,
         "emit": spec.emit,
         "certificate": certificate,
-        "provenance": provenance_of(
-            provenance.model_copy(update={"notes": provenance.notes + notes}), question, rests_on
-        ),
+        "provenance": told,
     }
     if choice is None or best is None:
         watch(Told(stage="ways out", text="nothing fits; looking for what would"))
         begun_s = settings.clock()
         half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
-        ways_out = relaxations(question, half)
+        predict = partial(_predict_best, teller)
+        ways_out = relaxations(question, half, predict=predict)
         in_the_way = ", ".join(one.limit for one in ways_out)
         if in_the_way == MEMORY_LIMIT:
             left = settings.since(begun_s)
@@ -161,7 +170,7 @@ def make_analytic_plan(
         ratio = choice.rooms.room_ratio
         half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
         room_out = more_room(spec, site, room_ratio=ratio, settings=half, band=band)
-    unlimited_s, lacking = _beyond(
+    unlimited_s, lacking, not_asked = _beyond(
         found,
         replace(settings.since(begun_s), watch=watch),
         below_s=choice.fastest.objective_s,
@@ -170,6 +179,7 @@ def make_analytic_plan(
     return Plan.model_validate(
         common
         | {
+            "provenance": told.model_copy(update={"notes": told.notes + _time_notes(not_asked)}),
             "decision": best.decision,
             "predicted": predicted,
             "relaxations": room_out,
@@ -189,14 +199,20 @@ def make_analytic_plan(
     )
 
 
+def _predict_best(teller: Teller, found: Search) -> TrainPrediction:
+    """Say what is expected of the best decision of another search."""
+    return replace(teller, search=found).prediction(detail_of(found, 0))
+
+
 def _beyond(
     found: Search, settings: Settings, *, below_s: float, with_unlaunchable: bool
-) -> tuple[float | None, tuple[Unlaunchable, ...]]:
+) -> tuple[float | None, tuple[Unlaunchable, ...], tuple[str, ...]]:
     """Search without the memory limit and with what the targets lack, side by side.
 
     Returns:
         Seconds of the fastest step in any memory with its own buckets of gradients, where it is
-        less than `below_s` without them, and features that would gain.
+        less than `below_s` without them, features that would gain, and those that there was no time
+        to search for.
     """
     unlimited = replace(found.question, memory_limit_bytes=UNLIMITED_BYTES)
     quiet = replace(settings, top=1, band_ratio=0.0, below_s=below_s, watch=unwatched)
@@ -226,8 +242,19 @@ def _beyond(
         starting=tell,
     )
     if not with_unlaunchable:
-        return memory_s, ()
-    return memory_s, unlaunchable(found, dict(zip(features, step_s, strict=True)))
+        return memory_s, (), ()
+    step_s_of = dict(zip(features, step_s, strict=True))
+    not_asked = tuple(feature for feature, one in step_s_of.items() if one == NOT_ASKED)
+    return memory_s, unlaunchable(found, step_s_of), not_asked
+
+
+def _time_notes(not_asked: Sequence[str]) -> tuple[str, ...]:
+    """Say which features were not searched for."""
+    if not not_asked:
+        return ()
+    return (
+        f"within --time-limit it was not searched what these would gain: {', '.join(not_asked)}",
+    )
 
 
 def _choice(found: Search, settings: Settings, *, spec: Spec, site: Site) -> Choice:

@@ -4,14 +4,16 @@ Every answer is a search of its own with one thing given up: a rule, a limit of 
 or a gap in the targets' manifests. Nothing is guessed from the first search.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from tuner.plan import Relaxation, TrainDecision, Unlaunchable
+from profilers.steps.config import Recompute
+from tuner.plan import Relaxation, TrainDecision, TrainPrediction, Unlaunchable
 from tuner.planner.analytic.added import Known, only_adds
 from tuner.planner.analytic.answer import decision_of
 from tuner.planner.analytic.axes import Facts
@@ -21,6 +23,7 @@ from tuner.planner.analytic.degrees import Degrees, legal_degrees
 from tuner.planner.analytic.found import Search
 from tuner.planner.analytic.pricing import price
 from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.refused_choices import refused_choices
 from tuner.planner.analytic.rules import (
     BATCH_RULE,
     DENSE_NAMES,
@@ -34,11 +37,11 @@ from tuner.planner.analytic.rules import (
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.unlaunched_exchange import exchange_gains
 from tuner.planner.analytic.ways import Ways, ways_of
-from tuner.planner.forked import Task
+from tuner.planner.forked import Task, Worded
+from tuner.planner.memory_offer import MemoryOffer, memory_words, printed_bytes
 from tuner.planner.progress import unwatched
 from tuner.spec.capabilities import WRAPPERS
 from tuner.spec.manifests.manifest import Capabilities
-from tuner.units import format_bytes
 
 CELLS_AT_ONCE: Final = 256
 """Cells whose memory is priced together, to bound the search's own."""
@@ -48,6 +51,9 @@ MOST_LEAN_WAYS: Final = 12
 
 WORTH_NAMING_RATIO: Final = 5e-3
 """A missing feature that would gain less is not worth a line."""
+
+NOT_ASKED: Final = math.inf
+"""Seconds of a step with a feature that there was no time to search for."""
 
 MOST_RULES: Final = 3
 
@@ -67,7 +73,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "context parallelism": ("context_parallel",),
     "interleaved schedule": ("virtual_pipeline",),
     "zero-bubble schedule": ("zero_bubble_needs_virtual_pipeline",),
-    "a2a_overlap without the target's conditions": (
+    "overlapped all-to-all": (
         "a2a_overlap",
         "a2a_overlap_dispatchers",
         "a2a_overlap_needs_virtual_pipeline",
@@ -80,10 +86,10 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "dispatchers deepep and hybridep": ("dispatchers", "dispatchers_with_pipeline"),
     "expert tensor parallelism": ("expert_tensor_parallel",),
     "parallel folding": ("expert_folding",),
-    "every zero_stage in every combination": ("zero_stages", "zero_stages_with_pipeline"),
+    "ZeRO sharding": ("zero_stages", "zero_stages_with_pipeline"),
     "sharding over part of the ranks (HSDP)": ("shard_ranks_zero_stages",),
     "chunked experts": ("largest_chunks", "chunks_need", "chunks_need_modules"),
-    "recomputing any module": ("recompute", "recompute_modules", "recompute_num_layers"),
+    "recomputation": ("recompute", "recompute_modules", "recompute_num_layers"),
     "CUDA graphs": (
         "cuda_graphs",
         "cuda_graphs_with_pipeline",
@@ -106,13 +112,39 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What a target may lack, in words, and the fields of its manifest that say so."""
 
+_HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
+    "context parallelism": lambda able: able.context_parallel,
+    "interleaved schedule": lambda able: able.virtual_pipeline and "interleaved" in able.schedules,
+    "zero-bubble schedule": lambda able: "zero_bubble" in able.schedules,
+    "overlapped all-to-all": lambda able: able.a2a_overlap,
+    "dispatchers deepep and hybridep": lambda able: bool(able.dispatchers & {"deepep", "hybridep"}),
+    "expert tensor parallelism": lambda able: able.expert_tensor_parallel,
+    "parallel folding": lambda able: able.expert_folding,
+    "ZeRO sharding": lambda able: bool(able.zero_stages - {0}),
+    "sharding over part of the ranks (HSDP)": lambda able: bool(able.shard_ranks_zero_stages),
+    "chunked experts": lambda able: able.largest_chunks > 1,
+    "recomputation": lambda able: bool(able.recompute - {Recompute.NONE}),
+    "CUDA graphs": lambda able: bool(able.cuda_graphs - {"none"}),
+    "offloading": lambda able: able.activation_offload or bool(able.optimizer_offload_zero_stages),
+    "uneven stages": lambda able: able.uneven_layout,
+    "overlapped gradient sums and parameter gathers": lambda able: (
+        able.overlap_grad_reduce or able.overlap_param_gather
+    ),
+}
+"""Whether a target has a feature in any form."""
 
-def relaxations(question: Question, settings: Settings) -> tuple[Relaxation, ...]:
-    """Say what would have to give for a question without an answer."""
+
+def relaxations(
+    question: Question,
+    settings: Settings,
+    *,
+    predict: Callable[[Search], TrainPrediction] | None = None,
+) -> tuple[Relaxation, ...]:
+    """Say what would have to give for a question without an answer; `predict` as in more_memory."""
     legal, _ = space(ways_of(question), legal_degrees(question))
     if not legal:
         return rules_in_the_way(question)
-    return _more_memory(question, settings)
+    return (more_memory(question, settings, predict=predict),)
 
 
 def rules_in_the_way(question: Question) -> tuple[Relaxation, ...]:
@@ -230,24 +262,30 @@ def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(str(value) for value in values)
 
 
-def _more_memory(question: Question, settings: Settings) -> tuple[Relaxation, ...]:
-    """Find memory that would do, and solve with it."""
+def more_memory(
+    question: Question, settings: Settings, *, predict: Callable[[Search], TrainPrediction] | None
+) -> Relaxation:
+    """Find memory that would do, and solve with it.
+
+    Args:
+        question: that nothing fits.
+        settings: of the search with that memory.
+        predict: what is expected of the best decision of a search; None leaves that out.
+    """
     usable = memory_that_would_do(question)
-    asked = replace(question, memory_limit_bytes=usable)
+    # The size that is printed, which users state, is asked for.
+    capacity = printed_bytes(usable / question.usable_memory_ratio)
+    asked = replace(question, memory_limit_bytes=capacity * question.usable_memory_ratio)
     found = search(asked, replace(settings, top=1, band_ratio=0.0))
-    limit = question.memory_limit_bytes
-    decision = None
+    decision, predicted = None, None
     if found.found is not None:
         decision = TrainDecision.model_validate(decision_of(found, 0))
-    return (
-        Relaxation(
-            limit=MEMORY_LIMIT,
-            change=(
-                f"{format_bytes(int(usable))} ({int(usable)} B) usable instead of "
-                f"{format_bytes(int(limit))}: {format_bytes(int(usable - limit))} more per device"
-            ),
-            decision=decision,
-        ),
+        predicted = None if predict is None else predict(found)
+    return Relaxation(
+        limit=MEMORY_LIMIT,
+        change=memory_words([MemoryOffer(capacity, question.capacity_bytes)]),
+        decision=decision,
+        predicted=predicted,
     )
 
 
@@ -303,7 +341,9 @@ def _leanest_ways(ways: Ways, facts: Facts) -> Ints:
 def feature_tasks(found: Search, settings: Settings) -> dict[str, Task]:
     """Searches for what the targets lack, by feature: seconds of the fastest step with it.
 
-    None where a step with the feature is hardly faster than what was found, or nothing was found.
+    Beside the seconds stands in words what of that decision the targets do not allow (`Worded`).
+    `NOT_ASKED` where the time was used up before; None where a step with the feature is hardly
+    faster than what was found, or nothing was found.
     """
     question = found.question
     if found.found is None:
@@ -323,11 +363,20 @@ def feature_tasks(found: Search, settings: Settings) -> dict[str, Task]:
     share_s = settings.time_limit_s / 2.0 / max(1, len(able_of))
 
     def step_s(able: Capabilities, *, later: int) -> float | None:
-        left_s = settings.time_limit_s - (settings.clock() - start_s) - share_s * later
+        left_s = settings.time_limit_s - (settings.clock() - start_s)
+        if left_s <= 0.0:
+            return NOT_ASKED
+        left_s -= share_s * later
         more = replace(question, capabilities=able)
         left_out = known if only_adds(more, question) else None
         again = search(more, replace(better, known=left_out, time_limit_s=max(share_s, left_s)))
-        return None if again.found is None else float(again.found.step_s[0])
+        if again.found is None:
+            return None
+        refused = refused_choices(again, question)
+        # What the target allows and this search alone found has nothing to do with the feature.
+        if left_out is not None and not refused:
+            return None
+        return Worded(float(again.found.step_s[0]), ", ".join(refused))
 
     return {
         feature: partial(step_s, able, later=len(able_of) - 1 - index)
@@ -350,8 +399,19 @@ def unlaunchable(found: Search, step_s_of: Mapping[str, float | None]) -> tuple[
     for feature, step_s in (*step_s_of.items(), *exchange_gains(found)):
         gain = 0.0 if step_s is None else 1.0 - step_s / best_s
         if gain > WORTH_NAMING_RATIO:
-            missing.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
+            condition = _condition(feature, step_s, found.question.capabilities)
+            missing.append(
+                Unlaunchable(target=names, feature=feature, gain_ratio=gain, condition=condition)
+            )
     return tuple(sorted(missing, key=lambda one: -one.gain_ratio))
+
+
+def _condition(feature: str, step_s: float | None, able: Capabilities) -> str:
+    """Under which condition a target refuses a feature; empty where it has it in no form."""
+    if feature not in _HAS or not _HAS[feature](able):
+        return ""
+    words = step_s.words if isinstance(step_s, Worded) else ""
+    return words or "stages without layers"
 
 
 def with_features(capabilities: Capabilities) -> dict[str, Capabilities]:

@@ -49,6 +49,23 @@ MOST_TRIED: Final = 8
 SOLVE_S: Final = 5.0
 """For one of them."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """With what partitions are solved, and until when."""
+
+    method: str
+    """A partition solver of solvers/registry.py."""
+    clock: Callable[[], float]
+    end_s: float
+    """By the clock."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end; none or less when it has come."""
+        return self.end_s - self.clock()
+
+
 Change = Callable[[OnPool], OnPool]
 """What is given up: a pool's limit on memory, or its number of nodes."""
 
@@ -90,9 +107,9 @@ def fit_anywhere(columns: Sequence[LeanColumns], change: Change) -> bool:
 
 
 def best_chain(
-    columns: Sequence[LeanColumns], change: Change, *, cluster: Cluster, method: str
+    columns: Sequence[LeanColumns], change: Change, *, cluster: Cluster, deadline: Deadline
 ) -> Chain | None:
-    """Solve the most promising ones; None where none of these fits."""
+    """Solve the most promising ones; None where none of these fits, or none was solved in time."""
     found: list[_Promising] = []
     for part in columns:
         pools = tuple(change(on) for on in part.pools)
@@ -118,8 +135,12 @@ def best_chain(
     for one in (*by_time, *by_room):
         if best is not None and one.bound_s >= best.price.step_s:
             continue
+        left_s = deadline.left_s
+        if left_s <= 0.0:
+            break
         column = _column(one.part, one.pools, one.index)
-        chain = solved(column, cluster, method=method, time_limit_s=SOLVE_S).chain
+        limit_s = min(SOLVE_S, left_s)
+        chain = solved(column, cluster, method=deadline.method, time_limit_s=limit_s).chain
         if chain is not None and (best is None or chain.price.step_s < best.price.step_s):
             best = chain
     return best

@@ -59,7 +59,7 @@ def plan_over_pools(
         spec: with `device` on every pool and links between them.
         residuals: corrections and bands; None prices with the generic constants.
         settings: how to search; the time limit holds for all pools together, and once more for
-            each alone in turn, and for each way out where nothing fits.
+            each alone in turn, and once more for all ways out together.
         provenance: what the plan rests on.
         measured: profiles of pools, by name; the others are planned on datasheets.
         watch: told about every stage of the work.
@@ -229,6 +229,6 @@ def _pace(best: Played, question: PoolsQuestion) -> str:
         ends = [pools[index].name for index in best.chain.pool_S[cut : cut + 2]]
         return f"link between stages {cut} ({ends[0]}) and {cut + 1} ({ends[1]})"
     return (
-        f"stage {slowest} in pool {pools[best.chain.pool_S[slowest]].name!r} sets the pace: "
+        f"the slowest stage, {slowest} in pool {pools[best.chain.pool_S[slowest]].name!r}: "
         f"{format_s(seconds[slowest])} a micro-batch"
     )

@@ -5,10 +5,10 @@ one, the number of one pool's nodes, or what only the user may ask for (optimize
 memory and the like). The decisions are legal and fit, and need not be the best there are.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -18,10 +18,12 @@ from tuner.planner.analytic.memory_risk import SMALL
 from tuner.planner.analytic.relaxing import MEMORY_LIMIT
 from tuner.planner.analytic.rules import DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES
 from tuner.planner.analytic.ways import ways_of
+from tuner.planner.memory_offer import MemoryOffer, memory_words
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.chains import Chain
 from tuner.planner.unlike.lean import (
     Change,
+    Deadline,
     LeanColumns,
     best_chain,
     fit_anywhere,
@@ -35,7 +37,6 @@ from tuner.planner.unlike.space import PLAIN, PoolsSpace, pools_space
 from tuner.planner.unlike.told import Played, decision_of, played, prediction_of
 from tuner.spec.cluster import Cluster
 from tuner.spec.search import Search as Limits
-from tuner.units import format_bytes
 
 MOST_TIMES: Final = 64
 """More memory or more nodes than this many times what there is are not looked for."""
@@ -67,15 +68,35 @@ def in_the_way(found: Search) -> str:
 
 def relaxations(found: Search, settings: Settings) -> tuple[Relaxation, ...]:
     """Say what would have to give for a question without an answer: more nodes come first."""
-    question, method = found.question, settings.method
+    question, deadline = found.question, _deadline(settings)
     if not found.space.num_legal:
-        return tuple(_of_limits(question, method=method))
+        return _in_time(_of_limits(question, deadline=deadline), deadline)
     columns = lean_columns(question, found.space)
-    return (
-        *_of_nodes(question, found.space, columns, method=method),
-        *_of_memory(question, found.space, columns, method=method),
-        *_of_unasked(question, method=method),
+    offers = itertools.chain(
+        _of_nodes(question, found.space, columns, deadline=deadline),
+        _of_memory(question, found.space, columns, deadline=deadline),
+        _of_unasked(question, deadline=deadline),
     )
+    return _in_time(offers, deadline)
+
+
+def _deadline(settings: Settings) -> Deadline:
+    """All ways out together take no longer than the search itself may."""
+    end_s = settings.clock() + settings.time_limit_s
+    return Deadline(method=settings.method, clock=settings.clock, end_s=end_s)
+
+
+def _in_time(offers: Iterator[Relaxation], deadline: Deadline) -> tuple[Relaxation, ...]:
+    """Return the offers that are found in time, and say so where there may be more."""
+    found = []
+    for one in offers:
+        found.append(one)
+        if deadline.left_s <= 0.0:
+            break
+    if deadline.left_s <= 0.0:
+        change = "the time for ways out was used up; more of it may find others"
+        found.append(Relaxation(limit="--time-limit", change=change))
+    return tuple(found)
 
 
 def more_room(found: Search, settings: Settings, *, full: Played) -> tuple[Relaxation, ...]:
@@ -92,31 +113,34 @@ def more_room(found: Search, settings: Settings, *, full: Played) -> tuple[Relax
     question = with_chance(found.question, full, chance=SMALL)
     if question is None:
         return ()
-    space, method = found.space, settings.method
+    space, deadline = found.space, _deadline(settings)
     columns = lean_columns(question, space)
-    memory = _of_memory(question, space, columns, method=method)
-    return (*_of_nodes(question, space, columns, method=method), *islice(memory, 1))
+    memory = _of_memory(question, space, columns, deadline=deadline)
+    nodes = _of_nodes(question, space, columns, deadline=deadline)
+    return tuple(itertools.chain(nodes, itertools.islice(memory, 1)))
 
 
-def _of_limits(question: PoolsQuestion, *, method: str) -> Iterator[Relaxation]:
+def _of_limits(question: PoolsQuestion, *, deadline: Deadline) -> Iterator[Relaxation]:
     """Each limit of the user's that alone leaves nothing legal, with the nearest legal value."""
     limits = question.alike.limits
     stated = [name for name in Limits.model_fields if getattr(limits, name) is not None]
     named = False
     for name in stated:
+        if deadline.left_s <= 0.0:
+            return
         free = _asking(question, limits.model_copy(update={name: None}))
         space = pools_space(free)
         if space.num_legal:
             named = True
             asked = ", ".join(str(value) for value in getattr(limits, name))
             change = f"{asked} leaves nothing legal{_nearest(space, name, getattr(limits, name))}"
-            yield _told(f"search.{name}", change, free, space, method=method)
+            yield _told(f"search.{name}", change, free, space, deadline=deadline)
     if not named:
         free = _asking(question, Limits())
         space = pools_space(free)
         if space.num_legal:
             yield _told(
-                "search", "the limits leave nothing legal together", free, space, method=method
+                "search", "the limits leave nothing legal together", free, space, deadline=deadline
             )
 
 
@@ -128,10 +152,12 @@ def _nearest(space: PoolsSpace, name: str, asked: Iterable[Any]) -> str:
     return f"; the nearest legal value is {near}"
 
 
-def _of_unasked(question: PoolsQuestion, *, method: str) -> Iterator[Relaxation]:
+def _of_unasked(question: PoolsQuestion, *, deadline: Deadline) -> Iterator[Relaxation]:
     """What is searched only where the user names it."""
     limits = question.alike.limits
     for axis, plain in PLAIN.items():
+        if deadline.left_s <= 0.0:
+            return
         more = tuple(
             choice
             for choice in _choices(question, axis)
@@ -141,7 +167,7 @@ def _of_unasked(question: PoolsQuestion, *, method: str) -> Iterator[Relaxation]
             continue
         freed = _asking(question, limits.model_copy(update={axis: more}))
         space = pools_space(freed)
-        told = _told(f"search.{axis}", f"{list(more)} fits", freed, space, method=method)
+        told = _told(f"search.{axis}", f"{list(more)} fits", freed, space, deadline=deadline)
         if told.decision is not None:
             yield told
 
@@ -157,23 +183,27 @@ def _of_memory(
     space: PoolsSpace,
     columns: tuple[LeanColumns, ...],
     *,
-    method: str,
+    deadline: Deadline,
 ) -> Iterator[Relaxation]:
     """More memory in every pool, and in each alone."""
     every = tuple(range(question.num_pools))
     for some in dict.fromkeys((every, *((index,) for index in every))):
+        if deadline.left_s <= 0.0:
+            return
         names = {question.cluster.pools[index].name for index in some}
         limit = max(question.of_pool[index].memory_limit_bytes for index in some)
         least = _least_more(columns, names, limit)
         if least is None:
             continue
         for ratio in MORE_RATIOS:
+            if deadline.left_s <= 0.0:
+                return
             more = least + ratio * limit
             change = _with_memory(names, more)
-            chain = best_chain(columns, change, cluster=question.cluster, method=method)
+            chain = best_chain(columns, change, cluster=question.cluster, deadline=deadline)
             if chain is not None:
                 asked = _having_memory(question, some, more)
-                said = _memory_words(question, asked, some, more)
+                said = _memory_words(question, asked, some)
                 yield _relaxation(MEMORY_LIMIT, said, chain, asked, space)
                 break
 
@@ -189,17 +219,16 @@ def _having_memory(question: PoolsQuestion, some: Iterable[int], more: float) ->
     )
 
 
-def _memory_words(
-    question: PoolsQuestion, asked: PoolsQuestion, some: Sequence[int], more: float
-) -> str:
+def _memory_words(question: PoolsQuestion, asked: PoolsQuestion, some: Sequence[int]) -> str:
     """Say what a device of each pool must have in all."""
-    changes = "; ".join(
-        f"{format_bytes(int(asked.of_pool[index].capacity_bytes))} per device of pool "
-        f"{question.cluster.pools[index].name!r} instead of "
-        f"{format_bytes(int(question.of_pool[index].capacity_bytes))}"
+    return memory_words(
+        MemoryOffer(
+            asked.of_pool[index].capacity_bytes,
+            question.of_pool[index].capacity_bytes,
+            pool=question.cluster.pools[index].name,
+        )
         for index in some
     )
-    return f"{changes} ({format_bytes(int(more))} more to use)"
 
 
 def _least_more(columns: tuple[LeanColumns, ...], names: set[str], limit: float) -> float | None:
@@ -237,10 +266,12 @@ def _of_nodes(
     space: PoolsSpace,
     columns: tuple[LeanColumns, ...],
     *,
-    method: str,
+    deadline: Deadline,
 ) -> Iterator[Relaxation]:
     """More nodes of one pool."""
     for index, pool in enumerate(question.cluster.pools):
+        if deadline.left_s <= 0.0:
+            return
         fewest = _fewest_nodes(columns, pool.name, pool.nodes)
         counts = [] if fewest is None else [math.ceil(fewest * (1.0 + r)) for r in MORE_RATIOS]
         for nodes in dict.fromkeys(counts):
@@ -251,7 +282,7 @@ def _of_nodes(
             )
             cluster = Cluster(pools=pools, links=question.cluster.links)
             chain = best_chain(
-                columns, _with_nodes(pool.name, nodes), cluster=cluster, method=method
+                columns, _with_nodes(pool.name, nodes), cluster=cluster, deadline=deadline
             )
             if chain is not None:
                 change = f"pool {pool.name!r}: {nodes} working nodes instead of {pool.nodes}"
@@ -290,11 +321,11 @@ def _asking(question: PoolsQuestion, limits: Limits) -> PoolsQuestion:
 
 
 def _told(
-    limit: str, change: str, question: PoolsQuestion, space: PoolsSpace, *, method: str
+    limit: str, change: str, question: PoolsQuestion, space: PoolsSpace, *, deadline: Deadline
 ) -> Relaxation:
     """Solve a question that is asked differently."""
     columns = lean_columns(question, space)
-    chain = best_chain(columns, lambda on: on, cluster=question.cluster, method=method)
+    chain = best_chain(columns, lambda on: on, cluster=question.cluster, deadline=deadline)
     if chain is None:
         return Relaxation(limit=limit, change=change)
     return _relaxation(limit, change, chain, question, space)

@@ -18,7 +18,7 @@ from tuner.planner.analytic.preferring import TOLERANCE_RATIO
 from tuner.planner.analytic.roomy_search import CHANCES
 from tuner.planner.unlike.asked import PoolsQuestion
 from tuner.planner.unlike.chains import Chain
-from tuner.planner.unlike.lean import Change, best_chain, fit_anywhere, lean_columns
+from tuner.planner.unlike.lean import Change, Deadline, best_chain, fit_anywhere, lean_columns
 from tuner.planner.unlike.pricing import OnPool
 from tuner.planner.unlike.search import Search, Settings, search
 from tuner.planner.unlike.told import Played, played, risk_of, uneven_bytes_of
@@ -102,6 +102,7 @@ class _Looking:
         self._settings = settings
         self._full = full
         self._end_s = settings.clock() + settings.time_limit_s / 2.0
+        self._deadline = Deadline(method=settings.method, clock=settings.clock, end_s=self._end_s)
         self._chains: list[Chain] = []
 
     def result(self, known_s: float) -> Rooms:
@@ -165,7 +166,7 @@ class _Looking:
                 columns,
                 _with_share(high * (1.0 + ratio)),
                 cluster=question.cluster,
-                method=self._settings.method,
+                deadline=self._deadline,
             )
             if chain is not None:
                 return [chain]

@@ -6,11 +6,13 @@ import pytest
 
 from solvers.registry import LAYOUT, STRATEGY
 from solvers.strategy.problem import StrategyProblem
+from tuner.planner.analytic import finalists
 from tuner.planner.analytic.answer import detail_of
 from tuner.planner.analytic.finalists import finalist, layout_problem, played_s, ranked
 from tuner.planner.analytic.found import Search as Found
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.search import Settings, search
+from tuner.simulate.pipeline import Played
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
@@ -88,3 +90,17 @@ def test_nothing_found_has_no_finalist(ask: MakeQuestion) -> None:
     assert ranked(nothing, time_limit_s=1.0, clock=time.perf_counter).order == ()
     with pytest.raises(ValueError, match="found nothing that fits"):
         finalist(nothing, 0, time_limit_s=1.0)
+
+
+def test_an_extrapolated_schedule_that_may_be_off_is_stated(
+    found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detail = detail_of(found, 0)
+    assert finalists.unsettled_notes(detail) == ()
+
+    def play(_: object) -> Played:
+        return Played(step_s=10.0, idle_s_P=(0.0,), most_held_P=(1,), most_off_s=0.25)
+
+    monkeypatch.setattr(finalists, "play", play)
+    (note,) = finalists.unsettled_notes(detail)
+    assert note.endswith("the step may be off by 250 ms (2.5 %)")

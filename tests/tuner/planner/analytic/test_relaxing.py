@@ -11,7 +11,12 @@ from tuner.plan import Unlaunchable
 from tuner.planner.analytic.answer import detail_of
 from tuner.planner.analytic.found import Search as Found
 from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.relaxing import feature_tasks, relaxations, unlaunchable
+from tuner.planner.analytic.relaxing import (
+    NOT_ASKED,
+    feature_tasks,
+    relaxations,
+    unlaunchable,
+)
 from tuner.planner.analytic.search import Settings, search
 from tuner.planner.analytic.unlaunched_exchange import exchange_gains
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
@@ -98,9 +103,11 @@ def test_too_little_memory_everywhere_names_memory_that_would_do(ask: MakeQuesti
     question = ask("mixtral-8x7b", memory_limit_bytes=9e9, capabilities=MEGATRON_0_18)
     (found,) = relaxations(question, SETTINGS)
     assert found.limit == "memory_per_device"
-    assert "usable instead of 8.38 GiB" in found.change
     assert found.decision is not None
-    usable = float(found.change.split("(")[1].split(" B)")[0])
+    size, unit = found.change.split(" per device instead of ")[0].split()
+    assert unit == "GiB"
+    # The size that is printed is what a device must have: with it something fits.
+    usable = float(size) * 2**30 * question.usable_memory_ratio
     assert search(question, SETTINGS).found is None
     assert search(replace(question, memory_limit_bytes=usable), SETTINGS).found is not None
 
@@ -115,6 +122,33 @@ def test_a_missing_feature_is_listed_with_its_gain(ask: MakeQuestion) -> None:
     gains = {one.feature: one.gain_ratio for one in missing}
     assert all(0.005 < gain < 1.0 for gain in gains.values())
     assert list(gains.values()) == sorted(gains.values(), reverse=True)
+
+
+def test_a_feature_that_a_target_has_is_refused_by_its_condition(ask: MakeQuestion) -> None:
+    question = ask("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18)
+    limits = Search(recompute=(Recompute.FULL,), schedule=("1f1b",), dispatcher=("alltoall",))
+    full = replace(question, limits=limits)
+    said = {one.feature: one.why for one in lacking(search(full, SETTINGS))}
+    graphs = "megatron-lm does not allow CUDA graphs of a whole step with dispatcher alltoall"
+    assert said["CUDA graphs"] == graphs
+    overlap = "megatron-lm does not allow overlapped all-to-all with full recomputation"
+    assert said["overlapped all-to-all"].startswith(overlap)
+    without = replace(MEGATRON_0_18, cuda_graphs=frozenset({"none"}), a2a_overlap=False)
+    said = {
+        one.feature: one.why
+        for one in lacking(search(replace(full, capabilities=without), SETTINGS))
+    }
+    assert said["CUDA graphs"] == "megatron-lm does not have it"
+    assert said["overlapped all-to-all"] == "megatron-lm does not have it"
+
+
+def test_no_feature_is_searched_for_after_the_time(ask: MakeQuestion) -> None:
+    question = ask("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18)
+    found = search(question, SETTINGS)
+    times = iter([0.0, *[61.0] * 99])
+    late = feature_tasks(found, replace(SETTINGS, clock=lambda: next(times)))
+    assert late
+    assert {task() for task in late.values()} == {NOT_ASKED}
 
 
 def test_exchanges_that_nothing_launches_are_priced_on_the_best_rows(ask: MakeQuestion) -> None:

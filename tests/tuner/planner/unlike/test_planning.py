@@ -76,7 +76,7 @@ def test_a_plan_over_two_pools_is_a_plan(together: Plan) -> None:
     assert chance is not None
     assert at_start is not None
     assert 0.0 <= at_start <= chance <= 1.0
-    assert "sets the pace" in made.binding_constraint
+    assert "the slowest stage, " in made.binding_constraint
 
 
 def test_the_plan_is_launchable_by_its_target(spec: MakeSpec, provenance: Provenance) -> None:

@@ -1,0 +1,100 @@
+"""What of a decision the targets do not allow, in words: the choices that break their rules.
+
+A target that has a feature often has it under conditions alone. So a decision that was found with
+a feature added is held against the manifest as it is, and the choices of the rules that it breaks
+are named together: "partial CUDA graphs with full recomputation".
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from profilers.steps.config import Recompute
+from tuner.planner.analytic.axes import Choice, Facts, Recomputed, WayRule
+from tuner.planner.analytic.counting import by_facts
+from tuner.planner.analytic.found import Search
+from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.rules import dense_rules, expert_rules, schedule_rules
+from tuner.planner.analytic.ways import ways_of
+
+_ON: Final[Mapping[str, str]] = {
+    "a2a_overlap": "overlapped all-to-all",
+    "overlap_grad_reduce": "overlapped gradient reduction",
+    "overlap_param_gather": "overlapped parameter all-gather",
+    "optimizer_offload": "optimizer state in host memory",
+    "activation_offload": "activations in host memory",
+}
+_GRAPHS: Final[Mapping[str, str]] = {
+    "none": "no CUDA graphs",
+    "partial": "partial CUDA graphs",
+    "full_iteration": "CUDA graphs of a whole step",
+}
+
+
+def refused_choices(found: Search, question: Question) -> tuple[str, ...]:
+    """Name what of the best decision found another question's rules leave out; empty: nothing."""
+    if found.found is None:
+        return ()
+    best = found.found.taken(np.array([0])).candidates
+    ((facts, _),) = by_facts(best.rows)
+    chosen = {
+        axis: choices[int(best.ways[axis][0])] for axis, choices in found.ways.choices.items()
+    }
+    rules = (*dense_rules(question), *expert_rules(question), *schedule_rules(question))
+    degrees = [rule.text for rule in rules if bool(rule.broken(best.rows)[0])]
+    ways = [
+        _words(rule, facts, chosen)
+        for rule in ways_of(question).rules
+        if rule.is_broken(facts, *(chosen[axis] for axis in rule.axes))
+    ]
+    return tuple(dict.fromkeys((*degrees, *ways)))
+
+
+def _words(rule: WayRule, facts: Facts, chosen: Mapping[str, Choice]) -> str:
+    """Name the choices that a rule ties together, and the degrees where these matter."""
+    named = [_choice(axis, chosen[axis]) for axis in reversed(rule.axes)]
+    said = " with ".join(filter(None, named))
+    return " ".join((said, *_degrees(rule, facts, chosen)))
+
+
+def _degrees(rule: WayRule, facts: Facts, chosen: Mapping[str, Choice]) -> Iterator[str]:
+    """Say what of the degrees the rule needs to be broken."""
+
+    def is_free(**other: bool) -> bool:
+        choices = (chosen[axis] for axis in rule.axes)
+        return not rule.is_broken(replace(facts, **other), *choices)
+
+    if facts.has_pipeline and is_free(has_pipeline=False):
+        is_plain = not facts.has_virtual and is_free(has_virtual=True)
+        yield "in a pipeline that is not interleaved" if is_plain else "in a pipeline"
+    elif not facts.has_pipeline and is_free(has_pipeline=True):
+        yield "without a pipeline"
+    if facts.has_tensor and is_free(has_tensor=False):
+        yield "under tensor parallelism"
+    if facts.spans_replicas and is_free(spans_replicas=False):
+        yield "with experts spread over replicas"
+
+
+def _choice(axis: str, choice: Choice) -> str:
+    """Name a choice; empty for a switch that is off."""
+    if isinstance(choice, Recomputed):
+        return _recomputed(choice)
+    if axis in _ON:
+        return _ON[axis] if choice else ""
+    if axis == "cuda_graph":
+        return _GRAPHS[str(choice)]
+    if axis == "sharding":
+        return "training state sharded over part of the ranks" if choice == "domain" else ""
+    named = {"zero_stage": f"ZeRO {choice}", "schedule": f"the {choice} schedule"}
+    return named.get(axis) or (f"{choice} chunks" if axis == "chunks" else f"{axis} {choice}")
+
+
+def _recomputed(choice: Recomputed) -> str:
+    if choice.level is Recompute.FULL:
+        part = "" if choice.share == 1.0 else f" of {choice.share:.0%} of the layers"
+        return f"full recomputation{part}"
+    if choice.level is Recompute.SELECTIVE:
+        return f"recomputation of {'+'.join(sorted(choice.modules))}"
+    return "no recomputation"
