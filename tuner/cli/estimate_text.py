@@ -163,7 +163,7 @@ def _verdict(found: Estimate) -> Iterator[str]:
         f"{format_ratio(found.out_of_memory_probability)} chance of running out of the "
         f"{format_bytes(found.memory_capacity_bytes)} that a device has "
         f"({format_ratio(found.out_of_memory_at_start_probability)} at the start); "
-        f"{lost_starts_words(found.out_of_memory_loss_s)}",
+        + lost_starts_words(found.out_of_memory_loss_s, assumed_run_s=found.assumed_run_s),
     )
 
 

@@ -114,6 +114,7 @@ def estimate(
         memory_limit_bytes=int(bench.memory_limit_bytes),
         memory_capacity_bytes=int(bench.memory_capacity_bytes),
         **asdict(_risk(spec, own, bench)),
+        assumed_run_s=loss_prices(spec.goal).assumed_run_s(own.step_s),
         fits=peak <= bench.memory_limit_bytes,
         smallest_change=changes.smallest,
         best_pair=changes.best_pair,

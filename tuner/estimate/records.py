@@ -141,6 +141,8 @@ class Estimate(Record):
     """That a device ever needs more than it has; these three as in a plan's prediction."""
     out_of_memory_at_start_probability: Probability
     out_of_memory_loss_s: Seconds
+    assumed_run_s: Seconds | None
+    """The run that the loss is a part of, where the spec states no tokens."""
     fits: bool
     smallest_change: Change | None
     """The best change of one knob, or of two where no single one helps; absent when nothing in

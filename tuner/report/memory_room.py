@@ -38,21 +38,24 @@ def chance_sentence(predicted: TrainPrediction, goal: TrainGoal) -> str:
     return (
         f"{format_ratio(chance)} chance of running out of memory ({at_start} at the start)"
         f"{against}; "
-        + lost_starts_words(predicted.out_of_memory_loss_s or 0.0, run=_run_words(predicted, goal))
+        + lost_starts_words(
+            predicted.out_of_memory_loss_s or 0.0,
+            assumed_run_s=loss_prices(goal).assumed_run_s(predicted.step_time_s),
+        )
     )
 
 
-def lost_starts_words(loss_s: float, *, run: str = "the run") -> str:
-    """Say what running out of memory costs, the step that the run then goes on with left out."""
+def lost_starts_words(loss_s: float, *, assumed_run_s: float | None) -> str:
+    """Say what running out of memory costs, the step that the run then goes on with left out.
+
+    Args:
+        loss_s: seconds of the run.
+        assumed_run_s: seconds that the run is taken to last; None where the goal states its tokens.
+    """
+    run = "the run"
+    if assumed_run_s is not None:
+        run = f"a run of {format_s(assumed_run_s)}, assumed as goal.tokens is not stated"
     return f"failed starts and restarts are expected to take {format_s(loss_s)} of {run}"
-
-
-def _run_words(predicted: TrainPrediction, goal: TrainGoal) -> str:
-    """The run that costs are a part of; its length where the goal states none."""
-    if goal.tokens is not None:
-        return "the run"
-    length = format_s(loss_prices(goal).run_s(predicted.step_time_s))
-    return f"a run of {length}, assumed as goal.tokens is not stated"
 
 
 def _against(predicted: TrainPrediction) -> str:

@@ -56,6 +56,13 @@ def test_a_person_reads_time_utilisation_memory_and_what_to_change(
     ):
         assert part in shown, part
     assert max(map(len, shown.splitlines())) < 160
+    assumed = "of a run of 7.00 d, assumed as goal.tokens is not stated"
+    assert assumed in " ".join(shown.split())
+
+    text = spec.read_text()
+    spec.write_text(text.replace("kind: train,", "kind: train, tokens: 1e12,"))
+    assert run(spec, "--launch", LAUNCHES / "mixtral.sh") == 0
+    assert " of the run smallest change" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_change_that_ties_is_not_said_to_beat_the_launch(spec: Path, capsys: Captured) -> None:

@@ -50,7 +50,7 @@ class Room:
     left_bytes: float
     """Beside weights and what steps take, whatever the engine's share."""
     ratio: float
-    """The share that was applied."""
+    """The share that was applied; of a stated cache, what is taken in all."""
 
     @property
     def safe_bytes(self) -> float:
@@ -70,6 +70,7 @@ def room_of(
     reserve: Reserve,
     memory_bytes: float,
     ratio: float | None = None,
+    cache_bytes: float | None = None,
 ) -> Room:
     """Apply an engine's rule.
 
@@ -80,10 +81,14 @@ def room_of(
         memory_bytes: of one device.
         ratio: the launch's share; None: the engine's own, and where that is none (SGLang) the one
             that a plan would state: all but what steps take and a twentieth.
+        cache_bytes: that the launch states in place of a share.
     """
     visible = visible_bytes(memory_bytes)
     free = visible - reserve.context - reserve.communicators
     left = free - weights - reserve.steps
+    if cache_bytes is not None:
+        taken = (visible - left + cache_bytes) / visible
+        return Room(cache_bytes=cache_bytes, left_bytes=left, ratio=taken)
     share = rule.ratio if ratio is None else ratio
     if share is None:
         # As a flag states it, so that the launch has what the plan counts on.

@@ -12,7 +12,8 @@ Sources: vLLM 0.33.0 `v1/worker/gpu_worker.py`, `determine_available_memory`, an
 (0.92; 0.9 in releases up to 0.11); SGLang 0.5.23 `mem_cache/kv_cache_configurator.py`,
 `_profile_available_bytes`; TensorRT-LLM `llmapi/llm_args.py`, `free_gpu_memory_fraction`.
 
-vLLM also ends where the cache does not hold one request of `max_model_len` (0.33.0,
+vLLM takes `kv_cache_memory_bytes` instead of a share where a launch states it, whatever its steps
+then lack. It also ends where the cache does not hold one request of `max_model_len` (0.33.0,
 `v1/core/kv_cache_utils.py`, `_check_enough_kv_cache_memory`).
 
 Releases of vLLM differ in what they measure. The first profiled steps before 0.21 left CUDA graphs

@@ -61,6 +61,8 @@ class ServingLaunch:
     has_prefix_cache: bool = True
     memory_ratio: float | None = None
     """Share of memory that the command gives the engine; None: the engine's own."""
+    cache_bytes: int | None = None
+    """Of a device's cache, where the command states it: the share counts no more then."""
     most_cached_tokens: int | None = None
     """Of a rank, where the command caps its cache."""
     max_model_len: int | None = None

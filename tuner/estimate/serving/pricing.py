@@ -259,6 +259,7 @@ def _room(asked: Asked, iteration: Iteration, setting: Setting) -> Room:
         reserve=reserve_of_launch(asked, iteration, setting),
         memory_bytes=asked.site.memory_bytes,
         ratio=ratio,
+        cache_bytes=asked.launch.cache_bytes,
     )
 
 
@@ -297,8 +298,9 @@ def misfit_of(asked: Asked, option: Option, setting: Setting) -> str:
     if room.lacking_bytes > 0.0:
         return (
             f"weights and cache leave {format_bytes(int(room.lacking_bytes))} too little for"
-            " activations, CUDA graphs and buffers; give the engine a smaller share of memory, or"
-            " its steps fewer tokens"
+            " activations, CUDA graphs and buffers; give the engine a smaller "
+            f"{'share of memory' if asked.launch.cache_bytes is None else 'cache'}, or its steps"
+            " fewer tokens"
         )
     longest = asked.longest_tokens
     if option.kv_tokens < longest:

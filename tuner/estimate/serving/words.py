@@ -21,10 +21,14 @@ _PRINTERS: Final = ("echo", "printf")
 """Commands that only show a server's."""
 _OWN_ARGUMENTS: Final = ("$@", "$*", "${@}", "${*}")
 _LONGEST_SHORT: Final = 2
-_THOUSANDS: Final[Mapping[str, int]] = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
-"""Suffixes of vLLM's numbers of tokens: small letters decimal, capitals binary
+_MULTIPLES: Final[Mapping[str, int]] = {
+    **{sign: 1000**power for power, sign in enumerate("kmgt", start=1)},
+    **{sign: 1024**power for power, sign in enumerate("KMGT", start=1)},
+}
+"""Suffixes of vLLM's whole numbers: small letters decimal, capitals binary
 (vllm/engine/arg_utils.py, `human_readable_int`)."""
 MOST_TOKENS: Final = 2**31
+MOST_BYTES: Final = 2**50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,20 +131,34 @@ def tokens(flags: Flags, name: str) -> int | None:
     Raises:
         SpecError: it is none, or out of range.
     """
+    return _scaled(flags, name, unit="tokens", example=8192, most=MOST_TOKENS)
+
+
+def size_bytes(flags: Flags, name: str) -> int | None:
+    """Return a number of bytes, which may be written as 20G or 25.5g; None where absent.
+
+    Raises:
+        SpecError: it is none, or out of range.
+    """
+    return _scaled(flags, name, unit="bytes", example=2**33, most=MOST_BYTES)
+
+
+def _scaled(flags: Flags, name: str, *, unit: str, example: int, most: int) -> int | None:
+    """Read a whole number as vLLM does: small letters count by 1000, capital ones by 1024."""
     word = flags.word(name)
     if word is None:
         return None
-    match = re.fullmatch(r"(\d{1,12})(\.\d{1,6})?([kKmM]?)", word)
+    match = re.fullmatch(r"(\d{1,15})(\.\d{1,6})?([kKmMgGtT]?)", word)
     if match is None or (match[2] and not match[3]):
         raise SpecError(
-            f"{flags.source}: --{name} {shown_value(word)} is not a number of tokens; write one,"
-            f" e.g. --{name} 8192"
+            f"{flags.source}: --{name} {shown_value(word)} is not a number of {unit}; write one,"
+            f" e.g. --{name} {example}"
         )
-    number = int(float(f"{match[1]}{match[2] or ''}") * _THOUSANDS.get(match[3], 1))
-    if not 1 <= number <= MOST_TOKENS:
+    number = int(float(f"{match[1]}{match[2] or ''}") * _MULTIPLES.get(match[3], 1))
+    if not 1 <= number <= most:
         raise SpecError(
-            f"{flags.source}: --{name} {word} is outside 1..{MOST_TOKENS}; the nearest is"
-            f" {min(max(number, 1), MOST_TOKENS)}"
+            f"{flags.source}: --{name} {word} is outside 1..{most}; the nearest is"
+            f" {min(max(number, 1), most)}"
         )
     return number
 

@@ -125,6 +125,10 @@ class LossPrices:
         """Seconds of the run, which has one step at least."""
         return max(USUAL_RUN_S, step_s) if self.run_steps is None else self.run_steps * step_s
 
+    def assumed_run_s(self, step_s: float) -> float | None:
+        """Seconds of the run where its length is not stated."""
+        return self.run_s(step_s) if self.run_steps is None else None
+
     def expected_s(self, step_s_C: Floats, chances: Chances) -> Floats:
         """Seconds a step with what running out is expected to cost.
 

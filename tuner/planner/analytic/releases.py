@@ -57,8 +57,10 @@ def priced_release(
     if engine is not None:
         _refuse(engine, target, known)
     if not known:
-        note = f"goal.engine changes nothing: no release of {target} was compared"
-        return PricedRelease(note="" if engine is None else note)
+        notes = [] if OF_TARGET[target].runs_alike else [_relative_note(target)]
+        if engine is not None:
+            notes.append(f"goal.engine changes nothing: no release of {target} was compared")
+        return PricedRelease(note="; ".join(notes))
     others = f"of {', '.join(known)}"
     if engine is not None:
         note = f"priced as {family} {engine.version}, {others}"
@@ -73,6 +75,12 @@ def priced_release(
         f"priced over all published releases of {family} together; set goal.engine for one {others}"
     )
     return PricedRelease(note=note)
+
+
+def _relative_note(target: str) -> str:
+    """Say whose constants a target is priced with that nobody published runs of."""
+    family = OF_TARGET[target].family
+    return f"priced with the time and memory constants of {family}: no run of {target} is published"
 
 
 def _refuse(engine: TrainEngine, target: str, known: Sequence[str]) -> None:

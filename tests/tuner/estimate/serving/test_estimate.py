@@ -48,6 +48,20 @@ def test_the_share_of_memory_that_is_stated_counts(deployment: Made) -> None:
     assert more.kv_tokens - less.kv_tokens == pytest.approx(each, rel=1e-3)
 
 
+def test_a_stated_cache_counts_whatever_the_share_and_must_fit_beside_the_steps(
+    deployment: Made,
+) -> None:
+    made, stated = deployment(), f"{START} -tp 4 --kv-cache-memory-bytes"
+    found = made.estimate(f"{stated} 20G --gpu-memory-utilization 0.5")
+    assert found.fits
+    assert found.memory.cache_bytes == pytest.approx(20 * 2**30, rel=1e-6)
+    tight = made.estimate(f"{stated} 79G")
+    assert not tight.fits
+    assert "give the engine a smaller cache" in tight.misfit
+    small = made.estimate(f"{stated} 1M")
+    assert "has no room for a request" in small.misfit
+
+
 def test_weights_that_leave_no_room_do_not_fit_and_a_change_makes_them(deployment: Made) -> None:
     found = deployment().estimate(f"{START} --max-num-seqs 64")
     assert not found.fits

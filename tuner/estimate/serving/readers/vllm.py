@@ -24,7 +24,7 @@ from tuner.estimate.serving.split import (
     memory_share,
     stages_of,
 )
-from tuner.estimate.serving.words import Server, sorted_flags, tokens
+from tuner.estimate.serving.words import Server, size_bytes, sorted_flags, tokens
 from tuner.planner.serve.options import MOST_RUNNING
 from tuner.serve_plan import Role
 
@@ -72,6 +72,7 @@ SERVER: Final = Server(
             "enable-prefix-caching",
             "gpu-memory-utilization",
             "kv-cache-dtype",
+            "kv-cache-memory-bytes",
             "kv-transfer-config",
             "max-cudagraph-capture-size",
             "max-model-len",
@@ -98,7 +99,6 @@ SERVER: Final = Server(
             "enable-eplb",
             "enforce-eager",
             "eplb-config",
-            "kv-cache-memory-bytes",
         }
     ),
     timeless=frozenset(
@@ -210,6 +210,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         draft_method=draft_method,
         has_prefix_cache=_is_on(flags, "prefix-caching", default=True),
         memory_ratio=memory_share(flags, "gpu-memory-utilization"),
+        cache_bytes=size_bytes(flags, "kv-cache-memory-bytes"),
         max_model_len=length,
         quantization=format_named(flags, "quantization", _WEIGHTS, ""),
         kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
@@ -326,6 +327,8 @@ def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[
     notes = []
     if "kv-transfer-config" in flags.values and _role(flags) is Role.AGGREGATED:
         notes.append("kv_role kv_both is read as an instance that prefills and decodes")
+    if {"kv-cache-memory-bytes", "gpu-memory-utilization"} <= flags.values.keys():
+        notes.append("--kv-cache-memory-bytes sets the cache, so --gpu-memory-utilization does not")
     if running < 0:
         notes.append(f"no --max-num-seqs: {-running} sequences a rank count")
     if "speculative-config" in flags.values and not _drafting(flags)[0]:

@@ -64,6 +64,16 @@ def test_everything_else_that_counts_is_read(deployment: Made) -> None:
     assert "--tensor-parallel-size 2" in launch.flags.understood
 
 
+def test_a_stated_cache_counts_in_place_of_a_share(deployment: Made) -> None:
+    sizes = {"10737418240": 10 * 2**30, "10G": 10 * 2**30, "25.5g": 25_500_000_000}
+    for stated, size in sizes.items():
+        launch = deployment().read(f"vllm serve m -tp 2 --kv-cache-memory-bytes {stated}")
+        assert launch.cache_bytes == size
+    assert deployment().read("vllm serve m").cache_bytes is None
+    both = "vllm serve m --kv-cache-memory-bytes 10G --gpu-memory-utilization 0.8"
+    assert any("sets the cache" in note for note in deployment().read(both).notes)
+
+
 def test_a_batch_that_is_not_stated_is_said_to_be_the_most(deployment: Made) -> None:
     launch = deployment().read("vllm serve m")
     assert launch.setting.running == MOST_RUNNING
@@ -115,6 +125,9 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
         ("--enable-chunked-prefill --no-enable-chunked-prefill", "keep one"),
         ("--max-model-len 99999", "beyond the model's 32768 positions; the nearest is 32768"),
         ("--max-model-len 1.5", "not a number of tokens"),
+        ("--kv-cache-memory-bytes -1", "not a number of bytes"),
+        ("--kv-cache-memory-bytes 0", "outside 1"),
+        ("--kv-cache-memory-bytes 9999T", "the nearest is 1125899906842624"),
         ("--max-model-len 0", "outside 1"),
         ("--gpu-memory-utilization 1.4", "the nearest is 1"),
         ("--gpu-memory-utilization 0", "leaves no memory"),
