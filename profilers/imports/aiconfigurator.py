@@ -84,11 +84,7 @@ def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Impo
     root = path if path is not None else _installed()
     system, folder, described = _system(root, options.get("system"))
     tables = _tables(folder)
-    framework = _chosen(
-        "framework",
-        options.get("framework"),
-        sorted({table.framework for table in tables} - {COLLECTIVE_LIBRARY}),
-    )
+    framework = _chosen("framework", options.get("framework"), _frameworks(tables))
     wanted = [table for table in tables if table.framework in (framework, COLLECTIVE_LIBRARY)]
     operations = _operations(options.get("operations", ""))
     known = [
@@ -108,6 +104,22 @@ def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Impo
         raise ProfileUnreadableError(f"{folder}: no table of {framework} that a profile can hold")
     machine = _machine(described, system=system, device=device, tables=known)
     return Imported(profile=_profile(rows, machine, created), left_out=tuple(left_out))
+
+
+def frameworks(path: Path | None, *, system: str | None) -> tuple[str, ...]:
+    """Return the frameworks whose tables lie there, each a profile of its own.
+
+    Raises:
+        MissingLibraryError: no path is given and the package is not installed.
+        UnknownNameError: the system is not there, or none is named and there are several.
+        ProfileUnreadableError: a file is missing or damaged.
+    """
+    _, folder, _ = _system(path if path is not None else _installed(), system)
+    return tuple(_frameworks(_tables(folder)))
+
+
+def _frameworks(tables: Iterable[_Table]) -> list[str]:
+    return sorted({table.framework for table in tables} - {COLLECTIVE_LIBRARY})
 
 
 def _installed() -> Path:

@@ -33,6 +33,22 @@ def is_routing(kind: str) -> bool:
     return kind == ROUTING or kind in FORMATS
 
 
+def softwares_of(kind: str, path: Path | None, *, options: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the softwares that were measured where none is named, each a profile of its own.
+
+    Empty where a kind does not tell softwares apart, or one is named.
+
+    Raises:
+        UnknownNameError: what was measured cannot be told from the options.
+        ProfileUnreadableError: the source is missing or damaged.
+    """
+    if kind != "aiconfigurator" or "framework" in options:
+        return ()
+    from profilers.imports.aiconfigurator import frameworks
+
+    return frameworks(path, system=options.get("system"))
+
+
 def import_measurements(
     kind: str, path: Path | None, *, options: Mapping[str, str], created: str
 ) -> Imported:

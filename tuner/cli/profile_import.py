@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tuner.cli import profile_routing
 from tuner.cli.text import print_exact, print_text, tell
 from tuner.errors import TunerError
+from tuner.spec.files import shown_path
+
+if TYPE_CHECKING:
+    from profilers.records import ProfileHeader
 
 
 def run(
@@ -36,8 +40,8 @@ def run(
         typer.Option(
             "--framework",
             "--engine",
-            help="aiconfigurator: whose kernels count, e.g. trtllm; a plan reads several profiles"
-            " of one device together.",
+            help="aiconfigurator: whose kernels count, e.g. trtllm; default all, a profile of each"
+            " in a folder of its name.",
         ),
     ] = "",
     operations: Annotated[
@@ -101,23 +105,52 @@ def run(
 def _profile(
     kind: str, path: Path | None, out: Path, *, options: Mapping[str, str], as_json: bool
 ) -> None:
+    from profilers.errors import ProfileUnreadableError
+    from profilers.imports.registry import softwares_of
+
+    stated = {name: value for name, value in options.items() if value}
+    softwares = softwares_of(kind, path, options=stated)
+    if len(softwares) < 2:
+        _show([_stored(kind, path, out, options=stated)], as_json=as_json)
+        return
+    headers, reasons = [], []
+    for software in softwares:
+        try:
+            own = stated | {"framework": software}
+            headers.append(_stored(kind, path, out / software, options=own))
+        except ProfileUnreadableError as error:
+            reasons.append(str(error))
+    if not headers:
+        raise ProfileUnreadableError(reasons[0])
+    for reason in reasons:
+        tell(f"left out: {reason}")
+    _show(headers, as_json=as_json)
+    tell(f"{len(headers)} profiles in {shown_path(out)}: a plan reads those that it is given")
+
+
+def _stored(
+    kind: str, path: Path | None, out: Path, *, options: Mapping[str, str]
+) -> "ProfileHeader":
+    """Import one profile, and store it."""
     from datetime import UTC, datetime
 
     from profilers.imports.registry import import_measurements
     from profilers.store import write_profile
-    from tuner.cli.profile import summary
 
-    imported = import_measurements(
-        kind,
-        path,
-        options={name: value for name, value in options.items() if value},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    imported = import_measurements(kind, path, options=options, created=created)
     write_profile(out, imported.profile)
     for line in imported.left_out:
         tell(f"left out: {line}")
-    header = imported.profile.header
+    return imported.profile.header
+
+
+def _show(headers: "list[ProfileHeader]", *, as_json: bool) -> None:
+    from tuner.cli.profile import summary
+
     if as_json:
-        print_exact(header.model_dump_json(indent=2))
-    else:
+        one_by_one = ",\n".join(header.model_dump_json(indent=2) for header in headers)
+        print_exact(one_by_one if len(headers) == 1 else f"[{one_by_one}]")
+        return
+    for header in headers:
         print_text(summary(header))

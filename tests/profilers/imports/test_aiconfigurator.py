@@ -10,6 +10,7 @@ from profilers.imports.registry import import_measurements
 from profilers.imports.result import Imported
 from profilers.records import Measurement, Source
 from profilers.store import read_profile, write_profile
+from tuner.cli import app as frame
 
 Write = Callable[[str, Sequence[Mapping[str, Any]]], Path]
 
@@ -164,6 +165,28 @@ def test_both_halves_of_deepep_are_read_with_their_notification(
     assert dispatch.times_s == pytest.approx((120e-6,))
     assert combine.times_s == pytest.approx((230e-6,))
     assert combine.case.axes["units"] == 24
+
+
+def test_without_a_framework_every_one_becomes_a_profile_of_its_own(
+    systems: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    write("gemm/vllm/0.2/gemm_perf.parquet", [GEMM | {"m": 32}])
+    write("mlp/empty/0.2/other_perf.parquet", [GEMM])
+    write("comm/nccl/2.29/nccl_perf.parquet", [NCCL])
+    out = tmp_path / "out"
+    command = ["profile", "import", "aiconfigurator", str(systems), "-o", str(out)]
+    assert frame.run([*command, "--operations", "gemm"]) == 0
+    stored = {
+        folder.name: [row.case.axes["m"] for row in read_profile(folder).table("gemm")]
+        for folder in sorted(out.iterdir())
+    }
+    assert stored == {"trtllm": [4], "vllm": [32]}
+    told = capsys.readouterr().err
+    assert "no table of empty" in told
+    assert "2 profiles in" in told
+    assert frame.run([*command, "--system", "moon"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_one_framework_is_read_with_the_collectives_of_all(systems: Path, write: Write) -> None:
