@@ -47,6 +47,8 @@ ROOM_RATIO = 0.99
 """Share of requests whose lengths memory is planned for."""
 QUANTILES = 2000
 """At which a law of lengths is read."""
+TAIL_LOG = 16.0
+"""The longest of them is one in exp(16), nine million."""
 NO_TARGET_TPOT_S = 0.1
 NO_TARGET_TTFT_S = 10.0
 """Where a closed loop has no targets: as slow as people still read along."""
@@ -98,7 +100,7 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
     if traffic.trace is not None:
         summary = summarise_trace(traffic.trace, rng=np.random.default_rng(0))
         inputs, outputs = summary.sample_input_N, summary.sample_output_N
-        lengths = inputs.astype(np.float64), outputs.astype(np.float64)
+        lengths = inputs.astype(np.float64), outputs.astype(np.float64), np.ones(len(inputs))
         means = float(np.mean(inputs)), float(np.mean(outputs))
         tails = (int(np.quantile(inputs, ROOM_RATIO)), int(np.quantile(outputs, ROOM_RATIO)))
         rate = traffic.rate or summary.rate_per_s
@@ -123,7 +125,7 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
     longest_input = min(tails[0], longest - 1)
     prompts = np.minimum(lengths[0], longest - 1.0)
     answers = np.clip(lengths[1], 1.0, longest - prompts)
-    weight = answers / answers.sum()
+    weight = lengths[2] * answers / (lengths[2] @ answers)
     return Demand(
         rate_per_s=rate,
         input_tokens=means[0],
@@ -135,24 +137,35 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
         held_tokens=float(weight @ (prompts + answers)),
         past_tokens=float(weight @ (prompts + 0.5 * answers)),
         reserved_N=taken_together(prompts + answers, weight, most=MOST_RUNNING),
-        grown_N=taken_together(*grown(prompts, answers), most=MOST_RUNNING),
+        grown_N=taken_together(*grown(prompts, answers, weight), most=MOST_RUNNING),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         concurrency=traffic.concurrency,
     )
 
 
-def _quantiles(laws: tuple[LengthLaw, LengthLaw]) -> tuple[Floats, Floats]:
-    """Lengths at even quantiles of both laws, in unlike orders."""
-    at = (np.arange(QUANTILES) + 0.5) / QUANTILES
+def _quantiles(laws: tuple[LengthLaw, LengthLaw]) -> tuple[Floats, Floats, Floats]:
+    """Prompts, answers, and the share of requests that each pair stands for.
+
+    Answers are read ever finer towards their longest, which run longest: each stands for the same
+    share of all that are longer.
+    """
+    left = np.exp(-TAIL_LOG * np.arange(QUANTILES + 1) / QUANTILES)
+    left[-1] = 0.0
+    at = 1.0 - np.sqrt(left[:-1] * np.maximum(left[1:], left[-2] / 2.0))
+    even = (np.arange(QUANTILES) + 0.5) / QUANTILES
     rng = np.random.default_rng(0)
-    found = [
-        sample_tokens(law, count=QUANTILES, rng=rng).astype(np.float64)
-        if law.kind is LengthKind.EMPIRICAL
-        else np.array([quantile_tokens(law, ratio=float(one)) for one in at])
-        for law in laws
-    ]
-    return found[0], rng.permutation(found[1])
+    prompts, answers = laws
+    inputs = rng.permutation(_at(prompts, even, rng=rng))
+    if answers.kind is LengthKind.EMPIRICAL:
+        return inputs, _at(answers, even, rng=rng), np.full(QUANTILES, 1.0 / QUANTILES)
+    return inputs, _at(answers, at, rng=rng), left[:-1] - left[1:]
+
+
+def _at(law: LengthLaw, at: Floats, *, rng: np.random.Generator) -> Floats:
+    if law.kind is LengthKind.EMPIRICAL:
+        return sample_tokens(law, count=len(at), rng=rng).astype(np.float64)
+    return np.array([quantile_tokens(law, ratio=float(one)) for one in at])
 
 
 def strictest_s(targets: Percentiles) -> float:

@@ -34,17 +34,18 @@ FAR: Final = 12.0
 """Standard deviations to which the grid reaches."""
 
 
-def grown(prompts: Floats, answers: Floats) -> tuple[Floats, Floats]:
+def grown(prompts: Floats, answers: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """Return tokens that a running sequence has at a look, and how often.
 
     Args:
-        prompts: tokens, of requests as they come.
-        answers: of the same requests.
+        prompts: tokens of those that run.
+        answers: of the same, when they will have ended.
+        weight: how often each is met; adds up to 1.
     """
     share_S = (np.arange(SHARES) + 0.5) / SHARES
     tokens = prompts[:, None] + share_S * answers[:, None]
-    weight = np.broadcast_to(answers[:, None], tokens.shape)
-    return tokens.ravel(), weight.ravel() / weight.sum()
+    each = np.broadcast_to(weight[:, None] / SHARES, tokens.shape)
+    return tokens.ravel(), each.ravel()
 
 
 def taken_together(

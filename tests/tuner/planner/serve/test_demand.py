@@ -35,6 +35,15 @@ def test_two_kinds_of_answers_run_in_proportion_to_their_length(demand: Made) ->
     assert found.past_tokens == pytest.approx(2410.0, rel=0.01)
 
 
+def test_the_longest_of_a_heavy_tail_are_not_lost(demand: Made) -> None:
+    # Of a lognormal law E[O^2] / E[O] is mean (1 + cv^2).
+    for mean, cv in ((350.0, 1.8), (2000.0, 0.5), (100.0, 2.5)):
+        law = {"kind": "lognormal", "mean": mean, "cv": cv, "most": 10**6}
+        found = demand(output_tokens=law, longest=10**7)
+        assert found.held_tokens - 2000.0 == pytest.approx(mean * (1.0 + cv**2), rel=0.01)
+        assert found.past_tokens - 2000.0 == pytest.approx(mean * (1.0 + cv**2) / 2, rel=0.01)
+
+
 def test_a_heavy_tail_leaves_room_for_fewer_sequences_than_its_mean(demand: Made) -> None:
     tailed = demand(output_tokens=TAIL)
     fixed = demand(output_tokens=round(tailed.output_tokens))
@@ -67,7 +76,7 @@ def test_what_sequences_take_together_is_what_drawn_ones_take() -> None:
     weight = answers / answers.sum()
     taken = {
         "reserved": taken_together(prompts + answers, weight, most=300),
-        "grown": taken_together(*grown(prompts, answers), most=300),
+        "grown": taken_together(*grown(prompts, answers, weight), most=300),
     }
     looks = 20_000
     for count in (1, 3, 17, 300):
