@@ -54,11 +54,20 @@ class EngineTraits:
     """Between two steps."""
     prompt_scheduler_ratio: float = 2.0
     """Factor on it where a step holds prompts, which no CUDA graph covers."""
+    reserves_answers: bool = True
+    """A request is let in where its whole answer has room too, beside those of all that run. Else
+    pages are taken as answers grow, and where there are none left the newest request is preempted
+    and read again."""
 
 
 TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
     {
-        Engine.VLLM: EngineTraits(batching=Batching.CHUNKED, step_tokens=8192, scheduler_s=1.0e-3),
+        Engine.VLLM: EngineTraits(
+            batching=Batching.CHUNKED,
+            step_tokens=8192,
+            scheduler_s=1.0e-3,
+            reserves_answers=False,
+        ),
         Engine.SGLANG: EngineTraits(
             batching=Batching.PREFILL_FIRST, step_tokens=16384, scheduler_s=0.5e-3
         ),
@@ -70,7 +79,10 @@ TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
     }
 )
 """Budgets are those of the InferenceX recipes (github.com/SemiAnalysisAI/InferenceX,
-benchmarks/)."""
+benchmarks/). Admission: vLLM 0.33.0 `v1/core/sched/scheduler.py` (allocate_slots for the tokens of
+a step, `_preempt_request`); TensorRT-LLM's default policy GUARANTEED_NO_EVICT; SGLang 0.5.23
+`managers/schedule_policy.py` sets `new_token_ratio` of what answers may still grow by aside, which
+is taken as all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,8 @@ from tuner.estimate.serving.pricing import (
 )
 from tuner.estimate.serving.records import ServingChange, ServingLoad
 from tuner.planner.serve.choices import BUDGETS
-from tuner.planner.serve.options import MOST_RUNNING, Option, most_running
+from tuner.planner.serve.demand import MOST_RUNNING
+from tuner.planner.serve.options import Option, most_running
 from tuner.planner.serve.telling import TIE_RATIO
 from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.registry import manifest_of
@@ -92,7 +93,7 @@ def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]
     yield from _drafts(asked, now)
     # Beyond what memory holds, or a closed loop asks for, a batch changes nothing.
     option = option_of(asked, now)
-    held = int(most_running(option.kv_tokens, asked.demand))
+    held = int(most_running(option.kv_tokens, asked.demand, engine=option.iteration.engine))
     concurrency = asked.demand.concurrency
     if concurrency is not None:
         held = min(held, math.ceil(concurrency / (asked.instances * now.degrees.attention_data)))

@@ -19,7 +19,8 @@ from tuner.estimate.serving.pricing import (
     option_of,
 )
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
-from tuner.planner.serve.options import MOST_RUNNING, Option, PoolSite
+from tuner.planner.serve.demand import MOST_RUNNING
+from tuner.planner.serve.options import Option, PoolSite
 from tuner.serve_plan import Latency, Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.manifests.registry import manifest_of

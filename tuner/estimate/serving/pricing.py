@@ -31,12 +31,11 @@ from tuner.costs.serving.reserve import Reserve, reserve_of
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
 from tuner.planner.serve.choices import loads_of
-from tuner.planner.serve.demand import Demand, demand_of
+from tuner.planner.serve.demand import MOST_RUNNING, Demand, demand_of
 from tuner.planner.serve.handovers import handovers_of
 from tuner.planner.serve.instances import formats_of_goal
 from tuner.planner.serve.mixing import prompt_time, token_seconds
 from tuner.planner.serve.options import (
-    MOST_RUNNING,
     Option,
     PoolSite,
     most_running,
@@ -191,7 +190,7 @@ def option_of(asked: Asked, setting: Setting) -> Option:
     cache = _tokens(asked, iteration, room, request_tokens=demand.held_tokens)
     data = setting.degrees.attention_data
     prompt = prompt_time(iteration, demand, step_tokens=setting.step_tokens)
-    held_N = np.array([float(min(running, most_running(cache, demand)))])
+    held_N = np.array([float(min(running, most_running(cache, demand, engine=iteration.engine)))])
     if role is Role.PREFILL:
         rate, ttft_s, tpot_s = data / prompt.busy_s, prompt.latency_s, 0.0
     else:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.costs.serving.engine import TRAITS, Engine
 from tuner.costs.serving.machine import LOAD
 from tuner.planner.serve.choices import Choices
 from tuner.planner.serve.demand import Demand
@@ -62,6 +63,17 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
     if demand.held_tokens > LONG_RATIO * mean:
         yield (
             f"long answers run longest: a running sequence will hold {demand.held_tokens:.0f}"
-            f" tokens on average, a request {mean:.0f}; batches leave room for that and its spread"
-            f" ({demand.held_spread_tokens:.0f}) but once in a hundred looks"
+            f" tokens on average, a request {mean:.0f}; {_room(spec)}"
         )
+
+
+def _room(spec: ServeSpec) -> str:
+    """Say what memory has room for, as the engine lets requests in."""
+    if TRAITS[Engine(spec.goal.engine.name)].reserves_answers:
+        return (
+            "batches leave room for the whole answers of all that run but once in a hundred looks"
+        )
+    return (
+        "batches leave room for what all that run have by then but once in a hundred looks, when"
+        " the newest is preempted and read again"
+    )

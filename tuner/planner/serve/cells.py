@@ -46,8 +46,8 @@ from tuner.costs.serving.engine import Degrees, Engine
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.two_phase import Side, Wire, two_phase_s
-from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.options import MOST_RUNNING, PoolSite, most_running
+from tuner.planner.serve.demand import MOST_RUNNING, Demand
+from tuner.planner.serve.options import PoolSite, most_running
 from tuner.planner.serve.replicas import ReplicaCounts
 from tuner.spec.cluster import Cluster, Pool
 
@@ -198,7 +198,7 @@ def _attention_sides(
         cache = attention_cache_tokens(one, memory_bytes=site.memory_bytes)
         if cache < demand.longest_input + demand.longest_output:
             continue
-        b_N = np.geomspace(1.0, most_running(cache, demand), BATCHES)
+        b_N = np.geomspace(1.0, most_running(cache, demand, engine=engine), BATCHES)
         past = demand.input_tokens + 0.5 * demand.output_tokens
         yield _AttentionSide(
             site=site, b_N=b_N, seconds=attention_seconds(one, b_N, past_tokens=past)

@@ -14,9 +14,8 @@ Probability Theory and Its Applications, volume 2, I.4):
     past    mean of I and half of O among them    E[O (I + O / 2)] / E[O]
 
 For fixed lengths these are I + O and I + O / 2. For answers with heavy tails, as reasoning models
-give (arXiv:2510.18672), they are far above the means, and memory is planned for them and for their
-spread: n sequences take n held + 2.33 sqrt(n) spread tokens but once in a hundred looks, as sums of
-independent terms do.
+give (arXiv:2510.18672), they are far above the means, and memory is planned for what many of them
+take together but once in a hundred looks (occupancy.py).
 
 Not covered: prompts and answers that go together, unless a trace has them as pairs.
 """
@@ -28,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.errors import SpecError
+from tuner.planner.serve.occupancy import grown, taken_together
 from tuner.spec.files import shown_path
 from tuner.spec.serving.goal import Percentiles, ServeGoal
 from tuner.spec.serving.lengths import (
@@ -41,16 +41,20 @@ from tuner.spec.serving.trace_summary import summarise_trace
 
 Floats = npt.NDArray[np.float64]
 
+MOST_RUNNING = 1024
+"""Sequences of one rank: what engines' CUDA graphs are captured for at most."""
 ROOM_RATIO = 0.99
 """Share of requests whose lengths memory is planned for."""
 QUANTILES = 2000
 """At which a law of lengths is read."""
+TAIL_LOG = 16.0
+"""The longest of them is one in exp(16), nine million."""
 NO_TARGET_TPOT_S = 0.1
 NO_TARGET_TTFT_S = 10.0
 """Where a closed loop has no targets: as slow as people still read along."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
     """The traffic in numbers."""
 
@@ -68,10 +72,13 @@ class Demand:
     """Of one request at most, as the model or the goal cuts it."""
     held_tokens: float
     """Of a sequence that runs, when it will have ended; mean."""
-    held_spread_tokens: float
-    """Standard deviation of the same."""
     past_tokens: float
     """Of a sequence that runs, at a look at any time; mean."""
+    reserved_N: Floats
+    """Tokens within which 1, 2, … sequences that run will have ended, all of them, but once in a
+    hundred looks: what is set aside where an engine reserves whole answers."""
+    grown_N: Floats
+    """The same of what they have at a look, where it takes memory as answers grow."""
     ttft_s: float
     tpot_s: float
     """The strictest targets, as means that a plan is priced against; infinite without one."""
@@ -93,7 +100,7 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
     if traffic.trace is not None:
         summary = summarise_trace(traffic.trace, rng=np.random.default_rng(0))
         inputs, outputs = summary.sample_input_N, summary.sample_output_N
-        lengths = inputs.astype(np.float64), outputs.astype(np.float64)
+        lengths = inputs.astype(np.float64), outputs.astype(np.float64), np.ones(len(inputs))
         means = float(np.mean(inputs)), float(np.mean(outputs))
         tails = (int(np.quantile(inputs, ROOM_RATIO)), int(np.quantile(outputs, ROOM_RATIO)))
         rate = traffic.rate or summary.rate_per_s
@@ -116,7 +123,9 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
         slowest = min(ttft_s, NO_TARGET_TTFT_S) + means[1] * min(tpot_s, NO_TARGET_TPOT_S)
         rate = traffic.concurrency / slowest
     longest_input = min(tails[0], longest - 1)
-    held, spread, past = _running(*lengths, longest=longest)
+    prompts = np.minimum(lengths[0], longest - 1.0)
+    answers = np.clip(lengths[1], 1.0, longest - prompts)
+    weight = lengths[2] * answers / (lengths[2] @ answers)
     return Demand(
         rate_per_s=rate,
         input_tokens=means[0],
@@ -125,36 +134,38 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
         longest_input=longest_input,
         longest_output=max(min(tails[1], longest - longest_input), 1),
         most_tokens=longest,
-        held_tokens=held,
-        held_spread_tokens=spread,
-        past_tokens=past,
+        held_tokens=float(weight @ (prompts + answers)),
+        past_tokens=float(weight @ (prompts + 0.5 * answers)),
+        reserved_N=taken_together(prompts + answers, weight, most=MOST_RUNNING),
+        grown_N=taken_together(*grown(prompts, answers, weight), most=MOST_RUNNING),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         concurrency=traffic.concurrency,
     )
 
 
-def _quantiles(laws: tuple[LengthLaw, LengthLaw]) -> tuple[Floats, Floats]:
-    """Lengths at even quantiles of both laws, in unlike orders."""
-    at = (np.arange(QUANTILES) + 0.5) / QUANTILES
+def _quantiles(laws: tuple[LengthLaw, LengthLaw]) -> tuple[Floats, Floats, Floats]:
+    """Prompts, answers, and the share of requests that each pair stands for.
+
+    Answers are read ever finer towards their longest, which run longest: each stands for the same
+    share of all that are longer.
+    """
+    left = np.exp(-TAIL_LOG * np.arange(QUANTILES + 1) / QUANTILES)
+    left[-1] = 0.0
+    at = 1.0 - np.sqrt(left[:-1] * np.maximum(left[1:], left[-2] / 2.0))
+    even = (np.arange(QUANTILES) + 0.5) / QUANTILES
     rng = np.random.default_rng(0)
-    found = [
-        sample_tokens(law, count=QUANTILES, rng=rng).astype(np.float64)
-        if law.kind is LengthKind.EMPIRICAL
-        else np.array([quantile_tokens(law, ratio=float(one)) for one in at])
-        for law in laws
-    ]
-    return found[0], rng.permutation(found[1])
+    prompts, answers = laws
+    inputs = rng.permutation(_at(prompts, even, rng=rng))
+    if answers.kind is LengthKind.EMPIRICAL:
+        return inputs, _at(answers, even, rng=rng), np.full(QUANTILES, 1.0 / QUANTILES)
+    return inputs, _at(answers, at, rng=rng), left[:-1] - left[1:]
 
 
-def _running(inputs: Floats, outputs: Floats, *, longest: int) -> tuple[float, float, float]:
-    """Mean and spread of what a running sequence will hold, and the mean of what it holds."""
-    prompt = np.minimum(inputs, longest - 1.0)
-    answer = np.clip(outputs, 1.0, longest - prompt)
-    weight = answer / answer.sum()
-    held = float(weight @ (prompt + answer))
-    spread = float(np.sqrt(weight @ (prompt + answer - held) ** 2))
-    return held, spread, float(weight @ (prompt + 0.5 * answer))
+def _at(law: LengthLaw, at: Floats, *, rng: np.random.Generator) -> Floats:
+    if law.kind is LengthKind.EMPIRICAL:
+        return sample_tokens(law, count=len(at), rng=rng).astype(np.float64)
+    return np.array([quantile_tokens(law, ratio=float(one)) for one in at])
 
 
 def strictest_s(targets: Percentiles) -> float:

@@ -149,7 +149,11 @@ def _local(option: Option, cut: Cut, demand: Demand) -> Iterator[Option]:
         output_tokens=demand.output_tokens / (1.0 - cut.long_share),
     )
     running_N = np.unique(
-        np.round(np.geomspace(1.0, most_running(option.kv_tokens, demand), BATCHES))
+        np.round(
+            np.geomspace(
+                1.0, most_running(option.kv_tokens, demand, engine=option.iteration.engine), BATCHES
+            )
+        )
     ).astype(np.float64)
     tpot_s_N = token_seconds(option.iteration, running_N, short, step_tokens=option.step_tokens)
     rate_N = option.degrees.attention_data * running_N / (demand.output_tokens * tpot_s_N)

@@ -24,7 +24,7 @@ from tuner.costs.kernel_table import KernelTable
 from tuner.costs.serving.capacity import cache_tokens, held_kv_bytes_per_token, held_weight_bytes
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.engine import TRAITS, Degrees, Engine, Exchange
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.memory_rules import rule_of
@@ -32,15 +32,14 @@ from tuner.costs.serving.reserve import reserve_of
 from tuner.costs.serving.whole_step import step_s
 from tuner.planner.serve.choices import Budget, Choices, usual_choices
 from tuner.planner.serve.degrees import degrees_of, has_slow_links
-from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.demand import MOST_RUNNING, Demand
 from tuner.planner.serve.dominance import undominated
 from tuner.planner.serve.mixing import PromptTime, prompt_time, token_seconds
 from tuner.serve_plan import Role
+from tuner.simulate.serving.batching import WATERMARK_RATIO
 from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, client_of
 from tuner.spec.cluster import Pool
 
-MOST_RUNNING: Final = 1024
-"""Sequences of one rank: what engines' CUDA graphs are captured for at most."""
 BATCHES: Final = 32
 """Numbers of sequences that are priced."""
 LONGEST_S: Final = 60.0
@@ -50,8 +49,6 @@ PREFILL_PLACES: Final = 16
 over (SGLang's queue of transfers under way), and short prompts share steps."""
 FRACTIONS: Final = (1.0, 0.5)
 """Of the most sequences that a way allows."""
-SURE: Final = 2.33
-"""Standard deviations that a sum of many lengths stays below but once in a hundred looks."""
 UNFIT: Final = {
     Role.PREFILL: (Exchange.LOW_LATENCY,),
     Role.DECODE: (Exchange.NORMAL,),
@@ -341,7 +338,7 @@ def _most_held(iteration: Iteration, site: PoolSite, budget: Budget, demand: Dem
     while high - low > 1:
         middle = (low + high) // 2
         cache = _cache(iteration, site, budget, demand, running=middle)
-        has_room = most_running(cache, demand) >= middle
+        has_room = most_running(cache, demand, engine=iteration.engine) >= middle
         has_room = has_room and _holds_whole(iteration, site, budget, demand, running=middle)
         low, high = (middle, high) if has_room else (low, middle)
     return low
@@ -409,9 +406,20 @@ def _of_role(
     ), ""
 
 
-def most_running(cache: float, demand: Demand) -> float:
-    """Sequences that memory holds but once in a hundred looks: n held + 2.33 sqrt(n) spread."""
-    spread, held = SURE * demand.held_spread_tokens, demand.held_tokens
-    # The root of held x^2 + spread x = cache, x^2 = n.
-    root = (np.sqrt(spread**2 + 4.0 * held * max(cache, 0.0)) - spread) / (2.0 * held)
-    return float(np.clip(np.floor(min(root, MOST_RUNNING) ** 2 + 1e-9), 1.0, MOST_RUNNING))
+def most_running(cache: float, demand: Demand, *, engine: Engine) -> float:
+    """Sequences that memory has room for but once in a hundred looks; 1 at least.
+
+    What they take is whole answers where the engine reserves them, else what they have by then.
+
+    Args:
+        cache: tokens of a rank.
+        demand: the traffic.
+        engine: that lets them in.
+    """
+    if TRAITS[engine].reserves_answers:
+        return _fitting(demand.reserved_N, cache)
+    return _fitting(demand.grown_N, (1.0 - WATERMARK_RATIO) * cache)
+
+
+def _fitting(taken_N: Floats, cache: float) -> float:
+    return float(max(int(np.searchsorted(taken_N, cache * (1.0 + 1e-9), side="right")), 1))

@@ -70,7 +70,11 @@ def shares_of(option: Option) -> tuple[float, ...]:
 
 def _shared(option: Option, demand: Demand) -> Iterator[Option]:
     running_N = np.unique(
-        np.round(np.geomspace(1.0, most_running(option.kv_tokens, demand), BATCHES))
+        np.round(
+            np.geomspace(
+                1.0, most_running(option.kv_tokens, demand, engine=option.iteration.engine), BATCHES
+            )
+        )
     ).astype(np.float64)
     whole = option.iteration
     alone_s_N = step_seconds(whole, running_N, demand)

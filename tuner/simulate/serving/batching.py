@@ -26,6 +26,7 @@ Not covered: caches that are shared between requests, or evicted; priorities.
 import heapq
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -53,12 +54,22 @@ class Rules:
     """Steps from one look at what has come to the next, while sequences run."""
 
 
+Look = Callable[[int, float, int], None]
+"""Told of steps that running sequences take together: how many, the tokens of memory taken before
+them, and the sequences, each of which takes as many more at every step as it yields."""
+
+
+def _unwatched(steps: int, taken: float, running: int) -> None:
+    """Look away."""
+
+
 @dataclass(slots=True)
 class _Play:
     """The engine at one moment."""
 
     times: StepTimes
     rules: Rules
+    look: Look
     inputs: list[int]
     outputs: list[int]
     arrivals: list[tuple[float, int]]
@@ -176,6 +187,7 @@ class _Play:
 
     def advance(self, steps: int) -> None:
         """Every running sequence gets so many tokens; those with their last leave."""
+        self.look(steps, self.past + self.prompts, len(self.running))
         self.step += steps
         self.since_poll += steps
         self.past += steps * len(self.running) * self.times.tokens_per_step
@@ -241,7 +253,14 @@ class _Play:
         return tokens, seconds, done
 
 
-def simulate(requests: Requests, *, times: StepTimes, rules: Rules, concurrency: int = 1) -> Served:
+def simulate(
+    requests: Requests,
+    *,
+    times: StepTimes,
+    rules: Rules,
+    concurrency: int = 1,
+    look: Look = _unwatched,
+) -> Served:
     """Serve all requests on one rank.
 
     Args:
@@ -249,6 +268,7 @@ def simulate(requests: Requests, *, times: StepTimes, rules: Rules, concurrency:
         times: seconds of steps.
         rules: of the engine.
         concurrency: requests under way in a closed loop.
+        look: told of every step.
     """
     count = len(requests.input_R)
     delays_s = requests.delays_s
@@ -261,6 +281,7 @@ def simulate(requests: Requests, *, times: StepTimes, rules: Rules, concurrency:
     play = _Play(
         times=times,
         rules=rules,
+        look=look,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
         arrivals=arrivals,

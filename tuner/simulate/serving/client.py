@@ -92,8 +92,7 @@ def engine_rules(
         step_tokens=step_tokens,
         kv_tokens=kv_tokens,
         most_running=most_running,
-        # vLLM lets requests in while there is room for their prompts.
-        reserves_answers=usual is not Batching.CHUNKED,
+        reserves_answers=TRAITS[engine].reserves_answers,
         poll_steps=poll_steps,
     )
 

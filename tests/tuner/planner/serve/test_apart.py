@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,8 +36,9 @@ DEMAND = Demand(
     concurrency=None,
     most_tokens=4096,
     held_tokens=1256.0,
-    held_spread_tokens=0.0,
     past_tokens=1128.0,
+    reserved_N=1256.0 * np.arange(1.0, 1025.0),
+    grown_N=1128.0 * np.arange(1.0, 1025.0),
 )
 FAST = Pool(name="fast", device="h100-sxm", nodes=8, devices_per_node=8, price_per_device_hour=3.0)
 CHEAP = Pool(name="cheap", device="h20", nodes=8, devices_per_node=8, price_per_device_hour=0.8)

@@ -41,8 +41,9 @@ def demand(*, tpot_s: float = 0.2, rate_per_s: float = 1.0, longest: int = 4000)
         concurrency=None,
         most_tokens=longest + 256,
         held_tokens=272.0,
-        held_spread_tokens=0.0,
         past_tokens=144.0,
+        reserved_N=272.0 * np.arange(1.0, 1025.0),
+        grown_N=144.0 * np.arange(1.0, 1025.0),
     )
 
 

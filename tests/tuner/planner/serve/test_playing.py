@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tuner.costs.serving.drafting import Drafting
-from tuner.costs.serving.engine import Degrees, Exchange
+from tuner.costs.serving.engine import Degrees, Engine, Exchange
 from tuner.costs.serving.iteration import Iteration
 from tuner.planner.serve.demand import Demand, demand_of
 from tuner.planner.serve.mixing import prompt_time
@@ -104,7 +104,7 @@ def test_a_heavy_tail_lowers_the_batch_and_lengthens_the_last_percentile(
     tailed = demand_of(goal, longest=32768)
     level = goal_of(output_tokens=round(tailed.output_tokens), rate=3.0)
     fixed = demand_of(level, longest=32768)
-    batches = [int(most_running(cache, one)) for one in (tailed, fixed)]
+    batches = [int(most_running(cache, one, engine=Engine.SGLANG)) for one in (tailed, fixed)]
     assert batches[0] < 0.7 * batches[1]
     # With the batch of the mean, what is played says what the tail costs.
     own = iteration(engine="sglang")

@@ -27,7 +27,7 @@ from tuner.estimate.serving.split import (
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
 from tuner.planner.serve.choices import BUDGETS
-from tuner.planner.serve.options import MOST_RUNNING
+from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
 
 _ALGORITHMS: Final = ("NEXTN", "EAGLE", "EAGLE3")

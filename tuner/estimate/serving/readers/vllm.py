@@ -25,7 +25,7 @@ from tuner.estimate.serving.split import (
     stages_of,
 )
 from tuner.estimate.serving.words import Server, size_bytes, sorted_flags, tokens
-from tuner.planner.serve.options import MOST_RUNNING
+from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
 
 SERVER: Final = Server(

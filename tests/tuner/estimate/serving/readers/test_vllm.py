@@ -7,7 +7,7 @@ import pytest
 
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.errors import SpecError
-from tuner.planner.serve.options import MOST_RUNNING
+from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
 
 Made = Callable[..., Any]

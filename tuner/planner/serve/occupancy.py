@@ -1,0 +1,88 @@
+"""Tokens of cache that running sequences take together, as the engine lets them in.
+
+    n sequences run    I, O tokens of a prompt and an answer    U a share of an answer, even in 0..1
+
+A slot that is always filled is met in a long answer in proportion to its length (demand.py), and
+anywhere in it:
+
+    reserves answers    each takes I + O, weighted by O
+    takes as they grow  each takes I + U O, weighted by O
+
+Slots are filled independently, so that what n of them take is distributed as the n-th power of one
+slot's characteristic function says: its quantile is exact but for the grid, also for few sequences
+and heavy tails.
+
+Not covered: prefixes that sequences share.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+LOOKS_RATIO: Final = 0.99
+"""Looks at a time at which memory has room for all that run."""
+SHARES: Final = 16
+"""Places in an answer that are looked at."""
+BINS: Final = 2**13
+"""Of the grid on which slots are added up."""
+COUNTS: Final = 40
+"""Numbers of sequences that are added up; between them quantiles are interpolated."""
+FAR: Final = 12.0
+"""Standard deviations to which the grid reaches."""
+
+
+def grown(prompts: Floats, answers: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Return tokens that a running sequence has at a look, and how often.
+
+    Args:
+        prompts: tokens of those that run.
+        answers: of the same, when they will have ended.
+        weight: how often each is met; adds up to 1.
+    """
+    share_S = (np.arange(SHARES) + 0.5) / SHARES
+    tokens = prompts[:, None] + share_S * answers[:, None]
+    each = np.broadcast_to(weight[:, None] / SHARES, tokens.shape)
+    return tokens.ravel(), each.ravel()
+
+
+def taken_together(
+    tokens: Floats, weight: Floats, *, most: int, ratio: float = LOOKS_RATIO
+) -> Floats:
+    """Tokens that 1, 2, … `most` independent sequences stay within at a share of looks.
+
+    Args:
+        tokens: that one takes.
+        weight: how often; adds up to 1.
+        most: sequences.
+        ratio: share of looks.
+    """
+    least = float(tokens.min())
+    above = tokens - least
+    mean = float(weight @ above)
+    spread = float(np.sqrt(weight @ (above - mean) ** 2))
+    counts = np.unique(np.round(np.geomspace(1.0, most, COUNTS)))
+    found = [
+        n * least
+        + _quantile(above, weight, n, reach=n * mean + FAR * np.sqrt(n) * spread, ratio=ratio)
+        for n in counts
+    ]
+    return np.asarray(np.interp(np.arange(1.0, most + 1.0), counts, found))
+
+
+def _quantile(above: Floats, weight: Floats, count: float, *, reach: float, ratio: float) -> float:
+    """Return a quantile of a sum of independent terms."""
+    reach = min(reach + float(above.max()), count * float(above.max()))
+    if reach <= 0.0:
+        return 0.0
+    width = reach / (BINS - 2)
+    place = above / width
+    low = np.minimum(place.astype(np.int64), BINS - 2)
+    # Between two places of the grid, so that the mean stays.
+    right = np.clip(place - low, 0.0, 1.0)
+    mass = np.bincount(low, weight * (1.0 - right), BINS)
+    mass += np.bincount(low + 1, weight * right, BINS)
+    total = np.fft.irfft(np.fft.rfft(mass, 2 * BINS) ** count, 2 * BINS)
+    return float(width * np.searchsorted(np.cumsum(total), ratio * total.sum()))
