@@ -16,12 +16,14 @@ from profilers.records import Machine as MeasuredMachine
 from profilers.records import Profile
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
+from tuner.emit.registry import broken_rules, emitted_targets
 from tuner.errors import PlanUnreadableError
 from tuner.formulate.pricing import Machine
 from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
 from tuner.plan import Plan, VerifiedPlan
 from tuner.plan_folder import (
+    PLAN_NAME,
     TRIALS_NAME,
     launch_files,
     read_plan,
@@ -252,6 +254,7 @@ def _check_verifiable(made: Plan, folder: Path, *, runs_engine: bool) -> None:
         raise PlanUnreadableError(
             f"{folder}: the plan found nothing to launch ({made.binding_constraint})"
         )
+    _check_launchable(made, folder)
     if runs_engine:
         return
     if not made.provenance.profile_sha256:
@@ -266,6 +269,18 @@ def _check_verifiable(made: Plan, folder: Path, *, runs_engine: bool) -> None:
             "its engine with --launcher command, or emit 'reference' from a profile of `moetune "
             "profile`"
         )
+
+
+def _check_launchable(made: Plan, folder: Path) -> None:
+    """Refuse a plan.json with decisions that its own targets cannot launch: it was edited."""
+    decisions = [one.decision for one in made.runners_up]
+    for decision in (*filter(None, (made.decision,)), *decisions):
+        for target in emitted_targets(made):
+            if broken := broken_rules(target, made, decision):
+                raise PlanUnreadableError(
+                    f"{folder / PLAN_NAME}: a decision cannot be launched: {broken[0]}; write the"
+                    " plan anew"
+                )
 
 
 def _write_launch_files(launch: Launch) -> None:

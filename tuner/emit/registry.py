@@ -11,7 +11,7 @@ from typing import Final, Protocol, cast
 from tuner.emit.files import EmittedFile
 from tuner.emit.hosts import hosts_file
 from tuner.launch.shape import launch_shape
-from tuner.plan import VerifiedPlan
+from tuner.plan import Plan, TrainDecision, VerifiedPlan
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.refusals import refusals
 
@@ -35,6 +35,19 @@ class Emitter(Protocol):
     def __call__(self, verified: VerifiedPlan) -> tuple[EmittedFile, ...]: ...
 
 
+def broken_rules(target: str, plan: Plan, decision: TrainDecision) -> tuple[str, ...]:
+    """Say why a target cannot launch a decision of a plan; empty when it can.
+
+    Raises:
+        UnknownTargetError: no target has this name.
+    """
+    capabilities = TARGETS[target] if target in WRAPPERS else intersection((target,))
+    broken = refusals(capabilities, model=plan.model, decision=decision)
+    if target not in WRAPPERS and plan.goal.precision not in capabilities.precisions:
+        broken += (f"{target}: has no precision {plan.goal.precision}",)
+    return broken
+
+
 def emit(target: str, verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the files of one target, relative to its own folder.
 
@@ -42,12 +55,8 @@ def emit(target: str, verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         UnknownTargetError: no target has this name.
         ValueError: the target cannot express the decision; it was searched for another one.
     """
-    capabilities = TARGETS[target] if target in WRAPPERS else intersection((target,))
     plan = verified.plan
-    broken = refusals(capabilities, model=plan.model, decision=verified.decision)
-    if target not in WRAPPERS and plan.goal.precision not in capabilities.precisions:
-        broken += (f"{target}: has no precision {plan.goal.precision}",)
-    if broken:
+    if broken := broken_rules(target, plan, verified.decision):
         raise ValueError("; ".join(broken))
     module, name = EMITTERS[target].split(":")
     files = cast(Emitter, getattr(import_module(module), name))(verified)
@@ -60,6 +69,13 @@ def emit_all(verified: VerifiedPlan) -> dict[str, tuple[EmittedFile, ...]]:
     Raises:
         UnknownTargetError: the plan names a target that does not exist.
     """
-    named = verified.plan.emit
-    targets = dict.fromkeys((*programs(named), *named))
-    return {target: emit(target, verified) for target in targets}
+    return {target: emit(target, verified) for target in emitted_targets(verified.plan)}
+
+
+def emitted_targets(plan: Plan) -> tuple[str, ...]:
+    """Return every target that a plan writes files for, programs first.
+
+    Raises:
+        UnknownTargetError: the plan names a target that does not exist.
+    """
+    return tuple(dict.fromkeys((*programs(plan.emit), *plan.emit)))

@@ -15,7 +15,7 @@ import pytest
 from profilers.local_ranks import RENDEZVOUS
 from tuner import api
 from tuner.cli import app as frame
-from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
 from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
 from tuner.verify.command import CommandLauncher, filled, parsed_template
 from tuner.verify.ending import TRIAL_MARK
@@ -183,6 +183,18 @@ def test_nothing_but_what_the_plan_names_is_launched(datasheet_plan: Path, engin
     named = {plan.decision, *(other.decision for other in plan.runners_up)}
     assert {trial.decision for trial in found.trials} == named
     assert len(found.trials) == len(named)
+
+
+def test_decisions_that_the_targets_refuse_are_one_line(datasheet_plan: Path, engine: Path) -> None:
+    file = datasheet_plan / "plan.json"
+    whole = json.loads(file.read_text(encoding="utf-8"))
+    for place in (whole, whole["alternatives"][0]):
+        kept = dict(place["decision"])
+        place["decision"]["mtp_num_layers"] = 1_000_000
+        file.write_text(json.dumps(whole), encoding="utf-8")
+        with pytest.raises(PlanUnreadableError, match=r"plan\.json.*mtp.*write the plan anew"):
+            _verify(datasheet_plan, _command(engine))
+        place["decision"] = kept
 
 
 def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
