@@ -2,9 +2,11 @@
 
 The text is split by `shlex`. Assignments that are written out (`TP=8`, `ARGS=( ... )`, `ARGS+=`)
 are put in where `$TP`, `${TP}`, `${ARGS[@]}` or `${NNODES:-1}` stands; a default counts where the
-file assigns nothing; `$((8*2))` is one operation on two whole numbers. Everything else that a shell
-would do (commands in `$( )`, tests, loops, sourced files) is left as it stands: a word that still
-holds a `$` has no value here, and what an `if` or a loop would add is named rather than guessed.
+file assigns nothing; `$((8*2))` is one operation on two whole numbers; the script's own folder
+(`$(dirname "$0")`) is `.`. An `if [ A = B ]` whose sides are known takes its branch. Everything
+else that a shell would do (commands in `$( )`, other tests, loops, sourced files) is left as it
+stands: a word that still holds a `$` has no value here, and what an undecided `if` or a loop would
+add is named rather than guessed.
 An array that `mapfile` fills from a file beside the script holds that file's words, comment lines
 left out.
 
@@ -43,10 +45,24 @@ _OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
     "-": operator.sub,
     "/": operator.floordiv,
 }
+_FILE: Final = r"""["']?\$(?:0|\{0\}|\{BASH_SOURCE(?:\[0\])?\})["']?"""
+_DIRNAME: Final = rf"""\$\(\s*dirname\s+(?:--\s+)?{_FILE}\s*\)"""
+_OWN_FOLDER: Final = re.compile(
+    rf"""\$\(\s*cd\s+(?:--\s+)?["']?{_DIRNAME}["']?\s*(?:[&12]*>\s*[\w/&]+\s*)*&&\s*pwd(?:\s+-P)?\s*\)"""
+    rf"""|{_DIRNAME}"""
+)
+_TEST: Final[Mapping[str, Callable[[str, str], bool]]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "-eq": operator.eq,
+    "!=": operator.ne,
+    "-ne": operator.ne,
+}
 _REDIRECTION: Final = re.compile(r"(\d|&)?>.*|<.*")
 _OPENERS: Final = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSERS: Final = frozenset({"fi", "done", "esac"})
 _PREFIXES: Final = frozenset({"then", "else", "do", "export", "local", "declare", "readonly"})
+_BRACKETS: Final = frozenset({("[", "]"), ("[[", "]]")})
 _SEPARATORS: Final = frozenset({";", "&&", "||", "|", "&"})
 
 
@@ -102,18 +118,21 @@ def shell_text(
     exported: set[str] = set()
     commands: list[Command] = []
     skipped: list[str] = []
-    depth = 0
+    blocks = _Blocks(variables)
     for words in _statements(_words(text, source=source), source=source):
-        depth += _opened(words)
+        blocks.enter(words)
+        if blocks.is_left_out:
+            continue
+        undecided = blocks.is_undecided
         rest = _without_prefixes(words)
         assigned = _leading_assignments(rest)
         for name, adds, values in assigned:
-            if depth:
+            if undecided:
                 skipped.append(f"{name}{'+' if adds else ''}={' '.join(values)}")
             else:
                 variables.assign(name, values, adds=adds)
         left = rest[len(assigned) :]
-        if not depth:
+        if not undecided:
             exported |= _exported(words, [name for name, *_ in assigned], left)
             _read_array(left, variables, beside)
         if left:
@@ -122,7 +141,7 @@ def shell_text(
                     lambda word: not _REDIRECTION.fullmatch(word), variables.filled(left)
                 )
             )
-            commands.append(Command(words=filled, is_conditional=depth > 0))
+            commands.append(Command(words=filled, is_conditional=undecided))
     return ShellText(
         commands=tuple(commands),
         scheduler=scheduler,
@@ -146,7 +165,7 @@ def _read_array(
     if not words or words[0] not in ("mapfile", "readarray"):
         return
     names = [word for word in words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word)]
-    text = beside(words[-1].rstrip(")"))
+    text = beside(" ".join(variables.filled([words[-1].rstrip(")")])))
     if names and text is not None:
         lines = (line for line in text.splitlines() if not line.startswith("#"))
         variables.assign(names[0], [word for line in lines for word in line.split()], adds=False)
@@ -161,7 +180,7 @@ def _words(text: str, *, source: str) -> Iterator[str]:
         raise SpecError(f"{source}: holds a null character, so it is not a launch")
     kept = []
     position = 0
-    plain = text.replace("\r\n", "\n").replace("\\\n", " ")
+    plain = _OWN_FOLDER.sub(".", text.replace("\r\n", "\n").replace("\\\n", " "))
     while position < len(plain):
         match = _PIECE.match(plain, position)
         if match is None:
@@ -186,32 +205,24 @@ def _statements(words: Iterator[str], *, source: str) -> Iterator[list[str]]:
     open_parentheses = 0
     for word in words:
         is_break = word.strip("\n") == ""
-        if open_parentheses:
-            if not is_break:
-                statement.append(word)
-                open_parentheses += word.count("(") - word.count(")")
+        if open_parentheses and is_break:
             continue
-        if is_break or word in _SEPARATORS:
+        if is_break or (word in _SEPARATORS and not open_parentheses):
             if statement:
                 yield statement
             statement = []
             continue
-        ends = word.endswith(";")
+        if open_parentheses or re.match(r"[A-Za-z_]\w*\+?=\(", word):
+            open_parentheses = max(0, open_parentheses + word.count("(") - word.count(")"))
+        ends = word.endswith(";") and not open_parentheses
         statement.append(word.rstrip(";") if ends else word)
-        if re.match(r"[A-Za-z_]\w*\+?=\(", word):
-            open_parentheses = max(0, word.count("(") - word.count(")"))
-        elif ends:
+        if ends:
             yield statement
             statement = []
     if open_parentheses:
         raise SpecError(f"{source}: the array {shown_value(statement[0])} is never closed with )")
     if statement:
         yield statement
-
-
-def _opened(words: Sequence[str]) -> int:
-    first = next((word for word in words if word not in _PREFIXES), "")
-    return (first in _OPENERS) - (first in _CLOSERS)
 
 
 def _without_prefixes(words: Sequence[str]) -> list[str]:
@@ -301,6 +312,82 @@ class _Variables:
                 "it is not a launch"
             )
         return value
+
+
+class _Blocks:
+    """Which `if`, loops and `case` a statement stands in, and whether they run."""
+
+    def __init__(self, variables: _Variables) -> None:
+        self._variables = variables
+        self._open: list[_Block] = []
+
+    @property
+    def is_undecided(self) -> bool:
+        """Only a running shell knows whether the statement runs."""
+        return any(block.runs is None for block in self._open)
+
+    @property
+    def is_left_out(self) -> bool:
+        """The statement does not run."""
+        return any(block.runs is False for block in self._open)
+
+    def enter(self, words: Sequence[str]) -> None:
+        """Take note of what a statement opens, goes on with or closes."""
+        first = words[0] if words else ""
+        if self._open and self._open[-1].is_test and first != "then":
+            # `if [ A = B ] && ...`: more of a condition than is read.
+            self._open[-1].undecide()
+        if self._open and first in ("then", "else"):
+            self._open[-1].is_test = False
+        if self._open and first in ("elif", "else"):
+            block = self._open.pop()
+            block.go_on(self._tested(words) if first == "elif" else True)
+            block.is_test = first == "elif"
+            self._open.append(block)
+        opener = next((word for word in words if word not in _PREFIXES), "")
+        if opener in _OPENERS:
+            runs = self._tested(words[words.index(opener) :]) if opener == "if" else None
+            self._open.append(_Block(runs=runs, is_test=opener == "if"))
+        elif opener in _CLOSERS and self._open:
+            self._open.pop()
+
+    def _tested(self, words: Sequence[str]) -> bool | None:
+        """Decide `if [ A = B ]`, `if [ -n A ]` and `if [ -z A ]`; None for all else."""
+        if self.is_left_out or len(words) < 4 or (words[1], words[-1]) not in _BRACKETS:
+            return None
+        inside = [" ".join(self._variables.filled([word])) if word else "" for word in words[2:-1]]
+        if any("$" in word or "*" in word for word in inside):
+            return None
+        match inside:
+            case [left, sign, right] if sign in _TEST:
+                return _TEST[sign](left, right)
+            case ["-n", value]:
+                return bool(value)
+            case ["-z", value]:
+                return not value
+        return None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Block:
+    """One `if`, loop or `case` that is open."""
+
+    runs: bool | None
+    """Its branch of now; None where a running shell decides."""
+    is_test: bool
+    """Its condition is being read."""
+    was_taken: bool = False
+    """A branch before this one ran."""
+
+    def undecide(self) -> None:
+        self.runs = None
+
+    def go_on(self, tested: bool | None) -> None:
+        """Come to the next branch."""
+        if self.runs is None:
+            return
+        self.was_taken = self.was_taken or self.runs
+        self.runs = False if self.was_taken else tested
 
 
 def _computed(match: re.Match[str]) -> str:

@@ -1,0 +1,63 @@
+"""Shell text whose conditions and own folder are known without running it."""
+
+import pytest
+
+from tuner.estimate.readers.shell_words import shell_text
+
+SCRIPT = """
+USE=${USE:-1}
+OTHER=${OTHER:-0}
+ARGS=(--a 1)
+if [ "${USE}" = 1 ]; then
+  ARGS+=(--fsdp)
+else
+  ARGS+=(--not-fsdp)
+fi
+if [[ $OTHER == "1" ]]; then ARGS+=(--other); elif [ "$USE" -eq 1 ]; then ARGS+=(--elif); fi
+if [ "$OTHER" -ne 1 ]; then
+  if [ -z "$USE" ]; then ARGS+=(--empty); else ARGS+=(--nested); fi
+fi
+if [ "$OTHER" = 1 ]; then
+  for i in 1 2; do ARGS+=(--loop); done
+fi
+if [ -n "$NOBODY_SAYS" ]; then ARGS+=(--unknown); fi
+if [ "$USE" = 1 ] && [ "$NOBODY_SAYS" = 2 ]; then ARGS+=(--compound); fi
+python train.py "${ARGS[@]}"
+"""
+
+
+def test_a_condition_whose_sides_are_written_out_takes_its_branch() -> None:
+    for environment, taken in (
+        ({}, ("--fsdp", "--elif", "--nested")),
+        ({"USE": "0"}, ("--not-fsdp", "--nested")),
+        ({"OTHER": "1"}, ("--fsdp", "--other", "--loop")),
+    ):
+        found = shell_text(SCRIPT, source="run.sh", environment=environment)
+        skipped = ["ARGS+=--unknown", "ARGS+=--compound"]
+        if "--loop" in taken:
+            # A loop is named and not run.
+            taken, skipped = taken[:-1], ["ARGS+=--loop", *skipped]
+        assert found.commands[-1].words == ("python", "train.py", "--a", "1", *taken)
+        assert list(found.skipped) == skipped
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        '"$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
+        '$( cd "$( dirname "${BASH_SOURCE[0]}" )" >/dev/null 2>&1 && pwd -P )',
+        '$(dirname "$0")',
+        "$(dirname $0)",
+    ],
+)
+def test_the_folder_of_the_script_is_known(folder: str) -> None:
+    read: list[str] = []
+
+    def beside(name: str) -> str:
+        read.append(name)
+        return "--tensor-model-parallel-size 2\n# --not this\n"
+
+    text = f'HERE={folder}\nmapfile -t ARGS < <(grep -v "^#" "$HERE/args.txt")\nrun "${{ARGS[@]}}"'
+    found = shell_text(text, source="run.sh", beside=beside)
+    assert read == ["./args.txt"]
+    assert found.commands[-1].words == ("run", "--tensor-model-parallel-size", "2")
