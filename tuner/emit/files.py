@@ -9,6 +9,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Final
+
+OWN_FOLDER: Final = 'FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
+"""Bash that names the folder of the emitted files, wherever a script is called from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

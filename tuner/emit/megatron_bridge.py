@@ -128,7 +128,7 @@ def _emit(verified: VerifiedPlan, *, core: Core, has_plain_recipe: bool) -> tupl
             )
             + preamble(launch_shape(plan, decision))
             + environment(decision)
-            + f'export RECIPE={default}\n\nexec "${{LAUNCHER[@]}}" train.py "$@"\n',
+            + f'export RECIPE={default}\n\nexec "${{LAUNCHER[@]}}" "$FILES/train.py" "$@"\n',
             executable=True,
         ),
     )

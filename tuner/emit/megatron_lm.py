@@ -227,7 +227,7 @@ def _state(decision: TrainDecision) -> Iterator[Argument]:
 
 _START: Final = """\
 : "${MEGATRON_LM:?must name the folder of a Megatron-LM checkout}"
-mapfile -t ARGUMENTS < <(grep -v '^#' megatron_args.txt | tr ' ' '\\n')
+mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\\n')
 
 exec "${LAUNCHER[@]}" "$MEGATRON_LM/pretrain_gpt.py" "${ARGUMENTS[@]}" "$@"
 """

@@ -28,6 +28,13 @@ _SEVERAL_NODES: Final = """\
   LAUNCHER+=(--no-python "${PYTHON:-python}" -P -m)
 """
 
+_START: Final = """\
+CONFIG="${CONFIG:-step.json}"
+[[ -e "$CONFIG" ]] || CONFIG="$FILES/$CONFIG"
+
+exec "${LAUNCHER[@]}" profilers.steps "$CONFIG" "--report=${REPORT:-report.json}" "$@"
+"""
+
 _OWN_ENVIRONMENT: Final = (
     "  PYTHON                   the interpreter",
     "  CONFIG                   step.json (as verified) or train.json (learned routing)",
@@ -46,8 +53,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         "#!/usr/bin/env bash\n"
         + comment((*said, "", *ENVIRONMENT_NOTE, *_OWN_ENVIRONMENT))
         + preamble(shape, one_node=_ONE_NODE, several_nodes=_SEVERAL_NODES)
-        + 'exec "${LAUNCHER[@]}" profilers.steps \\\n'
-        + '  "${CONFIG:-step.json}" "--report=${REPORT:-report.json}" "$@"\n'
+        + _START
     )
     return (
         EmittedFile(path=PurePosixPath("run.sh"), text=script, executable=True),
@@ -61,7 +67,8 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                 (
                     *said,
                     "",
-                    "bash run.sh runs step.json, as verified, and writes report.json beside it.",
+                    "bash run.sh runs step.json, as verified, and writes report.json into the",
+                    "folder that it is called from.",
                     "CONFIG=train.json bash run.sh lets the router learn; MoE layers then choose",
                     "their chunks at run time, so that no device outgrows its memory.",
                 ),

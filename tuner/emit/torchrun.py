@@ -7,13 +7,15 @@ decision's. Where the order of nodes matters, a node's number is its line in `ho
 One node: gloo and NCCL are held to loopback. The store through which ranks meet (TCPStore) listens
 on every address all the same, whichever rendezvous, address or local address torchrun is given
 (tests/tuner/emit/test_torchrun.py); the static one at least unpickles nothing that it is sent, as
-that of `--standalone` does. Files of torchrun itself, such as the error of each rank, go into
-`torchrun/` beside the script and not into the temporary folder.
+that of `--standalone` does.
+
+A script stays in the folder that it is called from, so relative arguments mean what the caller
+means and outputs land there, torchrun's own (the errors of each rank) in `torchrun/`.
 """
 
 from typing import Final
 
-from tuner.emit.files import comment
+from tuner.emit.files import OWN_FOLDER, comment
 from tuner.emit.hosts import HOSTS_NAME, notes
 from tuner.launch.shape import LaunchShape
 
@@ -51,8 +53,7 @@ def preamble(shape: LaunchShape, *, one_node: str = ONE_NODE, several_nodes: str
     """
     return f"""\
 set -euo pipefail
-cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"
-
+{OWN_FOLDER}
 NNODES="${{NNODES:-{shape.nodes}}}"
 NPROC_PER_NODE="${{NPROC_PER_NODE:-{shape.devices_per_node}}}"
 {_node_rank(shape)}export OMP_NUM_THREADS=1
@@ -99,7 +100,7 @@ def _rank_by_line(shape: LaunchShape) -> str:
     if not shape.hosts:
         return ""
     return f"""
-{comment(notes(shape))}HOSTFILE="${{HOSTFILE:-{HOSTS_NAME}}}"
+{comment(notes(shape))}HOSTFILE="${{HOSTFILE:-$FILES/{HOSTS_NAME}}}"
 if [[ ! -r "$HOSTFILE" ]]; then
   echo "$HOSTFILE cannot be read: it names the nodes in the order of ranks, one per line" >&2
   exit 2

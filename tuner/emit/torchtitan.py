@@ -226,7 +226,7 @@ export CONFIG="${CONFIG:?must name the function of MODULE that returns a configu
 """
 
 _START: Final = """\
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$FILES${PYTHONPATH:+:$PYTHONPATH}"
 
 exec "${LAUNCHER[@]}" -m torchtitan.train --module moetune_plan --config plan "$@"
 """

@@ -88,7 +88,7 @@ def test_every_line_is_one_override_that_needs_no_shell(tmp_path: Path) -> None:
         tmp_path / "run.sh", "train.train_iters=5", cwd=Path("/"), MASTER_ADDR="head"
     )
     assert ran.code == 0, ran.stderr
-    assert ran.only("torchrun")[-2:] == ["train.py", "train.train_iters=5"]
+    assert ran.only("torchrun")[-2:] == [f"{tmp_path}/train.py", "train.train_iters=5"]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_the_script_starts_the_training_run_when_asked(tmp_path: Path) -> None:
         tmp_path / "run.sh", cwd=Path("/"), CONFIG="train.json"
     )
     assert ran.code == 0, ran.stderr
-    assert ran.only("python")[-2:] == ["train.json", "--report=report.json"]
+    assert ran.only("python")[-2:] == [f"{tmp_path}/train.json", "--report=report.json"]
 
 
 def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> N
     assert ran.code == 0, ran.stderr
     (call,) = ran.calls
     assert call["environment"]["OMP_NUM_THREADS"] == "1"
-    step = ["profilers.steps", "step.json", "--report=-r", "--deadline", "9"]
+    step = ["profilers.steps", f"{tmp_path}/step.json", "--report=-r", "--deadline", "9"]
     assert ran.only("python") == ["-P", "-m", "profilers.local_ranks", "--ranks=2", *step]
     # Ranks of two nodes meet at the first one, and torchrun starts them.
     spread = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "head"}
@@ -96,11 +96,12 @@ def test_the_emitted_folder_really_trains(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "my launch $(exit 1)"
     write_emitted(folder, emit("reference", _two_ranks()))
     programs = Path(sys.executable).parent
-    scratch = tmp_path / "tmp"
+    scratch, caller = tmp_path / "tmp", tmp_path / "called from"
     scratch.mkdir()
+    caller.mkdir()
     subprocess.run(
         ["bash", str(folder / "run.sh")],
-        cwd="/",
+        cwd=caller,
         env={
             **os.environ,
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
@@ -114,7 +115,7 @@ def test_the_emitted_folder_really_trains(tmp_path: Path, name: str) -> None:
     )
     # PyTorch keeps a cache of its own.
     assert [file for file in scratch.iterdir() if "torchinductor" not in file.name] == []
-    report = StepReport.model_validate_json((folder / "report.json").read_text(encoding="utf-8"))
+    report = StepReport.model_validate_json((caller / "report.json").read_text(encoding="utf-8"))
     assert len(report.step_s) == 8
     assert report.tokens_per_step == 64
     assert len(report.memory) == 2

@@ -43,7 +43,8 @@ def test_one_node_meets_on_loopback_as_far_as_torchrun_goes_and_leaves_nothing_b
         chunks=(1,),
         pipeline_layout=(32,),
     )
-    folder, scratch = tmp_path / "launch", tmp_path / "tmp"
+    folder, scratch, caller = tmp_path / "a launch", tmp_path / "tmp", tmp_path / "called from"
+    caller.mkdir()
     scratch.mkdir()
     verified = sample_verified(read_model(MIXTRAL), decision, emit=("deepspeed",))
     write_emitted(folder, emit("deepspeed", verified))
@@ -52,7 +53,7 @@ def test_one_node_meets_on_loopback_as_far_as_torchrun_goes_and_leaves_nothing_b
     left_out = {"MASTER_ADDR", "MASTER_PORT"}
     done = subprocess.run(
         ["bash", str(folder / "run.sh")],
-        cwd="/",
+        cwd=caller,
         env={name: value for name, value in os.environ.items() if name not in left_out}
         | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -76,4 +77,4 @@ def test_one_node_meets_on_loopback_as_far_as_torchrun_goes_and_leaves_nothing_b
     # Should this change, the script can promise more than it does (tuner/emit/torchrun.py).
     assert found["torchrun"] in (["::"], ["0.0.0.0"])
     assert [file for file in scratch.iterdir() if "torchinductor" not in file.name] == []
-    assert (folder / "torchrun").is_dir()
+    assert (caller / "torchrun").is_dir()
