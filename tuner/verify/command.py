@@ -246,7 +246,7 @@ class CommandLauncher:
             reason = (
                 f"the command ended well and told no step after the first {launch.warmup_steps};"
                 " does --metrics fit its output, and does it log every step (--log-interval 1,"
-                " --metrics.log_freq 1, steps_per_print 1)?"
+                " --metrics.log_freq 1, DeepSpeed's steps_per_print 1 with log_level info)?"
             )
             return LaunchResult(status="crashed", reason=reason, report=None, wall_s=ran.wall_s)
         stopped = "" if ran.stopped == ENOUGH else ran.stopped

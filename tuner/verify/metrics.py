@@ -5,6 +5,7 @@ MAX_LINE characters and logs at MAX_LOG_BYTES, so nothing that a command prints 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
@@ -58,7 +59,11 @@ class LogReader:
 
     def metrics(self, *, warmup_steps: int, most_steps: int) -> EngineMetrics:
         """Return what was read so far, without the first steps."""
-        timed = [self._steps_s[step] for step in sorted(self._steps_s)][warmup_steps:]
+        steps = sorted(self._steps_s)
+        # Who prints no step before the third (DeepSpeed) has warmed up for two of them already;
+        # numbers of a resumed job begin anywhere.
+        unprinted = steps[0] - 1 if steps and 1 <= steps[0] <= warmup_steps + 1 else 0
+        timed = [self._steps_s[step] for step in steps[warmup_steps - unprinted :]]
         return EngineMetrics(
             steps_s=tuple(timed[:most_steps]),
             activation_bytes=self._activation_bytes,
@@ -87,6 +92,8 @@ class LogReader:
         reading = self._adapter(COLOUR.sub("", text)[:MAX_LINE], self._job)
         if reading is None:
             return
+        if reading.samples_per_step:
+            self._job = replace(self._job, samples_per_step=reading.samples_per_step)
         if reading.step_s is not None and reading.step_s > 0.0:
             step = len(self._steps_s) if reading.step is None else reading.step
             # Several ranks may print one step; what was said first stands.

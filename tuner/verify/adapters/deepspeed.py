@@ -3,15 +3,19 @@
     epoch=0/micro_step=12/global_step=12, RunningAvgSamplesPerSec=..., CurrSamplesPerSec=3.2, ...,
         MaxMemAllocated=41.2GB
     steps: 12 loss: 5.1 iter time (s): 1.250 samples/sec: 25.600
+    train_batch_size ............. 64
 
     step_s = samples_per_step / CurrSamplesPerSec
 
 The first is the rate of the last step, from each forward to its `step()` alone unless DeepSpeed's
 own loader feeds it, and begins with the third step; the second the mean of the steps since the last
 such line, with further losses before the time where a model has them. Both are printed every
-`steps_per_print` steps, which is never unless it is given. DeepSpeed's GB are 2**30 bytes. Source:
-`ThroughputTimer` of deepspeed/utils/timer.py and `PipelineEngine.train_batch` of
-deepspeed/runtime/pipe/engine.py, deepspeed 0.19.4 and 0.19.5.
+`steps_per_print` steps, which is never unless it is given, and under `log_level` info alone. The
+third is what DeepSpeed takes for a step's samples and divides by: under AutoTP every tensor rank
+counts as a replica (`DeepSpeedConfig` without `mpu`), so the rate is too high by their number.
+DeepSpeed's GB are 2**30 bytes. Source: `ThroughputTimer` of deepspeed/utils/timer.py,
+`PipelineEngine.train_batch` of deepspeed/runtime/pipe/engine.py and `DeepSpeedConfig.print` of
+deepspeed/runtime/config.py, deepspeed 0.19.4 to 0.19.8.
 """
 
 import re
@@ -24,6 +28,7 @@ _RATE: Final = re.compile(
     r"global_step=(\d{1,12}),.*CurrSamplesPerSec=([\d.e+-]{1,24}),.*MaxMemAllocated=([\d.]{1,16})GB"
 )
 _PIPELINE: Final = re.compile(r"steps: (\d{1,12}) loss: .*iter time \(s\): ([\d.]{1,24})")
+_BATCH: Final = re.compile(r"\btrain_batch_size \.{3,40} (\d{1,12})\s*$")
 _GB_BYTES: Final = parse_bytes("1GiB")
 
 
@@ -31,6 +36,8 @@ def read(line: str, job: Job) -> Reading | None:
     """Read a line of the log."""
     if found := _PIPELINE.search(line):
         return believable(Reading(step=int(found.group(1)), step_s=number(found.group(2))))
+    if found := _BATCH.search(line):
+        return believable(Reading(samples_per_step=int(found.group(1))))
     found = _RATE.search(line)
     if not found or not (rate := number(found.group(2))):
         return None

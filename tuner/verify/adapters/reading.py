@@ -29,11 +29,13 @@ class Reading:
     """Of the device memory of one rank."""
     activation_bytes: tuple[int, ...] = ()
     """Per pipeline rank, the fullest device."""
+    samples_per_step: int | None = None
+    """What the engine itself takes a step to hold; its later rates are of that."""
 
 
 def believable(reading: Reading) -> Reading | None:
     """Return what a line tells; nothing where one of its numbers cannot be."""
-    told = (reading.peak_bytes, *reading.activation_bytes)
+    told = (reading.peak_bytes, reading.samples_per_step, *reading.activation_bytes)
     if not all(0 <= size <= MOST_BYTES for size in told if size is not None):
         return None
     step_s = reading.step_s

@@ -6,7 +6,7 @@
 
 The throughput is that since the last such line (`log_freq`, 10 unless it is given; the first step
 has a line of its own); 1 gives every step. It is rounded to whole tokens, so a step is known to
-1 / (2 tps). Colours are taken off before; lines of validation are left out. Source:
+1 / (2 tps). A device without memory counters prints -0.00GiB (-0.00%). Colours are taken off before; lines of validation are left out. Source:
 `MetricsProcessor.log` of torchtitan/components/metrics.py, torchtitan 0.2.1, 0.2.2 and 0.3.0.
 """
 
@@ -17,7 +17,7 @@ from tuner.units import parse_bytes
 from tuner.verify.adapters.reading import Job, Reading, believable, number
 
 _STEP: Final = re.compile(
-    r"(?<!validate )step: +(\d{1,12}) .*memory: *([\d.]{1,16})GiB.*\btps: *([\d,]{1,24})"
+    r"(?<!validate )step: +(\d{1,12}) .*memory: *(-?[\d.]{1,16})GiB.*\btps: *([\d,]{1,24})"
 )
 _GIB_BYTES: Final = parse_bytes("1GiB")
 
@@ -31,6 +31,6 @@ def read(line: str, job: Job) -> Reading | None:
         Reading(
             step=int(found.group(1)),
             step_s=job.tokens_per_step / (rate * job.num_devices),
-            peak_bytes=int(number(found.group(2)) * _GIB_BYTES),
+            peak_bytes=int(number(found.group(2)) * _GIB_BYTES) or None,
         )
     )

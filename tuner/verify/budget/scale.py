@@ -30,7 +30,7 @@ from profilers.records import Record
 from profilers.steps.config import Count, LayerKind, Size
 from tuner.launch.shape import launch_shape
 from tuner.plan import Plan, TrainDecision
-from tuner.spec.capabilities import intersection, refusals
+from tuner.spec.capabilities import launchable, refusals
 from tuner.spec.model import ModelSpec
 from tuner.verify.budget.obstacles import Obstacle, too_large
 
@@ -243,7 +243,12 @@ def _shard_ranks(decision: TrainDecision, *, inside: int, data: int) -> int | No
 def _is_launchable(plan: Plan, decision: TrainDecision, scale: Scale) -> bool:
     """Whether every target can launch it, on whole nodes like the job's or inside one."""
     shrunk = scaled_plan(plan, scale)
-    if refusals(intersection(plan.emit), model=shrunk.model, decision=scale.decision):
+    able = launchable(
+        plan.emit,
+        precision=plan.goal.precision,
+        gradient_bytes=scale.decision.gradient_bytes,
+    )
+    if refusals(able, model=shrunk.model, decision=scale.decision):
         return False
     here, whole = launch_shape(shrunk, scale.decision), launch_shape(plan, decision)
     return here.nodes == 1 or here.devices_per_node == whole.devices_per_node

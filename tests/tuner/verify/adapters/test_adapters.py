@@ -1,6 +1,7 @@
 """Lines in the form of each engine, filled in from the format strings of its last two releases."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
             "  memory: 41.50GiB(51.90%)  tps: 8,192  tflops: 12.00  mfu: 4.00%",
             # 131072 tokens at 8192 per second on each of 8 devices; 41.5 * 2**30.
             Reading(step=12, step_s=2.0, peak_bytes=44_560_285_696),
+        ),
+        (
+            "torchtitan",
+            "step:  2  loss:  5.54421  grad_norm:  0.9000  memory: -0.00GiB(-0.00%)  tps: 1,024"
+            "  tflops: 0.01  mfu: 0.00%",
+            Reading(step=2, step_s=16.0),
         ),
         (
             "deepspeed",
@@ -116,6 +123,20 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
 )
 def test_a_line_is_read(name: str, line: str, expected: Reading) -> None:
     assert adapter_named(name)(line, JOB) == expected
+
+
+def test_what_the_log_itself_says_of_a_step_is_believed() -> None:
+    # DeepSpeed 0.19.8 with two tensor ranks: its batch is 8 where the step has 4 samples, and the
+    # first two of four steps are not printed: 8 / 8.697... and 8 / 9.994... seconds.
+    log = Path(__file__).parent / "logs" / "deepspeed-0.19.8-autotp.txt"
+    job = replace(JOB, samples_per_step=4)
+    reader = LogReader(log, adapter=adapter_named("deepspeed"), job=job)
+    reader.read_on(to_end=True)
+    for warmup_steps, left in ((2, 2), (3, 1), (4, 0)):
+        found = reader.metrics(warmup_steps=warmup_steps, most_steps=9)
+        assert len(found.steps_s) == left
+    steps_s = reader.metrics(warmup_steps=2, most_steps=9).steps_s
+    assert steps_s == pytest.approx((0.9198, 0.8004), rel=1e-3)
 
 
 @pytest.mark.parametrize(
