@@ -6,6 +6,7 @@ by that code, and the README says how. Field names were read from the package de
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -29,6 +30,30 @@ _PRESETS: Final = {
 }
 """AutoEP's names of the architectures that it takes apart by itself."""
 
+_PARTITIONS: Final = {
+    "use_default_specs": False,
+    "layer_specs": [
+        {
+            "patterns": [
+                r".*\.self_attn\.([qkv]|q_b|kv_b)_proj\.weight$",
+                r".*\.(mlp|shared_experts?)\.(gate|up)_proj\.weight$",
+            ],
+            "partition_type": "column",
+        },
+        {
+            "patterns": [
+                r".*\.self_attn\.o_proj\.weight$",
+                r".*\.(mlp|shared_experts?)\.down_proj\.weight$",
+            ],
+            "partition_type": "row",
+        },
+    ],
+}
+"""AutoTP of a MoE model of transformers: attention, dense and shared experts. The plan that
+transformers brings (`base_model_tp_plan`) splits experts, too, which AutoTP refuses as a whole."""
+
+STAND_IN_LEARNING_RATE: Final = 1e-4
+
 _YOURS: Final = (
     "Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
     "learning rate. They belong to your program, which TRAIN names:",
@@ -50,7 +75,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         EmittedFile(path=PurePosixPath("deepspeed.json"), text=json.dumps(config, indent=2) + "\n"),
         EmittedFile(
             path=PurePosixPath("README.txt"),
-            text=comment((*said, "", *_owed(plan.model, decision)), prefix=""),
+            text=comment((*said, "", *_owed(plan.model, decision, config)), prefix=""),
         ),
         EmittedFile(
             path=PurePosixPath("run.sh"),
@@ -72,20 +97,29 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 
 def configuration(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict[str, Any]:
     """Return DeepSpeed's configuration as it is read from JSON."""
+    tensor, experts = decision.tensor_model_parallel_size, decision.expert_model_parallel_size
     found: dict[str, Any] = {
         "train_batch_size": goal.global_batch_size,
         "train_micro_batch_size_per_gpu": decision.micro_batch_size,
         "gradient_accumulation_steps": decision.num_microbatches(goal.global_batch_size),
         "data_types": {"grad_accum_dtype": "fp32" if decision.gradient_bytes == 4 else "bf16"},
         "zero_optimization": _zero(decision),
+        # Without both, no step is printed.
+        "log_level": "info",
+        "steps_per_print": 1,
     }
     if goal.precision is Precision.BF16:
         found["bf16"] = {"enabled": True}
     if global_recompute(model, decision) is Recompute.FULL:
         # Turns nothing on by itself; what the user's program checkpoints is kept whole.
         found["activation_checkpointing"] = {"partition_activations": False}
-    if decision.tensor_model_parallel_size > 1:
-        found["tensor_parallel"] = {"autotp_size": decision.tensor_model_parallel_size}
+    if tensor > 1:
+        # DeepSpeed takes every tensor rank for a replica unless a program hands it an `mpu`, and
+        # refuses a batch that disagrees.
+        del found["train_batch_size"]
+        found["tensor_parallel"] = {"autotp_size": tensor}
+        if experts > 1:
+            found["tensor_parallel"]["partition_config"] = _PARTITIONS
     if decision.pipeline_model_parallel_size > 1:
         full = global_recompute(model, decision) is Recompute.FULL
         found["pipeline"] = {
@@ -93,8 +127,9 @@ def configuration(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) ->
             "partition": "uniform",
             "activation_checkpoint_interval": int(full),
         }
-    elif decision.expert_model_parallel_size > 1:
+    elif experts > 1:
         found["expert_parallel"] = _experts(model, goal, decision)
+        found["optimizer"] = {"type": "AdamW", "params": {"lr": STAND_IN_LEARNING_RATE}}
     return found
 
 
@@ -123,7 +158,7 @@ def _experts(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict
     return found
 
 
-def _owed(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
+def _owed(model: ModelSpec, decision: TrainDecision, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Say what the user's program must do for the plan to hold."""
     found = ["What your program owes this configuration:"]
     if decision.pipeline_model_parallel_size > 1:
@@ -147,6 +182,17 @@ def _owed(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
             "- AutoEP does not know this architecture: add moe_layer_pattern, router_pattern and "
             "expert_pattern to expert_parallel."
         )
+    if "optimizer" in config:
+        found.append(
+            "- AutoEP makes the optimizer itself, as only then expert parameters are in a group of "
+            "their own: hand none to deepspeed.initialize, and set the learning rate in "
+            f"deepspeed.json, where {STAND_IN_LEARNING_RATE:g} stands in."
+        )
+    if "train_batch_size" not in config:
+        found.append(
+            "- DeepSpeed takes every tensor rank for a replica and prints a batch and samples/s "
+            f"{decision.tensor_model_parallel_size} times too high; moetune verify corrects that."
+        )
     found.append(
         "- It reads the file that --deepspeed_config names (deepspeed.add_config_arguments) and "
         "calls deepspeed.initialize."
@@ -157,5 +203,5 @@ def _owed(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
 _START: Final = """\
 : "${TRAIN:?must name your training program}"
 
-exec "${LAUNCHER[@]}" "$TRAIN" --deepspeed_config "$PWD/deepspeed.json" "$@"
+exec "${LAUNCHER[@]}" "$TRAIN" --deepspeed_config "$FILES/deepspeed.json" "$@"
 """

@@ -13,6 +13,7 @@ from tuner.emit.hosts import hosts_file
 from tuner.launch.shape import launch_shape
 from tuner.plan import Plan, TrainDecision, VerifiedPlan
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
+from tuner.spec.manifests.manifest import with_gradients
 from tuner.spec.refusals import refusals
 
 EMITTERS: Final[Mapping[str, str]] = {
@@ -41,7 +42,11 @@ def broken_rules(target: str, plan: Plan, decision: TrainDecision) -> tuple[str,
     Raises:
         UnknownTargetError: no target has this name.
     """
-    capabilities = TARGETS[target] if target in WRAPPERS else intersection((target,))
+    capabilities = with_gradients(
+        TARGETS[target] if target in WRAPPERS else intersection((target,)),
+        gradient_bytes=decision.gradient_bytes,
+        precision=plan.goal.precision,
+    )
     broken = refusals(capabilities, model=plan.model, decision=decision)
     if target not in WRAPPERS and plan.goal.precision not in capabilities.precisions:
         broken += (f"{target}: has no precision {plan.goal.precision}",)

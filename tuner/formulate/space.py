@@ -152,7 +152,8 @@ def _broken_by_target(degrees: Degrees, capabilities: Capabilities) -> Iterator[
         yield "the target has no such zero_stage"
     if degrees.pipeline > 1 and degrees.zero_stage not in capabilities.zero_stages_with_pipeline:
         yield "the target has no such zero_stage with pipeline parallelism"
-    if degrees.zero_stage and degrees.ranks_per_stage == 1:
+    least = min(capabilities.zero_stages, default=0)
+    if degrees.zero_stage > least and degrees.ranks_per_stage == 1:
         yield "zero_stage above 0 without data parallelism shards nothing"
     if degrees.virtual_pipeline > 1 and not capabilities.virtual_pipeline:
         yield "the target has no interleaved schedule"

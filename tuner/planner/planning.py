@@ -27,7 +27,7 @@ from tuner.planner.reasons import (
     why_lost,
 )
 from tuner.planner.search import SearchResult, Settings, Solved, search
-from tuner.spec.capabilities import Capabilities, intersection
+from tuner.spec.capabilities import Capabilities, launchable
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes, format_ratio
 
@@ -82,7 +82,7 @@ def make_plan(spec: Spec, machine: Machine, *, settings: Settings, provenance: P
         spec=spec,
         work=workload_of(spec),
         machine=machine,
-        capabilities=intersection(spec.emit),
+        capabilities=launchable(spec.emit, precision=spec.goal.precision),
     )
     result = question.answered(settings)
     if not result.found:

@@ -21,14 +21,14 @@ from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import options
 from tuner.formulate.space import enumerate_degrees
 from tuner.planner.planning import workload_of
-from tuner.spec.capabilities import intersection
+from tuner.spec.capabilities import launchable
 from tuner.spec.spec import Spec
 
 
 def cases_for(spec: Spec) -> tuple[Case, ...]:
     """List every case that some legal candidate of the spec is priced by, most asked for first."""
     work = workload_of(spec)
-    capabilities = intersection(spec.emit)
+    capabilities = launchable(spec.emit, precision=spec.goal.precision)
     ways = options(
         has_experts=work.model.moe is not None, capabilities=capabilities, search=spec.search
     )

@@ -12,7 +12,7 @@ from typing import Final
 
 from tuner.errors import UnknownTargetError
 from tuner.spec.manifests.deepspeed import DEEPSPEED_0_19
-from tuner.spec.manifests.manifest import Capabilities, joined
+from tuner.spec.manifests.manifest import Capabilities, joined, with_gradients
 from tuner.spec.manifests.megatron_bridge import BRIDGE_26_02, BRIDGE_26_04, BRIDGE_26_06
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_16, MEGATRON_0_18
 from tuner.spec.manifests.reference import REFERENCE, TORCHRUN
@@ -25,6 +25,7 @@ __all__ = [
     "WRAPPERS",
     "Capabilities",
     "intersection",
+    "launchable",
     "programs",
     "refusals",
 ]
@@ -75,6 +76,15 @@ def intersection(targets: Iterable[str]) -> Capabilities:
     wrappers = (name for name in named if name in WRAPPERS)
     parts = tuple(_target(name) for name in (*programs(named), *wrappers))
     return parts[0] if len(parts) == 1 else reduce(joined, parts)
+
+
+def launchable(targets: Iterable[str], *, precision: str, gradient_bytes: int = 4) -> Capabilities:
+    """Return what every one of the targets can express in a precision, with such main gradients.
+
+    Raises:
+        UnknownTargetError: a name is not in `TARGETS`.
+    """
+    return with_gradients(intersection(targets), gradient_bytes=gradient_bytes, precision=precision)
 
 
 def _target(name: str) -> Capabilities:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from tuner.costs.workload import Workload
 from tuner.emit.deepspeed import emit
 from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.formulate.space import enumerate_degrees
 from tuner.plan import VerifiedPlan
+from tuner.spec.capabilities import launchable
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.search import Search
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
@@ -40,14 +45,12 @@ warnings.simplefilter("ignore")
 from deepspeed.module_inject.auto_ep_config import validate_autoep_config
 from deepspeed.runtime.config import DeepSpeedConfig
 
-class Grid:
-    def get_data_parallel_world_size(self):
-        return int(sys.argv[2])
-
 import deepspeed.comm as dist
+# As `deepspeed.initialize` has it of a program that hands over no mpu; a pipeline brings its own.
+devices, stages, tensor = map(int, sys.argv[2:])
 dist.get_rank = lambda *given: 0
-config = DeepSpeedConfig(sys.argv[1], mpu=Grid())
-devices, stages, tensor = map(int, sys.argv[3:])
+dist.get_world_size = lambda *given: devices // stages
+config = DeepSpeedConfig(sys.argv[1])
 stage = int(config.zero_optimization_stage)
 offload = config.zero_config.offload_optimizer is not None
 validate_autoep_config(
@@ -89,7 +92,6 @@ def test_deepspeed_reads_the_configuration(case: str, tmp_path: Path) -> None:
             "-c",
             READ,
             str(tmp_path / "deepspeed.json"),
-            str(decision.data_parallel_size),
             str(decision.num_devices),
             str(decision.pipeline_model_parallel_size),
             str(decision.tensor_model_parallel_size),
@@ -101,7 +103,8 @@ def test_deepspeed_reads_the_configuration(case: str, tmp_path: Path) -> None:
     )
     assert read.returncode == 0, read.stderr[-2000:]
     batch, accumulated, stage, experts = json.loads(read.stdout.splitlines()[-1])
-    assert batch == 1536
+    # Under AutoTP it takes every tensor rank for a replica.
+    assert batch == 1536 * decision.tensor_model_parallel_size
     assert accumulated == decision.num_microbatches(1536)
     assert stage == decision.zero_stage
     piped = decision.pipeline_model_parallel_size > 1
@@ -112,7 +115,9 @@ def test_deepspeed_reads_the_configuration(case: str, tmp_path: Path) -> None:
 def test_the_batch_is_what_the_replicas_accumulate(case: str) -> None:
     verified = _verified(**CASES[case])
     config = json.loads(_files(verified)["deepspeed.json"])
-    assert config["train_batch_size"] == (
+    is_split = verified.decision.tensor_model_parallel_size > 1
+    assert ("train_batch_size" in config) != is_split
+    assert config.get("train_batch_size", 1536) == (
         config["train_micro_batch_size_per_gpu"]
         * config["gradient_accumulation_steps"]
         * verified.decision.data_parallel_size
@@ -136,6 +141,58 @@ def test_the_readme_says_what_the_program_must_build() -> None:
     assert "deepspeed.moe.layer.MoE and ep_size 8" in piped["README.txt"]
     assert "turn on gradient checkpointing" in piped["README.txt"]
     assert "expert_parallel" not in json.loads(piped["deepspeed.json"])
+
+
+def test_autoep_gets_its_optimizer_and_autotp_the_weights_that_it_splits() -> None:
+    files = _files(_verified(**CASES["tensor ranks"]))
+    config = json.loads(files["deepspeed.json"])
+    assert config["optimizer"]["type"] == "AdamW"
+    assert "hand none to deepspeed.initialize" in files["README.txt"]
+    assert "samples/s 2 times too high" in files["README.txt"]
+    assert (config["log_level"], config["steps_per_print"]) == ("info", 1)
+    split = {
+        spec["partition_type"]: re.compile("|".join(spec["patterns"]))
+        for spec in config["tensor_parallel"]["partition_config"]["layer_specs"]
+    }
+    # Names of transformers 5: attention with and without latents, dense, shared and routed experts.
+    for name, kind in {
+        "self_attn.q_proj": "column",
+        "self_attn.v_proj": "column",
+        "self_attn.kv_b_proj": "column",
+        "self_attn.q_a_proj": "",
+        "self_attn.o_proj": "row",
+        "mlp.gate_proj": "column",
+        "mlp.down_proj": "row",
+        "mlp.shared_experts.up_proj": "column",
+        "mlp.shared_expert.down_proj": "row",
+        "mlp.gate": "",
+        "mlp.experts.gate_up_proj": "",
+    }.items():
+        found = [at for at, one in split.items() if one.fullmatch(f"model.layers.0.{name}.weight")]
+        assert found == ([kind] if kind else []), name
+
+
+def test_fp32_gradients_of_bf16_parameters_need_stage_1_on_one_replica_too() -> None:
+    # deepspeed 0.19.8 on one rank: "unsupported mix of model_dtype=torch.bfloat16 and
+    # grad_accum_dtype=torch.float32" without ZeRO.
+    for precision, gradient_bytes, least in (("bf16", 4, 1), ("bf16", 2, 0), ("fp32", 4, 0)):
+        able = launchable(("deepspeed",), precision=precision, gradient_bytes=gradient_bytes)
+        assert min(able.zero_stages) == least
+    work = Workload(
+        model=read_model(MODELS / "tiny-moe" / "config.json"),
+        sequence_length=256,
+        global_batch_size=8,
+        precision="bf16",
+    )
+    for target, stages in (("deepspeed", {1}), ("megatron-lm", {0})):
+        found = enumerate_degrees(
+            work,
+            num_devices=1,
+            capabilities=launchable((target,), precision="bf16"),
+            search=Search(),
+            ranks_per_node=1,
+        )
+        assert {degrees.zero_stage for degrees in found.legal} == stages
 
 
 def test_the_script_hands_over_the_configuration(tmp_path: Path) -> None:

@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tuner.emit.registry import EMITTERS, emit
+from tuner.emit.registry import EMITTERS, broken_rules, emit
 from tuner.emit.testing import sample_verified, write_emitted
 from tuner.errors import SpecError
 from tuner.estimate.configuration import configuration_of
 from tuner.estimate.decision import decision_of
 from tuner.estimate.registry import read_launch
 from tuner.plan import TrainDecision, VerifiedPlan
-from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection
+from tuner.spec.capabilities import TARGETS, WRAPPERS
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.manifests.decision import global_chunks, global_recompute, selective_modules
 from tuner.spec.model import ModelSpec
-from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
 
 OURS: Final = ("reference", "torchrun")
@@ -95,7 +94,7 @@ def _verified(pair: Any, decision: TrainDecision, target: str) -> VerifiedPlan:
 
 
 def _refused(pair: Any, decision: TrainDecision, target: str) -> tuple[str, ...]:
-    return refusals(intersection((target,)), model=pair.model, decision=decision)
+    return broken_rules(target, _verified(pair, decision, target).plan, decision)
 
 
 def _text(pair: Any, decision: TrainDecision, target: str) -> str:

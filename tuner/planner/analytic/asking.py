@@ -23,7 +23,7 @@ from tuner.planner.analytic.axes import DISPATCHERS
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.regimes import regime_of
 from tuner.planner.analytic.releases import priced_release
-from tuner.spec.capabilities import intersection
+from tuner.spec.capabilities import intersection, launchable
 from tuner.spec.cluster import Pool
 from tuner.spec.search import Search as Limits
 from tuner.spec.spec import Spec
@@ -80,7 +80,10 @@ def question_of(spec: Spec, site: Site) -> Question:
     Raises:
         SpecError: spare nodes leave none, or the routing is of another model.
     """
-    capabilities = intersection(spec.emit)
+    gradient_bytes = _gradient_bytes(spec)
+    capabilities = launchable(
+        spec.emit, precision=spec.goal.precision, gradient_bytes=gradient_bytes
+    )
     precision = PRECISION_OF[spec.goal.precision.value]
     release = priced_release(spec.emit, spec.goal.engine, site.residuals).release
     regime = regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value, release=release)
@@ -113,7 +116,7 @@ def question_of(spec: Spec, site: Site) -> Question:
         precision=spec.goal.precision.value,
         element_bytes=4.0 if spec.goal.precision.value == "fp32" else 2.0,
         linear_bytes=1.0 if is_low else 0.0,
-        gradient_bytes=_gradient_bytes(spec),
+        gradient_bytes=float(gradient_bytes),
         busiest=(
             None
             if routing is None or record is None
@@ -164,7 +167,7 @@ def _refuse_dispatcher(spec: Spec) -> None:
     raise SpecError(f"search.dispatcher: {'; '.join(reasons)}; {works} would do")
 
 
-def _gradient_bytes(spec: Spec) -> float:
+def _gradient_bytes(spec: Spec) -> int:
     """Return 4 unless the user names 2, the faster and leaner of the two.
 
     Raises:
@@ -178,7 +181,7 @@ def _gradient_bytes(spec: Spec) -> float:
             f"search.gradient_bytes: {', '.join(map(str, asked))} cannot be launched by"
             f" {', '.join(spec.emit)}; {', '.join(map(str, sorted(able))) or 'nothing'} can"
         )
-    return float(launchable[0])
+    return launchable[0]
 
 
 def _limits(spec: Spec) -> Limits:

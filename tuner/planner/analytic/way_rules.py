@@ -14,10 +14,10 @@ from tuner.planner.analytic.question import Question
 
 def way_rules(question: Question) -> tuple[WayRule, ...]:
     """List the rules between the axes of a question."""
-    return (*_nature(), *_targets(question), *_limits(question))
+    return (*_nature(question), *_targets(question), *_limits(question))
 
 
-def _nature() -> Iterator[WayRule]:
+def _nature(question: Question) -> Iterator[WayRule]:
     """Rules that hold for every target: what would do nothing, and what cannot be."""
     yield WayRule(
         text="schedule interleaved and virtual stages need each other",
@@ -31,10 +31,11 @@ def _nature() -> Iterator[WayRule]:
         axes=("schedule",),
         is_broken=lambda facts, schedule: schedule == "zero_bubble" and not facts.has_pipeline,
     )
+    least = min(question.capabilities.zero_stages, default=0)
     yield WayRule(
         text="zero_stage above 0 without data parallelism shards nothing",
         axes=("zero_stage",),
-        is_broken=lambda facts, zero: zero > 0 and not facts.is_sharded,
+        is_broken=lambda facts, zero: zero > least and not facts.is_sharded,
     )
     yield WayRule(
         text="overlap_grad_reduce without data parallelism overlaps nothing",

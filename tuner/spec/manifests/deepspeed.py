@@ -5,6 +5,8 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
 
 - ZeRO stages 2 and 3 refuse a pipeline, which is a `PipelineModule` of the user's code with equal
   stages and the 1F1B schedule.
+- Without ZeRO gradients have the type of the parameters (`_do_optimizer_sanity_check` of
+  `runtime/engine.py`): in fp32 beside bf16 they need stage 1, on one replica too.
 - AutoTP splits products, not the sequence, and not under a pipeline; with experts it needs AutoEP,
   and then no state may live in host memory.
 - AutoEP spreads experts over any of a stage's ranks and never splits one; its experts travel by
@@ -25,6 +27,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     release="0.19",
     source="pypi.org/project/deepspeed/0.19.8",
     zero_stages_with_pipeline=frozenset({0, 1}),
+    unsharded_gradient_bytes=frozenset({2}),
     shard_ranks_zero_stages=frozenset(),
     optimizer_offload_zero_stages=frozenset({1, 2, 3}),
     ddp_bucket_size=False,

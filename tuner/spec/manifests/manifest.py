@@ -9,7 +9,7 @@ the batch), which belong to the enumeration of candidates; what a device cannot 
 Blackwell), which belongs to its datasheet.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from profilers.steps.config import Recompute
@@ -69,6 +69,8 @@ class Capabilities:
     """Stages whose sharded state can have several copies (HSDP)."""
     gradient_bytes: frozenset[int] = frozenset({2, 4})
     """Of one main gradient."""
+    unsharded_gradient_bytes: frozenset[int] = frozenset({2, 4})
+    """The same at zero_stage 0, of parameters in 16 bits or less."""
     optimizer_offload_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose optimizer state can live in host memory; empty: it never can."""
     overlap_grad_reduce: bool = True
@@ -164,6 +166,20 @@ class Capabilities:
     unsupported: frozenset[ModelFeature] = frozenset()
     parts: tuple["Capabilities", ...] = ()
     """The single targets that an intersection was made of, so that a refusal can name one."""
+
+
+def with_gradients(target: Capabilities, *, gradient_bytes: int, precision: str) -> Capabilities:
+    """Return what a target can express with main gradients of so many bytes."""
+    if precision == "fp32" or gradient_bytes in target.unsharded_gradient_bytes:
+        return target
+    return replace(
+        target,
+        zero_stages=target.zero_stages - {0},
+        parts=tuple(
+            with_gradients(part, gradient_bytes=gradient_bytes, precision=precision)
+            for part in target.parts
+        ),
+    )
 
 
 def joined(one: Capabilities, other: Capabilities) -> Capabilities:

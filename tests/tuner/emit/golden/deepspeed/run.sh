@@ -20,7 +20,7 @@
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   TRAIN                    your training program; needed
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 NNODES="${NNODES:-2}"
 NPROC_PER_NODE="${NPROC_PER_NODE:-8}"
@@ -64,4 +64,4 @@ else
 fi
 : "${TRAIN:?must name your training program}"
 
-exec "${LAUNCHER[@]}" "$TRAIN" --deepspeed_config "$PWD/deepspeed.json" "$@"
+exec "${LAUNCHER[@]}" "$TRAIN" --deepspeed_config "$FILES/deepspeed.json" "$@"

@@ -20,7 +20,7 @@
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   RECIPE                   a recipe of megatron.bridge.recipes
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 NNODES="${NNODES:-2}"
 NPROC_PER_NODE="${NPROC_PER_NODE:-8}"
@@ -66,4 +66,4 @@ fi
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 export RECIPE="${RECIPE:?must name a recipe}"
 
-exec "${LAUNCHER[@]}" train.py "$@"
+exec "${LAUNCHER[@]}" "$FILES/train.py" "$@"

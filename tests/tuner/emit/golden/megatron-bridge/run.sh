@@ -21,7 +21,7 @@
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   RECIPE                   a recipe of megatron.bridge.recipes
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 NNODES="${NNODES:-2}"
 NPROC_PER_NODE="${NPROC_PER_NODE:-8}"
@@ -67,4 +67,4 @@ fi
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 export RECIPE="${RECIPE:-vanilla_gpt_pretrain_config}"
 
-exec "${LAUNCHER[@]}" train.py "$@"
+exec "${LAUNCHER[@]}" "$FILES/train.py" "$@"

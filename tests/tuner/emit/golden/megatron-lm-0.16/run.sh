@@ -19,7 +19,7 @@
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   MEGATRON_LM              the folder of a Megatron-LM checkout; needed
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 NNODES="${NNODES:-2}"
 NPROC_PER_NODE="${NPROC_PER_NODE:-8}"
@@ -64,6 +64,6 @@ fi
 # Megatron-LM's overlap of communication and computation counts on one hardware queue.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 : "${MEGATRON_LM:?must name the folder of a Megatron-LM checkout}"
-mapfile -t ARGUMENTS < <(grep -v '^#' megatron_args.txt | tr ' ' '\n')
+mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\n')
 
 exec "${LAUNCHER[@]}" "$MEGATRON_LM/pretrain_gpt.py" "${ARGUMENTS[@]}" "$@"

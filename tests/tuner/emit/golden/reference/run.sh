@@ -14,7 +14,7 @@
 #   PYTHON                   the interpreter
 #   CONFIG                   step.json (as verified) or train.json (learned routing)
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 NNODES="${NNODES:-2}"
 NPROC_PER_NODE="${NPROC_PER_NODE:-8}"
@@ -48,5 +48,7 @@ else
   # The ranks meet through a file, and listen on loopback alone.
   LAUNCHER=("${PYTHON:-python}" -P -m profilers.local_ranks "--ranks=$NPROC_PER_NODE")
 fi
-exec "${LAUNCHER[@]}" profilers.steps \
-  "${CONFIG:-step.json}" "--report=${REPORT:-report.json}" "$@"
+CONFIG="${CONFIG:-step.json}"
+[[ -e "$CONFIG" ]] || CONFIG="$FILES/$CONFIG"
+
+exec "${LAUNCHER[@]}" profilers.steps "$CONFIG" "--report=${REPORT:-report.json}" "$@"

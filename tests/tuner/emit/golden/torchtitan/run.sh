@@ -21,7 +21,7 @@
 #   MODULE, CONFIG           your own module and its function, as torchtitan's
 #                            --module and --config take them
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 NNODES="${NNODES:-2}"
 NPROC_PER_NODE="${NPROC_PER_NODE:-8}"
@@ -65,6 +65,6 @@ else
 fi
 export MODULE="${MODULE:?must name your module, torchtitan ships no such model}"
 export CONFIG="${CONFIG:?must name the function of MODULE that returns a configuration}"
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$FILES${PYTHONPATH:+:$PYTHONPATH}"
 
 exec "${LAUNCHER[@]}" -m torchtitan.train --module moetune_plan --config plan "$@"
