@@ -235,14 +235,15 @@ def read_used_profile(folder: Path) -> Profile:
     return read_profile(folder / "used" / "profile")
 
 
-def write_trial(folder: Path, record: TrialRecord) -> None:
-    """Write one finished trial.
+def write_trial(folder: Path, record: TrialRecord, *, log: str = "") -> None:
+    """Write one finished trial, and what it printed where that is worth keeping.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    name = trial_file(folder, record.number).relative_to(folder)
-    write_files(folder, {str(name): record.model_dump_json(indent=1) + "\n"})
+    file = trial_file(folder, record.number).relative_to(folder)
+    logs = {str(file.with_suffix(".log")): log} if log else {}
+    write_files(folder, {**logs, str(file): record.model_dump_json(indent=1) + "\n"})
 
 
 def trial_file(folder: Path, number: int) -> Path:

@@ -137,14 +137,15 @@ def read_used_placement(folder: Path) -> VerifiedPlacement | None:
     return VerifiedPlacement(plan=plan, decision=plan.decision, waived=UNJUDGED)
 
 
-def write_serve_trial(folder: Path, record: ServeTrialRecord) -> None:
-    """Write one finished launch of a deployment.
+def write_serve_trial(folder: Path, record: ServeTrialRecord, *, log: str = "") -> None:
+    """Write one finished launch of a deployment, and what it printed where worth keeping.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    name = f"{TRIALS_NAME}/{record.number:04d}.json"
-    write_files(folder, {name: record.model_dump_json(indent=1) + "\n"})
+    name = f"{TRIALS_NAME}/{record.number:04d}"
+    logs = {f"{name}.log": log} if log else {}
+    write_files(folder, {**logs, f"{name}.json": record.model_dump_json(indent=1) + "\n"})
 
 
 def read_serve_trials(folder: Path) -> tuple[ServeTrialRecord, ...]:

@@ -24,6 +24,7 @@ from tuner.plan_folder import (
     trial_file,
     write_trial,
 )
+from tuner.verify.kept_logs import kept_log
 from tuner.verify.neighbourhood import Around
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials
@@ -78,7 +79,7 @@ def opened_study(
     sha256 = plan_sha256(folder)
 
     def write(record: TrialRecord) -> None:
-        write_trial(folder, record)
+        write_trial(folder, record, log=_log_of(record, folder_of(scratch, record.number)))
         shutil.rmtree(folder_of(scratch, record.number), ignore_errors=True)
 
     def adopt(proposal: Proposal) -> bool:
@@ -103,6 +104,10 @@ def opened_study(
         if by is not None:
             study.sweep(lambda numbers: sweep(scratch, by, but=numbers))
         yield study
+
+
+def _log_of(record: TrialRecord, folder: Path) -> str:
+    return "" if record.status == "ok" else kept_log(folder)
 
 
 def _store(folder: Path, storage: str, *, study_name: str, told: Callable[[str], None]) -> "Store":

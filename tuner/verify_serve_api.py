@@ -49,6 +49,7 @@ from tuner.verify.deployments.records import (
 )
 from tuner.verify.deployments.sole import sole_use
 from tuner.verify.identical_failures import FailureWatch
+from tuner.verify.kept_logs import kept_log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +185,8 @@ class _Study:
         )
         self.by.told(f"trial {number}: {_title(decision)}")
         record = _launched(prepared, origin=origin, by=self.by)
-        write_serve_trial(self.folder, record)
+        log = "" if record.status == "ok" else kept_log(prepared.folder)
+        write_serve_trial(self.folder, record, log=log)
         self.records.append(record)
         shutil.rmtree(prepared.folder, ignore_errors=True)
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from tuner.cli.serve_text import group_text
 from tuner.cli.text import columns
+from tuner.plan_folder import TRIALS_NAME
 from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import ServeTrial, ServeVerified, Spread
+from tuner.verify.kept_logs import kept_logs_line
 
 _HEADER = (
     "deployment",
@@ -35,6 +37,7 @@ def serving_verified_text(verified: ServeVerified, *, folder: Path) -> str:
     if verified.winner is not None:
         lines += ["", *(f"  {group_text(group)}" for group in verified.winner.instances)]
         lines.append(f"launch files: {folder / 'launch'}")
+    lines += kept_logs_line(folder / TRIALS_NAME)
     return "\n".join(lines)
 
 

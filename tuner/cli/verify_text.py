@@ -6,9 +6,11 @@ from pathlib import Path
 from tuner.cli.plan_text import decision_lines
 from tuner.cli.text import columns, printable
 from tuner.plan import TrainDecision
+from tuner.plan_folder import TRIALS_NAME
 from tuner.train_words import short_decision
 from tuner.units import format_ratio, format_s
 from tuner.verify.identical_failures import cause_of
+from tuner.verify.kept_logs import kept_logs_line
 from tuner.verify.records import Extrapolated, Trial, Verified
 
 
@@ -25,6 +27,7 @@ def verified_text(verified: Verified, *, folder: Path) -> str:
     ]
     if verified.winner is not None:
         lines += ["", *decision_lines(verified.winner), f"launch files: {folder / 'launch'}"]
+    lines += kept_logs_line(folder / TRIALS_NAME)
     return "\n".join(lines)
 
 

@@ -1,7 +1,10 @@
 """End every process of a trial, however often whoever waits asks for the end.
 
-Processes are found by a mark in their environment, the folder of their trial; those of folders
-inside it count too. They are asked first and killed later. People press Ctrl-C twice, and
+Processes are found by a mark in their environment, the folder of their trial, and by the session
+that their command began: engines that rename their processes (setproctitle) write over what the
+system shows of an environment, but stay in their session, also when the process that started them
+has died. Ranks of torchrun have sessions of their own and keep their environment. Folders inside a
+trial's folder count too. Processes are asked first and killed later. People press Ctrl-C twice, and
 schedulers send SIGINT and SIGTERM together: only the first of them leads out of what runs, and any
 that come while processes are being ended take their patience away and wait for that to be done.
 
@@ -10,20 +13,38 @@ after which the next verification ends what was left (tuner/verify/leftovers.py)
 """
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import psutil
 
+from profilers.files import read_bounded
+
 TRIAL_MARK: Final = "MOETUNE_TRIAL"
 """Environment variable by which a trial's processes are known."""
+
+SESSION_NAME: Final = ".session"
+"""In a trial's folder: the session of its command."""
+
+MOST_NESTED: Final = 3
+"""Folders between one that is ended and those of its commands."""
+
+MOST_SESSION_BYTES: Final = 256
+
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Numbers of processes mean nothing after the next start of the system."""
+
+CLOCK_S: Final = 1.0
+"""Two readings of when a process began differ by less."""
 
 GRACE_S: Final = 3.0
 """Between asking processes to end and killing them."""
@@ -106,6 +127,44 @@ def interrupted_once() -> Iterator[Interruption]:
         found.end()
 
 
+def start_marked(
+    command: Sequence[str], *, folder: Path, log: IO[bytes], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a command whose processes `end_marked` finds.
+
+    Args:
+        command: program and arguments; no shell reads them.
+        folder: of its trial.
+        log: what it prints goes there.
+        environment: of the command.
+
+    Raises:
+        OSError: the program cannot be started.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env={**environment, TRIAL_MARK: str(folder.resolve())},
+        start_new_session=True,
+    )
+    # Where it cannot be written the mark remains.
+    with contextlib.suppress(OSError, psutil.Error):
+        began_s = psutil.Process(process.pid).create_time()
+        (folder / SESSION_NAME).write_text(
+            json.dumps({"session": process.pid, "began_s": began_s, "boot": _boot()}),
+            encoding="ascii",
+        )
+    return process
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return BOOT.read_text(encoding="ascii").strip()
+    return ""
+
+
 @contextmanager
 def ended_at_last(mark: str) -> Iterator[None]:
     """Run what starts processes of a mark; all of them are ended when this is left."""
@@ -151,10 +210,47 @@ def _await(processes: list[psutil.Process], *, hastened: Callable[[], bool]) -> 
 
 def _marked(mark: str) -> list[psutil.Process]:
     found = []
+    sessions = _sessions(Path(mark))
     for process in psutil.process_iter():
         # Processes of others cannot be read, and those that have ended are no concern.
-        with contextlib.suppress(psutil.Error):
-            its = process.environ().get(TRIAL_MARK)
-            if its and Path(its).is_relative_to(mark) and process.pid != os.getpid():
+        with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
+            is_ours = _is_of(process, sessions) or _has_mark(process, mark)
+            if is_ours and process.pid != os.getpid():
                 found.append(process)
     return found
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    its = process.environ().get(TRIAL_MARK)
+    return bool(its) and Path(str(its)).is_relative_to(mark)
+
+
+def _is_of(process: psutil.Process, sessions: Mapping[int, float]) -> bool:
+    session = os.getsid(process.pid)
+    if session not in sessions or process.status() == psutil.STATUS_ZOMBIE:
+        return False
+    return process.create_time() >= sessions[session] - CLOCK_S
+
+
+def _sessions(folder: Path) -> dict[int, float]:
+    """Return the sessions that commands of a folder began, and when.
+
+    A number stays taken while its session has a member. Where another process has it by now, all
+    members had ended.
+    """
+    found = {}
+    for depth in range(MOST_NESTED + 1):
+        for file in folder.glob("*/" * depth + SESSION_NAME):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                noted = json.loads(read_bounded(file, most_bytes=MOST_SESSION_BYTES))
+                if noted["boot"] == _boot():
+                    found[int(noted["session"])] = float(noted["began_s"])
+    return {session: began_s for session, began_s in found.items() if _began(session, began_s)}
+
+
+def _began(leader: int, began_s: float) -> bool:
+    """Whether the leader of a session is the one that was noted, or has ended."""
+    try:
+        return abs(psutil.Process(leader).create_time() - began_s) <= CLOCK_S
+    except psutil.NoSuchProcess:
+        return True

@@ -3,7 +3,8 @@
 Whatever ends a trial (its report, a crash, the deadline, Ctrl-C), all of its processes are gone
 before `run_command` returns. Every rank has a session of its own, and those of torchrun outlive a
 torchrun that was killed, so neither process groups nor descent find them all: every process of a
-trial carries the trial's folder in its environment, under `TRIAL_MARK`. Should this process itself
+trial carries the trial's folder in its environment, under `TRIAL_MARK`, or is in the session that
+its command began (tuner/verify/ending.py). Should this process itself
 be killed, ranks notice that and end (`--parent`), at the latest at their `--deadline`.
 
 Verification calls any `TrialLauncher`, so that tests, schedulers and engines bring their own; a
@@ -35,7 +36,7 @@ from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.verify.ending import GRACE_S, TRIAL_MARK, ended_at_last
+from tuner.verify.ending import GRACE_S, ended_at_last, start_marked
 from tuner.verify.progress import PROGRESS_NAME, steps_so_far
 from tuner.verify.records import MAX_RECORD_BYTES, TrialStatus
 
@@ -72,6 +73,13 @@ COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 
 RANK_EXIT_CODE: Final = re.compile(r"exitcode\s*: (-?\d+)")
 """How torchrun and profilers/local_ranks.py report a rank that failed."""
+
+EXCEPTION: Final = re.compile(
+    r"^(?:[\[(][^\])]{0,60}[\])]:? *|(?:ERROR|CRITICAL)\b[^\]]{0,60}\] *)*"
+    r"((?:[A-Za-z_]\w{0,60}\.){0,8}(?!ChildFailedError)[A-Z]\w{0,60}(?:Error|Exception)\b.*)"
+)
+"""The last line of a traceback, behind the names of ranks and processes that launchers and loggers
+put before it; warnings that speak of an error are none."""
 
 RANK_DIED: Final = re.compile(r"^profilers\.local_ranks: (rank \d+ died with \w+)", re.MULTILINE)
 """How profilers/local_ranks.py names a rank whose peers then fail with errors of their own."""
@@ -290,13 +298,8 @@ def run_command(
     with (folder / LOG_NAME).open("wb") as log:
         try:
             with ended_at_last(mark):
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**UNBUFFERED, **environment, TRIAL_MARK: mark},
-                    start_new_session=True,
+                process = start_marked(
+                    command, folder=folder, log=log, environment={**UNBUFFERED, **environment}
                 )
                 while exit_code is None and not stopped:
                     left_s = start_s + deadline_s - time.monotonic()
@@ -374,36 +377,37 @@ def _lack_of_memory(exit_code: int, tail: str) -> str:
     said = next((line for line in tail.splitlines() if any(mark in line for mark in marks)), "")
     if said:
         return said.strip()[:300]
-    codes = {exit_code, *(int(code) for code in RANK_EXIT_CODE.findall(tail))}
+    codes = {_signalled(code) for code in (exit_code, *map(int, RANK_EXIT_CODE.findall(tail)))}
     if OUT_OF_MEMORY_EXIT in codes:
         return "a rank ran out of memory"
     if -signal.SIGKILL in codes:
-        # Nobody else kills a rank while its trial runs.
-        return "a rank was killed by the system, most likely for lack of memory"
+        # Nobody else kills a process while its trial runs.
+        return "a process was killed by the system, most likely for lack of memory"
     return ""
 
 
+def _signalled(code: int) -> int:
+    """Return an exit code as Python has it; shells add 128 to the number of a signal."""
+    return 128 - code if 128 < code < 128 + signal.NSIG else code
+
+
 def _last_error(tail: str, exit_code: int) -> str:
-    """The rank that was killed, else the last line that looks like an exception, else the last one.
+    """The rank that was killed, else the last exception of a traceback, else the last line.
 
     torchrun prints much around the second; the third stands behind the exit code.
     """
     if died := RANK_DIED.search(tail):
         return died[1]
-    errors = [
-        line.split("]: ", 1)[-1]
-        for line in tail.splitlines()
-        if "Error" in line and "ChildFailedError" not in line and "error_file" not in line
-    ]
-    if errors:
-        return _printable(errors[-1])[:300]
     told = [line for line in map(_printable, tail.splitlines()) if line]
+    errors = [found[1] for line in told if (found := EXCEPTION.search(line))]
+    if errors:
+        return errors[-1][:300]
     return ": ".join((_ended_by(exit_code), *told[-1:]))[:300]
 
 
 def _ended_by(exit_code: int) -> str:
     with contextlib.suppress(ValueError):
-        return f"exit code {exit_code} ({signal.Signals(-exit_code).name})"
+        return f"exit code {exit_code} ({signal.Signals(-_signalled(exit_code)).name})"
     return f"exit code {exit_code}"
 
 

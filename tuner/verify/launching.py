@@ -71,6 +71,8 @@ def launch_of(
 def launched(launch: TrialLauncher, asked: Launch) -> LaunchResult:
     """Run a trial, and say of one that ran into the end of the budget that this was why."""
     result = launch(asked)
+    # The folder goes; its logs are kept under the names that they have in it (kept_logs.py).
+    result = replace(result, reason=result.reason.replace(f"{asked.folder.resolve()}/", ""))
     if result.status != "timeout" or result.wall_s < asked.latest_s:
         return result
     return replace(result, reason="the budget was over while the job ran; it was ended")

@@ -340,6 +340,23 @@ def test_a_hopeless_trial_is_ended_and_keeps_what_it_has_measured(launch: Launch
     assert 3 < len(result.metrics.steps_s) <= 97
 
 
+def test_what_a_failed_trial_printed_is_kept(datasheet_plan: Path, tmp_path: Path) -> None:
+    program = tmp_path / "fails.py"
+    program.write_text(
+        "import pathlib, sys\n"
+        "log = pathlib.Path(sys.argv[1]) / 'logs' / 'rank.log'\n"
+        "log.parent.mkdir()\n"
+        "log.write_text('the cause')\n"
+        "raise RuntimeError(f'see {log}')\n"
+    )
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(program))} {{folder}}"
+    found = _verify(datasheet_plan, command, trials=1)
+    assert [trial.reason for trial in found.trials] == ["RuntimeError: see logs/rank.log"]
+    kept = (datasheet_plan / TRIALS_NAME / "0000.log").read_text()
+    assert "== logs/rank.log\nthe cause" in kept
+    assert "== log.txt\nTraceback" in kept
+
+
 def test_ends_without_steps_have_a_reason(launch: Launch) -> None:
     silent = _launcher("print('nothing')")(launch)
     assert silent.status == "crashed"

@@ -1,6 +1,7 @@
 """Whoever is told a second time to end still ends what was started, and only then leaves."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,10 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tuner.verify import ending
-from tuner.verify.ending import TRIAL_MARK, end_marked, ended_at_last
+from tuner.verify.ending import (
+    SESSION_NAME,
+    TRIAL_MARK,
+    end_marked,
+    ended_at_last,
+    start_marked,
+)
 
 Deaf = Callable[..., subprocess.Popen[str]]
 
@@ -148,3 +156,38 @@ def test_folders_inside_belong_to_a_mark_and_those_beside_do_not(
     assert end_marked(str((tmp_path / "1").resolve()))
     assert inside.poll() is not None
     assert beside.poll() is None
+
+
+UNMARKED = """
+import subprocess, sys
+child = "import sys, time; print('up', flush=True); time.sleep(600)"
+kept = subprocess.Popen([sys.executable, "-S", "-c", child], env={}, stdout=subprocess.PIPE)
+kept.stdout.readline()
+print(kept.pid, flush=True)
+"""
+"""A server that dies and leaves a process whose environment says nothing, as one that renamed
+itself."""
+
+
+def test_who_wrote_over_its_environment_is_known_by_its_session(tmp_path: Path) -> None:
+    folder = tmp_path / "trials" / "0"
+    folder.mkdir(parents=True)
+    log = folder / "log.txt"
+    with log.open("wb") as stream:
+        command = [sys.executable, "-S", "-c", UNMARKED]
+        process = start_marked(command, folder=folder, log=stream, environment=os.environ)
+        assert process.wait(timeout=LONG_S) == 0
+    left = psutil.Process(int(log.read_text()))
+    noted = folder / SESSION_NAME
+    true = noted.read_text()
+    # Another start of the system, and a number that somebody else has by now: nobody is ended.
+    session = json.loads(true)
+    for changes in ({"boot": "another"}, {"began_s": time.time() + LONG_S}, {"session": "x"}):
+        noted.write_text(json.dumps(session | changes))
+        assert end_marked(str(tmp_path))
+        assert left.is_running()
+    noted.write_text(json.dumps(session | {"session": os.getsid(0), "began_s": 1.0}))
+    assert end_marked(str(tmp_path))
+    noted.write_text(true)
+    assert end_marked(str(tmp_path))
+    assert not left.is_running()

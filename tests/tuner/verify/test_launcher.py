@@ -104,6 +104,21 @@ def test_the_last_error_is_the_reason_of_a_crash(run: Run) -> None:
     assert run("raise SystemExit(5)").reason == "exit code 5"
 
 
+def test_names_of_ranks_are_left_out_and_warnings_are_no_reason(run: Run) -> None:
+    for printed, reason in {
+        "[rank1]: ValueError: 8 != 4": "ValueError: 8 != 4",
+        "(EngineCore_0 pid=7) ERROR 11-25 16:00:00 [core.py:9] torch.AcceleratorError: x": (
+            "torch.AcceleratorError: x"
+        ),
+        "[rank0]: a.b.MyException: y\\ntorch.distributed.elastic.ChildFailedError: z": (
+            "a.b.MyException: y"
+        ),
+        "WARNING 11-25 [x.py:3] ImportError: harmless\\nbye": "exit code 3: bye",
+        "See Error codes in the manual": "exit code 3: See Error codes in the manual",
+    }.items():
+        assert run(f"print('{printed}'); raise SystemExit(3)").reason == reason
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -130,6 +145,8 @@ def test_without_an_error_the_last_words_are_the_reason(run: Run, text: str, rea
         ("print('x: rank 1 is out of memory: 4 GiB'); raise SystemExit(1)", "rank 1 is out of"),
         ("print('  exitcode  : 77 (pid: 7)'); raise SystemExit(1)", "ran out of memory"),
         ("print('  exitcode  : -9 (pid: 7)'); raise SystemExit(1)", "killed by the system"),
+        # A shell's code for a command that was killed, behind a warning that speaks of an error.
+        ("print('WARNING: ImportError: no triton'); raise SystemExit(137)", "killed by the system"),
     ],
 )
 def test_lack_of_memory_is_a_status_of_its_own(run: Run, text: str, reason: str) -> None:

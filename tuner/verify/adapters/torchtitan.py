@@ -6,7 +6,8 @@
 
 The throughput is that since the last such line (`log_freq`, 10 unless it is given; the first step
 has a line of its own); 1 gives every step. It is rounded to whole tokens, so a step is known to
-1 / (2 tps). A device without memory counters prints -0.00GiB (-0.00%). Colours are taken off before; lines of validation are left out. Source:
+1 / (2 tps). A device without memory counters prints -0.00GiB (-0.00%). Colours are taken off
+before; lines of validation are left out. Source:
 `MetricsProcessor.log` of torchtitan/components/metrics.py, torchtitan 0.2.1, 0.2.2 and 0.3.0.
 """
 

@@ -1,8 +1,8 @@
 """A deployment that runs while it is measured, and is gone afterwards.
 
-Its processes are found by the mark in their environment, as those of trials are
-(tuner/verify/ending.py); the command itself is asked first, so that srun, mpirun and docker end
-what they started elsewhere. It answers once every address has returned status 200.
+Its processes are found as those of trials are (tuner/verify/ending.py); the command itself is asked
+first, so that srun, mpirun and docker end what they started elsewhere. It answers once every
+address has returned status 200.
 
 Not covered: a command that hands the deployment to a scheduler and returns, as `kubectl apply` and
 `sbatch` do; wait for it in the command (`sbatch --wait`, `srun`), so that it ends with the command.
@@ -23,7 +23,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.verify.ending import TRIAL_MARK, end_marked
+from tuner.verify.ending import end_marked, start_marked
 from tuner.verify.launcher import LOG_NAME, UNBUFFERED, log_tail
 
 LOGS_NAME: Final = "logs"
@@ -82,18 +82,11 @@ def serving(
     try:
         with (folder / LOG_NAME).open("wb") as log:
             try:
-                process = subprocess.Popen(
+                process = start_marked(
                     command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={
-                        **UNBUFFERED,
-                        **environment,
-                        TRIAL_MARK: mark,
-                        "LOGS": str(folder / LOGS_NAME),
-                    },
-                    start_new_session=True,
+                    folder=folder,
+                    log=log,
+                    environment={**UNBUFFERED, **environment, "LOGS": str(folder / LOGS_NAME)},
                 )
             except OSError as error:
                 raise EnvironmentMissingError(

@@ -351,7 +351,7 @@ def test_a_report_that_comes_while_its_job_is_given_up_counts(lab: Lab) -> None:
     [
         ("OUT_OF_MEMORY", None, "", "out_of_memory", "Slurm ended the job for lack of memory"),
         ("FAILED", 77, "", "out_of_memory", "a rank ran out of memory"),
-        ("FAILED", 137, "", "out_of_memory", "a rank was killed by the system"),
+        ("FAILED", 137, "", "out_of_memory", "a process was killed by the system"),
         ("FAILED", 1, "ValueError: shapes differ", "crashed", "ValueError: shapes differ"),
         ("FAILED", ABANDONED_EXIT, "", "crashed", "the job ended itself"),
         ("TIMEOUT TimeLimit=00:03:00", None, "", "timeout", "time limit of 3.00 min; allow more"),

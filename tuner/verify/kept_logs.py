@@ -1,0 +1,48 @@
+"""What a failed trial printed, kept beside its record when its folder goes.
+
+trials/0003.json    the record
+trials/0003.log     the ends of the logs in the trial's folder, each under its name
+"""
+
+import itertools
+from pathlib import Path
+from typing import Final
+
+from tuner.verify.launcher import log_tail
+
+MOST_LOGS: Final = 16
+MOST_FILES: Final = 10_000
+"""That are looked at in a folder that an engine may have filled."""
+PATTERNS: Final = ("*.log", "log.txt")
+
+
+def kept_logs_line(trials: Path) -> tuple[str, ...]:
+    """Say where the logs of failed trials are kept; nothing where none is.
+
+    Args:
+        trials: folder of the plan's trials.
+    """
+    if not any(trials.glob("[0-9]*.log")):
+        return ()
+    return (f"logs of failed trials: {trials / '*.log'}",)
+
+
+def kept_log(folder: Path) -> str:
+    """Return the ends of the logs in a trial's folder, the one written last at the end.
+
+    Args:
+        folder: of the trial; it may be gone.
+    """
+    found = [
+        file
+        for file in itertools.islice(folder.rglob("*"), MOST_FILES)
+        if any(file.match(pattern) for pattern in PATTERNS)
+        and file.is_file()
+        and not file.is_symlink()
+    ]
+    found.sort(key=lambda file: (file.stat().st_mtime_ns, str(file)))
+    return "\n".join(
+        f"== {file.relative_to(folder)}\n{tail}"
+        for file in found[-MOST_LOGS:]
+        if (tail := log_tail(file))
+    )
