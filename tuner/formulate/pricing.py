@@ -371,6 +371,10 @@ def layout_problem(
         memory_limit_bytes_D=np.full(degrees.pipeline, limit_bytes),
         num_microbatches=costs.num_microbatches,
         uniform_option=not (capabilities.recompute_per_stage and capabilities.chunks_per_stage),
-        fixed_layout=None,
+        fixed_layout=None if capabilities.uneven_layout else _equal_layout(costs.work, degrees),
         min_layers_per_stage=1,
     )
+
+
+def _equal_layout(work: Workload, degrees: Degrees) -> tuple[int, ...]:
+    return (work.model.num_layers // degrees.num_stages,) * degrees.num_stages

@@ -109,7 +109,7 @@ def _broken_rules(
     yield from _broken_by_model(work, degrees)
     yield from _broken_by_batch(work, degrees)
     yield from _broken_by_nodes(degrees)
-    yield from _broken_by_target(degrees, capabilities)
+    yield from _broken_by_target(work, degrees, capabilities)
     yield from _broken_by_search(degrees, search)
 
 
@@ -145,7 +145,9 @@ def _broken_by_nodes(degrees: Degrees) -> Iterator[str]:
         yield "hierarchical dispatch needs expert groups that fill their nodes"
 
 
-def _broken_by_target(degrees: Degrees, capabilities: Capabilities) -> Iterator[str]:
+def _broken_by_target(
+    work: Workload, degrees: Degrees, capabilities: Capabilities
+) -> Iterator[str]:
     if _dispatcher(degrees) not in capabilities.dispatchers:
         yield f"the target has no dispatcher {_dispatcher(degrees)}"
     if degrees.zero_stage not in capabilities.zero_stages:
@@ -155,6 +157,16 @@ def _broken_by_target(degrees: Degrees, capabilities: Capabilities) -> Iterator[
     least = min(capabilities.zero_stages, default=0)
     if degrees.zero_stage > least and degrees.ranks_per_stage == 1:
         yield "zero_stage above 0 without data parallelism shards nothing"
+    if not capabilities.uneven_layout and work.model.num_layers % degrees.num_stages:
+        yield "the target's stages hold equally many layers"
+    if (
+        capabilities.expert_folding_needs_sharding
+        and degrees.zero_stage == 0
+        and degrees.tensor % degrees.expert
+    ):
+        yield "the target spreads experts over replicas at zero_stage above 0 only"
+    if degrees.tensor > 1 and not capabilities.sequence_parallel:
+        yield "the target's tensor ranks cannot share the sequence, as the reference step's do"
     if degrees.virtual_pipeline > 1 and not capabilities.virtual_pipeline:
         yield "the target has no interleaved schedule"
     if degrees.expert > degrees.data and not capabilities.expert_folding:
