@@ -50,16 +50,14 @@ def bytes_of_text(most: int = 4_000_000) -> torch.Tensor:
 
 
 def micro_batches(engine: Any, *, sequence: int, seed: int) -> Iterator[torch.Tensor]:
-    """Draw micro-batches of token ids [sequences, tokens], others on every data-parallel rank."""
+    """Draw micro-batches of token ids [sequences, tokens], others on every replica."""
     text = bytes_of_text()
-    rank = deepspeed.utils.groups._get_data_parallel_rank() if False else 0
-    generator = torch.Generator().manual_seed(seed + rank)
+    # Tensor ranks are neighbours and read the same.
+    replica = engine.global_rank // max(1, engine.autotp_size())
+    generator = torch.Generator().manual_seed(seed + replica)
+    count = engine.train_micro_batch_size_per_gpu()
     while True:
-        starts = torch.randint(
-            len(text) - sequence,
-            (engine.train_micro_batch_size_per_gpu(),),
-            generator=generator,
-        )
+        starts = torch.randint(len(text) - sequence, (count,), generator=generator)
         yield torch.stack([text[start : start + sequence] for start in starts.tolist()])
 
 
