@@ -17,14 +17,18 @@ it, on mean + caution * deviation of every rank, and every layer takes the start
 end with the least expected time of its busiest rank (`objective.largest_times`, a guess). Of that,
 EPLB's placement and the even split's, launches are drawn, and every layer takes the best again.
 Where far ranks draw for each token (`Dispatch.NEAR`), nothing is assigned: starts are copies of the
-largest shares up to one a node, EPLB's placement, and two of the above. Under static dispatch one
-more search is among replicas on whole groups of nodes, which leave hardly a draw (`groups.py`).
+largest shares up to one a node, EPLB's placement, one of the above, copies that leave few shares of
+which a rank takes one only (`fitting_copies`), and replicas on groups of nodes (`groups.py`). Under
+static dispatch one more search keeps replicas on whole groups, which leave hardly a draw.
 
 Loads are counts of some passes, and those of others scatter around them (`variance_WLE`): a rank
 has a deviation of these, too, and last choices draw loads. A placement that is even on the counts
 alone owes that to chance. On synthetic loads of which the search sees 16 or 64 passes this takes
 0 to 0.5 % of the mean off the busiest rank on other passes, of 5 to 6 that counting leaves: what is
-left is in the passes and not in the placement.
+left is in the passes and not in the placement. Experts of one subject rise and fall together; where
+that is known (`scatter_BWLE`), a last search keeps ranks even on the mean of some drawn loads (a
+sample average, Kleywegt, Shapiro and Homem-de-Mello, SIAM J. Optimization 12(2), 2002), and other
+draws say whether it helps.
 
 Proves the bound of `bound.py`. Where migration is limited, `migration.py` picks what to move.
 """
@@ -69,6 +73,24 @@ sets of layers differ by."""
 
 SEARCH_RATIO: Final = 0.9
 """Of the time limit, for all searches; the rest is for the last choice."""
+
+SMALL_SHARE: Final = 1.0 / 3.0
+"""Of a rank's mean: smaller experts keep no other away, so that copies of them bring nothing."""
+
+SMALL_RATIO: Final = 3e-3
+"""That a rank may have more than the mean."""
+
+ABOVE_MEAN: Final = 1e3
+"""Weight of a share that no rank should have."""
+
+DRAWS_RATIO: Final = 0.4
+"""Of the time, for the search on drawn loads, where far ranks draw for each token."""
+
+DRAWN_PAIRS: Final = 4
+"""Drawn loads that are searched for, each with its opposite, so that their mean is the planned."""
+
+SEARCH_STREAM: Final = 2
+"""Of the seed: what is searched for and what is chosen by are independent."""
 
 LAUNCHES: Final = 16
 SEED: Final = 20_231
@@ -130,8 +152,10 @@ def search_near(
 ) -> Placement:
     """Return the best of the starts, layer by layer, or what another rule places, if better."""
     is_static = problem.dispatch is Dispatch.STATIC
-    searched = SEARCH_RATIO - GROUPS_RATIO * is_static
-    deadline_s = time.perf_counter() + searched * time_limit_s
+    is_drawn = not is_static and problem.scatter_BWLE is not None and _is_of_means(problem)
+    searched = SEARCH_RATIO - GROUPS_RATIO * is_static - DRAWS_RATIO * is_drawn
+    last_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
+    deadline_s = last_s - (SEARCH_RATIO - searched) * time_limit_s
     whole, problem = problem, with_parts(problem)
     found: list[Placement] = []
     even = search(
@@ -151,7 +175,15 @@ def search_near(
     if problem.dispatch is Dispatch.NEAR:
         # Nothing is assigned: copies of the hottest experts make nothing worse, and a load that
         # many ranks share scatters least.
-        starting = [partial(start_placement, problem, ceiling=0.0), lambda: rule, *starting[:2]]
+        starting = [
+            partial(start_placement, problem, ceiling=0.0),
+            partial(start_placement, problem, ceiling=None),
+            lambda: rule,
+            starting[1],
+        ]
+        on_groups = group_start(problem)
+        if on_groups is not None:
+            starting.append(lambda: on_groups[0])
     runs = [(begin, caution) for caution in cautions for begin in starting]
     for number, (begin, caution) in enumerate(runs):
         left_s = deadline_s - time.perf_counter()
@@ -176,6 +208,15 @@ def search_near(
     guessed_CWL = np.stack([largest_times(problem, one.expert_LS) for one in found])
     last = [best_layers(problem, found, guessed_CWL), even, rule]
     last += grouped
+    if is_drawn and problem.num_workloads == whole.num_workloads:
+        on_draws = search(
+            with_draws(problem),
+            time_limit_s=max(last_s - time.perf_counter(), 0.0),
+            threads=threads,
+            most_steps=most_steps,
+            start=last[0],
+        )
+        last.append(on_draws)
     if problem.ranks.num_nodes == 1:
         # Ranks that have drawn alike share an assignment, which the guess does not know.
         last += found
@@ -213,7 +254,7 @@ def with_parts(problem: BalanceProblem) -> BalanceProblem:
     """
     parts = problem.part_BWLE
     alone = dataclasses.replace(problem, part_BWLE=None)
-    if parts is None or not (problem.robust is Robust.MEAN or problem.num_workloads == 1):
+    if parts is None or not _is_of_means(problem):
         return alone
     size = parts.sum(axis=3, keepdims=True)
     mean_WLE = problem.load_WLE / problem.load_WLE.sum(axis=2, keepdims=True)
@@ -223,25 +264,50 @@ def with_parts(problem: BalanceProblem) -> BalanceProblem:
     return dataclasses.replace(
         alone,
         variance_WLE=None,
+        scatter_BWLE=None,
         robust=Robust.MEAN,
         load_WLE=np.concatenate(list(parts)),
         weight_W=np.tile(problem.weight_W, len(parts)) / len(parts),
     )
 
 
-def start_placement(problem: BalanceProblem, *, ceiling: float) -> Placement:
-    """Return a packed start; several workloads count by their mean, and an expert is hot by any."""
+def with_draws(problem: BalanceProblem) -> BalanceProblem:
+    """Return the problem with drawn loads of other passes as workloads, and their opposites."""
+    rng = np.random.default_rng((SEED, SEARCH_STREAM))
+    change_DWLE = _changes(problem, DRAWN_PAIRS, rng)
+    load_DWLE = np.concatenate([problem.load_WLE + change_DWLE, problem.load_WLE - change_DWLE])
+    return dataclasses.replace(
+        problem,
+        part_BWLE=None,
+        variance_WLE=None,
+        scatter_BWLE=None,
+        robust=Robust.MEAN,
+        load_WLE=np.concatenate(list(np.maximum(load_DWLE, 0.0))),
+        weight_W=np.tile(problem.weight_W, len(load_DWLE)) / len(load_DWLE),
+    )
+
+
+def _is_of_means(problem: BalanceProblem) -> bool:
+    """Whether workloads count by their weight alone, so that each may be many."""
+    return problem.robust is Robust.MEAN or problem.num_workloads == 1
+
+
+def start_placement(problem: BalanceProblem, *, ceiling: float | None) -> Placement:
+    """Return a packed start; several workloads count by their mean, and an expert is hot by any.
+
+    Args:
+        problem: to be placed.
+        ceiling: of a rank's mean, above which an expert gets replicas; None: `fitting_copies`.
+    """
     share_WLE = problem.load_WLE / problem.mean_WL[:, :, None]
     share_LE = share_WLE.max(axis=0)
     apart_G = apart_groups(problem)
+    spare, most = problem.ranks.num_slots - problem.num_experts, int(apart_G.max()) + 1
     copies_LE = np.stack(
         [
-            _copies(
-                share_E,
-                spare=problem.ranks.num_slots - problem.num_experts,
-                most=int(apart_G.max()) + 1,
-                ceiling=ceiling,
-            )
+            fitting_copies(share_E, spare=spare, most=most)
+            if ceiling is None
+            else _copies(share_E, spare=spare, most=most, ceiling=ceiling)
             for share_E in share_LE
         ]
     )
@@ -299,12 +365,21 @@ def _times(
 
 def drawn_loads(problem: BalanceProblem, draws: int, *, seed: int) -> Floats:
     """Return loads as other passes may have them, [D][W][L][E]; one where they are known."""
-    if problem.variance_WLE is None:
+    if problem.variance_WLE is None and problem.scatter_BWLE is None:
         return problem.load_WLE[None]
-    rng = np.random.default_rng((seed, LOADS_STREAM))
-    change_DWLE = rng.standard_normal((draws, *problem.load_WLE.shape))
-    change_DWLE *= np.sqrt(problem.variance_WLE)
+    change_DWLE = _changes(problem, draws, np.random.default_rng((seed, LOADS_STREAM)))
     return np.asarray(np.maximum(problem.load_WLE + change_DWLE, 0.0))
+
+
+def _changes(problem: BalanceProblem, draws: int, rng: np.random.Generator) -> Floats:
+    """Draw what loads of other passes differ by, [D][W][L][E]."""
+    scatter_BWLE = problem.scatter_BWLE
+    if scatter_BWLE is not None:
+        chance_DWB = rng.standard_normal((draws, problem.num_workloads, len(scatter_BWLE)))
+        return np.asarray(np.einsum("dwb,bwle->dwle", chance_DWB, scatter_BWLE, optimize=True))
+    assert problem.variance_WLE is not None
+    change_DWLE = rng.standard_normal((draws, *problem.load_WLE.shape))
+    return np.asarray(change_DWLE * np.sqrt(problem.variance_WLE))
 
 
 def best_layers(problem: BalanceProblem, found: list[Placement], time_CWL: Floats) -> Placement:
@@ -341,3 +416,43 @@ def _copies(share_E: Floats, *, spare: int, most: int, ceiling: float) -> Ints:
         copies_E[coldest_E] += 1
         spare -= len(coldest_E)
     return copies_E
+
+
+def fitting_copies(share_E: Floats, *, spare: int, most: int) -> Ints:
+    """Return the copies of every expert of a layer that leave the fewest shares to stand alone.
+
+    With few slots a rank is full of one large share and small ones, and what counts is how many
+    large ones there are, not how large the largest is. Of shares above a half no two fit in a
+    rank's mean, of those above a third no three: both counts, with 1/2 for a share from a third to
+    two thirds, bound the ranks that are needed (dual feasible functions; Fekete and Schepers, Math.
+    Programming 91(1), 2001). Their sum is least by dynamic programming over experts and spare
+    slots, O(E most spare); slots that are left go to the coldest experts.
+    """
+    least_F = np.where(np.arange(spare + 1) == 0, 0.0, np.inf)
+    large = np.flatnonzero(share_E > SMALL_SHARE)
+    more_XF = np.zeros((len(large), spare + 1), dtype=np.int64)
+    for row, share in enumerate(share_E[large].tolist()):
+        found_F = least_F + _alone(share)
+        for more in range(1, min(most - 1, spare) + 1):
+            value_F = least_F[: spare + 1 - more] + (more + 1) * _alone(share / (more + 1))
+            is_less_F = value_F < found_F[more:]
+            found_F[more:][is_less_F] = value_F[is_less_F]
+            more_XF[row, more:][is_less_F] = more
+        least_F = found_F
+    copies_E, used = np.ones(len(share_E), dtype=np.int64), int(least_F.argmin())
+    left = spare - used
+    for row, expert in reversed(list(enumerate(large.tolist()))):
+        copies_E[expert] += more_XF[row, used]
+        used -= int(more_XF[row, used])
+    while left:
+        coldest_E = np.lexsort((share_E, copies_E >= most))[:left]
+        copies_E[coldest_E] += 1
+        left -= len(coldest_E)
+    return copies_E
+
+
+def _alone(share: float) -> float:
+    """Weight of one share of a rank's mean: how far it keeps others away."""
+    if share > 1.0 + SMALL_RATIO:
+        return ABOVE_MEAN * share
+    return float(share > 1.0 / 2.0) + 0.5 * (share > 1.0 / 3.0) + 0.5 * (share > 2.0 / 3.0)

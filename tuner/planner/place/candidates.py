@@ -6,7 +6,7 @@ EPLB is given the mean load of the workloads, as an engine that sums its counter
 of its two policies on the planned loads is "the rule" of every comparison.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -20,13 +20,14 @@ from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE, COACTIVATION
-from solvers.result import Outcome
+from solvers.result import Claim, Outcome, Status
 from tuner.errors import SpecError
 from tuner.planner.place.evidence import (
     WorkloadEvidence,
     load_WLE,
     mean_load_LE,
     part_BWLE,
+    scatter_BWLE,
     variance_WLE,
     weight_W,
 )
@@ -43,6 +44,12 @@ from tuner.spec.place_read import PlaceSpec
 
 TRAFFIC = (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
 """Objectives about ways; they place every expert once and keep the rule's largest load."""
+
+OnTable = Callable[..., Placement]
+"""`known_table.on_table`; takes the problem, placements and `time_limit_s`."""
+
+TABLE_RATIO: Final = 0.6
+"""Of a search's time, for placing under the engine's own table, where it is known."""
 
 MOST_STATED: Final = 2
 """Problems of traffic that are kept: the plan's, asked for at each candidate, and one more."""
@@ -79,6 +86,7 @@ def balance_problem(
         dispatch=solved_dispatch(dispatch),
         part_BWLE=part_BWLE(evidence),
         variance_WLE=variance_WLE(evidence),
+        scatter_BWLE=scatter_BWLE(evidence),
     )
 
 
@@ -176,8 +184,21 @@ def solve_objective(
     active_load: float,
     migration: Migration | None,
     time_limit_s: float,
+    on_table: OnTable | None = None,
 ) -> Outcome[Placement]:
     """Place for the goal's objective under a dispatch rule.
+
+    Args:
+        evidence: the workloads.
+        goal: with the method.
+        ranks: that hold the slots.
+        rule: what EPLB places.
+        dispatch: the rule.
+        links: that traffic is priced on.
+        active_load: what reading an expert's weights costs, in token copies.
+        migration: the limit on moved experts.
+        time_limit_s: for all of it.
+        on_table: places for the table that the engine draws, where it is known.
 
     Raises:
         SpecError: the recordings lack what the objective looks at, experts are replicated where it
@@ -205,7 +226,16 @@ def solve_objective(
         active_load=active_load,
         migration=migration,
     )
-    return solve_balance(problem, goal=goal, by_rule=rule.placement, time_limit_s=time_limit_s)
+    if on_table is None or migration is not None or goal.method is not Method.AUTO:
+        return solve_balance(problem, goal=goal, by_rule=rule.placement, time_limit_s=time_limit_s)
+    table_s = TABLE_RATIO * time_limit_s
+    outcome = solve_balance(problem, goal=goal, time_limit_s=time_limit_s - table_s)
+    if outcome.solution is None:
+        return outcome
+    placement = on_table(problem, (outcome.solution, rule.placement), time_limit_s=table_s)
+    claim = Claim(status=Status.FEASIBLE, solution=placement, bound=outcome.bound)
+    solve_s = outcome.solve_s + table_s
+    return BALANCE.checked(problem, claim, method=outcome.method, solve_s=solve_s)
 
 
 def others_for_time(

@@ -28,6 +28,7 @@ from tuner.planner.place.costing import (
     seconds_error,
 )
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
+from tuner.planner.place.known_table import weighed_as
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.passes import weighs_passes
 from tuner.planner.place.pricing import Pricing
@@ -83,15 +84,13 @@ def certificate_of(
             **_proven(value, 1.0), dispatch=dispatch, solve_s=solve_s, method=method
         )
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    proven = certificates(problem, chosen)
+    bounds = [one.bound for one in certificates(problem, chosen)]
+    # The bounds of layers are about loads, and hold whatever share a slot has.
+    problem, chosen = weighed_as(spec, problem, chosen, dispatch)
     return PlaceCertificate(
         **_proven(objective(problem, chosen), outcome.bound),
         objective_error=standard_error(problem, chosen),
-        layers=_layers(
-            spec,
-            [one.objective for one in proven],
-            [one.bound for one in proven],
-        ),
+        layers=_layers(spec, [one.objective for one in certificates(problem, chosen)], bounds),
         dispatch=solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,
@@ -184,7 +183,7 @@ def binding_constraint(
         )
     if dispatch in PASS_BY_PASS:
         return _binding_program(spec, evidence, chosen, dispatch)
-    value_WL = layer_times(problem, chosen)
+    value_WL = layer_times(*weighed_as(spec, problem, chosen, dispatch))
     if value_WL.sum() <= EVEN_ENOUGH * bound_WL.sum():
         return "the mean load: no rank can have less than its share"
     if (

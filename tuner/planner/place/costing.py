@@ -14,6 +14,7 @@ from tuner.costs.expert_layer import LayerSeconds
 from tuner.planner.place.candidates import balance_problem
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import arrivals, judge, judged_of
+from tuner.planner.place.known_table import weighed_as
 from tuner.planner.place.passes import planned_passes, weighs_passes
 from tuner.planner.place.pricing import Pricing
 from tuner.spec.place import Dispatch, Objective, PlaceGoal
@@ -50,7 +51,7 @@ def planned_cost(
         if weighs_passes(dispatch):
             return robust(spec, evidence, planned_imbalances(spec, evidence, placement, dispatch))
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-        return objective(problem, placement, seed=seed)
+        return objective(*weighed_as(spec, problem, placement, dispatch), seed=seed)
     layers_WL = planned_layers_WL(spec, evidence, placement, pricing, dispatch, seed=seed)
     return robust(spec, evidence, layers_WL.sum(axis=1).tolist())
 
@@ -75,6 +76,7 @@ def parts_cost(
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     if not problem.dispatch.is_near:
         return cost
+    problem, placement = weighed_as(spec, problem, placement, dispatch)
     parted = with_parts(problem)
     time_WL = drawn_times(parted, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
     return value_of(parted, time_WL)

@@ -24,6 +24,8 @@ PARTS: Final = 8
 """Of the passes that are planned from."""
 PART_PASSES: Final = 2
 """At least."""
+STRETCHES: Final = 64
+"""Of which deviations are kept, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,6 +42,8 @@ class WorkloadEvidence:
     """Means of parts of those planned from, in order; None where they are too few."""
     variance_LE: Floats
     """Of the mean of the judged passes around `planned_LE`; see `load_variance`."""
+    scatter_BLE: Floats | None
+    """What stretches of the planned passes differ by, put to that variance; None: too few."""
     whole_PLE: Floats
     """All passes, for a plan that was made without this workload."""
     planned_passes: int
@@ -115,15 +119,15 @@ def _of_recording(
     size = copies_per_pass or _copies_per_pass(counted_PLE)
     planned_LTK, judged_LTK = _parted_tokens(recording, judge_ratio=judge_ratio)
     scale = size / _copies_per_pass(judged_PLE if not is_split else counted_PLE)
+    variance_LE = load_variance(planned_PLE, judged_copies=judged_PLE.sum(axis=(0, 2)), size=size)
     return WorkloadEvidence(
         name=name,
         weight_ratio=weight_ratio,
         planned_LE=planned_PLE.mean(axis=0) * (size / _copies_per_pass(planned_PLE)),
         judged_PLE=judged_PLE.astype(np.float64) * scale,
         part_BLE=_parts(planned_PLE, size=size) if is_split else None,
-        variance_LE=load_variance(
-            planned_PLE, judged_copies=judged_PLE.sum(axis=(0, 2)), size=size
-        ),
+        variance_LE=variance_LE,
+        scatter_BLE=load_scatter(planned_PLE, variance_LE=variance_LE),
         whole_PLE=counted_PLE.astype(np.float64) * (size / _copies_per_pass(counted_PLE)),
         planned_passes=len(planned_PLE),
         is_split=is_split,
@@ -177,6 +181,23 @@ def load_variance(planned_PLE: Ints, *, judged_copies: Ints, size: float) -> Flo
     return np.asarray(share_LE * known_L[:, None] * size**2)
 
 
+def load_scatter(planned_PLE: Ints, *, variance_LE: Floats) -> Floats | None:
+    """Return how loads of other passes differ from the mean together, [B][L][E]; None: too few.
+
+    Experts of one subject rise and fall together, and some scatter far more than others: the
+    deviations of stretches of the passes, which `load_variance` only adds up. Put to its sum over
+    the experts of a layer, of which it knows how stretches of more passes scatter.
+    """
+    if len(planned_PLE) < PARTS * PART_PASSES:
+        return None
+    stretches = np.array_split(planned_PLE, min(STRETCHES, len(planned_PLE)))
+    count_BLE = np.stack([one.sum(axis=0) for one in stretches]).astype(np.float64)
+    share_LE = planned_PLE.sum(axis=0) / planned_PLE.sum(axis=(0, 2))[:, None]
+    change_BLE = count_BLE - count_BLE.sum(axis=2, keepdims=True) * share_LE
+    square_L = np.maximum(np.square(change_BLE).sum(axis=(0, 2)), 1e-300)
+    return np.asarray(change_BLE * np.sqrt(variance_LE.sum(axis=1) / square_L)[:, None])
+
+
 def _copies_per_pass(count_PLE: Ints) -> float:
     """Token copies of one layer in one pass, on average."""
     return float(count_PLE.sum(axis=2).mean())
@@ -212,6 +233,16 @@ def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
 def variance_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
     """Stack how far loads of other passes scatter around what is planned from."""
     return np.stack([one.variance_LE for one in evidence])
+
+
+def scatter_BWLE(evidence: Sequence[WorkloadEvidence]) -> Floats | None:
+    """Stack what loads of other passes differ by; None where a workload's is not known."""
+    found = [one.scatter_BLE for one in evidence if one.scatter_BLE is not None]
+    if len(found) < len(evidence):
+        return None
+    most = max(len(one_BLE) for one_BLE in found)
+    padded = [np.pad(one, ((0, most - len(one)), (0, 0), (0, 0))) for one in found]
+    return np.stack(padded, axis=1)
 
 
 def part_BWLE(evidence: Sequence[WorkloadEvidence]) -> Floats | None:

@@ -25,7 +25,12 @@ from solvers.result import Outcome
 from tuner.planner.place.candidates import beside_search, policies
 from tuner.planner.place.costing import robust
 from tuner.planner.place.deadline import spread
-from tuner.planner.place.evidence import WorkloadEvidence, load_variance, mean_load_LE
+from tuner.planner.place.evidence import (
+    WorkloadEvidence,
+    load_scatter,
+    load_variance,
+    mean_load_LE,
+)
 from tuner.planner.place.judging import judge
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
@@ -153,16 +158,19 @@ def _half(one: WorkloadEvidence, *, later: bool) -> WorkloadEvidence:
     parts = one.part_BLE
     if parts is not None:
         parts = parts[len(parts) // 2 :] if later else parts[: len(parts) // 2]
+    fit_counts_PLE = _counts(fit_PLE, one)
+    variance_LE = load_variance(
+        fit_counts_PLE,
+        judged_copies=_counts(other_PLE, one).sum(axis=(0, 2)),
+        size=float(fit_PLE.sum(axis=2).mean()),
+    )
     return replace(
         one,
         planned_LE=fit_PLE.mean(axis=0),
         judged_PLE=other_PLE,
         part_BLE=parts,
-        variance_LE=load_variance(
-            _counts(fit_PLE, one),
-            judged_copies=_counts(other_PLE, one).sum(axis=(0, 2)),
-            size=float(fit_PLE.sum(axis=2).mean()),
-        ),
+        variance_LE=variance_LE,
+        scatter_BLE=load_scatter(fit_counts_PLE, variance_LE=variance_LE),
         whole_PLE=np.concatenate([fit_PLE, other_PLE]),
         planned_passes=len(fit_PLE),
     )

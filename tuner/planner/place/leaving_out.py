@@ -11,6 +11,7 @@ from tuner.planner.place.costing import active_load_of
 from tuner.planner.place.deadline import Deadline
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.judging import judge
+from tuner.planner.place.known_table import counts_on_table, on_table
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.pricing import Pricing
 from tuner.planner.place.sampled import Tokens
@@ -69,6 +70,7 @@ def left_out(
             active_load=active_load_of(spec.goal, pricing),
             migration=migration,
             time_limit_s=min(limit_s, deadline.left_s),
+            on_table=on_table if counts_on_table(spec, dispatch) else None,
         )
         if outcome.solution is None:
             continue

@@ -33,6 +33,7 @@ from tuner.planner.place.deadline import (
 from tuner.planner.place.dispatch_choice import allowed_rules, choose_dispatch
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.planner.place.folds import unseen_costs
+from tuner.planner.place.known_table import counts_on_table, on_table
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.methods import beside_automatic, is_automatic, under_another_rule
 from tuner.planner.place.pricing import Pricing
@@ -220,7 +221,7 @@ class _Look:
                 rule=rule,
                 links=self.asked.links,
             )
-        by = partial(self._objective(rule), self.asked.evidence, dispatch=dispatch)
+        by = partial(self._objective(rule, dispatch), self.asked.evidence, dispatch=dispatch)
         return beside_automatic(
             by, goal=goal, time_limit_s=time_limit_s, is_same=is_automatic(goal.method, chain)
         )
@@ -230,7 +231,7 @@ class _Look:
         unseen = unseen_costs(
             asked.spec,
             asked.evidence,
-            self._objective(rule),
+            self._objective(rule, dispatch),
             dispatch,
             time_limit_s=deadline.share_s(self.shares.unseen),
             passes_s=max(deadline.share_s(self.shares.fold_programs), LEAST_PROGRAMS_S),
@@ -247,7 +248,7 @@ class _Look:
             unseen,
         )
 
-    def _objective(self, rule: Rule) -> "partial[Outcome[Placement]]":
+    def _objective(self, rule: Rule, dispatch: str) -> "partial[Outcome[Placement]]":
         asked = self.asked
         return partial(
             solve_objective,
@@ -256,4 +257,5 @@ class _Look:
             links=asked.links,
             active_load=active_load_of(asked.spec.goal, asked.pricing),
             migration=asked.migration,
+            on_table=on_table if counts_on_table(asked.spec, dispatch) else None,
         )

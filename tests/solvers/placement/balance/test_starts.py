@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from solvers.placement.balance.objective import (
 from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
 from solvers.placement.balance.state import State
 from solvers.placement.balance.testing import even_weights, families, tiny_problem
-from solvers.placement.ranks import Placement, Ranks
+from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE
 from solvers.result import Status
 
@@ -234,3 +235,27 @@ def test_every_method_answers_or_says_that_it_cannot() -> None:
 def test_the_time_limit_ends_the_search() -> None:
     outcome = BALANCE.solve(problem_of(), time_limit_s=1e-6)
     assert outcome.status.has_solution
+
+
+def test_copies_leave_the_fewest_shares_that_keep_others_away() -> None:
+    rng, off = np.random.default_rng(4), []
+    for _ in range(12):
+        share_E = rng.exponential(0.6, 5)
+        spare, most = int(rng.integers(0, 5)), 3
+        found_E = starts.fitting_copies(share_E, spare=spare, most=most)
+        every = [
+            copies
+            for copies in itertools.product(range(1, most + 1), repeat=5)
+            if sum(copies) == 5 + spare
+        ]
+        least = min(weight_of(share_E, np.array(copies)) for copies in every)
+        if found_E.sum() != 5 + spare or weight_of(share_E, found_E) > least + 1e-9:
+            off.append((share_E, spare, found_E))
+    assert not off
+
+
+def weight_of(share_E: Floats, copies_E: Ints) -> float:
+    """Shares above a half and thirds, as bounds on bins count them; none above a rank's mean."""
+    part_E = share_E / copies_E
+    weight_E = (part_E > 1 / 2) + 0.5 * (part_E > 1 / 3) + 0.5 * (part_E > 2 / 3)
+    return float(copies_E @ np.where(part_E > 1.003, 1e3 * part_E, weight_E))
