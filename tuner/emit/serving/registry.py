@@ -28,6 +28,8 @@ SERVE_EMITTERS: Final[Mapping[str, str]] = {
 }
 """By the name users type."""
 
+_START_CELLS: Final = frozenset({"vllm", "slurm", "local"})
+"""Targets that start attention servers with FFN servers of their own."""
 _NEED_SCRIPTS: Final = frozenset({"slurm", "local"})
 
 
@@ -99,6 +101,11 @@ def emit_serving(
     broken = unlaunchable(verified)
     if broken:
         raise ValueError("; ".join(broken))
+    if verified.decision.mode == "attention_expert" and target not in _START_CELLS:
+        raise UnknownTargetError(
+            f"emit: {target} starts no attention and FFN servers apart; emit"
+            f" {', '.join(sorted(_START_CELLS))}, or plan with other goal.modes"
+        )
     if placement is None and verified.plan.goal.placement is not None:
         raise UnsuitedPlacementError(
             f"goal.placement: the deployment counts on {verified.plan.goal.placement}; emit that"
