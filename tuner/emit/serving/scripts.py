@@ -78,9 +78,7 @@ def _router(verified: VerifiedServing) -> EmittedFile:
                 " one per instance in the order above, and run ./router.sh [more flags of the"
                 " router]",
                 *(
-                    (
-                        "DECODE_URLS are those of the attention servers; FFN servers take no requests.",
-                    )
+                    ("DECODE_URLS are those of attention servers; FFN servers take no requests.",)
                     if has_cells(verified)
                     else ()
                 ),

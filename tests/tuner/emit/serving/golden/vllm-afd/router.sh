@@ -11,7 +11,7 @@
 # No published run stands behind the bands of attention_expert: they are a guess.
 #
 # Usage: set PREFILL_URLS and DECODE_URLS to addresses such as http://host:30000, with blanks between, one per instance in the order above, and run ./router.sh [more flags of the router]
-# DECODE_URLS are those of the attention servers; FFN servers take no requests.
+# DECODE_URLS are those of attention servers; FFN servers take no requests.
 set -euo pipefail
 ROUTER_PORT="${ROUTER_PORT:-8000}"
 check() {
