@@ -129,7 +129,7 @@ def pair_refusals(
     connector = afd.connector(generations.get(attention.pool))
     least = 0 if connector is None else connector.least_attention_per_ffn
     if connector is not None and attention.devices < least * expert.devices:
-        yield (f"{ranks}: {connector.name} needs num_attention_ranks to be at least num_ffn_ranks")
+        yield (f"{connector.name} needs num_attention_ranks to be at least num_ffn_ranks: {ranks}")
     if max(attention.attention_tp, expert.attention_tp) > 1 and (
         attention.attention_tp != expert.attention_tp or attention.devices != expert.devices
     ):
