@@ -100,7 +100,8 @@ def priced_cells(
             if not _has_room(ffn, site, peers=own.devices / ffn_degrees.devices, running=1):
                 illegal[NO_FFN_ROOM] += 1
                 continue
-            for cell in _halved(ffn, own, site):
+            for halves in (False, True)[: 1 + (own.attention_data > 1)]:
+                cell = remote_ffn_step(ffn, own, site, halves=halves)
                 made, reason = decode_options(
                     site,
                     cell,
@@ -149,8 +150,17 @@ def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[Degrees, Degrees]]:
                 )
 
 
-def _halved(ffn: Iteration, own: Degrees, site: PoolSite) -> Iterator[RemoteFfnIteration]:
-    """Yield the cell, and the one whose batches are halved."""
+def remote_ffn_step(
+    ffn: Iteration, own: Degrees, site: PoolSite, *, halves: bool
+) -> RemoteFfnIteration:
+    """Return the steps of attention servers with such an FFN server, both on one pool.
+
+    Args:
+        ffn: the server of the networks.
+        own: degrees of the attention server.
+        site: where both stand.
+        halves: batches run as two halves.
+    """
     pool, sheet = site.pool, site.machine.sheet
     card = (pool.nic or sheet.scale_out_bytes_per_s) / pool.oversubscription
     link = peer_link(
@@ -158,17 +168,16 @@ def _halved(ffn: Iteration, own: Degrees, site: PoolSite) -> Iterator[RemoteFfnI
         card_bytes_per_s=card * pool.nics / pool.devices_per_node,
         is_inside=own.devices + ffn.degrees.devices <= pool.domain,
     )
-    for halves in (False, True)[: 1 + (own.attention_data > 1)]:
-        yield RemoteFfnIteration(
-            decoder=attention_only(ffn.decoder),
-            formats=ffn.formats,
-            degrees=own,
-            engine=ffn.engine,
-            machine=site.machine,
-            two_batch_overlap=halves,
-            ffn=ffn,
-            link=link,
-        )
+    return RemoteFfnIteration(
+        decoder=attention_only(ffn.decoder),
+        formats=ffn.formats,
+        degrees=own,
+        engine=ffn.engine,
+        machine=site.machine,
+        two_batch_overlap=halves,
+        ffn=ffn,
+        link=link,
+    )
 
 
 def _has_room(ffn: Iteration, site: PoolSite, *, peers: float, running: int) -> bool:
