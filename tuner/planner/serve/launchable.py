@@ -7,6 +7,7 @@ from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Engine, Exchange
 from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serving.remote_ffn import RemoteFfnIteration
 from tuner.errors import SpecError
 from tuner.planner.serve.choices import Choices, budgets_of
 from tuner.planner.serve.demand import Demand
@@ -15,7 +16,7 @@ from tuner.planner.serve.instances import launched_as
 from tuner.planner.serve.options import Option, Options, PoolSite, options_of
 from tuner.planner.serve.pages import page_of_pool
 from tuner.serve_plan import Role
-from tuner.spec.serving.manifests.afd import cell_refusals
+from tuner.spec.serving.manifests.afd import cell_refusals, target_refusals
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import group_refusals
 from tuner.spec.serving.read import ServeSpec
@@ -101,6 +102,8 @@ def release_refuses(option: Option, spec: ServeSpec) -> str:
             generation=generation,
         )
     ]
+    if isinstance(option.iteration, RemoteFfnIteration) and (lines := target_refusals(spec.emit)):
+        return lines[0]
     if engine.afd is not None:
         generations = {option.site.pool.name: generation}
         broken += cell_refusals(engine.afd, groups, generations=generations)

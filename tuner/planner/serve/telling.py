@@ -34,6 +34,7 @@ from tuner.serve_plan import (
     ServeDecision,
     ServePrediction,
 )
+from tuner.spec.serving.manifests.afd import target_refusals
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import refusals
 from tuner.spec.serving.manifests.steps import lacks_units
@@ -46,7 +47,8 @@ token."""
 def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
     """Return what keeps the engine's release from launching an answer."""
     spec = question.spec
-    return refusals(
+    own = target_refusals(spec.emit) if found.mode == "attention_expert" else ()
+    return own + refusals(
         manifest_of(spec.goal.engine),
         decision_of(found, question),
         model=spec.model,

@@ -101,6 +101,7 @@ def _planned(folder: Path, *, model: str = "deepseek-v3", **changes: Any) -> Ser
         "nodes": 4,
         "rate": 2,
         "version": "0.30.0+afd",
+        "emit": "vllm",
     } | changes
     path = folder / "spec.yaml"
     path.write_text(
@@ -117,7 +118,7 @@ def _planned(folder: Path, *, model: str = "deepseek-v3", **changes: Any) -> Ser
         "  max_model_len: 8192\n"
         "  objective: devices\n"
         f"  modes: [{values['modes']}]\n"
-        "emit: [vllm]\n"
+        f"emit: [{values['emit']}]\n"
     )
     return deploy(path, time_limit_s=20.0).plan
 
@@ -170,3 +171,19 @@ def test_a_release_without_the_plugin_sizes_the_mode_and_names_the_one_with_it(
     (own,) = (one for one in plan.modes if one.mode == "attention_expert")
     assert own.status == "unlaunchable"
     assert "vllm 0.30.0+afd does as an experiment" in own.told
+
+
+def test_a_target_that_starts_no_cells_leaves_the_mode_out(tmp_path: Path) -> None:
+    plan = _planned(
+        tmp_path,
+        model="qwen3-30b-a3b",
+        quantization="bf16",
+        nodes=1,
+        modes="disaggregated, attention_expert",
+        emit="vllm, kubernetes",
+    )
+    assert plan.decision is not None
+    assert plan.decision.mode == "disaggregated"
+    (own,) = (one for one in plan.modes if one.mode == "attention_expert")
+    assert own.status == "unlaunchable"
+    assert "emit: kubernetes starts no attention and FFN servers apart" in own.told

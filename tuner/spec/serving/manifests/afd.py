@@ -5,7 +5,7 @@ groups of the two roles pair up in the order of the decision, instance by instan
 devices: A of the attention instance, F of the FFN server, which holds the experts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,8 @@ from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_pages import NVIDIA
 from tuner.spec.serving.manifests.asked import Group
 
+CELL_TARGETS: Final = frozenset({"vllm", "slurm", "local"})
+"""Of `emit`, those that start attention servers with FFN servers of their own."""
 _ROLES: Final = ("attention", "expert")
 
 
@@ -56,6 +58,16 @@ class AfdCapabilities:
         """
         platform = "cuda" if generation is None or generation in NVIDIA else ""
         return next((one for one in self.connectors if one.platform == platform), None)
+
+
+def target_refusals(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return a line for every target that starts no cells, whatever the release."""
+    return tuple(
+        f"emit: {target} starts no attention and FFN servers apart; emit"
+        f" {', '.join(sorted(CELL_TARGETS))}, or plan with other goal.modes"
+        for target in dict.fromkeys(targets)
+        if target not in CELL_TARGETS
+    )
 
 
 def side_refusals(
