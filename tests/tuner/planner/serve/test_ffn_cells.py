@@ -9,7 +9,7 @@ import pytest
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serving.engine import Engine
 from tuner.costs.serving.remote_ffn import RemoteFfnIteration, ffn_bytes
-from tuner.emit.serving.registry import unlaunchable
+from tuner.emit.serving.registry import emit_all_serving, unlaunchable
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.ffn_cells import BUDGET, PricedCells, priced_cells, sides_of
 from tuner.planner.serve.instances import launched_as
@@ -187,3 +187,15 @@ def test_a_target_that_starts_no_cells_leaves_the_mode_out(tmp_path: Path) -> No
     (own,) = (one for one in plan.modes if one.mode == "attention_expert")
     assert own.status == "unlaunchable"
     assert "emit: kubernetes starts no attention and FFN servers apart" in own.told
+
+
+def test_the_example_is_planned_and_launched() -> None:
+    plan = deploy(MODELS.parent / "serving" / "qwen3-attention-ffn.yaml", time_limit_s=20.0).plan
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    verified = VerifiedServing(
+        plan=plan, decision=plan.decision, predicted=plan.predicted, waived="test"
+    )
+    files = emit_all_serving(verified)
+    assert list(files) == ["vllm", "local", "slurm"]
+    assert {"attention.sh", "expert.sh", "cell.sh"} <= {str(file.path) for file in files["vllm"]}
