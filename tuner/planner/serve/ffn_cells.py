@@ -1,7 +1,7 @@
 """Cells that a release launches: attention servers with an FFN server each, as decode options.
 
     A = r F attention devices, F devices of the FFN server, which divide the experts; r up to 8, and
-    1/2 and 1/4, which only say what the plugin's rule costs; or both sides T x D alike
+    1/2 and 1/4, which only say what the plugin's rule costs; or both sides T x D
 
 A cell is one decode option of A + F devices of one pool, so that the program of prefill and decode,
 its routes, the simulation and the spare capacity are those of the disaggregated mode. A step is
@@ -81,7 +81,7 @@ def priced_cells(
         demand: the traffic.
         loads: of the experts, as recorded; None: those of the kernel tables.
         page_of_pool: tokens of a page, where it is not the engine's own.
-        refuse: asked about every cell.
+        refuse: called with every cell that serves.
     """
     launched: list[Option] = []
     refused: list[Option] = []

@@ -147,7 +147,7 @@ def pair_refusals(
     ):
         yield (
             f"{ranks}, tensor degrees {attention.attention_tp} and {expert.attention_tp}: tensor"
-            " ranks of an FFN server must get the same tokens, so both sides must be alike"
+            " ranks of an FFN server must get the same tokens, so both sides must be identical"
         )
     if attention.two_batch_overlap != expert.two_batch_overlap:
         yield "both servers of a cell halve their batches, or neither does"
