@@ -39,9 +39,9 @@ class Role(StrEnum):
     DECODE = "decode"
     """Everything after the first token."""
     ATTENTION = "attention"
-    """Attention of decode, where experts stand apart."""
+    """Attention of decode, with the caches, where experts stand apart."""
     EXPERT = "expert"
-    """Routed experts of decode."""
+    """What follows attention in decode: the FFN server of an attention instance."""
 
 
 class Instances(Record):

@@ -7,6 +7,7 @@ from typing import Final
 from tuner.emit.serving.bench import num_requests
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
+from tuner.emit.serving.shape import group_shapes, url_list
 from tuner.errors import SpecError
 from tuner.output import write_files
 from tuner.place_plan import VerifiedPlacement
@@ -94,8 +95,12 @@ def _addresses(verified: VerifiedServing, reached: Reached) -> tuple[str, tuple[
             "--url: say where the deployment answers, e.g. http://host:8000; only a plan that emits"
             f" {LOCAL!r} says so itself"
         )
-    count = sum(group.count for group in verified.decision.instances)
-    servers = [f"http://127.0.0.1:{FIRST_PORT + PORTS_PER_INSTANCE * one}" for one in range(count)]
+    servers = [
+        f"http://127.0.0.1:{FIRST_PORT + PORTS_PER_INSTANCE * (shape.first + one)}"
+        for shape in group_shapes(verified)
+        if url_list(shape.group.role) is not None
+        for one in range(shape.group.count)
+    ]
     url = f"http://127.0.0.1:{ROUTER_PORT}" if needs_router(verified) else servers[0]
     return url, health or tuple(f"{one}/health" for one in dict.fromkeys((*servers, url)))
 

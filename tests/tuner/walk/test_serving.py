@@ -9,7 +9,9 @@ from tuner.emit.serving.registry import unlaunchable
 from tuner.emit.serving.scripts import emit
 from tuner.emit.serving.shape import group_shapes
 from tuner.emit.serving.testing import (
+    AFD_ENGINE,
     aggregated,
+    attention_expert,
     disaggregated,
     sample_serving,
     shared_device,
@@ -73,7 +75,7 @@ INSTANCES: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
 """By field: two deployments that differ in it, and in what must follow."""
 
 DECISIONS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
-    "mode": (disaggregated(), aggregated()),
+    "mode": (disaggregated(), attention_expert()),
     "instances": (aggregated(), aggregated(count=3)),
     "handovers": (disaggregated(), disaggregated(connector="mooncake")),
     "offload_above_tokens": (
@@ -117,6 +119,8 @@ def _plan(decision: ServeDecision, other: ServeDecision) -> ServePlan:
 def _verified(decision: ServeDecision, engine: str) -> VerifiedServing:
     model = read_model(MODELS / "deepseek-v3")
     goal: Fields = {"quantization": "fp8_block"}
+    if engine == "vllm" and decision.mode == "attention_expert":
+        goal |= AFD_ENGINE
     if any(group.draft_tokens for group in decision.instances):
         goal |= DRAFTS
     return sample_serving(

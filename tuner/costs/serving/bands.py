@@ -15,9 +15,10 @@ Predictions from datasheets are too short in the median (TTFT by a quarter, disa
 they are not corrected, so that their bands reach far above and are widened to hold the prediction
 itself.
 
-Nothing published covers other modes. Offloaded prompts pass prefill and decode instances, and so do
-requests whose experts stand apart in decode: the band of disaggregated launches is the nearest.
-Shared devices have that of aggregated ones, twice as wide in ratio on both sides. Both are guesses.
+Nothing published covers other modes. Offloaded prompts pass prefill and decode instances: the band
+of disaggregated launches is the nearest. Requests whose experts stand apart in decode have that one
+twice as wide in ratio on both sides, shared devices that of aggregated ones likewise. All are
+guesses.
 """
 
 from collections.abc import Mapping
@@ -84,9 +85,9 @@ def bands_of(engine: Engine, *, mode: Mode, has_kernels: bool) -> tuple[Band, Ba
         mode: of the deployment.
         has_kernels: every operation was priced from measured kernels.
     """
+    found = (TTFT, TPOT) if has_kernels else (SHEET_TTFT, SHEET_TPOT)
     if mode in ("disaggregated", "prefill_offload", "attention_expert"):
         found = (APART_TTFT, APART_TPOT) if has_kernels else (SHEET_APART_TTFT, SHEET_APART_TPOT)
-        return found[0][engine], found[1][engine]
-    found = (TTFT, TPOT) if has_kernels else (SHEET_TTFT, SHEET_TPOT)
     ttft, tpot = found[0][engine], found[1][engine]
-    return (ttft.doubled, tpot.doubled) if mode == "shared_device" else (ttft, tpot)
+    is_guess = mode in ("shared_device", "attention_expert")
+    return (ttft.doubled, tpot.doubled) if is_guess else (ttft, tpot)

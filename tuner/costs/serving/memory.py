@@ -46,6 +46,15 @@ def weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:
     return 0.5 * ends + total * stage_ratio(decoder, degrees)
 
 
+def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:
+    """Of the attention of all layers on one device; without a pipeline."""
+    ranks = degrees.attention_tensor
+    return sum(
+        group.count * _attention_bytes(group.attention, decoder.hidden, formats, ranks)
+        for group in decoder.layers
+    )
+
+
 def stage_ratio(decoder: Decoder, degrees: Degrees) -> float:
     """Share of all layers that the longest stage holds."""
     return math.ceil(decoder.num_layers / degrees.pipeline) / decoder.num_layers

@@ -174,7 +174,7 @@ def _attention_width(iteration: Iteration, at: int) -> float:
 
 def _expert_bytes(iteration: Iteration, tokens: float) -> float:
     own, degrees = iteration.decoder.experts, iteration.degrees
-    if own is None:
+    if own is None or not own.num:  # None of an attention server, whose experts are elsewhere.
         return 0.0
     hidden, ffn = iteration.decoder.hidden, own.ffn / degrees.moe_tensor
     together, gathered = tokens, 0.0

@@ -10,12 +10,13 @@ from pathlib import PurePosixPath
 
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.bench import bench_files
+from tuner.emit.serving.cells import has_cells
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
-from tuner.emit.serving.shape import group_shapes, needs_draft_model
+from tuner.emit.serving.shape import group_shapes, needs_draft_model, url_list
 from tuner.emit.serving.statement import statement
-from tuner.serve_plan import Role, VerifiedServing
+from tuner.serve_plan import VerifiedServing
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
@@ -39,6 +40,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             num_devices=verified.decision.num_devices,
             checks=checks(draft_model=needs_draft_model(verified)),
         )
+        + ("export AFD_HOST=127.0.0.1\n" if has_cells(verified) else "")
         + "".join(_starts(verified))
         + _tail(verified, engine=engine)
     )
@@ -88,9 +90,10 @@ def _tail(verified: VerifiedServing, *, engine: str) -> str:
         return "wait -n\n"
     urls: dict[str, list[str]] = {}
     for shape in group_shapes(verified):
-        role = shape.group.role
-        name = "WORKER_URLS" if role is Role.AGGREGATED else f"{role.name}_URLS"
-        urls.setdefault(name, []).extend(
+        name = url_list(shape.group.role)
+        if name is None:
+            continue
+        urls.setdefault(f"{name}_URLS", []).extend(
             f"http://127.0.0.1:{_port(shape.first + index)}" for index in range(shape.group.count)
         )
     lists = " ".join(f'{name}="{" ".join(found)}"' for name, found in urls.items())

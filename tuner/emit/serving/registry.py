@@ -14,6 +14,7 @@ from tuner.emit.serving.placement import ServedPlacement, served
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.place_plan import VerifiedPlacement
 from tuner.serve_plan import VerifiedServing
+from tuner.spec.serving.manifests.afd import target_refusals
 from tuner.spec.serving.manifests.registry import ENGINES, manifest_of
 from tuner.spec.serving.manifests.rules import refusals
 
@@ -99,6 +100,8 @@ def emit_serving(
     broken = unlaunchable(verified)
     if broken:
         raise ValueError("; ".join(broken))
+    if verified.decision.mode == "attention_expert" and (lines := target_refusals((target,))):
+        raise UnknownTargetError(lines[0])
     if placement is None and verified.plan.goal.placement is not None:
         raise UnsuitedPlacementError(
             f"goal.placement: the deployment counts on {verified.plan.goal.placement}; emit that"

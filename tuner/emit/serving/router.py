@@ -24,10 +24,10 @@ from tuner.emit.serving.shape import (
     are_unlike,
     group_shapes,
     is_apart,
-    of_role,
     transfer,
+    url_list,
 )
-from tuner.serve_plan import Role, VerifiedServing
+from tuner.serve_plan import VerifiedServing
 
 ROUTER_PORT: Final = 8000
 
@@ -109,13 +109,12 @@ check() {
 
 
 def _lists(verified: VerifiedServing) -> dict[str, int]:
-    shapes = group_shapes(verified)
-    if not is_apart(verified):
-        return {"WORKER": sum(shape.group.count for shape in shapes)}
-    return {
-        role.name: sum(shape.group.count for shape in of_role(shapes, role))
-        for role in (Role.PREFILL, Role.DECODE)
-    }
+    found: dict[str, int] = {}
+    for shape in group_shapes(verified):
+        name = url_list(shape.group.role)
+        if name is not None:
+            found[name] = found.get(name, 0) + shape.group.count
+    return found
 
 
 def _policy(verified: VerifiedServing) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.bench import bench_files
+from tuner.emit.serving.cells import cell_notes, cell_scripts, has_cells
 from tuner.emit.serving.command import PORTS_PER_INSTANCE
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.emit.serving.placement import ServedPlacement, placed_for
@@ -23,6 +24,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     """Return the scripts and what they read."""
     return (
         *(_script(verified, shape, placement) for shape in group_shapes(verified)),
+        *cell_scripts(verified),
         *engine_files(verified, placement),
         *((_router(verified),) if needs_router(verified) else ()),
         *bench_files(verified),
@@ -39,6 +41,7 @@ def _script(
         "",
         f"Usage: MODEL=... {draft}[PORT=...] ./{shape.name}.sh [more flags of the engine]",
         *group_notes(verified, shape),
+        *cell_notes(verified, shape),
         *placed_for(verified, placement, shape),
         f"Instances to start: {group.count}. Those that share a machine need PORTs"
         f" {PORTS_PER_INSTANCE} apart and devices of their own (CUDA_VISIBLE_DEVICES).",
@@ -74,6 +77,11 @@ def _router(verified: VerifiedServing) -> EmittedFile:
                 f"Usage: set {named} to addresses such as http://host:30000, with blanks between,"
                 " one per instance in the order above, and run ./router.sh [more flags of the"
                 " router]",
+                *(
+                    ("DECODE_URLS are those of attention servers; FFN servers take no requests.",)
+                    if has_cells(verified)
+                    else ()
+                ),
                 *(("It is nginx, which must be installed here.",) if by_nginx(verified) else ()),
             )
         )

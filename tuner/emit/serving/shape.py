@@ -47,6 +47,16 @@ def of_role(shapes: Iterable[GroupShape], *roles: Role) -> tuple[GroupShape, ...
     return tuple(shape for shape in shapes if shape.group.role in roles)
 
 
+def url_list(role: Role) -> str | None:
+    """Return the router's list that instances of a role join; None where requests never go there.
+
+    An attention server of a cell decodes, its FFN server takes no requests.
+    """
+    if role is Role.EXPERT:
+        return None
+    return {Role.AGGREGATED: "WORKER", Role.ATTENTION: "DECODE"}.get(role, role.name)
+
+
 def transfer(verified: VerifiedServing) -> Handover | None:
     """Return how KV caches get from prefill to decode; all handovers of a decision agree."""
     return next(iter(verified.decision.handovers), None)

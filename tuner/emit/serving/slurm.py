@@ -7,18 +7,20 @@ instance it is, and writes down the address that the router waits for.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.emit.files import EmittedFile, comment, label
 from tuner.emit.serving.bench import bench_files
+from tuner.emit.serving.cells import MEETING_OFFSET, cell_name, cell_pairs, one_machine_cells
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.emit.serving.engines import MPI_ENGINES
 from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
-from tuner.emit.serving.shape import GroupShape, group_shapes, needs_draft_model
+from tuner.emit.serving.shape import GroupShape, group_shapes, needs_draft_model, url_list
 from tuner.emit.serving.statement import statement
-from tuner.serve_plan import Role, VerifiedServing
+from tuner.serve_plan import VerifiedServing
 
 _CPUS_PER_GPU: Final = 8
 """Cores beside each device; a task has one otherwise, which every process of an engine would share.
@@ -29,8 +31,8 @@ _PORT_SLOTS: Final = 150
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
     """Return the batch script, what its tasks run, and the benchmark."""
-    shapes = group_shapes(verified)
-    engine = verified.plan.goal.engine.name
+    shapes = _components(verified)
+    engine, ffns = verified.plan.goal.engine.name, _ffn_groups(verified)
     text = (
         "#!/usr/bin/env bash\n"
         + _directives(verified, shapes)
@@ -48,7 +50,12 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             checks=checks(draft_model=needs_draft_model(verified)),
         )
         + "".join(
-            _steps(shape, component=index if len(shapes) > 1 else None, engine=engine)
+            _steps(
+                shape,
+                component=index if len(shapes) > 1 else None,
+                engine=engine,
+                ffn=ffns.get(shape.name),
+            )
             for index, shape in enumerate(shapes)
         )
         + (_router(shapes, engine=engine) if needs_router(verified) else "")
@@ -61,12 +68,38 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             text="#!/usr/bin/env bash\n"
             + comment((*statement(verified), "", "Started by job.sbatch, once a task."))
             + _INSTANCE.format(
-                engine=engine, first=FIRST_PORT, each=PORTS_PER_INSTANCE, slots=_PORT_SLOTS
+                engine=engine,
+                first=FIRST_PORT,
+                each=PORTS_PER_INSTANCE,
+                slots=_PORT_SLOTS,
+                meets=_MEETS.format(offset=MEETING_OFFSET) if ffns else "",
             ),
             executable=True,
         ),
         *bench_files(verified),
     )
+
+
+def _components(verified: VerifiedServing) -> tuple[GroupShape, ...]:
+    """Return the groups, but a cell that fits a machine as one, so that its links are there."""
+    whole = {one.name: (one, other) for one, other in one_machine_cells(verified)}
+    inside = {other.name for _, other in whole.values()}
+    found = []
+    for shape in group_shapes(verified):
+        if shape.name in whole:
+            devices = sum(one.group.devices for one in whole[shape.name])
+            cell = shape.group.model_copy(update={"devices": devices})
+            found.append(replace(shape, name=cell_name(shape), group=cell))
+        elif shape.name not in inside:
+            found.append(shape)
+    return tuple(found)
+
+
+def _ffn_groups(verified: VerifiedServing) -> dict[str, str]:
+    """Return, by attention group, the group of FFN servers on machines of their own."""
+    whole = {one.name for one, _ in one_machine_cells(verified)}
+    pairs = cell_pairs(group_shapes(verified))
+    return {one.name: other.name for one, other in pairs if one.name not in whole}
 
 
 def _directives(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> str:
@@ -139,7 +172,22 @@ export PORT="$(( {first} + (FIRST + INDEX) % {slots} * {each} ))"
 if [[ "$ANSWERS" == yes ]]; then
   printf 'http://%s:%s\\n' "${{SLURMD_NODENAME:-$(hostname)}}" "$PORT" > "$RUN/$GROUP.$INDEX.url"
 fi
-exec bash "../{engine}/$GROUP.sh" "$@"
+{meets}exec bash "../{engine}/$GROUP.sh" "$@"
+"""
+
+_MEETS: Final = """\
+if [[ -n "${{FFN_GROUP:-}}" ]]; then
+  # The FFN server of this instance has the same number; wait ten minutes for its address.
+  for (( tries = 0; tries < 600; tries++ )); do
+    if [[ -s "$RUN/$FFN_GROUP.$INDEX.url" ]]; then break; fi
+    sleep 1
+  done
+  AFD_HOST="$(cat -- "$RUN/$FFN_GROUP.$INDEX.url")"
+  AFD_HOST="${{AFD_HOST#http://}}"
+  export AFD_PORT="$(( ${{AFD_HOST##*:}} + {offset} ))" AFD_HOST="${{AFD_HOST%:*}}"
+else
+  export AFD_HOST="${{MASTER_ADDR:-${{SLURMD_NODENAME:-$(hostname)}}}}"
+fi
 """
 
 _ADDRESSES: Final = """\
@@ -158,14 +206,16 @@ addresses() {
 """
 
 
-def _steps(shape: GroupShape, *, component: int | None, engine: str) -> str:
+def _steps(shape: GroupShape, *, component: int | None, engine: str, ffn: str | None = None) -> str:
     group = shape.group
+    meets = "" if ffn is None else f"FFN_GROUP={ffn} "
     het = "" if component is None else f"--het-group={component} "
     kill = "--kill-on-bad-exit=1"
     cpus = f"--cpus-per-gpu={_CPUS_PER_GPU}"
     if shape.nodes == 1:
         return (
-            f"srun {het}--ntasks={group.count} --gpus-per-task={group.devices} {cpus} {kill} \\\n"
+            f"{meets}srun {het}--ntasks={group.count} --gpus-per-task={group.devices} {cpus}"
+            f" {kill} \\\n"
             f"  bash instance.sh {shape.name} task {shape.first} 1 &\n"
         )
     tasks = shape.nodes * _tasks_per_node(shape, engine=engine)
@@ -175,7 +225,7 @@ def _steps(shape: GroupShape, *, component: int | None, engine: str) -> str:
 mapfile -t HOSTS < <(scontrol show hostnames "${nodes}")
 for (( index = 0; index < {group.count}; index++ )); do
   hosts="$(IFS=,; echo "${{HOSTS[*]:index * {shape.nodes}:{shape.nodes}}}")"
-  srun {het}{mpi}--nodes={shape.nodes} --nodelist="$hosts" --ntasks={tasks} \\
+  {meets}srun {het}{mpi}--nodes={shape.nodes} --nodelist="$hosts" --ntasks={tasks} \\
     --ntasks-per-node={tasks // shape.nodes} --gpus-per-node={shape.devices_per_node} \\
     {cpus} {kill} \\
     bash instance.sh {shape.name} "$index" {shape.first} {shape.nodes} &
@@ -186,9 +236,11 @@ done
 def _router(shapes: tuple[GroupShape, ...], *, engine: str) -> str:
     lists: dict[str, list[str]] = {}
     for shape in shapes:
-        role = shape.group.role
-        name = "WORKER_URLS" if role is Role.AGGREGATED else f"{role.name}_URLS"
-        lists.setdefault(name, []).append(f"addresses {shape.name} {shape.group.count}")
+        name = url_list(shape.group.role)
+        if name is not None:
+            lists.setdefault(f"{name}_URLS", []).append(
+                f"addresses {shape.name} {shape.group.count}"
+            )
     found = "".join(f'{name}="$({"; ".join(calls)})"\n' for name, calls in lists.items())
     return (
         f"{_ADDRESSES}{found}export {' '.join(lists)}\n"

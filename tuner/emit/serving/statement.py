@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from tuner.devices.catalogue import find_device
 from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes, is_apart
-from tuner.serve_plan import PUBLISHED_MODES, Instances, Latency, VerifiedServing
+from tuner.serve_plan import PUBLISHED_MODES, Instances, Latency, Role, VerifiedServing
+from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.steps import lacks_units
 from tuner.units import format_s
 
@@ -16,6 +17,7 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
         f"Written by moetune {plan.provenance.moetune_version} for the model {plan.model.name}.",
         f"{_several(verified.decision.num_devices, 'device')}, mode {verified.decision.mode}.",
     ]
+    lines += _experiment(verified)
     if verified.waived:
         lines.append(f"NOT VERIFIED: {verified.waived}")
     if verified.measured:
@@ -33,6 +35,16 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
             " two is taken, so watch whether small ones are asked too much."
         )
     return (*lines, *expectation(verified))
+
+
+def _experiment(verified: VerifiedServing) -> Iterator[str]:
+    engine = manifest_of(verified.plan.goal.engine)
+    if verified.decision.mode == "attention_expert" and engine.afd is not None:
+        version = engine.release.partition("+")[0]
+        yield (
+            f"EXPERIMENTAL: attention and experts apart need {engine.afd.plugin} at commit"
+            f" {engine.afd.commit} with {engine.name} {version} and no other; install both first."
+        )
 
 
 def expectation(verified: VerifiedServing) -> tuple[str, ...]:
@@ -77,10 +89,17 @@ def _line(shape: GroupShape) -> str:
         _several(group.max_batched_tokens, "token"),
     )
     extras = "".join(f"; {extra}" for extra in _extras(group))
+    layout = (
+        f"attention TP {group.attention_tp} x DP {group.attention_dp}, experts TP {group.moe_tp} x"
+        f" EP {group.ep}, PP {group.pp}, all-to-all {group.a2a_backend}"
+    )
+    if group.role is Role.ATTENTION:
+        layout = f"attention TP {group.attention_tp} x DP {group.attention_dp}, no experts"
+    if group.role is Role.EXPERT:
+        layout = f"experts EP {group.ep} on TP {group.attention_tp} x DP {group.attention_dp} ranks"
     return (
         f"{shape.name}: {group.count} x {devices} of {group.pool}, each on"
-        f" {machines}; attention TP {group.attention_tp} x DP {group.attention_dp}, experts"
-        f" TP {group.moe_tp} x EP {group.ep}, PP {group.pp}, all-to-all {group.a2a_backend};"
+        f" {machines}; {layout};"
         f" {requests} and {tokens} a rank at most{extras}."
     )
 

@@ -86,6 +86,33 @@ def disaggregated(
     )
 
 
+def attention_expert(
+    *,
+    prefill: dict[str, Any] | None = None,
+    attention: dict[str, Any] | None = None,
+    expert: dict[str, Any] | None = None,
+    **handover: Any,
+) -> ServeDecision:
+    """Return three prefill instances, and two cells of 4 attention and 2 expert devices."""
+    first = {"count": 3, "devices": 4, "attention_dp": 4, "ep": 4}
+    small = {"max_batched_tokens": 1024, "chunked_prefill": True}
+    four = {"devices": 4, "attention_dp": 4, "ep": 1, **small}
+    two = {"devices": 2, "attention_dp": 2, "ep": 2, **small}
+    return ServeDecision(
+        mode="attention_expert",
+        instances=(
+            sample_instances(Role.PREFILL, **(first | (prefill or {}))),
+            sample_instances(Role.ATTENTION, **(four | (attention or {}))),
+            sample_instances(Role.EXPERT, **(two | (expert or {}))),
+        ),
+        handovers=disaggregated(**handover).handovers,
+    )
+
+
+AFD_ENGINE: dict[str, Any] = {"engine": {"name": "vllm", "version": "0.30.0+afd"}}
+"""The goal's engine for `attention_expert`."""
+
+
 def sample_serving(
     model: ModelSpec,
     decision: ServeDecision,

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tuner.emit.placement.vllm import STEP_INTERVAL
+from tuner.emit.serving.cells import SERVERS as CELL_SERVERS
+from tuner.emit.serving.cells import cell_address, cell_words, has_cells
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, SIDE_CHANNEL, ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.shape import GroupShape, drafted, transfer
@@ -23,6 +25,8 @@ from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 
 _PLUGIN: Final = PLACEMENT_FILE["vllm"]
 
+_UNCHUNKED: Final = "--no-enable-chunked-prefill"
+"""As releases before 0.33 have it."""
 _LEAST_HALVED: Final = 32
 """Tokens of a decode step above which vLLM overlaps halves by default."""
 
@@ -43,11 +47,13 @@ def server(
     quantization = manifest.quantization[goal.quantization]
     kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
     is_placed = placement is not None and placement.suits(group)
-    handover = transfer(verified)
+    is_cell = group.role in CELL_SERVERS
+    handover = None if group.role is Role.EXPERT else transfer(verified)
     words = (
         'vllm serve "$MODEL"',
         '--host 0.0.0.0 --port "$PORT"',
         *_degrees(group),
+        *(cell_words(verified, shape) if is_cell else ()),
         *((f"--quantization {quantization}",) if quantization else ()),
         *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
         *((f"--max-model-len {goal.max_model_len}",) if goal.max_model_len else ()),
@@ -62,8 +68,13 @@ def server(
     )
     return ServerCommand(
         words=words,
-        environment={} if handover is None else _environment(group, handover),
-        before=_spread(shape) + (_PLUGIN_ON_PATH if is_placed else ""),
+        environment={
+            **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if has_cells(verified) else {}),
+            **({} if handover is None else _environment(group, handover)),
+        },
+        before=_spread(shape)
+        + (cell_address(verified, shape) if is_cell else "")
+        + (_PLUGIN_ON_PATH if is_placed else ""),
     )
 
 
@@ -116,7 +127,7 @@ def _degrees(group: Instances) -> Iterator[str]:
         yield f"--pipeline-parallel-size {group.pp}"
     if group.attention_dp > 1:
         yield f"--data-parallel-size {group.attention_dp}"
-    if group.ep > 1:
+    if group.ep > 1 or group.role in CELL_SERVERS:
         yield "--enable-expert-parallel"
         if group.attention_dp > 1:
             yield f"--all2all-backend {_ALL2ALL[group.a2a_backend]}"
@@ -137,7 +148,7 @@ def _batches(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str
     yield f"--max-num-seqs {group.max_batch}"
     yield f"--max-num-batched-tokens {tokens}"
     if group.role is not Role.DECODE and not group.chunked_prefill:
-        yield "--disable-chunked-prefill"
+        yield _UNCHUNKED if _UNCHUNKED in manifest.options else "--disable-chunked-prefill"
     if group.role is not Role.PREFILL:
         yield f"--max-cudagraph-capture-size {_graph_tokens(group)}"
 

@@ -37,9 +37,11 @@ from tuner.estimate.serving.pricing import (
 from tuner.estimate.serving.records import ServingChange, ServingLoad
 from tuner.planner.serve.choices import BUDGETS
 from tuner.planner.serve.demand import MOST_RUNNING
+from tuner.planner.serve.instances import launched_as
 from tuner.planner.serve.options import Option, most_running
 from tuner.planner.serve.telling import TIE_RATIO
 from tuner.serve_plan import Role
+from tuner.spec.serving.manifests.afd import cell_refusals
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import group_refusals
 
@@ -53,6 +55,8 @@ def changes_of(asked: Asked, load: ServingLoad | None) -> tuple[ServingChange, .
         asked: the launch and its traffic.
         load: what the launch does as it is; None where it does not fit.
     """
+    if asked.launch.ffn_devices:
+        return ()  # Sizes of a cell are chosen together, by planning.
     found = [
         made
         for what, setting in dict(_neighbours(asked, fits_now=load is not None)).items()
@@ -63,15 +67,25 @@ def changes_of(asked: Asked, load: ServingLoad | None) -> tuple[ServingChange, .
 
 def refused(asked: Asked, option: Option, setting: Setting) -> tuple[str, ...]:
     """Return what the release says against an instance."""
-    engine = manifest_of(asked.goal.engine)
-    lines = group_refusals(
-        engine,
-        instance_of(asked, option, setting),
-        model=asked.spec.model,
-        goal=asked.goal,
-        devices_per_node=asked.site.pool.devices_per_node,
-        generation=asked.site.machine.sheet.generation,
-    )
+    engine, generation = manifest_of(asked.goal.engine), asked.site.machine.sheet.generation
+    groups = [instance_of(asked, option, setting)]
+    lines: list[str] = []
+    if asked.launch.ffn_devices:
+        groups += launched_as(option, count=asked.instances)[1:]
+        if engine.afd is None:
+            lines.append("it has no attention and FFN servers apart; vllm 0.30.0+afd does")
+        else:
+            pools = {asked.site.pool.name: generation}
+            lines += cell_refusals(engine.afd, groups, generations=pools)
+    for group in groups:
+        lines += group_refusals(
+            engine,
+            group,
+            model=asked.spec.model,
+            goal=asked.goal,
+            devices_per_node=asked.site.pool.devices_per_node,
+            generation=generation,
+        )
     return tuple(f"{engine.name} {engine.release}: {line}" for line in lines)
 
 

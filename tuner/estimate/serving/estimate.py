@@ -1,6 +1,7 @@
 """From a serving launch and a spec to what it will do: read, priced, played, changed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from tuner.costs.serving.bands import Band, bands_of
 from tuner.devices.catalogue import find_device
@@ -23,8 +24,15 @@ from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.planner.serve.options import Option, PoolSite
 from tuner.serve_plan import Latency, Role
 from tuner.spec.cluster import Pool
+from tuner.spec.serving.goal import Mode, ServeGoal
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.read import ServeSpec
+
+_MODE: Final[Mapping[Role, Mode]] = {
+    Role.AGGREGATED: "aggregated",
+    Role.ATTENTION: "attention_expert",
+}
+"""Whose bands count, by role; of others those of prefill and decode apart."""
 
 
 def pool_named(spec: ServeSpec, name: str | None) -> Pool:
@@ -74,7 +82,7 @@ def estimate_serving(
     changes = changes_of(asked, load)
     ttft_band, tpot_band = bands_of(
         launch.engine,
-        mode="aggregated" if launch.role is Role.AGGREGATED else "disaggregated",
+        mode=_MODE.get(launch.role, "disaggregated"),
         has_kernels=not site.machine.estimated,
     )
     return ServingEstimate(
@@ -121,7 +129,7 @@ def surroundings(spec: ServeSpec, pool: Pool) -> Surroundings:
 
 
 def _check_instances(launch: ServingLaunch, pool: Pool, *, instances: int) -> None:
-    each = launch.setting.degrees.devices * launch.copies
+    each = launch.setting.degrees.devices * launch.copies + launch.ffn_devices
     if each * instances > pool.num_devices:
         raise SpecError(
             f"--instances {instances}: they take {each * instances} devices, pool {pool.name!r}"
@@ -155,6 +163,19 @@ def _notes(
         yield "the launch keeps no prefixes, so that every prompt is computed whole"
     if launch.setting.running > MOST_RUNNING:
         yield f"{MOST_RUNNING} sequences a rank are priced, not {launch.setting.running}"
+    yield from _beside(asked, load, goal=goal)
+    if option.site.machine.estimated:
+        yield f"from the datasheet: {', '.join(sorted(option.site.machine.estimated))}"
+
+
+def _beside(asked: Asked, load: ServingLoad | None, *, goal: ServeGoal) -> Iterator[str]:
+    """Say what of other servers the prediction rests on."""
+    launch = asked.launch
+    if launch.ffn_devices:
+        yield (
+            f"its FFN server of {launch.ffn_devices} devices is priced with it and counts as part"
+            " of the instance; changes of a cell are not tried, `moetune plan` chooses its sizes"
+        )
     if launch.role is not Role.AGGREGATED:
         yield "the other half is not part of the launch; it is taken to be as fast as this one asks"
         if goal.traffic.is_closed_loop and load is not None:
@@ -162,5 +183,3 @@ def _notes(
                 f"a closed loop of {goal.traffic.concurrency} within its targets asks for"
                 f" {asked.demand.rate_per_s:.3g} requests/s, which are played"
             )
-    if option.site.machine.estimated:
-        yield f"from the datasheet: {', '.join(sorted(option.site.machine.estimated))}"

@@ -56,6 +56,8 @@ class ServingLaunch:
     setting: Setting
     copies: int = 1
     """Equal instances behind the one command that share nothing but its port."""
+    ffn_devices: int = 0
+    """Of the FFN server that an attention server sends to; 0: it has its networks itself."""
     draft_method: Method = Method.MTP
     """Of drafts, where there are any."""
     has_prefix_cache: bool = True

@@ -23,15 +23,18 @@ from tuner.costs.serving.capacity import held_kv_bytes_per_token, held_weight_by
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import AttentionKind, Decoder, Formats, decoder_of
 from tuner.costs.serving.drafting import Drafting, Method
-from tuner.costs.serving.engine import Engine, Exchange
+from tuner.costs.serving.engine import Degrees, Engine, Exchange
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.memory_rules import rule_of
+from tuner.costs.serving.remote_ffn import RemoteFfnIteration, ffn_fits
 from tuner.costs.serving.reserve import Reserve, reserve_of
+from tuner.errors import SpecError
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
 from tuner.planner.serve.choices import loads_of
 from tuner.planner.serve.demand import MOST_RUNNING, Demand, demand_of
+from tuner.planner.serve.ffn_cells import remote_ffn_step
 from tuner.planner.serve.handovers import handovers_of
 from tuner.planner.serve.instances import formats_of_goal
 from tuner.planner.serve.mixing import prompt_time, token_seconds
@@ -118,8 +121,15 @@ def asked_of(
     """Join a launch and a spec's goal; where they differ the launch counts.
 
     Raises:
-        SpecError: the traffic cannot be read.
+        SpecError: the traffic cannot be read, or the launch answers no requests.
     """
+    if launch.role is Role.EXPERT:
+        raise SpecError(
+            f"{launch.source}: an FFN server answers no requests; estimate the launch of its"
+            " attention server, which is priced with it"
+        )
+    if launch.role is Role.ATTENTION:
+        launch = replace(launch, role=Role.DECODE)
     model = spec.model
     goal = spec.goal.model_copy(
         update={
@@ -173,18 +183,7 @@ def _other_half(role: Role) -> dict[str, Percentiles]:
 def option_of(asked: Asked, setting: Setting) -> Option:
     """Price one instance."""
     site, demand, role = asked.site, asked.demand, asked.launch.role
-    iteration = Iteration(
-        decoder=asked.decoder,
-        formats=asked.formats,
-        degrees=setting.degrees,
-        engine=asked.launch.engine,
-        machine=site.machine,
-        drafting=asked.drafting(setting),
-        two_batch_overlap=setting.two_batch_overlap,
-        loads=None if asked.loads is None else loads_of(asked.loads, setting.degrees),
-        exchange=_exchange(asked, setting),
-        redundant_experts=setting.redundant_experts,
-    )
+    iteration = _iteration(asked, setting)
     running = min(setting.running, MOST_RUNNING)
     room = _room(asked, iteration, setting)
     cache = _tokens(asked, iteration, room, request_tokens=demand.held_tokens)
@@ -211,6 +210,31 @@ def option_of(asked: Asked, setting: Setting) -> Option:
         is_chunked=setting.is_chunked,
         page_tokens=setting.page_tokens,
     )
+
+
+def _iteration(asked: Asked, setting: Setting) -> Iteration:
+    """Return the steps of an instance, of an attention server with those of its FFN server."""
+    own = Iteration(
+        decoder=asked.decoder,
+        formats=asked.formats,
+        degrees=setting.degrees,
+        engine=asked.launch.engine,
+        machine=asked.site.machine,
+        drafting=asked.drafting(setting),
+        two_batch_overlap=setting.two_batch_overlap,
+        loads=None if asked.loads is None else loads_of(asked.loads, setting.degrees),
+        exchange=_exchange(asked, setting),
+        redundant_experts=setting.redundant_experts,
+    )
+    ranks = asked.launch.ffn_devices
+    if not ranks:
+        return own
+    # Tensor ranks of an FFN server get the same tokens, so its tensor degree is attention's.
+    tensor = setting.degrees.attention_tensor if ranks == setting.degrees.devices else 1
+    degrees = Degrees(attention_tensor=tensor, attention_data=ranks // tensor, expert=ranks)
+    loads = None if asked.loads is None else loads_of(asked.loads, degrees)
+    ffn = replace(own, degrees=degrees, loads=loads, drafting=None, two_batch_overlap=False)
+    return remote_ffn_step(ffn, setting.degrees, asked.site, halves=setting.two_batch_overlap)
 
 
 def _exchange(asked: Asked, setting: Setting) -> Exchange:
@@ -301,6 +325,16 @@ def misfit_of(asked: Asked, option: Option, setting: Setting) -> str:
             f"{'share of memory' if asked.launch.cache_bytes is None else 'cache'}, or its steps"
             " fewer tokens"
         )
+    own = option.iteration
+    if isinstance(own, RemoteFfnIteration):
+        peers = max(own.peers, 1.0)
+        tokens, running = round(peers * setting.step_tokens), round(peers * option.running)
+        memory = asked.site.memory_bytes
+        if not ffn_fits(own.ffn, memory_bytes=memory, step_tokens=tokens, running=running):
+            return (
+                f"a device of its FFN server has no room for the experts beside steps of {tokens}"
+                " tokens; give it more devices, or its attention server fewer tokens a step"
+            )
     longest = asked.longest_tokens
     if option.kv_tokens < longest:
         return f"a rank's cache has no room for a request of {longest} tokens"
@@ -360,7 +394,7 @@ def _played(asked: Asked, group: Group) -> Played:
         return played_together((group,), goal=goal, demand=demand)
     other = Role.DECODE if option.role is Role.PREFILL else Role.PREFILL
     half = option_of(
-        replace(asked, launch=replace(asked.launch, role=other)),
+        replace(asked, launch=replace(asked.launch, role=other, ffn_devices=0)),
         replace(asked.launch.setting, degrees=option.degrees, running=MOST_RUNNING),
     )
     many = max(1, math.ceil(IDLE_FACTOR * demand.rate_per_s / half.rate_per_s))
@@ -387,16 +421,17 @@ def memory_of_device(asked: Asked, option: Option, setting: Setting) -> ServingM
 def instance_of(asked: Asked, option: Option, setting: Setting) -> Instances:
     """Return the launch's instances in the words of a plan."""
     degrees, backend = option.degrees, setting.a2a_backend
-    has_experts = asked.decoder.experts is not None
+    is_cell = isinstance(option.iteration, RemoteFfnIteration)
+    has_experts = asked.decoder.experts is not None and not is_cell
     is_apart = degrees.attention_data > 1
     if not is_apart and backend == "allgather":
         backend = "none"
     return Instances.model_validate(
         {
-            "role": option.role,
+            "role": Role.ATTENTION if is_cell else option.role,
             "pool": asked.site.pool.name,
             "count": asked.instances,
-            "devices": option.devices,
+            "devices": degrees.devices,
             "attention_tp": degrees.attention_tensor,
             "attention_dp": degrees.attention_data,
             "moe_tp": degrees.moe_tensor if has_experts else 1,

@@ -16,15 +16,16 @@ beside that, in case fast ones need less.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.planner.serve.demand import Demand, demand_of
+from tuner.planner.serve.ffn_cells import PricedCells
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import formats_of_goal
-from tuner.planner.serve.launchable import launchable_options, release_refuses
+from tuner.planner.serve.launchable import launchable_cells, launchable_options, release_refuses
 from tuner.planner.serve.offloading import Cut, cut_options, cuts_of
 from tuner.planner.serve.options import Options, PoolSite
 from tuner.planner.serve.playing import Group, Played
@@ -133,6 +134,8 @@ class Question:
     """Recorded; None: those of the kernel tables."""
     cut: Cut | None = None
     """Where the question is of one threshold."""
+    cells: PricedCells = field(default_factory=PricedCells)
+    """Of attention and FFN servers, where the release has them."""
 
 
 def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings) -> Question:
@@ -159,17 +162,22 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
         roles=roles,
         loads=loads,
     )
+    cells = launchable_cells(
+        spec, sites, decoder=decoder, formats=formats, demand=demand, loads=loads
+    )
+    handing = (*options.options, *cells.options, *cells.refused)
     return Question(
         spec=spec,
         sites=sites,
         demand=demand,
         options=options,
         refused=options.refused,
-        hand_overs=handovers_of(spec, input_tokens=demand.input_tokens, options=options.options),
+        hand_overs=handovers_of(spec, input_tokens=demand.input_tokens, options=handing),
         decoder=decoder,
         formats=formats,
         settings=settings,
         loads=loads,
+        cells=cells,
     )
 
 
@@ -181,7 +189,7 @@ def variants_of(question: Question, mode: Mode) -> tuple[Question, ...]:
         case "prefill_offload":
             return tuple(_of_cuts(question))
         case "attention_expert":
-            return ()
+            return _of_cells(question)
         case _:
             return (question,)
 
@@ -191,6 +199,14 @@ def _of_shares(question: Question) -> tuple[Question, ...]:
     launched = tuple(one for one in made if not release_refuses(one, question.spec))
     options = replace(question.options, options=launched or made)
     return (replace(question, options=options),) if made else ()
+
+
+def _of_cells(question: Question) -> tuple[Question, ...]:
+    """Take refused cells where there are no others, so that the answer says what refuses them."""
+    cells = question.cells.options or question.cells.refused
+    prefills = tuple(one for one in question.options.options if one.role is Role.PREFILL)
+    options = replace(question.options, options=(*prefills, *cells))
+    return (replace(question, options=options),) if cells else ()
 
 
 def _of_cuts(question: Question) -> Iterator[Question]:

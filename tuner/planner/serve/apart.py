@@ -1,13 +1,13 @@
-"""Attention and experts of decode on devices of their own: sized, priced, told as not launchable.
+"""Attention and experts of decode apart, where the release launches no cells: sized and priced.
 
     x = requests a second of a cell (tuner/planner/serve/cells.py)
     k = ceil(rate (1 + spare) / x)                  cells
     prefill: for each pool the instances of one kind on the fewest devices
 
 Every pair of sizes (n_a, n_e) is tried, with every pool for prefill whose caches reach the
-attention devices, and the least cost or the fewest devices count. No released engine launches such
+attention devices, and the least cost or the fewest devices count. Most releases launch no such
 cells, so the answer is a line under `unlaunchable`: what the mode would save against the chosen
-plan, at the chosen plan's spare capacity.
+plan, at the chosen plan's spare capacity. What vLLM's plugin launches is ffn_cells.py's.
 
 Source: Janus (arXiv:2512.13525), which sizes decode; prefill is that of the disaggregated mode.
 
@@ -34,7 +34,10 @@ from tuner.planner.serve.replicas import ReplicaCounts
 from tuner.serve_plan import Role
 from tuner.spec.cluster import Cluster
 
-FEATURE: Final = "attention and experts on devices of their own: no released engine launches it"
+FEATURE: Final = (
+    "attention and experts on devices of their own: this release does not launch it, vllm"
+    " 0.30.0+afd does as an experiment"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,5 +1,6 @@
 """What is proven about the instances that were chosen, and how many others cost about as much."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -70,12 +71,14 @@ def _covers(launched: Sequence[Found]) -> str:
 def space_of(question: Question, found: Sequence[Found]) -> ServeSpace:
     """Count what was priced: ways to run an instance, and those that modes of their own add."""
     own = [one for one in found if one.mode in ("shared_device", "prefill_offload")]
-    added = sum(len(one.solved.program.options) for one in own)
+    cells = question.cells
+    added = sum(len(one.solved.program.options) for one in own) + len(cells.options)
+    illegal = Counter(question.options.illegal_by) + Counter(cells.illegal_by)
     return ServeSpace(
         priced=len(question.options.options) + added,
         bounded=question.options.beaten,
-        illegal=question.options.illegal,
-        illegal_by=dict(question.options.illegal_by),
+        illegal=illegal.total(),
+        illegal_by=dict(illegal.most_common()),
     )
 
 

@@ -1,25 +1,44 @@
 """Options in the words of a plan: what one kind of instance is launched as."""
 
+from dataclasses import replace
 from typing import Literal
 
 from tuner.costs.serving.capacity import stated_ratio
 from tuner.costs.serving.decoder import Formats
 from tuner.costs.serving.engine import Exchange
+from tuner.costs.serving.remote_ffn import RemoteFfnIteration
 from tuner.planner.serve.options import Option
-from tuner.serve_plan import Instances
+from tuner.serve_plan import Instances, Role
 from tuner.spec.serving.goal import ServeGoal
 
 
+def launched_as(option: Option, *, count: int) -> tuple[Instances, ...]:
+    """Return the groups of instances that so many of an option are: a cell is one of each role."""
+    own = option.iteration
+    if not isinstance(own, RemoteFfnIteration):
+        return (instances_of(option, count=count),)
+    ffn = replace(
+        option,
+        role=Role.EXPERT,
+        degrees=own.ffn.degrees,
+        iteration=replace(own.ffn, two_batch_overlap=own.two_batch_overlap),
+        kv_tokens=0.0,
+        page_tokens=None,
+    )
+    return instances_of(option, count=count), instances_of(ffn, count=count)
+
+
 def instances_of(option: Option, *, count: int) -> Instances:
-    """Return equal instances of one kind."""
+    """Return equal instances of one kind; of a cell the attention servers."""
     degrees = option.degrees
     iteration = option.iteration
-    has_experts = iteration.decoder.experts is not None
+    is_cell = isinstance(iteration, RemoteFfnIteration)
+    has_experts = iteration.decoder.experts is not None and not is_cell
     return Instances(
-        role=option.role,
+        role=Role.ATTENTION if is_cell else option.role,
         pool=option.site.pool.name,
         count=count,
-        devices=option.devices,
+        devices=degrees.devices,
         attention_tp=degrees.attention_tensor,
         attention_dp=degrees.attention_data,
         moe_tp=degrees.moe_tensor if has_experts else 1,
@@ -46,7 +65,7 @@ def instances_of(option: Option, *, count: int) -> Instances:
 def _exchange_of(
     option: Option,
 ) -> Literal["none", "allgather", "deepep_normal", "deepep_low_latency"]:
-    if option.degrees.attention_data == 1:
+    if option.degrees.attention_data == 1 or isinstance(option.iteration, RemoteFfnIteration):
         return "none"
     match option.iteration.exchange:
         case Exchange.NORMAL:

@@ -7,17 +7,21 @@ from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Engine, Exchange
 from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serving.remote_ffn import RemoteFfnIteration
 from tuner.errors import SpecError
 from tuner.planner.serve.choices import Choices, budgets_of
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.instances import instances_of
+from tuner.planner.serve.ffn_cells import PricedCells, priced_cells
+from tuner.planner.serve.instances import launched_as
 from tuner.planner.serve.options import Option, Options, PoolSite, options_of
 from tuner.planner.serve.pages import page_of_pool
 from tuner.serve_plan import Role
+from tuner.spec.serving.manifests.afd import cell_refusals, target_refusals
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import group_refusals
 from tuner.spec.serving.read import ServeSpec
 
+AFD: Final = "attention_expert"
 EXCHANGES: Final = (Exchange.ALLGATHER, Exchange.NORMAL, Exchange.LOW_LATENCY)
 
 
@@ -54,6 +58,30 @@ def launchable_options(
     )
 
 
+def launchable_cells(
+    spec: ServeSpec,
+    sites: tuple[PoolSite, ...],
+    *,
+    decoder: Decoder,
+    formats: Formats,
+    demand: Demand,
+    loads: ExpertLoads | None = None,
+) -> PricedCells:
+    """Price attention servers with FFN servers of their own; none where nobody asks or has them."""
+    if AFD not in spec.goal.modes or AFD not in manifest_of(spec.goal.engine).modes:
+        return PricedCells()
+    return priced_cells(
+        sites,
+        decoder=decoder,
+        formats=formats,
+        engine=Engine(spec.goal.engine.name),
+        demand=demand,
+        loads=loads,
+        page_of_pool=page_of_pool(spec, sites),
+        refuse=lambda option: release_refuses(option, spec),
+    )
+
+
 def release_refuses(option: Option, spec: ServeSpec) -> str:
     """Say in a line why the engine's release does not launch an option; empty: it does."""
     engine = manifest_of(spec.goal.engine)
@@ -61,14 +89,24 @@ def release_refuses(option: Option, spec: ServeSpec) -> str:
         loads = option.iteration.loads
         if loads is None or option.degrees.expert != len(loads.slots_R):
             return "the placement is for another number of expert ranks"
-    broken = group_refusals(
-        engine,
-        instances_of(option, count=1),
-        model=spec.model,
-        goal=spec.goal,
-        devices_per_node=option.site.pool.devices_per_node,
-        generation=option.site.machine.sheet.generation,
-    )
+    groups, generation = launched_as(option, count=1), option.site.machine.sheet.generation
+    broken = [
+        line
+        for group in groups
+        for line in group_refusals(
+            engine,
+            group,
+            model=spec.model,
+            goal=spec.goal,
+            devices_per_node=option.site.pool.devices_per_node,
+            generation=generation,
+        )
+    ]
+    if isinstance(option.iteration, RemoteFfnIteration) and (lines := target_refusals(spec.emit)):
+        return lines[0]
+    if engine.afd is not None:
+        generations = {option.site.pool.name: generation}
+        broken += cell_refusals(engine.afd, groups, generations=generations)
     return f"{engine.name} {engine.release}: {broken[0]}" if broken else ""
 
 

@@ -22,6 +22,7 @@ from tuner.planner.serve.ranking import (
 from tuner.planner.serve.telling import missed_with, refusals_of, told_of
 from tuner.serve_plan import PUBLISHED_MODES, ServeModeAnswer, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
+from tuner.spec.serving.manifests.registry import manifest_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +36,7 @@ class Answers:
     fitting: tuple[Found, ...]
     """Those that keep the targets and can be launched, best first."""
     apart: Apart | str | None
-    """Attention and experts apart, or why not; None: not asked for."""
+    """Attention and experts apart, or why not; None: not asked for, or answered like the others."""
 
     @property
     def launched(self) -> tuple[Found, ...]:
@@ -58,17 +59,24 @@ def answers_of(question: Question) -> Answers:
     refused = {one.mode: refusals_of(one, question) for one in found}
     fitting = ranked([one for one in found if not one.missed and not refused[one.mode]], question)
     apart = None
-    if "attention_expert" in question.spec.goal.modes:
+    if _is_sized_alone(question):
         spare = fitting[0].spare if fitting else least_spare(question)
         apart = apart_of(question, spare_ratio=spare.most_ratio)
     return Answers(found=found, refused=refused, fitting=fitting, apart=apart)
+
+
+def _is_sized_alone(question: Question) -> bool:
+    """Whether attention and experts apart are asked for, and the release does not launch them."""
+    mode = "attention_expert"
+    is_asked = mode in question.spec.goal.modes
+    return is_asked and mode not in manifest_of(question.spec.goal.engine).modes
 
 
 def table_of(answers: Answers, question: Question) -> tuple[ServeModeAnswer, ...]:
     """Return a line for every mode."""
     return tuple(
         _apart_line(answers, question)
-        if mode == "attention_expert"
+        if mode == "attention_expert" and _is_sized_alone(question)
         else _line(mode, answers, question)
         for mode in modes_of(question)
     )
@@ -167,6 +175,8 @@ def why_none(mode: Mode, question: Question) -> str:
             return "no link joins the pools, so that no cache gets from one to another"
         if not cuts_of(question.spec.goal, question.demand):
             return "all prompts are equally long, so that no length parts them"
+    if mode == "attention_expert" and question.cells.illegal_by:
+        return next(iter(question.cells.illegal_by))
     if question.options.slowest_tpot_s == float("inf"):
         return "memory: no way to split the model leaves room for one request"
     return "the pools lack the devices or links for it at this traffic within the targets"

@@ -28,6 +28,7 @@ from tuner.costs.serving.engine import TRAITS, Degrees, Engine, Exchange
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.memory_rules import rule_of
+from tuner.costs.serving.remote_ffn import RemoteFfnIteration
 from tuner.costs.serving.reserve import reserve_of
 from tuner.costs.serving.whole_step import step_s
 from tuner.planner.serve.choices import Budget, Choices, usual_choices
@@ -105,8 +106,10 @@ class Option:
 
     @property
     def devices(self) -> int:
-        """Of one instance."""
-        return self.degrees.devices
+        """Of one instance; of a cell those of its FFN server too."""
+        own = self.iteration
+        ffn = own.ffn.degrees.devices if isinstance(own, RemoteFfnIteration) else 0
+        return self.degrees.devices + ffn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +193,27 @@ def options_of(
         slowest_tpot_s=least_tpot_s,
         slowest_ttft_s=least_ttft_s,
     )
+
+
+def decode_options(
+    site: PoolSite,
+    iteration: Iteration,
+    *,
+    budget: Budget,
+    demand: Demand,
+    page_tokens: int | None,
+) -> tuple[tuple[Option, ...], str]:
+    """Return decode instances that take such steps, at the batches worth trying.
+
+    Returns:
+        Options, or none and what stands in the way.
+    """
+    pages = {} if page_tokens is None else {site.pool.name: page_tokens}
+    choices = Choices(budgets=(budget,), page_of_pool=pages)
+    (way,) = _budgeted(site, iteration, choices, demand)
+    if not len(way.running_N):
+        return (), NO_ROOM
+    return _of_decode(way, demand)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -373,15 +397,28 @@ def _of_role(
             role, demand, running=places, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0
         )
         return (alone,), ""
+    if role is Role.DECODE:
+        return _of_decode(way, demand)
+    priced_s = token_seconds(
+        way.iteration,
+        way.running_N,
+        demand,
+        step_tokens=way.budget.tokens,
+        decode_s_N=way.decode_s_N,
+    )
+    return _answering(way, role, priced_s, demand, ttft_s=prompt.latency_s)
+
+
+def _of_decode(way: _Way, demand: Demand) -> tuple[tuple[Option, ...], str]:
     priced_s = way.decode_s_N / way.iteration.tokens_per_step
-    if role is Role.AGGREGATED:
-        priced_s = token_seconds(
-            way.iteration,
-            way.running_N,
-            demand,
-            step_tokens=way.budget.tokens,
-            decode_s_N=way.decode_s_N,
-        )
+    return _answering(way, Role.DECODE, priced_s, demand, ttft_s=0.0)
+
+
+def _answering(
+    way: _Way, role: Role, priced_s: Floats, demand: Demand, *, ttft_s: float
+) -> tuple[tuple[Option, ...], str]:
+    """Return a way that answers, by what a token takes at each number of sequences."""
+    data = way.iteration.degrees.attention_data
     running_N = np.arange(1.0, way.running_N[-1] + 1.0)
     tpot_s_N = np.interp(running_N, way.running_N, np.minimum(priced_s, NEVER_S))
     rate_N = data * running_N / (demand.output_tokens * tpot_s_N)
@@ -399,7 +436,7 @@ def _of_role(
             demand,
             running=int(running_N[at]),
             rate_per_s=float(rate_N[at]),
-            ttft_s=prompt.latency_s if role is Role.AGGREGATED else 0.0,
+            ttft_s=ttft_s,
             tpot_s=float(tpot_s_N[at]),
         )
         for at in sorted(chosen)

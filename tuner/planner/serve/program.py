@@ -42,9 +42,10 @@ ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
     "disaggregated": (Role.PREFILL, Role.DECODE),
     "shared_device": (Role.AGGREGATED,),
     "prefill_offload": (Role.PREFILL, Role.DECODE),
+    "attention_expert": (Role.PREFILL, Role.DECODE),
 }
-"""Of a mode's program. Attention and experts apart have none: their cells are enumerated
-(apart.py)."""
+"""Of a mode's program. A cell of attention and experts decodes (ffn_cells.py); where the release
+launches none they have no program (apart.py)."""
 OBJECTIVE: Final = {
     "cost": Objective.COST,
     "devices": Objective.DEVICES,

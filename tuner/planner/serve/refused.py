@@ -1,12 +1,14 @@
-"""What handovers would gain that the engine's release refuses: solved as if it did not."""
+"""What handovers and cells would gain that the release refuses: solved as if it did not."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Final
 
 from tuner.planner.serve.answering import Found, Question, answer
 from tuner.planner.serve.handovers import kept_by
-from tuner.planner.serve.ranking import gain_ratio, worth_of
+from tuner.planner.serve.ranking import counted, gain_ratio, worth_of
+from tuner.planner.serve.telling import refusals_of, told_of
 from tuner.serve_plan import Role, ServeUnlaunchable
 
 LEAST_GAIN_RATIO: Final = 1e-6
@@ -30,6 +32,34 @@ def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunch
                 f"disaggregated on {free.devices} devices, {gained:.0%} less {less}: {broken[0]}"
             ),
             gain_ratio=gained,
+        )
+
+
+def refused_cells(
+    question: Question, best: Found, own: Found | None
+) -> Iterator[ServeUnlaunchable]:
+    """Name a refused cell of attention and experts that would take less than those launched.
+
+    Args:
+        question: with its cells.
+        best: what was chosen.
+        own: the mode's answer with cells that the release launches.
+    """
+    cells, goal = question.cells, question.spec.goal
+    if own is None or not cells.options or not cells.refused:
+        return
+    every = replace(cells, options=(*cells.options, *cells.refused), refused=())
+    free = answer(replace(question, cells=every), "attention_expert")
+    if free is None or free.missed:
+        return
+    broken = refusals_of(free, question)
+    if broken and gain_ratio(worth_of(free, goal), own, goal) > LEAST_GAIN_RATIO:
+        yield ServeUnlaunchable(
+            feature=(
+                f"{told_of(free)}: {counted(free.devices)}, cells that are launched take"
+                f" {own.devices}; {broken[0]}"
+            ),
+            gain_ratio=max(gain_ratio(worth_of(free, goal), best, goal), 0.0),
         )
 
 

@@ -5,11 +5,13 @@ from typing import Final
 
 import numpy as np
 
+from tuner.costs.serving.engine import Degrees
+from tuner.costs.serving.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.planner.serve.answering import FIRST_SPARE, MOST_SPARE, Found, Question
 from tuner.planner.serve.assumptions import assumptions_of
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.handovers import HandOvers, handovers_of
-from tuner.planner.serve.instances import instances_of
+from tuner.planner.serve.instances import launched_as
 from tuner.planner.serve.launchable import choices_of
 from tuner.planner.serve.options import (
     Option,
@@ -32,6 +34,7 @@ from tuner.serve_plan import (
     ServeDecision,
     ServePrediction,
 )
+from tuner.spec.serving.manifests.afd import target_refusals
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import refusals
 from tuner.spec.serving.manifests.steps import lacks_units
@@ -44,7 +47,8 @@ token."""
 def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
     """Return what keeps the engine's release from launching an answer."""
     spec = question.spec
-    return refusals(
+    own = target_refusals(spec.emit) if found.mode == "attention_expert" else ()
+    return own + refusals(
         manifest_of(spec.goal.engine),
         decision_of(found, question),
         model=spec.model,
@@ -74,7 +78,9 @@ def decision_of(found: Found, question: Question) -> ServeDecision:
     }
     return ServeDecision(
         mode=found.mode,
-        instances=tuple(instances_of(group.option, count=group.count) for group in groups),
+        instances=tuple(
+            each for group in groups for each in launched_as(group.option, count=group.count)
+        ),
         handovers=tuple(handovers.values()),
         offload_above_tokens=None if cut is None else cut.above_tokens,
     )
@@ -109,20 +115,41 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
         requests_per_s=played.requests_per_s,
         output_tokens_per_s=played.output_tokens_per_s,
         utilisation_ratio={
-            _named(group): min(1.0, demand.rate_per_s / _role_rate(found, group.option.role))
+            name: min(1.0, demand.rate_per_s / _role_rate(found, group.option.role))
             for group in found.groups
+            for name, _ in _memory(group, demand)
         },
-        memory_bytes={_named(group): memory_of(group.option, demand) for group in found.groups},
+        memory_bytes=dict(each for group in found.groups for each in _memory(group, demand)),
         cost_per_hour=found.price_per_hour,
         breakdown_s=_breakdown(busiest.option, demand),
     )
 
 
 def _named(group: Group) -> str:
-    degrees = group.option.degrees
+    """Name a group by its role, of a cell that of its attention servers."""
+    own = group.option
+    role = Role.ATTENTION if isinstance(own.iteration, RemoteFfnIteration) else own.role
+    return _label(role, own, own.degrees)
+
+
+def _label(role: Role, option: Option, degrees: Degrees) -> str:
     stages = f"pp{degrees.pipeline}" * (degrees.pipeline > 1)
     shape = f"tp{degrees.attention_tensor}dp{degrees.attention_data}{stages}"
-    return f"{group.option.role.value}@{group.option.site.pool.name}/{shape}"
+    return f"{role.value}@{option.site.pool.name}/{shape}"
+
+
+def _memory(group: Group, demand: Demand) -> Iterator[tuple[str, int]]:
+    """Yield bytes of one device of a group, and of the FFN servers of its cells."""
+    option = group.option
+    yield _named(group), memory_of(option, demand)
+    if isinstance(option.iteration, RemoteFfnIteration):
+        ffn, peers = option.iteration.ffn, max(option.iteration.peers, 1.0)
+        held = ffn_bytes(
+            ffn,
+            step_tokens=round(peers * option.step_tokens),
+            running=round(peers * option.running),
+        )
+        yield _label(Role.EXPERT, option, ffn.degrees), int(held)
 
 
 def _role_rate(found: Found, role: Role) -> float:
@@ -192,9 +219,9 @@ def missed_with(found: Found) -> str:
 def told_of(found: Found) -> str:
     """Return a mode's answer in a few words."""
     groups = " and ".join(
-        f"{group.count} x {group.option.devices} {group.option.site.pool.name}"
-        f" ({group.option.role.value})"
+        f"{each.count} x {each.devices} {each.pool} ({each.role.value})"
         for group in found.groups
+        for each in launched_as(group.option, count=group.count)
     )
     words = f"{found.mode} on {groups}"
     share = found.groups[0].option.prefill_share_ratio
@@ -213,12 +240,32 @@ def cautions_of(found: Found) -> Iterator[str]:
     yield from _weights(found)
     if found.mode not in PUBLISHED_MODES:
         yield f"no published run stands behind the bands of {found.mode}: they are a guess"
+    if found.mode == "attention_expert":
+        yield from _experiment(found)
     if found.mode == "shared_device":
         yield (
             "shared devices are priced from published curves (semi-PD, Nexus), not from"
             " measurements; the engine's loop for them does not hide the host's work between"
             " steps, which is not priced, and sglang 0.5.23 warns of slow steps with torch after"
             " 2.6: measure before relying on it"
+        )
+
+
+def _experiment(found: Found) -> Iterator[str]:
+    """Say what is not known of attention and experts on servers of their own."""
+    yield (
+        "attention and experts apart are an experiment of the engine's plugin: messages that"
+        " announce each step, and steps beyond the captured graphs, are not priced, and no run was"
+        " compared; measure before relying on it"
+    )
+    if any(
+        isinstance(one.iteration, RemoteFfnIteration)
+        and one.devices > one.site.pool.devices_per_node
+        for one in (group.option for group in found.groups)
+    ):
+        yield (
+            "cells span machines, which the plugin has verified for DeepSeek-V2-Lite with 2"
+            " attention and 2 FFN devices alone"
         )
 
 

@@ -40,7 +40,8 @@ class Engine(Record):
 
     name: Literal["sglang", "vllm", "trtllm"]
     version: str = ""
-    """Empty: the newest release that is described."""
+    """Empty: the newest release that is described, without plugins. `0.30.0+afd`: vLLM with
+    afd-plugin, which launches attention and experts apart as an experiment."""
 
 
 class Speculative(Record):

@@ -101,6 +101,10 @@ _MOONCAKE_033: Final = (
     "vllm 0.33.0: kv_connector/v1/mooncake/mooncake_connector.py (_get_tp_ratio,"
     " _validate_asymmetric_region_lengths, _validate_head_resharding_layout)"
 )
+_NIXL_030: Final = (
+    "vllm 0.30.0+afd: kv_connector/v1/nixl/base_worker.py (_validate_remote_agent_handshake); the"
+    " rest is taken from the documents of 0.33.0"
+)
 _SGLANG_0523: Final = (
     "sglang 0.5.23: srt/disaggregation/common/conn.py (try_ensure_parallel_info,"
     " _resolve_rank_mapping)"
@@ -112,31 +116,37 @@ _TRTLLM_13: Final = (
 _SLOW_SLICES: Final = "sglang warns that unlike tensor degrees are slow unless the model has MLA"
 
 TABLE: Final = (
-    ConnectorRules(
-        engine="vllm",
-        release="0.33.0",
-        connector=Connector.NIXL,
-        cache=CacheKind.GROUPED,
-        pages=PageRule.PREFILL_DIVIDES,
-        pages_equal_if_hybrid=True,
-        pages_equal_if_host_buffer=True,
-        pages_equal_if_prefill_wider=True,
-        sliceable_layouts=frozenset({"hnd"}),
-        unsliceable_dtypes=frozenset({"nvfp4"}),
-        wider_prefill_beyond_heads=False,
-        pipeline=PipelineRule.NONE,
-        source=_NIXL_033,
-    ),
-    ConnectorRules(
-        engine="vllm",
-        release="0.33.0",
-        connector=Connector.NIXL,
-        cache=CacheKind.LATENT,
-        pages=PageRule.PREFILL_DIVIDES,
-        pages_equal_if_hybrid=True,
-        pages_equal_if_host_buffer=True,
-        pipeline=PipelineRule.NONE,
-        source=_NIXL_033,
+    *(
+        row
+        for release, source in (("0.33.0", _NIXL_033), ("0.30.0+afd", _NIXL_030))
+        for row in (
+            ConnectorRules(
+                engine="vllm",
+                release=release,
+                connector=Connector.NIXL,
+                cache=CacheKind.GROUPED,
+                pages=PageRule.PREFILL_DIVIDES,
+                pages_equal_if_hybrid=True,
+                pages_equal_if_host_buffer=True,
+                pages_equal_if_prefill_wider=True,
+                sliceable_layouts=frozenset({"hnd"}),
+                unsliceable_dtypes=frozenset({"nvfp4"}),
+                wider_prefill_beyond_heads=False,
+                pipeline=PipelineRule.NONE,
+                source=source,
+            ),
+            ConnectorRules(
+                engine="vllm",
+                release=release,
+                connector=Connector.NIXL,
+                cache=CacheKind.LATENT,
+                pages=PageRule.PREFILL_DIVIDES,
+                pages_equal_if_hybrid=True,
+                pages_equal_if_host_buffer=True,
+                pipeline=PipelineRule.NONE,
+                source=source,
+            ),
+        )
     ),
     ConnectorRules(
         engine="vllm",

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
 from tuner.emit.serving.shape import group_shapes
 from tuner.emit.serving.testing import (
+    AFD_ENGINE,
     aggregated,
+    attention_expert,
     disaggregated,
     sample_instances,
     sample_serving,
@@ -44,7 +46,7 @@ ROLES = {
 DEVICES = {"h100": "h100", "A Pool_of H20s": "h20", "l40s": "l40s"}
 GOAL = {"speculative": {"method": "mtp", "draft_tokens": 4, "acceptance": 0.7}}
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-BENCHES = {"bench_vllm.sh", "bench_aiperf.sh", "router.sh"}
+BENCHES = {"bench_vllm.sh", "bench_aiperf.sh", "router.sh", "cell.sh", "cell-2.sh"}
 
 
 @pytest.fixture(scope="module", params=["deepseek-v3", "qwen3-235b-a22b"])
@@ -138,6 +140,8 @@ WHOLE = sample_instances(Role.AGGREGATED)
             update={"instances": (WHOLE, WHOLE.model_copy(update={"pool": "l40s", "count": 3}))}
         ),
         shared_device(),
+        attention_expert(),
+        attention_expert(expert={"devices": 4, "attention_dp": 4, "ep": 4}),
     ],
 )
 def test_every_mode_that_an_engine_has_is_counted(
@@ -148,7 +152,8 @@ def test_every_mode_that_an_engine_has_is_counted(
         is_shared = decision.mode == "shared_device"
         has_it = model.architecture == "Qwen3MoeForCausalLM" and engine == "sglang"
         drafts = bool(decision.instances[-1].draft_tokens)
-        assert (is_shared and not has_it) or (drafts and not model.mtp_num_layers)
+        has_cells = decision.mode == "attention_expert" and engine != "vllm"
+        assert has_cells or (is_shared and not has_it) or (drafts and not model.mtp_num_layers)
         return
     _count(verified, engine)
 
@@ -156,12 +161,14 @@ def test_every_mode_that_an_engine_has_is_counted(
 def _serving(
     model: ModelSpec, decision: ServeDecision, engine: str, *, devices_per_node: int = 8
 ) -> VerifiedServing:
-    drafts = any(group.draft_tokens for group in decision.instances)
+    goal = GOAL if any(group.draft_tokens for group in decision.instances) else {}
+    if engine == "vllm" and decision.mode == "attention_expert":
+        goal = goal | AFD_ENGINE
     return sample_serving(
         model,
         decision,
         engine=engine,
-        goal=GOAL if drafts else None,
+        goal=goal,
         devices_per_node=devices_per_node,
         devices=DEVICES,
     )
@@ -172,6 +179,8 @@ def _count(verified: VerifiedServing, engine: str) -> None:
     wide = any(shape.nodes > 1 for shape in group_shapes(verified))
     for target in SERVE_EMITTERS:
         if target in ENGINES and target != engine:
+            continue
+        if verified.decision.mode == "attention_expert" and target in ("kubernetes", "dynamo"):
             continue
         if (engine, target) == ("trtllm", "kubernetes") and wide:
             with pytest.raises(UnknownTargetError, match="by MPI; emit slurm or dynamo"):
@@ -210,6 +219,8 @@ def test_every_script_is_bash_and_every_name_a_label(
             timeout=60,
         )
         assert checked.returncode == 0, checked.stderr
+        if decision.mode == "attention_expert":
+            continue
         for file in emit_serving("dynamo", verified):
             for each in yaml.safe_load_all(file.text):
                 names = [part["name"] for part in each.get("spec", {}).get("components", ())]

@@ -4,9 +4,10 @@ They need no accelerator, but more packages than this project: MOETUNE_ENGINES_P
 interpreter of an environment that has them (`pip install --no-deps vllm==0.33.0 sglang==0.5.23
 sglang-router vllm-router`, beside what these import); without it the present one is asked.
 
-Accepted so far: sglang 0.5.23, vllm 0.33.0, sglang-router 0.3.2, vllm-router 0.1.17, ai-dynamo
-1.6.1 (its frontend and vLLM workers), aiperf 0.13.0 (which wants other versions of common packages,
-hence an environment of its own).
+Accepted so far: sglang 0.5.23, vllm 0.33.0, vllm 0.30.0 (the servers of cells; in an environment of
+its own, `pip install --no-deps vllm==0.30.0 xgrammar`), sglang-router 0.3.2, vllm-router 0.1.17,
+ai-dynamo 1.6.1 (its frontend and vLLM workers), aiperf 0.13.0 (which wants other versions of common
+packages, hence an environment of its own).
 """
 
 import json
@@ -22,11 +23,19 @@ import yaml
 
 from tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.emit.serving.registry import emit_serving
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving, shared_device
+from tuner.emit.serving.testing import (
+    AFD_ENGINE,
+    aggregated,
+    attention_expert,
+    disaggregated,
+    sample_serving,
+    shared_device,
+)
 from tuner.emit.testing import write_emitted
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
+from tuner.spec.serving.manifests.vllm_afd import VLLM_0_30_AFD
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +51,14 @@ ServerArgs.add_cli_args(parser)
 """,
     "vllm": """
 from vllm.entrypoints.common.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.engine.arg_utils import AsyncEngineArgs
+import vllm as package
+parser = make_arg_parser(FlexibleArgumentParser())
+build = AsyncEngineArgs.from_cli_args
+""",
+    "vllm_0_30": """
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.engine.arg_utils import AsyncEngineArgs
 import vllm as package
@@ -120,10 +137,14 @@ def ask(tmp_path: Path) -> Ask:
 
     def run(name: str, commands: list[list[str]]) -> tuple[list[dict[str, Any]], set[str]]:
         python = os.environ.get("MOETUNE_ENGINES_PYTHON", sys.executable)
-        package = name.removesuffix("_bench")
-        has = [python, "-c", f"import importlib.util as u; assert u.find_spec({package!r})"]
+        package, _, release = name.removesuffix("_bench").partition("_0_")
+        asks = f"import importlib.util as u; assert u.find_spec({package!r})"
+        if release:
+            asks += "; import importlib.metadata as m"
+            asks += f"; assert m.version({package!r}).startswith('0.{release}.')"
+        has = [python, "-c", asks]
         if subprocess.run(has, check=False, capture_output=True, timeout=60).returncode:
-            pytest.skip(f"{package} is not installed; set MOETUNE_ENGINES_PYTHON")
+            pytest.skip(f"{name} is not installed; set MOETUNE_ENGINES_PYTHON")
         file = tmp_path / "asked.json"
         file.write_text(json.dumps(commands))
         done = subprocess.run(
@@ -218,6 +239,28 @@ def test_the_engines_parser_takes_every_command(
             assert parsed.get("block_size") == group.page_size
             speculative = parsed.get("speculative_config") or {}
             assert speculative.get("num_speculative_tokens", 0) == drafts
+
+
+def test_vllm_0_30_takes_the_servers_of_a_cell(
+    deepseek: ModelSpec, launch: Path, programs: Any, ask: Ask
+) -> None:
+    halves = {"two_batch_overlap": True}
+    commands = []
+    for decision in (
+        attention_expert(),
+        attention_expert(attention=halves, expert=halves, prefill={"chunked_prefill": False}),
+    ):
+        verified = sample_serving(deepseek, decision, engine="vllm", goal=AFD_ENGINE)
+        write_emitted(launch, emit_serving("vllm", verified))
+        for name in ("prefill", "attention", "expert"):
+            done = programs.run(str(launch / f"{name}.sh"), cwd=launch, AFD_HOST="first")
+            assert done.code == 0, done.stderr
+            commands.append(programs.argv()[2:])
+    found, options = ask("vllm_0_30", commands)
+    assert VLLM_0_30_AFD.options <= options
+    sizes = [one["tensor_parallel_size"] * one["data_parallel_size"] for one in found]
+    assert sizes == [4, 4, 2] * 2
+    assert [one["enable_dbo"] for one in found] == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])

@@ -62,6 +62,7 @@ SERVER: Final = Server(
     ),
     read=frozenset(
         {
+            "additional-config",
             "all2all-backend",
             "block-size",
             "data-parallel-size",
@@ -143,6 +144,8 @@ _CACHES: Final = {
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
 }
+_AFD_ROLES: Final = {"attention": Role.ATTENTION, "ffn": Role.EXPERT}
+"""Of vllm-project/afd-plugin (afd_plugin/config.py, SUPPORTED_AFD_ROLES)."""
 _ROLES: Final = {
     "kv_producer": Role.PREFILL,
     "kv_consumer": Role.DECODE,
@@ -168,24 +171,28 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         factor=1,
     )
     is_whole = _is_on(flags, "expert-parallel", default=False) and has_experts
+    cell = _cell(flags)
+    own_experts = has_experts and cell.get("role") != "attention"
     degrees = Degrees(
         attention_tensor=tensor,
         attention_data=data if has_experts else 1,
-        expert=tensor * data if is_whole else 1,
-        moe_tensor=tensor * data if has_experts and not is_whole else 1,
+        expert=tensor * data if own_experts and is_whole else 1,
+        moe_tensor=tensor * data if own_experts and not is_whole else 1,
         pipeline=stages,
     )
+    ffn_devices = _ffn_devices(flags, cell, devices=degrees.devices)
     copies = 1 if has_experts else data
     check_devices(
         flags, "data-parallel-size", devices=degrees.devices, copies=copies, around=around
     )
-    check_experts(
-        flags,
-        "enable-expert-parallel" if is_whole else "tensor-parallel-size",
-        degrees,
-        around,
-        advice=" as --tensor-parallel-size times --data-parallel-size",
-    )
+    if own_experts or not has_experts:
+        check_experts(
+            flags,
+            "enable-expert-parallel" if is_whole else "tensor-parallel-size",
+            degrees,
+            around,
+            advice=" as --tensor-parallel-size times --data-parallel-size",
+        )
     length = tokens(flags, "max-model-len")
     check_length(flags, "max-model-len", length, around)
     running, step_tokens = _batches(flags, longest=length or around.model.max_position)
@@ -194,7 +201,8 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     return ServingLaunch(
         source=flags.source,
         engine=Engine.VLLM,
-        role=_role(flags),
+        role=_role(flags, cell),
+        ffn_devices=ffn_devices,
         setting=Setting(
             degrees=degrees,
             running=running or usual[1],
@@ -272,7 +280,56 @@ def _usual_batches(around: Surroundings) -> tuple[int, int]:
     return (8192, MOST_RUNNING) if is_large else (2048, 256)
 
 
-def _role(flags: Flags) -> Role:
+def _cell(flags: Flags) -> dict[str, object]:
+    """Return what the launch says of attention and FFN servers apart; nothing where it is neither.
+
+    Raises:
+        SpecError: no such role.
+    """
+    if "additional-config" not in flags.values:
+        return {}
+    # Addresses in it may be variables that whoever starts it sets.
+    text = " ".join(flags.values["additional-config"])
+    cell = _parsed(flags, "additional-config", text).get("afd")
+    if cell is None:
+        return {}
+    if not isinstance(cell, dict) or cell.get("role") not in _AFD_ROLES:
+        raise SpecError(
+            f"{flags.source}: --additional-config: afd {cell!r:.60} has no role of"
+            f" {', '.join(_AFD_ROLES)}"
+        )
+    return cell
+
+
+def _ffn_devices(flags: Flags, cell: dict[str, object], *, devices: int) -> int:
+    """Return the devices of the FFN server of an attention server; 0 for all others.
+
+    Raises:
+        SpecError: numbers of ranks that are none, or that are not those of the launch.
+    """
+    if not cell:
+        return 0
+    ranks = {}
+    for name in ("num_attention_ranks", "num_ffn_ranks"):
+        found = cell.get(name, 1)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise SpecError(
+                f"{flags.source}: --additional-config: afd.{name} {found!r:.40} is no number of"
+                " ranks; write a whole one from 1 on"
+            )
+        ranks[name] = found
+    own = "num_attention_ranks" if cell["role"] == "attention" else "num_ffn_ranks"
+    if ranks[own] != devices:
+        raise SpecError(
+            f"{flags.source}: --additional-config: afd.{own} {ranks[own]} is not the {devices}"
+            " devices of --tensor-parallel-size times --data-parallel-size"
+        )
+    return ranks["num_ffn_ranks"] if cell["role"] == "attention" else 0
+
+
+def _role(flags: Flags, cell: dict[str, object]) -> Role:
+    if cell:
+        return _AFD_ROLES[str(cell["role"])]
     if "kv-transfer-config" not in flags.values:
         return Role.AGGREGATED
     role = _json(flags, "kv-transfer-config").get("kv_role")
@@ -307,7 +364,10 @@ def _drafting(flags: Flags) -> tuple[int, Method]:
 
 
 def _json(flags: Flags, name: str) -> dict[str, object]:
-    text = " ".join(flags.words(name))
+    return _parsed(flags, name, " ".join(flags.words(name)))
+
+
+def _parsed(flags: Flags, name: str, text: str) -> dict[str, object]:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -325,7 +385,7 @@ def _all_to_all(flags: Flags, degrees: Degrees) -> str:
 
 def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[str]:
     notes = []
-    if "kv-transfer-config" in flags.values and _role(flags) is Role.AGGREGATED:
+    if "kv-transfer-config" in flags.values and _role(flags, {}) is Role.AGGREGATED:
         notes.append("kv_role kv_both is read as an instance that prefills and decodes")
     if {"kv-cache-memory-bytes", "gpu-memory-utilization"} <= flags.values.keys():
         notes.append("--kv-cache-memory-bytes sets the cache, so --gpu-memory-utilization does not")

@@ -1,7 +1,10 @@
 """What rules read of a deployment; `tuner.serve_plan` has values of these forms."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
+
+RECEIVERS: Final = frozenset({"decode", "attention"})
+"""Roles whose instances get KV caches from prefill and read no prompts."""
 
 
 class Group(Protocol):
@@ -11,6 +14,8 @@ class Group(Protocol):
     def role(self) -> str: ...
     @property
     def pool(self) -> str: ...
+    @property
+    def count(self) -> int: ...
     @property
     def devices(self) -> int: ...
     @property

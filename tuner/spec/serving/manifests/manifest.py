@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tuner.devices.datasheet import Generation
+from tuner.spec.serving.manifests.afd import AfdCapabilities
 
 LARGEST_DISPATCH_TOKENS: Final = 1024
 """Tokens that one rank may dispatch in one step of DeepEP's low-latency kernels, which end each
@@ -97,3 +98,5 @@ class ServingCapabilities:
     """Pages of a KV cache hold a power of two of tokens."""
     chunk_needs_whole_pages: bool = False
     """A chunk of a prompt ends where a page does."""
+    afd: AfdCapabilities | None = None
+    """What puts attention and experts on servers of their own; None: nothing does."""

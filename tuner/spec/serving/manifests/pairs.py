@@ -6,7 +6,6 @@ pages, types, tensor and pipeline degrees are those of the connector (kv_refusal
 
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import Final
 
 from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
@@ -14,11 +13,9 @@ from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_connectors import CacheKind, Connector
 from tuner.spec.serving.kv_pages import LAYOUT, page_tokens
 from tuner.spec.serving.kv_refusals import HandOver, KvSide, refusals
-from tuner.spec.serving.manifests.asked import Deployment, Group
+from tuner.spec.serving.manifests.asked import RECEIVERS, Deployment, Group
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.steps import cache_kind
-
-_CONNECTORS: Final = frozenset(connector.value for connector in Connector)
 
 
 def pair_refusals(
@@ -31,10 +28,10 @@ def pair_refusals(
 ) -> Iterator[str]:
     """Yield what keeps instances from handing caches over to each other."""
     senders = [group for group in decision.instances if group.role == "prefill"]
-    receivers = [group for group in decision.instances if group.role == "decode"]
+    receivers = [group for group in decision.instances if group.role in RECEIVERS]
     yield from _drafting(receivers)
     handover = next(iter(decision.handovers), None)
-    if handover is None or engine.name not in LAYOUT or handover.connector not in _CONNECTORS:
+    if handover is None or engine.name not in LAYOUT or handover.connector not in engine.connectors:
         return
     cache = cache_kind(model)
     hybrid = any(model.windowed) and not all(model.windowed)

@@ -12,6 +12,7 @@ from typing import Final
 from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.manifests.afd import cell_refusals, side_refusals
 from tuner.spec.serving.manifests.asked import Deployment, Group
 from tuner.spec.serving.manifests.manifest import (
     DEEPEP,
@@ -32,7 +33,8 @@ ROLES: Final[Mapping[str, frozenset[str]]] = {
 """Those that a mode is made of."""
 
 _WHY_NOT: Final[Mapping[str, str]] = {
-    "attention_expert": "no release keeps experts on devices without attention",
+    "attention_expert": "the release keeps experts on no device without attention; vllm 0.30.0+afd"
+    " does, as an experiment",
     "shared_device": "the release shares no device between prefill and decode",
     "prefill_offload": "routers keep only prompts local that are cached in part, whatever their"
     " length",
@@ -70,6 +72,11 @@ def refusals(
         *_handovers(engine, decision),
         *pair_refusals(engine, decision, model=model, goal=goal, generations=generations),
         *(
+            ()
+            if engine.afd is None
+            else cell_refusals(engine.afd, decision.instances, generations=generations)
+        ),
+        *(
             f"quantization {goal.quantization} is not one of {', '.join(engine.quantization)}"
             for _ in range(goal.quantization not in engine.quantization)
         ),
@@ -100,6 +107,7 @@ def group_refusals(
         f"{group.role} on {group.pool}: {line}"
         for line in (
             *_experts(engine, group, model=model),
+            *_cell(engine, group, model=model, goal=goal, generation=generation),
             *_attention(engine, group, devices_per_node=devices_per_node),
             *_all_to_all(engine, group, model=model),
             *step_refusals(engine, group, model=model, goal=goal, generation=generation),
@@ -145,8 +153,24 @@ def _handovers(engine: ServingCapabilities, decision: Deployment) -> Iterator[st
             yield "connector mooncake cannot pass through host memory; nixl can"
 
 
+def _cell(
+    engine: ServingCapabilities,
+    group: Group,
+    *,
+    model: ModelSpec,
+    goal: ServeGoal,
+    generation: Generation | None,
+) -> Iterator[str]:
+    if engine.afd is not None and group.role in ("attention", "expert"):
+        yield from side_refusals(engine.afd, group, model=model, goal=goal, generation=generation)
+
+
 def _experts(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
     spread = group.moe_tp * group.ep
+    if group.role == "attention":
+        if spread > 1:
+            yield f"moe_tp {group.moe_tp} and ep {group.ep} of a server without experts must be 1"
+        return
     if model.moe is None:
         if spread > 1:
             yield f"moe_tp {group.moe_tp} and ep {group.ep} of a model without experts must be 1"

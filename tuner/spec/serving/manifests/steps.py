@@ -11,7 +11,7 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_connectors import CacheKind
 from tuner.spec.serving.kv_pages import NVIDIA, legal_pages
-from tuner.spec.serving.manifests.asked import Group
+from tuner.spec.serving.manifests.asked import RECEIVERS, Group
 from tuner.spec.serving.manifests.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
 
 
@@ -72,7 +72,7 @@ def _weights(
 
 
 def _tokens(engine: ServingCapabilities, group: Group, *, longest: int) -> Iterator[str]:
-    if group.role == "decode":
+    if group.role in RECEIVERS:
         return
     tokens = group.max_batched_tokens
     if engine.batch_needs_tokens and tokens < step_tokens(group):
@@ -103,6 +103,8 @@ def _drafting(
 
 
 def _overlap(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
+    if engine.afd is not None and group.role in ("attention", "expert"):
+        return  # One half's attention hides the other's way through the FFN server.
     if not engine.overlap_backends:
         yield "two_batch_overlap does not exist; plan without"
         return

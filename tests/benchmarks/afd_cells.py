@@ -1,0 +1,141 @@
+"""A decode step of attention and FFN servers as vLLM's plugin runs it, beside Janus's model of one.
+
+For the same devices and requests: Janus (tuner/costs/serving/apart_step.py: two-phase exchange,
+shared experts beside it), the plugin with one batch and with two halves
+(tuner/costs/serving/remote_ffn.py), and as many devices that hold attention and experts together.
+Kernels are the datasheet's, so that anybody gets the same figures:
+
+    python tests/benchmarks/afd_cells.py
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tuner.costs.serving.apart_step import (
+    activation_bytes,
+    attention_seconds,
+    expert_seconds,
+    experts_of,
+    moe_layers,
+    step_seconds,
+)
+from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serving.two_phase import two_phase_s
+from tuner.costs.serving.whole_step import step_s
+from tuner.devices.catalogue import find_device
+from tuner.planner.serve.cells import side_of
+from tuner.planner.serve.ffn_cells import remote_ffn_step
+from tuner.planner.serve.options import PoolSite
+from tuner.spec.cluster import Pool
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[2] / "examples" / "models"
+FORMATS = Formats(
+    attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="bf16"
+)
+CASES = (
+    ("deepseek-v3", 8, 8),
+    ("deepseek-v3", 16, 8),
+    ("deepseek-v3", 32, 16),
+    ("qwen3-235b-a22b", 4, 4),
+    ("qwen3-235b-a22b", 8, 4),
+    ("qwen3-235b-a22b", 16, 8),
+)
+"""Model, attention devices, expert devices."""
+REQUESTS = (16.0, 64.0, 256.0)
+"""Of an attention device."""
+PAST = 2000.0
+
+
+def site() -> PoolSite:
+    """Return machines of eight H200 with a card of 400 Gbit/s each."""
+    sheet = find_device("h200-sxm")
+    pool = Pool(name="h200", device="h200-sxm", nodes=8, devices_per_node=8, nic=50e9)
+    return PoolSite(
+        pool=pool,
+        machine=ServingMachine(sheet=sheet, tables=None),
+        memory_bytes=float(sheet.memory_bytes),
+        source="datasheet",
+    )
+
+
+def janus_s(decoder: Decoder, here: PoolSite, attention: int, experts: int) -> np.ndarray:
+    """Seconds of a step as Janus has it, by requests of an attention device."""
+    n = np.array(REQUESTS)
+    one = Iteration(
+        decoder=decoder,
+        formats=FORMATS,
+        degrees=Degrees(),
+        engine=Engine.VLLM,
+        machine=here.machine,
+    )
+    exchange = two_phase_s(
+        attention * n,
+        row_bytes=activation_bytes(decoder),
+        attention=side_of(here, attention),
+        experts=side_of(here, experts),
+    )
+    held = expert_seconds(
+        decoder,
+        FORMATS,
+        attention * n,
+        devices=experts,
+        machine=here.machine,
+        engine=Engine.VLLM,
+    )
+    own = attention_seconds(one, n, past_tokens=PAST)
+    return step_seconds(own, held, exchange, layers=moe_layers(decoder))
+
+
+def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:
+    """Yield model, devices, requests, and milliseconds: Janus, one batch, halves, together."""
+    here = site()
+    for name, attention, experts in CASES:
+        decoder = decoder_of(read_model(MODELS / name))
+        ffn = Iteration(
+            decoder=decoder,
+            formats=FORMATS,
+            degrees=Degrees(attention_data=experts, expert=experts),
+            engine=Engine.VLLM,
+            machine=here.machine,
+            exchange=Exchange.ALLGATHER,
+        )
+        degrees = Degrees(attention_data=attention)
+        n = np.array(REQUESTS)
+        past = np.full_like(n, PAST)
+        plugin = [
+            step_s(remote_ffn_step(ffn, degrees, here, halves=halves), n, past)
+            for halves in (False, True)
+        ]
+        every = attention + experts
+        ranks = max(size for size in range(1, every + 1) if experts_of(decoder).num % size == 0)
+        together = replace(ffn, degrees=Degrees(attention_data=ranks, expert=ranks))
+        alone = step_s(together, n * attention / ranks, past)
+        for at, requests in enumerate(REQUESTS):
+            found = (janus_s(decoder, here, attention, experts), *plugin, alone)
+            yield name, attention, experts, requests, [1e3 * float(one[at]) for one in found]
+
+
+def table() -> Iterator[str]:
+    """Yield the lines to print, in milliseconds a step."""
+    yield f"{'model':16} {'A + F':7} {'n':>4} {'Janus':>9} {'one':>9} {'halves':>9} {'together':>9}"
+    for name, attention, experts, requests, found in rows():
+        times = " ".join(f"{value:9.1f}" for value in found)
+        yield f"{name:16} {attention:2} + {experts:2} {requests:4.0f} {times}"
+
+
+def main() -> None:
+    """Print the table."""
+    for line in table():
+        sys.stdout.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

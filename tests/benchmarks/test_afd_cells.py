@@ -1,0 +1,15 @@
+"""What the table of attention and FFN servers must show, whatever its figures."""
+
+from tests.benchmarks.afd_cells import REQUESTS, rows
+
+
+def test_a_cell_takes_longer_than_as_many_devices_that_hold_both() -> None:
+    found = list(rows())
+    assert {requests for *_, requests, _ in found} == set(REQUESTS)
+    for name, attention, experts, requests, (janus, one, halves, together) in found:
+        at = f"{name} {attention} + {experts}, {requests:.0f} requests"
+        # Of a step without halves one side is idle while the other works.
+        assert one > together, at
+        assert halves > together, at
+        # Both models are of the same kernels: they differ by the way between, and what hides it.
+        assert 0.6 < one / janus < 1.6, at

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Written by moetune 0.1.0 for the model deepseek-v3.
+# 24 devices, mode attention_expert.
+# EXPERIMENTAL: attention and experts apart need vllm-project/afd-plugin at commit 1de1a990bf0dd638fae31705a683c74707092a29 with vllm 0.30.0 and no other; install both first.
+# prefill: 3 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, experts TP 1 x EP 4, PP 1, all-to-all none; 64 requests and 8192 tokens a rank at most.
+# attention: 2 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, no experts; 64 requests and 1024 tokens a rank at most.
+# expert: 2 x 2 devices of h100, each on a machine; experts EP 2 on TP 1 x DP 2 ranks; 64 requests and 1024 tokens a rank at most.
+# Expected TTFT: mean 500 ms (between 400 ms and 700 ms), P50 400 ms, P90 900 ms, P99 1.50 s.
+# Expected TPOT: mean 20.0 ms (between 18.0 ms and 23.0 ms), P50 20.0 ms, P90 30.0 ms, P99 40.0 ms.
+# Expected: 14 requests/s, 14000 output tokens/s, goodput 0.5 requests/s per device.
+# No published run stands behind the bands of attention_expert: they are a guess.
+#
+# Usage: MODEL=... [PORT=...] ./expert.sh [more flags of the engine]
+# Each serves an instance of attention.sh and takes no requests; its ranks meet that one's at AFD_HOST:AFD_PORT, by default this machine and PORT + 30.
+# Start both together, in either order: ranks give up where the others have not loaded their weights two minutes later.
+# Instances to start: 2. Those that share a machine need PORTs 200 apart and devices of their own (CUDA_VISIBLE_DEVICES).
+set -euo pipefail
+FILES="${FILES:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)}"
+: "${MODEL:?set MODEL to the path or name of the weights}"
+PORT="${PORT:-30000}"
+HOST_IP="${HOST_IP:-$(hostname -i)}"
+HOST_IP="${HOST_IP%% *}"
+export VLLM_USE_V2_MODEL_RUNNER=0
+AFD_HOST="${AFD_HOST:-${MASTER_ADDR:-$HOST_IP}}"
+AFD_PORT="${AFD_PORT:-$((PORT + 30))}"
+exec vllm serve "$MODEL" \
+  --host 0.0.0.0 --port "$PORT" \
+  --tensor-parallel-size 1 \
+  --data-parallel-size 2 \
+  --enable-expert-parallel \
+  --all2all-backend allgather_reducescatter \
+  --additional-config '{"afd": {"role": "ffn", "connector": "P2pNcclAFDConnector", "host": "'"$AFD_HOST"'", "port": "'"$AFD_PORT"'", "num_attention_ranks": 4, "num_ffn_ranks": 2}}' \
+  --compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}' \
+  --max-model-len 8192 \
+  --max-num-seqs 64 \
+  --max-num-batched-tokens 1024 \
+  --max-cudagraph-capture-size 64 \
+  "$@"

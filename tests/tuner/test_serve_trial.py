@@ -1,0 +1,32 @@
+"""Where a deployment answers that a script of this machine starts."""
+
+from pathlib import Path
+
+from tuner.emit.serving.testing import AFD_ENGINE, attention_expert, disaggregated, sample_serving
+from tuner.serve_plan import ServeDecision
+from tuner.serve_trial import Reached, prepared_launch
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[2] / "examples" / "models"
+
+
+def _asked(decision: ServeDecision, folder: Path) -> tuple[str, ...]:
+    verified = sample_serving(
+        read_model(MODELS / "deepseek-v3"),
+        decision,
+        engine="vllm",
+        emit=("local",),
+        goal=AFD_ENGINE,
+    )
+    launch = prepared_launch(verified.plan, decision, verified.predicted, 0, folder, Reached())
+    return launch.addresses
+
+
+def test_every_server_is_waited_for_that_takes_requests(tmp_path: Path) -> None:
+    ports = [30000, 30200, 30400, 30600, 8000]
+    wanted = tuple(f"http://127.0.0.1:{port}/health" for port in ports)
+    assert _asked(disaggregated(), tmp_path) == wanted
+    # Three prefill and two attention servers; FFN servers, on the two ports behind, take none.
+    ports[4:4] = [30800]
+    wanted = tuple(f"http://127.0.0.1:{port}/health" for port in ports)
+    assert _asked(attention_expert(), tmp_path) == wanted
