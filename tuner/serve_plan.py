@@ -72,6 +72,8 @@ class Instances(Record):
     """Drafted ahead for each step."""
     two_batch_overlap: bool = False
     """Half of a batch computes while the other half's tokens are exchanged."""
+    redundant_experts: Size = 0
+    """Copies of experts in every MoE layer beyond one of each, over all expert ranks."""
     prefill_share_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Of a device's multiprocessors, where prefill and decode share devices."""
     memory_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None

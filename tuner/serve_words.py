@@ -31,6 +31,8 @@ def group_steps(group: Instances) -> Iterator[str]:
         yield _counted(group.draft_tokens, "draft")
     if group.two_batch_overlap:
         yield "two half batches that overlap"
+    if group.redundant_experts:
+        yield _counted(group.redundant_experts, "redundant expert")
     if group.a2a_backend != "none":
         yield group.a2a_backend.replace("_", " ")
     if group.page_size is not None:

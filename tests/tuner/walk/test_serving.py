@@ -67,6 +67,7 @@ INSTANCES: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
         aggregated(a2a_backend="deepep_normal"),
         aggregated(a2a_backend="deepep_normal", two_batch_overlap=True),
     ),
+    "redundant_experts": (aggregated(), aggregated(redundant_experts=8)),
     "prefill_share_ratio": (shared_device(), shared_device(prefill_share_ratio=0.6)),
     "memory_ratio": (aggregated(), aggregated(memory_ratio=0.8)),
 }
@@ -209,6 +210,7 @@ def _read(launch: ServingLaunch) -> Fields:
         "page_size": setting.page_tokens,
         "draft_tokens": setting.draft_tokens,
         "two_batch_overlap": setting.two_batch_overlap,
+        "redundant_experts": setting.redundant_experts,
         "memory_ratio": launch.memory_ratio,
     }
 

@@ -408,6 +408,7 @@ def instance_of(asked: Asked, option: Option, setting: Setting) -> Instances:
             "page_size": option.page_tokens,
             "draft_tokens": setting.draft_tokens,
             "two_batch_overlap": setting.two_batch_overlap,
+            "redundant_experts": setting.redundant_experts,
             "a2a_backend": "allgather" if is_apart and backend == "none" else backend,
             "kv_tokens": int(max(option.kv_tokens, 0.0) * degrees.attention_data),
             "memory_ratio": asked.launch.memory_ratio,

@@ -27,6 +27,7 @@ from tuner.estimate.serving.split import (
 from tuner.estimate.serving.words import Server, size_bytes, sorted_flags, tokens
 from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
+from tuner.spec.serving.manifests.vllm import VLLM_0_33
 
 SERVER: Final = Server(
     starts=(("vllm", "serve"), ("vllm.entrypoints.openai.api_server",), ("vllm-openai",)),
@@ -68,8 +69,11 @@ SERVER: Final = Server(
             "disable-chunked-prefill",
             "enable-chunked-prefill",
             "enable-dbo",
+            "enable-eplb",
             "enable-expert-parallel",
             "enable-prefix-caching",
+            "eplb-config",
+            "eplb-config.num-redundant-experts",
             "gpu-memory-utilization",
             "kv-cache-dtype",
             "kv-cache-memory-bytes",
@@ -96,9 +100,7 @@ SERVER: Final = Server(
             "decode-context-parallel-size",
             "dbo-decode-token-threshold",
             "dbo-prefill-token-threshold",
-            "enable-eplb",
             "enforce-eager",
-            "eplb-config",
         }
     ),
     timeless=frozenset(
@@ -134,6 +136,9 @@ _ALL2ALL: Final = {
     "deepep_high_throughput": "deepep_normal",
     "deepep_low_latency": "deepep_low_latency",
 }
+_COPIES: Final = "eplb-config.num-redundant-experts"
+_COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
+"""As the engine takes it, which turns underscores into dashes before the dot alone."""
 MOST_DRAFTS: Final = 16
 _WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
 _CACHES: Final = {
@@ -179,11 +184,15 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     check_devices(
         flags, "data-parallel-size", devices=degrees.devices, copies=copies, around=around
     )
+    redundant = _redundant(flags, degrees)
     check_experts(
         flags,
         "enable-expert-parallel" if is_whole else "tensor-parallel-size",
         degrees,
         around,
+        engine=VLLM_0_33,
+        redundant=redundant,
+        redundant_flag=_COPIES_SPELLED if is_whole else "",
         advice=" as --tensor-parallel-size times --data-parallel-size",
     )
     length = tokens(flags, "max-model-len")
@@ -205,6 +214,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             a2a_backend=_all_to_all(flags, degrees),
             two_batch_overlap=flags.is_on("enable-dbo"),
             graph_sequences=_captured(flags),
+            redundant_experts=redundant,
         ),
         copies=copies,
         draft_method=draft_method,
@@ -304,6 +314,29 @@ def _drafting(flags: Flags) -> tuple[int, Method]:
     if method.startswith("eagle"):
         return tokens_drafted, Method.EAGLE
     return (tokens_drafted if method.endswith("mtp") else 0), Method.MTP
+
+
+def _redundant(flags: Flags, degrees: Degrees) -> int:
+    """Return the copies of experts.
+
+    Raises:
+        SpecError: they are no number, or the engine has none without its load balancer.
+    """
+    own = flags.number(_COPIES, least=0)
+    if own is None and "eplb-config" in flags.values:
+        stated = _json(flags, "eplb-config").get("num_redundant_experts", 0)
+        if type(stated) is not int or stated < 0:
+            raise SpecError(
+                f"{flags.source}: --eplb-config: num_redundant_experts {stated!r:.40} is no number"
+                " of experts; the nearest is 0"
+            )
+        own = stated
+    if own and not (flags.is_on("enable-eplb") and degrees.expert > 1):
+        raise SpecError(
+            f"{flags.source}: --{_COPIES_SPELLED} {own} needs --enable-eplb and"
+            " --enable-expert-parallel on several ranks; add them, or leave it out"
+        )
+    return own or 0
 
 
 def _json(flags: Flags, name: str) -> dict[str, object]:
