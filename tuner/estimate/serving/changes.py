@@ -8,6 +8,8 @@
     twice or half the batch, or all that memory holds      the same devices
     twice or half the tokens of a step with prompts        the same devices
     another exchange, or two half batches that overlap     the same devices
+    a slot for experts more or fewer on every rank         the same devices, where their loads are
+                                                           recorded
     drafts, or none                                        the same devices, where the spec says how
                                                            many are kept
 
@@ -37,9 +39,11 @@ from tuner.estimate.serving.pricing import (
 from tuner.estimate.serving.records import ServingChange, ServingLoad
 from tuner.planner.serve.choices import BUDGETS
 from tuner.planner.serve.demand import MOST_RUNNING
+from tuner.planner.serve.expert_copies import MOST_RATIO
 from tuner.planner.serve.options import Option, most_running
 from tuner.planner.serve.telling import TIE_RATIO
 from tuner.serve_plan import Role
+from tuner.spec.serving.expert_slots import are_even, fewest_redundant
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import group_refusals
 
@@ -85,9 +89,11 @@ def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]
     if asked.decoder.experts is None:
         found = tuple(replace(degrees, expert=1, moe_tensor=1) for degrees in found)
     for degrees in dict.fromkeys(found):
-        if degrees != now.degrees and _is_legal(asked, degrees):
-            yield _described(now.degrees, degrees), replace(now, degrees=degrees)
+        changed = replace(now, degrees=degrees, redundant_experts=_even_copies(asked, degrees))
+        if degrees != now.degrees and _is_legal(asked, changed):
+            yield _described(now, changed), changed
     yield from _steps(asked, now)
+    yield from _copies(asked, now)
     if asked.launch.role is Role.PREFILL:
         return
     yield from _drafts(asked, now)
@@ -101,6 +107,28 @@ def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]
     for running in dict.fromkeys((min(2 * used, held), held, used // 2)):
         if running not in (0, used):
             yield f"batch {used} -> {running} sequences a rank", replace(now, running=running)
+
+
+def _even_copies(asked: Asked, degrees: Degrees) -> int:
+    """Return the launch's copies of experts; those that other ranks need where it has any."""
+    own, copies = asked.decoder.experts, asked.launch.setting.redundant_experts
+    if own is None or not copies or degrees.expert == 1:
+        return 0
+    if are_even(own.num, copies, degrees.expert):
+        return copies
+    return fewest_redundant(own.num, degrees.expert)
+
+
+def _copies(asked: Asked, now: Setting) -> Iterator[tuple[str, Setting]]:
+    """Yield other numbers of copies of experts; without recorded loads nothing says their gain."""
+    own, ranks = asked.decoder.experts, now.degrees.expert
+    if own is None or asked.copies.loads is None or ranks == 1:
+        return
+    least, most = fewest_redundant(own.num, ranks), int(MOST_RATIO * own.num)
+    for copies in (now.redundant_experts - ranks, now.redundant_experts + ranks):
+        if least <= copies <= most:
+            what = f"redundant experts {now.redundant_experts} -> {copies}"
+            yield what, replace(now, redundant_experts=copies)
 
 
 def _steps(asked: Asked, now: Setting) -> Iterator[tuple[str, Setting]]:
@@ -173,9 +201,9 @@ def _experts(now: Degrees) -> Iterator[Degrees]:
             yield replace(now, expert=expert, moe_tensor=ranks // expert)
 
 
-def _is_legal(asked: Asked, degrees: Degrees) -> bool:
+def _is_legal(asked: Asked, setting: Setting) -> bool:
     """Whether heads, experts and devices allow it; memory and the release are asked later."""
-    own = asked.decoder.experts
+    own, degrees = asked.decoder.experts, setting.degrees
     heads = min(group.attention.heads for group in asked.decoder.layers)
     if heads % degrees.attention_tensor:
         return False
@@ -183,16 +211,23 @@ def _is_legal(asked: Asked, degrees: Degrees) -> bool:
         return False
     if own is None:
         return degrees.attention_data == 1
-    return own.num % degrees.expert == 0 and own.ffn % degrees.moe_tensor == 0
+    is_even = are_even(own.num, setting.redundant_experts, degrees.expert)
+    return is_even and own.ffn % degrees.moe_tensor == 0
 
 
-def _described(now: Degrees, new: Degrees) -> str:
+def _described(before_setting: Setting, after_setting: Setting) -> str:
+    now, new = before_setting.degrees, after_setting.degrees
     parts = [
         f"{name} {before} -> {after}"
         for name, before, after in (
             ("TP", now.attention_tensor, new.attention_tensor),
             ("DP", now.attention_data, new.attention_data),
             ("EP", now.expert, new.expert),
+            (
+                "redundant experts",
+                before_setting.redundant_experts,
+                after_setting.redundant_experts,
+            ),
         )
         if before != after
     ]
@@ -281,6 +316,9 @@ def _sglang_flags(asked: Asked, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "--attn-dp-size", str(own.attention_data)
     if own.expert > 1:
         yield "--ep-size", str(own.expert)
+    if setting.redundant_experts:
+        yield "--ep-num-redundant-experts", str(setting.redundant_experts)
+        yield "--enable-eplb", ""
     yield "--max-running-requests", str(min(setting.running, MOST_RUNNING) * own.attention_data)
 
 
@@ -301,4 +339,8 @@ def _vllm_flags(asked: Asked, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "--data-parallel-size", str(own.attention_data)
     if own.expert > 1:
         yield "--enable-expert-parallel", ""
+    if setting.redundant_experts:
+        yield "--enable-eplb", ""
+        config = {"num_redundant_experts": setting.redundant_experts}
+        yield "--eplb-config", f"'{json.dumps(config)}'"
     yield "--max-num-seqs", str(min(setting.running, MOST_RUNNING))

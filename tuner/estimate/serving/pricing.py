@@ -13,7 +13,7 @@ depends on the other half, the rate that its targets ask for is played instead.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -30,10 +30,11 @@ from tuner.costs.serving.memory_rules import rule_of
 from tuner.costs.serving.reserve import Reserve, reserve_of
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
-from tuner.planner.serve.choices import loads_of
 from tuner.planner.serve.demand import MOST_RUNNING, Demand, demand_of
+from tuner.planner.serve.expert_copies import ExpertCopies
 from tuner.planner.serve.handovers import handovers_of
 from tuner.planner.serve.instances import formats_of_goal
+from tuner.planner.serve.launchable import copies_of
 from tuner.planner.serve.mixing import prompt_time, token_seconds
 from tuner.planner.serve.options import (
     Option,
@@ -46,6 +47,7 @@ from tuner.planner.serve.recorded_loads import expert_loads
 from tuner.serve_plan import Instances, Role
 from tuner.spec.serving.goal import Engine as NamedEngine
 from tuner.spec.serving.goal import Percentiles, ServeGoal
+from tuner.spec.serving.manifests.rules import nodes_of
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
 
@@ -72,8 +74,8 @@ class Asked:
     formats: Formats
     instances: int
     """That share the traffic."""
-    loads: ExpertLoads | None = None
-    """Recorded; None: those of the kernel tables."""
+    copies: ExpertCopies = field(default_factory=ExpertCopies)
+    """Recorded loads of experts, and what copies make of them."""
     release: str = ""
     """Whose memory rule counts; empty: the newest."""
 
@@ -147,7 +149,7 @@ def asked_of(
         decoder=decoder_of(model),
         formats=formats_of_goal(goal),
         instances=instances * launch.copies,
-        loads=expert_loads(goal, model),
+        copies=copies_of(model, goal, expert_loads(goal, model)),
         release=release,
     )
 
@@ -181,7 +183,7 @@ def option_of(asked: Asked, setting: Setting) -> Option:
         machine=site.machine,
         drafting=asked.drafting(setting),
         two_batch_overlap=setting.two_batch_overlap,
-        loads=None if asked.loads is None else loads_of(asked.loads, setting.degrees),
+        loads=_loads(asked, setting),
         exchange=_exchange(asked, setting),
         redundant_experts=setting.redundant_experts,
     )
@@ -210,6 +212,19 @@ def option_of(asked: Asked, setting: Setting) -> Option:
         step_tokens=setting.step_tokens,
         is_chunked=setting.is_chunked,
         page_tokens=setting.page_tokens,
+    )
+
+
+def _loads(asked: Asked, setting: Setting) -> ExpertLoads | None:
+    """Return what the ranks bear with the setting's copies of experts."""
+    own, degrees = asked.decoder.experts, setting.degrees
+    if own is None:
+        return None
+    nodes = nodes_of(
+        degrees.expert * degrees.moe_tensor, devices_per_node=asked.site.pool.devices_per_node
+    )
+    return asked.copies.borne(
+        own, ranks=degrees.expert, nodes=nodes, redundant=setting.redundant_experts
     )
 
 

@@ -208,9 +208,16 @@ def told_of(found: Found) -> str:
     return words
 
 
-def cautions_of(found: Found) -> Iterator[str]:
+def cautions_of(found: Found, question: Question) -> Iterator[str]:
     """Say what is to be watched with the chosen instances."""
     yield from _weights(found)
+    copies = any(group.option.iteration.redundant_experts for group in found.groups)
+    if copies and question.loads is None:
+        yield (
+            "copies of experts are taken to level loads that no recording here shows, as far as"
+            " even experts can be in their slots; goal.routing names a recording, and the engine"
+            " places copies by the loads that it records itself"
+        )
     if found.mode not in PUBLISHED_MODES:
         yield f"no published run stands behind the bands of {found.mode}: they are a guess"
     if found.mode == "shared_device":
