@@ -74,5 +74,12 @@ def handover_words(way: Handover) -> str:
     )
 
 
+def gain_words(ratio: float, *, objective: str) -> str:
+    """Say what a mode would gain; a rate's `ratio` is the time of a request that it saves."""
+    if objective == "rate" and ratio < 1.0:
+        return f"serve {ratio / (1.0 - ratio):.0%} more"
+    return f"save {ratio:.0%}"
+
+
 def _counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Final
 
-from tuner.planner.serve.answering import Found, Question, answer
+from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.handovers import kept_by
+from tuner.planner.serve.most_rate import answer_goal
 from tuner.planner.serve.ranking import gain_ratio, worth_of
 from tuner.serve_plan import Role, ServeUnlaunchable
 
@@ -17,14 +18,14 @@ def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunch
     """Name a refused pair of prefill and decode instances whose plan would beat the best one."""
     if "disaggregated" not in question.spec.goal.modes or not _refuses(question):
         return
-    free = answer(question, "disaggregated", may_refuse=False)
+    free = answer_goal(question, "disaggregated", may_refuse=False)
     if free is None or free.missed:
         return
     broken = _broken(question, free)
     goal = question.spec.goal
     gained = gain_ratio(worth_of(free, goal), best, goal)
     if broken and gained > LEAST_GAIN_RATIO:
-        less = "money" if goal.objective == "cost" else "devices"
+        less = {"cost": "money", "rate": "time a request"}.get(goal.objective, "devices")
         yield ServeUnlaunchable(
             feature=(
                 f"disaggregated on {free.devices} devices, {gained:.0%} less {less}: {broken[0]}"
