@@ -56,6 +56,8 @@ class ServingLaunch:
     setting: Setting
     copies: int = 1
     """Equal instances behind the one command that share nothing but its port."""
+    replicas: int = 1
+    """Equal launches that the file itself asks for."""
     draft_method: Method = Method.MTP
     """Of drafts, where there are any."""
     has_prefix_cache: bool = True

@@ -1,7 +1,7 @@
 """Serving engines by name: how their servers' commands look, and who reads them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +9,7 @@ from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.registry import is_command
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
+from tuner.estimate.serving.objects import ServerText, commands_of_objects
 from tuner.estimate.serving.readers import sglang, vllm
 from tuner.estimate.serving.words import Server, flags_of_server
 from tuner.estimate.started import LONGEST_BYTES
@@ -30,15 +31,21 @@ READERS: Final[Mapping[str, Reader]] = {
 
 
 def read_serving_launch(
-    launch: str, around: Surroundings, *, engine: str, format_name: str | None = None
+    launch: str,
+    around: Surroundings,
+    *,
+    engine: str,
+    format_name: str | None = None,
+    role: str | None = None,
 ) -> ServingLaunch:
-    """Read a launch script, or a command that was pasted instead of one.
+    """Read a launch file, or a command that was pasted instead of one.
 
     Args:
         launch: path of a file, or a command or its arguments as text.
         around: what the flags are held against.
         engine: of the spec, whose flags a text without a program is read as.
         format_name: the launch's engine, where it is stated.
+        role: of the group that is meant, or its name, where a file starts several.
 
     Raises:
         SpecError: no such file or engine, or a launch that cannot be read.
@@ -46,12 +53,12 @@ def read_serving_launch(
     if is_command(launch, Path(launch)):
         if len(launch) > LONGEST_BYTES:
             raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
-        return read_serving_text(
-            launch, around, engine=engine, format_name=format_name, source="the command"
-        )
-    text = read_small_text(Path(launch), what="launch", most_bytes=LONGEST_BYTES)
+        source, text = "the command", launch
+    else:
+        text = read_small_text(Path(launch), what="launch", most_bytes=LONGEST_BYTES)
+        source = shown_path(Path(launch))
     return read_serving_text(
-        text, around, engine=engine, format_name=format_name, source=shown_path(Path(launch))
+        text, around, engine=engine, format_name=format_name, source=source, role=role
     )
 
 
@@ -62,6 +69,7 @@ def read_serving_text(
     engine: str,
     source: str,
     format_name: str | None = None,
+    role: str | None = None,
 ) -> ServingLaunch:
     """Read the text of a launch; `source` is what messages call it.
 
@@ -72,12 +80,41 @@ def read_serving_text(
         raise SpecError(f"--format {shown_value(format_name)} is none of {', '.join(READERS)}")
     # The spec's engine first, so that flags alone are read as its.
     names = [format_name] if format_name else sorted(READERS, key=lambda name: name != engine)
+    commands = commands_of_objects(text, source=source)
+    found = [
+        (one.name, replace(launch, replicas=one.replicas))
+        for one in (commands if commands is not None else (ServerText(name="", text=text),))
+        if (launch := _launch(one, around, names=names, source=source)) is not None
+    ]
+    if not found:
+        raise SpecError(
+            f"{source}: starts no server of {' or '.join(names)}; name the file that holds"
+            " `vllm serve` or `python -m sglang.launch_server`, or paste the command"
+        )
+    return _chosen(found, role=role, source=source)
+
+
+def _launch(
+    server: ServerText, around: Surroundings, *, names: Sequence[str], source: str
+) -> ServingLaunch | None:
+    """Read a command as the first engine's whose server it starts."""
     for name in names:
         reader = READERS[name]
-        flags = flags_of_server(text, source=source, server=reader.server)
+        flags = flags_of_server(server.text, source=source, server=reader.server)
         if flags is not None:
             return reader.read(flags, around)
-    raise SpecError(
-        f"{source}: starts no server of {' or '.join(names)}; name the script that holds"
-        " `vllm serve` or `python -m sglang.launch_server`, or paste the command"
-    )
+    return None
+
+
+def _chosen(
+    found: Sequence[tuple[str, ServingLaunch]], *, role: str | None, source: str
+) -> ServingLaunch:
+    """Return the launch of a group, or of the only group with a role."""
+    named = [launch for name, launch in found if name and name == role]
+    alike = named or [launch for _, launch in found if role in (None, launch.role.value)]
+    if len(alike) == 1:
+        return alike[0]
+    known = ", ".join(name or launch.role.value for name, launch in found)
+    if not alike:
+        raise SpecError(f"{source}: --role {shown_value(str(role))} is none of {known}")
+    raise SpecError(f"{source}: starts {len(alike)} servers; name one of them with --role: {known}")

@@ -41,7 +41,12 @@ USUAL_DRAFTS: Final = 3
 """Steps of drafting that the engine chooses for models with heads for further tokens
 (sglang/srt/server_args.py, `auto_choose_speculative_params`)."""
 SERVER: Final = Server(
-    starts=(("sglang.launch_server",), ("launch_server.py",), ("sglang", "serve")),
+    starts=(
+        ("sglang.launch_server",),
+        ("launch_server.py",),
+        ("sglang", "serve"),
+        ("dynamo.sglang",),
+    ),
     spellings={
         "tp": "tp-size",
         "tensor-parallel-size": "tp-size",

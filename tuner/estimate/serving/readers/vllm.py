@@ -30,7 +30,12 @@ from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
 
 SERVER: Final = Server(
-    starts=(("vllm", "serve"), ("vllm.entrypoints.openai.api_server",), ("vllm-openai",)),
+    starts=(
+        ("vllm", "serve"),
+        ("vllm.entrypoints.openai.api_server",),
+        ("vllm-openai",),
+        ("dynamo.vllm",),
+    ),
     spellings={
         "tp": "tensor-parallel-size",
         "dp": "data-parallel-size",
@@ -67,6 +72,7 @@ SERVER: Final = Server(
             "block-size",
             "data-parallel-size",
             "disable-chunked-prefill",
+            "disaggregation-mode",
             "enable-chunked-prefill",
             "enable-dbo",
             "enable-eplb",
@@ -148,6 +154,12 @@ _CACHES: Final = {
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
 }
+_DYNAMO_ROLES: Final = {
+    "agg": Role.AGGREGATED,
+    "prefill": Role.PREFILL,
+    "decode": Role.DECODE,
+}
+"""`--disaggregation-mode` of `python -m dynamo.vllm` (ai-dynamo 1.6.1, dynamo/common/backend)."""
 _ROLES: Final = {
     "kv_producer": Role.PREFILL,
     "kv_consumer": Role.DECODE,
@@ -283,6 +295,9 @@ def _usual_batches(around: Surroundings) -> tuple[int, int]:
 
 
 def _role(flags: Flags) -> Role:
+    """Return what the instance does; Dynamo's workers say it beside a connector for both."""
+    if "disaggregation-mode" in flags.values:
+        return _DYNAMO_ROLES[flags.choice("disaggregation-mode", tuple(_DYNAMO_ROLES), "agg")]
     if "kv-transfer-config" not in flags.values:
         return Role.AGGREGATED
     role = _json(flags, "kv-transfer-config").get("kv_role")
