@@ -25,7 +25,7 @@ def command(
         typer.Option(
             "--format",
             help="megatron, torchtitan or deepspeed; by the file's ending when left out. Of a "
-            "deployment sglang or vllm; by the command when left out.",
+            "deployment sglang, vllm or trtllm; by the command when left out.",
         ),
     ] = None,
     profile: Annotated[

@@ -22,7 +22,7 @@ shortest requests; 5 % is what the model cannot tell apart (tuner/planner/serve/
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -289,7 +289,7 @@ def _rank(asked: Asked, load: ServingLoad) -> tuple[float, float, float]:
 
 def _lines(asked: Asked, setting: Setting) -> tuple[str, ...]:
     """Return the flags that differ, as the launch has to say them."""
-    flags = _sglang_flags if asked.launch.engine is Engine.SGLANG else _vllm_flags
+    flags = _FLAGS[asked.launch.engine]
     now, new = (dict(flags(asked, one)) for one in (asked.launch.setting, setting))
     changed = [f"{name} {new[name]}".strip() for name in new if now.get(name) != new[name]]
     return (*changed, *(f"without {name}" for name in now if name not in new))
@@ -344,3 +344,34 @@ def _vllm_flags(asked: Asked, setting: Setting) -> Iterator[tuple[str, str]]:
         config = {"num_redundant_experts": setting.redundant_experts}
         yield "--eplb-config", f"'{json.dumps(config)}'"
     yield "--max-num-seqs", str(min(setting.running, MOST_RUNNING))
+
+
+def _trtllm_options(asked: Asked, setting: Setting) -> Iterator[tuple[str, str]]:
+    own = setting.degrees
+    yield "tensor_parallel_size:", str(own.devices // own.pipeline)
+    yield "enable_attention_dp:", str(own.attention_data > 1).lower()
+    if asked.decoder.experts is not None:
+        yield "moe_tensor_parallel_size:", str(own.moe_tensor)
+        yield "moe_expert_parallel_size:", str(own.expert)
+        if setting.redundant_experts:
+            slots = asked.decoder.experts.num + setting.redundant_experts
+            yield "moe_config.load_balancer.num_slots:", str(slots)
+    yield "max_num_tokens:", str(setting.step_tokens)
+    if setting.a2a_backend in _TRTLLM_METHOD:
+        yield "TRTLLM_FORCE_COMM_METHOD", _TRTLLM_METHOD[setting.a2a_backend]
+    if setting.draft_tokens:
+        yield "speculative_config.max_draft_len:", str(setting.draft_tokens)
+    yield "max_batch_size:", str(min(setting.running, MOST_RUNNING))
+
+
+_TRTLLM_METHOD: Final = {
+    "allgather": "ALLGATHER",
+    "deepep_normal": "DEEPEP",
+    "deepep_low_latency": "DEEPEPLOWLATENCY",
+}
+_FLAGS: Final[Mapping[Engine, Callable[[Asked, Setting], Iterator[tuple[str, str]]]]] = {
+    Engine.SGLANG: _sglang_flags,
+    Engine.VLLM: _vllm_flags,
+    Engine.TRTLLM: _trtllm_options,
+}
+"""What a launch says, by engine."""

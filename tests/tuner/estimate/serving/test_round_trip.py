@@ -64,7 +64,10 @@ WIDE = {
 """On 24 H100, over which 256 experts are even with eight copies."""
 
 
-@pytest.mark.parametrize(("spec_of", "copies"), [({"extra": ONE_GROUP}, 0), (WIDE, 8)])
+@pytest.mark.parametrize(
+    ("spec_of", "copies"),
+    [({"extra": ONE_GROUP}, 0), ({"extra": ONE_GROUP, "engine": "trtllm"}, 0), (WIDE, 8)],
+)
 def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
     tmp_path: Path, deployment: Callable[..., object], spec_of: dict[str, object], copies: int
 ) -> None:
@@ -75,11 +78,13 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
     (shape,) = group_shapes(verified)
     spec = read_serve_spec(path)
     pool = pool_named(spec, None)
+    texts = scripts(verified)
     launch = read_serving_text(
-        scripts(verified)[f"{shape.name}.sh"],
+        texts[f"{shape.name}.sh"],
         surroundings(spec, pool),
         engine=spec.goal.engine.name,
         source="aggregated.sh",
+        beside=lambda word: texts.get(word.rpartition("/")[2]),
     )
     assert shape.group.redundant_experts == launch.setting.redundant_experts == copies
     found = estimate_serving(spec, launch, site=site_of(pool, ()), instances=shape.group.count)
