@@ -70,7 +70,7 @@ def main() -> int:
                 sys.stdout.write(
                     f"{8 * nodes} {device}, {'recorded' if is_recorded else 'no recording'},"
                     f" {'the most' if rate is None else f'{rate:g}/s'},"
-                    f" {'with' if has_copies else 'without'} copies: {told(plan)};"
+                    f" {'with' if has_copies else 'without'} copies: {described(plan)};"
                     f" {taken_s:.1f} CPU-s\n"
                 )
             # Bisection leaves a rate 1 % open.
@@ -134,7 +134,7 @@ def worth(plan: ServePlan) -> float:
     return 1.0 / plan.decision.num_devices
 
 
-def told(plan: ServePlan) -> str:
+def described(plan: ServePlan) -> str:
     """Say what a plan takes or serves, and on which instances."""
     if plan.decision is None or plan.predicted is None:
         return "nothing fits"

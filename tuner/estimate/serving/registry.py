@@ -177,10 +177,12 @@ def _chosen(
 ) -> ServingLaunch:
     """Return the launch of a group, or of the only group with a role."""
     named = [launch for name, launch in found if name and name == role]
-    alike = named or [launch for _, launch in found if role in (None, launch.role.value)]
-    if len(alike) == 1:
-        return alike[0]
+    matching = named or [launch for _, launch in found if role in (None, launch.role.value)]
+    if len(matching) == 1:
+        return matching[0]
     known = ", ".join(name or launch.role.value for name, launch in found)
-    if not alike:
+    if not matching:
         raise SpecError(f"{source}: --role {shown_value(str(role))} is none of {known}")
-    raise SpecError(f"{source}: starts {len(alike)} servers; name one of them with --role: {known}")
+    raise SpecError(
+        f"{source}: starts {len(matching)} servers; name one of them with --role: {known}"
+    )

@@ -47,7 +47,7 @@ def spec(tmp_path: Path) -> Spec:
     return made
 
 
-def asked(path: Path) -> Question:
+def question_of_spec(path: Path) -> Question:
     spec = read_serve_spec(path)
     sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
     return question_of(spec, sites, Settings())
@@ -59,7 +59,7 @@ def planned(path: Path) -> ServePlan:
 
 def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> None:
     # One kind of instance, one device each: four times its rate. Nothing waits at even gaps.
-    question = asked(spec(traffic=EVEN, extra="max_model_len: 8192"))
+    question = question_of_spec(spec(traffic=EVEN, extra="max_model_len: 8192"))
     each = {
         option.devices: option.rate_per_s / option.devices
         for option in sorted(question.options.options, key=lambda one: one.rate_per_s)
@@ -74,7 +74,7 @@ def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> No
 
 def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
     for slo in ("{ttft: {mean: 400ms}}", "{ttft: {p99: 600ms}, tpot: {p90: 40ms}}"):
-        question = asked(
+        question = question_of_spec(
             spec(
                 nodes=1, engine="sglang", traffic="{input_tokens: 8192, output_tokens: 20}", slo=slo
             )
@@ -106,7 +106,7 @@ def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
             (1, "{tpot: {p90: 40ms}}"),
             (2, "{tpot: {p90: 40ms}}"),
         )
-        if (served := most_rate(asked(spec(nodes=nodes, slo=slo)), "aggregated"))
+        if (served := most_rate(question_of_spec(spec(nodes=nodes, slo=slo)), "aggregated"))
     ]
     assert rates[0] <= rates[1] * (1.0 + RATE_STEP)
     assert rates[2] == pytest.approx(2.0 * rates[1], rel=0.05)
@@ -114,7 +114,7 @@ def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
 
 def test_every_mode_with_a_program_is_answered(spec: Spec) -> None:
     modes = "[aggregated, disaggregated, attention_expert, shared_device]"
-    question = asked(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes=modes))
+    question = question_of_spec(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes=modes))
     answers = answers_of(question)
     assert {one.mode for one in answers.found} == {"aggregated", "disaggregated", "shared_device"}
     assert isinstance(answers.apart, str)
